@@ -1,0 +1,57 @@
+# Two commands matter: `make serve` and `make test`; both set up `.venv` first. `make help` lists the rest.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+CONFIG ?= configs/serve/quickstart.yaml
+LOADTEST_ARGS ?= --users 1,4,16 --duration 15
+export RAY_USAGE_STATS_ENABLED := 0
+export RAY_AUTH_MODE ?= token
+# Ray runs workers at nice 15, where any other process of the machine starves a server.
+export RAY_worker_niceness ?= 0
+
+.PHONY: help setup setup-dev serve test lint bench loadtest acceptance clean
+.DEFAULT_GOAL := help
+
+help:  ## list the commands
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' \
+	  || { echo "Manta needs Python 3.11 or 3.12; name one: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $@ $(VENV)/.installed
+
+setup: $(VENV)/.installed  ## make .venv and install what serving needs
+
+setup-dev: $(VENV)/.installed-dev  ## the same, and what tests and linters need
+
+serve: setup  ## serve the built-in model at http://127.0.0.1:8000 (another: make serve CONFIG=...)
+	$(BIN)/serve run $(CONFIG)
+
+test: setup-dev  ## run the test suite (under 15 minutes on two cores)
+	$(BIN)/python -m pytest -m "not slow and not gpu and not multi_gpu" $(PYTEST_ARGS)
+
+lint: setup-dev  ## ruff and mypy --strict
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: setup-dev  ## tokens/s of the engine alone and through HTTP, in one run
+	$(BIN)/python -m benchmarks.http_vs_engine --out results/bench.json
+
+loadtest: setup-dev  ## a short load test of a server that it starts itself; report in results/loadtest/report.html
+	$(BIN)/python -m loadtest.sweep --serve $(CONFIG) $(LOADTEST_ARGS) --out results/loadtest
+
+acceptance: setup-dev  ## the long and the timed checks; figures go to results/
+	$(BIN)/python -m pytest -m slow tests $(PYTEST_ARGS)
+
+clean:  ## remove .venv, caches and results
+	rm -rf $(VENV) build dist results .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

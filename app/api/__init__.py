@@ -1,0 +1,1 @@
+"""The HTTP dialects: validation, rendering, streaming. FastAPI and Starlette, no Ray, no torch."""

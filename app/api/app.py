@@ -1,0 +1,58 @@
+"""The HTTP application: every dialect over one EngineClient."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+
+from app.api.body import body_schemas
+from app.api.engine_client import EngineClient
+from app.api.errors import install_error_handlers
+from app.api.middleware import BodyLimit, RequestContext
+from app.api.openai.chat import chat_routes
+from app.api.openai.completions import completion_routes
+from app.api.openai.models import model_routes
+from app.api.openai.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from app.api.openai.tokenize import tokenize_routes
+from app.api.pages.routes import page_routes
+from app.api.service import service_routes
+from app.api.version import VERSION
+from app.config import RequestLimits
+
+_ABOUT = """
+OpenAI's dialect, with vLLM's extension fields. Where a request leaves `temperature`, `top_p`, `top_k`, `min_p` or
+`repetition_penalty` open, the model's own `generation_config.json` decides, then OpenAI's defaults. Without
+`max_tokens` a chat may use all the room that the model's context has left; a completion gets 16 tokens, as at OpenAI.
+Unknown fields are refused by name.
+"""
+
+
+def create_app(client: EngineClient, limits: RequestLimits) -> FastAPI:
+    """The application over `client`; `limits` bound what one request may ask for."""
+    app = FastAPI(title="Manta", version=VERSION, description=_ABOUT, redoc_url=None)
+    install_error_handlers(app)
+    app.include_router(chat_routes(client, limits))
+    app.include_router(completion_routes(client, limits))
+    app.include_router(model_routes(client))
+    app.include_router(tokenize_routes(client))
+    app.include_router(service_routes(client))
+    app.include_router(page_routes())
+    _describe_bodies(app)
+    # The last one added is the outermost; a 413 too has its request id and its line in the log.
+    app.add_middleware(BodyLimit, max_bytes=limits.max_body_bytes)
+    app.add_middleware(RequestContext)
+    return app
+
+
+def _describe_bodies(app: FastAPI) -> None:
+    """Put the schemas of hand-read bodies into the OpenAPI document."""
+    generate = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        document = generate()
+        schemas = document.setdefault("components", {}).setdefault("schemas", {})
+        schemas.update(body_schemas(ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest))
+        return document
+
+    app.openapi = openapi  # type: ignore[method-assign]

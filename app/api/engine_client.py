@@ -1,0 +1,73 @@
+"""The one thing the HTTP dialects need from the rest of Manta: somewhere to send token ids.
+
+`app/api` knows neither Ray nor the engine's loop; the ingress deployment (row 6) implements EngineClient over the
+router and the token channels, tests implement it over an engine in the same process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from app.engine.model_info import ModelInfo
+from app.engine.outputs import EngineOutput
+from app.engine.request import EngineRequest
+from app.text.chat_template import ChatTemplate
+from app.text.tokenizer import Tokenizer
+
+
+@dataclass(slots=True)
+class ServedModel:
+    """One model as the ingress sees it: names, text tools, limits."""
+
+    name: str
+    info: ModelInfo
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate
+    max_model_len: int
+    max_kv_tokens: int | None = None  # tokens that the whole KV cache of one replica holds; None while unknown
+    aliases: tuple[str, ...] = ()
+    created: int = 0  # seconds since the epoch
+
+
+@dataclass(slots=True)
+class PromptPlace:
+    """Where the choices of one prompt run: they share it, so that one replica computes the prompt for all of them."""
+
+    replica_id: str | None = None
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # held by the choice that asks where
+
+
+@dataclass(slots=True)
+class RouteInfo:
+    """`place` is given to EngineClient.generate; it fills in who serves the request before the first output."""
+
+    replica_id: str | None = None
+    place: PromptPlace = field(default_factory=PromptPlace)
+    extra: dict[str, str] = field(default_factory=dict)
+
+
+class EngineClient(Protocol):
+    """Asynchronous access to the engines of all models."""
+
+    models: dict[str, ServedModel]  # by name and by alias
+
+    def generate(
+        self, model: str, request: EngineRequest, route: RouteInfo | None = None
+    ) -> AsyncIterator[EngineOutput]:
+        """Stream the request's outputs; the last has a finish_reason. Closing the iterator early aborts the request.
+
+        Raises EngineDeadError when the engine dies on the way, InvalidRequestError / PromptTooLongError when the
+        engine refuses the request, OverloadedError when it is full.
+        """
+        ...
+
+    async def is_healthy(self) -> bool:
+        """True only if every served model has a replica that can make progress."""
+        ...
+
+    async def metrics_text(self) -> str:
+        """The Prometheus exposition of all replicas and of this ingress, under vLLM's names."""
+        ...

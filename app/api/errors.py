@@ -1,0 +1,119 @@
+"""Every error in OpenAI's shape: {"error": {"message", "type", "param", "code"}} with the right HTTP status.
+
+Faults of validation are translated so that `param` is the dotted path of the field in the body that was sent.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+from fastapi import FastAPI, Request
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from app.errors import InvalidRequestError, MantaError, UnsupportedError
+
+logger = logging.getLogger("manta.api")
+
+_HTTP_TYPES = {404: "not_found_error", 405: "invalid_request_error", 413: "invalid_request_error"}
+
+
+class BodyTooLargeError(InvalidRequestError):
+    """The HTTP body exceeds the limit."""
+
+    status = 413
+    code = "body_too_large"
+
+
+class ClientDisconnected(Exception):
+    """The client closed the connection; nobody is left to read a response."""
+
+
+def error_body(error: MantaError) -> dict[str, Any]:
+    """The JSON object that describes `error`."""
+    described = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
+    return {"error": described}
+
+
+def as_manta_error(error: Exception) -> MantaError:
+    """`error` itself when a user may read it; anything else is logged and becomes an internal error."""
+    if isinstance(error, MantaError):
+        return error
+    if isinstance(error, ValidationError):
+        return validation_error(error, None)
+    logger.exception("unexpected error", exc_info=error)
+    return MantaError("internal server error")
+
+
+def error_response(error: MantaError) -> Response:
+    """The HTTP response for `error`; 429 and 503 ask to come back in a second."""
+    headers = {"Retry-After": "1"} if error.status in (429, 503) else None
+    return _json_response(error_body(error), error.status, headers)
+
+
+def validation_error(error: ValidationError, body: Any) -> InvalidRequestError:
+    """The most telling fault of a pydantic error, as one InvalidRequestError.
+
+    `body` is the parsed JSON: its structure tells the field's path from the names of union members.
+    """
+    details = error.errors(include_url=False, include_input=False)
+    faults = [(_path(fault["loc"], body, fault["type"] == "missing"), fault) for fault in details]
+    # Where a union failed, the member that got furthest is the one the client meant.
+    path, fault = max(faults, key=lambda pair: len(pair[0]))
+    param = ".".join(str(part) for part in path) or None
+    kind, message = fault["type"], fault["msg"].removeprefix("Value error, ")
+    if kind == "json_invalid":
+        return InvalidRequestError(f"the body is not valid JSON: {fault['ctx']['error']}")
+    if kind == "unsupported":
+        return UnsupportedError(message, param=param)
+    if kind == "extra_forbidden":
+        return InvalidRequestError(f"unknown field {param!r}", param=param)
+    if kind == "missing":
+        return InvalidRequestError(f"{param!r} is required", param=param)
+    return InvalidRequestError(f"{param}: {message}" if param else message, param=param)
+
+
+def _path(loc: tuple[int | str, ...], body: Any, is_missing: bool) -> list[int | str]:
+    """The parts of `loc` that are steps into `body`, with the last one where that is what is missing."""
+    path: list[int | str] = []
+    here = body
+    for i, part in enumerate(loc):
+        try:
+            here = here[part]
+        except (TypeError, LookupError):
+            if body is not None and not (is_missing and i == len(loc) - 1):
+                continue
+        path.append(part)
+    return path
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    """Answer what routes raise on purpose in OpenAI's shape; RequestContext answers the rest."""
+
+    @app.exception_handler(MantaError)
+    async def on_manta_error(_: Request, error: Exception) -> Response:
+        return error_response(as_manta_error(error))
+
+    @app.exception_handler(HTTPException)
+    async def on_http_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        message = str(error.detail)
+        if error.status_code == 404:
+            message = f"no such route: {request.method} {request.url.path}"
+        if error.status_code == 405:
+            message = f"{request.method} is not allowed on {request.url.path}"
+        kind = _HTTP_TYPES.get(error.status_code, "api_error")
+        body = {"error": {"message": message, "type": kind, "param": None, "code": None}}
+        return _json_response(body, error.status_code, dict(error.headers or {}))
+
+    @app.exception_handler(ClientDisconnected)
+    async def on_disconnect(_: Request, __: Exception) -> Response:
+        return Response(status_code=499)
+
+
+def _json_response(body: dict[str, Any], status: int, headers: dict[str, str] | None) -> Response:
+    content = json.dumps(body, ensure_ascii=False)
+    return Response(content, status_code=status, headers=headers, media_type="application/json")

@@ -1,0 +1,96 @@
+"""What every HTTP request passes: an id, a limit on its body, one line in the access log, an answer to any exception.
+
+Pure ASGI: nothing is copied or buffered.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+import uuid
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.api.errors import BodyTooLargeError, as_manta_error, error_response
+
+access_log = logging.getLogger("manta.access")
+
+_SAFE_ID = re.compile(r"[\x21-\x7e]{1,256}")
+NO_STATUS = 499  # the client left before there was a status
+QUIET_PATHS = frozenset({"/health", "/metrics"})
+
+
+def new_request_id(given: str | None) -> str:
+    """The client's id where it is printable and of sane length, else a fresh one."""
+    return given if given and _SAFE_ID.fullmatch(given) else uuid.uuid4().hex
+
+
+class RequestContext:
+    """Gives each request an id (`x-request-id`, echoed), turns surprises into a 500, and writes the access log."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = time.perf_counter()
+        state = scope.setdefault("state", {})
+        state["request_id"] = new_request_id(Headers(scope=scope).get("x-request-id"))
+        status = NO_STATUS
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)["x-request-id"] = state["request_id"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        except Exception as error:
+            if status != NO_STATUS:  # the response has begun: the server must cut the connection
+                raise
+            await error_response(as_manta_error(error))(scope, receive, send_with_id)
+        finally:
+            if scope["path"] not in QUIET_PATHS:
+                elapsed_ms = (time.perf_counter() - started) * 1e3
+                line = (scope["method"], scope["path"], status, elapsed_ms, state["request_id"])
+                access_log.info("%s %s %d %.1f ms %s", *line)
+
+
+class BodyLimit:
+    """Refuses bodies above `max_bytes` with a 413, by their declared length or as soon as they exceed it."""
+
+    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        length = Headers(scope=scope).get("content-length", "")
+        if length.isdigit() and int(length) > self._max_bytes:
+            await error_response(self._too_large())(scope, receive, send)
+            return
+        num_bytes = 0
+
+        async def receive_limited() -> Message:
+            nonlocal num_bytes
+            message = await receive()
+            if message["type"] == "http.request":
+                num_bytes += len(message.get("body", b""))
+                if num_bytes > self._max_bytes:
+                    raise self._too_large()
+            return message
+
+        await self._app(scope, receive_limited, send)
+
+    def _too_large(self) -> BodyTooLargeError:
+        return BodyTooLargeError(f"the body exceeds the limit of {self._max_bytes} bytes")

@@ -1,0 +1,1 @@
+"""OpenAI's dialect, with the extension fields that vLLM's users send."""

@@ -1,0 +1,217 @@
+"""Chunks of the two streams, in OpenAI's exact shapes: role or echo first, text, finish, usage, [DONE].
+
+The usual chunk (text and nothing else) is two prebuilt strings around the escaped text; only what carries logprobs,
+token ids, calls or running usage is built as an object.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from app.api.events import Choice, Event
+from app.api.openai.echo import Echo
+from app.api.openai.head import ResponseHead, usage
+from app.api.openai.logprobs import chat_logprobs, completion_logprobs
+from app.api.parsers.base import ParsedCall, ToolParser
+from app.api.sse import DONE, json_string
+from app.text.output_processor import TextDelta
+from app.text.tokenizer import Tokenizer
+
+_END = "}\n\n"
+
+
+@dataclass(slots=True, frozen=True)
+class StreamWishes:
+    """What the client wants to see besides text."""
+
+    include_usage: bool = False
+    continuous_usage: bool = False
+    logprobs: bool = False
+    token_ids: bool = False
+
+
+class ChunkFormat:
+    """What the formats of both endpoints share: the frame of a chunk, usage, the end."""
+
+    object_name: str
+
+    def __init__(
+        self,
+        head: ResponseHead,
+        choices: Sequence[Choice],
+        tokenizer: Tokenizer,
+        wishes: StreamWishes,
+        counts_output: bool = True,
+    ) -> None:
+        self._choices = choices
+        self._counts_output = counts_output
+        self._tokenizer = tokenizer
+        self._wishes = wishes
+        fields = json.dumps(head.fields(self.object_name), ensure_ascii=False)
+        self._frame = f'data: {fields[:-1]}, "choices": ['
+        self._close = "]" + (', "usage": null' if wishes.include_usage else "") + _END
+        # Chunks that carry nothing but text take the short way.
+        self._is_plain = not (wishes.continuous_usage or wishes.logprobs or wishes.token_ids)
+
+    def chunk(self, choice: dict[str, Any]) -> str:
+        """One chunk about one choice."""
+        body = self._frame + json.dumps(choice, ensure_ascii=False)
+        if self._wishes.continuous_usage:
+            return f'{body}], "usage": {json.dumps(usage(self._choices, self._counts_output))}{_END}'
+        return body + self._close
+
+    def end(self) -> str:
+        """The usage chunk, if wanted, and the end of the stream."""
+        if not self._wishes.include_usage:
+            return DONE
+        return f'{self._frame}], "usage": {json.dumps(usage(self._choices, self._counts_output))}{_END}{DONE}'
+
+
+class ChatChunks(ChunkFormat):
+    """`chat.completion.chunk` events."""
+
+    object_name = "chat.completion.chunk"
+
+    def __init__(
+        self,
+        head: ResponseHead,
+        choices: Sequence[Choice],
+        tokenizer: Tokenizer,
+        wishes: StreamWishes,
+        parsers: Sequence[ToolParser],
+        max_calls: int | None = None,
+    ) -> None:
+        super().__init__(head, choices, tokenizer, wishes)
+        self._parsers = parsers
+        self._max_calls = max_calls
+        self._num_calls = [0] * len(choices)
+        self._prefixes = [f'{self._frame}{{"index": {c.index}, "delta": {{"content": ' for c in choices]
+        self._suffix = f'}}, "logprobs": null, "finish_reason": null}}{self._close}'
+
+    def start(self) -> str:
+        """The role of each choice."""
+        return "".join(self._delta(choice, {"role": "assistant", "content": ""}) for choice in self._choices)
+
+    def event(self, event: Event) -> str:
+        """Text, calls and finish of one engine output."""
+        choice, delta = event
+        if self._is_plain and not self._parsers and delta.finish_reason is None:
+            return f"{self._prefixes[choice.index]}{json_string(delta.text)}{self._suffix}" if delta.text else ""
+        content, calls = self._parse(choice, delta)
+        out = self._content(choice, delta, content)
+        out += "".join(self._call(choice, call) for call in calls)
+        return out + self._finish(choice, delta) if delta.finish_reason is not None else out
+
+    def _parse(self, choice: Choice, delta: TextDelta) -> tuple[str, list[ParsedCall]]:
+        if not self._parsers:
+            return delta.text, []
+        parser = self._parsers[choice.index]
+        parsed = parser.push(delta.text)
+        if delta.finish_reason is not None:
+            rest = parser.flush()
+            parsed.content += rest.content
+            parsed.calls += rest.calls
+        room = None if self._max_calls is None else max(0, self._max_calls - self._num_calls[choice.index])
+        return parsed.content, parsed.calls[:room]
+
+    def _content(self, choice: Choice, delta: TextDelta, content: str) -> str:
+        extra: dict[str, Any] = {"logprobs": None}
+        if self._wishes.logprobs and delta.logprobs:
+            extra["logprobs"] = chat_logprobs(delta.logprobs, self._tokenizer)
+        if self._wishes.token_ids and delta.token_ids:
+            extra["token_ids"] = delta.token_ids
+        if not content and extra == {"logprobs": None}:
+            return ""
+        return self._delta(choice, {"content": content}, **extra)
+
+    def _call(self, choice: Choice, call: ParsedCall) -> str:
+        index = self._num_calls[choice.index]
+        self._num_calls[choice.index] += 1
+        return self._delta(choice, {"tool_calls": [{"index": index, **call_fields(call)}]})
+
+    def _finish(self, choice: Choice, delta: TextDelta) -> str:
+        reason = chat_finish_reason(delta.finish_reason, self._num_calls[choice.index])
+        return self._delta(choice, {}, finish_reason=reason, stop_reason=delta.stop_reason)
+
+    def _delta(self, choice: Choice, delta: dict[str, Any], **extra: Any) -> str:
+        fields = {"index": choice.index, "delta": delta, "logprobs": None, "finish_reason": None, **extra}
+        return self.chunk(fields)
+
+
+class CompletionChunks(ChunkFormat):
+    """`text_completion` events. `echoes[i]` is what choice i puts before its text; empty without echo.
+
+    `hides_output` is for max_tokens=0: the prompt is scored, nothing generated is shown.
+    """
+
+    object_name = "text_completion"
+
+    def __init__(
+        self,
+        head: ResponseHead,
+        choices: Sequence[Choice],
+        tokenizer: Tokenizer,
+        wishes: StreamWishes,
+        echoes: Sequence[Echo],
+        hides_output: bool = False,
+    ) -> None:
+        super().__init__(head, choices, tokenizer, wishes, counts_output=not hides_output)
+        self._echoes = echoes
+        self._hides_output = hides_output
+        self._prefixes = [f'{self._frame}{{"index": {c.index}, "text": ' for c in choices]
+        self._suffix = f', "logprobs": null, "finish_reason": null}}{self._close}'
+
+    def start(self) -> str:
+        """The echoed prompts, unless they must wait for their logprobs."""
+        if not self._echoes or self._wishes.logprobs:
+            return ""
+        return "".join(self._text(choice, self._echoes[choice.index].text) for choice in self._choices)
+
+    def event(self, event: Event) -> str:
+        """Text and finish of one engine output."""
+        choice, delta = event
+        if self._is_plain and delta.finish_reason is None:
+            return f"{self._prefixes[choice.index]}{json_string(delta.text)}{self._suffix}" if delta.text else ""
+        out = self._scored_prompt(choice, delta)
+        if self._hides_output:
+            return out + self._text(choice, "", finish_reason="length") if delta.finish_reason else out
+        out += self._content(choice, delta)
+        if delta.finish_reason is None:
+            return out
+        return out + self._text(choice, "", finish_reason=delta.finish_reason, stop_reason=delta.stop_reason)
+
+    def _scored_prompt(self, choice: Choice, delta: TextDelta) -> str:
+        """The echoed prompt with its logprobs, which come with the first output."""
+        if not self._echoes or delta.prompt_logprobs is None:
+            return ""
+        echo = self._echoes[choice.index]
+        return self._text(choice, echo.text, logprobs=echo.logprobs(delta.prompt_logprobs, self._tokenizer))
+
+    def _content(self, choice: Choice, delta: TextDelta) -> str:
+        extra: dict[str, Any] = {}
+        if self._wishes.logprobs and delta.logprobs:
+            start = len(self._echoes[choice.index].text) if self._echoes else 0
+            offsets = [start + offset for offset in delta.text_offsets or ()]
+            extra["logprobs"] = completion_logprobs(delta.logprobs, delta.token_ids, offsets, self._tokenizer)
+        if self._wishes.token_ids and delta.token_ids:
+            extra["token_ids"] = delta.token_ids
+        return self._text(choice, delta.text, **extra) if delta.text or extra else ""
+
+    def _text(self, choice: Choice, text: str, **extra: Any) -> str:
+        fields = {"index": choice.index, "text": text, "logprobs": None, "finish_reason": None, **extra}
+        return self.chunk(fields)
+
+
+def call_fields(call: ParsedCall) -> dict[str, Any]:
+    """One tool call as the OpenAI dialect writes it, with an id of its own."""
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
+
+
+def chat_finish_reason(reason: str | None, num_calls: int) -> str | None:
+    """`tool_calls` when the answer ended by itself with calls in it."""
+    return "tool_calls" if reason == "stop" and num_calls else reason

@@ -1,0 +1,99 @@
+"""POST /v1/completions: text or token-id prompts, one or many, with echo and prompt scoring."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import JSONResponse, Response
+
+from app.api.body import describe_body, read_body
+from app.api.engine_client import EngineClient, ServedModel
+from app.api.events import Collected, collect
+from app.api.openai.chunks import CompletionChunks, StreamWishes
+from app.api.openai.echo import Echo
+from app.api.openai.generation import open_stream, response_headers
+from app.api.openai.head import ResponseHead, usage
+from app.api.openai.logprobs import completion_logprobs, prompt_logprobs
+from app.api.openai.protocol import CompletionRequest
+from app.api.render import Prompt, encode_all, find_model, truncate
+from app.api.sse import EventStreamResponse
+from app.config import RequestLimits
+from app.errors import InvalidRequestError
+
+
+def completion_routes(client: EngineClient, limits: RequestLimits) -> APIRouter:
+    """The completions endpoint over `client`."""
+    router = APIRouter(tags=["openai"])
+
+    @router.post("/v1/completions", openapi_extra=describe_body(CompletionRequest))
+    async def create_completion(request: Request) -> Response:
+        """Continue each prompt; `stream` makes it server-sent events."""
+        body = await read_body(request, CompletionRequest)
+        model = find_model(client, body.model)
+        prompts = [truncate(p, body.truncate_prompt_tokens, model) for p in await _prompts(body, model, limits)]
+        head = ResponseHead.of("cmpl", model, body.model)
+        stream = open_stream(client, limits, request, body, model, prompts, head, body.sampling_fields())
+        echoes = _echoes(body, prompts, model)
+        hides_output = body.max_tokens == 0
+        if body.stream:
+            has_logprobs = body.logprobs is not None
+            wishes = StreamWishes(body.include_usage, body.continuous_usage, has_logprobs, body.return_token_ids)
+            form = CompletionChunks(head, stream.choices, model.tokenizer, wishes, echoes, hides_output)
+            return EventStreamResponse(stream, form)
+        choices = [_choice(entry, echoes, body, model) for entry in await collect(stream)]
+        answer = head.fields("text_completion") | {"choices": choices, "usage": usage(stream.choices, not hides_output)}
+        return JSONResponse(answer, headers=response_headers(stream))
+
+    return router
+
+
+async def _prompts(body: CompletionRequest, model: ServedModel, limits: RequestLimits) -> list[Prompt]:
+    given = body.prompts()
+    if not given:
+        raise InvalidRequestError("the list of prompts is empty", param="prompt")
+    if len(given) > limits.max_prompts:
+        raise InvalidRequestError(f"{len(given)} prompts; at most {limits.max_prompts}", param="prompt")
+    texts = [prompt for prompt in given if isinstance(prompt, str)]
+    if not texts:
+        return [Prompt(prompt) for prompt in given if not isinstance(prompt, str)]
+    token_ids = await encode_all(model.tokenizer, texts, body.add_special_tokens)
+    return [Prompt(ids, text) for ids, text in zip(token_ids, texts, strict=True)]
+
+
+def _echoes(body: CompletionRequest, prompts: list[Prompt], model: ServedModel) -> list[Echo]:
+    """One Echo for each choice; [] without echo."""
+    if not body.echo:
+        return []
+    echoes = [Echo.of(prompt, model.tokenizer, body.skip_special_tokens) for prompt in prompts]
+    return [echo for echo in echoes for _ in range(body.n)]
+
+
+def _choice(entry: Collected, echoes: list[Echo], body: CompletionRequest, model: ServedModel) -> dict[str, Any]:
+    output = entry.output
+    echo = echoes[output.index] if echoes else None
+    is_scored_only = body.max_tokens == 0
+    text = (echo.text if echo else "") + ("" if is_scored_only else output.text)
+    choice: dict[str, Any] = {
+        "index": output.index,
+        "text": text,
+        "logprobs": None if body.logprobs is None else _logprobs(entry, echo, is_scored_only, model),
+        "finish_reason": "length" if is_scored_only else output.finish_reason,
+        "stop_reason": None if is_scored_only else output.stop_reason,
+    }
+    if body.prompt_logprobs is not None and entry.prompt_logprobs is not None:
+        choice["prompt_logprobs"] = prompt_logprobs(entry.prompt_logprobs, model.tokenizer)
+    if body.return_token_ids:
+        choice["token_ids"] = [] if is_scored_only else output.token_ids
+        choice["prompt_token_ids"] = entry.choice.request.prompt_token_ids
+    return choice
+
+
+def _logprobs(entry: Collected, echo: Echo | None, is_scored_only: bool, model: ServedModel) -> dict[str, Any]:
+    start = len(echo.text) if echo else 0
+    offsets = [start + offset for offset in entry.text_offsets]
+    own = completion_logprobs(entry.output.logprobs or (), entry.output.token_ids, offsets, model.tokenizer)
+    if echo is None:
+        return own
+    prompt = echo.logprobs(entry.prompt_logprobs or (), model.tokenizer)
+    return prompt if is_scored_only else {name: prompt[name] + own[name] for name in prompt}

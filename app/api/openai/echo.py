@@ -1,0 +1,40 @@
+"""The prompt put before its completion, with its logprobs where they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from app.api.openai.logprobs import completion_logprobs
+from app.api.render import Prompt
+from app.engine.step import TokenLogprobs
+from app.text.detokenizer import create_detokenizer
+from app.text.tokenizer import Tokenizer
+
+
+@dataclass(slots=True, frozen=True)
+class Echo:
+    """One choice's prompt as it is shown."""
+
+    text: str
+    token_ids: list[int]
+    offsets: list[int]  # where each token's text begins
+
+    @classmethod
+    def of(cls, prompt: Prompt, tokenizer: Tokenizer, skip_special_tokens: bool) -> Echo:
+        """What to show for `prompt`: the client's own text, or the text of its token ids."""
+        # In a prompt given as text, special tokens are either the tokenizer's (not shown) or the client's (shown).
+        detokenizer = create_detokenizer(tokenizer, skip_special_tokens)
+        offsets, position = [], 0
+        for token_id in prompt.token_ids:
+            offsets.append(position)
+            position += len(detokenizer.push(token_id))
+        text = prompt.text
+        if text is None:
+            text = tokenizer.decode(prompt.token_ids, skip_special_tokens)
+        return cls(text, prompt.token_ids, offsets)
+
+    def logprobs(self, entries: Sequence[TokenLogprobs | None], tokenizer: Tokenizer) -> dict[str, Any]:
+        """The prompt's part of `choices[].logprobs`; the first token has none."""
+        return completion_logprobs(entries, self.token_ids, self.offsets, tokenizer)

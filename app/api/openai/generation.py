@@ -1,0 +1,52 @@
+"""What chat and completions do alike: from body and prompts to a running EventStream."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.requests import Request
+
+from app.api.engine_client import EngineClient, ServedModel
+from app.api.events import Choice, EventStream
+from app.api.openai.head import ResponseHead
+from app.api.openai.protocol import GenerationBody
+from app.api.render import Prompt, engine_requests, sampling_params
+from app.config import RequestLimits
+from app.text.output_processor import OutputProcessor
+
+
+def open_stream(
+    client: EngineClient,
+    limits: RequestLimits,
+    request: Request,
+    body: GenerationBody,
+    model: ServedModel,
+    prompts: Sequence[Prompt],
+    head: ResponseHead,
+    fields: dict[str, Any],
+) -> EventStream:
+    """The stream of all choices of all prompts; raises InvalidRequestError or PromptTooLongError before it starts."""
+    if body.request_id is not None:
+        request.state.request_id = body.request_id
+    params = sampling_params(fields, model, body.model_fields_set)
+    requests = engine_requests(
+        model,
+        limits,
+        prompts,
+        params,
+        request_id=head.id,
+        names=body.field_names(),
+        priority=body.priority,
+        cache_salt=body.cache_salt,
+    )
+    choices = [
+        Choice(i, i // params.n, own, OutputProcessor(model.tokenizer, own.sampling_params, own.prompt_token_ids))
+        for i, own in enumerate(requests)
+    ]
+    return EventStream(client, model.name, choices, request.receive)
+
+
+def response_headers(stream: EventStream) -> dict[str, str]:
+    """Which replica answered, where that is known."""
+    return {"X-Manta-Replica": stream.route.replica_id} if stream.route.replica_id else {}

@@ -1,0 +1,67 @@
+"""What all responses of the OpenAI dialect begin with, and the usage they end with."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from app.api.engine_client import ServedModel
+from app.api.events import Choice
+from app.api.version import VERSION
+
+
+@dataclass(slots=True)
+class ResponseHead:
+    """Id, time and model of one response; the id is made by the server."""
+
+    kind: str  # "chatcmpl" or "cmpl"
+    model: str  # the name the client used
+    fingerprint: str
+    id: str = ""
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def __post_init__(self) -> None:
+        self.id = self.id or f"{self.kind}-{uuid.uuid4().hex}"
+
+    @classmethod
+    def of(cls, kind: str, model: ServedModel, name: str | None) -> ResponseHead:
+        """Head of a response from `model`, which the client calls `name`."""
+        return cls(kind, name or model.name, fingerprint(model))
+
+    def fields(self, object_name: str) -> dict[str, Any]:
+        """The leading fields of a response or of each of its chunks."""
+        return {
+            "id": self.id,
+            "object": object_name,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.fingerprint,
+        }
+
+
+def fingerprint(model: ServedModel) -> str:
+    """Changes when the server's version or the model behind the name does."""
+    identity = f"{VERSION} {model.name} {model.info.directory} {model.max_model_len}"
+    return "fp_" + hashlib.blake2b(identity.encode(), digest_size=6).hexdigest()
+
+
+def usage(choices: Iterable[Choice], counts_output: bool = True) -> dict[str, Any]:
+    """Tokens so far: each prompt once however many choices it has, each choice's output."""
+    num_prompt = num_output = num_cached = 0
+    last_prompt = -1
+    for choice in choices:
+        if choice.prompt_index != last_prompt:
+            last_prompt = choice.prompt_index
+            num_prompt += len(choice.request.prompt_token_ids)
+            num_cached += choice.processor.num_cached_tokens
+        num_output += choice.processor.num_output_tokens if counts_output else 0
+    return {
+        "prompt_tokens": num_prompt,
+        "completion_tokens": num_output,
+        "total_tokens": num_prompt + num_output,
+        "prompt_tokens_details": {"cached_tokens": num_cached},
+    }

@@ -1,0 +1,74 @@
+"""Log-probabilities in the shapes of the two OpenAI endpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from app.engine.step import TokenLogprobs
+from app.text.tokenizer import Tokenizer
+
+_FLOOR = -9999.0  # JSON has no infinity
+
+
+def chat_logprobs(entries: Sequence[TokenLogprobs], tokenizer: Tokenizer) -> dict[str, Any]:
+    """`choices[].logprobs` of a chat: content[{token, logprob, bytes, top_logprobs}]."""
+    content = []
+    for entry in entries:
+        tokens = [_chat_token(token_id, value, tokenizer) for token_id, value in _pairs(entry)]
+        content.append({**tokens[0], "top_logprobs": tokens[1:]})
+    return {"content": content, "refusal": None}
+
+
+def _chat_token(token_id: int, logprob: float, tokenizer: Tokenizer) -> dict[str, Any]:
+    raw = tokenizer.token_bytes(token_id)
+    return {"token": raw.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(raw)}
+
+
+def completion_logprobs(
+    entries: Sequence[TokenLogprobs | None], token_ids: Sequence[int], offsets: Sequence[int], tokenizer: Tokenizer
+) -> dict[str, Any]:
+    """`choices[].logprobs` of a completion: one list each, null where a prompt's first token has none."""
+    return {
+        "tokens": [_completion_token(token_id, tokenizer) for token_id in token_ids],
+        "token_logprobs": [None if entry is None else max(entry.logprobs[0], _FLOOR) for entry in entries],
+        "top_logprobs": [None if entry is None else _top(entry, tokenizer) for entry in entries],
+        "text_offset": list(offsets),
+    }
+
+
+def _top(entry: TokenLogprobs, tokenizer: Tokenizer) -> dict[str, float]:
+    """Most likely tokens first; the chosen one is always among them."""
+    pairs = _pairs(entry)
+    top: dict[str, float] = {}
+    for token_id, value in (*pairs[1:], pairs[0]):
+        top.setdefault(_completion_token(token_id, tokenizer), value)
+    return top
+
+
+def _completion_token(token_id: int, tokenizer: Tokenizer) -> str:
+    """The token's text; a part of a character is written by its bytes, so that two parts stay two keys."""
+    raw = tokenizer.token_bytes(token_id)
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+
+def prompt_logprobs(
+    entries: Sequence[TokenLogprobs | None], tokenizer: Tokenizer
+) -> list[dict[str, dict[str, Any]] | None]:
+    """`prompt_logprobs` as vLLM writes it: per position, token id -> {logprob, rank, decoded_token}."""
+    return [None if entry is None else _by_token_id(entry, tokenizer) for entry in entries]
+
+
+def _by_token_id(entry: TokenLogprobs, tokenizer: Tokenizer) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    for (token_id, value), rank in zip(_pairs(entry), entry.ranks, strict=True):
+        described = {"logprob": value, "rank": rank, "decoded_token": tokenizer.token_text(token_id)}
+        found.setdefault(str(token_id), described)
+    return found
+
+
+def _pairs(entry: TokenLogprobs) -> list[tuple[int, float]]:
+    return [(token_id, max(value, _FLOOR)) for token_id, value in zip(entry.token_ids, entry.logprobs, strict=True)]

@@ -1,0 +1,289 @@
+"""Bodies of the OpenAI dialect. They inherit SamplingParams, so a sampling parameter is declared once.
+
+Closed: an unknown field is a 400 that names it. A field of the dialect that cannot be honoured is refused by name;
+the few that change nothing about the answer (`user`, `metadata`, ...) are accepted and listed as such.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from app.api.openai.messages import ChatMessage, ChatOptions, Closed, Tool
+from app.engine.sampling_params import SamplingParams
+from app.errors import InvalidRequestError, UnsupportedError
+
+
+class StreamOptions(Closed):
+    """What a stream reports besides text."""
+
+    include_usage: bool = Field(False, description="A last chunk with the usage of the whole request.")
+    continuous_usage_stats: bool = Field(False, description="Usage so far in every chunk.")
+    include_obfuscation: bool = Field(False, description="Padding against traffic analysis: only false.")
+
+    @field_validator("include_obfuscation")
+    @classmethod
+    def _no_obfuscation(cls, value: bool) -> bool:
+        if value:
+            raise PydanticCustomError("unsupported", "include_obfuscation is not supported")
+        return value
+
+
+REFUSED_EVERYWHERE = {
+    "use_beam_search": "beam search is not supported",
+    "length_penalty": "beam search is not supported",
+    "structured_outputs": "structured outputs are not supported yet",
+    "guided_json": "structured outputs are not supported yet",
+    "guided_regex": "structured outputs are not supported yet",
+    "guided_choice": "structured outputs are not supported yet",
+    "guided_grammar": "structured outputs are not supported yet",
+    "kv_transfer_params": "KV transfer is not supported yet",
+}
+
+
+class GenerationBody(SamplingParams):
+    """What both ways of asking for text have in common, beyond SamplingParams."""
+
+    refused: ClassVar[dict[str, str]] = REFUSED_EVERYWHERE
+
+    model: str | None = Field(None, description="Which model; the server's first one when not given.")
+    stream: bool = Field(False, description="Answer as server-sent events while tokens come.")
+    stream_options: StreamOptions | None = Field(None, description="Only with stream.")
+    truncate_prompt_tokens: int | None = Field(
+        None, ge=-1, description="Keep only the last so many prompt tokens; -1: as many as the context holds."
+    )
+    return_token_ids: bool = Field(False, description="Add token_ids to each choice and prompt_token_ids.")
+    priority: int = Field(0, description="Lower goes first, where the engine schedules by priority.")
+    cache_salt: str | None = Field(None, min_length=1, description="Only requests of equal salt share prefix blocks.")
+    request_id: str | None = Field(None, description="Echoed as x-request-id.", pattern=r"^[\x21-\x7e]{1,256}$")
+
+    user: str | None = Field(None, description="Accepted; changes nothing.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, data: Any) -> Any:
+        """Null means not given, as SDKs send it; refuse by name what is known but not supported."""
+        if not isinstance(data, dict):
+            return data
+        given = {name: value for name, value in data.items() if value is not None}
+        for name in given.keys() & cls.refused.keys():
+            raise UnsupportedError(f"{name}: {cls.refused[name]}", param=name)
+        return {name: value for name, value in given.items() if name not in cls.refused}
+
+    @model_validator(mode="after")
+    def _check_options(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequestError("stream_options is only allowed with stream=true", param="stream_options")
+        if self.truncate_prompt_tokens == 0:
+            raise InvalidRequestError("must be -1 or at least 1", param="truncate_prompt_tokens")
+        if self.stream and self.prompt_logprobs is not None:
+            raise UnsupportedError("prompt_logprobs is not available with stream=true", param="prompt_logprobs")
+        return self
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with a usage chunk."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def continuous_usage(self) -> bool:
+        """Whether every chunk of a stream carries the usage so far."""
+        return self.include_usage and self.stream_options is not None and self.stream_options.continuous_usage_stats
+
+    def sampling_fields(self) -> dict[str, Any]:
+        """The fields of SamplingParams, by name; dialects that mean something else by one translate it here."""
+        return {name: getattr(self, name) for name in SamplingParams.model_fields}
+
+    def field_names(self) -> dict[str, str]:
+        """What this dialect calls a field of SamplingParams, or the prompt, where it has a word of its own."""
+        return {}
+
+
+class ResponseFormat(Closed):
+    """Only plain text so far."""
+
+    type: Literal["text"]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _only_text(cls, data: Any) -> Any:
+        kind = data.get("type") if isinstance(data, dict) else None
+        if kind in ("json_object", "json_schema", "structural_tag"):
+            raise UnsupportedError(f"response_format of type {kind!r} is not supported yet", param="response_format")
+        return data
+
+
+class ChatRequest(GenerationBody):
+    """Body of POST /v1/chat/completions."""
+
+    refused: ClassVar[dict[str, str]] = {
+        **REFUSED_EVERYWHERE,
+        "audio": "audio output is not supported",
+        "function_call": "deprecated by OpenAI; use tool_choice",
+        "functions": "deprecated by OpenAI; use tools",
+        "prediction": "predicted outputs are not supported",
+        "web_search_options": "web search is not supported",
+        "verbosity": "not supported",
+        "moderation": "moderation is not supported",
+        "chat_template": "templates are chosen by the server's configuration",
+        "echo": "only on /v1/completions",
+        "best_of": "only on /v1/completions",
+        "thinking_token_budget": "not supported yet",
+    }
+
+    messages: list[ChatMessage] = Field(min_length=1, description="The conversation so far.")
+    tools: list[Tool] | None = Field(None, description="Functions the model may call.")
+    tool_choice: Literal["none", "auto"] | None = Field(None, description="`required` and named are refused so far.")
+    parallel_tool_calls: bool = Field(True, description="False keeps only the first call of an answer.")
+    max_completion_tokens: int | None = Field(None, ge=1, description="Same as max_tokens, and stronger.")
+    logprobs: bool = Field(False, description="Report the logprob of each token.")
+    top_logprobs: int = Field(0, ge=0, description="Most likely tokens to report a position; needs logprobs.")
+    response_format: ResponseFormat | None = Field(None, description="Only {type: text} so far.")
+    reasoning_effort: str | None = Field(None, description="Given to chat templates that use it.")
+    modalities: list[Literal["text"]] | None = Field(None, description="Only text.")
+
+    add_generation_prompt: bool = Field(True, description="End the prompt where the assistant's turn begins.")
+    continue_final_message: bool = Field(False, description="Leave the last message open and continue it.")
+    add_special_tokens: bool = Field(False, description="Add the tokenizer's special tokens besides the template's.")
+    documents: list[dict[str, Any]] | None = Field(None, description="Documents for the template.")
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Further names for the template.")
+
+    store: bool | None = Field(None, description="Accepted; nothing is stored.")
+    metadata: dict[str, str] | None = Field(None, description="Accepted; changes nothing.")
+    service_tier: str | None = Field(None, description="Accepted; there is one tier.")
+    safety_identifier: str | None = Field(None, description="Accepted; changes nothing.")
+    prompt_cache_key: str | None = Field(None, description="Accepted; prefixes are always cached.")
+    prompt_cache_retention: str | None = Field(None, description="Accepted; prefixes are always cached.")
+    prompt_cache_options: dict[str, Any] | None = Field(None, description="Accepted; prefixes are always cached.")
+
+    @field_validator("tool_choice", mode="before")
+    @classmethod
+    def _known_choice(cls, value: Any) -> Any:
+        if value == "required" or isinstance(value, dict):
+            raise PydanticCustomError("unsupported", "tool_choice other than none or auto is not supported yet")
+        return value
+
+    @model_validator(mode="after")
+    def _check_chat(self) -> Self:
+        if self.top_logprobs and not self.logprobs:
+            raise InvalidRequestError("top_logprobs is only allowed with logprobs=true", param="top_logprobs")
+        if (
+            self.continue_final_message
+            and self.add_generation_prompt
+            and "add_generation_prompt" in self.model_fields_set
+        ):
+            raise InvalidRequestError("excludes add_generation_prompt", param="continue_final_message")
+        return self
+
+    def sampling_fields(self) -> dict[str, Any]:
+        """SamplingParams' fields: logprobs is a count there, max_completion_tokens is max_tokens."""
+        logprobs = self.top_logprobs if self.logprobs else None
+        max_tokens = self.max_completion_tokens or self.max_tokens
+        return {**super().sampling_fields(), "logprobs": logprobs, "max_tokens": max_tokens}
+
+    def field_names(self) -> dict[str, str]:
+        """The words for errors: those that the client used."""
+        names = {"prompt": "messages", "logprobs": "top_logprobs"}
+        return names | ({"max_tokens": "max_completion_tokens"} if self.max_completion_tokens else {})
+
+    def chat_options(self) -> ChatOptions:
+        """The part that becomes the prompt."""
+        names = ChatOptions.model_fields
+        options = {name: getattr(self, name) for name in names}
+        if self.tool_choice == "none":  # the surest way not to be called is not to be offered
+            options["tools"] = None
+        kwargs = dict(self.chat_template_kwargs or {})
+        if self.reasoning_effort is not None:
+            kwargs["reasoning_effort"] = self.reasoning_effort
+        return ChatOptions.model_construct(**{**options, "chat_template_kwargs": kwargs})
+
+
+def _prompt_kind(value: Any) -> str:
+    """Which of the four forms a prompt has, by its first element."""
+    if not isinstance(value, list) or not value:
+        return "text"
+    first = value[0]
+    if isinstance(first, str):
+        return "texts"
+    return "batches" if isinstance(first, list) else "ids"
+
+
+PromptField = Annotated[
+    Annotated[str, Tag("text")]
+    | Annotated[list[str], Tag("texts")]
+    | Annotated[list[int], Tag("ids")]
+    | Annotated[list[list[int]], Tag("batches")],
+    Discriminator(_prompt_kind),
+]
+
+
+class CompletionRequest(GenerationBody):
+    """Body of POST /v1/completions."""
+
+    refused: ClassVar[dict[str, str]] = {
+        **REFUSED_EVERYWHERE,
+        "suffix": "insertion is not supported",
+        "prompt_embeds": "not supported yet",
+        "response_format": "structured outputs are not supported yet",
+    }
+
+    prompt: PromptField = Field(description="A text, token ids, or a list of either.")
+    max_tokens: int | None = Field(16, ge=0, description="Most tokens to generate; 0 only with echo.")
+    echo: bool = Field(False, description="Put the prompt before the completion.")
+    best_of: int | None = Field(None, ge=1, description="Only equal to n.")
+    add_special_tokens: bool = Field(True, description="Add the tokenizer's special tokens, mostly a bos.")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.best_of is not None and self.best_of != self.n:
+            raise UnsupportedError("best_of other than n is not supported", param="best_of")
+        if self.max_tokens == 0 and not self.echo:
+            raise InvalidRequestError("max_tokens=0 is only allowed with echo", param="max_tokens")
+        return self
+
+    def sampling_fields(self) -> dict[str, Any]:
+        """SamplingParams' fields; echo with logprobs scores the prompt, max_tokens=0 costs one unseen token."""
+        fields = super().sampling_fields()
+        if self.echo and self.logprobs is not None:
+            fields["prompt_logprobs"] = max(self.logprobs, self.prompt_logprobs or 0)
+        if self.max_tokens == 0:
+            fields |= {"max_tokens": 1, "min_tokens": 0}
+        return fields
+
+    def prompts(self) -> list[str] | list[list[int]]:
+        """The prompts as a list, whichever form was sent."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if self.prompt and isinstance(self.prompt[0], int):
+            return [self.prompt]
+        return self.prompt  # type: ignore[return-value]
+
+
+class TokenizeRequest(Closed):
+    """Body of POST /tokenize: a prompt, or the fields of a chat."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = Field(None, min_length=1)
+    tools: list[Tool] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    add_special_tokens: bool | None = Field(None, description="Default: true for a prompt, false for a chat.")
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool = False
+
+    @model_validator(mode="after")
+    def _one_of(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise InvalidRequestError("give either prompt or messages", param="prompt")
+        return self
+
+
+class DetokenizeRequest(Closed):
+    """Body of POST /detokenize."""
+
+    model: str | None = None
+    tokens: list[int]
+    skip_special_tokens: bool = False

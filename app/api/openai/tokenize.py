@@ -1,0 +1,60 @@
+"""POST /tokenize and /detokenize: exactly what the server does with a prompt, a conversation or token ids."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from starlette.responses import JSONResponse
+
+from app.api.body import describe_body, read_body
+from app.api.engine_client import EngineClient, ServedModel
+from app.api.openai.chat import render_chat
+from app.api.openai.messages import ChatOptions
+from app.api.openai.protocol import DetokenizeRequest, TokenizeRequest
+from app.api.render import decode, encode, find_model
+from app.errors import InvalidRequestError
+
+
+def tokenize_routes(client: EngineClient) -> APIRouter:
+    """The tokenizer endpoints over `client`'s models."""
+    router = APIRouter(tags=["tokenizer"])
+
+    @router.post("/tokenize", openapi_extra=describe_body(TokenizeRequest))
+    async def tokenize(request: Request) -> JSONResponse:
+        """Token ids of a prompt, or of a conversation rendered as chat would render it."""
+        body = await read_body(request, TokenizeRequest)
+        model = find_model(client, body.model)
+        token_ids = await _token_ids(body, model)
+        answer = {"count": len(token_ids), "max_model_len": model.max_model_len, "tokens": token_ids}
+        if body.return_token_strs:
+            answer["token_strs"] = [model.tokenizer.id_to_token(token_id) for token_id in token_ids]
+        return JSONResponse(answer)
+
+    @router.post("/detokenize", openapi_extra=describe_body(DetokenizeRequest))
+    async def detokenize(request: Request) -> JSONResponse:
+        """Text of token ids."""
+        body = await read_body(request, DetokenizeRequest)
+        model = find_model(client, body.model)
+        for token_id in body.tokens:
+            if not 0 <= token_id < model.info.vocab_size:
+                raise InvalidRequestError(
+                    f"token ids must be from 0 to {model.info.vocab_size - 1}, not {token_id}", param="tokens"
+                )
+        return JSONResponse({"prompt": await decode(model.tokenizer, body.tokens, body.skip_special_tokens)})
+
+    return router
+
+
+async def _token_ids(body: TokenizeRequest, model: ServedModel) -> list[int]:
+    if body.prompt is not None:
+        return await encode(model.tokenizer, body.prompt, body.add_special_tokens is not False)
+    assert body.messages is not None  # the body holds one of the two
+    options = ChatOptions(
+        messages=body.messages,
+        tools=body.tools,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+        add_special_tokens=bool(body.add_special_tokens),
+        documents=None,
+        chat_template_kwargs=body.chat_template_kwargs,
+    )
+    return (await render_chat(model, options)).token_ids

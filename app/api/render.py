@@ -1,0 +1,196 @@
+"""From a validated body to EngineRequests: what every dialect asks of the ingress before tokens leave it (I4, I6).
+
+Resolves the model, tokenises, checks limits and lengths, fills in what the client left open (seed, max_tokens, the
+model's own sampling defaults) and turns text options into token ids.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from pydantic import ValidationError
+
+from app.api.engine_client import EngineClient, ServedModel
+from app.api.errors import validation_error
+from app.config import RequestLimits
+from app.engine.request import EngineRequest
+from app.engine.sampling_params import SamplingParams
+from app.errors import InvalidRequestError, ModelNotFoundError, PromptTooLongError
+from app.text.bad_words import bad_words_token_ids
+from app.text.stop_tokens import with_tokenizer_eos
+from app.text.tokenizer import Tokenizer
+
+# Texts above this many characters (about 2 ms of work) are tokenised in a thread, beside the event loop.
+THREAD_CHARS = 4096
+_OWN_NAMES: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass(slots=True, frozen=True)
+class Prompt:
+    """One prompt, tokenised. `text` is what the client wrote or the template rendered; None for token-id prompts."""
+
+    token_ids: list[int]
+    text: str | None = None
+
+
+def find_model(client: EngineClient, name: str | None) -> ServedModel:
+    """The model served under `name`; the first one when the client names none. ModelNotFoundError otherwise."""
+    if name is None:
+        return next(iter(client.models.values()))
+    model = client.models.get(name)
+    if model is None:
+        raise ModelNotFoundError(f"the model {name!r} does not exist", param="model")
+    return model
+
+
+async def encode(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
+    """Token ids of `text`, without blocking the event loop on a long one."""
+    if len(text) <= THREAD_CHARS:
+        return tokenizer.encode(text, add_special_tokens)
+    return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens)
+
+
+async def encode_all(tokenizer: Tokenizer, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
+    """Token ids of each text, without blocking the event loop."""
+    if sum(map(len, texts)) <= THREAD_CHARS:
+        return [tokenizer.encode(text, add_special_tokens) for text in texts]
+    return await asyncio.to_thread(tokenizer.encode_batch, texts, add_special_tokens)
+
+
+async def decode(tokenizer: Tokenizer, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
+    """Text of token ids, without blocking the event loop on many."""
+    if len(token_ids) <= THREAD_CHARS:
+        return tokenizer.decode(token_ids, skip_special_tokens)
+    return await asyncio.to_thread(tokenizer.decode, token_ids, skip_special_tokens)
+
+
+def sampling_params(fields: Mapping[str, Any], model: ServedModel, given: Iterable[str]) -> SamplingParams:
+    """SamplingParams from a body's fields; what the client has not `given` takes the model's own default."""
+    own = model.info.sampling_defaults
+    defaults = {name: value for name, value in own.items() if name not in set(given)}
+    values = {**fields, **defaults}
+    try:
+        return SamplingParams(**values)
+    except ValidationError as error:
+        raise validation_error(error, values) from error
+
+
+def truncate(prompt: Prompt, limit: int | None, model: ServedModel) -> Prompt:
+    """The last `limit` tokens of the prompt; -1 means as many as the model's context holds."""
+    if limit is None:
+        return prompt
+    limit = model.max_model_len - 1 if limit == -1 else limit
+    return Prompt(prompt.token_ids[-limit:], None) if len(prompt.token_ids) > limit else prompt
+
+
+def engine_requests(
+    model: ServedModel,
+    limits: RequestLimits,
+    prompts: Sequence[Prompt],
+    params: SamplingParams,
+    *,
+    request_id: str,
+    names: Mapping[str, str] = _OWN_NAMES,
+    priority: int = 0,
+    cache_salt: str | None = None,
+) -> list[EngineRequest]:
+    """`n` requests for each prompt, in order.
+
+    Raises InvalidRequestError or PromptTooLongError, naming the field; `names` says what the dialect calls a field of
+    ours, where it has a word of its own.
+    """
+    check_limits(params, limits, names)
+    _check_number(len(prompts), params.n, limits, names)
+    _check_token_ids(params, model)
+    params = with_tokenizer_eos(params, model.tokenizer, model.info.eos_token_ids)
+    bad_words = bad_words_token_ids(params.bad_words, model.tokenizer)
+    root = b"" if cache_salt is None else hashlib.blake2b(cache_salt.encode(), digest_size=16).digest()
+    requests = []
+    for i, prompt in enumerate(prompts):
+        _check_prompt(prompt, model, names.get("prompt", "prompt"))
+        seed = params.seed if params.seed is not None else secrets.randbits(63)
+        own = params.model_copy(update={"seed": seed, "max_tokens": max_tokens(prompt, params, model, names)})
+        for choice in range(params.n):
+            name = f"{request_id}-{i}-{choice}"
+            requests.append(EngineRequest(name, prompt.token_ids, own, choice, bad_words, priority, root))
+    return requests
+
+
+def max_tokens(
+    prompt: Prompt, params: SamplingParams, model: ServedModel, names: Mapping[str, str] = _OWN_NAMES
+) -> int:
+    """Most tokens to generate: what was asked for when it fits, else all that the context and the KV cache hold."""
+    num_prompt = len(prompt.token_ids)
+    limit, what = model.max_model_len, "the model's context"
+    if model.max_kv_tokens is not None and model.max_kv_tokens < limit:
+        limit, what = model.max_kv_tokens, "the whole KV cache"
+    asked = params.max_tokens
+    if num_prompt + (asked or 1) > limit:
+        field = names.get("max_tokens", "max_tokens")
+        wanted = f"{field}={asked}" if asked else "at least 1 token of output"
+        raise PromptTooLongError(
+            f"{what} holds {limit} tokens, but the request needs {num_prompt + (asked or 1)}: "
+            f"{num_prompt} in the prompt and {wanted}",
+            param=field if asked and num_prompt < limit else names.get("prompt", "prompt"),
+        )
+    most = asked or min(limit - num_prompt, model.info.generation_config.get("max_new_tokens") or limit)
+    if params.min_tokens > most:
+        raise InvalidRequestError(
+            f"min_tokens={params.min_tokens} is more than the {most} tokens there is room for", param="min_tokens"
+        )
+    return most
+
+
+def check_limits(params: SamplingParams, limits: RequestLimits, names: Mapping[str, str] = _OWN_NAMES) -> None:
+    """Refuse what exceeds the server's limits for one request."""
+    if params.n > limits.max_n:
+        raise InvalidRequestError(f"n={params.n} is more than the {limits.max_n} choices allowed", param="n")
+    if len(params.stop) > limits.max_stop:
+        raise InvalidRequestError(f"{len(params.stop)} stop strings; at most {limits.max_stop}", param="stop")
+    for name in ("logprobs", "prompt_logprobs"):
+        wanted = getattr(params, name)
+        if wanted is not None and (wanted == -1 or wanted > limits.max_logprobs):
+            field = names.get(name, name)
+            raise InvalidRequestError(f"{field}={wanted}: at most {limits.max_logprobs} a token", param=field)
+
+
+def _check_number(num_prompts: int, n: int, limits: RequestLimits, names: Mapping[str, str]) -> None:
+    """Each choice is a request of its own to the engine: more than may be in flight here could never be served."""
+    most = limits.max_waiting_requests
+    if num_prompts * n > most:
+        raise InvalidRequestError(
+            f"{num_prompts} prompts with n={n} are {num_prompts * n} choices; at most {most} in one request",
+            param="n" if num_prompts <= most else names.get("prompt", "prompt"),
+        )
+
+
+def _check_prompt(prompt: Prompt, model: ServedModel, field: str) -> None:
+    if not prompt.token_ids:
+        raise InvalidRequestError("the prompt is empty", param=field)
+    if min(prompt.token_ids) < 0 or max(prompt.token_ids) >= model.info.vocab_size:
+        raise InvalidRequestError(f"token ids must be from 0 to {model.info.vocab_size - 1}", param=field)
+
+
+def _check_token_ids(params: SamplingParams, model: ServedModel) -> None:
+    """Every token id must be one of the model's."""
+    fields: dict[str, Iterable[int]] = {
+        "logit_bias": params.logit_bias or (),
+        "allowed_token_ids": params.allowed_token_ids or (),
+        "stop_token_ids": params.stop_token_ids,
+    }
+    for name, token_ids in fields.items():
+        for token_id in token_ids:
+            if not 0 <= token_id < model.info.vocab_size:
+                raise InvalidRequestError(
+                    f"{name}: token id {token_id} is not in 0..{model.info.vocab_size - 1}", param=name
+                )
+    for token_id, bias in (params.logit_bias or {}).items():
+        if not math.isfinite(bias) or abs(bias) > 100:
+            raise InvalidRequestError(f"logit_bias of token {token_id} must be in -100..100", param="logit_bias")

@@ -1,0 +1,46 @@
+"""The command `manta`: one file per subcommand, one line each in COMMANDS.
+
+A mistake of the user ends as one line on stderr and exit code 2, never as a traceback; a failure outside (no server,
+failed requests) ends with 1. Heavy packages (torch, Ray) are imported only inside the commands that need them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from app.cli.command import Command, CommandError
+from app.cli.parser import build_parser, parse
+from app.errors import EngineDeadError, MantaError
+from app.registry import Registry
+
+COMMANDS: Registry[Command] = Registry(
+    "command",
+    {
+        "serve": "app.cli.serve:COMMAND",
+        "chat": "app.cli.chat:COMMAND",
+        "generate": "app.cli.generate:COMMAND",
+        "run": "app.cli.run:COMMAND",
+        "bench": "app.cli.bench.command:COMMAND",
+        "config": "app.cli.config:COMMAND",
+        "collect-env": "app.cli.collect_env:COMMAND",
+    },
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one subcommand; returns the exit code: 0, 1 for a failure outside, 2 for a mistake in what was asked."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        args = parse(build_parser(COMMANDS), arguments)
+        return COMMANDS.load(args.command).run(args)
+    except MantaError as error:
+        for line in error.message.splitlines() or [type(error).__name__]:
+            print(f"manta: error: {line}", file=sys.stderr)
+        return 1 if isinstance(error, CommandError | EngineDeadError) else 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader of a pipe went away; Python would complain once more when it flushes stdout
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1

@@ -1,0 +1,266 @@
+"""What can be known to be wrong before Ray starts, each as one line that says what to change.
+
+Without it, the same mistakes would be found by a replica on some node, minutes later and in its log.
+"""
+
+from __future__ import annotations
+
+import difflib
+import errno
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from app.cli.configuration import Configuration
+from app.cli.machine import Machine
+from app.cli.model_memory import compute_dtype, kv_bytes_per_token, weights_bytes
+from app.config import EngineConfig, ModelConfig, ServeConfig
+from app.engine.model_info import BUILT_IN_MODELS, ModelInfo, resolve_model
+from app.errors import CheckpointError, ConfigError, UnsupportedError
+
+GIB = 1 << 30
+SLACK = 1e-6  # of CPUs: sums of tenths
+HAPROXY_PORTS = {"RAY_SERVE_HAPROXY_STATS_PORT": 8404, "RAY_SERVE_HAPROXY_METRICS_PORT": 9101}
+
+
+def check(configuration: Configuration, machine: Machine) -> None:
+    """All checks. ConfigError, CheckpointError or UnsupportedError with the first thing that is wrong."""
+    if configuration.file is not None:
+        _check_schema(configuration.document, configuration.file)
+    for config in configuration.applications.values():
+        for model in config.models:
+            _check_model(model)
+            _check_device(model.engine, machine)
+    configs = list(configuration.applications.values())
+    _check_resources(configs, machine)
+    _check_memory([model for config in configs for model in config.models], machine)
+    if not machine.is_cluster:  # a cluster may be serving this very application, and is then updated
+        check_port(*configuration.address)
+        _check_haproxy_ports(configuration.document)
+
+
+def check_offline(engine: EngineConfig, machine: Machine) -> None:
+    """The checks of a model that this process is to run itself."""
+    model = ModelConfig(name="offline", engine=engine)
+    _check_model(model)
+    _check_device(engine, machine)
+    _check_memory([model], machine)
+
+
+def _check_schema(document: dict[str, Any], file: Path) -> None:
+    """The parts of the file that belong to Serve, which itself would pass over a key that it does not know."""
+    from ray.serve.schema import ServeApplicationSchema, ServeDeploySchema
+
+    applications = document["applications"]
+    parts = [(document, ServeDeploySchema, "")]
+    parts += [(each, ServeApplicationSchema, f"applications.{i}.") for i, each in enumerate(applications)]
+    for part, schema, place in parts:
+        for key in part.keys() - schema.model_fields.keys():
+            close = difflib.get_close_matches(str(key), list(schema.model_fields), 1)
+            hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(schema.model_fields)}"
+            raise ConfigError(f"{file}: {place}{key}: no such option of Serve; {hint}")
+    try:
+        ServeDeploySchema.model_validate(document)
+    except ValidationError as error:
+        details = error.errors(include_url=False)
+        lines = [f"{file}: {'.'.join(map(str, detail['loc']))}: {detail['msg']}" for detail in details]
+        raise ConfigError("\n".join(lines)) from None
+
+
+# ---- the model
+
+
+def _check_model(model: ModelConfig) -> None:
+    engine = model.engine
+    info = read_model(engine.model)
+    _check_architecture(info)
+    most = _check_sizes(info)
+    if engine.max_model_len is not None and engine.max_model_len > most:
+        raise ConfigError(
+            f"max_model_len={engine.max_model_len} is more than the model's context of {most} tokens: "
+            f"set --max-model-len to {most} or less"
+        )
+    tokenizer = Path(engine.tokenizer).expanduser() if engine.tokenizer else info.directory
+    if not (tokenizer / "tokenizer.json").is_file():
+        raise CheckpointError(
+            f"tokenizer: {tokenizer} holds no tokenizer.json; set --tokenizer to a directory that does"
+        )
+    if model.chat_template and not Path(model.chat_template).expanduser().is_file():
+        raise ConfigError(f"chat_template: no such file {model.chat_template}; set --chat-template to a Jinja file")
+
+
+def read_model(model: str) -> ModelInfo:
+    """The model's description. CheckpointError says why this is no model, and what would be."""
+    path = Path(model).expanduser()
+    if model not in BUILT_IN_MODELS and not path.exists():
+        known = ", ".join(BUILT_IN_MODELS)
+        hub = model.count("/") == 1 and not model.startswith((".", "~", "/"))
+        advice = "; models of a hub must be downloaded first" if hub else ""
+        raise CheckpointError(f"model {model!r}: no such path, nor a built-in model ({known}){advice}")
+    if path.is_file():
+        raise CheckpointError(f"model {model!r} is a file: give the directory that holds config.json")
+    if model not in BUILT_IN_MODELS and not (path / "config.json").is_file():
+        raise CheckpointError(
+            f"model {model!r} is not a model directory: it holds no config.json (Hugging Face layout)"
+        )
+    resolve_model(model)
+    info = ModelInfo.from_directory(model)
+    if not isinstance(info.hf_config, dict):
+        raise CheckpointError(f"{info.directory}/config.json is not a JSON object")
+    return info
+
+
+def _check_architecture(info: ModelInfo) -> None:
+    from app.engine.models import MODELS
+
+    if info.architecture not in MODELS:
+        raise UnsupportedError(
+            f"{info.directory}: unknown architecture {info.architecture!r}; known: {', '.join(sorted(MODELS))}"
+        )
+
+
+def _check_sizes(info: ModelInfo) -> int:
+    """The model's context, once it is known that config.json holds what every model needs."""
+    try:
+        sizes = (info.vocab_size, info.num_layers, info.num_heads, info.num_kv_heads, info.head_dim)
+        if min(*sizes, info.max_position_embeddings) < 1:
+            raise ValueError("a size below 1")
+        return info.max_position_embeddings
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise CheckpointError(f"{info.directory}/config.json is not usable: {type(error).__name__} {error}") from None
+
+
+# ---- the machine
+
+
+def _on_gpu(engine: EngineConfig, machine: Machine) -> bool:
+    return engine.device == "cuda" or (engine.device == "auto" and machine.gpus > 0)
+
+
+def _check_device(engine: EngineConfig, machine: Machine) -> None:
+    if engine.device == "cuda" and machine.gpus == 0:
+        raise ConfigError(f"device=cuda, but {machine.name} has no GPU: set --device cpu, or use one that has")
+
+
+def _check_resources(configs: list[ServeConfig], machine: Machine) -> None:
+    """Ray would wait for CPUs and GPUs that never come."""
+    need = {"CPU": 0.0, "GPU": 0.0}
+    for config in configs:
+        for share in (config.ingress, config.router):
+            need["CPU"] += share.num_replicas * share.num_cpus
+        for model in config.models:
+            for bundle in _bundles(model, machine):
+                for name in need:
+                    need[name] += model.num_replicas * bundle.get(name, 0.0)
+    for name, has, remedy in (
+        ("CPU", machine.cpus, "num_replicas or cpus_per_worker"),
+        ("GPU", machine.gpus, "num_replicas, tensor_parallel_size or gpus_per_worker"),
+    ):
+        if need[name] > has + SLACK + (0.01 if name == "CPU" else 0.0):
+            grows = " (--skip-preflight if the cluster grows on demand)" if machine.is_cluster else ""
+            raise ConfigError(
+                f"the application needs {need[name]:g} {name}s, {machine.name} has {has:g}: lower {remedy}{grows}"
+            )
+
+
+def _bundles(model: ModelConfig, machine: Machine) -> list[dict[str, float]]:
+    from app.deployments.app import replica_bundles
+
+    if model.gpus_per_worker is None:
+        model = model.model_copy(update={"gpus_per_worker": float(_on_gpu(model.engine, machine))})
+    return replica_bundles(model)
+
+
+def _check_memory(models: list[ModelConfig], machine: Machine) -> None:
+    total = 0
+    for model in models:
+        engine, info = model.engine, read_model(model.engine.model)
+        on_gpu = _on_gpu(engine, machine)
+        dtype = compute_dtype(engine, info, on_gpu)
+        weights = weights_bytes(info, dtype) if engine.load_format == "safetensors" else 0
+        if on_gpu:
+            _check_gpu_memory(engine, weights, machine)
+        else:
+            total += model.num_replicas * (weights + _cpu_kv_bytes(engine, info, dtype))
+    if machine.free_bytes is not None and total > machine.free_bytes:
+        raise ConfigError(
+            f"too little memory: weights and KV caches take {total / GIB:.1f} GiB, {machine.name} has "
+            f"{machine.free_bytes / GIB:.1f} GiB free: lower kv_cache_memory_bytes or num_replicas, or take a smaller "
+            "model"
+        )
+
+
+def _check_gpu_memory(engine: EngineConfig, weights: int, machine: Machine) -> None:
+    if machine.gpu_memory_bytes is None:
+        return
+    share = weights // (engine.tensor_parallel_size * engine.pipeline_parallel_size)
+    budget = int(machine.gpu_memory_bytes * engine.gpu_memory_utilization)
+    if share > budget:
+        raise ConfigError(
+            f"too little memory: the weights take {share / GIB:.1f} GiB of each GPU, of which {budget / GIB:.1f} GiB "
+            "may be used: raise gpu_memory_utilization or tensor_parallel_size, or take a smaller model"
+        )
+
+
+def _cpu_kv_bytes(engine: EngineConfig, info: ModelInfo, dtype: str) -> int:
+    """Bytes that the KV cache will take; ConfigError when it could not hold one request."""
+    per_block = kv_bytes_per_token(info, dtype) * engine.block_size
+    if engine.num_blocks is not None:
+        return engine.num_blocks * per_block
+    max_model_len = engine.max_model_len or info.max_position_embeddings
+    needed = -(-max_model_len // engine.block_size)
+    affordable = engine.kv_cache_memory_bytes // per_block
+    if affordable < needed:
+        raise ConfigError(
+            f"too little memory: kv_cache_memory_bytes={engine.kv_cache_memory_bytes} holds "
+            f"{affordable * engine.block_size} tokens, less than one request of max_model_len={max_model_len}: raise "
+            f"it to {needed * per_block} or lower max_model_len"
+        )
+    return min(affordable, needed * engine.max_num_seqs) * per_block
+
+
+def _check_haproxy_ports(document: dict[str, Any]) -> None:
+    """Serve's own ports: a second Serve on the machine would fail on them, with a line in a log only."""
+    runtime_env = (document.get("controller_options") or {}).get("runtime_env") or {}
+    variables = {**os.environ, **(runtime_env.get("env_vars") or {})}
+    if variables.get("RAY_SERVE_ENABLE_HA_PROXY") != "1":
+        return
+    for name, default in HAPROXY_PORTS.items():
+        port = str(variables.get(name, default))
+        if port.isdigit() and not _is_free("0.0.0.0", int(port)):
+            raise ConfigError(
+                f"port {port} ({name}) is taken, likely by another Serve on this machine: stop it, or set {name} in "
+                "the env_vars of a YAML"
+            )
+
+
+def _is_free(host: str, port: int) -> bool:
+    try:
+        check_port(host, port)
+    except ConfigError:
+        return False
+    return True
+
+
+def check_port(host: str, port: int) -> None:
+    """ConfigError when nothing can listen there."""
+    if not 0 < port < 1 << 16:
+        raise ConfigError(f"port {port} is no port: set --port to 1..65535")
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except socket.gaierror as error:
+        raise ConfigError(f"host {host!r}: {error.strerror}; set --host to an address of this machine") from None
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise ConfigError(
+                f"port {port} on {host} is taken: stop what listens there, or choose another with --port"
+            ) from None
+        raise ConfigError(
+            f"cannot listen on {host}:{port}: {error.strerror}; choose another with --host or --port"
+        ) from None

@@ -1,0 +1,101 @@
+"""`manta serve`: check, write the Serve configuration that is to run, and become `serve run` on it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from app.cli.command import Command
+from app.cli.configuration import Configuration, resolve
+from app.cli.machine import find_machine
+from app.cli.preflight import check
+from app.cli.target import add_target, options_given
+from app.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parent.parent.parent  # of the package: replicas must be able to import it
+HEADER = "# Written by `manta serve`; all options and their meaning: `manta serve --help`. Run it: manta serve {path}\n"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Target and options, and what to do with the configuration."""
+    add_target(parser)
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE",
+        help="where to write the configuration (default: a file in the user's cache directory)",
+    )  # fmt: skip
+    parser.add_argument("--dry-run", action="store_true", help="check and write the configuration, but do not serve")
+    parser.add_argument(
+        "--skip-preflight", action="store_true", help="start without checking first (a cluster that grows on demand)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Does not return when it serves: the process becomes `serve run`."""
+    configuration = resolve(args.target, options_given(args), args.host, args.port)
+    if not args.skip_preflight:
+        check(configuration, find_machine())
+    path = configuration.file
+    if path is None or configuration.changed or args.output is not None:
+        path = _write(configuration, args.output)
+        print(f"configuration: {path}")
+    if args.dry_run:
+        return 0
+    _announce(configuration)
+    argv, environment = command_line(path, os.environ)
+    os.execve(argv[0], argv, environment)
+
+
+def command_line(path: Path, environ: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+    """`serve run` of this Python, and its environment."""
+    # Ray runs workers at nice 15, where any other process of the machine starves a server.
+    environment = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0", **environ}
+    if not environ.get("RAY_ADDRESS"):  # a cluster of its own, closed to other users of the machine
+        environment.setdefault("RAY_AUTH_MODE", "token")
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), environ.get("PYTHONPATH")]))
+    return [sys.executable, "-m", "ray.serve.scripts", "run", str(path)], environment
+
+
+def _write(configuration: Configuration, output: Path | None) -> Path:
+    config = next(iter(configuration.applications.values()))
+    path = output or _cache_directory() / f"{re.sub(r'[^A-Za-z0-9_.-]', '-', config.models[0].name)}.yaml"
+    text = yaml.dump(configuration.document, Dumper=_PlainDumper, sort_keys=False, allow_unicode=True, width=120)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(HEADER.format(path=path) + text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write {path}: {error.strerror}; set --output to a file that can be written"
+        ) from None
+    return path
+
+
+def _cache_directory() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "manta" / "serve"
+
+
+def _announce(configuration: Configuration) -> None:
+    host, port = configuration.address
+    url = f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"
+    name = next(iter(configuration.applications.values())).models[0].name
+    body = f'{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
+    print(f"address:       {url} (once the application is deployed)")
+    print(f"try it:        manta chat --url {url}")
+    print(f"               curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'", flush=True)
+
+
+class _PlainDumper(yaml.SafeDumper):
+    """Writes shared parts out each time instead of as anchors."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        """Always."""
+        return True
+
+
+COMMAND = Command("serve a model or a Serve configuration over HTTP", add_arguments, run)

@@ -1,0 +1,153 @@
+"""Every option of Manta, declared once: type, unit, default and meaning.
+
+YAML (`args:` of the Serve application), `LLM(...)` keywords and help texts all derive from these frozen
+models; an unknown option is an error that names it.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class Frozen(BaseModel):
+    """Immutable, and closed to unknown fields."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class EngineConfig(Frozen):
+    """One engine: a model, its KV cache, its scheduler and the workers that run it."""
+
+    model: str = Field(
+        "tiny-chat", description="Model directory (Hugging Face layout) or the name of a built-in model."
+    )
+    tokenizer: str | None = Field(None, description="Tokenizer directory; the model directory when not given.")
+    load_format: Literal["safetensors", "dummy"] = Field(
+        "safetensors", description="`dummy` fills the weights with random numbers on the device: no checkpoint is read."
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="Compute and KV-cache type. `auto`: float32 on a CPU, the checkpoint's type on a GPU."
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="`auto`: cuda when a GPU is visible, else cpu.")
+    seed: int = Field(0, description="Seed of dummy weights.")
+
+    max_model_len: int | None = Field(
+        None, ge=1, description="Longest prompt plus output, in tokens; the model's own context when not given."
+    )
+    block_size: int = Field(16, ge=1, description="Tokens per KV-cache block.")
+    num_blocks: int | None = Field(
+        None, ge=1, description="KV-cache blocks; worked out from the memory settings when not given."
+    )
+    kv_cache_memory_bytes: int = Field(1 << 30, ge=1, description="Most memory the KV cache takes on a CPU, in bytes.")
+    gpu_memory_utilization: float = Field(
+        0.9, gt=0, le=1, description="Share of the GPU's memory for weights, activations and KV cache together."
+    )
+    enable_prefix_caching: bool = Field(True, description="Reuse the KV blocks of prompts that share a prefix.")
+
+    max_num_seqs: int = Field(128, ge=1, description="Most requests in one step; also the rows on the device.")
+    max_num_batched_tokens: int = Field(2048, ge=1, description="Most tokens in one step; longer prompts are chunked.")
+    scheduling_policy: Literal["fcfs", "priority"] = Field(
+        "fcfs", description="`priority`: lower `priority` first, then first come first served."
+    )
+    max_inflight_steps: int = Field(
+        2, ge=1, le=8, description="Steps scheduled before the first one's tokens are back; 1 is synchronous stepping."
+    )
+
+    tensor_parallel_size: int = Field(1, ge=1, description="GPUs that share each layer.")
+    pipeline_parallel_size: int = Field(1, ge=1, description="Stages the layers are split into.")
+    executor: Literal["in_process", "ray_workers"] = Field(
+        "ray_workers", description="Where the workers run: in this process, or as actors of the placement group."
+    )
+    step_transport: Literal["auto", "compiled_graph", "socket"] = Field(
+        "auto", description="How steps reach ray_workers. `auto`: compiled_graph on GPUs, socket on CPUs."
+    )
+    attention_backend: Literal["auto", "torch", "triton"] = Field(
+        "auto", description="`auto`: triton on GPUs, torch on CPUs."
+    )
+    num_threads: int | None = Field(
+        None,
+        ge=1,
+        description="CPU threads of each worker (CPU only). When not given: all cores for in_process; for ray_workers "
+        "all but one, which the ingress and the engine need.",
+    )
+    step_timeout_s: float = Field(
+        300.0, gt=0, description="A step that takes longer means a hung worker: the replica exits and is replaced."
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> EngineConfig:
+        for option in ("tensor_parallel_size", "pipeline_parallel_size"):
+            if getattr(self, option) != 1:
+                raise ValueError(f"{option}={getattr(self, option)}: only 1 is supported so far")
+        return self
+
+
+class RequestLimits(Frozen):
+    """What one HTTP request may ask for."""
+
+    max_body_bytes: int = Field(32 << 20, ge=1, description="Largest HTTP body.")
+    max_n: int = Field(128, ge=1, description="Most choices of one request (`n`).")
+    max_prompts: int = Field(1024, ge=1, description="Most prompts in one completions request.")
+    max_logprobs: int = Field(20, ge=0, description="Most logprobs a token.")
+    max_stop: int = Field(16, ge=0, description="Most stop strings.")
+    max_waiting_requests: int = Field(4096, ge=1, description="Requests in flight per ingress replica before a 429.")
+
+
+class IngressConfig(Frozen):
+    """The HTTP front: dialects, text, streams."""
+
+    num_replicas: int = Field(1, ge=1, description="Ingress replicas; two survive the loss of one.")
+    num_cpus: float = Field(0.0, ge=0, description="Ray CPUs reserved for each replica.")
+    route_timeout_s: float = Field(0.05, gt=0, description="Time the Router has to answer before the ingress chooses.")
+    credit_window_tokens: int = Field(
+        512, ge=1, description="Tokens of one request that may wait for a slow client before the engine holds it."
+    )
+    lease_s: float = Field(8.0, gt=0, description="An engine aborts the requests of an ingress silent for so long.")
+    limits: RequestLimits = RequestLimits()
+
+
+class RouterConfig(Frozen):
+    """The choice of replica."""
+
+    policy: str = Field("least_outstanding_tokens", description="Routing policy (app/deployments/policies).")
+    num_replicas: int = Field(1, ge=1, description="Router replicas.")
+    num_cpus: float = Field(0.0, ge=0, description="Ray CPUs reserved for each replica.")
+    heartbeat_s: float = Field(0.1, gt=0, description="Interval of the engines' load reports.")
+
+
+class ModelConfig(Frozen):
+    """One served model: its name on the wire, its engine, its replicas."""
+
+    name: str = Field(min_length=1, description="Name in `model` of a request.")
+    aliases: tuple[str, ...] = Field((), description="Further names for the same model.")
+    engine: EngineConfig = EngineConfig()
+    num_replicas: int = Field(1, ge=1, description="Engine replicas.")
+    cpus_per_worker: float = Field(1.0, ge=0, description="Ray CPUs of each worker's bundle.")
+    gpus_per_worker: float | None = Field(
+        None, ge=0, description="Ray GPUs of each worker's bundle; 1 for device cuda, 0 for cpu."
+    )
+    replica_cpus: float = Field(0.1, ge=0, description="Ray CPUs of the engine replica's own bundle.")
+    placement_strategy: Literal["STRICT_PACK", "PACK", "SPREAD", "STRICT_SPREAD"] = Field(
+        "STRICT_PACK", description="How the replica's bundles are laid over nodes."
+    )
+    chat_template: str | None = Field(None, description="File with a Jinja chat template instead of the model's own.")
+    health_check_period_s: float = Field(2.0, gt=0, description="How often Serve asks a replica for its health.")
+    graceful_shutdown_timeout_s: float = Field(600.0, ge=0, description="Time running requests get on a shutdown.")
+
+
+class ServeConfig(Frozen):
+    """`args:` of the Serve application `app.deployments.app:build`."""
+
+    models: tuple[ModelConfig, ...] = Field(min_length=1, description="The models; the first is the default.")
+    ingress: IngressConfig = IngressConfig()
+    router: RouterConfig = RouterConfig()
+
+    @model_validator(mode="after")
+    def _check(self) -> ServeConfig:
+        names = [name for model in self.models for name in (model.name, *model.aliases)]
+        double = {name for name in names if names.count(name) > 1}
+        if double:
+            raise ValueError(f"models: the name {sorted(double)[0]!r} is used twice")
+        return self

@@ -1,0 +1,111 @@
+"""`build(args) -> Application`: the graph Ingress -> Router, and one EngineReplica deployment per model.
+
+The import path of every file in configs/serve. A change of `args` replaces every replica; to change only the number
+of replicas of a model, set `num_replicas` under the application's `deployments:` (Engine-<model>).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import ray
+from ray import serve
+from ray.serve.config import RequestRouterConfig
+
+from app.config import EngineConfig, ModelConfig, ServeConfig
+from app.deployments.engine_factory import EngineFactory
+from app.deployments.engine_replica import EngineReplica
+from app.deployments.ingress import Ingress
+from app.deployments.pinned_request_router import PinnedRequestRouter
+from app.deployments.router import Router
+from app.deployments.serve_args import parse_args
+
+# Serve sees a channel as one endless request; admission and load are counted by ourselves (I9).
+MAX_ONGOING_REQUESTS = 10_000
+DRAIN_CHECK_S = 0.5  # how often Serve asks a stopping replica whether it is done
+MIN_CPUS = 0.001  # a placement group's bundle must not be empty
+
+
+def build(args: Mapping[str, Any]) -> serve.Application:
+    """The Serve application of a configuration (the fields of ServeConfig). ConfigError names what is wrong in it."""
+    return build_graph(parse_args(args))
+
+
+def build_graph(config: ServeConfig, engine_factory: EngineFactory | None = None) -> serve.Application:
+    """The graph over the real engine; tests put another one in."""
+    router = _router(config)
+    engines = {model.name: _engine(config, model, router, engine_factory) for model in config.models}
+    return _ingress(config).bind(config, router, engines)
+
+
+def _router(config: ServeConfig) -> serve.Application:
+    options = serve.deployment(Router).options(
+        name="Router",
+        num_replicas=config.router.num_replicas,
+        max_ongoing_requests=MAX_ONGOING_REQUESTS,
+        ray_actor_options={"num_cpus": config.router.num_cpus},
+        graceful_shutdown_timeout_s=5.0,
+        graceful_shutdown_wait_loop_s=DRAIN_CHECK_S,
+        health_check_period_s=2.0,
+    )
+    return options.bind(config.router, tuple(model.name for model in config.models))
+
+
+def _ingress(config: ServeConfig) -> Any:
+    return serve.deployment(serve.ingress()(Ingress)).options(
+        name="Ingress",
+        num_replicas=config.ingress.num_replicas,
+        max_ongoing_requests=MAX_ONGOING_REQUESTS,
+        ray_actor_options={"num_cpus": config.ingress.num_cpus},
+        graceful_shutdown_timeout_s=max(model.graceful_shutdown_timeout_s for model in config.models),
+        graceful_shutdown_wait_loop_s=DRAIN_CHECK_S,
+        health_check_period_s=2.0,
+    )
+
+
+def _engine(
+    config: ServeConfig, model: ModelConfig, router: serve.Application, factory: EngineFactory | None
+) -> serve.Application:
+    bundles = replica_bundles(model)
+    own = {"num_cpus": bundles[0]["CPU"], "num_gpus": bundles[0].get("GPU", 0)}
+    options = serve.deployment(EngineReplica).options(
+        name=f"Engine-{re.sub(r'[^A-Za-z0-9_.-]', '-', model.name)}",
+        num_replicas=model.num_replicas,
+        max_ongoing_requests=MAX_ONGOING_REQUESTS,
+        ray_actor_options=own,
+        placement_group_bundles=bundles,
+        placement_group_strategy=model.placement_strategy,
+        graceful_shutdown_timeout_s=model.graceful_shutdown_timeout_s,
+        graceful_shutdown_wait_loop_s=DRAIN_CHECK_S,
+        health_check_period_s=model.health_check_period_s,
+        request_router_config=RequestRouterConfig(request_router_class=PinnedRequestRouter),
+    )
+    return options.bind(model, config.ingress, config.router, router, factory)
+
+
+def replica_bundles(model: ModelConfig) -> list[dict[str, float]]:
+    """The placement group of one replica: its own bundle first, then one per worker; one bundle in all when the
+    only worker runs in the replica's process."""
+    own = {"CPU": max(model.replica_cpus, MIN_CPUS)}
+    worker: dict[str, float] = {"CPU": model.cpus_per_worker} if model.cpus_per_worker else {}
+    gpus = _gpus_per_worker(model)
+    if gpus:
+        worker["GPU"] = gpus
+    if model.engine.executor == "in_process":
+        return [{**worker, "CPU": own["CPU"] + model.cpus_per_worker}]
+    num_workers = model.engine.tensor_parallel_size * model.engine.pipeline_parallel_size
+    return [own, *({**worker} if worker else {"CPU": MIN_CPUS} for _ in range(num_workers))]
+
+
+def _gpus_per_worker(model: ModelConfig) -> float:
+    if model.gpus_per_worker is not None:
+        return model.gpus_per_worker
+    return float(_uses_cuda(model.engine))
+
+
+def _uses_cuda(engine: EngineConfig) -> bool:
+    if engine.device != "auto":
+        return engine.device == "cuda"
+    return bool(ray.is_initialized() and ray.cluster_resources().get("GPU", 0) > 0)

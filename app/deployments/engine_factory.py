@@ -1,0 +1,71 @@
+"""What an engine replica needs of an engine, and the real one. Tests inject their own factory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from app.config import EngineConfig
+from app.engine.outputs import EngineOutput
+from app.engine.request import EngineRequest
+from app.engine.stats import EngineStats, StatsRecorder
+from app.engine.worker_info import WorkerInfo
+
+
+class ReplicaEngine(Protocol):
+    """AsyncEngine, as far as a replica uses it. `start` and `shutdown` block; the rest is quick and thread-safe."""
+
+    def start(self) -> WorkerInfo:
+        """Start the workers and the engine's thread."""
+
+    def add_request(self, request: EngineRequest) -> None:
+        """Take a request; raises InvalidRequestError and the like when it cannot be served."""
+
+    def abort(self, request_ids: list[str]) -> None:
+        """End these requests."""
+
+    def pause(self, request_id: str) -> None:
+        """Schedule nothing for this request until it is resumed."""
+
+    def resume(self, request_id: str) -> None:
+        """Go on with a paused request."""
+
+    def stats(self) -> EngineStats:
+        """A snapshot of the load."""
+
+    def check_health(self) -> None:
+        """Raise EngineDeadError when the engine cannot make progress."""
+
+    def shutdown(self) -> None:
+        """Stop everything; idempotent."""
+
+
+EngineFactory = Callable[
+    [
+        EngineConfig,
+        bytes,
+        Callable[[list[EngineOutput]], None],
+        Callable[[BaseException], None],
+        StatsRecorder,
+    ],
+    ReplicaEngine,
+]
+
+
+def create_engine(
+    config: EngineConfig,
+    block_hash_key: bytes,
+    on_outputs: Callable[[list[EngineOutput]], None],
+    on_fatal: Callable[[BaseException], None],
+    recorder: StatsRecorder,
+) -> ReplicaEngine:
+    """The AsyncEngine over `config`'s executor, not started yet. CheckpointError names an unusable model directory."""
+    from app.engine.async_engine import AsyncEngine
+    from app.engine.core import EngineCore
+    from app.engine.executor import create_executor
+    from app.engine.model_info import ModelInfo
+
+    info = ModelInfo.from_directory(config.model)
+    core = EngineCore(config, info, create_executor(config), block_hash_key, recorder=recorder)
+    engine: ReplicaEngine = AsyncEngine(core, on_outputs, on_fatal)
+    return engine

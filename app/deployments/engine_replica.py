@@ -1,0 +1,259 @@
+"""The EngineReplica deployment: one engine in one placement group, reached by token channels and unary calls.
+
+The event loop is shared with Serve's control plane, so nothing here blocks it: the engine steps on its own thread and
+hands each step's outputs over with one wake-up. Any fatal error ends the process, once the requests have been told
+(I7): Serve replaces a dead replica in seconds, an unhealthy one much later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import os
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from ray import serve
+
+from app.config import IngressConfig, ModelConfig, RouterConfig
+from app.deployments.channel_hub import ChannelHub, TokenChannel
+from app.deployments.cluster_secret import load_block_hash_key
+from app.deployments.engine_factory import EngineFactory, ReplicaEngine, create_engine
+from app.deployments.engine_metrics import EngineMetrics
+from app.deployments.stall_watch import StallWatch
+from app.deployments.wire import LoadReport, decode_control
+from app.engine.outputs import EngineOutput
+from app.engine.request import EngineRequest
+from app.engine.worker_info import WorkerInfo
+from app.errors import EngineDeadError, MantaError
+from app.telemetry.logging import configure_logging
+from app.telemetry.metrics import MetricsRecorder
+
+IDLE_HEARTBEAT_S = 1.0
+STALL_S = 30.0  # requests waiting and no step finished for so long: takes nothing new, and /health says so
+ERROR_GRACE_S = 0.05  # an error output waits so long: the engine may be about to say that it died
+LONG_PROMPT_TOKENS = 8192  # to check and hash a longer prompt takes milliseconds: not on the event loop
+EXIT_GRACE_S = 1.0  # the last frames get so long to leave before the process exits
+
+logger = logging.getLogger("manta.engine")
+
+
+class EngineReplica:
+    """Token ids in, token ids out; it never sees text (I4)."""
+
+    async def __init__(  # type: ignore[misc]  # Serve awaits an asynchronous constructor
+        self,
+        model: ModelConfig,
+        ingress: IngressConfig,
+        router_config: RouterConfig,
+        router: Any = None,
+        engine_factory: EngineFactory | None = None,
+    ) -> None:
+        configure_logging()
+        context = serve.get_replica_context()
+        self.replica_id: str = context.replica_id.unique_id
+        self._model = model
+        self._router = router
+        self._heartbeat_s = router_config.heartbeat_s
+        self._incarnation = uuid.uuid4().hex
+        self._index = context.rank.rank if context.rank is not None else 0
+        self._fatal: str | None = None
+        self._stall_watch = StallWatch(STALL_S)
+        self._metrics = EngineMetrics(
+            MetricsRecorder(
+                {"model_name": model.name, "engine": str(self._index)},
+                max_tokens=model.engine.max_model_len or 1 << 20,
+            )
+        )
+        self._loop = asyncio.get_running_loop()
+        self._engine = await asyncio.to_thread(self._create_engine, engine_factory or create_engine)
+        self._hub = ChannelHub(self._engine, ingress.credit_window_tokens, ingress.lease_s, self._metrics.ended)
+        info = await asyncio.to_thread(self._start_engine)
+        self._num_blocks = info.num_blocks
+        self._metrics.kv_cache(model.engine.block_size, info.num_blocks)
+        self._busy = asyncio.Event()  # a request came: the heartbeat wakes from its idle pace
+        self._report_task: asyncio.Task[None] | None = None
+        self._exit_task: asyncio.Task[None] | None = None
+        self._heartbeat_task = asyncio.create_task(self._heartbeats())
+
+    async def hello(self, ingress_id: str) -> LoadReport:
+        """Answer an ingress that looks for replicas. Serve hands it to running replicas only."""
+        return self._report()
+
+    async def open_channel(self, channel_id: str, ingress_id: str, target: str) -> AsyncIterator[bytes]:
+        """The frames for one ingress, until it closes the channel or goes away; then its requests are aborted."""
+        self._check_target(target)
+        channel = self._hub.open(channel_id, ingress_id)
+        channel.push([], load=self._report())
+        try:
+            async for frame in channel.frames():
+                yield frame
+        finally:
+            self._hub.drop(channel)
+
+    async def submit(self, channel_id: str, stream_id: int, request: EngineRequest, target: str) -> MantaError | None:
+        """Take a request whose outputs shall go down a channel; returns why not, as a value."""
+        request_id = f"{request.request_id}/{channel_id}/{stream_id}"  # clients may choose equal ids
+        try:
+            self._check_target(target)
+            if self._fatal is not None or self._hub.retired:
+                raise EngineDeadError(f"engine replica {self.replica_id} is being replaced")
+            self._hub.add(channel_id, stream_id, request_id)
+        except MantaError as error:
+            return error
+        # Once it is in the hub it has to be seen through, also when the call that brought it is cancelled.
+        return await asyncio.shield(self._add(dataclasses.replace(request, request_id=request_id)))
+
+    async def control(self, message: bytes, target: str) -> None:
+        """Aborts, credits and the lease of one channel."""
+        self._check_target(target)
+        self._hub.control(decode_control(message))
+
+    async def metrics_snapshot(self) -> bytes:
+        """This replica's metrics, for any ingress to render."""
+        return self._metrics.snapshot(self._engine.stats())
+
+    async def check_health(self) -> None:
+        """Serve's health check: EngineDeadError when the engine cannot make progress."""
+        if self._fatal is not None:
+            raise EngineDeadError(self._fatal)
+        self._engine.check_health()
+
+    async def __del__(self) -> None:
+        """Serve calls it once the replica is drained."""
+        if hasattr(self, "_heartbeat_task"):
+            self._heartbeat_task.cancel()
+            await asyncio.to_thread(self._engine.shutdown)
+
+    async def _add(self, request: EngineRequest) -> MantaError | None:
+        try:
+            if len(request.prompt_token_ids) > LONG_PROMPT_TOKENS:
+                await asyncio.to_thread(self._engine.add_request, request)
+            else:
+                self._engine.add_request(request)
+        except MantaError as error:
+            self._hub.remove(request.request_id)
+            return error
+        if not self._hub.has(request.request_id):  # aborted before the engine knew of it
+            self._engine.abort([request.request_id])
+        self._busy.set()
+        return None
+
+    def _create_engine(self, factory: EngineFactory) -> ReplicaEngine:
+        """Runs in a thread: it reads files and the cluster's store."""
+        return factory(
+            self._model.engine,
+            load_block_hash_key(),
+            lambda outputs: self._post(self._on_outputs, outputs),
+            lambda error: self._post(self._on_fatal, error),
+            self._metrics,
+        )
+
+    def _start_engine(self) -> WorkerInfo:
+        """Runs in a thread: starting takes seconds to minutes."""
+        started = time.monotonic()
+        name = f"{self._model.name}[{self._index}]"
+        logger.info("%s: starting workers and loading %s", name, self._model.engine.model)
+        info = self._engine.start()
+        for note in info.notes:
+            logger.info("%s: %s", name, note)
+        logger.info(
+            "%s ready after %.1f s: %s, %s, %d KV blocks of %d tokens",
+            *(name, time.monotonic() - started, info.device, info.dtype),
+            *(info.num_blocks, self._model.engine.block_size),
+        )
+        return info
+
+    def _post(self, callback: Callable[[Any], None], argument: Any) -> None:
+        """From the engine's thread to the event loop; one wake-up a step."""
+        self._loop.call_soon_threadsafe(callback, argument)
+
+    def _on_outputs(self, outputs: list[EngineOutput]) -> None:
+        errors = [output for output in outputs if output.finish_reason == "error"]
+        if errors:
+            outputs = [output for output in outputs if output.finish_reason != "error"]
+            self._loop.call_later(ERROR_GRACE_S, self._hub.dispatch, errors)
+        self._hub.dispatch(outputs)
+
+    def _on_fatal(self, error: BaseException) -> None:
+        """Tell every ingress, then end the process: Serve starts another one at once."""
+        if self._fatal is not None:
+            return
+        self._fatal = f"the engine of model {self._model.name} died: {error}"
+        logger.error("%s", self._fatal)
+        channels = list(self._hub.channels)
+        self._hub.fail(self._fatal)
+        self._exit_task = asyncio.create_task(self._exit(channels))
+
+    async def _exit(self, channels: list[TokenChannel]) -> None:
+        for channel in channels:
+            await channel.flushed(EXIT_GRACE_S)
+        await asyncio.sleep(0.1)  # the transport's own buffers
+        logging.shutdown()
+        os._exit(1)
+
+    async def _heartbeats(self) -> None:
+        """Report the load, look after leases, and notice a dead engine within a second."""
+        last: LoadReport | None = None
+        sent_s = checked_s = 0.0
+        while True:
+            # Fast until idleness has been reported once, or the replica would look busy for another second.
+            if self._hub.num_streams or (last is not None and last.outstanding_tokens):
+                await asyncio.sleep(self._heartbeat_s)
+            else:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._busy.wait(), IDLE_HEARTBEAT_S)
+            self._busy.clear()
+            now = time.monotonic()
+            report = self._report()
+            if report != last or now - sent_s >= IDLE_HEARTBEAT_S:
+                last, sent_s = report, now
+                self._send(report)
+            if now - checked_s >= IDLE_HEARTBEAT_S:
+                checked_s = now
+                self._hub.heartbeat(report)
+                self._look_after()
+
+    def _look_after(self) -> None:
+        for ingress_id in self._hub.expire():
+            logger.warning("ingress %s was silent for too long; its requests are aborted", ingress_id)
+        try:
+            self._engine.check_health()
+        except EngineDeadError as error:
+            self._on_fatal(error)
+
+    def _report(self) -> LoadReport:
+        stats = self._engine.stats()
+        progresses = self._stall_watch.progresses(stats.steps_total, self._hub.num_unpaused)
+        return LoadReport(
+            model=self._model.name,
+            replica_id=self.replica_id,
+            incarnation=self._incarnation,
+            accepting=progresses and not self._hub.retired and self._fatal is None,
+            num_running=stats.num_running,
+            num_waiting=stats.num_waiting,
+            outstanding_tokens=stats.outstanding_tokens,
+            kv_usage=stats.kv_cache_usage,
+            num_blocks=self._num_blocks,
+            block_size=self._model.engine.block_size,
+            index=self._index,
+        )
+
+    def _send(self, report: LoadReport) -> None:
+        """Push a report to all routers; without waiting, and never more than one under way."""
+        if self._router is not None and (self._report_task is None or self._report_task.done()):
+            self._report_task = asyncio.create_task(self._broadcast(report))
+
+    async def _broadcast(self, report: LoadReport) -> None:
+        try:
+            await self._router.broadcast("heartbeat", report).results_async(timeout_s=1.0, return_exceptions=True)
+        except Exception as error:  # no router at the moment: ingresses place requests themselves
+            logger.debug("load report not delivered: %s", error)
+
+    def _check_target(self, target: str) -> None:
+        if target != self.replica_id:
+            raise EngineDeadError(f"engine replica {target} is gone")

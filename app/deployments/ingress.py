@@ -1,0 +1,212 @@
+"""The Ingress deployment: the HTTP application over all models' engine replicas. It owns the requests.
+
+It asks the Router which replica shall take a prompt, hands its requests over, and streams what the replica's channel
+brings. A replica that dies before the first token costs the client nothing: the request goes to another one. A dead
+Router costs placement only. The event loop is shared with Serve's control plane and is never blocked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing
+from typing import Any, cast
+
+from fastapi import FastAPI
+from ray import serve
+
+from app.api.engine_client import PromptPlace, RouteInfo, ServedModel
+from app.api.events import ENDED_BY
+from app.config import ServeConfig
+from app.deployments.announcement import announce
+from app.deployments.channel import ChannelClient, RequestStream
+from app.deployments.policies.base import RouteQuery
+from app.deployments.replica_pool import ReplicaPool, RollCall
+from app.deployments.serve_port import EngineHandles, call
+from app.deployments.served_models import load_served_model
+from app.engine.outputs import EngineOutput, FinishReason
+from app.engine.request import EngineRequest
+from app.errors import EngineDeadError, ModelNotFoundError, OverloadedError
+from app.telemetry.logging import configure_logging
+from app.telemetry.metrics import MetricsRecorder, decode_snapshot, render
+
+HELLO_TIMEOUT_S = 2.0
+METRICS_TIMEOUT_S = 2.0
+ROUTER_REST_S = 1.0  # a Router that did not answer is not asked again for so long
+READY_WAIT_S = 60.0  # once one model can answer, the others get so long before the ingress opens without them
+
+logger = logging.getLogger("manta.ingress")
+
+
+class Ingress:
+    """Implements EngineClient. `engines` and `router` are Serve handles."""
+
+    async def __init__(  # type: ignore[misc]  # Serve awaits an asynchronous constructor
+        self,
+        config: ServeConfig,
+        router: Any,
+        engines: Mapping[str, Any],
+    ) -> None:
+        configure_logging()
+        self._config = config
+        self._router = router.options(method_name="route")
+        self._router_asleep_until = 0.0
+        self._ingress_id = uuid.uuid4().hex[:12]
+        self._num_requests = 0
+        self._recorder = MetricsRecorder({"ingress": self._ingress_id}, scope="ingress")
+        self._handles = {name: EngineHandles(handle) for name, handle in engines.items()}
+        self._pools = {name: self._create_pool(name) for name in self._handles}
+        for pool in self._pools.values():
+            pool.start()
+        self.models: dict[str, ServedModel] = {}
+        for model in config.models:
+            served = await asyncio.to_thread(load_served_model, model)
+            for name in (model.name, *model.aliases):
+                self.models[name] = served
+        await self._wait_ready()
+        self._announcement = self._announce()
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        """Serve calls it after the constructor."""
+        from app.api.app import create_app
+
+        app: FastAPI = create_app(self, self._config.ingress.limits)
+        return app
+
+    def _announce(self) -> asyncio.Task[None] | None:
+        """One replica speaks for all."""
+        context = serve.get_replica_context()
+        if context.rank is not None and context.rank.rank != 0:
+            return None
+        return asyncio.create_task(announce(context.app_name, self._config.models[0].name))
+
+    async def generate(
+        self, model: str, request: EngineRequest, route: RouteInfo | None = None
+    ) -> AsyncIterator[EngineOutput]:
+        """See EngineClient.generate."""
+        served = self.models.get(model)
+        if served is None:
+            raise ModelNotFoundError(f"no model is served under the name {model!r}", param="model")
+        if self._num_requests >= self._config.ingress.limits.max_waiting_requests:
+            self._recorder.increment("manta:ingress_rejections_total")
+            raise OverloadedError(f"{self._num_requests} requests are in flight in this ingress replica; try later")
+        if served.max_kv_tokens is None:  # the ingress opened without a replica of this model
+            served.max_kv_tokens = self._pools[served.name].kv_tokens
+        self._num_requests += 1
+        try:
+            async with aclosing(self._attempts(served.name, request, route or RouteInfo())) as outputs:
+                async for output in outputs:
+                    yield output
+        finally:
+            self._num_requests -= 1
+
+    async def is_healthy(self) -> bool:
+        """True only if every served model has a replica that can make progress."""
+        return all(pool.live() for pool in self._pools.values())
+
+    async def metrics_text(self) -> str:
+        """The metrics of all engine replicas and of this ingress replica."""
+        answers = await asyncio.gather(*(h.metrics_snapshots(METRICS_TIMEOUT_S) for h in self._handles.values()))
+        self._recorder.set("manta:ingress_requests", self._num_requests)
+        self._recorder.set("manta:ingress_channels", sum(len(pool.live()) for pool in self._pools.values()))
+        self._recorder.set("manta:ingress_channels_lost_total", sum(pool.num_lost for pool in self._pools.values()))
+        snapshots = [snapshot for answer in answers for snapshot in answer]
+        return render([decode_snapshot(snapshot) for snapshot in [*snapshots, self._recorder.snapshot()]])
+
+    async def check_health(self) -> None:
+        """Serve's health check of this replica: not of the engines, which have their own."""
+        for pool in self._pools.values():
+            if not pool.is_searching:
+                raise EngineDeadError(f"the search for replicas of {pool.model} has ended")
+
+    async def __del__(self) -> None:
+        """Serve calls it once the replica is drained."""
+        for pool in getattr(self, "_pools", {}).values():
+            await pool.close()
+
+    async def _attempts(
+        self, model: str, request: EngineRequest, route: RouteInfo
+    ) -> AsyncGenerator[EngineOutput, None]:
+        """The request on one replica; on a second one if the first is lost before it said anything."""
+        failed: set[str] = set()
+        while True:
+            channel = await self._choose(model, request, route.place, failed)
+            silent = True
+            stream: RequestStream | None = None
+            try:
+                stream = await channel.submit(request)
+                route.replica_id = channel.replica_id
+                async for output in stream.outputs():
+                    silent = False
+                    yield output
+                return
+            except EngineDeadError:
+                failed.add(channel.replica_id)
+                if not silent or len(failed) > 1:
+                    raise
+            finally:
+                if stream is not None:
+                    stream.close(cast(FinishReason, route.extra.get(ENDED_BY, "abort")))
+
+    async def _choose(self, model: str, request: EngineRequest, place: PromptPlace, failed: set[str]) -> ChannelClient:
+        """The replica of the prompt's place; the first choice finds one, and so does who finds that one lost."""
+        pool = self._pools[model]
+        async with place.lock:
+            live = self._live(model, failed)
+            if place.replica_id not in live:
+                query = RouteQuery.of_prompt(request)
+                replica_id = None if failed else await self._ask_router(model, query)
+                live = self._live(model, failed)
+                if replica_id in live:
+                    pool.routed(replica_id, query)
+                else:
+                    self._recorder.increment("manta:ingress_route_fallbacks_total")
+                    replica_id = pool.choose(query, live)
+                place.replica_id = replica_id
+            return live[place.replica_id]
+
+    def _live(self, model: str, failed: set[str]) -> dict[str, ChannelClient]:
+        live = {name: channel for name, channel in self._pools[model].live().items() if name not in failed}
+        if not live:
+            raise EngineDeadError(f"no engine replica of model {model!r} can take requests at the moment")
+        return live
+
+    async def _ask_router(self, model: str, query: RouteQuery) -> str | None:
+        """The Router's choice; None when it has none or does not answer in time."""
+        if time.monotonic() < self._router_asleep_until:
+            return None
+        timeout_s = self._config.ingress.route_timeout_s
+        arguments = (model, query.num_prompt_tokens, query.max_tokens)
+        try:
+            choice: str | None = await call(self._router, *arguments, timeout_s=timeout_s)
+        except Exception as error:
+            if time.monotonic() >= self._router_asleep_until:  # the first of those that wait for it
+                logger.info("the Router did not answer (%s); placing requests here", type(error).__name__)
+            self._router_asleep_until = time.monotonic() + ROUTER_REST_S
+            return None
+        return choice
+
+    def _create_pool(self, model: str) -> ReplicaPool:
+        handles = self._handles[model]
+
+        async def discover() -> RollCall:
+            return await handles.hello(self._ingress_id, HELLO_TIMEOUT_S)
+
+        return ReplicaPool(model, self._ingress_id, self._config.ingress, discover, handles.port)
+
+    async def _wait_ready(self) -> None:
+        """Open the door only when requests can be answered."""
+        deadline: float | None = None
+        while missing := [name for name, pool in self._pools.items() if not pool.live()]:
+            if len(missing) < len(self._pools) and deadline is None:
+                deadline = time.monotonic() + READY_WAIT_S
+            if deadline is not None and time.monotonic() > deadline:
+                logger.warning("ready without a replica of %s", ", ".join(missing))
+                break
+            await asyncio.sleep(0.05)
+        for name, pool in self._pools.items():
+            self.models[name].max_kv_tokens = pool.kv_tokens
+        logger.info("ingress %s ready: %s", self._ingress_id, ", ".join(self._pools))

@@ -1,0 +1,21 @@
+"""The replica with the fewest tokens still to process: long prompts and long answers weigh what they cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from app.deployments.policies.base import ReplicaLoad, RouteQuery, RoutingPolicy
+
+
+class LeastOutstandingTokens(RoutingPolicy):
+    """Equally loaded replicas take turns, so that an idle deployment spreads its requests too."""
+
+    def __init__(self) -> None:
+        self._turn = 0
+
+    def choose(self, candidates: Sequence[ReplicaLoad], query: RouteQuery) -> ReplicaLoad:
+        """See RoutingPolicy.choose."""
+        fewest = min(candidate.outstanding_tokens for candidate in candidates)
+        best = [candidate for candidate in candidates if candidate.outstanding_tokens == fewest]
+        self._turn += 1
+        return best[self._turn % len(best)]

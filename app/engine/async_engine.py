@@ -1,0 +1,218 @@
+"""An EngineCore in a thread of its own, driven by thread-safe calls.
+
+One thread owns the core and the executor from start to shutdown, as Ray's compiled graph requires. Outputs leave by
+one call a step. Every request that was accepted ends with exactly one final output, also when the engine dies (I7).
+With nothing to do, the thread waits on a condition and the workers are parked: an idle engine costs nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from app.engine.core import EngineCore
+from app.engine.outputs import EngineOutput, FinishReason
+from app.engine.request import EngineRequest
+from app.engine.stats import EngineStats
+from app.engine.worker_info import WorkerInfo
+from app.errors import EngineDeadError, InvalidRequestError
+
+logger = logging.getLogger("manta.engine")
+
+PARK_AFTER_S = 0.05  # waking a parked worker takes milliseconds, so a short gap between requests does not park
+
+
+class AsyncEngine:
+    """`on_outputs(outputs)` and `on_fatal(error)` are called on the engine's thread: they must be quick."""
+
+    def __init__(
+        self,
+        core: EngineCore,
+        on_outputs: Callable[[list[EngineOutput]], None],
+        on_fatal: Callable[[BaseException], None],
+        *,
+        park_after_s: float = PARK_AFTER_S,
+    ) -> None:
+        self._core = core
+        self._on_outputs = on_outputs
+        self._on_fatal = on_fatal
+        self._park_after_s = park_after_s
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._condition = threading.Condition()  # guards the next five fields
+        self._commands: deque[Callable[[], None]] = deque()
+        self._live: set[str] = set()  # accepted requests without a final output
+        self._stopping = False
+        self._death: str | None = None
+        self._started = False
+        self._start_result: WorkerInfo | BaseException | None = None
+        self._start_done = threading.Event()
+        self._step_began: float | None = None  # monotonic; None between steps
+
+    # ---- any thread
+
+    def start(self) -> WorkerInfo:
+        """Start thread and workers and wait until the first step can run; raises what the workers raised."""
+        self._thread.start()
+        self._start_done.wait()
+        result = self._start_result
+        if isinstance(result, BaseException):
+            raise result
+        assert result is not None
+        return result
+
+    def add_request(self, request: EngineRequest) -> None:
+        """Accept a request: from now on it will get a final output.
+
+        Raises InvalidRequestError or PromptTooLongError (nothing was accepted), EngineDeadError when there is no
+        engine to run it.
+        """
+        prepared = self._core.prepare(request)
+        with self._condition:
+            self._check_open()
+            if request.request_id in self._live:
+                raise InvalidRequestError(f"request_id: {request.request_id!r} is already in use", param="request_id")
+            self._live.add(request.request_id)
+            self._push(lambda: self._core.enqueue(prepared))
+
+    def abort(self, request_ids: list[str]) -> None:
+        """End requests early; each still gets its final output. Unknown ids are ignored."""
+        ids = list(request_ids)
+        with self._condition:
+            self._push(lambda: self._core.abort_requests(ids))
+
+    def pause(self, request_id: str) -> None:
+        """Schedule nothing more for a request until `resume`."""
+        with self._condition:
+            self._push(lambda: self._core.pause(request_id))
+
+    def resume(self, request_id: str) -> None:
+        """Go on with a paused request."""
+        with self._condition:
+            self._push(lambda: self._core.resume(request_id))
+
+    def stats(self) -> EngineStats:
+        """A snapshot of the engine's state."""
+        return self._core.stats()
+
+    def check_health(self) -> None:
+        """Raise EngineDeadError when the engine cannot make progress: thread or worker gone, or a step that hangs."""
+        with self._condition:
+            if self._death is not None:
+                raise EngineDeadError(self._death)
+            if not self._started or self._stopping or not self._thread.is_alive():
+                raise EngineDeadError("the engine is not running")
+        self._core.check_health()
+        began, limit = self._step_began, self._core.config.step_timeout_s
+        if began is not None and time.monotonic() - began > limit:
+            raise EngineDeadError(f"a step has been running for more than step_timeout_s={limit:g} s")
+
+    def shutdown(self, timeout_s: float = 10.0) -> None:
+        """Abort what still runs and stop thread and workers; idempotent."""
+        with self._condition:
+            self._stopping = True
+            self._condition.notify()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(timeout_s)
+            if self._thread.is_alive():
+                logger.warning("the engine's thread did not end within %g s; stopping its workers", timeout_s)
+        self._core.shutdown()
+
+    def _check_open(self) -> None:
+        if self._death is not None:
+            raise EngineDeadError(self._death)
+        if self._stopping or not self._started:
+            raise EngineDeadError("the engine is not running")
+
+    def _push(self, command: Callable[[], None]) -> None:
+        if self._death is None and not self._stopping:
+            self._commands.append(command)
+            self._condition.notify()
+
+    # ---- the engine's thread
+
+    def _run(self) -> None:
+        try:
+            info = self._core.start()
+        except BaseException as error:
+            self._start_result = error
+            self._start_done.set()
+            self._core.shutdown()
+            return
+        with self._condition:
+            self._started = True
+        self._start_result = info
+        self._start_done.set()
+        try:
+            self._loop()
+            self._end_all(None)
+        except BaseException as error:
+            self._die(error)
+        finally:
+            self._core.shutdown()
+
+    def _loop(self) -> None:
+        while self._apply_commands():
+            if self._core.has_work():
+                self._step_began = time.monotonic()
+                outputs = self._core.step()
+                self._step_began = None
+                self._publish(outputs)
+            else:
+                self._wait_for_work()
+
+    def _apply_commands(self) -> bool:
+        """Do what was asked for since the last step; False when the thread is to end."""
+        with self._condition:
+            if self._stopping:
+                return False
+            commands, self._commands = self._commands, deque()
+        for command in commands:
+            command()
+        return True
+
+    def _wait_for_work(self) -> None:
+        def called() -> bool:
+            return self._stopping or bool(self._commands)
+
+        with self._condition:
+            if self._condition.wait_for(called, self._park_after_s):
+                return
+        self._core.executor.park()
+        with self._condition:
+            self._condition.wait_for(called)
+
+    def _publish(self, outputs: list[EngineOutput]) -> None:
+        if not outputs:
+            return
+        ended = [output.request_id for output in outputs if output.finish_reason is not None]
+        if ended:
+            with self._condition:
+                self._live.difference_update(ended)
+        try:
+            self._on_outputs(outputs)
+        except Exception:  # the receiver's trouble must not stop everybody's tokens
+            logger.exception("the receiver of outputs failed")
+
+    def _end_all(self, error: str | None) -> None:
+        """A final output for every live request: an error where there is a text, else an abort."""
+        with self._condition:
+            live, self._live = sorted(self._live), set()
+            self._commands.clear()
+        reason: FinishReason = "abort" if error is None else "error"
+        self._publish([EngineOutput(request_id, [], finish_reason=reason, error=error) for request_id in live])
+
+    def _die(self, error: BaseException) -> None:
+        """No way back: tell every request, then the owner."""
+        logger.error("the engine died", exc_info=error)
+        text = error.message if isinstance(error, EngineDeadError) else f"{type(error).__name__}: {error}"
+        with self._condition:
+            self._death = f"the engine died: {text}"
+        self._step_began = None
+        self._end_all(self._death)
+        try:
+            self._on_fatal(error)
+        except Exception:
+            logger.exception("the receiver of the fatal error failed")

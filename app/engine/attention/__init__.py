@@ -1,0 +1,1 @@
+"""Choice of the attention backend, and the KV cache it works on."""

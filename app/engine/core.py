@@ -1,0 +1,188 @@
+"""The engine's heart: requests in, steps out to the executor, outputs back. No threads, no clock of its own.
+
+Up to `max_inflight_steps` letters are in flight (I2): while the workers compute one step, the next one is being
+scheduled. With 1, every letter asks for its own output at once: synchronous stepping, with the same tokens. A worker
+that computes in the background returns a step's output with the next letter; when there is none, a flush fetches it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from app.config import EngineConfig
+from app.engine.executor.base import Executor
+from app.engine.kv_cache.kv_cache_manager import KVCacheManager
+from app.engine.kv_cache.kv_events import KVEventSink
+from app.engine.model_info import ModelInfo
+from app.engine.outputs import EngineOutput
+from app.engine.request import EngineRequest, Request
+from app.engine.scheduler.admission import Admission
+from app.engine.scheduler.scheduler import Scheduler
+from app.engine.stats import EngineStats, StatsRecorder
+from app.engine.step import SchedulerOutput
+from app.engine.worker_info import WorkerInfo
+from app.errors import ConfigError, EngineDeadError, InvalidRequestError
+
+
+class EngineCore:
+    """One engine. One thread drives it; `prepare`, `stats` and `check_health` may be called from any thread."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        info: ModelInfo,
+        executor: Executor,
+        block_hash_key: bytes,
+        *,
+        recorder: StatsRecorder | None = None,
+        kv_event_sink: KVEventSink | None = None,
+    ) -> None:
+        self.config = config
+        self.info = info
+        self.executor = executor
+        self._block_hash_key = block_hash_key
+        self._recorder = recorder
+        self._kv_event_sink = kv_event_sink
+        self._scheduler: Scheduler | None = None
+        self._admission: Admission | None = None
+        self._num_calls = 0  # submitted and not collected
+        self._ready: list[EngineOutput] = []  # final outputs made outside of a step
+
+    # ---- life
+
+    def start(self) -> WorkerInfo:
+        """Start the workers and size the scheduler by what they report; ConfigError, CheckpointError, ..."""
+        max_model_len = self._max_model_len()
+        worker_info = self.executor.start()
+        kv = KVCacheManager(
+            worker_info.num_blocks,
+            self.config.block_size,
+            hash_key=self._block_hash_key,
+            enable_prefix_caching=self.config.enable_prefix_caching,
+            sink=self._kv_event_sink,
+        )
+        self._scheduler = Scheduler(
+            kv,
+            max_num_seqs=self.config.max_num_seqs,
+            max_num_batched_tokens=self.config.max_num_batched_tokens,
+            eos_token_ids=self.info.eos_token_ids,
+            by_priority=self.config.scheduling_policy == "priority",
+            recorder=self._recorder,
+        )
+        self._admission = Admission(
+            kv,
+            model=self.config.model,
+            vocab_size=self.info.vocab_size,
+            eos_token_ids=self.info.eos_token_ids,
+            max_model_len=max_model_len,
+            block_hash_key=self._block_hash_key,
+        )
+        return worker_info
+
+    def _max_model_len(self) -> int:
+        most = self.info.max_position_embeddings
+        wanted = self.config.max_model_len
+        if wanted is not None and wanted > most:
+            raise ConfigError(
+                f"max_model_len={wanted} is more than the model's context of {most} tokens", param="max_model_len"
+            )
+        return wanted or most
+
+    def shutdown(self) -> None:
+        """Stop the workers; idempotent."""
+        self.executor.shutdown()
+
+    def check_health(self) -> None:
+        """Raise EngineDeadError if a worker is gone."""
+        self.executor.check_health()
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """The scheduler; there is none before `start`."""
+        if self._scheduler is None:
+            raise EngineDeadError("the engine has not been started")
+        return self._scheduler
+
+    @property
+    def max_total_tokens(self) -> int:
+        """Most tokens, prompt and output together, that one request may have."""
+        return self._started_admission.max_total_tokens
+
+    @property
+    def _started_admission(self) -> Admission:
+        if self._admission is None:
+            raise EngineDeadError("the engine has not been started")
+        return self._admission
+
+    # ---- requests
+
+    def prepare(self, request: EngineRequest) -> Request:
+        """Check a request and make it ready for `enqueue`; InvalidRequestError, PromptTooLongError."""
+        return self._started_admission.admit(request)
+
+    def enqueue(self, request: Request) -> None:
+        """Hand a prepared request to the scheduler; InvalidRequestError when its id is in use."""
+        if request.request_id in self.scheduler.requests:
+            raise InvalidRequestError(f"request_id: {request.request_id!r} is already in use", param="request_id")
+        self.scheduler.add(request)
+
+    def add_request(self, request: EngineRequest) -> None:
+        """`prepare` and `enqueue`."""
+        self.enqueue(self.prepare(request))
+
+    def abort_requests(self, request_ids: Iterable[str]) -> None:
+        """End requests early; each gets a final output with the next step. Unknown ids are ignored."""
+        self._ready += self.scheduler.abort(request_ids)
+
+    def pause(self, request_id: str) -> None:
+        """Hold a request: it keeps its place, but computes nothing until `resume`."""
+        self.scheduler.set_paused(request_id, True)
+
+    def resume(self, request_id: str) -> None:
+        """Let a held request go on."""
+        self.scheduler.set_paused(request_id, False)
+
+    def stats(self) -> EngineStats:
+        """A snapshot of the engine's state."""
+        return self.scheduler.stats()
+
+    # ---- steps
+
+    def has_work(self) -> bool:
+        """Whether `step` would bring anything."""
+        return bool(self._ready) or self._num_calls > 0 or self.scheduler.has_work()
+
+    def step(self) -> list[EngineOutput]:
+        """Fill the workers' queue, wait for the oldest call, return the outputs it brought (possibly none).
+
+        EngineDeadError from the executor is final. Anything else raised here is a bug in this process.
+        """
+        scheduler = self.scheduler
+        while scheduler.num_unreturned < self.config.max_inflight_steps:
+            letter = scheduler.schedule()
+            if letter is None:
+                break
+            letter.flush = self.config.max_inflight_steps == 1
+            self._submit(letter)
+        if self._num_calls == 0 and scheduler.num_unreturned:
+            self._submit(scheduler.flush_letter())
+            self._collect()
+            if scheduler.num_unreturned:
+                raise EngineDeadError("the workers did not return the outputs of a flushed step")
+        elif self._num_calls:
+            self._collect()
+        elif scheduler.has_work() and not self._ready and not scheduler.has_failed:
+            raise RuntimeError("nothing can be scheduled, although requests wait and no step is out")
+        outputs = self._ready + scheduler.take_failed()
+        self._ready = []
+        return outputs
+
+    def _submit(self, letter: SchedulerOutput) -> None:
+        self.executor.submit(letter)
+        self._num_calls += 1
+
+    def _collect(self) -> None:
+        returned = self.executor.collect()
+        self._num_calls -= 1
+        for output in returned:
+            self._ready += self.scheduler.update_from_output(output)

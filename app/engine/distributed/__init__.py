@@ -1,0 +1,1 @@
+"""Which ranks share what: tensor-parallel and pipeline-parallel groups."""

@@ -1,0 +1,46 @@
+"""What the engine asks of the workers, wherever they run."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from app.engine.step import ModelRunnerOutput, SchedulerOutput
+from app.engine.worker_info import WorkerInfo
+
+__all__ = ["Executor", "WorkerInfo"]
+
+
+class Executor(ABC):
+    """One gang of workers. One thread drives it; `submit` and `collect` keep the order of the letters.
+
+    A worker executes its calls one after another. A call on a device that computes in the background may come back
+    without its own step's output and with the previous one's (I2); so `collect` returns zero or more outputs, and a
+    letter with `flush` brings back all that is outstanding.
+
+    Every method but `shutdown` raises EngineDeadError once a worker is gone or a step exceeded its time limit; there
+    is no way back from that: the replica exits and is replaced as a whole.
+    """
+
+    @abstractmethod
+    def start(self) -> WorkerInfo:
+        """Start the workers, load the model, size and allocate the KV cache, warm the first step."""
+
+    @abstractmethod
+    def submit(self, letter: SchedulerOutput) -> None:
+        """Send a step; returns before it is computed wherever the transport allows."""
+
+    @abstractmethod
+    def collect(self) -> list[ModelRunnerOutput]:
+        """Wait for the oldest submitted call; outputs come in the order of their steps."""
+
+    @abstractmethod
+    def park(self) -> None:
+        """Nothing will run for a while: make the workers wait without spinning. `submit` wakes them."""
+
+    @abstractmethod
+    def check_health(self) -> None:
+        """Raise EngineDeadError if a worker is gone; cheap, callable from another thread."""
+
+    @abstractmethod
+    def shutdown(self) -> None:
+        """Stop the workers and free what they hold; idempotent."""

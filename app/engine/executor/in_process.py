@@ -1,0 +1,67 @@
+"""The executor without Ray: one worker in this process, stepped by the caller's own thread.
+
+A submitted letter is executed at once; its outputs wait until they are collected, so the order of letters and
+outputs is that of any other executor (I2).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from app.config import EngineConfig
+from app.engine.executor.base import Executor
+from app.engine.step import ModelRunnerOutput, SchedulerOutput
+from app.engine.worker.worker import Worker
+from app.engine.worker_info import WorkerInfo
+from app.errors import EngineDeadError
+
+
+class InProcessExecutor(Executor):
+    """One rank, used by `LLM` and by tests."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self._worker: Worker | None = None
+        self._outputs: deque[list[ModelRunnerOutput]] = deque()
+        self._death: str | None = None
+
+    def start(self) -> WorkerInfo:
+        """Build the worker; ConfigError and CheckpointError come through unchanged."""
+        assert self._worker is None, "started twice"
+        worker = Worker(self._config)
+        info = worker.start()
+        self._worker = worker
+        return info
+
+    def submit(self, letter: SchedulerOutput) -> None:
+        """Execute the letter now (on a GPU: enqueue it)."""
+        self.check_health()
+        assert self._worker is not None
+        try:
+            self._outputs.append(self._worker.execute(letter))
+        except Exception as error:
+            self._death = f"step {letter.step_id} failed in the worker: {type(error).__name__}: {error}"
+            raise EngineDeadError(self._death) from error
+
+    def collect(self) -> list[ModelRunnerOutput]:
+        """Outputs of the oldest submitted call that was not collected yet."""
+        self.check_health()
+        assert self._outputs, "collect without a submitted letter"
+        return self._outputs.popleft()
+
+    def park(self) -> None:
+        """Nothing spins here, so there is nothing to stop."""
+
+    def check_health(self) -> None:
+        """Raise EngineDeadError when a step failed or the executor is not running."""
+        if self._death is not None:
+            raise EngineDeadError(self._death)
+        if self._worker is None:
+            raise EngineDeadError("the executor is not running")
+
+    def shutdown(self) -> None:
+        """Free the model and the KV cache."""
+        if self._worker is not None:
+            self._worker.shutdown()
+            self._worker = None
+        self._outputs.clear()

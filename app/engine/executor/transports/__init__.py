@@ -1,0 +1,23 @@
+"""How steps reach the workers: the table of transports, and the choice for `step_transport: auto`."""
+
+from __future__ import annotations
+
+from app.engine.executor.transports.base import StepTransport
+from app.registry import Registry
+
+TRANSPORTS: Registry[type[StepTransport]] = Registry(
+    "step_transport",
+    {
+        "compiled_graph": "app.engine.executor.transports.compiled_graph:CompiledGraphTransport",
+        "socket": "app.engine.executor.transports.socket:SocketTransport",
+    },
+)
+
+
+def choose_transport(step_transport: str, device: str) -> tuple[str, str]:
+    """Name of the transport and the reason for it, for workers on `device` ("cpu", "cuda", "cuda:0")."""
+    if step_transport != "auto":
+        return step_transport, "set by step_transport"
+    if device.startswith("cuda"):
+        return "compiled_graph", "GPU workers have a core to spare for its waiting"
+    return "socket", "CPU: a compiled graph's waiting would take a whole core"

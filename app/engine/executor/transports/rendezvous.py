@@ -1,0 +1,133 @@
+"""Where driver and workers meet: the driver listens, each worker connects once and shows the gang's secret.
+
+Frames carry pickles, so a peer is believed only after it has shown the secret, which travels through Ray; the unix
+socket lies in a directory that only this user can enter, and both listeners close once all workers are connected.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import os
+import secrets
+import select
+import shutil
+import socket
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from types import TracebackType
+
+from app.engine.executor.transports.connection import ConnectionLostError, FrameConnection
+
+_GREETING_TIMEOUT_S = 2.0  # a connected peer shows the secret at once, or is not ours
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """What a worker needs to connect: `unix_path` on the driver's node, else `tcp`."""
+
+    unix_path: str
+    tcp: tuple[str, int] | None
+    secret: bytes
+
+
+class Rendezvous:
+    """The driver's listeners, for the time in which the workers connect; a context manager."""
+
+    def __init__(self, tcp_host: str | None) -> None:
+        """Listen on a unix socket, and on `tcp_host` too when some workers run on other nodes."""
+        self._directory = tempfile.mkdtemp(prefix="manta-steps-")
+        unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listeners = [unix]
+        path = os.path.join(self._directory, "steps")
+        unix.bind(path)
+        unix.listen(128)
+        tcp_address = None
+        if tcp_host is not None:
+            family = socket.AF_INET6 if ":" in tcp_host else socket.AF_INET
+            tcp = socket.create_server((tcp_host, 0), family=family, backlog=128)
+            self._listeners.append(tcp)
+            tcp_address = (tcp_host, int(tcp.getsockname()[1]))
+        self._poll = select.poll()
+        for listener in self._listeners:
+            self._poll.register(listener, select.POLLIN)
+        self.address = Address(path, tcp_address, secrets.token_bytes(32))
+
+    def __enter__(self) -> Rendezvous:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for listener in self._listeners:
+            listener.close()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def accept(self, world_size: int, timeout_s: float) -> list[FrameConnection]:
+        """The workers' connections in the order of their ranks. TimeoutError names the ranks that did not come."""
+        deadline = time.monotonic() + timeout_s
+        arrived: dict[int, FrameConnection] = {}
+        while len(arrived) < world_size:
+            ready = self._poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
+            if not ready:
+                missing = sorted(set(range(world_size)) - arrived.keys())
+                raise TimeoutError(f"workers {missing} did not connect within {timeout_s:.0f} s")
+            sock, _ = next(listener for listener in self._listeners if listener.fileno() == ready[0][0]).accept()
+            _configure(sock)
+            connection = FrameConnection(sock)
+            rank = self._greet(connection)
+            if rank is None or rank in arrived or rank >= world_size:
+                connection.close()
+            else:
+                arrived[rank] = connection
+        return [arrived[rank] for rank in range(world_size)]
+
+    def _greet(self, connection: FrameConnection) -> int | None:
+        try:
+            greeting = connection.recv(_GREETING_TIMEOUT_S)
+        except (ConnectionLostError, TimeoutError):
+            return None
+        secret, rank = greeting[:-4], greeting[-4:]
+        if not hmac.compare_digest(secret, self.address.secret):
+            return None
+        return int.from_bytes(rank, "little")
+
+
+def connect(address: Address, rank: int, same_node: bool) -> tuple[FrameConnection, int | None]:
+    """Connect a worker. Returns the connection and, on the driver's node, a pidfd of the driver where there is one."""
+    if same_node:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.connect(address.unix_path)
+    else:
+        assert address.tcp is not None, "a worker on another node needs the TCP listener"
+        sock = socket.create_connection(address.tcp)
+    _configure(sock)
+    driver = _peer_pidfd(sock) if same_node else None
+    connection = FrameConnection(sock)
+    connection.send(address.secret + rank.to_bytes(4, "little"))
+    return connection, driver
+
+
+def _configure(sock: socket.socket) -> None:
+    """TCP only: no delay, and a host that vanished without a word is noticed after about 15 s."""
+    if sock.family == socket.AF_UNIX:
+        return
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if sys.platform == "linux":
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 3)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 15_000)
+
+
+def _peer_pidfd(sock: socket.socket) -> int | None:
+    """A pidfd of the process that listens at the other end; it outwits a socket copied into a forked child."""
+    if sys.platform != "linux":
+        return None
+    pid = int.from_bytes(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)[:4], sys.byteorder)
+    with contextlib.suppress(OSError):  # an old kernel, or a process of another namespace: the socket alone tells
+        return os.pidfd_open(pid)
+    return None

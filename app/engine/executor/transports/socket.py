@@ -1,0 +1,43 @@
+"""Steps over the workers' sockets: a unix socket on the driver's node, TCP across nodes.
+
+Letters queue in the socket, so several are in flight while the worker executes them one after another; an idle
+worker sleeps in `poll`, so there is nothing to park.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from app.engine.executor.transports.base import StepTransport
+from app.engine.executor.transports.gang import RankFailedError
+from app.engine.executor.worker_actor import STOP
+
+_STOP_TIMEOUT_S = 1.0
+
+
+class SocketTransport(StepTransport):
+    """Length-prefixed frames to the workers' `run` loops."""
+
+    _loops: list[Any]
+
+    def start(self) -> None:
+        """Send the workers into their loops, which last until `close`."""
+        self._loops = [rank.actor.run.remote() for rank in self._gang.ranks]
+
+    def submit(self, payload: bytes) -> None:
+        """Queue one letter in every rank's socket."""
+        self._gang.broadcast(payload, self._step_timeout_s)
+
+    def collect(self, timeout_s: float) -> list[bytes]:
+        """Wait for every rank's reply to the oldest letter."""
+        return self._gang.gather(timeout_s)
+
+    def park(self) -> None:
+        """Nothing spins."""
+
+    def close(self, healthy: bool) -> None:
+        """Let the workers leave their loops, so that they can take other calls."""
+        if healthy:
+            with contextlib.suppress(RankFailedError):
+                self._gang.broadcast(STOP, _STOP_TIMEOUT_S)

@@ -1,0 +1,150 @@
+"""KV-cache blocks as a resource: who holds each block, which ones are free, which ones can be found by hash.
+
+Invariants: a block is held (ref count > 0), or free and in exactly one of two free lists: `_blank` (no hash) or
+`_evictable` (hash kept, least recently used first). A hash maps to one block and that block has this hash. A block
+freed while a letter that may still write it is in flight stays out of the free lists until that letter has returned
+(I2). Every operation is O(1) per block.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+from app.engine.kv_cache.kv_events import KVEventSink
+
+
+class BlockPool:
+    """Hands out block ids 0 .. num_blocks - 1 and takes them back."""
+
+    def __init__(self, num_blocks: int, sink: KVEventSink | None = None) -> None:
+        assert num_blocks > 0
+        self.num_blocks = num_blocks
+        self.sink = sink
+        self._ref_counts = [0] * num_blocks
+        self._hashes: list[bytes | None] = [None] * num_blocks
+        self._by_hash: dict[bytes, int] = {}
+        self._blank = list(range(num_blocks - 1, -1, -1))
+        self._evictable: OrderedDict[int, None] = OrderedDict()
+        self._deferred: dict[int, list[int]] = {}  # step id -> blocks that become free when that step returned
+        self.num_deferred = 0
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that `take` could hand out now; cached ones that nobody holds count."""
+        return len(self._blank) + len(self._evictable)
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks that can be found by hash."""
+        return len(self._by_hash)
+
+    def take(self, count: int) -> list[int]:
+        """Hand out `count` blocks with ref count 1, evicting the least recently used cached ones when needed."""
+        assert count <= self.num_free, "the caller asks num_free first"
+        blank = self._blank
+        from_blank = min(count, len(blank))
+        taken = blank[len(blank) - from_blank :]
+        del blank[len(blank) - from_blank :]
+        if from_blank < count:
+            taken += self._evict(count - from_blank)
+        for block in taken:
+            self._ref_counts[block] = 1
+        return taken
+
+    def _evict(self, count: int) -> list[int]:
+        evicted = [self._evictable.popitem(last=False)[0] for _ in range(count)]
+        removed: list[bytes] = []
+        for block in evicted:
+            block_hash = self._hashes[block]
+            assert block_hash is not None
+            del self._by_hash[block_hash]
+            self._hashes[block] = None
+            removed.append(block_hash)
+        if self.sink is not None:
+            self.sink.removed(removed)
+        return evicted
+
+    def find(self, block_hash: bytes) -> int | None:
+        """The block cached under `block_hash`, held or not."""
+        return self._by_hash.get(block_hash)
+
+    def is_held(self, block: int) -> bool:
+        """Whether any request holds `block`."""
+        return self._ref_counts[block] > 0
+
+    def touch(self, blocks: Iterable[int]) -> None:
+        """One more holder for each of these cached blocks."""
+        for block in blocks:
+            if self._ref_counts[block] == 0:
+                del self._evictable[block]
+            self._ref_counts[block] += 1
+
+    def register(self, parent: bytes, blocks: list[int], hashes: list[bytes]) -> None:
+        """Make held, fully computed blocks findable. Of two blocks with the same content the first one stays."""
+        stored_parent, stored = parent, []
+        for block, block_hash in zip(blocks, hashes, strict=True):
+            assert self._ref_counts[block] > 0
+            if self._hashes[block] is None and block_hash not in self._by_hash:
+                self._hashes[block] = block_hash
+                self._by_hash[block_hash] = block
+                stored.append(block_hash)
+            else:
+                self._announce(stored_parent, stored)
+                stored_parent, stored = block_hash, []
+        self._announce(stored_parent, stored)
+
+    def _announce(self, parent: bytes, stored: list[bytes]) -> None:
+        if self.sink is not None and stored:
+            self.sink.stored(parent, stored)
+
+    def free(self, blocks: list[int], after_step: int | None = None) -> None:
+        """One holder fewer for each block; `blocks` in the order of their positions.
+
+        With `after_step`, nothing changes until `step_returned(after_step)`: a letter in flight may write the blocks.
+        The last positions become evictable first, so that what remains cached is a prefix.
+        """
+        if after_step is not None:
+            self._deferred.setdefault(after_step, []).extend(blocks)
+            self.num_deferred += len(blocks)
+            return
+        for block in reversed(blocks):
+            self._ref_counts[block] -= 1
+            count = self._ref_counts[block]
+            assert count >= 0, f"block {block} freed twice"
+            if count == 0:
+                if self._hashes[block] is None:
+                    self._blank.append(block)
+                else:
+                    self._evictable[block] = None
+
+    def step_returned(self, step_id: int) -> None:
+        """Letter `step_id` and all before it have returned: what waited for them becomes free."""
+        if not self._deferred:
+            return
+        for step in sorted(step for step in self._deferred if step <= step_id):
+            blocks = self._deferred.pop(step)
+            self.num_deferred -= len(blocks)
+            self.free(blocks)
+
+    def clear_cache(self) -> None:
+        """Forget every hash; held blocks stay held."""
+        for block in self._by_hash.values():
+            self._hashes[block] = None
+        self._by_hash.clear()
+        self._blank.extend(self._evictable)
+        self._evictable.clear()
+        if self.sink is not None:
+            self.sink.cleared()
+
+    def check(self) -> None:
+        """Assert the invariants at the head of this file; for tests, O(num_blocks)."""
+        blank, evictable = set(self._blank), set(self._evictable)
+        assert len(blank) == len(self._blank)
+        assert not blank & evictable
+        for block in range(self.num_blocks):
+            assert (self._ref_counts[block] == 0) == (block in blank or block in evictable), block
+            assert block not in blank or self._hashes[block] is None, block
+            assert block not in evictable or self._hashes[block] is not None, block
+        assert {h: b for b, h in enumerate(self._hashes) if h is not None} == self._by_hash
+        assert self.num_deferred == sum(map(len, self._deferred.values()))

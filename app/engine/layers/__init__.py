@@ -1,0 +1,1 @@
+"""The layers models are made of; each knows its share of a tensor-parallel group."""

@@ -1,0 +1,33 @@
+"""Activation functions by the names that Hugging Face configurations give them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+from app.errors import UnsupportedError
+
+Activation = Callable[[torch.Tensor], torch.Tensor]
+
+
+def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
+    return F.gelu(x, approximate="tanh")
+
+
+ACTIVATIONS: dict[str, Activation] = {
+    "silu": F.silu,
+    "swish": F.silu,
+    "gelu": F.gelu,
+    "gelu_pytorch_tanh": _gelu_tanh,
+    "gelu_new": _gelu_tanh,
+    "relu": F.relu,
+}
+
+
+def activation(name: str) -> Activation:
+    """The function `name`; UnsupportedError lists what exists."""
+    if name not in ACTIVATIONS:
+        raise UnsupportedError(f"unknown hidden_act {name!r}; known: {', '.join(sorted(ACTIVATIONS))}", param="model")
+    return ACTIVATIONS[name]

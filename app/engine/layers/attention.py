@@ -1,0 +1,63 @@
+"""Self-attention over the paged KV cache: projections, rotation, and the backend's two calls."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from app.engine.layers.context import BuildContext, ForwardContext
+from app.engine.layers.linear import QKVLinear, RowLinear
+from app.engine.layers.norm import RMSNorm
+from app.engine.layers.rotary import Rotation
+
+
+@dataclass(slots=True, frozen=True)
+class AttentionSettings:
+    """The shape of one layer's attention, before it is split over ranks."""
+
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    qkv_bias: bool
+    output_bias: bool
+    qk_norm_eps: float | None  # None: queries and keys are not normalised
+    sliding_window: int | None  # tokens seen, the token itself included; None: all
+
+
+class Attention(nn.Module):
+    """Grouped-query attention; `layer_index` picks its KV cache."""
+
+    def __init__(self, ctx: BuildContext, settings: AttentionSettings, layer_index: int) -> None:
+        super().__init__()
+        s = settings
+        self.qkv_proj = QKVLinear(ctx, s.hidden_size, s.head_dim, s.num_heads, s.num_kv_heads, s.qkv_bias)
+        self.o_proj = RowLinear(ctx, s.num_heads * s.head_dim, s.hidden_size, s.output_bias)
+        self.q_norm = RMSNorm(ctx, s.head_dim, s.qk_norm_eps) if s.qk_norm_eps is not None else None
+        self.k_norm = RMSNorm(ctx, s.head_dim, s.qk_norm_eps) if s.qk_norm_eps is not None else None
+        self.num_heads, self.num_kv_heads = self.qkv_proj.num_heads, self.qkv_proj.num_kv_heads
+        self.head_dim, self.scale = s.head_dim, s.head_dim**-0.5
+        self.sliding_window = s.sliding_window
+        self.layer_index = layer_index
+        self.ops = ctx.attention_ops
+
+    def forward(self, x: torch.Tensor, rotation: Rotation, ctx: ForwardContext) -> torch.Tensor:
+        """[T, C] -> [T, C]; writes the tokens' keys and values into the cache on the way."""
+        kv_cache, meta = ctx.kv_caches[self.layer_index], ctx.attention
+        heads = self.qkv_proj(x).view(x.shape[0], -1, self.head_dim)
+        query, key, value = self._rotated(heads, rotation)
+        self.ops.write_kv(key, value, kv_cache, meta.slot_mapping)
+        out = self.ops.paged_attention(query, kv_cache, meta, scale=self.scale, sliding_window=self.sliding_window)
+        return self.o_proj(out.reshape(x.shape[0], -1))  # type: ignore[no-any-return]
+
+    def _rotated(self, heads: torch.Tensor, rotation: Rotation) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        hq, hkv = self.num_heads, self.num_kv_heads
+        value = heads[:, hq + hkv :]
+        if self.q_norm is not None and self.k_norm is not None:
+            query = rotation.apply(self.q_norm(heads[:, :hq]))
+            return query, rotation.apply(self.k_norm(heads[:, hq : hq + hkv])), value
+        # Queries and keys lie side by side: one rotation serves both.
+        rotated = rotation.apply(heads[:, : hq + hkv])
+        return rotated[:, :hq], rotated[:, hq:], value

@@ -1,0 +1,30 @@
+"""What layers are given instead of module-level state: BuildContext when made, ForwardContext when run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from app.engine.distributed.parallel_groups import ParallelGroups
+from app.kernels.attention import AttentionMetadata, AttentionOps
+
+
+@dataclass(slots=True, frozen=True)
+class BuildContext:
+    """Facts that are fixed for the life of a model."""
+
+    dtype: torch.dtype
+    device: torch.device  # where tables are made at once; weights are born on the meta device
+    max_model_len: int
+    attention_ops: AttentionOps
+    groups: ParallelGroups
+
+
+@dataclass(slots=True, frozen=True)
+class ForwardContext:
+    """One step, as the layers see it. Made by the model runner."""
+
+    positions: torch.Tensor  # int64 [T]
+    attention: AttentionMetadata
+    kv_caches: list[torch.Tensor]  # per layer [B, 2, Hkv, S, D]

@@ -1,0 +1,28 @@
+"""The gated feed-forward layer of Llama-like models."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from app.engine.layers.activation import activation
+from app.engine.layers.context import BuildContext
+from app.engine.layers.linear import MergedColumnLinear, RowLinear
+
+
+class GatedMLP(nn.Module):
+    """down(act(gate(x)) * up(x)); gate and up are one matrix."""
+
+    def __init__(
+        self, ctx: BuildContext, hidden_size: int, intermediate_size: int, hidden_act: str, bias: bool
+    ) -> None:
+        super().__init__()
+        sizes = {"gate_proj": intermediate_size, "up_proj": intermediate_size}
+        self.gate_up_proj = MergedColumnLinear(ctx, hidden_size, sizes, bias)
+        self.down_proj = RowLinear(ctx, intermediate_size, hidden_size, bias)
+        self.act = activation(hidden_act)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, C] -> [T, C]."""
+        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
+        return self.down_proj(self.act(gate).mul_(up))  # type: ignore[no-any-return]

@@ -1,0 +1,24 @@
+"""Root-mean-square normalisation."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from app.engine.layers.context import BuildContext
+from app.engine.layers.weight import REPLICATED, Weight
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight over the last dimension, the statistics in fp32."""
+
+    def __init__(self, ctx: BuildContext, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = Weight(torch.ones(size, dtype=ctx.dtype), REPLICATED)
+        self.size = (size,)
+        self.eps = eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., C] -> [..., C]."""
+        return F.rms_norm(x, self.size, self.weight, self.eps)

@@ -1,0 +1,147 @@
+"""Rotary frequencies, one function for each `rope_type` that a Hugging Face configuration may name.
+
+`default` (Su et al. 2021, RoFormer), `linear` (positions divided by a factor), `llama3` (long wavelengths divided,
+short ones kept), `yarn` (Peng et al. 2023). `dynamic` changes the frequencies with the length of the text, which
+would spoil keys that are cached already, so it is accepted only where it changes nothing.
+
+The order of operations is transformers', so that the frequencies are too, to the last bit: far into a long context a
+rounding error of a frequency would be an error of the angle.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from app.errors import CheckpointError, UnsupportedError
+
+Frequencies = tuple[torch.Tensor, float]  # inverse frequencies fp32 [D / 2], factor of cosines and sines
+
+
+@dataclass(slots=True, frozen=True)
+class RopeSettings:
+    """What a configuration says about rotary embedding."""
+
+    head_dim: int
+    theta: float
+    rope_type: str = "default"
+    max_position_embeddings: int = 2048
+    max_model_len: int = 2048
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def from_hf(cls, hf_config: Mapping[str, Any], head_dim: int, max_model_len: int) -> RopeSettings:
+        """Read `rope_parameters` (transformers 5) or `rope_theta` with `rope_scaling` (before).
+
+        UnsupportedError names a rope_type or an option that is not supported.
+        """
+        parameters = dict(hf_config.get("rope_parameters") or hf_config.get("rope_scaling") or {})
+        if any(isinstance(value, Mapping) for value in parameters.values()):
+            raise UnsupportedError("rope_parameters that differ from layer type to layer type", param="model")
+        partial = parameters.get("partial_rotary_factor", hf_config.get("partial_rotary_factor", 1.0))
+        if partial not in (None, 1.0):
+            raise UnsupportedError(f"partial_rotary_factor {partial} is not supported", param="model")
+        theta = parameters.get("rope_theta", hf_config.get("rope_theta", 10000.0))
+        rope_type = str(parameters.get("rope_type", parameters.get("type", "default")))
+        if rope_type not in ROPE_TYPES:
+            known = ", ".join(sorted(ROPE_TYPES))
+            raise UnsupportedError(f"unknown rope_type {rope_type!r}; known: {known}", param="model")
+        limit = int(hf_config.get("max_position_embeddings", 2048))
+        return cls(head_dim, float(theta), rope_type, limit, max_model_len, parameters)
+
+    def frequencies(self) -> Frequencies:
+        """Inverse frequencies fp32 [D / 2] and the factor of cosines and sines."""
+        return ROPE_TYPES[self.rope_type](self)
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """A number of the settings; CheckpointError when it is required and missing."""
+        value = self.parameters.get(name)
+        value = default if value is None else value
+        if value is None:
+            raise CheckpointError(f"config.json: rope_type {self.rope_type!r} needs {name!r}", param="model")
+        return float(value)
+
+    def periods(self) -> torch.Tensor:
+        """Unscaled frequencies' inverses, fp32 [D / 2]."""
+        exponents = torch.arange(0, self.head_dim, 2, dtype=torch.float32, device="cpu") / self.head_dim
+        return self.theta**exponents
+
+    def base(self) -> torch.Tensor:
+        """Unscaled inverse frequencies, fp32 [D / 2]."""
+        return 1.0 / self.periods()
+
+
+def _default(settings: RopeSettings) -> Frequencies:
+    return settings.base(), 1.0
+
+
+def _linear(settings: RopeSettings) -> Frequencies:
+    return settings.base() / settings.number("factor"), 1.0
+
+
+def _dynamic(settings: RopeSettings) -> Frequencies:
+    if settings.max_model_len > settings.max_position_embeddings:
+        raise UnsupportedError(
+            f"rope_type 'dynamic' beyond max_position_embeddings: set max_model_len to at most "
+            f"{settings.max_position_embeddings} (now {settings.max_model_len})",
+            param="max_model_len",
+        )
+    return settings.base(), 1.0
+
+
+def _llama3(settings: RopeSettings) -> Frequencies:
+    factor = settings.number("factor")
+    low, high = settings.number("low_freq_factor"), settings.number("high_freq_factor")
+    original = settings.number("original_max_position_embeddings", settings.max_position_embeddings)
+    inv_freq = settings.base()
+    turns = original / (2 * math.pi / inv_freq)  # full turns within the original context
+    # Weight of the unscaled frequency: 0 for fewer than `low` turns, 1 for more than `high`, a ramp in between.
+    keep = ((turns - low) / (high - low)).clamp(0.0, 1.0)
+    return (1.0 - keep) * inv_freq / factor + keep * inv_freq, 1.0
+
+
+def _yarn(settings: RopeSettings) -> Frequencies:
+    dim, original = (
+        settings.head_dim,
+        settings.number("original_max_position_embeddings", settings.max_position_embeddings),
+    )
+    factor = settings.number("factor", settings.max_position_embeddings / original)
+
+    def dimension(turns: float) -> float:
+        """The (fractional) dimension that makes `turns` full turns within the original context."""
+        return dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(settings.theta))
+
+    low = dimension(settings.number("beta_fast", 32))
+    high = dimension(settings.number("beta_slow", 1))
+    if settings.parameters.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    ramp = (torch.arange(dim // 2, dtype=torch.float32, device="cpu") - low) / max(high - low, 0.001)
+    keep = 1.0 - ramp.clamp(0.0, 1.0)
+    periods = settings.periods()
+    inv_freq = 1.0 / (factor * periods) * (1.0 - keep) + 1.0 / periods * keep
+    return inv_freq, _yarn_attention_factor(settings, factor)
+
+
+def _yarn_attention_factor(settings: RopeSettings, factor: float) -> float:
+    def mscale(weight: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+    if settings.parameters.get("attention_factor") is not None:
+        return settings.number("attention_factor")
+    if settings.parameters.get("mscale") and settings.parameters.get("mscale_all_dim"):
+        return mscale(settings.number("mscale")) / mscale(settings.number("mscale_all_dim"))
+    return mscale(1.0)
+
+
+ROPE_TYPES: dict[str, Callable[[RopeSettings], Frequencies]] = {
+    "default": _default,
+    "linear": _linear,
+    "dynamic": _dynamic,
+    "llama3": _llama3,
+    "yarn": _yarn,
+}

@@ -1,0 +1,41 @@
+"""Rotary position embedding: rotates the two halves of a head by angles that grow with the position.
+
+The cosines and sines of all positions are computed once, in fp32; a step gathers its own and every layer reuses them.
+Which frequencies: app/engine/layers/rope_scaling.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from app.engine.layers.rope_scaling import RopeSettings
+
+
+@dataclass(slots=True, frozen=True)
+class Rotation:
+    """The step's angles."""
+
+    cos: torch.Tensor  # [T, 1, D]
+    sin: torch.Tensor  # [T, 1, D], the first half negated
+
+    def apply(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, H, D] -> [T, H, D]."""
+        half = x.shape[-1] // 2
+        return torch.addcmul(x * self.cos, x.roll(half, dims=-1), self.sin)
+
+
+class RotaryEmbedding:
+    """Table of angles for positions 0 .. max_model_len - 1. Not a module: it holds nothing to load."""
+
+    def __init__(self, settings: RopeSettings, max_model_len: int, dtype: torch.dtype, device: torch.device) -> None:
+        inv_freq, scale = settings.frequencies()
+        angles = torch.outer(torch.arange(max_model_len, dtype=torch.float32, device="cpu"), inv_freq)
+        cos, sin = angles.cos() * scale, angles.sin() * scale
+        self.cos = torch.cat((cos, cos), dim=-1).to(device=device, dtype=dtype)
+        self.sin = torch.cat((-sin, sin), dim=-1).to(device=device, dtype=dtype)
+
+    def at(self, positions: torch.Tensor) -> Rotation:
+        """Angles of the step's tokens, positions int64 [T]."""
+        return Rotation(self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1))

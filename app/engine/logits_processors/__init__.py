@@ -1,0 +1,24 @@
+"""Edits to the logits before a token is chosen, in the order in which they apply: one file and one line each."""
+
+from __future__ import annotations
+
+import torch
+
+from app.engine.logits_processors.base import LogitsProcessor
+from app.registry import Registry
+
+LOGITS_PROCESSORS: Registry[type[LogitsProcessor]] = Registry(
+    "logits processor",
+    {
+        "allowed_token_ids": "app.engine.logits_processors.allowed_token_ids:AllowedTokenIds",
+        "bad_words": "app.engine.logits_processors.bad_words:BadWords",
+        "min_tokens": "app.engine.logits_processors.min_tokens:MinTokens",
+        "logit_bias": "app.engine.logits_processors.logit_bias:LogitBias",
+        "penalties": "app.engine.logits_processors.penalties:Penalties",
+    },
+)
+
+
+def create_logits_processors(vocab_size: int, device: torch.device) -> list[LogitsProcessor]:
+    """One of each, in the order of the table."""
+    return [LOGITS_PROCESSORS.load(name)(vocab_size, device) for name in LOGITS_PROCESSORS]

@@ -1,0 +1,83 @@
+"""What a logits processor is: it remembers the rows that ask for it, and costs nothing while none of them samples.
+
+Everything it needs of a request's text it reads from the device's token history, never from the host, so that the
+next letter can be written before the last token has come back (I2).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from app.engine.sampling.transfer import to_device
+from app.engine.step import NewRequest
+
+
+@dataclass(slots=True, frozen=True)
+class SamplingStep:
+    """The N rows that sample in this step."""
+
+    rows: torch.Tensor  # int64 [N], on the device
+    lengths: NDArray[np.int64]  # [N] tokens known so far = absolute position of the token to be sampled
+    device_lengths: torch.Tensor  # int64 [N], the same on the device
+    token_ids: torch.Tensor  # int32 [max_num_seqs, W], every row's tokens on the device
+
+
+class LogitsProcessor(ABC):
+    """Base of the processors. `apply` runs only while `active`."""
+
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        self.vocab_size = vocab_size
+        self.device = device
+        self.active = False  # whether one of the selected rows uses it
+        self._by_row: dict[int, Any] = {}
+
+    def add(self, request: NewRequest) -> None:
+        """A request entered its row."""
+        self._by_row.pop(request.row, None)
+        state = self.read(request)
+        if state is not None:
+            self._by_row[request.row] = state
+
+    def remove(self, row: int) -> None:
+        """The row was freed."""
+        self._by_row.pop(row, None)
+
+    def select(self, rows: NDArray[np.int64]) -> None:
+        """From now on these rows sample, in this order. Called only when rows or their requests changed."""
+        if not self._by_row:
+            self.active = False
+            return
+        used = [(i, self._by_row[row]) for i, row in enumerate(rows.tolist()) if row in self._by_row]
+        self.active = bool(used)
+        if used:
+            self.build([i for i, _ in used], [state for _, state in used])
+
+    def in_vocabulary(self, token_id: int) -> bool:
+        """Ids outside the vocabulary are never produced, so there is nothing to do about them."""
+        return 0 <= token_id < self.vocab_size
+
+    def long(self, values: list[int]) -> torch.Tensor:
+        """int64 tensor on the device."""
+        return to_device(np.array(values, dtype=np.int64), self.device)
+
+    def floats(self, values: list[float]) -> torch.Tensor:
+        """fp32 tensor on the device."""
+        return to_device(np.array(values, dtype=np.float32), self.device)
+
+    @abstractmethod
+    def read(self, request: NewRequest) -> Any | None:
+        """What the processor must know of the request; None when the request does not use it."""
+
+    @abstractmethod
+    def build(self, indices: list[int], states: list[Any]) -> None:
+        """Prepare tensors for the users among the selected rows: `states[i]` is that of logits row `indices[i]`."""
+
+    @abstractmethod
+    def apply(self, logits: torch.Tensor, step: SamplingStep) -> None:
+        """Edit fp32 logits [N, V] in place."""

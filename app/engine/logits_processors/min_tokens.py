@@ -1,0 +1,46 @@
+"""`min_tokens`: the tokens that would end the answer are impossible until it is long enough."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from app.engine.logits_processors.base import LogitsProcessor, SamplingStep
+from app.engine.step import NewRequest
+
+
+@dataclass(slots=True, frozen=True)
+class _State:
+    until: int  # absolute position from which ending is allowed
+    stop_ids: list[int]
+
+
+class MinTokens(LogitsProcessor):
+    """Scatters -inf over end-of-sequence and stop token ids while the output is too short."""
+
+    def read(self, request: NewRequest) -> _State | None:
+        """Where ending becomes possible, and what it would end with."""
+        params = request.sampling_params
+        stop_ids = {*request.eos_token_ids, *params.stop_token_ids}
+        usable = sorted(token for token in stop_ids if self.in_vocabulary(token))
+        if params.min_tokens == 0 or not usable:
+            return None
+        return _State(request.num_prompt_tokens + params.min_tokens, usable)
+
+    def build(self, indices: list[int], states: list[_State]) -> None:
+        """Flat (row, token, position from which it is allowed)."""
+        pairs = [(i, token, state.until) for i, state in zip(indices, states, strict=True) for token in state.stop_ids]
+        self._rows = self.long([row for row, _, _ in pairs])
+        self._tokens = self.long([token for _, token, _ in pairs])
+        self._until = self.long([until for _, _, until in pairs])
+        self._users, self._user_until = indices, [state.until for state in states]
+
+    def apply(self, logits: torch.Tensor, step: SamplingStep) -> None:
+        """-inf where the output has fewer than min_tokens tokens. The host knows all lengths, so it can skip."""
+        if (step.lengths[self._users] >= self._user_until).all():
+            return
+        early = step.device_lengths[self._rows] < self._until
+        penalty = torch.zeros(early.shape, device=self.device).masked_fill_(early, -math.inf)
+        logits.index_put_((self._rows, self._tokens), penalty, accumulate=True)

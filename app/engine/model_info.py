@@ -1,0 +1,109 @@
+"""What a model directory says about itself, read from its JSON files: no torch, no transformers (I8)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from app.errors import CheckpointError
+
+ASSETS = Path(__file__).resolve().parent.parent / "assets"
+# What a model may say about its own sampling, as vLLM reads it.
+SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+BUILT_IN_MODELS = ("tiny-chat", "tiny-chat-draft")
+
+
+def resolve_model(model: str) -> Path:
+    """Directory of a model given by path or by the name of a built-in one; CheckpointError when there is none."""
+    path = ASSETS / model if model in BUILT_IN_MODELS else Path(model).expanduser()
+    if not path.is_dir():
+        built_in = ", ".join(BUILT_IN_MODELS)
+        raise CheckpointError(f"model {model!r}: no such directory, nor a built-in model ({built_in})", param="model")
+    if not (path / "config.json").is_file():
+        raise CheckpointError(f"model {model!r}: {path} holds no config.json", param="model")
+    return path
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """`config.json` and `generation_config.json`, under names that do not change from family to family."""
+
+    directory: Path
+    hf_config: dict[str, Any]
+    generation_config: dict[str, Any]
+
+    @classmethod
+    def from_directory(cls, model: str) -> ModelInfo:
+        """Read a model's description; CheckpointError names an unreadable file."""
+        path = resolve_model(model)
+        return cls(path, _read_json(path / "config.json"), _read_json(path / "generation_config.json", optional=True))
+
+    @property
+    def architecture(self) -> str:
+        """Class name such as `LlamaForCausalLM`; the key into the table of models."""
+        architectures = self.hf_config.get("architectures") or []
+        if not architectures:
+            raise CheckpointError(f"{self.directory}/config.json names no architecture", param="model")
+        return str(architectures[0])
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the embedding; token ids are below it."""
+        return int(self.hf_config["vocab_size"])
+
+    @property
+    def num_layers(self) -> int:
+        """Decoder layers."""
+        return int(self.hf_config["num_hidden_layers"])
+
+    @property
+    def num_heads(self) -> int:
+        """Query heads."""
+        return int(self.hf_config["num_attention_heads"])
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Key/value heads."""
+        return int(self.hf_config.get("num_key_value_heads") or self.num_heads)
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one head."""
+        return int(self.hf_config.get("head_dim") or self.hf_config["hidden_size"] // self.num_heads)
+
+    @property
+    def max_position_embeddings(self) -> int:
+        """Context length, in tokens."""
+        return int(self.hf_config.get("max_position_embeddings", 2048))
+
+    @property
+    def dtype(self) -> str:
+        """Type of the checkpoint's weights, such as `bfloat16`."""
+        return str(self.hf_config.get("dtype") or self.hf_config.get("torch_dtype") or "float32")
+
+    @cached_property
+    def sampling_defaults(self) -> dict[str, Any]:
+        """The sampling parameters that the model's generation_config.json asks for."""
+        own = self.generation_config
+        return {name: own[name] for name in SAMPLING_DEFAULTS if own.get(name) is not None}
+
+    @cached_property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Token ids that end an answer, from generation_config.json first."""
+        eos = self.generation_config.get("eos_token_id", self.hf_config.get("eos_token_id"))
+        if eos is None:
+            return ()
+        return tuple(eos) if isinstance(eos, list) else (int(eos),)
+
+
+def _read_json(path: Path, optional: bool = False) -> dict[str, Any]:
+    if optional and not path.is_file():
+        return {}
+    try:
+        loaded: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError) as error:
+        raise CheckpointError(f"cannot read {path}: {error}", param="model") from error
+    return loaded

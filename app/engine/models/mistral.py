@@ -1,0 +1,20 @@
+"""Mistral: Llama without biases, every layer with the same sliding window."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from app.engine.model_info import ModelInfo
+from app.engine.models.decoder import CausalLM
+from app.engine.models.decoder_settings import DecoderSettings
+
+
+class MistralForCausalLM(CausalLM):
+    """`sliding_window: null` means full attention; a configuration that leaves it out means 4096."""
+
+    @staticmethod
+    def settings(info: ModelInfo) -> DecoderSettings:
+        """The window of config.json for every layer."""
+        window = info.hf_config.get("sliding_window", 4096)
+        windows = (int(window) if window is not None else None,) * info.num_layers
+        return replace(DecoderSettings.from_info(info), sliding_windows=windows)

@@ -1,0 +1,18 @@
+"""Qwen2: Llama with biases on query, key and value, and a sliding window on some layers where asked for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from app.engine.model_info import ModelInfo
+from app.engine.models.decoder import CausalLM
+from app.engine.models.decoder_settings import DecoderSettings, windows_by_layer_type
+
+
+class Qwen2ForCausalLM(CausalLM):
+    """The biases are not optional."""
+
+    @staticmethod
+    def settings(info: ModelInfo) -> DecoderSettings:
+        """Biases, and the windows of `layer_types`."""
+        return replace(DecoderSettings.from_info(info), qkv_bias=True, sliding_windows=windows_by_layer_type(info))

@@ -1,0 +1,52 @@
+"""What an engine says about its requests, step by step, and what `LLM` hands to its caller at the end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from app.engine.step import TokenLogprobs
+
+FinishReason = Literal["stop", "length", "tool_calls", "abort", "error"]
+
+
+@dataclass(slots=True)
+class EngineOutput:
+    """New tokens of one request. The one with a `finish_reason` is the request's last (I7)."""
+
+    request_id: str
+    new_token_ids: list[int]
+    finish_reason: FinishReason | None = None
+    stop_reason: int | None = None  # the stop token id that ended it (None for eos and length)
+    error: str | None = None  # with finish_reason "error"
+    logprobs: list[TokenLogprobs] | None = None  # one per new token, where asked for
+    prompt_logprobs: list[TokenLogprobs | None] | None = None  # whole prompt, once; the first entry is None
+    num_cached_tokens: int = 0  # prompt tokens found in the prefix cache
+    num_preemptions: int = 0
+    queue_time_s: float = 0.0  # arrival at the engine to first being scheduled; on the first output
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One choice of a finished (or running) request, with its text."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    cumulative_logprob: float | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """What `LLM.generate` returns for each prompt."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    num_cached_tokens: int = 0
+    finished: bool = True

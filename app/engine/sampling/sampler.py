@@ -1,0 +1,97 @@
+"""The sampler: logits to one token a row.
+
+Random numbers are counter-based and keyed by (seed, choice index, absolute position, token id), so a row's token does
+not depend on the batch around it (I6). Order: raw logprobs, logits processors, then greedy or temperature, min_p,
+top_k, top_p and Gumbel-argmax. A step pays only for what its own rows ask for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from app.engine.logits_processors import create_logits_processors
+from app.engine.logits_processors.base import SamplingStep
+from app.engine.sampling.logprobs import LogprobTensors, RawLogprobs
+from app.engine.sampling.sampling_batch import RandomRows, SamplingBatch, SamplingRows
+from app.engine.step import NewRequest
+from app.kernels.sampling import apply_min_p, apply_top_k_top_p, gumbel_argmax
+
+
+@dataclass(slots=True, frozen=True)
+class SamplerOutput:
+    """Tokens of the N rows, on the device."""
+
+    token_ids: torch.Tensor  # int64 [N]
+    logprobs: LogprobTensors | None  # of batch.logprob_indices
+
+
+class Sampler:
+    """Keeps each row's sampling state from when a request enters it until it leaves."""
+
+    def __init__(self, max_num_seqs: int, vocab_size: int, device: torch.device) -> None:
+        self._rows = SamplingRows(max_num_seqs, vocab_size, device)
+        self._processors = create_logits_processors(vocab_size, device)
+        self._batch: SamplingBatch | None = None  # None: a request came or went since it was built
+
+    def add(self, request: NewRequest) -> None:
+        """A request entered its row."""
+        self._batch = None
+        self._rows.add(request)
+        for processor in self._processors:
+            processor.add(request)
+
+    def remove(self, row: int) -> None:
+        """The row was freed."""
+        self._batch = None
+        for processor in self._processors:
+            processor.remove(row)
+
+    def select(self, rows: NDArray[np.int64]) -> SamplingBatch:
+        """The rows that sample in this step, in the order of their logits."""
+        if self._batch is None or not np.array_equal(self._batch.rows, rows):
+            self._batch = self._rows.batch(rows)
+            for processor in self._processors:
+                processor.select(rows)
+        return self._batch
+
+    def sample(self, logits: torch.Tensor, batch: SamplingBatch, step: SamplingStep) -> SamplerOutput:
+        """fp32 logits [N, V], which are overwritten, of the rows selected last."""
+        raw = self._raw_logprobs(logits, batch)
+        for processor in self._processors:
+            if processor.active:
+                processor.apply(logits, step)
+        token_ids = self._choose(logits, batch.random, step)
+        if raw is None:
+            return SamplerOutput(token_ids, None)
+        indices = batch.device_logprob_indices
+        return SamplerOutput(token_ids, raw.of_chosen(token_ids if indices is None else token_ids[indices]))
+
+    def _raw_logprobs(self, logits: torch.Tensor, batch: SamplingBatch) -> RawLogprobs | None:
+        if not batch.logprob_indices:
+            return None
+        indices = batch.device_logprob_indices
+        return RawLogprobs.of(logits if indices is None else logits[indices], max(batch.logprob_counts))
+
+    def _choose(self, logits: torch.Tensor, random: RandomRows | None, step: SamplingStep) -> torch.Tensor:
+        if random is None:
+            return logits.argmax(dim=-1)
+        if random.indices is None:
+            return _sample_at_random(logits, random, step.device_lengths)
+        token_ids = logits.argmax(dim=-1)
+        positions = step.device_lengths[random.indices]
+        token_ids[random.indices] = _sample_at_random(logits[random.indices], random, positions)
+        return token_ids
+
+
+def _sample_at_random(logits: torch.Tensor, random: RandomRows, positions: torch.Tensor) -> torch.Tensor:
+    """Overwrites logits [n, V]; returns int64 [n]."""
+    logits.div_(random.temperature)
+    if random.min_p is not None:
+        logits = apply_min_p(logits, random.min_p)
+    if random.top_k is not None or random.top_p is not None:
+        logits = apply_top_k_top_p(logits, random.top_k, random.top_p, max_top_k=random.max_top_k)
+    return gumbel_argmax(logits, random.keys, positions)

@@ -1,0 +1,98 @@
+"""Sampling parameters of all rows, and of the rows that sample: rebuilt only when those change (I3)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from app.engine.sampling.logprobs import num_logprobs
+from app.engine.sampling.transfer import to_device
+from app.engine.step import NewRequest
+
+GREEDY_BELOW = 1e-5  # a smaller temperature would overflow fp32; it is greedy in all but name
+NO_LOGPROBS = -1
+TEMPERATURE, TOP_P, MIN_P = range(3)  # rows of SamplingRows.floats
+SEED, CHOICE_INDEX, TOP_K = range(3)  # rows of SamplingRows.ints
+
+
+@dataclass(slots=True, frozen=True)
+class RandomRows:
+    """Those of the rows that sample at random; tensors on the device."""
+
+    indices: torch.Tensor | None  # int64 [n] among the logits rows; None when it is all of them
+    temperature: torch.Tensor  # fp32 [n, 1]
+    top_p: torch.Tensor | None  # fp32 [n]; None: no row uses it
+    top_k: torch.Tensor | None  # int32 [n], 0 keeps all; None: no row uses it
+    max_top_k: int | None  # the largest top_k, where every row has one
+    min_p: torch.Tensor | None  # fp32 [n]; None: no row uses it
+    keys: torch.Tensor  # int64 [n, 2]: seed, choice index
+
+
+@dataclass(slots=True, frozen=True)
+class SamplingBatch:
+    """The N rows that sample, in the order of their logits."""
+
+    rows: NDArray[np.int64]
+    device_rows: torch.Tensor  # int64 [N]
+    random: RandomRows | None  # None: all are greedy
+    logprob_indices: list[int]  # logits rows that want logprobs
+    device_logprob_indices: torch.Tensor | None  # int64; None when it is all rows, or none
+    logprob_counts: list[int]  # how many, for each of them
+
+
+class SamplingRows:
+    """Every row's sampling parameters, on the host: a few numbers, sent on when the batch changes."""
+
+    def __init__(self, max_num_seqs: int, vocab_size: int, device: torch.device) -> None:
+        self._floats = np.zeros((3, max_num_seqs), dtype=np.float32)
+        self._ints = np.zeros((3, max_num_seqs), dtype=np.int64)
+        self._logprobs = np.full(max_num_seqs, NO_LOGPROBS, dtype=np.int64)
+        self._vocab_size = vocab_size
+        self._device = device
+
+    def add(self, request: NewRequest) -> None:
+        """A request entered its row."""
+        params, row = request.sampling_params, request.row
+        assert params.seed is not None, "the door draws the seed"
+        greedy = params.temperature < GREEDY_BELOW
+        self._floats[:, row] = (0.0 if greedy else params.temperature, params.top_p, params.min_p)
+        top_k = params.top_k if 0 < params.top_k < self._vocab_size else 0
+        self._ints[:, row] = (params.seed, request.choice_index, top_k)
+        count = num_logprobs(params.logprobs, self._vocab_size)
+        self._logprobs[row] = NO_LOGPROBS if count is None else count
+
+    def batch(self, rows: NDArray[np.int64]) -> SamplingBatch:
+        """The parameters of these rows, on the device."""
+        counts = self._logprobs[rows]
+        asking = np.flatnonzero(counts != NO_LOGPROBS)
+        some = 0 < len(asking) < len(rows)
+        return SamplingBatch(
+            rows=rows,
+            device_rows=self._to_device(rows),
+            random=self._random_rows(rows),
+            logprob_indices=asking.tolist(),
+            device_logprob_indices=self._to_device(asking) if some else None,
+            logprob_counts=counts[asking].tolist(),
+        )
+
+    def _random_rows(self, rows: NDArray[np.int64]) -> RandomRows | None:
+        indices = np.flatnonzero(self._floats[TEMPERATURE, rows] > 0.0)
+        if len(indices) == 0:
+            return None
+        floats, ints = self._floats[:, rows[indices]], self._ints[:, rows[indices]]
+        return RandomRows(
+            indices=self._to_device(indices) if len(indices) < len(rows) else None,
+            temperature=self._to_device(floats[TEMPERATURE]).unsqueeze(1),
+            top_p=self._to_device(floats[TOP_P]) if (floats[TOP_P] < 1.0).any() else None,
+            top_k=self._to_device(ints[TOP_K].astype(np.int32)) if (ints[TOP_K] > 0).any() else None,
+            max_top_k=int(ints[TOP_K].max()) if (ints[TOP_K] > 0).all() else None,
+            min_p=self._to_device(floats[MIN_P]) if (floats[MIN_P] > 0.0).any() else None,
+            keys=self._to_device(ints[[SEED, CHOICE_INDEX]].T),
+        )
+
+    def _to_device(self, array: NDArray[Any]) -> torch.Tensor:
+        return to_device(array, self._device)

@@ -1,0 +1,77 @@
+"""Sampling parameters: one frozen pydantic model, which HTTP bodies inherit."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationInfo, field_validator
+
+MAX_SEED = (1 << 63) - 1
+
+
+class SamplingParams(BaseModel):
+    """How the tokens of a request are chosen and when it ends. Meanings and defaults are vLLM's."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    n: int = Field(1, ge=1, description="Choices to generate for the prompt.")
+    temperature: float = Field(1.0, ge=0.0, description="0 is greedy.", allow_inf_nan=False)
+    top_p: float = Field(1.0, gt=0.0, le=1.0, description="Keep the smallest set of tokens with this probability.")
+    top_k: int = Field(0, ge=-1, description="Keep the k most likely tokens; 0 or -1 keeps all.")
+    min_p: float = Field(0.0, ge=0.0, le=1.0, description="Drop tokens less likely than min_p times the likeliest.")
+    presence_penalty: float = Field(
+        0.0, ge=-2.0, le=2.0, description="Subtracted once from tokens already in the output."
+    )
+    frequency_penalty: float = Field(0.0, ge=-2.0, le=2.0, description="Subtracted per occurrence in the output.")
+    repetition_penalty: float = Field(
+        1.0,
+        gt=0.0,
+        description="Divides positive and multiplies negative logits of tokens in prompt or output.",
+        allow_inf_nan=False,
+    )
+    logit_bias: dict[int, FiniteFloat] | None = Field(None, description="Added to the logits of these token ids.")
+    allowed_token_ids: tuple[int, ...] | None = Field(None, description="Only these token ids may be chosen.")
+    bad_words: tuple[str, ...] = Field((), description="Words that must not be produced.")
+    seed: int | None = Field(None, ge=-MAX_SEED - 1, le=MAX_SEED, description="Same seed, same tokens.")
+    max_tokens: int | None = Field(None, ge=1, description="Most tokens to generate; what the context holds when None.")
+    min_tokens: int = Field(0, ge=0, description="Tokens to generate before any stop condition counts.")
+    stop: tuple[str, ...] = Field((), description="Strings that end the output.")
+    stop_token_ids: tuple[int, ...] = Field((), description="Token ids that end the output, besides the model's own.")
+    include_stop_str_in_output: bool = Field(False, description="Keep the stop string in the text.")
+    ignore_eos: bool = Field(False, description="Go on after the end-of-sequence token.")
+    skip_special_tokens: bool = Field(True, description="Leave special tokens out of the text.")
+    logprobs: int | None = Field(None, ge=-1, description="Most likely tokens to report a position; -1 is all.")
+    prompt_logprobs: int | None = Field(None, ge=-1, description="The same for the prompt's tokens.")
+
+    @field_validator("stop", "bad_words", mode="before")
+    @classmethod
+    def _as_tuple(cls, value: object) -> object:
+        if value is None:
+            return ()
+        return (value,) if isinstance(value, str) else value
+
+    @field_validator("stop")
+    @classmethod
+    def _no_empty_stop(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if any(not text for text in value):
+            raise ValueError("a stop string must not be empty")
+        return value
+
+    @field_validator("allowed_token_ids")
+    @classmethod
+    def _some_allowed(cls, value: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        if value is not None and not value:
+            raise ValueError("must name at least one token id")
+        return value
+
+    @field_validator("min_tokens")
+    @classmethod
+    def _room_for_min_tokens(cls, value: int, info: ValidationInfo) -> int:
+        """A field's validator, so that the error names the field; `max_tokens` is declared, hence known, before it."""
+        most = info.data.get("max_tokens")
+        if most and value > most:  # 0 is a dialect's way to generate nothing
+            raise ValueError(f"{value} is more than max_tokens={most}")
+        return value
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the likeliest token is always chosen."""
+        return self.temperature == 0.0

@@ -1,0 +1,144 @@
+"""The engine's door: an EngineRequest is checked against the model and the cache, and becomes a Request.
+
+Everything that could go wrong for one request only is found here, as an error that names the field, before the
+request can meet others (I7). Nothing here touches the scheduler's state, so any thread may call it.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterable
+
+import numpy as np
+
+from app.engine.kv_cache.block_hash import root_hash
+from app.engine.kv_cache.kv_cache_manager import KVCacheManager
+from app.engine.request import EngineRequest, Request
+from app.engine.sampling_params import MAX_SEED, SamplingParams
+from app.errors import InvalidRequestError, PromptTooLongError
+
+
+class Admission:
+    """Limits of one engine; `admit` is a pure function of them and the request."""
+
+    def __init__(
+        self,
+        kv: KVCacheManager,
+        *,
+        model: str,
+        vocab_size: int,
+        eos_token_ids: tuple[int, ...],
+        max_model_len: int,
+        block_hash_key: bytes,
+    ) -> None:
+        self._kv = kv
+        self._model = model
+        self._vocab_size = vocab_size
+        self._eos_token_ids = eos_token_ids
+        self._block_hash_key = block_hash_key
+        self.max_model_len = max_model_len
+        self.max_kv_tokens = kv.pool.num_blocks * kv.block_size
+        self.max_total_tokens = min(max_model_len, self.max_kv_tokens)
+
+    def admit(self, request: EngineRequest) -> Request:
+        """A Request ready to be scheduled.
+
+        Raises InvalidRequestError naming the field, PromptTooLongError with the length asked for and the limit.
+        """
+        params = request.sampling_params
+        self._check_prompt(request.prompt_token_ids)
+        self._check_params(params)
+        for word in request.bad_words_token_ids:
+            if not word:
+                raise InvalidRequestError("bad_words: a word has no tokens", param="bad_words")
+            self._check_ids(word, "bad_words")
+        self._check_some_allowed(params, request.bad_words_token_ids)
+        max_tokens = self._max_tokens(len(request.prompt_token_ids), params)
+        seed = params.seed if params.seed is not None else secrets.randbelow(MAX_SEED)
+        if (seed, max_tokens) != (params.seed, params.max_tokens):
+            params = params.model_copy(update={"seed": seed, "max_tokens": max_tokens})
+        admitted = Request(
+            request_id=request.request_id,
+            sampling_params=params,
+            token_ids=list(request.prompt_token_ids),
+            num_prompt_tokens=len(request.prompt_token_ids),
+            max_total_tokens=len(request.prompt_token_ids) + max_tokens,
+            eos_token_ids=self._eos_token_ids,
+            stop_token_ids=frozenset(params.stop_token_ids),
+            root_hash=root_hash(self._block_hash_key, model=self._model, cache_root=request.cache_root),
+            choice_index=request.choice_index,
+            bad_words_token_ids=request.bad_words_token_ids,
+            priority=request.priority,
+            # The door's clock is another machine's: only the time already spent is taken from it.
+            arrival=time.monotonic() - max(0.0, time.time() - request.arrival_time),
+        )
+        self._kv.hash_prompt(admitted)
+        return admitted
+
+    def _check_prompt(self, token_ids: list[int]) -> None:
+        if not len(token_ids):
+            raise InvalidRequestError("prompt: must hold at least one token", param="prompt")
+        try:
+            array = np.asarray(token_ids)
+        except (ValueError, OverflowError) as error:
+            raise InvalidRequestError("prompt: must be a list of token ids", param="prompt") from error
+        if array.ndim != 1 or array.dtype.kind not in "iu":
+            raise InvalidRequestError("prompt: must be a list of token ids", param="prompt")
+        low, high = int(array.min()), int(array.max())
+        if low < 0 or high >= self._vocab_size:
+            wrong = low if low < 0 else high
+            raise InvalidRequestError(
+                f"prompt: token id {wrong} is outside the vocabulary (0 to {self._vocab_size - 1})", param="prompt"
+            )
+
+    def _check_params(self, params: SamplingParams) -> None:
+        self._check_ids(params.stop_token_ids, "stop_token_ids")
+        self._check_ids(params.allowed_token_ids or (), "allowed_token_ids")
+        self._check_ids(params.logit_bias or (), "logit_bias")
+        for field in ("logprobs", "prompt_logprobs"):
+            wanted = getattr(params, field)
+            if wanted is not None and wanted > self._vocab_size:
+                raise InvalidRequestError(
+                    f"{field}: {wanted} is more than the vocabulary holds ({self._vocab_size})", param=field
+                )
+
+    def _check_some_allowed(self, params: SamplingParams, bad_words: Iterable[tuple[int, ...]]) -> None:
+        """With every allowed token forbidden by something else, there would be nothing to choose from."""
+        if params.allowed_token_ids is None:
+            return
+        forbidden = {word[0] for word in bad_words if len(word) == 1}
+        if params.min_tokens > 0:
+            forbidden.update(self._eos_token_ids, params.stop_token_ids)
+        if forbidden.issuperset(params.allowed_token_ids):
+            raise InvalidRequestError(
+                "allowed_token_ids: each one is forbidden by bad_words or, before min_tokens, as an end of the output",
+                param="allowed_token_ids",
+            )
+
+    def _check_ids(self, token_ids: Iterable[int], field: str) -> None:
+        for token_id in token_ids:
+            if not 0 <= token_id < self._vocab_size:
+                raise InvalidRequestError(
+                    f"{field}: token id {token_id} is outside the vocabulary (0 to {self._vocab_size - 1})", param=field
+                )
+
+    def _max_tokens(self, num_prompt_tokens: int, params: SamplingParams) -> int:
+        """Tokens the request may generate: what it asks for, or the room that is left."""
+        limit, room = self.max_total_tokens, self.max_total_tokens - num_prompt_tokens
+        what = "the model's context" if limit == self.max_model_len else "the KV cache"
+        if room < 1:
+            raise PromptTooLongError(
+                f"the prompt has {num_prompt_tokens} tokens, but {what} holds {limit}, of which one at least is"
+                " needed for the answer",
+                param="prompt",
+            )
+        wanted = params.max_tokens if params.max_tokens is not None else max(room, params.min_tokens)
+        if wanted > room:
+            field = "max_tokens" if params.max_tokens is not None else "min_tokens"
+            raise PromptTooLongError(
+                f"the prompt has {num_prompt_tokens} tokens and {field} asks for {wanted} more,"
+                f" {num_prompt_tokens + wanted} in all, but {what} holds {limit}",
+                param=field,
+            )
+        return wanted

@@ -1,0 +1,64 @@
+"""Diffs for the device that the next letter will carry (I2, I3)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from app.engine.request import Request
+from app.engine.step import NewRequest
+
+
+class Outbox:
+    """Collects what changed since the last letter; a change that became moot before it was sent is forgotten."""
+
+    def __init__(self) -> None:
+        self._freed_rows: list[int] = []
+        self._entered: dict[int, tuple[Request, int]] = {}  # row -> (request, num_computed_tokens)
+        self._new_blocks: dict[int, list[int]] = {}
+
+    def row_entered(self, request: Request, num_computed_tokens: int) -> None:
+        """A request took a row."""
+        self._entered[request.row] = (request, num_computed_tokens)
+
+    def blocks_added(self, row: int, blocks: list[int]) -> None:
+        """A row's block table grew."""
+        if blocks and row not in self._entered:  # a new request is sent with all its blocks
+            self._new_blocks.setdefault(row, []).extend(blocks)
+
+    def row_left(self, row: int) -> None:
+        """A request left its row."""
+        self._new_blocks.pop(row, None)
+        if self._entered.pop(row, None) is None:
+            self._freed_rows.append(row)
+
+    def take_freed_rows(self) -> list[int]:
+        """Rows freed since the last letter."""
+        freed, self._freed_rows = self._freed_rows, []
+        return freed
+
+    def take_new_blocks(self) -> list[tuple[int, list[int]]]:
+        """(row, block ids) appended to block tables since the last letter."""
+        if not self._new_blocks:
+            return []
+        new_blocks, self._new_blocks = list(self._new_blocks.items()), {}
+        return new_blocks
+
+    def take_new_requests(self) -> list[NewRequest]:
+        """Requests that entered a row since the last letter, with the blocks they hold now."""
+        if not self._entered:
+            return []
+        entered, self._entered = self._entered, {}
+        return [
+            NewRequest(
+                row=row,
+                token_ids=np.array(request.token_ids, np.int32),
+                num_prompt_tokens=request.num_prompt_tokens,
+                num_computed_tokens=num_computed_tokens,
+                block_ids=list(request.block_ids),
+                sampling_params=request.sampling_params,
+                choice_index=request.choice_index,
+                eos_token_ids=request.eos_token_ids,
+                bad_words_token_ids=request.bad_words_token_ids,
+            )
+            for row, (request, num_computed_tokens) in entered.items()
+        ]

@@ -1,0 +1,104 @@
+"""The rows of running requests as numpy columns, so that a steady decode step costs no Python per request.
+
+A row is a request's permanent place on the device while it runs (I3). The columns mirror what the device will hold
+once all submitted letters are done; `num_known` and `num_confirmed` follow what has come back. A ticket is a number
+used once for each stay of a request in a row: it tells a late output for an earlier occupant from the present one's.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.engine.request import Request
+
+NEVER = np.iinfo(np.int32).max
+IntArray = NDArray[np.intp]
+
+
+class RowTable:
+    """Columns [max_num_seqs], indexed by row; a free row has ticket 0 and is not runnable."""
+
+    def __init__(self, num_rows: int) -> None:
+        self.requests: list[Request | None] = [None] * num_rows
+        self.ticket = np.zeros(num_rows, np.int64)
+        self.runnable = np.zeros(num_rows, np.bool_)  # occupied and not paused
+        self.num_tokens = np.zeros(num_rows, np.int32)  # known tokens and placeholders of tokens in flight
+        self.num_computed = np.zeros(num_rows, np.int32)  # computed, or scheduled in letters in flight
+        self.limit = np.zeros(num_rows, np.int32)  # most tokens ever computed: the last token needs no computing
+        self.capacity = np.zeros(num_rows, np.int32)  # slots allocated
+        self.num_known = np.zeros(num_rows, np.int32)  # tokens that the host has seen
+        self.num_confirmed = np.zeros(num_rows, np.int32)  # computed by letters that have returned
+        self.next_publish = np.zeros(num_rows, np.int32)  # num_confirmed at which the next block is full
+        self.last_step = np.zeros(num_rows, np.int64)  # the latest letter that contains the row
+        self.careful = np.zeros(num_rows, np.bool_)  # its tokens need more than an append
+        self.watches_eos = np.zeros(num_rows, np.bool_)
+        self.last_token_time = np.zeros(num_rows, np.float64)  # 0 before the first token
+        self._free = list(range(num_rows - 1, -1, -1))
+        self._next_ticket = 1
+
+    @property
+    def num_free(self) -> int:
+        """Rows without a request."""
+        return len(self._free)
+
+    @property
+    def num_occupied(self) -> int:
+        """Rows with a request."""
+        return len(self.requests) - len(self._free)
+
+    def occupants(self) -> list[Request]:
+        """Every request in a row."""
+        return [request for request in self.requests if request is not None]
+
+    def request_at(self, row: int) -> Request:
+        """The request in an occupied row."""
+        request = self.requests[row]
+        assert request is not None
+        return request
+
+    def pending(self) -> NDArray[np.int32]:
+        """Tokens that each row still has to compute towards what is known or in flight (I1); 0 if not runnable."""
+        pending = np.minimum(self.num_tokens, self.limit)
+        pending -= self.num_computed
+        pending *= self.runnable
+        return pending
+
+    def enter(self, request: Request, num_computed: int, capacity: int, next_publish: int) -> int:
+        """Give `request` a free row with `num_computed` tokens already in the cache; returns the row."""
+        row = self._free.pop()
+        params = request.sampling_params
+        self.requests[row] = request
+        self.ticket[row] = self._next_ticket
+        self._next_ticket += 1
+        self.runnable[row] = not request.paused
+        self.num_tokens[row] = self.num_known[row] = request.num_tokens
+        self.num_computed[row] = self.num_confirmed[row] = num_computed
+        self.limit[row] = request.max_total_tokens - 1
+        self.capacity[row] = capacity
+        self.next_publish[row] = next_publish
+        self.last_step[row] = 0
+        self.careful[row] = needs_care(request)
+        self.watches_eos[row] = not params.ignore_eos
+        self.last_token_time[row] = request.last_token or 0.0
+        request.row = row
+        return row
+
+    def leave(self, request: Request) -> int:
+        """Free the request's row and return it; letters in flight may still mention it under the old ticket."""
+        row = request.row
+        assert self.requests[row] is request
+        if self.last_token_time[row] > 0:
+            request.last_token = float(self.last_token_time[row])
+        self.requests[row] = None
+        self.ticket[row] = 0
+        self.runnable[row] = False
+        request.row = -1
+        self._free.append(row)
+        return row
+
+
+def needs_care(request: Request) -> bool:
+    """Whether the request's next token needs more than an append: its first one, stop tokens, logprobs."""
+    first = request.first_token is None
+    return first or bool(request.stop_token_ids) or request.sampling_params.logprobs is not None

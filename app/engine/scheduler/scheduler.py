@@ -1,0 +1,406 @@
+"""Decides what each step computes.
+
+Invariant I1, one counter: there is no prefill mode and no decode mode. Each request has `num_tokens` (known, or on
+their way back) and `num_computed_tokens`; a step brings the second towards the first, and a request that gets there
+samples one more token. Prefill, chunked prefill, decode, prefix hits and resumed requests are all this rule.
+
+Order within a step: requests one token short (decodes), then running requests that are further behind, then waiting
+ones, under `max_num_batched_tokens` and the number of rows. Blocks are taken from requests of lower rank when they
+run out (preemption by recomputation), so the request of the highest rank always makes progress. Counters run ahead
+of the tokens (I2): a step is scheduled before the previous one's tokens are back.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.engine.kv_cache.kv_cache_manager import KVCacheManager
+from app.engine.outputs import EngineOutput, FinishReason
+from app.engine.request import Request, RequestStatus
+from app.engine.scheduler.outbox import Outbox
+from app.engine.scheduler.reconciler import InFlightLetter, Reconciler
+from app.engine.scheduler.row_table import IntArray, RowTable
+from app.engine.scheduler.statistics import Statistics
+from app.engine.scheduler.step_plan import StepPlan, TokenBudget
+from app.engine.scheduler.waiting_queue import WaitingQueue
+from app.engine.stats import EngineStats, StatsRecorder, StepStats
+from app.engine.step import ModelRunnerOutput, SchedulerOutput
+
+logger = logging.getLogger("manta.engine")
+
+MAX_PASSED_OVER = 16  # waiting requests that a step looks behind for one that can start
+MIN_SHARED_TOKENS = 128  # computing fewer tokens twice is better than waiting a step or two for another's blocks
+
+
+class Scheduler:
+    """All requests of an engine: who runs, who waits, what the next letter says."""
+
+    def __init__(
+        self,
+        kv: KVCacheManager,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        eos_token_ids: tuple[int, ...] = (),
+        by_priority: bool = False,
+        recorder: StatsRecorder | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.kv = kv
+        self.rows = RowTable(max_num_seqs)
+        self.waiting = WaitingQueue()
+        self.requests: dict[str, Request] = {}
+        self._statistics = Statistics(recorder)
+        self._max_num_batched_tokens = max_num_batched_tokens
+        self._by_priority = by_priority
+        self._clock = clock
+        self._reconciler = Reconciler(self.rows, kv, eos_token_ids, self.finish, clock)
+        self._outbox = Outbox()
+        self._in_flight: deque[InFlightLetter] = deque()
+        self._next_step_id = 1
+        self._last_returned = 0
+        self._num_added = 0
+        self._failed: list[EngineOutput] = []  # final outputs of requests that could not be scheduled
+
+    # ---- requests come and go
+
+    def add(self, request: Request) -> None:
+        """Take a request in; its id must be new."""
+        assert request.request_id not in self.requests
+        self._num_added += 1
+        request.key = (request.priority if self._by_priority else 0, self._num_added)
+        request.queued = self._clock()
+        self.requests[request.request_id] = request
+        self.waiting.push(request)
+
+    def abort(self, request_ids: Iterable[str]) -> list[EngineOutput]:
+        """End requests early; ids that are not here (any more) are ignored."""
+        found = [self.requests[request_id] for request_id in request_ids if request_id in self.requests]
+        return [self.finish(request, "abort") for request in found if not request.is_finished]
+
+    def set_paused(self, request_id: str, paused: bool) -> None:
+        """Hold a request (a slow client) or let it go on; tokens in flight still arrive."""
+        request = self.requests.get(request_id)
+        if request is None:
+            return
+        request.paused = paused
+        if request.row >= 0:
+            self.rows.runnable[request.row] = not paused
+
+    def finish(
+        self, request: Request, reason: FinishReason, *, stop_reason: int | None = None, error: str | None = None
+    ) -> EngineOutput:
+        """End a request, wherever it is, and return its final output (without tokens). Happens once a request (I7)."""
+        assert not request.is_finished
+        if request.row >= 0:
+            self._leave_row(request)
+        else:
+            self.waiting.remove(request)
+            self.kv.free(request, None)
+        request.status = RequestStatus.FINISHED
+        del self.requests[request.request_id]
+        self._statistics.request_finished(request, reason, self._clock())
+        return EngineOutput(
+            request.request_id,
+            [],
+            finish_reason=reason,
+            stop_reason=stop_reason,
+            error=error,
+            num_cached_tokens=request.num_cached_tokens,
+            num_preemptions=request.num_preemptions,
+        )
+
+    def _leave_row(self, request: Request) -> int:
+        """Free row and blocks; blocks that a letter in flight may write stay out of the pool until it returned."""
+        last_step = int(self.rows.last_step[request.row])
+        self._outbox.row_left(self.rows.leave(request))
+        self.kv.free(request, last_step if last_step > self._last_returned else None)
+        return last_step
+
+    # ---- what is left to do
+
+    @property
+    def num_unreturned(self) -> int:
+        """Letters whose output has not come back."""
+        return len(self._in_flight)
+
+    def has_work(self) -> bool:
+        """Whether a step can bring anything: a letter is out, or a request is not held by its client."""
+        if self._in_flight or self._failed:
+            return True
+        return any(not request.paused for request in self.requests.values())
+
+    # ---- scheduling
+
+    def schedule(self) -> SchedulerOutput | None:
+        """The next letter, or None when nothing can be computed before more has come back."""
+        plan = StepPlan(TokenBudget(self._max_num_batched_tokens))
+        pending = self.rows.pending()
+        decodes = self._grant_decodes(np.flatnonzero(pending == 1), plan)
+        behind = np.flatnonzero((pending > 1) & self.rows.runnable)  # some may just have been preempted
+        if behind.size or len(self.waiting):
+            plan.budget.open_prefills(crowded=behind.size + len(self.waiting) > 1)
+            self._grant_running(behind, plan)
+            if plan.preempted:
+                decodes = decodes[self.rows.runnable[decodes]]
+            else:  # while running requests lack blocks, nobody new gets in
+                self._admit_waiting(plan)
+            self._spend_rest(plan)
+        if not decodes.size and not plan.chunks:
+            return None
+        return self._write_letter(decodes, plan)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether `take_failed` has something."""
+        return bool(self._failed)
+
+    def take_failed(self) -> list[EngineOutput]:
+        """Final outputs of requests that failed while a step was scheduled."""
+        failed, self._failed = self._failed, []
+        return failed
+
+    def flush_letter(self) -> SchedulerOutput:
+        """An empty letter that brings back every output still on the device; it expects none of its own."""
+        empty = np.empty(0, np.int32)
+        return self._letter(empty, empty, np.empty(0, np.bool_), flush=True)
+
+    def _grant_decodes(self, decodes: IntArray, plan: StepPlan) -> IntArray:
+        """Rows that compute one token; only those at a block edge need a look."""
+        rows = self.rows
+        if decodes.size > plan.budget.left:
+            first = self._in_order(decodes)[: plan.budget.left]
+            decodes = np.sort(np.array([request.row for request in first], np.intp))
+        short = decodes[rows.num_computed[decodes] >= rows.capacity[decodes]]
+        if short.size:
+            for request in self._in_order(short):
+                if request.row >= 0:  # not preempted by one before it
+                    self._ensure_slots(request, int(rows.num_computed[request.row]) + 1, plan)
+            decodes = decodes[rows.runnable[decodes] & (rows.num_computed[decodes] < rows.capacity[decodes])]
+        plan.budget.left -= decodes.size
+        return decodes
+
+    def _grant_running(self, behind: IntArray, plan: StepPlan) -> None:
+        """Chunks for running requests that are more than one token short."""
+        for request in self._in_order(behind):
+            if plan.budget.left == 0:
+                break
+            if request.row < 0:
+                continue
+            remaining = request.num_tokens - int(self.rows.num_computed[request.row])
+            chunk = plan.budget.chunk(remaining)
+            if chunk > 0:
+                self._grant_chunk(request, chunk, remaining, plan, may_preempt=True)
+
+    def _grant_chunk(self, request: Request, chunk: int, remaining: int, plan: StepPlan, may_preempt: bool) -> None:
+        """Give up to `chunk` more tokens, as many as there are blocks for; at least one if that takes preemption."""
+        computed = int(self.rows.num_computed[request.row]) + plan.chunks.get(request, 0)
+        room = self._room(request, computed)
+        if room <= 0:
+            if not may_preempt or not self._ensure_slots(request, computed + 1, plan):
+                return
+            room = self._room(request, computed)
+        chunk = min(chunk, room)
+        granted = self._ensure_slots(request, computed + chunk, plan)
+        assert granted
+        plan.chunks[request] = plan.chunks.get(request, 0) + chunk
+        plan.budget.spend(chunk, remaining)
+
+    def _room(self, request: Request, computed: int) -> int:
+        """Slots past `computed` that the request has or could get without preemption."""
+        return int(self.rows.capacity[request.row]) + self.kv.pool.num_free * self.kv.block_size - computed
+
+    def _spend_rest(self, plan: StepPlan) -> None:
+        """Tokens that nobody short wanted go to the long requests of the step."""
+        for request, granted in list(plan.chunks.items()):
+            if plan.budget.left == 0:
+                break
+            if request.row < 0:
+                continue
+            remaining = request.num_tokens - int(self.rows.num_computed[request.row]) - granted
+            if remaining > 0:
+                self._grant_chunk(request, min(remaining, plan.budget.left), remaining, plan, may_preempt=False)
+
+    def _admit_waiting(self, plan: StepPlan) -> None:
+        """Waiting requests, in order, as long as rows and blocks last.
+
+        One may be passed by those behind it only while the long prompts' share of the tokens is spent, or while
+        another request is just computing much of its prompt: its blocks will be found in the cache.
+        """
+        passed = 0
+        for request in list(self.waiting):
+            if plan.budget.left == 0 or passed == MAX_PASSED_OVER:
+                break
+            if request.paused:
+                continue
+            if request.resume_after_step > self._last_returned:
+                break  # its tokens are still coming; nobody takes its place meanwhile
+            prefix = self.kv.find_prefix(request)
+            remaining = request.num_tokens - len(prefix) * self.kv.block_size
+            soon = self.kv.num_coming(request, len(prefix)) * self.kv.block_size
+            if soon >= MIN_SHARED_TOKENS or plan.budget.chunk(remaining) == 0:
+                passed += 1
+                continue
+            if not self._make_room(request, prefix, plan):
+                break
+            try:
+                self._admit(request, prefix, remaining, plan)
+            except Exception as error:  # one request's trouble (I7)
+                logger.exception("request %s cannot be scheduled", request.request_id)
+                self._failed.append(self.finish(request, "error", error=f"internal error: {error}"))
+
+    def _admit(self, request: Request, prefix: list[int], remaining: int, plan: StepPlan) -> None:
+        """Give a waiting request a row and its first chunk."""
+        computed = request.num_tokens - remaining
+        chunk = plan.budget.chunk(remaining)
+        admitted = self.kv.admit(request, prefix, computed + chunk)
+        assert admitted
+        next_publish = self._reconciler.next_publish(request)
+        self.rows.enter(request, computed, len(request.block_ids) * self.kv.block_size, next_publish)
+        self.waiting.remove(request)
+        self._outbox.row_entered(request, computed)
+        if request.first_scheduled is None:
+            request.first_scheduled = self._clock()
+            request.num_cached_tokens = computed
+            self._statistics.request_started(request, computed)
+        request.status = RequestStatus.RUNNING
+        plan.chunks[request] = chunk
+        plan.budget.spend(chunk, remaining)
+
+    def _fits(self, request: Request, prefix: list[int]) -> bool:
+        """Whether there are blocks for all known tokens, beside what running prompts still need and a small reserve.
+
+        With nobody else running, any request that fits the pool is let in.
+        """
+        rows, block_size = self.rows, self.kv.block_size
+        needed = self.kv.num_blocks_for(request.num_tokens) - len(prefix)
+        free = self.kv.num_free_after_hit(prefix)
+        if not rows.runnable.any():
+            return needed <= free
+        short = (rows.num_tokens - rows.capacity + block_size - 1) // block_size
+        promised = int(np.maximum(short, 0)[rows.runnable].sum())
+        return needed + promised + self.kv.pool.num_blocks // 100 <= free
+
+    # ---- preemption
+
+    def _ensure_slots(self, request: Request, num_tokens: int, plan: StepPlan) -> bool:
+        """Slots for the first `num_tokens` tokens; may preempt requests of lower rank. False: not in this step."""
+        while (blocks := self.kv.grow(request, num_tokens)) is None:
+            needed = self.kv.num_blocks_for(num_tokens) - len(request.block_ids)
+            if self.kv.pool.num_free + self.kv.pool.num_deferred >= needed:
+                return False  # blocks are on their way back
+            victim = self._victim(request)
+            if victim is None:
+                return False
+            self._preempt(victim, plan)
+        if blocks:
+            self.rows.capacity[request.row] = len(request.block_ids) * self.kv.block_size
+            self._outbox.blocks_added(request.row, blocks)
+        return True
+
+    def _victim(self, request: Request) -> Request | None:
+        """Who gives way to `request`: paused requests first, then the one of the lowest rank below it."""
+        others = [
+            other
+            for other in self.rows.occupants()
+            if other is not request and (other.paused or other.key > request.key)
+        ]
+        return max(others, key=lambda other: (other.paused, other.key), default=None)
+
+    def _make_room(self, request: Request, prefix: list[int], plan: StepPlan) -> bool:
+        """A row and blocks for a waiting request. Held requests keep nobody waiting: they give theirs, if need be."""
+        while not self.rows.num_free or not self._fits(request, prefix):
+            paused = [occupant for occupant in self.rows.occupants() if occupant.paused]
+            if not paused or self.kv.pool.num_deferred:
+                return False
+            self._preempt(max(paused, key=lambda occupant: occupant.key), plan)
+        return True
+
+    def _preempt(self, request: Request, plan: StepPlan) -> None:
+        """Back to its place in the queue; it will recompute what the prefix cache does not hold by then."""
+        ticket = int(self.rows.ticket[request.row])
+        last_step = self._leave_row(request)
+        if last_step > self._last_returned:
+            request.resume_after_step = last_step
+            self._reconciler.request_departed(ticket, request)
+        request.status = RequestStatus.PREEMPTED
+        request.num_preemptions += 1
+        self._statistics.request_preempted()
+        plan.preempted = True
+        plan.chunks.pop(request, None)
+        self.waiting.push(request)
+
+    def _in_order(self, rows: IntArray) -> list[Request]:
+        return sorted((self.rows.request_at(row) for row in rows.tolist()), key=lambda request: request.key)
+
+    # ---- letters
+
+    def _write_letter(self, decodes: IntArray, plan: StepPlan) -> SchedulerOutput:
+        table = self.rows
+        rows = decodes.astype(np.int32)
+        counts = np.ones(decodes.size, np.int32)
+        if plan.chunks:
+            rows = np.concatenate([rows, np.array([request.row for request in plan.chunks], np.int32)])
+            counts = np.concatenate([counts, np.array(list(plan.chunks.values()), np.int32)])
+        computed = table.num_computed[rows] + counts
+        samples: NDArray[np.bool_] = computed == table.num_tokens[rows]
+        table.num_computed[rows] = computed
+        table.num_tokens[rows] += samples
+        letter = self._letter(rows, counts, samples, flush=False)
+        table.last_step[rows] = letter.step_id
+        num_prefill_tokens = sum(plan.chunks.values())
+        self._in_flight.append(
+            InFlightLetter(
+                letter.step_id,
+                rows,
+                counts,
+                samples,
+                table.ticket[rows],
+                num_tokens=decodes.size + num_prefill_tokens,
+                num_decodes=decodes.size,
+            )
+        )
+        return letter
+
+    def _letter(
+        self, rows: NDArray[np.int32], counts: NDArray[np.int32], samples: NDArray[np.bool_], flush: bool
+    ) -> SchedulerOutput:
+        step_id = self._next_step_id
+        self._next_step_id += 1
+        return SchedulerOutput(
+            step_id,
+            rows,
+            counts,
+            samples,
+            new_requests=self._outbox.take_new_requests(),
+            new_blocks=self._outbox.take_new_blocks(),
+            freed_rows=self._outbox.take_freed_rows(),
+            flush=flush,
+        )
+
+    def update_from_output(self, output: ModelRunnerOutput) -> list[EngineOutput]:
+        """Take in what a step brought; outputs of steps come in their order, an empty letter may bring none."""
+        while self._in_flight and self._in_flight[0].step_id < output.step_id:
+            missing = self._in_flight.popleft()
+            raise RuntimeError(f"the workers returned step {output.step_id} but never step {missing.step_id}")
+        if not self._in_flight or self._in_flight[0].step_id > output.step_id:
+            assert not len(output.sampled_token_ids), f"tokens from step {output.step_id}, which asked for none"
+            return []
+        letter = self._in_flight.popleft()
+        self._last_returned = letter.step_id
+        self.kv.pool.step_returned(letter.step_id)
+        stats = StepStats(letter.num_tokens, 0, 0, 0, output.step_time_s)
+        outputs = self._reconciler.reconcile(letter, output, stats)
+        stats.num_running, stats.num_waiting = self.rows.num_occupied, len(self.waiting)
+        self._statistics.step_returned(stats, letter.num_decodes)
+        return outputs
+
+    def stats(self) -> EngineStats:
+        """A snapshot; callable from any thread."""
+        return self._statistics.snapshot(self.rows, self.waiting, self.kv.pool)

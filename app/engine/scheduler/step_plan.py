@@ -1,0 +1,47 @@
+"""A step while it is being scheduled, and how its tokens are shared among prompts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from app.engine.request import Request
+
+
+@dataclass(slots=True)
+class TokenBudget:
+    """Tokens left in the step that is being scheduled.
+
+    While several requests wait to compute their prompts, those with much left to compute (more than
+    `long_threshold`) share one half of what the decodes leave over, first come first served; so a short prompt behind
+    a long one gets in at once, and a stream of short ones cannot starve a long one. What the short ones leave, the
+    long ones get in the end.
+    """
+
+    left: int
+    long_left: int = 0
+    long_threshold: int = 0
+
+    def open_prefills(self, crowded: bool) -> None:
+        """Fix the shares, once the decodes have taken theirs."""
+        self.long_threshold = max(1, self.left // 4)
+        self.long_left = (self.left + 1) // 2 if crowded else self.left
+
+    def chunk(self, remaining: int) -> int:
+        """Most tokens that a request with `remaining` tokens to compute gets; 0 = a shorter one may still get some."""
+        most = self.left if remaining <= self.long_threshold else min(self.left, self.long_left)
+        return min(remaining, most)
+
+    def spend(self, num_tokens: int, remaining: int) -> None:
+        """Account a chunk of a request that had `remaining` tokens to compute."""
+        self.left -= num_tokens
+        if remaining > self.long_threshold:
+            self.long_left = max(0, self.long_left - num_tokens)
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """What the step computes besides the decodes, so far."""
+
+    budget: TokenBudget
+    chunks: dict[Request, int] = field(default_factory=dict)  # request -> tokens
+    preempted: bool = False

@@ -1,0 +1,24 @@
+"""When a request ends by its own tokens."""
+
+from __future__ import annotations
+
+from app.engine.outputs import FinishReason
+from app.engine.request import Request
+
+
+def check_stop(request: Request) -> tuple[FinishReason, int | None] | None:
+    """(finish reason, stop reason) if the latest token ends the request, else None.
+
+    Stop tokens count from `min_tokens` on; the model's own end token leaves the stop reason empty. The length limit
+    covers max_tokens and the context.
+    """
+    params = request.sampling_params
+    token = request.token_ids[-1]
+    if request.num_output_tokens >= params.min_tokens:
+        if not params.ignore_eos and token in request.eos_token_ids:
+            return "stop", None
+        if token in request.stop_token_ids:
+            return "stop", token
+    if request.num_tokens >= request.max_total_tokens:
+        return "length", None
+    return None

@@ -1,0 +1,35 @@
+"""Requests without a row, in the order of service."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+
+from app.engine.request import Request
+
+
+def _key(request: Request) -> tuple[int, int]:
+    return request.key
+
+
+class WaitingQueue:
+    """Sorted by `Request.key`, which is unique: FCFS and priority are one order, and who returns finds their place."""
+
+    def __init__(self) -> None:
+        self._requests: list[Request] = []
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._requests)
+
+    def push(self, request: Request) -> None:
+        """Add a new or preempted request at its place."""
+        insort(self._requests, request, key=_key)
+
+    def remove(self, request: Request) -> None:
+        """Take out one request, from anywhere."""
+        index = bisect_left(self._requests, request.key, key=_key)
+        assert self._requests[index] is request
+        del self._requests[index]

@@ -1,0 +1,167 @@
+"""What the engine measures about itself: a snapshot for the load book, counters and timings for the metrics.
+
+The engine thread writes, other threads read: every field read from outside is one Python object that is replaced or
+incremented, so a snapshot may mix two neighbouring steps but is never torn. Times are in seconds.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.engine.outputs import FinishReason
+from app.engine.request import Request
+
+EWMA_WEIGHT = 0.1  # of the newest sample: about the last twenty steps count
+TYPICAL_OUTPUT_TOKENS = 128.0  # expected length of an answer before any has ended
+
+
+@dataclass(slots=True, frozen=True)
+class EngineStats:
+    """The state of one engine at a moment; totals count from its start."""
+
+    num_running: int  # requests in a row, paused ones included
+    num_waiting: int  # requests without a row: new and preempted ones
+    num_paused: int  # held for a slow client, running or waiting
+    num_blocks: int
+    num_free_blocks: int  # cached blocks that nobody holds are free
+    num_cached_blocks: int  # findable by hash
+    outstanding_prefill_tokens: int  # known tokens still to compute
+    outstanding_decode_tokens: int  # estimate of output tokens still to come
+    prompt_tokens_total: int
+    generation_tokens_total: int
+    preemptions_total: int
+    prefix_cache_queries_total: int  # tokens looked up
+    prefix_cache_hits_total: int  # tokens found
+    steps_total: int
+    iteration_tokens: int  # tokens of the last step
+    finished_total: dict[str, int]  # by finish reason
+    prefill_token_s: float  # average time per prefill token
+    decode_step_s: float  # average time of a step that only decodes
+
+    @property
+    def kv_cache_usage(self) -> float:
+        """Share of the blocks that requests hold, 0 to 1."""
+        return 1.0 - self.num_free_blocks / self.num_blocks
+
+    @property
+    def outstanding_tokens(self) -> int:
+        """Work left, in tokens: what the router balances."""
+        return self.outstanding_prefill_tokens + self.outstanding_decode_tokens
+
+
+@dataclass(slots=True, frozen=True)
+class RequestTimings:
+    """One finished request, for the histograms. A duration is None when the request did not get so far."""
+
+    request_id: str
+    finish_reason: FinishReason
+    num_prompt_tokens: int
+    num_generation_tokens: int
+    num_cached_tokens: int
+    num_preemptions: int
+    max_tokens: int
+    n: int
+    choice_index: int  # `n` belongs into a histogram once a request: at choice 0
+    e2e_s: float  # arrival at the door to the end
+    ttft_s: float | None  # arrival at the door to the first token
+    queue_s: float | None  # arrival at the engine to the first step
+    prefill_s: float | None  # first step to first token
+    decode_s: float | None  # first to last token
+    inference_s: float | None  # first step to last token
+
+    @classmethod
+    def of(cls, request: Request, reason: FinishReason, now: float) -> RequestTimings:
+        """Timings of a request that ends at `now` (monotonic)."""
+        started, first, last = request.first_scheduled, request.first_token, request.last_token
+        params = request.sampling_params
+        return cls(
+            request_id=request.request_id,
+            finish_reason=reason,
+            num_prompt_tokens=request.num_prompt_tokens,
+            num_generation_tokens=request.num_output_tokens,
+            num_cached_tokens=request.num_cached_tokens,
+            num_preemptions=request.num_preemptions,
+            max_tokens=request.max_total_tokens - request.num_prompt_tokens,
+            n=params.n,
+            choice_index=request.choice_index,
+            e2e_s=now - request.arrival,
+            ttft_s=None if first is None else first - request.arrival,
+            queue_s=None if started is None else started - request.queued,
+            prefill_s=None if first is None or started is None else first - started,
+            decode_s=None if first is None or last is None else last - first,
+            inference_s=None if last is None or started is None else last - started,
+        )
+
+
+@dataclass(slots=True)
+class StepStats:
+    """What one step brought, handed to the recorder once the step's tokens are known."""
+
+    num_tokens: int  # computed in the step
+    num_generation_tokens: int
+    num_running: int
+    num_waiting: int
+    step_time_s: float  # as the worker saw it
+    num_prompt_tokens: int = 0  # of the requests whose prompts were completed in the step
+    ttft_s: list[float] = field(default_factory=list)  # of requests that got their first token
+    itl_s: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))  # since each other request's last token
+
+
+class StatsRecorder(Protocol):
+    """Feeds histograms; called on the engine thread, so it must be quick."""
+
+    def record_step(self, step: StepStats) -> None:
+        """Take note of one step whose output has come back."""
+
+    def record_finished(self, timings: RequestTimings) -> None:
+        """Take note of a request's end."""
+
+
+@dataclass(slots=True)
+class EngineCounters:
+    """Running totals, kept by the scheduler."""
+
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    preemptions: int = 0
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
+    steps: int = 0
+    iteration_tokens: int = 0
+    finished: Counter[str] = field(default_factory=Counter)
+    output_tokens_average: float = TYPICAL_OUTPUT_TOKENS
+
+    def request_finished(self, reason: FinishReason, num_output_tokens: int) -> None:
+        """Count a request's end; what was cut short says nothing about the length of answers."""
+        self.finished[reason] += 1
+        if reason in ("stop", "length"):
+            self.output_tokens_average += EWMA_WEIGHT * (num_output_tokens - self.output_tokens_average)
+
+
+@dataclass(slots=True)
+class StepCosts:
+    """Moving averages of what a prefill token and a decode step cost, in seconds; 0 until measured."""
+
+    prefill_token_s: float = 0.0
+    decode_step_s: float = 0.0
+
+    def observe(self, num_prefill_tokens: int, num_decodes: int, step_time_s: float) -> None:
+        """Account one step: a mixed one costs a decode step plus its prefill tokens."""
+        if step_time_s <= 0:
+            return
+        if num_prefill_tokens == 0:
+            if num_decodes:
+                self.decode_step_s = _ewma(self.decode_step_s, step_time_s)
+            return
+        prefill_s = step_time_s - (self.decode_step_s if num_decodes else 0.0)
+        if prefill_s > 0:
+            self.prefill_token_s = _ewma(self.prefill_token_s, prefill_s / num_prefill_tokens)
+
+
+def _ewma(average: float, sample: float) -> float:
+    return sample if average == 0.0 else average + EWMA_WEIGHT * (sample - average)

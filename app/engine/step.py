@@ -1,0 +1,92 @@
+"""The two letters between host and device (invariant I2): SchedulerOutput down, ModelRunnerOutput up.
+
+A letter carries diffs, not state (I3): the device keeps, per row, the token ids, the block table, the number of
+computed tokens and the sampling state, and advances them itself:
+
+- after a letter, `num_computed_tokens[row] += num_scheduled_tokens[row]`;
+- a row whose scheduled tokens reach the end of its known tokens samples one token, which the device appends to the
+  row's token ids, so that the next letter can be written before the token has come back (two letters in flight).
+
+Order within a letter: `freed_rows`, then `new_requests`, then `new_blocks`, then the step itself. A row may be freed
+and given away in the same letter.
+
+Plain numpy and dataclasses, so that a letter pickles small and the host half never imports torch (I8).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.engine.sampling_params import SamplingParams
+
+Int32Array = NDArray[np.int32]
+Float32Array = NDArray[np.float32]
+
+
+@dataclass(slots=True)
+class NewRequest:
+    """Everything the device needs to know of a request that enters (or re-enters, after preemption) a row."""
+
+    row: int
+    token_ids: Int32Array  # [num_tokens]: prompt, and the output so far of a resumed request
+    num_prompt_tokens: int
+    num_computed_tokens: int  # prefix-cache hit: their KV is in the first blocks already
+    block_ids: list[int]
+    sampling_params: SamplingParams  # `seed` is always set by now
+    choice_index: int  # which of the request's `n` choices: part of the random key (I6)
+    eos_token_ids: tuple[int, ...]  # masked until min_tokens, with stop_token_ids
+    bad_words_token_ids: tuple[tuple[int, ...], ...]
+
+
+@dataclass(slots=True)
+class SchedulerOutput:
+    """One step. `rows[i]` computes `num_scheduled_tokens[i]` more tokens.
+
+    `samples[i]` is True when those tokens reach the end of what is known, so the row samples. Decodes come first.
+    An empty letter (no rows) is legal: it only carries frees, or flushes.
+    """
+
+    step_id: int
+    rows: Int32Array  # [R]
+    num_scheduled_tokens: Int32Array  # [R]
+    samples: NDArray[np.bool_]  # [R]
+    new_requests: list[NewRequest] = field(default_factory=list)
+    new_blocks: list[tuple[int, list[int]]] = field(default_factory=list)  # (row, block ids appended to its table)
+    freed_rows: list[int] = field(default_factory=list)
+    flush: bool = False  # return the output of every step up to this one, waiting for the device
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens in the step."""
+        return int(self.num_scheduled_tokens.sum())
+
+
+@dataclass(slots=True)
+class TokenLogprobs:
+    """Log-probabilities at one position: of the chosen token first, then of the most likely ones.
+
+    Raw: log-softmax of the model's logits before penalties and temperature. `ranks[0]` is the chosen token's rank
+    (1 = most likely); the others are 1, 2, ....
+    """
+
+    token_ids: list[int]  # [1 + k]
+    logprobs: list[float]  # [1 + k]
+    ranks: list[int]  # [1 + k]
+
+
+@dataclass(slots=True)
+class ModelRunnerOutput:
+    """What step `step_id` brought. `sampled_token_ids[j]` belongs to the j-th True of the letter's `samples`.
+
+    `logprobs[j]` is None where the request did not ask. `prompt_logprobs` maps an index into the letter's `rows` to
+    (position of the first token described, one entry per prompt token from there on).
+    """
+
+    step_id: int
+    sampled_token_ids: Int32Array  # [N]
+    logprobs: list[TokenLogprobs | None] | None = None
+    prompt_logprobs: dict[int, tuple[int, list[TokenLogprobs]]] | None = None
+    step_time_s: float = 0.0  # time the device took, as seen by the worker

@@ -1,0 +1,1 @@
+"""One rank of an engine: rows, inputs, the model's forward pass, memory."""

@@ -1,0 +1,76 @@
+"""How many KV-cache blocks: as configured, or what memory allows.
+
+On a GPU a full step is run first, so that what activations need is measured and not guessed.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+
+import torch
+
+from app.config import EngineConfig
+from app.engine.attention.kv_cache import KVCacheSpec
+from app.errors import ConfigError
+
+MIB = 1 << 20
+# The host keeps an object for each block; only a tiny model on a large GPU could have more.
+MAX_BLOCKS = 1 << 19
+
+
+def size_kv_cache(
+    config: EngineConfig, spec: KVCacheSpec, max_model_len: int, device: torch.device, full_step: Callable[[], None]
+) -> int:
+    """Blocks to allocate. `full_step` runs the largest step there can be (called on a GPU only).
+
+    Raises ConfigError when memory does not hold one request of max_model_len tokens.
+    """
+    if config.num_blocks is not None:
+        return config.num_blocks
+    if device.type == "cpu":
+        budget, option = config.kv_cache_memory_bytes, "kv_cache_memory_bytes"
+    else:
+        budget, option = _free_gpu_bytes(config, device, full_step), "gpu_memory_utilization"
+    affordable = budget // spec.bytes_per_block
+    needed = -(-max_model_len // spec.block_size)
+    if affordable < needed:
+        raise ConfigError(
+            f"the KV cache can have {max(budget, 0) // MIB} MiB, which holds {max(affordable, 0) * spec.block_size} "
+            f"tokens, less than one request of max_model_len={max_model_len}: raise {option} or lower max_model_len",
+            param=option,
+        )
+    # More blocks than all rows can fill still serve as prefix cache on a GPU; on a CPU they would be a waste.
+    useful = needed * config.max_num_seqs if device.type == "cpu" else max(MAX_BLOCKS, needed)
+    return min(affordable, useful)
+
+
+def allocate_kv_cache(spec: KVCacheSpec, num_blocks: int, device: torch.device) -> list[torch.Tensor]:
+    """The cache of each layer; ConfigError when the device does not have the memory."""
+    try:
+        return spec.allocate(num_blocks, device)
+    except RuntimeError as error:  # also torch.OutOfMemoryError
+        mib = num_blocks * spec.bytes_per_block // MIB
+        raise ConfigError(
+            f"num_blocks={num_blocks} needs {mib} MiB on {device}: {error}", param="num_blocks"
+        ) from error
+
+
+def describe(spec: KVCacheSpec, num_blocks: int) -> str:
+    """A line for the start-up notes."""
+    mib = num_blocks * spec.bytes_per_block / MIB
+    return f"KV cache: {num_blocks} blocks of {spec.block_size} tokens ({mib:.{0 if mib >= 10 else 1}f} MiB)"
+
+
+def _free_gpu_bytes(config: EngineConfig, device: torch.device, full_step: Callable[[], None]) -> int:
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    resident = torch.cuda.memory_allocated(device)
+    full_step()
+    torch.cuda.synchronize(device)
+    activations = torch.cuda.max_memory_allocated(device) - resident
+    gc.collect()
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info(device)  # `free` knows of weights, other processes and driver alike
+    return int(total * config.gpu_memory_utilization) - (total - free) - activations

@@ -1,0 +1,131 @@
+"""A step that was enqueued: its results on their way to the host (I2).
+
+On a GPU the results are copied by a side stream into pinned memory, so that the next step computes meanwhile; on a
+CPU they are there already.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from app.engine.sampling.logprobs import LogprobTensors
+from app.engine.step import ModelRunnerOutput, TokenLogprobs
+
+
+@dataclass(slots=True, frozen=True)
+class PromptPiece:
+    """Logprobs of some consecutive prompt tokens of one request."""
+
+    index: int  # into the letter's rows
+    first_position: int
+    count: int  # likeliest tokens a position
+    tensors: LogprobTensors
+
+
+@dataclass(slots=True)
+class StepResults:
+    """What a step computed, on the device. Kept until the copies are done, so that the memory is not reused."""
+
+    step_id: int
+    sampled_token_ids: torch.Tensor  # int64 [N]
+    logprobs: LogprobTensors | None = None
+    logprob_indices: list[int] = field(default_factory=list)
+    logprob_counts: list[int] = field(default_factory=list)
+    prompt_pieces: list[PromptPiece] = field(default_factory=list)
+
+
+class StepClock:
+    """Time of a step: on a GPU between two events on its stream, else on the host."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._start = torch.cuda.Event(enable_timing=True) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._end = torch.cuda.Event(enable_timing=True) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._started_at = time.perf_counter()
+        self._elapsed_s = 0.0
+        if self._start is not None:
+            self._start.record()
+
+    def stop(self) -> None:
+        """All work of the step is enqueued (GPU) or done (CPU)."""
+        self._elapsed_s = time.perf_counter() - self._started_at
+        if self._end is not None:
+            self._end.record()
+
+    def elapsed_s(self) -> float:
+        """Seconds; on a GPU only once the step has finished."""
+        if self._start is None or self._end is None:
+            return self._elapsed_s
+        return float(self._start.elapsed_time(self._end)) / 1000.0
+
+
+class PendingStep:
+    """Starts the copies when made; `finish` waits for them."""
+
+    def __init__(self, results: StepResults, clock: StepClock, copy_stream: torch.cuda.Stream | None) -> None:
+        self._results = results
+        self._clock = clock
+        self._copied: torch.cuda.Event | None = None
+        clock.stop()
+        if copy_stream is None:
+            self._host = results
+            return
+        copy_stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(copy_stream):
+            self._host = _to_host(results)
+            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._copied.record()
+
+    def finish(self) -> ModelRunnerOutput:
+        """The step's output; waits for the device where it must."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        host = self._host
+        return ModelRunnerOutput(
+            step_id=host.step_id,
+            sampled_token_ids=host.sampled_token_ids.numpy().astype(np.int32),
+            logprobs=_sampled_logprobs(host),
+            prompt_logprobs=_prompt_logprobs(host),
+            step_time_s=self._clock.elapsed_s(),
+        )
+
+
+def _sampled_logprobs(results: StepResults) -> list[TokenLogprobs | None] | None:
+    if results.logprobs is None:
+        return None
+    spread: list[TokenLogprobs | None] = [None] * len(results.sampled_token_ids)
+    for index, entry in zip(results.logprob_indices, results.logprobs.tolist(results.logprob_counts), strict=True):
+        spread[index] = entry
+    return spread
+
+
+def _prompt_logprobs(results: StepResults) -> dict[int, tuple[int, list[TokenLogprobs]]] | None:
+    if not results.prompt_pieces:
+        return None
+    found: dict[int, tuple[int, list[TokenLogprobs]]] = {}
+    for piece in results.prompt_pieces:  # in order of position
+        _, entries = found.setdefault(piece.index, (piece.first_position, []))
+        entries.extend(piece.tensors.tolist([piece.count] * len(piece.tensors.ranks)))
+    return found
+
+
+def _to_host(results: StepResults) -> StepResults:
+    def logprobs(tensors: LogprobTensors) -> LogprobTensors:
+        return LogprobTensors(_copy(tensors.token_ids), _copy(tensors.logprobs), _copy(tensors.ranks))
+
+    return StepResults(
+        results.step_id,
+        _copy(results.sampled_token_ids),
+        None if results.logprobs is None else logprobs(results.logprobs),
+        results.logprob_indices,
+        results.logprob_counts,
+        [PromptPiece(p.index, p.first_position, p.count, logprobs(p.tensors)) for p in results.prompt_pieces],
+    )
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return host.copy_(tensor, non_blocking=True)

@@ -1,0 +1,76 @@
+"""Permanent rows: what the device knows of each request between steps (I3).
+
+Token ids and block tables live on the device. How many tokens a row has, and how many of them are computed, follow
+from the letters alone (I1), so the host keeps those counts and never has to ask the device.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from app.engine.sampling.transfer import to_device
+from app.engine.step import NewRequest, SchedulerOutput
+
+
+class RowState:
+    """Applies the letters' diffs: freed rows, new requests, new blocks, in this order."""
+
+    def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int, device: torch.device) -> None:
+        self.device = device
+        self.block_size = block_size
+        max_blocks = -(-max_model_len // block_size)
+        self.num_tokens = np.zeros(max_num_seqs, dtype=np.int64)
+        self.num_computed_tokens = np.zeros(max_num_seqs, dtype=np.int64)
+        self.num_prompt_tokens = np.zeros(max_num_seqs, dtype=np.int64)
+        self.num_blocks = np.zeros(max_num_seqs, dtype=np.int64)
+        self.host_block_table = np.zeros((max_num_seqs, max_blocks), dtype=np.int32)
+        self.token_ids = torch.zeros((max_num_seqs, max_model_len), dtype=torch.int32, device=device)
+        # On a CPU both tables are the same memory.
+        self.block_table = torch.from_numpy(self.host_block_table).to(device)
+        self._changed: list[tuple[int, int, int]] = []  # (row, first, end) of table entries not yet on the device
+
+    def apply(self, letter: SchedulerOutput) -> None:
+        """Take over a letter's diffs. A freed row has no blocks, so a step of it is noticed."""
+        for row in letter.freed_rows:
+            self.num_tokens[row] = self.num_computed_tokens[row] = self.num_blocks[row] = 0
+        for request in letter.new_requests:
+            self._enter(request)
+        for row, block_ids in letter.new_blocks:
+            self._append_blocks(row, block_ids)
+        if self._changed:
+            self._send_blocks()
+
+    def advance(self, letter: SchedulerOutput) -> None:
+        """Count the letter's tokens as computed, and one new token for each row that sampled."""
+        self.num_computed_tokens[letter.rows] += letter.num_scheduled_tokens
+        self.num_tokens[letter.rows[letter.samples]] += 1
+
+    def _enter(self, request: NewRequest) -> None:
+        row, tokens = request.row, len(request.token_ids)
+        assert tokens <= self.token_ids.shape[1], f"{tokens} tokens in a row of {self.token_ids.shape[1]}"
+        self.num_tokens[row] = tokens
+        self.num_prompt_tokens[row] = request.num_prompt_tokens
+        self.num_computed_tokens[row] = request.num_computed_tokens
+        self.num_blocks[row] = 0
+        self._append_blocks(row, request.block_ids)
+        ids = np.array(request.token_ids, dtype=np.int32)  # a copy: a letter that came by pickle may be read-only
+        self.token_ids[row, :tokens] = to_device(ids, self.device)
+
+    def _append_blocks(self, row: int, block_ids: list[int]) -> None:
+        first = int(self.num_blocks[row])
+        end = first + len(block_ids)
+        self.host_block_table[row, first:end] = block_ids
+        self.num_blocks[row] = end
+        self._changed.append((row, first, end))
+
+    def _send_blocks(self) -> None:
+        """One transfer for all changed entries."""
+        changed, self._changed = self._changed, []
+        if self.device.type == "cpu":
+            return
+        rows = np.concatenate([np.full(end - first, row) for row, first, end in changed])
+        columns = np.concatenate([np.arange(first, end) for _, first, end in changed])
+        entries = np.stack((rows, columns, self.host_block_table[rows, columns]))
+        device_entries = to_device(entries, self.device)
+        self.block_table[device_entries[0], device_entries[1]] = device_entries[2].int()

@@ -1,0 +1,117 @@
+"""One rank of an engine, wherever it runs: in this process, or inside an actor.
+
+Letters are executed one after another. On a device that computes in the background, a call enqueues its step and
+returns the outputs of the steps before; a `flush` letter returns everything (I2). On a CPU a call returns its own.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from functools import partial
+
+import torch
+
+from app.config import EngineConfig
+from app.engine.attention.backend import select_attention
+from app.engine.attention.kv_cache import KVCacheSpec
+from app.engine.distributed.parallel_groups import ParallelGroups
+from app.engine.layers.context import BuildContext
+from app.engine.model_info import ModelInfo
+from app.engine.models.loader import load_model
+from app.engine.step import ModelRunnerOutput, SchedulerOutput
+from app.engine.worker import kv_sizing
+from app.engine.worker.device import enter_thread, num_threads, select_device, select_dtype
+from app.engine.worker.dummy_step import dummy_forward, full_step, warm_letters
+from app.engine.worker.model_runner import ModelRunner
+from app.engine.worker.pending_step import PendingStep
+from app.engine.worker.row_state import RowState
+from app.engine.worker_info import WorkerInfo
+
+
+class Worker:
+    """`start` once, then `execute` letter after letter (any one thread at a time), then `shutdown`."""
+
+    def __init__(self, config: EngineConfig, rank: int = 0, world_size: int = 1, local_rank: int = 0) -> None:
+        assert (rank, world_size) == (0, 1), "config.py refuses more than one rank so far"
+        self._config = config
+        self._local_rank = local_rank
+        self._device = torch.device("cpu")
+        self._threads = num_threads(config)
+        self._thread: int | None = None  # the one whose settings were made last
+        self._runner: ModelRunner | None = None
+        self._pending: deque[PendingStep] = deque()
+
+    def start(self) -> WorkerInfo:
+        """Load the model, size and allocate the KV cache, warm the first step.
+
+        Raises ConfigError or CheckpointError with what to change.
+        """
+        config = self._config
+        info = ModelInfo.from_directory(config.model)
+        max_model_len = config.max_model_len or info.max_position_embeddings
+        self._device, device_note = select_device(config.device, self._local_rank)
+        dtype, dtype_note = select_dtype(config.dtype, self._device, info)
+        ops, attention_note = select_attention(config.attention_backend, self._device)
+        self._enter_thread()
+        with torch.inference_mode():
+            ctx = BuildContext(dtype, self._device, max_model_len, ops, ParallelGroups())
+            model = load_model(info, ctx, config.load_format, config.seed)
+            spec = KVCacheSpec.of(model.attention_layers, config.block_size, dtype)
+            state = RowState(config.max_num_seqs, max_model_len, config.block_size, self._device)
+            self._runner = ModelRunner(model, spec.allocate(1, self._device), state, info.vocab_size, self._device)
+            num_blocks = self._allocate_kv_cache(self._runner, spec, max_model_len)
+            self._warm(self._runner, max_model_len)
+        notes = [device_note, dtype_note, attention_note, kv_sizing.describe(spec, num_blocks)]
+        if self._device.type == "cpu":
+            notes.append(f"threads: {self._threads}")
+        return WorkerInfo(num_blocks, str(self._device), str(dtype).removeprefix("torch."), notes)
+
+    def execute(self, letter: SchedulerOutput) -> list[ModelRunnerOutput]:
+        """Run the letter's step; returns the outputs that are ready, in the order of their steps."""
+        assert self._runner is not None, "execute before start"
+        self._enter_thread()
+        with torch.inference_mode():
+            self._pending.append(self._runner.execute(letter))
+            keep = 1 if self._device.type == "cuda" and not letter.flush else 0
+            return [self._pending.popleft().finish() for _ in range(len(self._pending) - keep)]
+
+    def shutdown(self) -> None:
+        """Free the model and the KV cache; idempotent."""
+        self._pending.clear()
+        self._runner = None
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _enter_thread(self) -> None:
+        """A compiled graph calls `execute` from another thread than `start`."""
+        if self._thread != threading.get_ident():
+            enter_thread(self._device, self._threads)
+            self._thread = threading.get_ident()
+
+    def _allocate_kv_cache(self, runner: ModelRunner, spec: KVCacheSpec, max_model_len: int) -> int:
+        config = self._config
+        largest = partial(
+            full_step, runner, config.max_num_batched_tokens, config.max_num_seqs, config.block_size, max_model_len,
+            self._device,
+        )  # fmt: skip
+        num_blocks = kv_sizing.size_kv_cache(config, spec, max_model_len, self._device, largest)
+        runner.kv_caches = []  # the one block that the measurement used
+        runner.kv_caches = kv_sizing.allocate_kv_cache(spec, num_blocks, self._device)
+        return num_blocks
+
+    def _warm(self, runner: ModelRunner, max_model_len: int) -> None:
+        """A decode and a prefill, short and (where kernels are compiled) long, so that the first request finds all
+        made that it needs."""
+        length = min(self._config.max_num_batched_tokens, max_model_len, 64)
+        batch = min(self._config.max_num_seqs, self._config.max_num_batched_tokens, 4)
+        steps = [([1], 0), ([1] * batch, 0), ([length], 0)]
+        if self._device.type == "cuda":
+            steps += [([1], max_model_len - 1), ([1] * batch, max_model_len - 1)]
+        for counts, context in steps:
+            hidden = dummy_forward(runner, counts, context, self._config.block_size, self._device)
+            runner.logits(hidden[-1:]).argmax(dim=-1)
+        if min(max_model_len, self._config.block_size, self._config.max_num_batched_tokens) >= 4:
+            warm_letters(runner)
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)

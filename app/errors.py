@@ -1,0 +1,101 @@
+"""Every error a user can meet, as one tree; each leaf knows its HTTP status.
+
+    MantaError                      500  internal_error
+    |- InvalidRequestError          400  invalid_request_error   (names the field in `param`)
+    |  |- UnsupportedError          400  a known field or value we refuse by name
+    |  `- PromptTooLongError        400  says both numbers
+    |- AuthenticationError          401
+    |- ModelNotFoundError           404
+    |- OverloadedError              429
+    |- EngineDeadError              503  the replica is gone or cannot make progress
+    |- ConfigError                  (start-up) names the option and what to change
+    `- CheckpointError              (start-up) names the file or the tensor
+
+Errors that only a programmer can cause are asserts, not members of this tree.
+"""
+
+from __future__ import annotations
+
+
+class MantaError(Exception):
+    """Base of all user-visible errors.
+
+    `status` is the HTTP status, `type` the OpenAI error type, `code` the OpenAI error code and
+    `param` the request field at fault (dotted path), where there is one.
+    """
+
+    status: int = 500
+    type: str = "internal_error"
+    code: str | None = None
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Exceptions cross process boundaries (Ray); keep the keyword-only field.
+        return (_rebuild, (type(self), self.message, self.param))
+
+
+def _rebuild(cls: type[MantaError], message: str, param: str | None) -> MantaError:
+    return cls(message, param=param)
+
+
+class InvalidRequestError(MantaError):
+    """The request is malformed; `param` names the field."""
+
+    status = 400
+    type = "invalid_request_error"
+
+
+class UnsupportedError(InvalidRequestError):
+    """A field or value that is known to the dialect but not supported here."""
+
+    code = "unsupported"
+
+
+class PromptTooLongError(InvalidRequestError):
+    """Prompt (plus the room asked for) exceeds the model's context or the whole KV cache."""
+
+    code = "context_length_exceeded"
+
+
+class AuthenticationError(MantaError):
+    """Missing or wrong API key."""
+
+    status = 401
+    type = "authentication_error"
+    code = "invalid_api_key"
+
+
+class ModelNotFoundError(MantaError):
+    """No model is served under this name."""
+
+    status = 404
+    type = "not_found_error"
+    code = "model_not_found"
+
+
+class OverloadedError(MantaError):
+    """The server refuses new work for now."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "overloaded"
+
+
+class EngineDeadError(MantaError):
+    """The engine that held the request died, or none is able to make progress."""
+
+    status = 503
+    type = "service_unavailable_error"
+    code = "engine_unavailable"
+
+
+class ConfigError(MantaError):
+    """An option is wrong or cannot be met; the message says which and what to change."""
+
+
+class CheckpointError(MantaError):
+    """A model directory is unusable; the message names the file or tensor."""

@@ -1,0 +1,51 @@
+"""Paged attention: the contract that every backend keeps.
+
+A KV cache is one tensor per layer, [B, 2, Hkv, S, D]: a block's keys and values of all heads are one contiguous
+region. `slot` = block_id * S + offset. Token t of the step belongs to request r with
+query_start_loc[r] <= t < query_start_loc[r + 1]; its position is seq_lens[r] - (query_start_loc[r + 1] - t).
+Attention is causal over the request's first `seq_lens[r]` positions, which `block_table[r]` maps to blocks.
+There is no prefill or decode mode (I1): a request brings any number of query tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from app.registry import Registry
+
+
+@dataclass(slots=True)
+class AttentionMetadata:
+    """Where the step's tokens lie; made once a step, read by every layer."""
+
+    query_start_loc: torch.Tensor  # int32 [R + 1]
+    seq_lens: torch.Tensor  # int32 [R], computed + scheduled
+    block_table: torch.Tensor  # int32 [R, M]; entries past a request's blocks are undefined but valid ids
+    slot_mapping: torch.Tensor  # int64 [T], -1 = do not write
+    max_query_len: int
+    max_seq_len: int
+    num_decodes: int  # the first num_decodes requests have exactly one query token
+    plan: object | None = None  # a backend's own precomputation for the step, filled by its `prepare`
+
+
+@dataclass(slots=True, frozen=True)
+class AttentionOps:
+    """One backend: `prepare(meta)` once a step, then per layer `write_kv` and `paged_attention`."""
+
+    prepare: Callable[..., None]  # (meta: AttentionMetadata, *, num_heads, num_kv_heads, head_dim, block_size) -> None
+    # (key [T, Hkv, D], value [T, Hkv, D], kv_cache [B, 2, Hkv, S, D], slot_mapping int64 [T]) -> None
+    write_kv: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
+    # (query [T, Hq, D], kv_cache [B, 2, Hkv, S, D], meta, *, scale, sliding_window=None, soft_cap=None) -> [T, Hq, D]
+    paged_attention: Callable[..., torch.Tensor]
+
+
+ATTENTION_BACKENDS: Registry[AttentionOps] = Registry(
+    "attention backend",
+    {
+        "torch": "app.kernels.attention.reference:OPS",
+        "triton": "app.kernels.attention.triton_ops:OPS",
+    },
+)

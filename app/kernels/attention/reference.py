@@ -1,0 +1,179 @@
+"""Paged attention in plain PyTorch: the truth (`naive_paged_attention`) and the CPU path (`OPS`).
+
+In fp32, decodes read the cache in place (torch_in_place.py). Otherwise the CPU path copies whole blocks, never single
+tokens: decodes of similar length are gathered together, as many as stay in the cache of a core, and go through bmm,
+softmax, bmm with a KV head's query heads as rows; other requests go one by one through scaled_dot_product_attention
+in query tiles. A request's result does not depend on its neighbours
+beyond the rounding of a differently padded sum.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from app.kernels.attention import AttentionMetadata, AttentionOps, torch_in_place
+from app.kernels.attention.torch_in_place import InPlaceGroup
+from app.kernels.attention.torch_plan import DecodeGroup, QueryTile, TorchPlan, plan_step
+
+
+def write_kv(key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+    """Store key and value [T, Hkv, D] into kv_cache [B, 2, Hkv, S, D] at slot_mapping int64 [T]; -1 is not stored."""
+    if slot_mapping.numel() == 0:
+        return
+    if int(slot_mapping.min()) < 0:
+        kept = slot_mapping >= 0
+        key, value, slot_mapping = key[kept], value[kept], slot_mapping[kept]
+    block_size = kv_cache.shape[3]
+    blocks = slot_mapping // block_size
+    offsets = slot_mapping - blocks * block_size
+    kv_cache[blocks, 0, :, offsets] = key
+    kv_cache[blocks, 1, :, offsets] = value
+
+
+def naive_paged_attention(
+    query: torch.Tensor,
+    kv_cache: torch.Tensor,
+    meta: AttentionMetadata,
+    *,
+    scale: float,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
+) -> torch.Tensor:
+    """Attention of query [T, Hq, D] over kv_cache [B, 2, Hkv, S, D], request by request in fp32: the judge.
+
+    `sliding_window` = w lets a token see itself and the w - 1 before it; `soft_cap` = c bounds scores to (-c, c).
+    """
+    out = torch.empty_like(query)
+    starts = meta.query_start_loc.tolist()
+    group = query.shape[1] // kv_cache.shape[2]
+    for request, seq_len in enumerate(meta.seq_lens.tolist()):
+        rows = slice(starts[request], starts[request + 1])
+        positions = torch.arange(seq_len, device=query.device)
+        blocks = meta.block_table[request].long()[positions // kv_cache.shape[3]]
+        context = kv_cache[blocks, :, :, positions % kv_cache.shape[3]].float()  # [seq_len, 2, Hkv, D]
+        key, value = context.repeat_interleave(group, dim=2).unbind(1)
+        scores = torch.einsum("qhd,khd->hqk", query[rows].float() * scale, key)
+        if soft_cap is not None:
+            scores = soft_cap * torch.tanh(scores / soft_cap)
+        query_positions = positions[seq_len - (rows.stop - rows.start) :]
+        hidden = positions[None, :] > query_positions[:, None]
+        if sliding_window is not None:
+            hidden |= positions[None, :] <= query_positions[:, None] - sliding_window
+        probs = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+        out[rows] = torch.einsum("hqk,khd->qhd", probs, value).to(query.dtype)
+    return out
+
+
+def prepare(meta: AttentionMetadata, *, num_heads: int, num_kv_heads: int, head_dim: int, block_size: int) -> None:
+    """Set meta.plan: what every layer of the step shares (host copies of the lengths, gather indices, masks)."""
+    assert num_heads % num_kv_heads == 0, (num_heads, num_kv_heads)
+    meta.plan = plan_step(meta, block_elements=2 * num_kv_heads * block_size * head_dim, block_size=block_size)
+
+
+def paged_attention(
+    query: torch.Tensor,
+    kv_cache: torch.Tensor,
+    meta: AttentionMetadata,
+    *,
+    scale: float,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
+) -> torch.Tensor:
+    """The CPU path: same arguments and result as `naive_paged_attention`, in the dtype of `query`."""
+    plan = meta.plan
+    assert isinstance(plan, TorchPlan), "call prepare(meta, ...) before the first layer"
+    out = torch.empty_like(query)
+    if plan.num_decodes and torch_in_place.serves(query, kv_cache):
+        for in_place in plan.in_place_groups(sliding_window, kv_cache, query.shape[1]):
+            _decode_in_place(query, kv_cache, in_place, plan, out, scale, soft_cap)
+    else:
+        for group in plan.decode_groups(sliding_window):
+            _decode(query, kv_cache, group, plan, out, scale, soft_cap)
+    for tile in plan.query_tiles(sliding_window, query.dtype):
+        out[tile.rows] = _attend_tile(query[tile.rows], kv_cache, tile, plan, scale, soft_cap)
+    return out
+
+
+def _decode_in_place(
+    query: torch.Tensor,
+    kv_cache: torch.Tensor,
+    group: InPlaceGroup,
+    plan: TorchPlan,
+    out: torch.Tensor,
+    scale: float,
+    soft_cap: float | None,
+) -> None:
+    if group.rows is None:
+        rows = slice(0, plan.num_decodes)
+        out[rows] = torch_in_place.attend(query[rows], kv_cache, group, scale, soft_cap)
+    else:
+        part = query.index_select(0, group.rows)
+        out.index_copy_(0, group.rows, torch_in_place.attend(part, kv_cache, group, scale, soft_cap))
+
+
+def _gather(kv_cache: torch.Tensor, blocks: torch.Tensor, num_requests: int, plan: TorchPlan) -> torch.Tensor:
+    """Blocks of `num_requests` requests, as many of each, as [2, num_requests * Hkv, length, D] in plan's scratch."""
+    _, _, num_kv_heads, block_size, head_dim = kv_cache.shape
+    # Two copies (whole blocks, then heads apart within the core's cache) beat one gather of [S, D] pieces.
+    gathered, ordered = plan.scratch(kv_cache, blocks.shape[0])
+    torch.index_select(kv_cache, 0, blocks, out=gathered)
+    by_request = gathered.view(num_requests, -1, 2, num_kv_heads, block_size, head_dim)
+    by_head = ordered.view(2, num_requests, num_kv_heads, -1, block_size, head_dim)
+    by_head.copy_(by_request.permute(2, 0, 3, 1, 4, 5))
+    return ordered.view(2, num_requests * num_kv_heads, -1, head_dim)
+
+
+def _decode(
+    query: torch.Tensor,
+    kv_cache: torch.Tensor,
+    group: DecodeGroup,
+    plan: TorchPlan,
+    out: torch.Tensor,
+    scale: float,
+    soft_cap: float | None,
+) -> None:
+    num_requests, num_kv_heads = group.rows.shape[0], kv_cache.shape[2]
+    context = _gather(kv_cache, group.blocks, num_requests, plan)[:, :, group.span]
+    key, value = context.unbind(0)
+    if group.hidden is not None:
+        # A slot nobody wrote may hold NaN, and 0 * NaN is NaN: the value must go, not only its probability.
+        for edge in group.edges:
+            value_of_request = value.view(num_requests, num_kv_heads, -1, value.shape[2])[:, :, edge]
+            value_of_request.masked_fill_(group.hidden[:, None, edge, None], 0.0)
+    rows = query.index_select(0, group.rows)
+    heads = (rows * scale).view(num_requests * num_kv_heads, -1, query.shape[2])
+    scores = _cap(torch.bmm(heads, key.transpose(1, 2)).float(), soft_cap)
+    if group.hidden is not None:
+        scores.view(num_requests, -1, scores.shape[2]).masked_fill_(group.hidden[:, None], float("-inf"))
+    probs = torch.softmax(scores, dim=-1).to(query.dtype)
+    out.index_copy_(0, group.rows, torch.bmm(probs, value).view_as(rows))
+
+
+def _attend_tile(
+    query: torch.Tensor,
+    kv_cache: torch.Tensor,
+    tile: QueryTile,
+    plan: TorchPlan,
+    scale: float,
+    soft_cap: float | None,
+) -> torch.Tensor:
+    """Attention of one request's query tile [n, Hq, D] over the positions that any of its tokens sees."""
+    key, value = _gather(kv_cache, tile.blocks, 1, plan)[:, :, tile.span].unbind(0)  # each [Hkv, length, D]
+    if soft_cap is None:
+        attended = F.scaled_dot_product_attention(
+            query.transpose(0, 1)[None], key[None], value[None], attn_mask=tile.mask, scale=scale, enable_gqa=True
+        )
+        return attended[0].transpose(0, 1)
+    num_tokens, num_heads, head_dim = query.shape
+    heads = (query * scale).transpose(0, 1).reshape(key.shape[0], -1, head_dim)
+    scores = _cap(torch.bmm(heads, key.transpose(1, 2)).float(), soft_cap).view(num_heads, num_tokens, -1)
+    probs = torch.softmax(scores + tile.mask, dim=-1).to(query.dtype).view(key.shape[0], heads.shape[1], -1)
+    return torch.bmm(probs, value).view(num_heads, num_tokens, head_dim).transpose(0, 1)
+
+
+def _cap(scores: torch.Tensor, soft_cap: float | None) -> torch.Tensor:
+    return scores if soft_cap is None else torch.tanh(scores / soft_cap).mul_(soft_cap)
+
+
+OPS = AttentionOps(prepare=prepare, write_kv=write_kv, paged_attention=paged_attention)

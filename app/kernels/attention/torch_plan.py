@@ -1,0 +1,159 @@
+"""What one step's layers share in the PyTorch attention path: which blocks to gather together, and masks.
+
+Layers may differ in their sliding window, so groups, tiles and masks are made on first use, once per window, and
+kept until the step is over. Everything is derived from host copies of the lengths: one read per step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+
+from app.kernels.attention import AttentionMetadata
+from app.kernels.attention.torch_in_place import InPlaceGroup, plan_groups
+
+# Blocks of a decode group are gathered into a buffer of at most so many elements, which the caches of a CPU hold.
+_GROUP_ELEMENTS = 1024 * 1024
+# Tokens of a request that share one mask; a smaller tile skips more of the hidden triangle, a larger one calls less.
+_TILE_TOKENS = 256
+
+
+@dataclass(slots=True, frozen=True)
+class DecodeGroup:
+    """Requests with one query token and about the same number of blocks; n requests, `length` gathered positions."""
+
+    rows: torch.Tensor  # int64 [n]: request and, as decodes come first, row of `query`
+    blocks: torch.Tensor  # int64 [n * blocks of each]
+    span: slice  # positions of the gathered blocks that some request sees
+    hidden: torch.Tensor | None  # bool [n, length of span], True = not this request's to see; None: all see all
+    edges: tuple[slice, ...]  # parts of `span` outside which `hidden` is False
+
+
+@dataclass(slots=True, frozen=True)
+class QueryTile:
+    """Consecutive query tokens of one request."""
+
+    rows: slice  # of `query`
+    blocks: torch.Tensor  # int64, the request's blocks from the first position that a token of the tile sees
+    span: slice  # of the gathered positions
+    mask: torch.Tensor  # [tokens, length of span], 0 or -inf, in the dtype of `query`
+
+
+@dataclass(slots=True)
+class TorchPlan:
+    """One step. Host copies of the metadata, and what was derived from them so far."""
+
+    block_size: int
+    blocks_per_group: int
+    starts: list[int]
+    seq_lens: list[int]
+    block_table: torch.Tensor  # int64 [R, M]
+    num_decodes: int
+    groups: dict[int | None, list[DecodeGroup]] = field(default_factory=dict)
+    in_place: dict[int | None, list[InPlaceGroup]] = field(default_factory=dict)
+    tiles: dict[tuple[int | None, torch.dtype], list[QueryTile]] = field(default_factory=dict)
+    buffers: torch.Tensor | None = None  # [2, blocks, 2, Hkv, S, D]
+
+    def decode_groups(self, sliding_window: int | None) -> list[DecodeGroup]:
+        """The first `num_decodes` requests, grouped by the blocks that they see through the window."""
+        if sliding_window not in self.groups:
+            self.groups[sliding_window] = [
+                self._group(requests, sliding_window) for requests in self._partition(sliding_window)
+            ]
+        return self.groups[sliding_window]
+
+    def in_place_groups(self, sliding_window: int | None, kv_cache: torch.Tensor, num_heads: int) -> list[InPlaceGroup]:
+        """The same for decodes that read the cache in place; every layer's cache has the same shape."""
+        if sliding_window not in self.in_place:
+            lens = self.seq_lens[: self.num_decodes]
+            seen = [(self._first_seen(length - 1, sliding_window), length) for length in lens]
+            self.in_place[sliding_window] = plan_groups(seen, self.block_table, kv_cache, num_heads)
+        return self.in_place[sliding_window]
+
+    def query_tiles(self, sliding_window: int | None, dtype: torch.dtype) -> list[QueryTile]:
+        """All other requests, cut into tiles of query tokens."""
+        if (sliding_window, dtype) not in self.tiles:
+            self.tiles[sliding_window, dtype] = list(self._cut(sliding_window, dtype))
+        return self.tiles[sliding_window, dtype]
+
+    def scratch(self, kv_cache: torch.Tensor, num_blocks: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Two buffers of num_blocks blocks, overwritten by the next call: fresh memory would cost more than copying."""
+        if self.buffers is None or self.buffers.shape[1] < num_blocks:
+            self.buffers = kv_cache.new_empty(2, max(num_blocks, self.blocks_per_group), *kv_cache.shape[1:])
+        return self.buffers[0, :num_blocks], self.buffers[1, :num_blocks]
+
+    def _first_seen(self, position: int, sliding_window: int | None) -> int:
+        return 0 if sliding_window is None else max(0, position - sliding_window + 1)
+
+    def _num_blocks(self, request: int, sliding_window: int | None) -> int:
+        last = self.seq_lens[request] - 1
+        return last // self.block_size - self._first_seen(last, sliding_window) // self.block_size + 1
+
+    def _partition(self, sliding_window: int | None) -> Iterator[list[int]]:
+        """Decodes sorted by length, cut where a group would outgrow the cache or pad its shortest by half."""
+        sizes = [self._num_blocks(request, sliding_window) for request in range(self.num_decodes)]
+        group: list[int] = []
+        for request in sorted(range(self.num_decodes), key=sizes.__getitem__):
+            size = sizes[request]
+            if group and ((len(group) + 1) * size > self.blocks_per_group or size > 1.5 * sizes[group[0]] + 2):
+                yield group
+                group = []
+            group.append(request)
+        if group:
+            yield group
+
+    def _group(self, requests: list[int], sliding_window: int | None) -> DecodeGroup:
+        device, block_size = self.block_table.device, self.block_size
+        lens = [self.seq_lens[request] for request in requests]
+        seen = [self._first_seen(length - 1, sliding_window) for length in lens]
+        first_blocks = [position // block_size for position in seen]
+        num_blocks = max(self._num_blocks(request, sliding_window) for request in requests)
+        rows = torch.tensor(requests, device=device)
+        columns = torch.tensor(first_blocks, device=device)[:, None] + torch.arange(num_blocks, device=device)
+        columns.clamp_(max=self.block_table.shape[1] - 1)
+        blocks = self.block_table.index_select(0, rows).gather(1, columns).flatten()
+        # From here on positions count from each request's first gathered slot.
+        begins = [position - block * block_size for position, block in zip(seen, first_blocks, strict=True)]
+        ends = [length - block * block_size for length, block in zip(lens, first_blocks, strict=True)]
+        span = slice(min(begins), max(ends))
+        if min(begins) == max(begins) and min(ends) == max(ends):
+            return DecodeGroup(rows, blocks, span, None, ())
+        positions = torch.arange(span.start, span.stop, device=device)
+        hidden = positions >= torch.tensor(ends, device=device)[:, None]
+        hidden |= positions < torch.tensor(begins, device=device)[:, None]
+        edges = (slice(0, max(begins) - span.start), slice(min(ends) - span.start, span.stop - span.start))
+        return DecodeGroup(rows, blocks, span, hidden, tuple(edge for edge in edges if edge.start < edge.stop))
+
+    def _cut(self, sliding_window: int | None, dtype: torch.dtype) -> Iterator[QueryTile]:
+        for request in range(self.num_decodes, len(self.seq_lens)):
+            start, stop = self.starts[request], self.starts[request + 1]
+            shift = self.seq_lens[request] - stop  # position = row + shift
+            for row in range(start, stop, _TILE_TOKENS):
+                yield self._tile(request, slice(row, min(row + _TILE_TOKENS, stop)), shift, sliding_window, dtype)
+
+    def _tile(self, request: int, rows: slice, shift: int, sliding_window: int | None, dtype: torch.dtype) -> QueryTile:
+        begin, end = self._first_seen(rows.start + shift, sliding_window), rows.stop + shift
+        first_block = begin // self.block_size
+        blocks = self.block_table[request, first_block : (end - 1) // self.block_size + 1]
+        origin = first_block * self.block_size
+        keys = torch.arange(begin, end, device=blocks.device)
+        queries = torch.arange(rows.start + shift, end, device=blocks.device)[:, None]
+        hidden = keys > queries
+        if sliding_window is not None:
+            hidden |= keys <= queries - sliding_window
+        mask = torch.zeros(hidden.shape, dtype=dtype, device=blocks.device).masked_fill_(hidden, float("-inf"))
+        return QueryTile(rows, blocks, slice(begin - origin, end - origin), mask)
+
+
+def plan_step(meta: AttentionMetadata, *, block_elements: int, block_size: int) -> TorchPlan:
+    """Read the lengths of `meta` to the host; `block_elements` is the size of one block of the cache."""
+    return TorchPlan(
+        block_size=block_size,
+        blocks_per_group=max(1, _GROUP_ELEMENTS // block_elements),
+        starts=meta.query_start_loc.tolist(),
+        seq_lens=meta.seq_lens.tolist(),
+        block_table=meta.block_table.long(),
+        num_decodes=meta.num_decodes,
+    )

@@ -1,0 +1,267 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+"""Split-KV decode: requests with one query token. A program attends one KV head's query heads over one split.
+
+A request's context is cut by its own length alone, never by the batch around it (I6): up to MAX_SPLITS splits of at
+least SPLIT_KEYS positions. Splits leave normalised partial results and their log-sum-exp, which a second kernel
+merges in a fixed order; where the longest request has one split, the first kernel writes the output itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from app.kernels.attention import AttentionMetadata
+from app.kernels.attention.triton_tile import NO_MAX, attend_tile
+
+MAX_SPLITS = 64
+SPLIT_KEYS = 256
+_MERGE_TILE = 16
+
+
+@dataclass(slots=True, frozen=True)
+class DecodeTile:
+    """Tile sizes and launch options of the decode kernel."""
+
+    keys: int
+    num_warps: int
+    num_stages: int
+
+
+@dataclass(slots=True)
+class DecodeScratch:
+    """What the two kernels of a launch pass to each other; made once a step, used by every layer."""
+
+    num_splits: int  # of the longest request
+    partial: torch.Tensor  # fp32 [Rd, Hq, num_splits, D]; empty where num_splits is 1
+    log_sum: torch.Tensor  # fp32 [Rd, Hq, num_splits], base 2
+
+
+def choose_tile(head_dim: int, dtype: torch.dtype) -> DecodeTile:
+    """A table by the bytes of a key; 256 bytes (bf16, head size 128) were swept on an H200."""
+    key_bytes = triton.next_power_of_2(head_dim) * dtype.itemsize
+    if key_bytes <= 128:
+        return DecodeTile(keys=128, num_warps=4, num_stages=3)
+    if key_bytes <= 256:
+        return DecodeTile(keys=64, num_warps=4, num_stages=2)
+    return DecodeTile(keys=32 if key_bytes <= 512 else 16, num_warps=4, num_stages=2)
+
+
+def make_scratch(meta: AttentionMetadata, num_heads: int, head_dim: int) -> DecodeScratch:
+    """Scratch for the step's decodes, sized by `meta.max_seq_len` alone: no synchronisation."""
+    num_splits = min(MAX_SPLITS, max(1, triton.cdiv(meta.max_seq_len, SPLIT_KEYS)))
+    shape = (meta.num_decodes if num_splits > 1 else 0, num_heads, num_splits)
+    device = meta.seq_lens.device
+    return DecodeScratch(
+        num_splits=num_splits,
+        partial=torch.empty(*shape, head_dim, dtype=torch.float32, device=device),
+        log_sum=torch.empty(*shape, dtype=torch.float32, device=device),
+    )
+
+
+@triton.jit
+def cut_context(
+    b_len, window, BN: tl.constexpr, USE_WINDOW: tl.constexpr, MAX_SPLITS: tl.constexpr, SPLIT_KEYS: tl.constexpr
+):
+    """(first visible position, start of the first split, positions per split) of a context of b_len positions."""
+    lo = 0
+    if USE_WINDOW:
+        lo = tl.maximum(b_len - window, 0)
+    start = lo // BN * BN
+    num_splits = tl.minimum(tl.cdiv(b_len - start, SPLIT_KEYS), MAX_SPLITS)
+    split = tl.cdiv(tl.cdiv(b_len - start, num_splits), BN) * BN
+    return lo, start, split
+
+
+@triton.jit(do_not_specialize=["window", "stride_table"])
+def decode_kernel(
+    p_q,
+    p_cache,
+    p_out,
+    p_partial,
+    p_log_sum,
+    p_tables,
+    p_seq_lens,
+    scale,
+    soft_cap,
+    window,
+    stride_q_token,
+    stride_q_head,
+    stride_out_token,
+    stride_out_head,
+    stride_block,
+    stride_value,
+    stride_head,
+    stride_slot,
+    stride_table,
+    G: tl.constexpr,
+    D: tl.constexpr,
+    S: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BD: tl.constexpr,
+    MAX_SPLITS: tl.constexpr,
+    SPLIT_KEYS: tl.constexpr,
+    USE_WINDOW: tl.constexpr,
+    USE_CAP: tl.constexpr,
+    IS_DIRECT: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Grid (splits of the longest request, Hkv, Rd)."""
+    i_split, i_head, i_r = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    b_len = tl.load(p_seq_lens + i_r)
+    lo, start, split = cut_context(b_len, window, BN, USE_WINDOW, MAX_SPLITS, SPLIT_KEYS)
+    begin = start + i_split * split
+    end = tl.minimum(begin + split, b_len)
+    if begin >= end:
+        return
+    o_m = tl.arange(0, BM)
+    o_d = tl.arange(0, BD)
+    m_q = (o_m[:, None] < G) & (o_d[None, :] < D)
+    o_head = i_head * G + o_m
+    p_query = p_q + i_r.to(tl.int64) * stride_q_token + o_head[:, None] * stride_q_head + o_d[None, :]
+    b_q = tl.load(p_query, mask=m_q, other=0.0)
+    o_pos = tl.zeros([BM], dtype=tl.int32) + (b_len - 1)
+    b_acc = tl.zeros([BM, BD], dtype=tl.float32)
+    b_sum = tl.zeros([BM], dtype=tl.float32)
+    b_max = tl.zeros([BM], dtype=tl.float32) + NO_MAX
+    p_head = p_cache + i_head * stride_head
+    p_table = p_tables + i_r.to(tl.int64) * stride_table
+    for i_n in range(begin, end, BN):
+        b_acc, b_sum, b_max = attend_tile(
+            b_q, b_acc, b_sum, b_max, p_head, p_table, i_n, lo, end, o_pos, scale, soft_cap, window,
+            stride_block, stride_value, stride_slot, D, S, BN, BD, True, USE_WINDOW, USE_CAP, PRECISION,
+        )  # fmt: skip
+    b_out = b_acc / b_sum[:, None]
+    if IS_DIRECT:
+        p_o = p_out + i_r.to(tl.int64) * stride_out_token + o_head[:, None] * stride_out_head + o_d[None, :]
+        tl.store(p_o, b_out.to(p_out.dtype.element_ty), mask=m_q)
+    else:
+        num_splits = tl.num_programs(0)
+        o_part = (i_r.to(tl.int64) * tl.num_programs(1) * G + o_head) * num_splits + i_split
+        tl.store(p_partial + o_part[:, None] * D + o_d[None, :], b_out, mask=m_q)
+        tl.store(p_log_sum + o_part, b_max + tl.log2(b_sum), mask=o_m < G)
+
+
+@triton.jit(do_not_specialize=["window", "num_splits"])
+def merge_kernel(
+    p_partial,
+    p_log_sum,
+    p_out,
+    p_seq_lens,
+    window,
+    num_splits,
+    stride_out_token,
+    stride_out_head,
+    D: tl.constexpr,
+    BN: tl.constexpr,
+    BD: tl.constexpr,
+    BS: tl.constexpr,
+    MAX_SPLITS: tl.constexpr,
+    SPLIT_KEYS: tl.constexpr,
+    USE_WINDOW: tl.constexpr,
+):
+    """Grid (Hq, Rd): out = sum of partials weighted by exp2(log_sum - their total), BS splits at a time."""
+    i_head, i_r = tl.program_id(0), tl.program_id(1)
+    b_len = tl.load(p_seq_lens + i_r)
+    _, start, split = cut_context(b_len, window, BN, USE_WINDOW, MAX_SPLITS, SPLIT_KEYS)
+    num_active = tl.cdiv(b_len - start, split)
+    i_first = (i_r.to(tl.int64) * tl.num_programs(0) + i_head) * num_splits
+    o_all = tl.arange(0, MAX_SPLITS)
+    b_logs = tl.load(p_log_sum + i_first + o_all, mask=o_all < num_active, other=NO_MAX)
+    b_max = tl.max(b_logs, 0)
+    b_total = tl.sum(tl.exp2(b_logs - b_max), 0)
+    o_d = tl.arange(0, BD)
+    b_out = tl.zeros([BD], dtype=tl.float32)
+    for i_s in range(0, num_active, BS):
+        o_s = i_s + tl.arange(0, BS)
+        m_s = o_s < num_active
+        b_weight = tl.exp2(tl.load(p_log_sum + i_first + o_s, mask=m_s, other=NO_MAX) - b_max) / b_total
+        p_part = p_partial + (i_first + o_s)[:, None] * D + o_d[None, :]
+        b_part = tl.load(p_part, mask=m_s[:, None] & (o_d[None, :] < D), other=0.0)
+        b_out += tl.sum(b_part * b_weight[:, None], 0)
+    p_o = p_out + i_r.to(tl.int64) * stride_out_token + i_head * stride_out_head + o_d
+    tl.store(p_o, b_out.to(p_out.dtype.element_ty), mask=o_d < D)
+
+
+def decode(
+    query: torch.Tensor,
+    kv_cache: torch.Tensor,
+    meta: AttentionMetadata,
+    scratch: DecodeScratch,
+    out: torch.Tensor,
+    *,
+    scale: float,
+    sliding_window: int | None,
+    soft_cap: float | None,
+    tile: DecodeTile | None = None,
+) -> None:
+    """Write rows [0, num_decodes) of out [T, Hq, D] from the same rows of query [T, Hq, D]."""
+    num_heads, head_dim = query.shape[1:]
+    num_kv_heads, block_size = kv_cache.shape[2:4]
+    tile = tile or choose_tile(head_dim, query.dtype)
+    group = num_heads // num_kv_heads
+    cut: dict[str, int | bool] = {
+        "BN": tile.keys,
+        "BD": triton.next_power_of_2(head_dim),
+        "MAX_SPLITS": MAX_SPLITS,
+        "SPLIT_KEYS": SPLIT_KEYS,
+        "USE_WINDOW": sliding_window is not None,
+    }
+    decode_kernel[(scratch.num_splits, num_kv_heads, meta.num_decodes)](
+        query,
+        kv_cache,
+        out,
+        scratch.partial,
+        scratch.log_sum,
+        meta.block_table,
+        meta.seq_lens,
+        scale,
+        soft_cap or 1.0,
+        sliding_window or 0,
+        query.stride(0),
+        query.stride(1),
+        out.stride(0),
+        out.stride(1),
+        *kv_cache.stride()[:4],
+        meta.block_table.stride(0),
+        G=group,
+        D=head_dim,
+        S=block_size,
+        BM=max(16, triton.next_power_of_2(group)),
+        USE_CAP=soft_cap is not None,
+        IS_DIRECT=scratch.num_splits == 1,
+        PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+        **cut,
+    )
+    if scratch.num_splits > 1:
+        _merge(meta, scratch, out, sliding_window, cut)
+
+
+def _merge(
+    meta: AttentionMetadata,
+    scratch: DecodeScratch,
+    out: torch.Tensor,
+    sliding_window: int | None,
+    cut: dict[str, int | bool],
+) -> None:
+    """Second launch: combine the partial results. `cut` must be what the first launch cut the contexts by."""
+    merge_kernel[(out.shape[1], meta.num_decodes)](
+        scratch.partial,
+        scratch.log_sum,
+        out,
+        meta.seq_lens,
+        sliding_window or 0,
+        scratch.num_splits,
+        out.stride(0),
+        out.stride(1),
+        D=out.shape[2],
+        BS=_MERGE_TILE,
+        num_warps=4,
+        **cut,
+    )

@@ -1,0 +1,120 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+"""The Triton attention backend (`OPS`): decodes go to the split-KV kernel, all other requests to the prefill kernel.
+
+The two write disjoint rows of the output. Nothing here waits for the device: grids come from host numbers of the
+metadata, lengths and tables are read by the kernels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from app.errors import ConfigError
+from app.kernels.attention import AttentionMetadata, AttentionOps
+from app.kernels.attention.triton_decode import DecodeScratch, decode, make_scratch
+from app.kernels.attention.triton_prefill import prefill
+
+_MAX_HEAD_DIM = 256
+
+
+@dataclass(slots=True)
+class TritonPlan:
+    """What the layers of a step share."""
+
+    scratch: DecodeScratch
+
+
+def prepare(meta: AttentionMetadata, *, num_heads: int, num_kv_heads: int, head_dim: int, block_size: int) -> None:
+    """Set meta.plan. ConfigError where the kernels cannot serve the shape."""
+    assert num_heads % num_kv_heads == 0, (num_heads, num_kv_heads)
+    if block_size < 16 or block_size & (block_size - 1):
+        raise ConfigError(f"block_size={block_size}: the triton attention backend needs a power of two of at least 16")
+    if head_dim > _MAX_HEAD_DIM:
+        raise ConfigError(f"head_dim={head_dim}: the triton attention backend holds at most {_MAX_HEAD_DIM}")
+    meta.plan = TritonPlan(make_scratch(meta, num_heads, head_dim))
+
+
+@triton.jit
+def write_kv_kernel(
+    p_key,
+    p_value,
+    p_cache,
+    p_slots,
+    stride_key_token,
+    stride_key_head,
+    stride_value_token,
+    stride_value_head,
+    stride_block,
+    stride_value,
+    stride_head,
+    stride_slot,
+    HKV: tl.constexpr,
+    D: tl.constexpr,
+    S: tl.constexpr,
+    BH: tl.constexpr,
+    BD: tl.constexpr,
+):
+    """Grid (T,): one token's keys and values of all heads."""
+    i_t = tl.program_id(0).to(tl.int64)
+    b_slot = tl.load(p_slots + i_t)
+    if b_slot < 0:
+        return
+    o_h = tl.arange(0, BH)[:, None]
+    o_d = tl.arange(0, BD)[None, :]
+    m = (o_h < HKV) & (o_d < D)
+    b_k = tl.load(p_key + i_t * stride_key_token + o_h * stride_key_head + o_d, mask=m)
+    b_v = tl.load(p_value + i_t * stride_value_token + o_h * stride_value_head + o_d, mask=m)
+    p_slot = p_cache + b_slot // S * stride_block + b_slot % S * stride_slot + o_h * stride_head + o_d
+    tl.store(p_slot, b_k, mask=m)
+    tl.store(p_slot + stride_value, b_v, mask=m)
+
+
+def write_kv(key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+    """Store key and value [T, Hkv, D] into kv_cache [B, 2, Hkv, S, D] at slot_mapping int64 [T]; -1 is not stored."""
+    num_tokens, num_kv_heads, head_dim = key.shape
+    assert key.stride(2) == value.stride(2) == kv_cache.stride(4) == 1, "head vectors must be contiguous"
+    if num_tokens == 0:
+        return
+    write_kv_kernel[(num_tokens,)](
+        key,
+        value,
+        kv_cache,
+        slot_mapping,
+        *key.stride()[:2],
+        *value.stride()[:2],
+        *kv_cache.stride()[:4],
+        HKV=num_kv_heads,
+        D=head_dim,
+        S=kv_cache.shape[3],
+        BH=triton.next_power_of_2(num_kv_heads),
+        BD=triton.next_power_of_2(head_dim),
+        num_warps=4,
+    )
+
+
+def paged_attention(
+    query: torch.Tensor,
+    kv_cache: torch.Tensor,
+    meta: AttentionMetadata,
+    *,
+    scale: float,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
+) -> torch.Tensor:
+    """Attention of query [T, Hq, D] over kv_cache [B, 2, Hkv, S, D]; arguments as in `naive_paged_attention`."""
+    plan = meta.plan
+    assert isinstance(plan, TritonPlan), "call prepare(meta, ...) before the first layer"
+    assert query.stride(2) == kv_cache.stride(4) == 1, "head vectors must be contiguous"
+    out = torch.empty_like(query, memory_format=torch.contiguous_format)
+    if meta.num_decodes > 0:
+        decode(query, kv_cache, meta, plan.scratch, out, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap)
+    if meta.num_decodes < meta.seq_lens.shape[0]:
+        prefill(query, kv_cache, meta, out, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap)
+    return out
+
+
+OPS = AttentionOps(prepare=prepare, write_kv=write_kv, paged_attention=paged_attention)

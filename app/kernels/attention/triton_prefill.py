@@ -1,0 +1,163 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+"""Chunked-prefill paged attention: requests with any number of query tokens over cached and new positions alike.
+
+A program attends a tile of one request's tokens, packed with the query heads of one KV head, over all positions that
+the tile sees. Tiles of keys that every token sees skip the mask. Late tiles, which see most, start first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from app.kernels.attention import AttentionMetadata
+from app.kernels.attention.triton_tile import NO_MAX, attend_tile
+
+
+@dataclass(slots=True, frozen=True)
+class PrefillTile:
+    """Tile sizes and launch options: `rows` (token, head) pairs meet `keys` positions at a time."""
+
+    rows: int
+    keys: int
+    num_warps: int
+    num_stages: int
+
+
+def choose_tile(head_dim: int, dtype: torch.dtype) -> PrefillTile:
+    """A table by head size and dtype; bf16 at 128 was swept on an H200. Full fp32 has no tensor cores."""
+    padded = triton.next_power_of_2(head_dim)
+    if dtype == torch.float32:
+        return PrefillTile(rows=32 if padded <= 128 else 16, keys=32, num_warps=4, num_stages=1)
+    if padded <= 128:
+        return PrefillTile(rows=128, keys=64, num_warps=4, num_stages=3)
+    return PrefillTile(rows=64, keys=32, num_warps=4, num_stages=2)
+
+
+@triton.jit(do_not_specialize=["window", "first_request", "stride_table"])
+def prefill_kernel(
+    p_q,
+    p_cache,
+    p_out,
+    p_tables,
+    p_query_start_loc,
+    p_seq_lens,
+    scale,
+    soft_cap,
+    window,
+    first_request,
+    stride_q_token,
+    stride_q_head,
+    stride_out_token,
+    stride_out_head,
+    stride_block,
+    stride_value,
+    stride_head,
+    stride_slot,
+    stride_table,
+    G: tl.constexpr,
+    D: tl.constexpr,
+    S: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BD: tl.constexpr,
+    USE_WINDOW: tl.constexpr,
+    USE_CAP: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Grid (tiles of the longest query, Hkv, requests from first_request on)."""
+    BQ: tl.constexpr = BM // G  # tokens of a tile
+    i_head = tl.program_id(1)
+    i_r = first_request + tl.program_id(2)
+    b_start = tl.load(p_query_start_loc + i_r)
+    b_num_query = tl.load(p_query_start_loc + i_r + 1) - b_start
+    i_q = tl.cdiv(b_num_query, BQ) - 1 - tl.program_id(0)
+    if i_q < 0:
+        return
+    b_len = tl.load(p_seq_lens + i_r)
+    o_m = tl.arange(0, BM)
+    o_d = tl.arange(0, BD)
+    o_token = i_q * BQ + o_m // G
+    m_m = (o_m < BQ * G) & (o_token < b_num_query)
+    m_q = m_m[:, None] & (o_d[None, :] < D)
+    o_row = (b_start + o_token).to(tl.int64)
+    o_head = i_head * G + o_m % G
+    b_q = tl.load(p_q + (o_row * stride_q_token + o_head * stride_q_head)[:, None] + o_d[None, :], mask=m_q, other=0.0)
+    b_acc = tl.zeros([BM, BD], dtype=tl.float32)
+    b_sum = tl.zeros([BM], dtype=tl.float32)
+    b_max = tl.zeros([BM], dtype=tl.float32) + NO_MAX
+    p_head = p_cache + i_head * stride_head
+    p_table = p_tables + i_r.to(tl.int64) * stride_table
+    first_pos = b_len - b_num_query + i_q * BQ
+    o_pos = b_len - b_num_query + o_token
+    hi = tl.minimum(first_pos + BQ, b_len)
+    lo = 0
+    i_masked = (first_pos + 1) // BN * BN  # keys before it are seen by all of the tile
+    if USE_WINDOW:
+        lo = tl.maximum(first_pos - window + 1, 0)
+        i_masked = lo // BN * BN
+    else:
+        for i_n in range(0, i_masked, BN):
+            b_acc, b_sum, b_max = attend_tile(
+                b_q, b_acc, b_sum, b_max, p_head, p_table, i_n, lo, hi, o_pos, scale, soft_cap, window,
+                stride_block, stride_value, stride_slot, D, S, BN, BD, False, False, USE_CAP, PRECISION,
+            )  # fmt: skip
+    for i_n in range(i_masked, hi, BN):
+        b_acc, b_sum, b_max = attend_tile(
+            b_q, b_acc, b_sum, b_max, p_head, p_table, i_n, lo, hi, o_pos, scale, soft_cap, window,
+            stride_block, stride_value, stride_slot, D, S, BN, BD, True, USE_WINDOW, USE_CAP, PRECISION,
+        )  # fmt: skip
+    b_out = (b_acc / b_sum[:, None]).to(p_out.dtype.element_ty)
+    tl.store(p_out + (o_row * stride_out_token + o_head * stride_out_head)[:, None] + o_d[None, :], b_out, mask=m_q)
+
+
+def prefill(
+    query: torch.Tensor,
+    kv_cache: torch.Tensor,
+    meta: AttentionMetadata,
+    out: torch.Tensor,
+    *,
+    scale: float,
+    sliding_window: int | None,
+    soft_cap: float | None,
+    tile: PrefillTile | None = None,
+) -> None:
+    """Write the rows of out [T, Hq, D] of the requests from num_decodes on."""
+    num_heads, head_dim = query.shape[1:]
+    num_kv_heads, block_size = kv_cache.shape[2:4]
+    group = num_heads // num_kv_heads
+    tile = tile or choose_tile(head_dim, query.dtype)
+    num_rows = max(tile.rows, triton.next_power_of_2(group))
+    num_requests = meta.seq_lens.shape[0] - meta.num_decodes
+    prefill_kernel[(triton.cdiv(meta.max_query_len, num_rows // group), num_kv_heads, num_requests)](
+        query,
+        kv_cache,
+        out,
+        meta.block_table,
+        meta.query_start_loc,
+        meta.seq_lens,
+        scale,
+        soft_cap or 1.0,
+        sliding_window or 0,
+        meta.num_decodes,
+        query.stride(0),
+        query.stride(1),
+        out.stride(0),
+        out.stride(1),
+        *kv_cache.stride()[:4],
+        meta.block_table.stride(0),
+        G=group,
+        D=head_dim,
+        S=block_size,
+        BM=num_rows,
+        BN=tile.keys,
+        BD=triton.next_power_of_2(head_dim),
+        USE_WINDOW=sliding_window is not None,
+        USE_CAP=soft_cap is not None,
+        PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )

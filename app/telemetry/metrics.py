@@ -1,0 +1,225 @@
+"""Every metric of Manta, declared in one table under vLLM's names, with a recorder, a snapshot and an exposition.
+
+Each engine replica records its own (Ray's metric API drops names with a colon, so this does not go through it); any
+ingress replica collects the snapshots of all and renders them. A series is told apart by its labels `model_name` and
+`engine` (the replica's index); ingress series by `ingress`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+LATENCY_S = (
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
+    *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+TTFT_S = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5),
+    *(10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+ITL_S = (
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5),
+    *(10.0, 20.0, 40.0, 80.0),
+)
+ITERATION_TOKENS = (1.0, *(float(2**power) for power in range(3, 15)))
+N_CHOICES = (1.0, 2.0, 5.0, 10.0, 20.0)
+PREEMPTIONS = (1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0)
+TOKENS = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5))  # cut at max_model_len
+
+Kind = Literal["counter", "gauge", "histogram"]
+Scope = Literal["engine", "ingress"]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric family. `labels` come after those that identify the replica; buckets are upper bounds."""
+
+    name: str
+    kind: Kind
+    help: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+
+    @property
+    def scope(self) -> Scope:
+        """Which kind of replica counts it."""
+        return "ingress" if self.name.startswith("manta:ingress_") else "engine"
+
+
+def _counter(name: str, help: str, *labels: str) -> Metric:
+    return Metric(name, "counter", help, labels)
+
+
+def _gauge(name: str, help: str, *labels: str) -> Metric:
+    return Metric(name, "gauge", help, labels)
+
+
+def _histogram(name: str, help: str, buckets: tuple[float, ...]) -> Metric:
+    return Metric(name, "histogram", help, (), buckets)
+
+
+METRICS: tuple[Metric, ...] = (
+    _gauge("vllm:num_requests_running", "Requests in the running batch."),
+    _gauge("vllm:num_requests_waiting", "Requests that wait to be scheduled."),
+    _gauge("vllm:kv_cache_usage_perc", "Share of the KV-cache blocks in use, 0 to 1."),
+    _counter("vllm:num_preemptions_total", "Requests that had to give their KV blocks back."),
+    _counter("vllm:prompt_tokens_total", "Prompt tokens processed."),
+    _counter("vllm:prompt_tokens_cached_total", "Prompt tokens found in the prefix cache."),
+    _counter("vllm:generation_tokens_total", "Tokens generated."),
+    _counter("vllm:prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache."),
+    _counter("vllm:prefix_cache_hits_total", "Prompt tokens the prefix cache held."),
+    _counter("vllm:request_success_total", "Requests that ended, by reason.", "finished_reason"),
+    _histogram("vllm:iteration_tokens_total", "Tokens of each engine step.", ITERATION_TOKENS),
+    _histogram("vllm:time_to_first_token_seconds", "From arrival to the first token.", TTFT_S),
+    _histogram("vllm:inter_token_latency_seconds", "Between two outputs of a request.", ITL_S),
+    _histogram("vllm:request_time_per_output_token_seconds", "A request's mean time per token after the first.", ITL_S),
+    _histogram("vllm:e2e_request_latency_seconds", "From arrival to the last token.", LATENCY_S),
+    _histogram("vllm:request_queue_time_seconds", "From arrival at the engine to being scheduled.", LATENCY_S),
+    _histogram("vllm:request_prefill_time_seconds", "From being scheduled to the first token.", LATENCY_S),
+    _histogram("vllm:request_decode_time_seconds", "From the first token to the last.", LATENCY_S),
+    _histogram("vllm:request_inference_time_seconds", "From being scheduled to the last token.", LATENCY_S),
+    _histogram("vllm:request_prompt_tokens", "Prompt tokens of a request.", TOKENS),
+    _histogram("vllm:request_generation_tokens", "Tokens a request generated.", TOKENS),
+    _histogram("vllm:request_max_num_generation_tokens", "Most tokens that a request might generate.", TOKENS),
+    _histogram("vllm:request_params_max_tokens", "The max_tokens of a request.", TOKENS),
+    _histogram("vllm:request_params_n", "The n of a request.", N_CHOICES),
+    _histogram("vllm:request_num_preemptions", "Times a request was preempted.", PREEMPTIONS),
+    _gauge("vllm:cache_config_info", "Shape of the KV cache; always 1.", "block_size", "num_gpu_blocks"),
+    _gauge("manta:num_requests_paused", "Requests held back because their clients are slow."),
+    _gauge("manta:outstanding_tokens", "Tokens that the replica still has to process."),
+    _gauge("manta:ingress_requests", "Requests in flight in this ingress replica."),
+    _gauge("manta:ingress_channels", "Engine replicas that this ingress replica can send requests to."),
+    _counter("manta:ingress_rejections_total", "Requests this ingress replica turned away because it was full."),
+    _counter("manta:ingress_route_fallbacks_total", "Requests placed without an answer of the Router."),
+    _counter("manta:ingress_channels_lost_total", "Token channels that broke while in use."),
+)
+
+
+class Histogram(msgspec.Struct, array_like=True):
+    """Counts per bucket (not cumulative; the last is above all bounds), with sum and count."""
+
+    bounds: list[float]
+    counts: list[int]
+    sum: float = 0.0
+    count: int = 0
+
+    def observe(self, value: float) -> None:
+        """Count one value."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+        self.count += 1
+
+    def observe_many(self, values: NDArray[np.float64]) -> None:
+        """Count each of `values` [any length]."""
+        if not values.size:
+            return
+        buckets = np.bincount(np.searchsorted(self.bounds, values), minlength=len(self.counts))
+        self.counts = [old + int(new) for old, new in zip(self.counts, buckets, strict=True)]
+        self.sum += float(values.sum())
+        self.count += int(values.size)
+
+
+class Snapshot(msgspec.Struct):
+    """All series of one replica, as they travel; inner keys are the values of the metric's own labels."""
+
+    labels: dict[str, str]
+    values: dict[str, dict[tuple[str, ...], float]]
+    histograms: dict[str, Histogram]
+
+
+@dataclass(slots=True)
+class MetricsRecorder:
+    """The metrics of one replica. Each series has one writing thread; an undeclared name is a KeyError."""
+
+    labels: dict[str, str]
+    scope: Scope = "engine"  # which families this replica exposes
+    max_tokens: int = 1 << 20  # largest bucket of the token counts
+    _values: dict[str, dict[tuple[str, ...], float]] = field(default_factory=dict)
+    _histograms: dict[str, Histogram] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Every unlabelled family starts at zero, so that rates work from the first scrape on."""
+        for metric in METRICS:
+            if metric.scope != self.scope:
+                continue
+            if metric.kind == "histogram":
+                bounds = [b for b in metric.buckets if metric.buckets is not TOKENS or b <= self.max_tokens]
+                self._histograms[metric.name] = Histogram(bounds, [0] * (len(bounds) + 1))
+            else:
+                self._values[metric.name] = {} if metric.labels else {(): 0.0}
+
+    def observe(self, name: str, value: float) -> None:
+        """Count a value in a histogram."""
+        self._histograms[name].observe(value)
+
+    def increment(self, name: str, amount: float = 1.0, *labels: str) -> None:
+        """Add to a counter."""
+        series = self._values[name]
+        series[labels] = series.get(labels, 0.0) + amount
+
+    def set(self, name: str, value: float, *labels: str) -> None:
+        """Set a gauge, or a counter that is counted elsewhere."""
+        self._values[name][labels] = value
+
+    def histogram(self, name: str) -> Histogram:
+        """For a loop that observes often."""
+        return self._histograms[name]
+
+    def snapshot(self) -> bytes:
+        """All series, for `render` in another process."""
+        return msgspec.msgpack.encode(Snapshot(self.labels, self._values, self._histograms))
+
+
+def decode_snapshot(data: bytes) -> Snapshot:
+    """The snapshot in `data`."""
+    return msgspec.msgpack.decode(data, type=Snapshot)
+
+
+def render(snapshots: Iterable[Snapshot]) -> str:
+    """The Prometheus text exposition (format 0.0.4) of several replicas together."""
+    collected = list(snapshots)
+    lines: list[str] = []
+    for metric in METRICS:
+        series = [line for snapshot in collected for line in _series(metric, snapshot)]
+        if series:
+            lines += [f"# HELP {metric.name} {metric.help}", f"# TYPE {metric.name} {metric.kind}", *series]
+    return "\n".join(lines) + "\n" if lines else ""
+
+
+def _series(metric: Metric, snapshot: Snapshot) -> list[str]:
+    histogram = snapshot.histograms.get(metric.name)
+    if histogram is not None:
+        return _histogram_series(metric.name, snapshot.labels, histogram)
+    return [
+        f"{metric.name}{_labels({**snapshot.labels, **dict(zip(metric.labels, values, strict=True))})} {_number(value)}"
+        for values, value in snapshot.values.get(metric.name, {}).items()
+    ]
+
+
+def _histogram_series(name: str, labels: Mapping[str, str], histogram: Histogram) -> list[str]:
+    lines = []
+    total = 0
+    for bound, count in zip([*histogram.bounds, float("inf")], histogram.counts, strict=True):
+        total += count
+        lines.append(f"{name}_bucket{_labels({**labels, 'le': _number(bound)})} {total}")
+    lines.append(f"{name}_sum{_labels(labels)} {_number(histogram.sum)}")
+    lines.append(f"{name}_count{_labels(labels)} {histogram.count}")
+    return lines
+
+
+def _labels(labels: Mapping[str, str]) -> str:
+    escaped = (
+        (name, value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')) for name, value in labels.items()
+    )
+    return "{" + ",".join(f'{name}="{value}"' for name, value in escaped) + "}"
+
+
+def _number(value: float) -> str:
+    return "+Inf" if value == float("inf") else repr(float(value))

@@ -1,0 +1,216 @@
+"""A model's chat template: messages to one prompt, rendered as transformers renders it.
+
+Jinja in an immutable sandbox, with the names the templates of the field rely on (`raise_exception`, `strftime_now`,
+`tojson` without HTML escapes, `{% generation %}`). What a template refuses is an InvalidRequestError.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import jinja2.ext
+from jinja2 import nodes
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from app.errors import CheckpointError, ConfigError, InvalidRequestError
+from app.text.tokenizer import Tokenizer, read_tokenizer_config
+
+Message = dict[str, Any]
+# Marks where the last message ends, so that what the template writes after it can be cut away.
+_END_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
+RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
+
+
+class ChatTemplate:
+    """The templates of one model by name (`default`, `tool_use`, ...), compiled once."""
+
+    def __init__(self, templates: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
+        self._environment = _environment()
+        self._sources = dict(templates)
+        self._special_tokens = dict(special_tokens)
+        self._compiled = {name: self._compile(name, source) for name, source in self._sources.items()}
+
+    @classmethod
+    def from_directory(
+        cls, directory: str | Path, tokenizer: Tokenizer | None = None, override: str | Path | None = None
+    ) -> ChatTemplate:
+        """The template of a model directory: chat_template.jinja first, then tokenizer_config.json.
+
+        `override` is a file with a template to use instead. A model without a template is fine until it is asked to
+        chat. ConfigError or CheckpointError names a file that cannot be read or a template that does not parse.
+        """
+        path = Path(directory)
+        special = (tokenizer or Tokenizer.from_directory(path)).special_tokens
+        if override is None:
+            return cls(_read_templates(path), special)
+        try:
+            source = Path(override).expanduser().read_text(encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"chat_template: cannot read {override}: {error}", param="chat_template") from error
+        return cls({"default": source}, special)
+
+    @property
+    def source(self) -> str:
+        """Source of the template that a chat with tools uses; "" when the model has none."""
+        return self._sources.get("tool_use") or self._sources.get("default", "")
+
+    @cached_property
+    def takes_parts(self) -> bool:
+        """Whether the default template iterates over a message's content, so that it may be a list of parts."""
+        tree = self._environment.parse(self._sources.get("default", ""))
+        return any(_is_content(loop.iter) for loop in tree.find_all(nodes.For))
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[dict[str, Any]] | None = None,
+        documents: Sequence[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt. Content given as text parts is joined by newlines where the template expects a string.
+
+        InvalidRequestError when the template refuses the conversation or the options contradict each other.
+        """
+        options = dict(chat_template_kwargs or {})
+        for name in sorted(RESERVED & options.keys()):
+            raise InvalidRequestError(f"{name} is a field of its own", param=f"chat_template_kwargs.{name}")
+        if continue_final_message and add_generation_prompt:
+            raise InvalidRequestError(
+                "continue_final_message and add_generation_prompt exclude each other", param="continue_final_message"
+            )
+        chat = [self._normalise(message) for message in messages]
+        values = {**self._special_tokens, **options, "documents": list(documents) if documents else None}
+        values["tools"] = list(tools) if tools else None
+        template = self._select(tools)
+        if continue_final_message:
+            return self._render_open(template, chat, values)
+        return _render(template, messages=chat, add_generation_prompt=add_generation_prompt, **values)
+
+    def _select(self, tools: Sequence[dict[str, Any]] | None) -> jinja2.Template:
+        template = self._compiled.get("tool_use") if tools else None
+        template = template or self._compiled.get("default")
+        if template is None:
+            raise InvalidRequestError("this model has no chat template; use /v1/completions", param="messages")
+        return template
+
+    def _normalise(self, message: Message) -> Message:
+        content = message.get("content")
+        if isinstance(content, list) and not self.takes_parts:
+            parts = (part if isinstance(part, str) else str(part.get("text", "")) for part in content)
+            return {**message, "content": "\n".join(parts)}
+        return message
+
+    def _render_open(self, template: jinja2.Template, chat: list[Message], values: dict[str, Any]) -> str:
+        """Render with the last message left open, so that the model continues it."""
+        chat = deepcopy(chat)
+        final = _mark_end(chat[-1]) if chat else None
+        if final is None:
+            raise InvalidRequestError("the final message has no text to continue", param="messages")
+        rendered = _render(template, messages=chat, add_generation_prompt=False, **values)
+        mark = rendered.rfind(_END_MARK.strip())
+        if mark < 0 or final.strip() not in rendered:
+            raise InvalidRequestError(
+                "continue_final_message: the chat template does not keep the final message", param="messages"
+            )
+        kept = rendered[mark : mark + len(_END_MARK)] == _END_MARK
+        return rendered[:mark] if kept else rendered[:mark].rstrip()
+
+    def _compile(self, name: str, source: str) -> jinja2.Template:
+        try:
+            return self._environment.from_string(source)
+        except jinja2.TemplateError as error:
+            raise CheckpointError(f"chat template {name!r} does not parse: {error}", param="chat_template") from error
+
+
+def _mark_end(message: Message) -> str | None:
+    """Put the end mark behind the message's text; returns that text, None when there is none."""
+    content = message.get("content")
+    if isinstance(content, str):
+        message["content"] = content + _END_MARK
+        return content
+    for part in reversed(content if isinstance(content, list) else []):
+        if isinstance(part, dict) and "text" in part:
+            text = str(part["text"])
+            part["text"] = text + _END_MARK
+            return text
+    return None
+
+
+def _render(template: jinja2.Template, **values: Any) -> str:
+    try:
+        return template.render(**values)
+    except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+        raise InvalidRequestError(f"the chat template refuses this conversation: {error}", param="messages") from error
+
+
+def _read_templates(path: Path) -> dict[str, str]:
+    found: dict[str, str] = {}
+    if (path / "chat_template.jinja").is_file():
+        found["default"] = (path / "chat_template.jinja").read_text(encoding="utf-8")
+    for file in sorted((path / "additional_chat_templates").glob("*.jinja")):
+        found[file.stem] = file.read_text(encoding="utf-8")
+    if found:
+        return found
+    configured = read_tokenizer_config(path).get("chat_template")
+    if isinstance(configured, str):
+        return {"default": configured}
+    # Several templates are a list of {name, template} in the file.
+    return {entry["name"]: entry["template"] for entry in configured or []}
+
+
+def _is_content(node: nodes.Node) -> bool:
+    """Whether an expression is a message's content, by the names templates give it."""
+    match node:
+        case nodes.Name(name=name):
+            return bool(name == "content")
+        case nodes.Getattr(attr=attr):
+            return bool(attr == "content")
+        case nodes.Getitem(arg=nodes.Const(value=value)):
+            return bool(value == "content")
+    return False
+
+
+class _GenerationTag(jinja2.ext.Extension):
+    """`{% generation %}...{% endgeneration %}` marks what the model wrote, for training; its text passes through."""
+
+    tags = {"generation"}  # noqa: RUF012 - the base class declares it so
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        """The statements inside the tag."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+def _tojson(
+    value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)

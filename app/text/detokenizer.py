@@ -1,0 +1,112 @@
+"""Incremental detokenisation: the text each new token adds.
+
+The deltas (and the final `flush`) concatenate to `Tokenizer.decode` of the whole, and no delta ends in half a
+character: bytes wait until their character is complete or known to be broken.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+from typing import Protocol
+
+from app.text.tokenizer import Tokenizer
+
+# Prompt tokens that a window detokenizer sees before the first output token, so that a leading space survives.
+PROMPT_CONTEXT = 5
+
+
+class Detokenizer(Protocol):
+    """Text of one output, token by token."""
+
+    def push(self, token_id: int) -> str:
+        """Text that became certain with this token; often all of it, sometimes none."""
+        ...
+
+    def flush(self) -> str:
+        """Text still held at the end: U+FFFD for the bytes of an unfinished character."""
+        ...
+
+
+def create_detokenizer(
+    tokenizer: Tokenizer, skip_special_tokens: bool = True, prompt_token_ids: Sequence[int] = ()
+) -> Detokenizer:
+    """The right detokenizer for a tokenizer. `prompt_token_ids` gives it the context that the output continues."""
+    if tokenizer.is_byte_level:
+        return ByteLevelDetokenizer(tokenizer, skip_special_tokens)
+    return WindowDetokenizer(tokenizer, skip_special_tokens, prompt_token_ids)
+
+
+class ByteLevelDetokenizer:
+    """For byte-level BPE: a table look-up per token, and a UTF-8 decoder for tokens that cut characters."""
+
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
+        self._texts = tokenizer.text_table
+        self._bytes = tokenizer.byte_table
+        self._skipped = tokenizer.special_token_ids if skip_special_tokens else frozenset()
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._pending = False
+
+    def push(self, token_id: int) -> str:
+        """Text that became certain with this token."""
+        if token_id in self._skipped or not 0 <= token_id < len(self._texts):
+            return ""
+        text = None if self._pending else self._texts[token_id]
+        if text is not None:
+            return text
+        text = self._decoder.decode(self._bytes[token_id])
+        self._pending = bool(self._decoder.getstate()[0])
+        return text
+
+    def flush(self) -> str:
+        """U+FFFD for the bytes of an unfinished character."""
+        self._pending = False
+        return self._decoder.decode(b"", final=True)
+
+
+class WindowDetokenizer:
+    """For every other tokenizer: decode a short window with and without the new tokens, and emit the difference.
+
+    The window starts with the tokens emitted last, because decoders strip or join at the start of a text.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, skip_special_tokens: bool = True, prompt_token_ids: Sequence[int] = ()
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._skipped = tokenizer.special_token_ids if skip_special_tokens else frozenset()
+        self._known = len(tokenizer.byte_table)
+        self._window = [token for token in prompt_token_ids[-4 * PROMPT_CONTEXT :] if token not in self._skipped]
+        self._window = self._window[-PROMPT_CONTEXT:]
+        self._num_emitted = len(self._window)
+        self._prefix = self._decode(self._window)
+
+    def push(self, token_id: int) -> str:
+        """Text that became certain with this token."""
+        if token_id in self._skipped or not 0 <= token_id < self._known:
+            return ""
+        self._window.append(token_id)
+        if self._is_byte(token_id):
+            # A run of byte tokens is decoded as a whole: one broken byte changes the text of all of them.
+            return ""
+        text = self._decode(self._window)
+        return "" if text.endswith("\ufffd") else self._advance(text)
+
+    def flush(self) -> str:
+        """Whatever the window still holds."""
+        return self._advance(self._decode(self._window)) if len(self._window) > self._num_emitted else ""
+
+    def _advance(self, text: str) -> str:
+        delta = text[len(self._prefix) :]
+        if delta:  # tokens without text stay in the window: what follows may depend on them
+            self._window = self._window[self._num_emitted :]
+            self._num_emitted = len(self._window)
+            self._prefix = self._decode(self._window)
+        return delta
+
+    def _decode(self, token_ids: list[int]) -> str:
+        # Special tokens that are to be skipped never enter the window.
+        return self._tokenizer.decode(token_ids, skip_special_tokens=False)
+
+    def _is_byte(self, token_id: int) -> bool:
+        return token_id in self._tokenizer.byte_fallback_ids

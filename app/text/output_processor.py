@@ -1,0 +1,142 @@
+"""From an engine's tokens to what the client sees (invariant I4).
+
+Detokenises, looks for stop strings (only after `min_tokens`), truncates text, token ids and logprobs at the stop, and
+owns the finish reason. `must_abort` says that the engine still runs a request that has ended here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from app.engine.outputs import CompletionOutput, EngineOutput, FinishReason
+from app.engine.sampling_params import SamplingParams
+from app.engine.step import TokenLogprobs
+from app.text.detokenizer import create_detokenizer
+from app.text.stop_strings import StopStrings
+from app.text.tokenizer import Tokenizer
+
+
+@dataclass(slots=True)
+class TextDelta:
+    """What one EngineOutput adds to a choice. The one with a `finish_reason` is the last.
+
+    `text` may lag behind `token_ids`: half characters and possible beginnings of stop strings wait.
+    """
+
+    text: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None = None  # one per token of `token_ids`, where asked for
+    text_offsets: list[int] | None = None  # with logprobs: where each token's text begins in the choice's text
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    error: str | None = None  # with finish_reason "error"
+    must_abort: bool = False
+    prompt_logprobs: list[TokenLogprobs | None] | None = None  # whole prompt, once
+
+    def add_to(self, output: CompletionOutput) -> None:
+        """Append this delta to a choice that is being collected."""
+        output.text += self.text
+        output.token_ids += self.token_ids
+        if self.logprobs is not None:
+            output.logprobs = (output.logprobs or []) + self.logprobs
+            output.cumulative_logprob = (output.cumulative_logprob or 0.0) + sum(p.logprobs[0] for p in self.logprobs)
+        output.finish_reason = self.finish_reason
+        output.stop_reason = self.stop_reason
+
+
+@dataclass(slots=True)
+class _Piece:
+    """What one EngineOutput has brought so far."""
+
+    texts: list[str] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
+    num_tokens: int = 0
+
+
+class OutputProcessor:
+    """The text side of one choice. Feed it every EngineOutput of the request, in order."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, sampling_params: SamplingParams, prompt_token_ids: Sequence[int] = ()
+    ) -> None:
+        params = sampling_params
+        self._detokenizer = create_detokenizer(tokenizer, params.skip_special_tokens, prompt_token_ids)
+        self._stops = StopStrings(params.stop, params.include_stop_str_in_output) if params.stop else None
+        self._min_tokens = params.min_tokens
+        self._show_stop_token = params.include_stop_str_in_output
+        self._wants_logprobs = params.logprobs is not None
+        # A chat model's end of turn may be known to its tokenizer only; it reaches the engine as a stop token.
+        self._eos_token_id = None if params.ignore_eos else tokenizer.eos_token_id
+        self._is_plain = self._stops is None and not self._wants_logprobs
+        self._num_chars = 0  # detokenised, shown or held
+        self.num_output_tokens = 0
+        self.num_cached_tokens = 0
+        self.finished = False
+
+    def process(self, output: EngineOutput) -> TextDelta:
+        """Text and tokens that `output` adds. After the finish nothing is added any more."""
+        if self.finished:
+            return TextDelta("", [])
+        if output.num_cached_tokens:
+            self.num_cached_tokens = output.num_cached_tokens
+        token_ids = output.new_token_ids
+        if self._is_plain and output.finish_reason is None:  # the common case, a few microseconds shorter
+            self.num_output_tokens += len(token_ids)
+            text = "".join(map(self._detokenizer.push, token_ids))
+            return TextDelta(text, token_ids, prompt_logprobs=output.prompt_logprobs)
+        # A stop token ends the text without being part of it; it still counts as a token.
+        num_silent = int(output.finish_reason == "stop" and bool(token_ids) and not self._show_stop_token)
+        piece = self._detokenize(token_ids, len(token_ids) - num_silent)
+        delta = TextDelta("".join(piece.texts), token_ids, prompt_logprobs=output.prompt_logprobs)
+        if self._stops is not None and self._stops.found is not None:
+            delta.token_ids = token_ids[: piece.num_tokens]
+            self._finish(delta, "stop", self._stops.found)
+            delta.must_abort = output.finish_reason is None
+        elif output.finish_reason is not None:
+            self._end(delta, output)
+        self.num_output_tokens += len(delta.token_ids)
+        if self._wants_logprobs and output.logprobs is not None:
+            delta.logprobs = output.logprobs[: len(delta.token_ids)]
+            delta.text_offsets = piece.offsets[: len(delta.token_ids)]
+        return delta
+
+    def _detokenize(self, token_ids: list[int], num_heard: int) -> _Piece:
+        """Run tokens through detokenizer and stop strings; tokens from `num_heard` on have no text."""
+        piece = _Piece()
+        for i in range(num_heard):
+            if self._wants_logprobs:
+                piece.offsets.append(self._num_chars)
+            piece.num_tokens += 1
+            text = self._detokenizer.push(token_ids[i])
+            self._num_chars += len(text)
+            if self._stops is not None:
+                text = self._stops.feed(text, countable=self.num_output_tokens + i >= self._min_tokens)
+                piece.texts.append(text)
+                if self._stops.found is not None:
+                    return piece
+            else:
+                piece.texts.append(text)
+        piece.offsets += [self._num_chars] * (len(token_ids) - num_heard)
+        return piece
+
+    def _end(self, delta: TextDelta, output: EngineOutput) -> None:
+        """The engine ended the request: let go of what was held, unless that completes a stop string."""
+        rest = self._detokenizer.flush()
+        if self._stops is None:
+            delta.text += rest
+        else:
+            countable = self.num_output_tokens + len(output.new_token_ids) > self._min_tokens
+            delta.text += self._stops.feed(rest, countable)
+            if self._stops.found is not None:
+                self._finish(delta, "stop", self._stops.found)
+                return
+            delta.text += self._stops.flush()
+        delta.error = output.error
+        stop_reason = None if output.stop_reason == self._eos_token_id else output.stop_reason
+        self._finish(delta, output.finish_reason, stop_reason)
+
+    def _finish(self, delta: TextDelta, reason: FinishReason | None, stop_reason: int | str | None) -> None:
+        self.finished = True
+        delta.finish_reason = reason
+        delta.stop_reason = stop_reason

@@ -1,0 +1,223 @@
+"""A model's tokenizer, read from its Hugging Face files through the `tokenizers` library alone.
+
+Equal to transformers' AutoTokenizer on the same directory: ids, special tokens, beginning-of-sequence handling (the
+post-processor of tokenizer.json), decoding.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import decoders
+
+from app.errors import CheckpointError, InvalidRequestError
+from app.text.byte_table import byte_level_table
+
+NAMED_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+# Above so many characters or token ids, the library's batch calls are used even for one text: they let other threads
+# run meanwhile (the single calls hold the interpreter lock), but cost 0.2 ms each.
+LONG = 2048
+
+
+class Tokenizer:
+    """Token ids of a text and the text of token ids. Immutable once built, so threads may share it."""
+
+    def __init__(self, backend: Any, special_tokens: dict[str, str]) -> None:
+        # A length limit or padding saved by the training script must not touch prompts.
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend = backend
+        self.special_tokens = special_tokens  # by name, such as {"eos_token": "<|im_end|>"}: chat templates see them
+        self.special_token_ids: frozenset[int] = frozenset(
+            index for index, token in backend.get_added_tokens_decoder().items() if token.special
+        )
+
+    @classmethod
+    def from_directory(cls, directory: str | Path) -> Tokenizer:
+        """Read `tokenizer.json` and `tokenizer_config.json`; CheckpointError names a missing or broken file."""
+        path = Path(directory)
+        file = path / "tokenizer.json"
+        if not file.is_file():
+            raise CheckpointError(f"{path} holds no tokenizer.json", param="tokenizer")
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(file))
+        except Exception as error:  # the library raises bare Exception
+            raise CheckpointError(f"cannot read {file}: {error}", param="tokenizer") from error
+        config = read_tokenizer_config(path)
+        special = _named_special_tokens(config)
+        _add_missing_tokens(backend, config, special)
+        return cls(backend, {name: token["content"] for name, token in special.items()})
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens known, added ones included. The model's embedding may have more rows."""
+        return int(self._backend.get_vocab_size(with_added_tokens=True))
+
+    @property
+    def bos_token_id(self) -> int | None:
+        """Id of the beginning-of-sequence token, if the model has one."""
+        return self._special_id("bos_token")
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """Id of the end-of-sequence token, if the model has one."""
+        return self._special_id("eos_token")
+
+    @property
+    def pad_token_id(self) -> int | None:
+        """Id of the padding token, if the model has one."""
+        return self._special_id("pad_token")
+
+    def _special_id(self, name: str) -> int | None:
+        token = self.special_tokens.get(name)
+        return None if token is None else self.token_to_id(token)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`; `add_special_tokens` adds what the model's post-processor adds (mostly a bos)."""
+        if len(text) > LONG:
+            return self.encode_batch([text], add_special_tokens)[0]
+        try:
+            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        except TypeError as error:
+            raise _not_unicode() from error
+        return ids
+
+    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
+        """`encode` of each text, in one call."""
+        try:
+            encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        except TypeError as error:
+            raise _not_unicode() from error
+        return [encoding.ids for encoding in encodings]
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of `token_ids`; unknown ids have no text, bytes that are not UTF-8 become U+FFFD."""
+        ids = list(token_ids)
+        if len(ids) > LONG:
+            texts: list[str] = self._backend.decode_batch([ids], skip_special_tokens=skip_special_tokens)
+            return texts[0]
+        text: str = self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
+        return text
+
+    def token_to_id(self, token: str) -> int | None:
+        """Id of the token written `token` in the vocabulary."""
+        index: int | None = self._backend.token_to_id(token)
+        return index
+
+    def id_to_token(self, token_id: int) -> str | None:
+        """The token as the vocabulary writes it (`Ġthe`, `▁the`); None for an id out of range."""
+        token: str | None = self._backend.id_to_token(token_id)
+        return token
+
+    @cached_property
+    def is_byte_level(self) -> bool:
+        """Whether text is the plain concatenation of the tokens' bytes (GPT-2 style byte-level BPE)."""
+        return isinstance(self._backend.decoder, decoders.ByteLevel)
+
+    @cached_property
+    def byte_table(self) -> list[bytes]:
+        """id -> bytes of the token alone; empty for ids without a token. For any kind of tokenizer."""
+        return byte_level_table(self._vocab) if self.is_byte_level else self._decoded_table()
+
+    @cached_property
+    def text_table(self) -> list[str | None]:
+        """id -> text of a token whose bytes are complete UTF-8 by themselves, else None."""
+        return [_text_or_none(token) for token in self.byte_table]
+
+    @cached_property
+    def byte_fallback_ids(self) -> frozenset[int]:
+        """Ids of the tokens written `<0x0A>`, which stand for one byte each in SentencePiece vocabularies."""
+        if self.is_byte_level:
+            return frozenset()
+        found = (self._vocab.get(f"<0x{byte:02X}>") for byte in range(256))
+        return frozenset(index for index in found if index is not None)
+
+    @cached_property
+    def _vocab(self) -> dict[str, int]:
+        vocab: dict[str, int] = self._backend.get_vocab(with_added_tokens=True)
+        return vocab
+
+    def _decoded_table(self) -> list[bytes]:
+        """Bytes of the tokens of other tokenizers: `▁` is a space, `<0x0A>` a byte."""
+        table = [b""] * (max(self._vocab.values()) + 1)
+        added = self._backend.get_added_tokens_decoder()
+        for token, index in self._vocab.items():
+            if index in added:
+                table[index] = token.encode()
+            elif index in self.byte_fallback_ids:
+                table[index] = bytes([int(token[3:5], 16)])
+            else:
+                table[index] = token.replace("▁", " ").encode()
+        return table
+
+    def token_text(self, token_id: int) -> str:
+        """Text of one token for logprobs: with its leading space, U+FFFD for a part of a character."""
+        return self.token_bytes(token_id).decode("utf-8", "replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Bytes of one token; empty for an id out of range."""
+        return self.byte_table[token_id] if 0 <= token_id < len(self.byte_table) else b""
+
+
+def read_tokenizer_config(path: Path) -> dict[str, Any]:
+    """`tokenizer_config.json` of a model directory, {} when there is none; CheckpointError when it is broken."""
+    file = path / "tokenizer_config.json"
+    if not file.is_file():
+        return {}
+    try:
+        config: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError) as error:
+        raise CheckpointError(f"cannot read {file}: {error}", param="tokenizer") from error
+    return config
+
+
+def _named_special_tokens(config: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """{"eos_token": {"content": ...}, ...}; the files hold either the text or a description of the token."""
+    named = {name: config.get(name) for name in NAMED_SPECIAL_TOKENS}
+    return {
+        name: token if isinstance(token, dict) else {"content": str(token)}
+        for name, token in named.items()
+        if token is not None
+    }
+
+
+def _add_missing_tokens(backend: Any, config: dict[str, Any], special: dict[str, dict[str, Any]]) -> None:
+    """Add tokens that only tokenizer_config.json knows, as AutoTokenizer does."""
+    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
+    described = sorted((config.get("added_tokens_decoder") or {}).items(), key=lambda item: int(item[0]))
+    wanted = [
+        *(token for _, token in described),
+        *({"special": True, **token} for token in special.values()),
+        *({"special": True, **(token if isinstance(token, dict) else {"content": token})} for token in _values(extra)),
+    ]
+    for token in wanted:
+        if token["content"] not in known:
+            known.add(token["content"])
+            options = {name: bool(token[name]) for name in _TOKEN_OPTIONS if name in token}
+            backend.add_tokens([tokenizers.AddedToken(token["content"], **options)])
+
+
+_TOKEN_OPTIONS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+
+
+def _values(extra: Any) -> list[Any]:
+    return list(extra.values()) if isinstance(extra, dict) else list(extra)
+
+
+def _text_or_none(token: bytes) -> str | None:
+    try:
+        return token.decode("utf-8")
+    except UnicodeDecodeError:
+        return None
+
+
+def _not_unicode() -> InvalidRequestError:
+    """The library takes any text but half of a UTF-16 surrogate pair, for which it raises a bare TypeError."""
+    return InvalidRequestError("prompt: the text holds an unpaired surrogate, which is no Unicode text", param="prompt")

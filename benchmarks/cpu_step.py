@@ -1,0 +1,193 @@
+"""What a step costs on the CPU, in fp32: decode and prefill at the worker, then tokens/s against transformers.
+
+    python -m benchmarks.cpu_step [--models tiny-chat llama-100m] [--threads 1] [--no-hf] [--out results/cpu_step.json]
+
+A worker is driven with hand-written letters, blocks coming from the real BlockPool; a step's time is the worker's own
+and the figure is the least of several steps, because other jobs on the machine only ever add to it. The comparison
+runs the whole engine (`LLM`) and `generate` of transformers on the same prompts, greedy, without a stop token, and
+takes the best of `--repeats`. llama-100m has random weights (benchmarks/shapes.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from app import LLM, SamplingParams
+from app.config import EngineConfig
+from app.engine.kv_cache.block_pool import BlockPool
+from app.engine.model_info import resolve_model
+from app.engine.step import NewRequest, SchedulerOutput
+from app.engine.worker.worker import Worker
+from benchmarks.serve_process import ROOT
+from benchmarks.shapes import write_shape
+
+BUILT_IN = "tiny-chat"
+CHUNK = 2048  # most tokens of a step
+VOCAB = 1000
+GREEDY = SamplingParams(temperature=0.0, seed=0, ignore_eos=True)
+
+
+class Batch:
+    """`size` requests of `context` tokens each on a fresh set of blocks, from prefill to decode."""
+
+    def __init__(self, worker: Worker, num_blocks: int, block_size: int, size: int, context: int) -> None:
+        self._worker, self._block_size = worker, block_size
+        self._pool = BlockPool(num_blocks)
+        self._rows = np.arange(size, dtype=np.int32)
+        self._context = context
+        self._blocks = [0] * size
+        self._step_id = 0
+
+    def prefill(self) -> float:
+        """All prompts, at most CHUNK tokens a step; returns the seconds they took."""
+        rng = np.random.default_rng(0)
+        per_step = max(1, CHUNK // self._context)
+        seconds = 0.0
+        for first in range(0, len(self._rows), per_step):
+            rows = self._rows[first : first + per_step]
+            new = [
+                NewRequest(
+                    int(row), rng.integers(0, VOCAB, self._context, dtype=np.int32), self._context, 0, [], GREEDY, 0,
+                    (), (),
+                )
+                for row in rows
+            ]  # fmt: skip
+            seconds += self._step(rows, self._context, new)
+        return seconds
+
+    def decode(self) -> float:
+        """One token for each request; returns the seconds."""
+        self._context += 1
+        return self._step(self._rows, 1, [])
+
+    def leave(self) -> None:
+        """Free the rows."""
+        none = np.zeros(0, dtype=np.int32)
+        freed = self._rows.tolist()
+        self._worker.execute(SchedulerOutput(0, none, none, none.astype(np.bool_), freed_rows=freed))
+
+    def _step(self, rows: np.ndarray, count: int, new: list[NewRequest]) -> float:
+        blocks = []
+        for row in rows.tolist():
+            need = -(-self._context // self._block_size) - self._blocks[row]
+            if need > 0:
+                blocks.append((row, self._pool.take(need)))
+                self._blocks[row] += need
+        self._step_id += 1
+        counts, samples = np.full(len(rows), count, dtype=np.int32), np.ones(len(rows), dtype=np.bool_)
+        return self._worker.execute(SchedulerOutput(self._step_id, rows, counts, samples, new, blocks))[0].step_time_s
+
+
+def step_figures(options: dict[str, Any], cases: list[tuple[int, int]], steps: int) -> dict[str, float]:
+    """Least decode step in ms for each (batch, context), and prefill tokens/s."""
+    config = EngineConfig(max_num_batched_tokens=CHUNK, max_num_seqs=64, max_model_len=2048, **options)
+    worker = Worker(config)
+    num_blocks = worker.start().num_blocks
+    figures = {}
+    for size, context in cases:
+        batch = Batch(worker, num_blocks, config.block_size, size, context)
+        batch.prefill()
+        figures[f"decode step, batch {size}, context {context}, ms"] = 1e3 * min(batch.decode() for _ in range(steps))
+        batch.leave()
+    seconds = []
+    for _ in range(3):
+        batch = Batch(worker, num_blocks, config.block_size, 8, 250)
+        seconds.append(batch.prefill())
+        batch.leave()
+    figures["prefill, tokens/s"] = 8 * 250 / min(seconds)
+    worker.shutdown()
+    return figures
+
+
+def ours(llm: LLM, prompts: list[list[int]], num_tokens: int) -> float:
+    """Seconds for `num_tokens` tokens of each prompt."""
+    params = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=num_tokens)
+    begin = time.perf_counter()
+    llm.generate(prompts, params, use_tqdm=False)
+    return time.perf_counter() - begin
+
+
+def transformers(model: Any, prompts: list[list[int]], num_tokens: int) -> float:
+    """The same with `generate`."""
+    ids = torch.tensor(prompts)
+    begin = time.perf_counter()
+    with torch.inference_mode():
+        model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=num_tokens, min_new_tokens=num_tokens,
+            do_sample=False, eos_token_id=None, pad_token_id=0,
+        )  # fmt: skip
+    return time.perf_counter() - begin
+
+
+def rates(options: dict[str, Any], directory: Path, batches: list[int], repeats: int) -> dict[str, float]:
+    """Output tokens/s of both, prompts of 32 tokens, 64 more each."""
+    rng = np.random.default_rng(0)
+    llm = LLM(max_model_len=2048, max_num_seqs=64, enable_prefix_caching=False, **options)
+    if options["load_format"] == "dummy":
+        hf = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(directory), dtype=torch.float32).eval()
+    else:
+        hf = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    figures = {}
+    for size in batches:
+        prompts = rng.integers(3, VOCAB, (size, 32)).tolist()
+        runs: dict[str, Callable[[], float]] = {
+            "engine": lambda prompts=prompts: ours(llm, prompts, 64),
+            "transformers": lambda prompts=prompts: transformers(hf, prompts, 64),
+        }
+        # In turns, so that a slow minute of the machine hits both.
+        rounds = [{name: run() for name, run in runs.items()} for _ in range(repeats)]
+        best = {name: min(seconds[name] for seconds in rounds) for name in runs}
+        for name, seconds in best.items():
+            figures[f"{name}, batch {size}, tokens/s"] = size * 64 / seconds
+        figures[f"engine / transformers, batch {size}"] = best["transformers"] / best["engine"]
+    llm.shutdown()
+    return figures
+
+
+def main() -> None:
+    """Measure, print one table, write JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", default=[BUILT_IN, "llama-100m"])
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=10, help="decode steps of which the fastest counts")
+    parser.add_argument("--repeats", type=int, default=3, help="runs of the comparison of which the fastest counts")
+    parser.add_argument("--no-hf", action="store_true", help="leave out the comparison with transformers")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    table: dict[str, dict[str, float]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name in args.models:
+            built_in = name == BUILT_IN
+            directory = resolve_model(name) if built_in else write_shape(name, Path(folder))
+            options = {
+                "model": str(directory), "tokenizer": str(ROOT / "app/assets" / BUILT_IN), "device": "cpu",
+                "dtype": "float32", "num_threads": args.threads, "load_format": "safetensors" if built_in else "dummy",
+            }  # fmt: skip
+            cases = [(1, 20), (8, 20), (64, 20), (1, 500), (8, 500), (64, 500), (8, 1500)]
+            table[name] = step_figures(options, cases, args.steps)
+            gc.collect()
+            if not args.no_hf:
+                table[name] |= rates(options, directory, [1, 8, 32], args.repeats)
+    print(f"| fp32, {args.threads} thread(s) | " + " | ".join(table) + " |")
+    print("|---" * (len(table) + 1) + "|")
+    for line in next(iter(table.values())):
+        print(f"| {line} | " + " | ".join(f"{figures[line]:,.2f}" for figures in table.values()) + " |")
+    if args.out:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        args.out.write_text(json.dumps({"threads": args.threads, "torch": torch.__version__, **table}, indent=2))
+
+
+if __name__ == "__main__":
+    main()

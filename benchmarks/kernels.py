@@ -1,0 +1,338 @@
+"""Attention and sampling kernels on one GPU: checked against float64, then timed beside their limits.
+
+    python -m benchmarks.kernels --out kernels.json            (on a GPU; exits 1 if a check fails)
+    TRITON_INTERPRET=1 python -m benchmarks.kernels --quick    (on a CPU: a few checks, no timings)
+
+Decode is bound by reading keys and values: the table gives GB/s and the fraction of 4.3 TB/s, what a copy reaches on
+an H200. Prefill is bound by arithmetic: the table gives TFLOP/s beside torch's own attention on contiguous tensors.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import itertools
+import json
+import multiprocessing
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.nn.functional as F
+import triton.testing
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from app.kernels.attention import AttentionMetadata, triton_decode, triton_prefill
+from app.kernels.attention.reference import write_kv
+from app.kernels.attention.triton_decode import DecodeTile
+from app.kernels.attention.triton_ops import OPS, TritonPlan
+from app.kernels.attention.triton_prefill import PrefillTile
+from app.kernels.sampling import gumbel_argmax, reference, uniform
+from tests.kernels.attention.cases import Batch, contiguous_attention, make_batch
+
+COPY_BYTES_PER_S = 4.3e12
+NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 32, 8, 128
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+TOLERANCE = {"bf16": 8e-3, "fp16": 1e-3, "fp32": 2e-6}  # of norm(out - truth) / norm(truth)
+MIXED = [(1, 1), (1, 2500), (1, 257), (1, 1024), (1, 16), (300, 300), (129, 900), (1, 9), (64, 1100)]
+MIXED_QUICK = [(1, 1), (1, 40), (5, 5), (19, 40)]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One check: a mixed batch of this shape."""
+
+    dtype: str
+    head_dim: int
+    group: int
+    block_size: int
+    sliding_window: int | None
+    soft_cap: float | None
+    lens: tuple[tuple[int, int], ...]
+
+
+def check_cases(quick: bool) -> list[Case]:
+    """Every dtype with every head size, five times, while groups, block sizes and options turn at their own pace."""
+    options: list[tuple[int | None, float | None]] = [(None, None), (200, None), (None, 20.0), (150, 10.0)]
+    turning = zip(
+        itertools.cycle([1, 2, 4, 7, 8]), itertools.cycle([16, 32, 64]), itertools.cycle(options), strict=False
+    )
+    names = ["fp16", "fp32"] if quick else list(DTYPES)
+    shapes = itertools.product(range(1 if quick else 5), names, [64, 80, 128, 256])
+    return [
+        Case(name, head_dim, group, block_size, *option, tuple(MIXED_QUICK if quick else MIXED))
+        for (_, name, head_dim), (group, block_size, option) in zip(shapes, turning, strict=False)
+    ]
+
+
+def prepare(batch: Batch) -> None:
+    """Fill the metadata's plan, as a step does before its first layer."""
+    _, _, num_kv_heads, block_size, head_dim = batch.kv_cache.shape
+    num_heads = batch.query.shape[1]
+    OPS.prepare(batch.meta, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, block_size=block_size)
+
+
+def attend(batch: Batch, **options: Any) -> torch.Tensor:
+    """One layer of one step, plan included."""
+    prepare(batch)
+    return OPS.paged_attention(batch.query, batch.kv_cache, batch.meta, scale=batch.query.shape[2] ** -0.5, **options)
+
+
+def run_check(case: Case, device: str) -> dict[str, Any]:
+    """Error of the Triton path against float64 attention over contiguous tensors, and of write_kv against torch."""
+    options: dict[str, Any] = {"sliding_window": case.sliding_window, "soft_cap": case.soft_cap}
+    batch = make_batch(
+        list(case.lens),
+        num_heads=2 * case.group,
+        num_kv_heads=2,
+        head_dim=case.head_dim,
+        block_size=case.block_size,
+        dtype=DTYPES[case.dtype],
+        device=device,
+    )
+    truth = contiguous_attention(batch, scale=case.head_dim**-0.5, **options)
+    out = attend(batch, **options).double()
+    error = float((out - truth).norm() / truth.norm())
+    key, value = torch.randn_like(batch.query[:, :2]), torch.randn_like(batch.query[:, :2])
+    written, expected = torch.zeros_like(batch.kv_cache), torch.zeros_like(batch.kv_cache)
+    OPS.write_kv(key, value, written, batch.meta.slot_mapping)
+    write_kv(key, value, expected, batch.meta.slot_mapping)
+    passed = error < TOLERANCE[case.dtype] and torch.equal(written, expected)
+    return {**asdict(case), "relative_error": error, "max_error": float((out - truth).abs().max()), "passed": passed}
+
+
+def check_invariance(device: str, quick: bool) -> dict[str, Any]:
+    """A decode gives the same bits alone and in a batch (I6); random numbers are the same bits on CPU and GPU."""
+    lens = [(1, 20), (1, 300)] if quick else [(1, 20), (1, 300), (1, 900), (1, 3000), (1, 5000)]
+    dtype = torch.float16 if quick else torch.bfloat16
+    batch = make_batch(lens, num_heads=8, num_kv_heads=2, head_dim=64, dtype=dtype, device=device)
+    together = attend(batch)
+    same = True
+    for request, (_, seq_len) in enumerate(lens):
+        meta = replace(
+            batch.meta,
+            query_start_loc=batch.meta.query_start_loc[:2],
+            seq_lens=batch.meta.seq_lens[request : request + 1],
+            block_table=batch.meta.block_table[request : request + 1],
+            max_seq_len=seq_len,
+            num_decodes=1,
+        )
+        alone = attend(replace(batch, query=batch.query[request : request + 1], meta=meta))
+        same &= torch.equal(alone[0], together[request])
+    keys, positions = torch.randint(-(2**62), 2**62, (8, 2)), torch.arange(8)
+    bits = torch.equal(uniform(keys, positions, 1000, 0), uniform(keys.to(device), positions.to(device), 1000, 0).cpu())
+    logits = torch.randn(8, 5000 if quick else 150_000, device=device) * 2
+    arguments = (logits, keys.to(device), positions.to(device))
+    draws = torch.equal(gumbel_argmax(*arguments), reference.gumbel_argmax(*arguments))
+    return {
+        "decode_batch_invariant": same,
+        "uniform_same_bits": bits,
+        "same_draws": draws,
+        "passed": same and bits and draws,
+    }
+
+
+def large_batch(num_requests: int, num_query: int, seq_len: int, block_size: int) -> Batch:
+    """bf16, blocks in random order, every request of one length; keys and values are not kept contiguous."""
+    blocks = seq_len // block_size
+    table = torch.randperm(num_requests * blocks, device="cuda").int().view(num_requests, blocks)
+    cache = torch.randn(
+        num_requests * blocks, 2, NUM_KV_HEADS, block_size, HEAD_DIM, dtype=torch.bfloat16, device="cuda"
+    )
+    meta = AttentionMetadata(
+        query_start_loc=torch.arange(num_requests + 1, dtype=torch.int32, device="cuda") * num_query,
+        seq_lens=torch.full((num_requests,), seq_len, dtype=torch.int32, device="cuda"),
+        block_table=table,
+        slot_mapping=torch.arange(num_requests * num_query, device="cuda"),
+        max_query_len=num_query,
+        max_seq_len=seq_len,
+        num_decodes=num_requests if num_query == 1 else 0,
+    )
+    query = torch.randn(num_requests * num_query, NUM_HEADS, HEAD_DIM, dtype=torch.bfloat16, device="cuda")
+    batch = Batch(query, cache, meta, [], [])
+    prepare(batch)
+    return batch
+
+
+def time_ms(call: Callable[[], object]) -> float:
+    """Median of many runs, each with a cold L2 cache."""
+    return float(triton.testing.do_bench(call, warmup=10, rep=60, return_mode="median"))
+
+
+def run_attention(batch: Batch) -> torch.Tensor:
+    """One layer of a step whose plan is there."""
+    return OPS.paged_attention(batch.query, batch.kv_cache, batch.meta, scale=HEAD_DIM**-0.5)
+
+
+def decode_row(num_requests: int, seq_len: int, block_size: int) -> dict[str, Any]:
+    """bf16 decode: keys and values read once, queries read, output written."""
+    batch = large_batch(num_requests, 1, seq_len, block_size)
+    ms = time_ms(partial(run_attention, batch))
+    num_bytes = num_requests * (seq_len * 2 * NUM_KV_HEADS + 2 * NUM_HEADS) * HEAD_DIM * 2
+    rate = num_bytes / ms * 1e3
+    return {
+        "what": f"decode {num_requests} x {seq_len}, block {block_size}",
+        "ms": ms,
+        "GB/s": rate / 1e9,
+        "fraction": rate / COPY_BYTES_PER_S,
+    }
+
+
+def prefill_flops(num_query: int, seq_len: int) -> float:
+    """Two products of causal attention for the last num_query of seq_len positions."""
+    return 4.0 * NUM_HEADS * HEAD_DIM * (num_query * (seq_len - num_query) + num_query * num_query / 2)
+
+
+def prefill_row(num_query: int, seq_len: int, block_size: int) -> dict[str, Any]:
+    """bf16 prefill of one request's last num_query positions."""
+    ms = time_ms(partial(run_attention, large_batch(1, num_query, seq_len, block_size)))
+    what = f"prefill {num_query} of {seq_len}, block {block_size}"
+    return {"what": what, "ms": ms, "TFLOP/s": prefill_flops(num_query, seq_len) / ms / 1e9}
+
+
+def sdpa_rows(num_query: int) -> Iterator[dict[str, Any]]:
+    """torch's attention on contiguous tensors with every query head's own keys: what a paged kernel has to beat."""
+    query, key, value = torch.randn(3, 1, NUM_HEADS, num_query, HEAD_DIM, dtype=torch.bfloat16, device="cuda").unbind()
+    for backend in (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION):
+        with sdpa_kernel(backend):
+            ms = time_ms(partial(F.scaled_dot_product_attention, query, key, value, is_causal=True))
+        what = f"prefill {num_query}, torch {backend.name.lower()}"
+        yield {"what": what, "ms": ms, "TFLOP/s": prefill_flops(num_query, num_query) / ms / 1e9}
+
+
+def write_row(num_tokens: int) -> dict[str, Any]:
+    """Keys and values read and written."""
+    batch = large_batch(1, num_tokens, num_tokens, 16)
+    key = torch.randn(num_tokens, NUM_KV_HEADS, HEAD_DIM, dtype=torch.bfloat16, device="cuda")
+    ms = time_ms(partial(OPS.write_kv, key, key, batch.kv_cache, batch.meta.slot_mapping))
+    return {"what": f"write_kv {num_tokens} tokens", "ms": ms, "GB/s": key.numel() * 2 * 4 / ms / 1e6}
+
+
+def sampling_row(num_rows: int, vocab_size: int) -> dict[str, Any]:
+    """One read of the fp32 logits is the limit."""
+    logits = torch.randn(num_rows, vocab_size, device="cuda")
+    keys, positions = torch.randint(0, 2**62, (num_rows, 2), device="cuda"), torch.arange(num_rows, device="cuda")
+    ms = time_ms(partial(gumbel_argmax, logits, keys, positions))
+    return {"what": f"gumbel_argmax {num_rows} x {vocab_size}", "ms": ms, "GB/s": logits.numel() * 4 / ms / 1e6}
+
+
+def timings() -> list[dict[str, Any]]:
+    """The table."""
+    rows = [decode_row(*shape, block) for block in (16, 64) for shape in ((1, 32768), (64, 4096), (256, 1024))]
+    for num_query in (2048, 8192):
+        rows += [prefill_row(num_query, num_query, block) for block in (16, 64)]
+        rows += sdpa_rows(num_query)
+    rows.append(prefill_row(2048, 32768, 16))
+    rows += [write_row(256), write_row(8192), sampling_row(64, 151936), sampling_row(256, 128256)]
+    return rows
+
+
+def sweep(jobs: int) -> list[dict[str, Any]]:
+    """Every tile on one shape for each kernel and block size: what the tables in choose_tile were read off."""
+    decode_tiles = [DecodeTile(*sizes) for sizes in itertools.product((32, 64, 128), (2, 4), (2, 3, 5))]
+    prefill_tiles = [PrefillTile(*sizes) for sizes in itertools.product((64, 128), (64, 128), (4, 8), (2, 3, 4))]
+    with concurrent.futures.ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        list(pool.map(_compile_tile, itertools.product(("decode", "prefill"), (16, 64), decode_tiles + prefill_tiles)))
+    rows = []
+    for block in (16, 64):
+        batch = large_batch(64, 1, 4096, block)
+        rows += [_sweep_row(batch, f"decode block {block}", tile) for tile in decode_tiles]
+        batch = large_batch(1, 8192, 8192, block)
+        rows += [_sweep_row(batch, f"prefill block {block}", tile) for tile in prefill_tiles]
+    rows.sort(key=lambda row: (row["what"], row["ms"]))
+    return [row for row in rows if row["ms"] < 1.25 * min(r["ms"] for r in rows if r["what"] == row["what"])]
+
+
+def sweep_splits() -> list[dict[str, Any]]:
+    """How finely decode cuts a context: short splits fill the GPU at small batches, long ones merge less."""
+    rows = []
+    for shape in ((1, 2048), (1, 32768), (8, 8192), (64, 4096), (256, 1024)):
+        for max_splits, split_keys in itertools.product((32, 64, 128), (128, 256, 512)):
+            with mock.patch.multiple(triton_decode, MAX_SPLITS=max_splits, SPLIT_KEYS=split_keys):
+                row = decode_row(*shape, 16)
+            rows.append({**row, "max_splits": max_splits, "split_keys": split_keys})
+    return rows
+
+
+def _compile_tile(job: tuple[str, int, DecodeTile | PrefillTile]) -> None:
+    """Leave one tile's kernel in Triton's cache on disk."""
+    what, block, tile = job
+    if (what == "decode") == isinstance(tile, DecodeTile):
+        _sweep_row(large_batch(1, 1 if what == "decode" else 128, 1024, block), what, tile)
+
+
+def _sweep_row(batch: Batch, what: str, tile: DecodeTile | PrefillTile) -> dict[str, Any]:
+    options: dict[str, Any] = {"scale": HEAD_DIM**-0.5, "sliding_window": None, "soft_cap": None, "tile": tile}
+    out = torch.empty_like(batch.query)
+    if isinstance(tile, DecodeTile):
+        assert isinstance(batch.meta.plan, TritonPlan)
+        scratch = batch.meta.plan.scratch
+        call = partial(triton_decode.decode, batch.query, batch.kv_cache, batch.meta, scratch, out, **options)
+    else:
+        call = partial(triton_prefill.prefill, batch.query, batch.kv_cache, batch.meta, out, **options)
+    try:
+        ms = float(triton.testing.do_bench(call, warmup=5, rep=20, return_mode="median"))
+    except triton.runtime.errors.OutOfResources:
+        ms = float("inf")
+    return {"what": what, "ms": ms, **asdict(tile)}
+
+
+def run_checks(device: str, quick: bool, jobs: int) -> list[dict[str, Any]]:
+    """All checks, in `jobs` processes."""
+    cases = check_cases(quick)
+    if jobs == 1:
+        return [run_check(case, device) for case in cases]
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(jobs, mp_context=context) as pool:
+        return list(pool.map(run_check, cases, itertools.repeat(device)))
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    """One line a row."""
+    for row in rows:
+        cells = [f"{value:>12.4g}" if isinstance(value, float) else str(value) for value in list(row.values())[1:]]
+        names = list(row)[1:]
+        print(f"{row['what']:36s}", "  ".join(f"{n} {c}" for n, c in zip(names, cells, strict=True)), flush=True)
+
+
+def main() -> int:
+    """Return 1 if a check failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="write everything as JSON to this file")
+    parser.add_argument("--quick", action="store_true", help="few and small checks, no timings: for the interpreter")
+    parser.add_argument("--sweep", action="store_true", help="also time every tile size")
+    parser.add_argument("--jobs", type=int, default=1, help="processes for the checks (compiling takes longest)")
+    arguments = parser.parse_args()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    started = time.perf_counter()
+    checks = run_checks(device, arguments.quick, arguments.jobs)
+    invariance = check_invariance(device, arguments.quick)
+    failed = [row for row in [*checks, invariance] if not row["passed"]]
+    for name in DTYPES:
+        errors = [row["relative_error"] for row in checks if row["dtype"] == name]
+        print(f"checks {name}: {len(errors)}, largest relative error {max(errors, default=0.0):.2e}")
+    print(f"invariance {invariance}; {len(failed)} failed; {time.perf_counter() - started:.0f} s", flush=True)
+    for row in failed:
+        print("FAILED", row)
+    result: dict[str, Any] = {"checks": checks, "invariance": invariance, "torch": torch.__version__}
+    if device == "cuda" and not arguments.quick:
+        result["device"] = torch.cuda.get_device_name()
+        result["timings"] = timings()
+        show(result["timings"])
+        if arguments.sweep:
+            result["sweep"] = sweep(arguments.jobs)
+            show(result["sweep"])
+            result["sweep_splits"] = sweep_splits()
+            show(result["sweep_splits"])
+    if arguments.out is not None:
+        arguments.out.write_text(json.dumps(result, indent=1))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,35 @@
+"""Model shapes for benchmarks without a checkpoint: directories to be run with `load_format=dummy`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+_COMMON = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "max_position_embeddings": 40960, "dtype": "bfloat16"}
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "qwen3-0.6b": {
+        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 1024, "intermediate_size": 3072,
+        "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
+        "vocab_size": 151936, "tie_word_embeddings": True, "rope_theta": 1e6, "eos_token_id": 151645,
+    },
+    "llama-8b": {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
+        "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+        "vocab_size": 128256, "tie_word_embeddings": False, "rope_theta": 5e5, "eos_token_id": 128009,
+    },
+    "llama-100m": {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 768, "intermediate_size": 2048,
+        "num_hidden_layers": 12, "num_attention_heads": 12, "num_key_value_heads": 4, "head_dim": 64,
+        "vocab_size": 32000, "tie_word_embeddings": True, "rope_theta": 1e4, "eos_token_id": 2,
+    },
+}  # fmt: skip
+
+
+def write_shape(name: str, folder: Path) -> Path:
+    """Write the config.json of shape `name` into `folder/name` and return that directory."""
+    directory = folder / name
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.json").write_text(json.dumps({**_COMMON, **SHAPES[name]}))
+    return directory

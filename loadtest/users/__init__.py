@@ -1,0 +1,1 @@
+"""The kinds of users: one file each."""

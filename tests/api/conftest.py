@@ -1,0 +1,239 @@
+"""A served model with a small byte-level tokenizer, a scripted engine behind it, and uvicorn in a thread before it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import tokenizers
+import uvicorn
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from app.api.app import create_app
+from app.api.engine_client import RouteInfo, ServedModel
+from app.config import RequestLimits
+from app.engine.model_info import ModelInfo
+from app.engine.outputs import EngineOutput
+from app.engine.request import EngineRequest
+from app.engine.step import TokenLogprobs
+from app.text.chat_template import ChatTemplate
+from app.text.tokenizer import Tokenizer
+
+TEMPLATE = """{%- if tools %}<|im_start|>system
+<tools>{% for tool in tools %}{{ tool | tojson }}{% endfor %}</tools> Answer with <tool_call>.<|im_end|>
+{% endif %}{%- for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+CORPUS = [
+    "The quick brown fox jumps over the lazy dog. ",
+    "Grüße aus Köln, naïve café 東京 🙂👩‍👩‍👧 نص हिन्दी. ",
+    'Tools: {"name": "add", "arguments": {"a": 1, "b": 2}} and a list of words, one, two, three. ',
+]
+
+
+def write_model(path: Path, max_len: int = 512, **generation_config: Any) -> Path:
+    """A model directory with everything but weights."""
+    backend = tokenizers.Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=420,
+        special_tokens=special,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator(CORPUS * 4, trainer)
+    path.mkdir(parents=True, exist_ok=True)
+    backend.save(str(path / "tokenizer.json"))
+    named = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
+    (path / "tokenizer_config.json").write_text(json.dumps({**named, "tokenizer_class": "PreTrainedTokenizerFast"}))
+    (path / "chat_template.jinja").write_text(TEMPLATE)
+    size = backend.get_vocab_size()
+    config = {"architectures": ["LlamaForCausalLM"], "vocab_size": size, "max_position_embeddings": max_len}
+    (path / "config.json").write_text(json.dumps(config))
+    eos = backend.token_to_id("<|im_end|>")
+    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": eos, **generation_config}))
+    return path
+
+
+def served(path: Path, name: str = "m", **options: Any) -> ServedModel:
+    """The model in `path` as the ingress would serve it."""
+    info = ModelInfo.from_directory(str(path))
+    tokenizer = Tokenizer.from_directory(path)
+    template = ChatTemplate.from_directory(path, tokenizer)
+    return ServedModel(name, info, tokenizer, template, info.max_position_embeddings, created=1, **options)
+
+
+class ScriptedClient:
+    """An EngineClient whose engine answers by a script: token ids in `step` sized outputs, one end-of-sequence."""
+
+    def __init__(self, *models: ServedModel) -> None:
+        self.models = {name: model for model in models for name in (model.name, *model.aliases)}
+        self.script: Callable[[EngineRequest], list[int]] = lambda request: request.prompt_token_ids
+        self.step = 1
+        self.delay_s = 0.0
+        self.healthy = True
+        self.fail_after: tuple[int, Exception] | None = None
+        self.requests: list[EngineRequest] = []
+        self.num_running = 0
+        self.num_aborted = 0
+
+    async def generate(
+        self, model: str, request: EngineRequest, route: RouteInfo | None = None
+    ) -> AsyncIterator[EngineOutput]:
+        self.requests.append(request)
+        self.num_running += 1
+        if route is not None:
+            route.replica_id = "replica-7"
+        try:
+            for i, output in enumerate(self._outputs(self.models[model], request)):
+                if self.fail_after is not None and i == self.fail_after[0]:
+                    raise self.fail_after[1]
+                await asyncio.sleep(self.delay_s)
+                yield output
+        except (GeneratorExit, asyncio.CancelledError):
+            self.num_aborted += 1
+            raise
+        finally:
+            self.num_running -= 1
+
+    def _outputs(self, model: ServedModel, request: EngineRequest) -> Iterator[EngineOutput]:
+        params = request.sampling_params
+        eos = model.info.eos_token_ids[0]
+        assert params.max_tokens is not None
+        assert params.seed is not None
+        script = [*self.script(request), eos]
+        tokens, reason = (
+            (script, "stop") if len(script) <= params.max_tokens else (script[: params.max_tokens], "length")
+        )
+        first: dict[str, Any] = {"num_cached_tokens": min(16, len(request.prompt_token_ids) // 2)}
+        if params.prompt_logprobs is not None:
+            scored = [logprobs_of(token, params.prompt_logprobs) for token in request.prompt_token_ids[1:]]
+            first["prompt_logprobs"] = [None, *scored]
+        for start in range(0, len(tokens), self.step):
+            part = tokens[start : start + self.step]
+            logprobs = None if params.logprobs is None else [logprobs_of(token, params.logprobs) for token in part]
+            is_last = start + self.step >= len(tokens)
+            yield EngineOutput(request.request_id, part, reason if is_last else None, logprobs=logprobs, **first)
+            first = {}
+
+    async def is_healthy(self) -> bool:
+        return self.healthy
+
+    async def metrics_text(self) -> str:
+        return "vllm:num_requests_running 0\n"
+
+
+def logprobs_of(token: int, k: int) -> TokenLogprobs:
+    """Made-up but recognisable: the chosen token, then ids 10, 11, ... as the most likely."""
+    top = list(range(10, 10 + k))
+    return TokenLogprobs([token, *top], [-token / 100, *(-0.1 * i for i in range(1, k + 1))], [3, *range(1, k + 1)])
+
+
+class Server:
+    """uvicorn in a thread."""
+
+    def __init__(self, app: Any) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self._server = uvicorn.Server(uvicorn.Config(app, port=self.port, log_level="warning", lifespan="off"))
+        self._thread = threading.Thread(target=self._server.run, daemon=True)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def __enter__(self) -> Server:
+        self._thread.start()
+        _wait_for(lambda: self._server.started)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.should_exit = True
+        self._thread.join(10)
+
+
+def _wait_for(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+    """Return once `condition` holds; AssertionError after `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "timed out"
+        time.sleep(0.005)
+
+
+@pytest.fixture(scope="session")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="session")
+def served_model(model_dir: Path) -> ServedModel:
+    return served(model_dir, aliases=("alias",))
+
+
+@pytest.fixture
+def client(served_model: ServedModel) -> ScriptedClient:
+    return ScriptedClient(served_model)
+
+
+@pytest.fixture
+def write_model_dir() -> Callable[..., Path]:
+    """`write_model`, for tests that need a model of their own."""
+    return write_model
+
+
+@pytest.fixture
+def serve_model() -> Callable[..., ServedModel]:
+    """`served`, for tests that need a model of their own."""
+    return served
+
+
+@pytest.fixture
+def make_client() -> type[ScriptedClient]:
+    return ScriptedClient
+
+
+@pytest.fixture
+def wait_for() -> Callable[..., None]:
+    return _wait_for
+
+
+LIMITS = RequestLimits(max_body_bytes=200_000, max_n=8, max_prompts=16, max_logprobs=5, max_stop=4)
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Server]]:
+    """Start a server over any client; all are stopped at the end."""
+    with contextlib.ExitStack() as stack:
+        yield lambda client: stack.enter_context(Server(create_app(client, LIMITS)))
+
+
+@pytest.fixture
+def server(client: ScriptedClient, serve: Callable[..., Server]) -> Server:
+    return serve(client)
+
+
+@pytest.fixture
+def http(server: Server) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.url, timeout=20) as http:
+        yield http
+
+
+@pytest.fixture
+def sdk(server: Server) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=20) as sdk:
+        yield sdk

@@ -1,0 +1,71 @@
+"""The Hermes parser: cut anywhere, it finds the same."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.api.parsers import TOOL_PARSERS, tool_parser_name
+from app.api.parsers.base import ParsedCall, ParsedText
+
+
+def parse(pieces: list[str]) -> ParsedText:
+    parser = TOOL_PARSERS.load("hermes")()
+    parts = [*(parser.push(piece) for piece in pieces), parser.flush()]
+    return ParsedText("".join(p.content for p in parts), [call for p in parts for call in p.calls])
+
+
+def call(name: str, **arguments: object) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments}, ensure_ascii=False)}\n</tool_call>"
+
+
+CASES = [
+    ("just text, a < b and <tool", "just text, a < b and <tool", []),
+    ("  spaces \n\n", "  spaces \n\n", []),
+    (call("f", x=1), "", ["f"]),
+    ("Let me see.\n" + call("f", x="</tool_calls> ü") + "\n" + call("g"), "Let me see.", ["f", "g"]),
+    (call("f") + "\nDone. ", "\nDone.", ["f"]),
+    ("<tool_call>not json</tool_call> after", "<tool_call>not json</tool_call> after", []),
+    ("before \n<tool_call>[1]</tool_call>", "before \n<tool_call>[1]</tool_call>", []),
+    (call("f")[: -len("\n</tool_call>")], "", ["f"]),
+    ('<tool_call>\n{"name": "f", "argu', '<tool_call>\n{"name": "f", "argu', []),
+    ("<tool_call>" + "[" * 5000 + "</tool_call>", "<tool_call>" + "[" * 5000 + "</tool_call>", []),
+]
+
+
+@pytest.mark.parametrize(("text", "content", "names"), CASES)
+def test_whole_and_by_character(text: str, content: str, names: list[str]) -> None:
+    for pieces in ([text], list(text)):
+        parsed = parse(pieces)
+        assert (parsed.content, [c.name for c in parsed.calls]) == (content, names)
+
+
+@settings(max_examples=300, deadline=None)
+@given(case=st.sampled_from(CASES[:-1]), cuts=st.lists(st.integers(0, 120), max_size=6))
+def test_cut_anywhere(case: tuple[str, str, list[str]], cuts: list[int]) -> None:
+    text = case[0]
+    points = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
+    pieces = [text[a:b] for a, b in itertools.pairwise(points)]
+    assert parse(pieces) == parse([text])
+
+
+def test_arguments_are_json_text() -> None:
+    assert parse([call("f", a=[1, None], b="ü")]).calls == [ParsedCall("f", '{"a": [1, null], "b": "ü"}')]
+    text = '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>'
+    assert parse([text]).calls == [ParsedCall("f", '{"a": 1}')]
+    assert parse(['<tool_call>{"name": "f"}</tool_call>']).calls == [ParsedCall("f", "{}")]
+
+
+def test_text_is_shown_as_soon_as_it_is_certain() -> None:
+    parser = TOOL_PARSERS.load("hermes")()
+    assert parser.push("Hello <").content == "Hello"
+    assert parser.push("b>").content == " <b>"
+
+
+def test_the_template_names_the_parser() -> None:
+    assert tool_parser_name("... <tool_call> ...") == "hermes"
+    assert tool_parser_name("[TOOL_CALLS]") is None

@@ -1,0 +1,296 @@
+"""Every error has OpenAI's shape, the right status and the field at fault."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from app.errors import EngineDeadError, MantaError, OverloadedError, PromptTooLongError
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+HI = [{"role": "user", "content": "hi"}]
+
+
+def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
+    assert response.status_code == status, response.text
+    body = response.json()
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    assert body["error"]["message"]
+    assert response.headers["x-request-id"]
+    return dict(body["error"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"foo": 1}, "foo", "unknown field 'foo'"),
+        ({"messages": None}, "messages", "required"),
+        ({"messages": []}, "messages", "at least 1"),
+        ({"messages": [{"role": "king", "content": "x"}]}, "messages.0.role", "system"),
+        ({"messages": [{"role": "user"}]}, "messages.0", "content is required"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content", "valid"),
+        ({"messages": [{"role": "user", "content": "x", "bar": 1}]}, "messages.0.bar", "unknown field"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image_url"}]}]},
+            "messages.0.content.1",
+            "image_url is not supported",
+        ),
+        (
+            {
+                "messages": [
+                    {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{oops"}}]},
+                ]
+            },
+            "messages.0.tool_calls.0.function.arguments",
+            "not valid JSON",
+        ),
+        ({"temperature": -1}, "temperature", "greater than or equal to 0"),
+        ({"temperature": "hot"}, "temperature", "valid number"),
+        ({"top_p": 0}, "top_p", "greater than 0"),
+        ({"top_k": -2}, "top_k", "-1"),
+        ({"n": 0}, "n", "1"),
+        ({"n": 9}, "n", "8"),
+        ({"max_tokens": 0}, "max_tokens", "1"),
+        ({"max_tokens": 1.5}, "max_tokens", "integer"),
+        ({"stop": ["a", "b", "c", "d", "e"]}, "stop", "at most 4"),
+        ({"stop": ["a", ""]}, "stop", "empty"),
+        ({"stop": 5}, "stop", "valid"),
+        ({"logprobs": True, "top_logprobs": 6}, "top_logprobs", "top_logprobs=6: at most 5"),
+        ({"top_logprobs": 2}, "top_logprobs", "logprobs=true"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs", "at most 5"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "stream"),
+        ({"logit_bias": {"999999": 1}}, "logit_bias", "999999"),
+        ({"logit_bias": {"x": 1}}, "logit_bias.x", "integer"),
+        ({"logit_bias": {"5": 101}}, "logit_bias", "-100..100"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids", "-1"),
+        ({"allowed_token_ids": []}, "allowed_token_ids", "at least one"),
+        ({"allowed_token_ids": [99999]}, "allowed_token_ids", "99999"),
+        ({"bad_words": [" "]}, "bad_words", "not a word"),
+        ({"min_tokens": 9, "max_tokens": 3}, "min_tokens", "9 is more than max_tokens=3"),
+        ({"min_tokens": 9, "max_completion_tokens": 3}, "min_tokens", "9 is more than max_tokens=3"),
+        ({"max_completion_tokens": 600}, "max_completion_tokens", "max_completion_tokens=600"),
+        ({"min_tokens": 9999}, "min_tokens", "room"),
+        ({"seed": 2**64}, "seed", "less than"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "stream=true"),
+        ({"stream": True, "stream_options": {"what": 1}}, "stream_options.what", "unknown field"),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "at least 1"),
+        ({"request_id": "a b"}, "request_id", "pattern"),
+        ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message", "excludes"),
+        ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs.tools", "field of its own"),
+    ],
+)
+def test_bad_chat_fields(http: httpx.Client, fields: dict[str, Any], param: str | None, words: str) -> None:
+    error = error_of(http.post(CHAT, json={"model": "m", "messages": HI, **fields}), 400)
+    assert error["param"] == param
+    assert words in error["message"]
+    assert error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
+        ({"tools": [{"function": {"name": "f"}}], "tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
+        ({"tools": [{"function": {"name": "f", "strict": True}}]}, "tools.0.function.strict"),
+        ({"audio": {"voice": "x"}}, "audio"),
+        ({"functions": []}, "functions"),
+        ({"function_call": "auto"}, "function_call"),
+        ({"prediction": {}}, "prediction"),
+        ({"web_search_options": {}}, "web_search_options"),
+        ({"structured_outputs": {"regex": "a"}}, "structured_outputs"),
+        ({"use_beam_search": True}, "use_beam_search"),
+        ({"chat_template": "x"}, "chat_template"),
+        ({"reasoning_effort": "high"}, "reasoning_effort"),
+        ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
+    ],
+)
+def test_known_but_unsupported_is_refused_by_name(http: httpx.Client, fields: dict[str, Any], param: str) -> None:
+    error = error_of(http.post(CHAT, json={"messages": HI, **fields}), 400)
+    assert (error["param"], error["code"]) == (param, "unsupported")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"prompt": None}, "prompt", "required"),
+        ({"prompt": []}, "prompt", "valid string"),
+        ({"prompt": ""}, "prompt", "empty"),
+        ({"prompt": [[]]}, "prompt", "empty"),
+        ({"prompt": ["a"] * 17}, "prompt", "at most 16"),
+        ({"prompt": [1, "a"]}, "prompt.1", "integer"),
+        ({"prompt": ["a", 1]}, "prompt.1", "string"),
+        ({"prompt": [[1], ["x"]]}, "prompt.1.0", "integer"),
+        ({"prompt": [99999]}, "prompt", "token ids must be from 0 to"),
+        ({"prompt": {"a": 1}}, "prompt", "string"),
+        ({"max_tokens": 0}, "max_tokens", "echo"),
+        ({"suffix": "x"}, "suffix", "not supported"),
+        ({"best_of": 3}, "best_of", "best_of"),
+        ({"logprobs": 6}, "logprobs", "at most 5"),
+        ({"messages": HI}, "messages", "unknown field"),
+    ],
+)
+def test_bad_completion_fields(http: httpx.Client, fields: dict[str, Any], param: str, words: str) -> None:
+    error = error_of(http.post(COMPLETIONS, json={"prompt": "x", **fields}), 400)
+    assert error["param"] == param
+    assert words in error["message"]
+
+
+def test_unknown_model(sdk: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as caught:
+        sdk.chat.completions.create(model="gpt-9", messages=HI)  # type: ignore[arg-type]
+    assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
+    assert "gpt-9" in str(caught.value)
+
+
+def test_bad_json_routes_and_methods(http: httpx.Client) -> None:
+    for raw in (b"{", b"", b'{"messages": [}', b"\xff\xfe"):
+        assert "JSON" in error_of(http.post(CHAT, content=raw), 400)["message"]
+    assert error_of(http.post(CHAT, content=b"[1]"), 400)["param"] is None
+    assert "/v1/nothing" in error_of(http.get("/v1/nothing"), 404)["message"]
+    assert "GET" in error_of(http.get(CHAT), 405)["message"]
+    # The content type does not matter: curl -d says it is a form.
+    form = {"content-type": "application/x-www-form-urlencoded"}
+    assert http.post(CHAT, content=json.dumps({"messages": HI}), headers=form).status_code == 200
+
+
+def test_nested_json_does_not_break_the_server(http: httpx.Client) -> None:
+    error_of(http.post(CHAT, content=b'{"messages": ' + b"[" * 50_000 + b"]" * 50_000 + b"}"), 400)
+    error_of(http.post(CHAT, content=b'{"a":' * 150 + b"1" + b"}" * 150), 400)
+
+
+def test_body_too_large(http: httpx.Client) -> None:
+    big = json.dumps({"messages": [{"role": "user", "content": "x" * 250_000}]}).encode()
+    error = error_of(http.post(CHAT, content=big), 413)
+    assert error["code"] == "body_too_large"
+    assert "200000" in error["message"]
+
+    def chunks() -> Any:
+        for start in range(0, len(big), 10_000):
+            yield big[start : start + 10_000]
+
+    error_of(http.post(CHAT, content=chunks()), 413)  # without a declared length
+
+
+def test_prompt_too_long_says_both_numbers(http: httpx.Client, client: Any) -> None:
+    ids = [50] * 600
+    for body in ({"prompt": ids}, {"prompt": ids, "stream": True}):
+        error = error_of(http.post(COMPLETIONS, json=body), 400)
+        assert error["code"] == "context_length_exceeded"
+        assert "512" in error["message"]
+        assert "600" in error["message"]
+        assert error["param"] == "prompt"
+    error = error_of(http.post(CHAT, json={"messages": [{"role": "user", "content": "x y " * 600}]}), 400)
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
+    error = error_of(http.post(COMPLETIONS, json={"prompt": ids[:500], "max_tokens": 20}), 400)
+    assert "512" in error["message"]
+    assert "520" in error["message"]
+    assert error["param"] == "max_tokens"
+    assert not client.requests
+
+
+def test_what_the_kv_cache_can_never_hold_is_refused(
+    serve: Any, serve_model: Any, make_client: Any, model_dir: Any
+) -> None:
+    client = make_client(serve_model(model_dir, max_kv_tokens=64))
+    url = serve(client).url + COMPLETIONS
+    error = error_of(httpx.post(url, json={"prompt": [50] * 60, "max_tokens": 10}), 400)
+    assert "KV cache holds 64" in error["message"]
+    assert httpx.post(url, json={"prompt": [50] * 50}).status_code == 400  # 16 by default
+    assert httpx.post(url, json={"prompt": [50] * 50, "max_tokens": 14}).status_code == 200
+    # Without max_tokens a chat takes what there is.
+    httpx.post(serve(client).url + CHAT, json={"messages": HI})
+    request = client.requests[-1]
+    assert request.sampling_params.max_tokens == 64 - len(request.prompt_token_ids)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (EngineDeadError("the replica is gone"), 503),
+        (OverloadedError("full"), 429),
+        (PromptTooLongError("600 of 512", param="prompt"), 400),
+        (MantaError("broken"), 500),
+        (ZeroDivisionError("secret"), 500),
+    ],
+)
+def test_engine_errors_before_the_first_token(
+    http: httpx.Client, client: Any, error: Exception, status: int, stream: bool
+) -> None:
+    client.fail_after = (0, error)
+    response = http.post(CHAT, json={"messages": HI, "stream": stream})
+    described = error_of(response, status)
+    if isinstance(error, MantaError):
+        assert described["message"] == error.message
+        assert (described["type"], described["code"], described["param"]) == (error.type, error.code, error.param)
+    else:
+        assert "secret" not in response.text
+    assert (response.headers.get("retry-after") == "1") == (status in (429, 503))
+    assert client.num_running == 0
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_a_stream_that_breaks_ends_in_an_error_event(http: httpx.Client, client: Any, path: str) -> None:
+    client.fail_after = (3, EngineDeadError("the replica is gone"))
+    response = http.post(path, json={"stream": True} | ({"messages": HI} if path == CHAT else {"prompt": "a fox b"}))
+    assert response.status_code == 200
+    *before, error, done, rest = response.text.split("\n\n")
+    assert (done, rest) == ("data: [DONE]", "")
+    assert json.loads(error[6:]) == {
+        "error": {
+            "message": "the replica is gone",
+            "type": "service_unavailable_error",
+            "param": None,
+            "code": "engine_unavailable",
+        }
+    }
+    assert len(before) >= 3
+    assert error_of(http.post(CHAT, json={"messages": HI}), 503), "without a stream it is a 503"
+
+
+def test_the_sdk_raises_on_an_error_event(sdk: openai.OpenAI, client: Any) -> None:
+    client.fail_after = (2, EngineDeadError("the replica is gone"))
+    with pytest.raises(openai.APIError, match="the replica is gone"):
+        list(sdk.chat.completions.create(model="m", messages=HI, stream=True))  # type: ignore[call-overload]
+
+
+def test_one_failed_choice_fails_the_request_and_ends_the_others(http: httpx.Client, client: Any) -> None:
+    client.delay_s = 0.01
+    outputs = client._outputs
+
+    def failing(model: Any, request: Any) -> Any:
+        for i, output in enumerate(outputs(model, request)):
+            if i == 2 and request.choice_index == 1:
+                raise EngineDeadError("gone")
+            yield output
+
+    client._outputs = failing
+    client.script = lambda request: [50] * 400
+    error_of(http.post(CHAT, json={"messages": HI, "n": 3}), 503)
+    assert client.num_running == 0
+
+
+def test_a_request_that_fails_alone_says_so(http: httpx.Client, client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    outputs = client._outputs
+
+    def failing(*args: Any) -> Any:
+        for output in outputs(*args):
+            output.finish_reason, output.error = "error", "this request broke the grammar"
+            yield output
+
+    monkeypatch.setattr(client, "_outputs", failing)
+    assert "broke the grammar" in error_of(http.post(CHAT, json={"messages": HI}), 500)["message"]
+
+
+def test_an_engine_that_falls_silent_is_an_error(
+    http: httpx.Client, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "_outputs", lambda *_: iter(()))
+    assert "finish reason" in error_of(http.post(CHAT, json={"messages": HI}), 503)["message"]

@@ -1,0 +1,188 @@
+"""Clients that leave and clients that are slow."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from typing import Any
+
+import httpx
+import pytest
+
+from app.api.events import MAX_READY, Choice, EventStream, collect
+from app.api.render import Prompt, engine_requests
+from app.config import RequestLimits
+from app.engine.sampling_params import SamplingParams
+from app.text.output_processor import OutputProcessor
+
+BODY = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 400}
+
+
+def open_socket(port: int, body: dict[str, Any]) -> socket.socket:
+    """POST without a client library, to be able to vanish."""
+    raw = json.dumps(body).encode()
+    connection = socket.create_connection(("127.0.0.1", port))
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(raw)}\r\n\r\n"
+    connection.sendall(head.encode() + raw)
+    return connection
+
+
+@pytest.mark.parametrize(("stream", "n"), [(True, 1), (True, 3), (False, 1), (False, 3)])
+def test_a_disconnect_closes_the_engine_s_iterators(
+    server: Any, client: Any, wait_for: Any, stream: bool, n: int
+) -> None:
+    client.delay_s = 0.01
+    client.script = lambda request: [50] * 390
+    connection = open_socket(server.port, {**BODY, "stream": stream, "n": n})
+    if stream:
+        received = b""
+        while received.count(b"data: ") < 5 + n:
+            received += connection.recv(4096)
+    else:
+        wait_for(lambda: client.num_running == n)
+    connection.close()
+    started = time.monotonic()
+    wait_for(lambda: client.num_running == 0)
+    assert time.monotonic() - started < 1.0
+    assert client.num_aborted == n
+
+
+def test_a_disconnect_before_the_first_token(server: Any, client: Any, wait_for: Any) -> None:
+    client.delay_s = 30.0
+    connection = open_socket(server.port, {**BODY, "stream": True})
+    wait_for(lambda: client.num_running == 1)
+    connection.close()
+    wait_for(lambda: client.num_running == 0, 1.0)
+
+
+def test_many_disconnects_leak_nothing(server: Any, client: Any, wait_for: Any) -> None:
+    client.delay_s = 0.002
+    client.script = lambda request: [50] * 300
+    connections = [open_socket(server.port, {**BODY, "stream": i % 3 > 0, "n": 1 + i % 2}) for i in range(60)]
+    for i, connection in enumerate(connections):
+        if i % 3 == 1:
+            connection.recv(100)
+        connection.close()
+    wait_for(lambda: client.num_running == 0)
+    client.delay_s = 0.0
+    assert httpx.post(f"{server.url}/v1/chat/completions", json=BODY).status_code == 200
+    assert client.num_running == 0
+
+
+def test_the_first_token_is_not_held_back(server: Any, client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = threading.Event()
+    generate = client.generate
+
+    async def gated(*args: Any) -> Any:
+        async for output in generate(*args):
+            yield output
+            # The second token exists only once the client has the first.
+            assert await asyncio.to_thread(seen.wait, 8)
+
+    monkeypatch.setattr(client, "generate", gated)
+    client.script = lambda request: [50, 51, 52]
+    url = f"{server.url}/v1/chat/completions"
+    with httpx.stream("POST", url, json={**BODY, "stream": True}, timeout=10) as response:
+        for line in response.iter_lines():
+            if '"content": "P' in line:
+                seen.set()
+    assert seen.is_set()
+
+
+def make_stream(client: Any, receive: Any, n: int = 1, **params: Any) -> EventStream:
+    model = client.models["m"]
+    sampling = SamplingParams(n=n, max_tokens=400, **params)
+    requests = engine_requests(model, RequestLimits(), [Prompt([50])], sampling, request_id="r")
+    choices = [
+        Choice(i, 0, own, OutputProcessor(model.tokenizer, own.sampling_params)) for i, own in enumerate(requests)
+    ]
+    return EventStream(client, "m", choices, receive)
+
+
+async def never() -> Any:
+    await asyncio.Event().wait()
+
+
+def test_ready_events_come_in_one_batch(client: Any) -> None:
+    client.script = lambda request: [50] * 100
+
+    async def read() -> list[int]:
+        async with make_stream(client, never, n=2) as stream:
+            sizes = []
+            while batch := await stream.next_batch():
+                sizes.append(len(batch))
+                await asyncio.sleep(0.01)  # a writer that takes its time
+            return sizes
+
+    sizes = asyncio.run(read())
+    assert sum(sizes) == 202
+    assert len(sizes) < 60
+
+
+def test_a_slow_writer_stops_the_pulling(client: Any) -> None:
+    client.script = lambda request: [50] * 390
+    pulled = 0
+    outputs = client._outputs
+
+    def counted(*args: Any) -> Any:
+        nonlocal pulled
+        for output in outputs(*args):
+            pulled += 1
+            yield output
+
+    client._outputs = counted
+
+    async def read() -> tuple[int, int]:
+        async with make_stream(client, never) as stream:
+            await asyncio.sleep(0.3)
+            held = pulled
+            total = 0
+            while batch := await stream.next_batch():
+                total += len(batch)
+            return held, total
+
+    held, total = asyncio.run(read())
+    assert held <= MAX_READY + 1
+    assert total == 391
+
+
+def test_a_stop_string_tells_the_engine_how_it_ended(client: Any) -> None:
+    tokenizer = client.models["m"].tokenizer
+    client.script = lambda request: tokenizer.encode("the fox and more words", add_special_tokens=False)
+    routes = []
+    generate = client.generate
+
+    def recording(model: str, request: Any, route: Any) -> Any:
+        routes.append(route)
+        return generate(model, request, route)
+
+    client.generate = recording
+    collected = asyncio.run(collect(make_stream(client, never, n=2, stop="fox")))
+    assert [entry.output.text for entry in collected] == ["the ", "the "]
+    assert [route.extra for route in routes] == [{"finish_reason": "stop"}] * 2
+    assert client.num_aborted == 2
+
+
+def test_the_choices_of_a_prompt_share_a_place(client: Any) -> None:
+    places: dict[int, list[Any]] = {}
+    generate = client.generate
+
+    def recording(model: str, request: Any, route: Any) -> Any:
+        places.setdefault(request.prompt_token_ids[0], []).append(route.place)
+        return generate(model, request, route)
+
+    client.generate = recording
+    model = client.models["m"]
+    requests = engine_requests(
+        model, RequestLimits(), [Prompt([50]), Prompt([51])], SamplingParams(n=3, max_tokens=4), request_id="r"
+    )
+    choices = [
+        Choice(i, i // 3, own, OutputProcessor(model.tokenizer, own.sampling_params)) for i, own in enumerate(requests)
+    ]
+    assert len(asyncio.run(collect(EventStream(client, "m", choices, never)))) == 6
+    assert [len(shared) for shared in places.values()] == [3, 3]
+    assert [len({id(place) for place in shared}) for shared in places.values()] == [1, 1]
+    assert places[50][0] is not places[51][0]

@@ -1,0 +1,169 @@
+"""The whole way on one machine: SDK, HTTP, AsyncEngine, workers, tiny-chat. transformers is the judge."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from app.api.engine_client import RouteInfo, ServedModel
+from app.config import EngineConfig
+from app.engine.async_engine import AsyncEngine
+from app.engine.core import EngineCore
+from app.engine.executor import create_executor
+from app.engine.model_info import ModelInfo
+from app.engine.outputs import EngineOutput
+from app.engine.request import EngineRequest
+from app.text.chat_template import ChatTemplate
+from app.text.tokenizer import Tokenizer
+
+OPTIONS: dict[str, Any] = {"executor": "in_process", "num_blocks": 256, "num_threads": 1, "max_num_seqs": 16}
+QUESTIONS = [
+    "hi",
+    "What is 12 + 30?",
+    "Reverse the word 'lantern'.",
+    "Grüße 🙂, wie geht's?",
+    "Count from 1 to 30.",
+    'Spell "manta" \\ with "quotes"\n and lines.',
+    "東京 नमस्ते 👩‍👩‍👧",
+    "Who are you?",
+]
+
+
+class EngineInThisProcess:
+    """EngineClient over one AsyncEngine."""
+
+    def __init__(self) -> None:
+        config = EngineConfig(model="tiny-chat", **OPTIONS)
+        info = ModelInfo.from_directory("tiny-chat")
+        tokenizer = Tokenizer.from_directory(info.directory)
+        self._queues: dict[str, tuple[asyncio.AbstractEventLoop, asyncio.Queue[EngineOutput]]] = {}
+        core = EngineCore(config, info, create_executor(config), secrets.token_bytes(32))
+        self.engine = AsyncEngine(core, self._deliver, lambda error: None)
+        worker = self.engine.start()
+        template = ChatTemplate.from_directory(info.directory, tokenizer)
+        tokens = worker.num_blocks * config.block_size
+        length = info.max_position_embeddings
+        self.models = {"tiny-chat": ServedModel("tiny-chat", info, tokenizer, template, length, tokens)}
+
+    def _deliver(self, outputs: list[EngineOutput]) -> None:
+        for output in outputs:
+            loop, queue = self._queues[output.request_id]
+            loop.call_soon_threadsafe(queue.put_nowait, output)
+
+    async def generate(
+        self, model: str, request: EngineRequest, route: RouteInfo | None = None
+    ) -> AsyncIterator[EngineOutput]:
+        queue: asyncio.Queue[EngineOutput] = asyncio.Queue()
+        self._queues[request.request_id] = (asyncio.get_running_loop(), queue)
+        self.engine.add_request(request)
+        finished = False
+        try:
+            while not finished:
+                output = await queue.get()
+                finished = output.finish_reason is not None
+                yield output
+        finally:
+            if not finished:
+                self.engine.abort([request.request_id])
+
+    async def is_healthy(self) -> bool:
+        self.engine.check_health()
+        return True
+
+    async def metrics_text(self) -> str:
+        return ""
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[EngineInThisProcess]:
+    client = EngineInThisProcess()
+    yield client
+    client.engine.shutdown()
+
+
+@pytest.fixture
+def client(engine: EngineInThisProcess) -> EngineInThisProcess:
+    return engine
+
+
+@pytest.fixture(scope="module")
+def reference() -> Any:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    path = ModelInfo.from_directory("tiny-chat").directory
+    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+
+
+def test_streamed_equals_collected(sdk: openai.OpenAI) -> None:
+    for i, question in enumerate(QUESTIONS):
+        messages: Any = [{"role": "user", "content": question}]
+        body: Any = {"model": "tiny-chat", "messages": messages, "max_tokens": 40, "seed": i, "temperature": i % 2}
+        whole = sdk.chat.completions.create(**body)
+        chunks = list(sdk.chat.completions.create(**body, stream=True, stream_options={"include_usage": True}))
+        text = "".join(c.delta.content or "" for chunk in chunks for c in chunk.choices)
+        assert text == whole.choices[0].message.content
+        assert chunks[-1].usage is not None
+        assert whole.usage is not None
+        assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+        assert [c.finish_reason for chunk in chunks for c in chunk.choices][-1] == whole.choices[0].finish_reason
+
+
+def test_greedy_answers_equal_transformers(http: httpx.Client, engine: EngineInThisProcess, reference: Any) -> None:
+    import torch
+
+    tokenizer = engine.models["tiny-chat"].tokenizer
+    for question in QUESTIONS[:4]:
+        body = {"messages": [{"role": "user", "content": question}], "temperature": 0, "max_tokens": 24}
+        answer = http.post("/v1/chat/completions", json={**body, "return_token_ids": True}).json()
+        ids = torch.tensor([answer["prompt_token_ids"]])
+        expected = reference.generate(ids, max_new_tokens=24, do_sample=False, attention_mask=torch.ones_like(ids))
+        new = expected[0, ids.shape[1] :].tolist()
+        assert answer["choices"][0]["token_ids"] == new
+        assert answer["choices"][0]["message"]["content"] == tokenizer.decode(new)
+
+
+def test_prompt_scoring_equals_transformers(sdk: openai.OpenAI, engine: EngineInThisProcess, reference: Any) -> None:
+    import torch
+
+    prompt = "The quick brown fox jumps over 12 lazy dogs 🙂."
+    scored = sdk.completions.create(model="tiny-chat", prompt=prompt, echo=True, logprobs=2, max_tokens=0).choices[0]
+    ids = torch.tensor([engine.models["tiny-chat"].tokenizer.encode(prompt)])
+    with torch.no_grad():
+        expected = torch.log_softmax(reference(ids).logits[0, :-1].double(), -1)
+    assert scored.text == prompt
+    assert scored.logprobs is not None
+    assert scored.logprobs.token_logprobs is not None
+    assert scored.logprobs.top_logprobs is not None
+    chosen = expected[torch.arange(ids.shape[1] - 1), ids[0, 1:]]
+    assert scored.logprobs.token_logprobs[0] is None
+    assert scored.logprobs.token_logprobs[1:] == pytest.approx(chosen.tolist(), abs=1e-4)
+    for entry, row in zip(scored.logprobs.top_logprobs[1:], expected, strict=True):
+        top = sorted(entry.values(), reverse=True)[:2]
+        assert top == pytest.approx(row.topk(2).values.tolist(), abs=1e-4)
+
+
+def test_a_seed_gives_the_same_answer_and_choices_differ(sdk: openai.OpenAI) -> None:
+    body: Any = {"model": "tiny-chat", "prompt": "Once upon", "max_tokens": 12, "temperature": 1.5, "n": 3, "seed": 5}
+    first, second = (sdk.completions.create(**body) for _ in range(2))
+    texts = [choice.text for choice in first.choices]
+    assert texts == [choice.text for choice in second.choices]
+    assert len(set(texts)) > 1
+    alone = sdk.completions.create(**{**body, "n": 1})
+    assert alone.choices[0].text == texts[0]
+
+
+def test_a_disconnect_frees_the_blocks(server: Any, engine: EngineInThisProcess, wait_for: Any) -> None:
+    body = {"prompt": "Count to a thousand", "max_tokens": 500, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body) as response:
+        for _, line in zip(range(8), response.iter_lines(), strict=False):
+            assert line == "" or line.startswith("data: ")
+        assert engine.engine.stats().num_running == 1
+    wait_for(lambda: engine.engine.stats().num_free_blocks == engine.engine.stats().num_blocks, 1.0)
+    assert engine.engine.stats().num_running == 0

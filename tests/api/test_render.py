@@ -1,0 +1,123 @@
+"""From bodies to EngineRequests: what the HTTP tests do not see."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from app.api.render import THREAD_CHARS, Prompt, decode, encode, encode_all, engine_requests, truncate
+from app.config import RequestLimits
+from app.engine.sampling_params import SamplingParams
+from app.errors import InvalidRequestError
+
+LONG = "The quick brown fox jumps over the lazy dog, 東京. " * 8_000
+
+
+def test_long_texts_do_not_block_the_event_loop(served_model: Any) -> None:
+    served_model.tokenizer.encode("warm")
+
+    async def run() -> tuple[int, float]:
+        beats, running = 0, True
+
+        async def heart() -> None:
+            nonlocal beats
+            while running:
+                await asyncio.sleep(0.002)
+                beats += 1
+
+        task = asyncio.create_task(heart())
+        started = time.perf_counter()
+        ids = await encode(served_model.tokenizer, LONG, add_special_tokens=True)
+        text = await decode(served_model.tokenizer, ids, skip_special_tokens=True)
+        elapsed = time.perf_counter() - started
+        running = False
+        await task
+        assert text == LONG
+        return beats, elapsed
+
+    beats, elapsed = asyncio.run(run())
+    assert elapsed > 0.1, "the text must be long for this test to mean something"
+    assert beats > 20, "calls that hold the interpreter lock leave about one beat each"
+
+
+def test_short_texts_stay_on_the_loop(served_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = []
+    original = served_model.tokenizer.encode
+
+    def recording(*args: Any, **kwargs: Any) -> Any:
+        threads.append(threading.current_thread())
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(served_model.tokenizer, "encode", recording)
+    asyncio.run(encode(served_model.tokenizer, "short", True))
+    asyncio.run(encode_all(served_model.tokenizer, ["a", "b"], True))
+    assert threads == [threading.main_thread()] * 3
+    asyncio.run(encode(served_model.tokenizer, "x" * (THREAD_CHARS + 1), True))
+    assert threads[-1] is not threading.main_thread()
+
+
+def test_lists_of_texts(served_model: Any) -> None:
+    tokenizer = served_model.tokenizer
+    for texts in (["a fox", "b"], ["x" * THREAD_CHARS, "the fox"]):
+        assert asyncio.run(encode_all(tokenizer, texts, True)) == [tokenizer.encode(text) for text in texts]
+
+
+def requests_for(model: Any, prompts: list[Prompt], salt: str | None = None, **params: Any) -> Any:
+    options = SamplingParams(**params)
+    return engine_requests(model, RequestLimits(), prompts, options, request_id="r", cache_salt=salt)
+
+
+def test_one_request_for_each_choice(served_model: Any) -> None:
+    requests = requests_for(served_model, [Prompt([50, 51]), Prompt([60])], n=2, max_tokens=5)
+    assert [(r.request_id, r.choice_index, r.prompt_token_ids) for r in requests] == [
+        ("r-0-0", 0, [50, 51]),
+        ("r-0-1", 1, [50, 51]),
+        ("r-1-0", 0, [60]),
+        ("r-1-1", 1, [60]),
+    ]
+    assert all(0 <= r.sampling_params.seed < 1 << 63 for r in requests)
+    assert {r.sampling_params.seed for r in requests_for(served_model, [Prompt([50])] * 2, seed=3)} == {3}
+
+
+def test_more_choices_than_may_ever_be_in_flight_are_refused(served_model: Any) -> None:
+    limits = RequestLimits(max_waiting_requests=6)
+
+    def ask(num_prompts: int, n: int) -> int:
+        params = SamplingParams(n=n, max_tokens=1)
+        return len(engine_requests(served_model, limits, [Prompt([50])] * num_prompts, params, request_id="r"))
+
+    assert ask(3, 2) == 6
+    for num_prompts, n, field in ((7, 1, "prompt"), (1, 7, "n"), (4, 2, "n")):
+        with pytest.raises(InvalidRequestError, match=f"{num_prompts * n} choices; at most 6") as caught:
+            ask(num_prompts, n)
+        assert caught.value.param == field
+
+
+def test_the_salt_makes_the_cache_root(served_model: Any) -> None:
+    roots = [requests_for(served_model, [Prompt([50])], salt)[0].cache_root for salt in (None, "a", "a", "b")]
+    assert roots[0] == b""
+    assert roots[1] == roots[2]
+    assert len(set(roots)) == 3
+
+
+def test_max_tokens_is_the_room_that_is_left(served_model: Any) -> None:
+    first, second = requests_for(served_model, [Prompt([50] * 500), Prompt([50] * 10)])
+    assert (first.sampling_params.max_tokens, second.sampling_params.max_tokens) == (12, 502)
+
+
+def test_truncation_keeps_the_end(served_model: Any) -> None:
+    prompt = Prompt(list(range(600)), "text")
+    assert truncate(prompt, 3, served_model).token_ids == [597, 598, 599]
+    assert len(truncate(prompt, -1, served_model).token_ids) == 511
+    assert truncate(prompt, None, served_model) is prompt
+    assert truncate(prompt, 600, served_model) is prompt
+
+
+def test_prompt_ids_must_be_the_model_s(served_model: Any) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        requests_for(served_model, [Prompt([50]), Prompt([-1])])
+    assert caught.value.param == "prompt"

@@ -1,0 +1,36 @@
+"""Set-up that every test shares: no network, few threads, GPU tests only where there is a GPU."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+# Before torch, Ray or transformers are imported anywhere.
+os.environ.setdefault("OMP_NUM_THREADS", "2")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TRANSFORMERS_OFFLINE", "1")
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+if not any(Path("/dev").glob("nvidia[0-9]*")):
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # transformers imports Triton, and then it is too late to choose
+
+import pytest
+
+
+def _gpu_count() -> int:
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs GPUs this machine has not got."""
+    needs = {"gpu": 1, "multi_gpu": 2}
+    marked = [(item, count) for item in items for name, count in needs.items() if item.get_closest_marker(name)]
+    if not marked:
+        return
+    available = _gpu_count()
+    for item, count in marked:
+        if available < count:
+            item.add_marker(pytest.mark.skip(reason=f"needs {count} GPU(s), found {available}"))

@@ -1,0 +1,76 @@
+"""What `serve run` does with a configuration: the graph's shape, and errors that name the option."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+
+from app.config import EngineConfig, ModelConfig
+from app.deployments.app import build, replica_bundles
+from app.errors import ConfigError
+from benchmarks.serve_process import ROOT
+
+CONFIGS = sorted((ROOT / "configs/serve").glob("*.yaml"))
+
+
+def args(**changes: Any) -> dict[str, Any]:
+    return {"models": [{"name": "tiny-chat"}], **changes}
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"models": []}, r"args\.models: "),
+        ({"models": [{"name": "a", "engine": {"max_num_seq": 3}}]}, r"args\.models\.0\.engine\.max_num_seq: no such"),
+        ({"models": [{"name": "a", "engine": {"max_num_seq": 3}}]}, "did you mean max_num_seqs"),
+        ({"models": [{"name": "a", "engine": {"block_size": 0}}]}, r"args\.models\.0\.engine\.block_size: .*given: 0"),
+        ({"models": [{}]}, r"args\.models\.0\.name: this option is required"),
+        ({"models": [{"name": "a"}, {"name": "b", "aliases": ["a"]}]}, "the name 'a' is used twice"),
+        (args(ingress={"limits": {"max_body": 1}}), r"args\.ingress\.limits\.max_body: no such"),
+        (args(router={"policy": "best"}), r"args\.router\.policy: unknown policy 'best'; known: least_outstanding"),
+        (args(modles=[]), r"args\.modles: no such option; did you mean models"),
+    ],
+)
+def test_errors_name_the_option(bad: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build(bad)
+
+
+def test_one_line_per_option() -> None:
+    with pytest.raises(ConfigError) as error:
+        build({"models": [{"name": "a", "engine": {"max_num_seq": 3, "block_size": "x"}}]})
+    assert len(error.value.message.splitlines()) == 2
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_shipped_configurations(path: Any) -> None:
+    config = yaml.safe_load(path.read_text())
+    (application,) = config["applications"]
+    assert application["import_path"] == "app.deployments.app:build"
+    assert build(application["args"])
+    mode = config["controller_options"]["runtime_env"]["env_vars"]
+    assert application["runtime_env"]["env_vars"] == mode
+    assert mode["RAY_SERVE_ENABLE_HA_PROXY"] == mode["RAY_SERVE_THROUGHPUT_OPTIMIZED"] == "1"
+    assert int(mode["RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"]) >= 3600
+    assert int(mode["RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH"]) >= 64 << 20
+    assert all(isinstance(value, str) for value in mode.values())
+
+
+def test_shipped_configurations_fit_on_two_cpus() -> None:
+    for path in CONFIGS:
+        models = yaml.safe_load(path.read_text())["applications"][0]["args"]["models"]
+        parsed = [ModelConfig.model_validate(model) for model in models]
+        cpus = sum(sum(b["CPU"] for b in replica_bundles(model)) * model.num_replicas for model in parsed)
+        assert cpus <= 2, path
+
+
+def test_bundles() -> None:
+    assert replica_bundles(ModelConfig(name="a")) == [{"CPU": 0.1}, {"CPU": 1.0}]
+    cuda = ModelConfig(name="a", engine=EngineConfig(device="cuda"))
+    assert replica_bundles(cuda) == [{"CPU": 0.1}, {"CPU": 1.0, "GPU": 1.0}]
+    half = ModelConfig(name="a", gpus_per_worker=0.5, cpus_per_worker=0, replica_cpus=0)
+    assert replica_bundles(half) == [{"CPU": 0.001}, {"GPU": 0.5}]
+    in_process = ModelConfig(name="a", engine=EngineConfig(executor="in_process", device="cuda"))
+    assert replica_bundles(in_process) == [{"CPU": 1.1, "GPU": 1.0}]

@@ -1,0 +1,168 @@
+"""An engine replica without Serve: who retires it, and long prompts beside the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from app.config import EngineConfig, IngressConfig, ModelConfig, RouterConfig
+from app.deployments import engine_replica
+from app.deployments.engine_replica import LONG_PROMPT_TOKENS, EngineReplica
+from app.deployments.wire import ControlMessage, encode
+from app.engine.request import EngineRequest
+from app.engine.sampling_params import SamplingParams
+from app.errors import EngineDeadError, InvalidRequestError
+from tests.deployments.fake_engine import REFUSED_SEED, FakeEngine
+
+
+class GatedEngine(FakeEngine):
+    """Takes its time to accept a request; aborts what it does not know in vain, as the real one does."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.gate = threading.Event()
+        self.threads: list[threading.Thread] = []
+
+    def add_request(self, request: EngineRequest) -> None:
+        self.threads.append(threading.current_thread())
+        if len(request.prompt_token_ids) > LONG_PROMPT_TOKENS:
+            assert self.gate.wait(10)
+        super().add_request(request)
+
+
+class Replica(EngineReplica):
+    """One that is stopped by hand, not by the garbage collector."""
+
+    def __del__(self) -> None:  # type: ignore[override]
+        pass
+
+    @property
+    def engine(self) -> GatedEngine:
+        assert isinstance(self._engine, GatedEngine)
+        return self._engine
+
+    async def channel(self, channel_id: str, ingress_id: str) -> Any:
+        frames = self.open_channel(channel_id, ingress_id, target="r1")
+        await anext(frames)  # type: ignore[arg-type]
+        return frames
+
+    async def tell(self, channel_id: str, draining: bool, aborts: list[Any] | None = None, close: bool = False) -> None:
+        await self.control(encode(ControlMessage(channel_id, aborts or [], [], close, draining)), "r1")
+
+    async def accepting(self) -> bool:
+        return (await self.hello("somebody")).accepting
+
+
+@pytest.fixture
+def play(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Replica], Coroutine[Any, Any, None]]], None]:
+    context = SimpleNamespace(replica_id=SimpleNamespace(unique_id="r1"), rank=None)
+    monkeypatch.setattr(engine_replica.serve, "get_replica_context", lambda: context)
+    monkeypatch.setattr(engine_replica, "load_block_hash_key", lambda: bytes(32))
+
+    async def main(scene: Callable[[Replica], Coroutine[Any, Any, None]]) -> None:
+        replica = object.__new__(Replica)
+        model = ModelConfig(name="m", engine=EngineConfig(model="tiny-chat"))
+        await replica.__init__(model, IngressConfig(), RouterConfig(), None, GatedEngine)  # type: ignore[misc]
+        try:
+            await scene(replica)
+        finally:
+            replica.engine.gate.set()
+            await EngineReplica.__del__(replica)
+
+    return lambda scene: asyncio.run(asyncio.wait_for(main(scene), 30))
+
+
+def request(num_tokens: int = 4, seed: int = 0) -> EngineRequest:
+    return EngineRequest("a", [5] * num_tokens, SamplingParams(max_tokens=100_000, seed=seed))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    for _ in range(500):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("waited in vain")
+
+
+def test_one_stale_ingress_does_not_retire_the_replica(play: Any) -> None:
+    async def scene(replica: Replica) -> None:
+        channels = [await replica.channel("one", "ingress-1"), await replica.channel("two", "ingress-2")]
+        await replica.tell("one", draining=True)
+        assert await replica.accepting()
+        assert await replica.submit("two", 0, request(), "r1") is None
+        await replica.tell("two", draining=True)
+        assert not await replica.accepting(), "a hello alone does not bring it back"
+        assert isinstance(await replica.submit("two", 1, request(), "r1"), EngineDeadError)
+        await replica.tell("one", draining=False)  # revived
+        assert await replica.accepting()
+        assert len(channels) == 2
+
+    play(scene)
+
+
+def test_retired_while_the_last_ingress_leaves_until_one_comes_back(play: Any) -> None:
+    async def scene(replica: Replica) -> None:
+        left = await replica.channel("one", "ingress-1")
+        await replica.tell("one", draining=True, close=True)
+        assert [frame async for frame in left] == []
+        assert not await replica.accepting()
+        back = await replica.channel("new", "ingress-1")
+        assert await replica.accepting()
+        await back.aclose()  # lost, not retired
+        assert await replica.accepting()
+
+    play(scene)
+
+
+def test_long_prompts_are_prepared_beside_the_event_loop(play: Any) -> None:
+    async def scene(replica: Replica) -> None:
+        frames = await replica.channel("one", "ingress-1")
+        long = asyncio.create_task(replica.submit("one", 0, request(LONG_PROMPT_TOKENS + 1), "r1"))
+        await until(lambda: len(replica.engine.threads) == 1)
+        assert await replica.submit("one", 1, request(), "r1") is None  # while the long one is not done
+        assert not long.done()
+        replica.engine.gate.set()
+        assert await long is None
+        assert [thread is threading.main_thread() for thread in replica.engine.threads] == [False, True]
+        refused = await replica.submit("one", 2, request(LONG_PROMPT_TOKENS + 1, REFUSED_SEED), "r1")
+        assert isinstance(refused, InvalidRequestError)
+        assert replica.engine.stats().num_running == 2
+        await frames.aclose()
+        assert replica.engine.stats().num_running == 0
+
+    play(scene)
+
+
+@pytest.mark.parametrize("how", ["abort", "close", "cancel"])
+def test_an_abort_that_overtakes_a_long_prompt_finds_it(play: Any, how: str) -> None:
+    async def scene(replica: Replica) -> None:
+        frames = await replica.channel("one", "ingress-1")
+        long = asyncio.create_task(replica.submit("one", 0, request(LONG_PROMPT_TOKENS + 1), "r1"))
+        await until(lambda: len(replica.engine.threads) == 1)
+        if how == "close":
+            await frames.aclose()
+        else:
+            if how == "cancel":  # the ingress waits no longer, and says so
+                long.cancel()
+            await replica.tell("one", draining=False, aborts=[(0, "abort")])
+        assert replica.engine.stats().num_running == 0
+        replica.engine.gate.set()
+        await asyncio.wait([long])
+        await until(lambda: ended == ["a/one/0"])
+        assert replica.engine.stats().num_running == 0
+
+    ended: list[str] = []
+    finish = GatedEngine._finish
+
+    def note(self: GatedEngine, running: Any, reason: str) -> None:
+        ended.append(running.request.request_id)
+        finish(self, running, reason)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(GatedEngine, "_finish", note)
+        play(scene)

@@ -1,0 +1,161 @@
+"""Where an ingress sends the choices of a prompt, over replicas in the same process and a Router of two minds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+
+from app.api.engine_client import PromptPlace, RouteInfo
+from app.config import IngressConfig, ServeConfig
+from app.deployments.channel_hub import ChannelHub
+from app.deployments.ingress import Ingress
+from app.deployments.policies.base import RouteQuery
+from app.deployments.replica_pool import ReplicaPool, RollCall
+from app.deployments.wire import LoadReport, decode_control
+from app.engine.outputs import EngineOutput
+from app.engine.request import EngineRequest
+from app.engine.sampling_params import SamplingParams
+from app.errors import EngineDeadError, MantaError
+from app.telemetry.metrics import MetricsRecorder
+
+N = 8
+
+
+class Replica:
+    """A port, and an engine that answers each request with one token at once; dead ones refuse everything."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.hub = ChannelHub(self, 64, 8.0)
+        self.served: list[str] = []
+        self.dead = False
+
+    def abort(self, request_ids: list[str]) -> None: ...
+
+    def pause(self, request_id: str) -> None: ...
+
+    def resume(self, request_id: str) -> None: ...
+
+    async def open_channel(self, channel_id: str, ingress_id: str) -> Any:
+        channel = self.hub.open(channel_id, ingress_id)
+        channel.push([], load=LoadReport("m", self.name, "1", True, 0, 0, 0, 0.0, 64, 16, 0))
+        async for frame in channel.frames():
+            yield frame
+
+    async def submit(self, channel_id: str, stream_id: int, request: EngineRequest) -> MantaError | None:
+        if self.dead:
+            return EngineDeadError(f"{self.name} is dead")
+        self.served.append(request.request_id)
+        self.hub.add(channel_id, stream_id, request.request_id)
+        self.hub.dispatch([EngineOutput(request.request_id, [1], "length")])
+        return None
+
+    async def control(self, message: bytes) -> None:
+        self.hub.control(decode_control(message))
+
+
+class TurningRouter:
+    """Another replica at each call."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, int]] = []
+
+    async def remote(self, model: str, num_prompt_tokens: int, max_tokens: int) -> str:
+        self.asked.append((num_prompt_tokens, max_tokens))
+        await asyncio.sleep(0.01)
+        return "ab"[len(self.asked) % 2]
+
+
+class BareIngress(Ingress):
+    """One that is not stopped by the garbage collector."""
+
+    def __del__(self) -> None:  # type: ignore[override]
+        pass
+
+
+class Stage:
+    """An ingress as its constructor leaves it, but for Serve's handles."""
+
+    def __init__(self) -> None:
+        self.replicas = {name: Replica(name) for name in "ab"}
+        self.router = TurningRouter()
+        self.pool = ReplicaPool("m", "i", IngressConfig(), self.discover, self.replicas.__getitem__)
+        self.ingress = object.__new__(BareIngress)
+        self.ingress._config = ServeConfig.model_validate({"models": [{"name": "m"}]})
+        self.ingress._router = self.router
+        self.ingress._router_asleep_until = 0.0
+        self.ingress._recorder = MetricsRecorder({"ingress": "i"}, scope="ingress")
+        self.ingress._pools = {"m": self.pool}
+
+    async def discover(self) -> RollCall:
+        return RollCall(frozenset(self.replicas), complete=True)
+
+    async def ask(self, prompt: str) -> set[str | None]:
+        """All choices of one prompt at the same time; the replicas that served them."""
+        place = PromptPlace()
+        return set(await asyncio.gather(*(self._choice(f"{prompt}{i}", place) for i in range(N))))
+
+    async def _choice(self, name: str, place: PromptPlace) -> str | None:
+        request = EngineRequest(name, [1, 2, 3], SamplingParams(max_tokens=5, seed=0, n=N))
+        route = RouteInfo(place=place)
+        async with aclosing(self.ingress._attempts("m", request, route)) as outputs:
+            assert [output.new_token_ids async for output in outputs] == [[1]]
+        return route.replica_id
+
+
+@pytest.fixture
+def play() -> Callable[[Callable[[Stage], Coroutine[Any, Any, None]]], None]:
+    async def main(scene: Callable[[Stage], Coroutine[Any, Any, None]]) -> None:
+        stage = Stage()
+        stage.pool.start()
+        for _ in range(500):
+            await asyncio.sleep(0.01)
+            if len(stage.pool.live()) == 2:
+                break
+        try:
+            await scene(stage)
+        finally:
+            await stage.pool.close()
+
+    return lambda scene: asyncio.run(asyncio.wait_for(main(scene), 30))
+
+
+def test_all_choices_of_a_prompt_go_to_one_replica(play: Any) -> None:
+    async def scene(stage: Stage) -> None:
+        assert await stage.ask("x") == {"b"}
+        assert len(stage.replicas["b"].served) == N
+        assert stage.router.asked == [(3, 5 * N)]  # once, with the tokens of all
+        assert await stage.ask("y") == {"a"}  # another prompt, another place
+
+    play(scene)
+
+
+def test_choices_move_together_when_their_replica_is_lost(play: Any) -> None:
+    async def scene(stage: Stage) -> None:
+        stage.replicas["b"].dead = True
+        assert await stage.ask("x") == {"a"}
+        assert len(stage.replicas["a"].served) == N
+        assert len(stage.router.asked) == 1
+
+    play(scene)
+
+
+def test_without_a_router_they_stay_together(play: Any) -> None:
+    async def scene(stage: Stage) -> None:
+        stage.ingress._router_asleep_until = float("inf")
+        first, second = await stage.ask("x"), await stage.ask("y")
+        assert len(first) == len(second) == 1
+        assert first != second  # the load of all N choices counts
+        assert stage.router.asked == []
+
+    play(scene)
+
+
+def test_a_prompt_counts_once_and_its_outputs_n_times() -> None:
+    request = EngineRequest("a", [1] * 100, SamplingParams(max_tokens=7, n=N))
+    assert RouteQuery.of_prompt(request).num_tokens == 100 + N * 7
+    assert RouteQuery.of(request).num_tokens == 100 + 7

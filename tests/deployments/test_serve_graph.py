@@ -1,0 +1,397 @@
+"""The real graph on a real Ray Serve cluster, over HTTP, with an engine that needs no model.
+
+One cluster for the module: two replicas of `fast`, one of `single`. The tests that kill something come last, and each
+waits until the graph is whole again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import openai
+import psutil
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from app.engine.model_info import resolve_model
+from app.text.tokenizer import Tokenizer
+from benchmarks.serve_process import ROOT, ServeProcess
+from tests.deployments.fake_engine import ERROR_SEED, FATAL_SEED, HOLD_SEED, REFUSED_SEED, STEP_S
+
+pytestmark = pytest.mark.timeout(240)
+
+PROMPT = list(range(300, 340))
+
+
+def edit(config: dict[str, Any]) -> None:
+    """The quickstart's file, over the fake engine."""
+    application = config["applications"][0]
+    application["import_path"] = "tests.deployments.fake_app:build"
+    shared = {"cpus_per_worker": 0.01, "replica_cpus": 0.01, "health_check_period_s": 1.0}
+    application["args"] = {
+        "models": [
+            {"name": "fast", "aliases": ["quick"], "num_replicas": 2, "graceful_shutdown_timeout_s": 60, **shared},
+            {"name": "single", "graceful_shutdown_timeout_s": 60, **shared},
+        ],
+        "ingress": {"credit_window_tokens": 64, "lease_s": 4.0, "limits": {"max_waiting_requests": 90}},
+    }
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServeProcess]:
+    with ServeProcess(ROOT / "configs/serve/quickstart.yaml", edit) as process:
+        until(lambda: num_channels(process) == 3, 30, "all replicas are found")
+        yield process
+
+
+@pytest.fixture(scope="module")
+def client(server: ServeProcess) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.base_url}/v1", api_key="none", max_retries=0, timeout=60)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_directory(resolve_model("tiny-chat"))
+
+
+def until(condition: Callable[[], bool], timeout_s: float, what: str) -> float:
+    begin = time.monotonic()
+    while not condition():
+        if time.monotonic() - begin > timeout_s:
+            pytest.fail(f"after {timeout_s} s still not: {what}")
+        time.sleep(0.02)
+    return time.monotonic() - begin
+
+
+def samples(server: ServeProcess, name: str) -> dict[tuple[str, str], float]:
+    """Value by (model_name, engine), summed over other labels."""
+    found: dict[tuple[str, str], float] = {}
+    for family in text_string_to_metric_families(httpx.get(f"{server.base_url}/metrics", timeout=10).text):
+        for sample in family.samples:
+            if sample.name == name:
+                key = (sample.labels.get("model_name", ""), sample.labels.get("engine", ""))
+                found[key] = found.get(key, 0.0) + sample.value
+    return found
+
+
+def num_running(server: ServeProcess) -> float:
+    return sum(samples(server, "vllm:num_requests_running").values())
+
+
+def num_channels(server: ServeProcess) -> float:
+    """Engine replicas that the ingress can use."""
+    return sum(samples(server, "manta:ingress_channels").values())
+
+
+def replicas(server: ServeProcess, deployment: str) -> list[psutil.Process]:
+    return server.find(f"ServeReplica:manta:{deployment}")
+
+
+def stream(server: ServeProcess, **body: Any) -> Iterator[str]:
+    """Payloads of a streamed completion, `[DONE]` included."""
+    body = {"model": "fast", "prompt": PROMPT, "temperature": 0, "stream": True, **body}
+    with httpx.stream("POST", f"{server.base_url}/v1/completions", json=body, timeout=60) as answer:
+        if answer.status_code != 200:
+            answer.read()
+            raise AssertionError(answer.text)
+        for line in answer.iter_lines():
+            if line.startswith("data: "):
+                yield line[6:]
+
+
+def open_stream(server: ServeProcess, **body: Any) -> socket.socket:
+    """A streamed completion on a bare socket with a small receive buffer."""
+    raw = json.dumps({"model": "fast", "prompt": PROMPT, "temperature": 0, "stream": True, **body}).encode()
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    sock.connect(("127.0.0.1", server.port))
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(raw)}\r\n"
+    )
+    sock.sendall(head.encode() + b"\r\n" + raw)
+    return sock
+
+
+def expected(tokenizer: Tokenizer, prompt: list[int], count: int) -> str:
+    return tokenizer.decode([prompt[i % len(prompt)] for i in range(count)])
+
+
+def test_streamed_equals_whole(client: openai.OpenAI, tokenizer: Tokenizer) -> None:
+    for count in (1, 2, 50):
+        whole = client.completions.create(model="fast", prompt=PROMPT, max_tokens=count)
+        parts = client.completions.create(model="fast", prompt=PROMPT, max_tokens=count, stream=True)
+        text = "".join(part.choices[0].text for part in parts)
+        assert whole.choices[0].text == text == expected(tokenizer, PROMPT, count)
+        assert whole.usage is not None
+        assert whole.usage.completion_tokens == count
+
+
+def test_chat_and_alias(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model="quick", messages=[{"role": "user", "content": "hello"}], max_tokens=8, n=2
+    )
+    assert [choice.finish_reason for choice in answer.choices] == ["length", "length"]
+
+
+def test_choices_of_a_prompt_stay_together(server: ServeProcess, client: openai.OpenAI) -> None:
+    before = samples(server, "vllm:request_success_total")
+    answer = client.completions.create(model="fast", prompt=PROMPT, max_tokens=4, n=8)
+    assert len(answer.choices) == 8
+    after = samples(server, "vllm:request_success_total")
+    gained = [after.get(key, 0) - before.get(key, 0) for key in (("fast", "0"), ("fast", "1"))]
+    assert sorted(gained) == [0, 8]
+
+
+def test_concurrent_streams_are_not_mixed_up(server: ServeProcess, client: openai.OpenAI, tokenizer: Tokenizer) -> None:
+    used: set[str] = set()
+
+    def ask(i: int) -> None:
+        prompt = [300 + (7 * i + j) % 500 for j in range(20 + i % 7)]
+        raw = client.completions.with_raw_response.create(model="fast", prompt=prompt, max_tokens=100, temperature=0)
+        used.add(raw.headers["x-manta-replica"])
+        assert raw.parse().choices[0].text == expected(tokenizer, prompt, 100)
+
+    with ThreadPoolExecutor(32) as pool:
+        list(pool.map(ask, range(64)))
+    assert len(used) == 2  # the Router spreads them
+
+
+def test_models(client: openai.OpenAI) -> None:
+    assert {"fast", "single"} <= {model.id for model in client.models.list()}
+    assert client.completions.create(model="single", prompt=PROMPT, max_tokens=3).choices[0].text
+    with pytest.raises(openai.NotFoundError, match="nobody"):
+        client.completions.create(model="nobody", prompt=PROMPT)
+
+
+def test_refusal_of_the_engine_names_the_field(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.completions.create(model="fast", prompt=PROMPT, seed=REFUSED_SEED)
+    assert refused.value.param == "seed"
+
+
+def test_full_ingress_says_so(server: ServeProcess, client: openai.OpenAI) -> None:
+    first = open_stream(server, n=60, max_tokens=1900)
+    until(lambda: num_running(server) == 60, 10, "the first 60 run")
+    with pytest.raises(openai.RateLimitError, match="requests are in flight"):
+        client.completions.create(model="fast", prompt=PROMPT, n=60, max_tokens=50)
+    first.close()
+    until(lambda: num_running(server) == 0, 5, "the accepted choices are aborted")
+    assert sum(samples(server, "manta:ingress_rejections_total").values()) >= 10
+    assert sum(samples(server, "manta:ingress_requests").values()) == 0
+
+
+def test_request_fails_alone(server: ServeProcess) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        good = pool.submit(lambda: list(stream(server, model="single", max_tokens=100)))
+        bad = list(stream(server, model="single", max_tokens=100, seed=ERROR_SEED))
+    assert "this request has failed" in json.loads(bad[-2])["error"]["message"]
+    assert bad[-1] == "[DONE]"
+    assert json.loads(good.result()[-2])["choices"][0]["finish_reason"] == "length"
+    assert server.health() == 200
+
+
+def test_metrics_count_all_replicas(server: ServeProcess, client: openai.OpenAI) -> None:
+    before = samples(server, "vllm:request_success_total")
+    tokens = samples(server, "vllm:generation_tokens_total")
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda i: client.completions.create(model="fast", prompt=PROMPT, max_tokens=10), range(24)))
+    after = samples(server, "vllm:request_success_total")
+    gained = {key: value - before.get(key, 0) for key, value in after.items()}
+    assert gained[("fast", "0")] + gained[("fast", "1")] == 24
+    assert min(gained[("fast", "0")], gained[("fast", "1")]) >= 4
+    assert gained.get(("single", "0"), 0) == 0
+    more = samples(server, "vllm:generation_tokens_total")
+    assert sum(more.values()) - sum(tokens.values()) == 240
+    assert sum(samples(server, "vllm:e2e_request_latency_seconds_count").values()) == sum(after.values())
+
+
+def test_disconnect_aborts_within_a_second(server: ServeProcess) -> None:
+    until(lambda: num_running(server) == 0, 5, "quiet")
+    chunks = stream(server, max_tokens=1900)
+    for _ in range(5):
+        next(chunks)
+    assert num_running(server) == 1
+    chunks.close()  # type: ignore[attr-defined]
+    assert until(lambda: num_running(server) == 0, 5, "aborted") < 1.0
+
+
+def test_random_disconnects_leak_nothing(server: ServeProcess) -> None:
+    def cut(i: int) -> None:
+        sock = open_stream(server, max_tokens=1900)
+        time.sleep((i * 37 % 100) / 400)
+        sock.close()
+
+    with ThreadPoolExecutor(20) as pool:
+        list(pool.map(cut, range(60)))
+    until(lambda: num_running(server) == 0, 5, "all aborted")
+    assert server.health() == 200
+
+
+def test_slow_client_does_not_hold_others(server: ServeProcess) -> None:
+    slow = open_stream(server, model="single", max_tokens=1900, logprobs=20, n=16)
+    until(lambda: sum(samples(server, "manta:num_requests_paused").values()) > 0, 30, "the slow request is paused")
+    begin = time.monotonic()
+    assert len(list(stream(server, model="single", max_tokens=200))) >= 200
+    assert time.monotonic() - begin < 200 * STEP_S * 5 + 5
+    assert sum(samples(server, "manta:num_requests_paused").values()) > 0
+    slow.close()
+    until(lambda: num_running(server) == 0, 5, "aborted")
+
+
+def test_a_reader_that_pauses_gets_everything(server: ServeProcess) -> None:
+    chunks = stream(server, max_tokens=600)
+    got = [next(chunks)]
+    time.sleep(1.5)
+    got += list(chunks)
+    assert got[-1] == "[DONE]"
+    assert json.loads(got[-2])["choices"][0]["finish_reason"] == "length"
+    assert len([chunk for chunk in got[:-1] if json.loads(chunk)["choices"][0]["text"]]) >= 500
+
+
+def test_dead_router_costs_no_request(server: ServeProcess, client: openai.OpenAI) -> None:
+    (router,) = replicas(server, "Router")
+    router.kill()
+    begin = time.monotonic()
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(
+            pool.map(lambda i: client.completions.create(model="fast", prompt=PROMPT, max_tokens=5), range(24))
+        )
+    assert all(answer.choices[0].finish_reason == "length" for answer in answers)
+    assert time.monotonic() - begin < 5
+    assert server.health() == 200
+    until(lambda: [p.pid for p in replicas(server, "Router")] not in ([], [router.pid]), 30, "a new Router")
+
+
+def test_dead_engine_is_told_and_replaced(server: ServeProcess) -> None:
+    """The engine reports a fatal error: its requests end readably, /health turns, the replica comes back."""
+    (old,) = replicas(server, "Engine-single")
+    with ThreadPoolExecutor(4) as pool:
+        others = [pool.submit(lambda: list(stream(server, model="single", max_tokens=1900))) for _ in range(3)]
+        time.sleep(0.5)
+        killer = list(stream(server, model="single", max_tokens=100, seed=FATAL_SEED))
+        for chunks in (killer, *(other.result(20) for other in others)):
+            assert chunks[-1] == "[DONE]"
+            assert "the fake worker was killed" in json.loads(chunks[-2])["error"]["message"]
+    until(lambda: server.health() == 503, 3, "/health turned")
+    with pytest.raises(AssertionError, match="engine_unavailable"):
+        next(stream(server, model="single"))
+    assert next(stream(server, model="fast", max_tokens=3))  # the other model does not care
+    until(lambda: server.health() == 200, 40, "the replica is back")
+    assert [p.pid for p in replicas(server, "Engine-single")] != [old.pid]
+    assert list(stream(server, model="single", max_tokens=3))[-1] == "[DONE]"
+
+
+def test_hung_replica_is_not_ready(server: ServeProcess) -> None:
+    """SIGSTOP: /health turns although the process lives, and turns back when it goes on."""
+    (engine,) = replicas(server, "Engine-single")
+    engine.suspend()
+    try:
+        until(lambda: server.health() == 503, 12, "/health turned")
+        assert list(stream(server, model="fast", max_tokens=3))[-1] == "[DONE]"
+    finally:
+        engine.resume()
+    until(lambda: server.health() == 200, 30, "/health is back")
+    assert list(stream(server, model="single", max_tokens=3))[-1] == "[DONE]"
+
+
+def test_requests_without_a_token_move_to_another_replica(server: ServeProcess) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        waiting = [pool.submit(lambda: list(stream(server, max_tokens=5, seed=HOLD_SEED))) for _ in range(8)]
+        until(lambda: num_running(server) == 8, 5, "all wait")
+        assert min(samples(server, "vllm:num_requests_running")[("fast", str(i))] for i in range(2)) > 0
+        replicas(server, "Engine-fast")[0].kill()
+        results = [future.result(20) for future in waiting]
+    assert [json.loads(chunks[-2])["choices"][0]["finish_reason"] for chunks in results] == ["length"] * 8
+    until(lambda: num_channels(server) == 3, 40, "three replicas again")
+
+
+def test_killed_replica(server: ServeProcess, client: openai.OpenAI) -> None:
+    """kill -9: streams of that replica get an error event at once, new requests go to the other one."""
+    with ThreadPoolExecutor(8) as pool:
+        running = [pool.submit(lambda: list(stream(server, max_tokens=900))) for _ in range(8)]
+        until(lambda: num_running(server) == 8, 5, "all run")
+        victim = replicas(server, "Engine-fast")[0]
+        victim.send_signal(signal.SIGKILL)
+        killed = time.monotonic()
+        for _ in range(10):
+            assert client.completions.create(model="fast", prompt=PROMPT, max_tokens=3).choices[0].text
+        assert time.monotonic() - killed < 3
+        results = [future.result(30) for future in running]
+    errors = [chunks for chunks in results if '"error"' in chunks[-2]]
+    assert 1 <= len(errors) <= 7
+    assert all(chunks[-1] == "[DONE]" for chunks in results)
+    assert all("is gone" in json.loads(chunks[-2])["error"]["message"] for chunks in errors)
+    assert server.health() == 200
+    until(lambda: num_channels(server) == 3, 40, "three replicas again")
+
+
+def test_scale_down_lets_streams_finish(server: ServeProcess) -> None:
+    """Serve takes one of two replicas out: its streams run to their end, then the replica goes."""
+
+    def change(application: dict[str, Any]) -> None:
+        application["deployments"] = [{"name": "Engine-fast", "num_replicas": 1}]
+
+    with ThreadPoolExecutor(8) as pool:
+        running = [pool.submit(lambda: list(stream(server, max_tokens=1500))) for _ in range(8)]
+        until(lambda: num_running(server) == 8, 5, "all run")
+        _deploy(server, change)
+        results = [future.result(60) for future in running]
+    finishes = [json.loads(chunks[-2])["choices"][0]["finish_reason"] for chunks in results]
+    assert finishes == ["length"] * 8
+    until(lambda: len(replicas(server, "Engine-fast")) == 1, 30, "one replica is gone")
+    assert list(stream(server, max_tokens=3))[-1] == "[DONE]"
+    assert server.health() == 200
+
+
+def _deploy(server: ServeProcess, change: Callable[[dict[str, Any]], None]) -> None:
+    """`serve deploy` of the changed file, to the running cluster."""
+    config = yaml.safe_load((server.tmp / "serve.yaml").read_text())
+    change(config["applications"][0])
+    path = server.tmp / "changed.yaml"
+    path.write_text(yaml.safe_dump(config))
+    address = re.search(r"dashboard at \S*?(http://[\d.:]+)", server.log())
+    assert address is not None
+    done = subprocess.run(
+        [sys.executable, "-m", "ray.serve.scripts", "deploy", str(path), "-a", address.group(1)],
+        env={**os.environ, "RAY_AUTH_MODE": "token"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_lost_ingress_connection_leaves_no_request(server: ServeProcess) -> None:
+    """kill -9 of the ingress: its requests are aborted in the engines, and a new ingress serves."""
+    threads = [threading.Thread(target=_drain_quietly, args=(server,)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    until(lambda: num_running(server) == 4, 5, "all run")
+    (ingress,) = replicas(server, "Ingress")
+    ingress.kill()
+    until(lambda: server.health() == 200, 60, "a new ingress")
+    until(lambda: num_running(server) == 0, 6, "aborted")
+    for thread in threads:
+        thread.join(10)
+
+
+def _drain_quietly(server: ServeProcess) -> None:
+    try:
+        for _ in stream(server, max_tokens=1900):
+            pass
+    except (httpx.HTTPError, AssertionError):
+        pass

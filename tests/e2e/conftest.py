@@ -1,0 +1,68 @@
+"""One quickstart server for all end-to-end tests that do not break it, and the file their figures go to."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from benchmarks.serve_process import ROOT, ServeProcess
+
+RESULTS = ROOT / "results" / "acceptance.json"
+_results_lock = threading.Lock()
+
+Record = Callable[[str, Any], None]
+
+
+@pytest.fixture(scope="session")
+def quickstart() -> Iterator[ServeProcess]:
+    """`serve run configs/serve/quickstart.yaml`, on a free port."""
+    with ServeProcess(ROOT / "configs/serve/quickstart.yaml") as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def client(quickstart: ServeProcess) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{quickstart.base_url}/v1", api_key="none", max_retries=0, timeout=120)
+
+
+@pytest.fixture
+def record() -> Record:
+    """Keep a measured figure in results/acceptance.json."""
+
+    def write(name: str, value: Any) -> None:
+        with _results_lock:
+            RESULTS.parent.mkdir(exist_ok=True)
+            figures = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+            figures[name] = value
+            RESULTS.write_text(json.dumps(figures, indent=2, sort_keys=True))
+        print(f"{name}: {value}")
+
+    return write
+
+
+def metric(text: str, name: str) -> float:
+    """Sum of a metric's samples over all labels."""
+    return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith((name + "{", name + " ")))
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> float:
+    """Seconds until `condition` held; fails the test after `timeout_s`."""
+    begin = time.monotonic()
+    while not condition():
+        if time.monotonic() - begin > timeout_s:
+            pytest.fail(f"after {timeout_s} s: {what}")
+        time.sleep(0.02)
+    return time.monotonic() - begin
+
+
+def heldout() -> list[dict[str, Any]]:
+    """The built-in model's held-out questions."""
+    path = Path(ROOT / "app/assets/tiny-chat/heldout.jsonl")
+    return [json.loads(line) for line in path.read_text().splitlines()]

@@ -1,0 +1,103 @@
+"""EngineCore over FakeExecutor, and a collector of what comes out, for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from app.config import EngineConfig
+from app.engine.core import EngineCore
+from app.engine.model_info import ModelInfo
+from app.engine.outputs import EngineOutput
+from app.engine.request import EngineRequest
+from app.engine.sampling_params import SamplingParams
+from tests.engine.fake_executor import VOCAB, FakeExecutor
+
+KEY = b"a secret for tests"
+
+
+def fake_info(max_model_len: int = 4096, eos: int | None = None) -> ModelInfo:
+    return ModelInfo(
+        Path("fake"), {"vocab_size": VOCAB, "max_position_embeddings": max_model_len, "eos_token_id": eos}, {}
+    )
+
+
+def make_core(
+    *,
+    num_blocks: int = 64,
+    block_size: int = 4,
+    late: bool = False,
+    eos: int | None = None,
+    max_context: int = 4096,
+    recorder: Any = None,
+    sink: Any = None,
+    **options: Any,
+) -> EngineCore:
+    """A started core; `options` are EngineConfig's."""
+    config = EngineConfig(block_size=block_size, **options)
+    executor = FakeExecutor(num_blocks, block_size, late=late, max_num_batched_tokens=config.max_num_batched_tokens)
+    core = EngineCore(config, fake_info(max_context, eos), executor, KEY, recorder=recorder, kv_event_sink=sink)
+    core.start()
+    return core
+
+
+def make_request(request_id: str, prompt: list[int], *, priority: int = 0, **params: Any) -> EngineRequest:
+    params.setdefault("seed", 7)
+    params.setdefault("max_tokens", 16)
+    return EngineRequest(request_id, prompt, SamplingParams(**params), priority=priority)
+
+
+class Results:
+    """Tokens and final output of every request."""
+
+    def __init__(self) -> None:
+        self.tokens: dict[str, list[int]] = {}
+        self.final: dict[str, EngineOutput] = {}
+        self.first: dict[str, EngineOutput] = {}
+        self.order: list[str] = []  # request ids as they finished
+
+    def take(self, outputs: Iterable[EngineOutput]) -> None:
+        for output in outputs:
+            assert output.request_id not in self.final, f"{output.request_id} goes on after its end"
+            self.first.setdefault(output.request_id, output)
+            self.tokens.setdefault(output.request_id, []).extend(output.new_token_ids)
+            if output.finish_reason is not None:
+                self.final[output.request_id] = output
+                self.order.append(output.request_id)
+
+
+def run(
+    core: EngineCore,
+    requests: Iterable[EngineRequest] = (),
+    *,
+    results: Results | None = None,
+    each_step: Callable[[int], None] | None = None,
+    max_steps: int = 20_000,
+) -> Results:
+    """Add `requests` and step until nothing is left to do."""
+    results = results or Results()
+    for request in requests:
+        core.add_request(request)
+    step = 0
+    while core.has_work():
+        assert step < max_steps, "no end in sight"
+        if each_step is not None:
+            each_step(step)
+        results.take(core.step())
+        step += 1
+    return results
+
+
+def assert_idle(core: EngineCore) -> None:
+    """Nothing is held any more: rows, blocks, letters."""
+    scheduler = core.scheduler
+    scheduler.kv.pool.check()
+    assert not scheduler.requests
+    assert scheduler.rows.num_occupied == 0
+    assert len(scheduler.waiting) == 0
+    assert scheduler.num_unreturned == 0
+    assert not scheduler._reconciler._departed
+    assert not scheduler.kv._coming
+    assert scheduler.kv.pool.num_deferred == 0
+    assert scheduler.kv.pool.num_free == scheduler.kv.pool.num_blocks

@@ -1,0 +1,28 @@
+"""A driver in a process of its own, for tests that kill it: starts an executor, prints its workers, gets stuck."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import ray
+
+from app.config import EngineConfig
+from app.engine.executor.ray_workers import RayWorkersExecutor
+from tests.engine.executor.fake_worker import FAKE_WORKER, SLEEP_MS, make_letter
+
+
+def main(address: str, transport: str, state: str) -> None:
+    ray.init(address=address, log_to_driver=False)
+    executor = RayWorkersExecutor(EngineConfig(step_transport=transport), FAKE_WORKER)
+    executor.start()
+    if state == "stepping":
+        executor.submit(make_letter(0, (SLEEP_MS, 60_000)))
+    elif state == "parked":
+        executor.park()
+    print("pids", *executor.worker_pids, flush=True)
+    time.sleep(120)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,32 @@
+"""Stands for a Serve replica in the executor's tests; in a module of its own so that other processes find it."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import ray
+
+from app.config import EngineConfig
+from app.engine.executor.ray_workers import RayWorkersExecutor
+from app.engine.worker_info import WorkerInfo
+from tests.engine.executor.fake_worker import FAKE_WORKER, expected_tokens, make_letter
+
+
+class Replica:
+    """An actor in bundle 0 of its placement group that drives the engine from a thread."""
+
+    def run(self, transport: str) -> tuple[str, WorkerInfo, list[int]]:
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(self._drive, transport).result()
+
+    def _drive(self, transport: str) -> tuple[str, WorkerInfo, list[int]]:
+        executor = RayWorkersExecutor(EngineConfig(step_transport=transport), FAKE_WORKER)
+        info = executor.start()
+        letter = make_letter(5)
+        executor.submit(letter)
+        (output,) = executor.collect()
+        assert output.sampled_token_ids.tolist() == expected_tokens(letter)
+        executor.park()
+        pids = executor.worker_pids
+        executor.shutdown()
+        return ray.util.get_current_placement_group().id.hex(), info, pids

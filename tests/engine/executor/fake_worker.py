@@ -1,0 +1,100 @@
+"""A worker without a model, for the executor's tests: it obeys commands hidden in a letter's `new_blocks`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import numpy as np
+from ray.util.placement_group import get_current_placement_group
+
+from app.engine.step import ModelRunnerOutput, SchedulerOutput, TokenLogprobs
+from app.engine.worker_info import WorkerInfo
+from app.errors import CheckpointError
+
+FAKE_WORKER = f"{__name__}:FakeWorker"
+SLEEP_MS, FAIL, KILL, STOP, LARGE = range(5)
+
+
+def make_letter(
+    step_id: int, *commands: tuple[int, int], rows: int = 3, padding: int = 0, flush: bool = False
+) -> SchedulerOutput:
+    """A letter of `rows` decodes; each command is (code, argument), `padding` adds bytes to it."""
+    blocks = [(code, [argument]) for code, argument in commands]
+    letter = SchedulerOutput(
+        step_id, np.arange(rows, dtype=np.int32), np.ones(rows, np.int32), np.ones(rows, np.bool_), new_blocks=blocks
+    )
+    letter.flush = flush
+    letter.freed_rows = list(range(1 << 20, (1 << 20) + padding // 5))
+    return letter
+
+
+def expected_tokens(letter: SchedulerOutput) -> list[int]:
+    """What FakeWorker samples for a letter."""
+    return [int(row) * 2 + letter.step_id + len(letter.freed_rows) for row in letter.rows]
+
+
+class FakeWorker:
+    """Answers each letter at once with its own output; counts what it executes."""
+
+    def __init__(self, config: object, rank: int, world_size: int, local_rank: int) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self.local_rank = local_rank
+
+    def start(self) -> WorkerInfo:
+        notes = [f"OMP_NUM_THREADS={os.environ.get('OMP_NUM_THREADS')}"]
+        notes += [f"{name}={value}" for name, value in os.environ.items() if name.startswith("RAY_CGRAPH_")]
+        group = get_current_placement_group()
+        notes.append(f"placement group={group.id.hex() if group else None}")
+        notes.append(f"place={self.rank},{self.world_size},{self.local_rank}")
+        return WorkerInfo(num_blocks=100 - self.rank, device="cpu", dtype="float32", notes=notes)
+
+    def execute(self, letter: SchedulerOutput) -> list[ModelRunnerOutput]:
+        output = ModelRunnerOutput(letter.step_id, np.array(expected_tokens(letter), np.int32))
+        for code, (argument,) in letter.new_blocks:
+            if code == SLEEP_MS:
+                time.sleep(argument / 1000)
+            elif code == FAIL:
+                raise RuntimeError(f"no luck with step {letter.step_id}")
+            elif code == KILL:
+                os.kill(os.getpid(), signal.SIGKILL)
+            elif code == STOP:
+                os.kill(os.getpid(), signal.SIGSTOP)
+            elif code == LARGE:
+                ranks = list(range(argument))
+                output.logprobs = [TokenLogprobs(ranks, [0.5] * argument, ranks)]
+        return [output]
+
+    def shutdown(self) -> None:
+        pass
+
+
+class DelayedWorker(FakeWorker):
+    """As a GPU worker does (I2): a call returns the output of the call before, and a flush drains."""
+
+    def __init__(self, config: object, rank: int, world_size: int, local_rank: int) -> None:
+        super().__init__(config, rank, world_size, local_rank)
+        self.pending: list[ModelRunnerOutput] = []
+
+    def execute(self, letter: SchedulerOutput) -> list[ModelRunnerOutput]:
+        self.pending += super().execute(letter)
+        keep = 0 if letter.flush else 1
+        ready, self.pending = self.pending[: len(self.pending) - keep], self.pending[len(self.pending) - keep :]
+        return ready
+
+
+class BrokenWorker(FakeWorker):
+    """A model directory that cannot be read."""
+
+    def start(self) -> WorkerInfo:
+        raise CheckpointError("tensor model.norm.weight is missing", param="model")
+
+
+class DyingWorker(FakeWorker):
+    """Dies while it loads."""
+
+    def start(self) -> WorkerInfo:
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError("unreachable")

@@ -1,0 +1,383 @@
+"""The executor over Ray on a real local cluster, each test over both transports, with a worker that has no model."""
+
+from __future__ import annotations
+
+import glob
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import ray
+from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from app.config import EngineConfig
+from app.engine.executor import placement as placement_module
+from app.engine.executor.ray_workers import RayWorkersExecutor
+from app.engine.executor.transports.compiled_graph import CAPACITY_BYTES
+from app.engine.worker_info import WorkerInfo
+from app.errors import CheckpointError, ConfigError, EngineDeadError
+from tests.engine.executor.fake_replica import Replica
+from tests.engine.executor.fake_worker import FAIL, KILL, LARGE, SLEEP_MS, STOP, expected_tokens, make_letter
+
+TRANSPORTS = ("socket", "compiled_graph")
+HERE = Path(__file__).parent
+Started = tuple[RayWorkersExecutor, WorkerInfo]
+
+pytestmark = pytest.mark.usefixtures("ray_cluster")
+
+
+def start(transport: str, worker: str = "FakeWorker", **options: Any) -> Started:
+    config = EngineConfig(step_transport=transport).model_copy(update=options)  # type: ignore[arg-type]
+    executor = RayWorkersExecutor(config, f"tests.engine.executor.fake_worker:{worker}")
+    return executor, executor.start()
+
+
+@pytest.fixture(scope="module", params=TRANSPORTS)
+def shared(request: pytest.FixtureRequest, ray_cluster: str) -> Iterator[Started]:
+    """An executor for tests that leave it as they found it."""
+    executor, info = start(request.param)
+    yield executor, info
+    executor.shutdown()
+
+
+@pytest.fixture
+def fresh() -> Iterator[Callable[..., Started]]:
+    """Starts executors and shuts them down in the end."""
+    executors: list[RayWorkersExecutor] = []
+
+    def make(*args: Any, **options: Any) -> Started:
+        started = start(*args, **options)
+        executors.append(started[0])
+        return started
+
+    yield make
+    for executor in executors:
+        executor.shutdown()
+
+
+def gone(pids: list[int], within_s: float) -> bool:
+    """Whether all processes end within the time (a zombie has ended)."""
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        alive = [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"]
+        if not alive:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def cpu_share(pid: int, seconds: float) -> float:
+    process = psutil.Process(pid)
+    before, start_time = process.cpu_times(), time.monotonic()
+    time.sleep(seconds)
+    after = process.cpu_times()
+    return (after.user + after.system - before.user - before.system) / (time.monotonic() - start_time)
+
+
+def poll_health(executor: RayWorkersExecutor, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        executor.check_health()
+        time.sleep(0.005)
+
+
+def submit_and_collect(executor: RayWorkersExecutor) -> None:
+    executor.submit(make_letter(1))
+    executor.collect()
+
+
+def test_start_reports_choices_and_pins_the_environment(shared: Started) -> None:
+    executor, info = shared
+    assert (info.num_blocks, info.device, info.dtype) == (100, "cpu", "float32")
+    assert f"step transport: {executor._config.step_transport} (set by step_transport)" in info.notes
+    assert any(note.startswith("RAY_CGRAPH_buffer_size_bytes=") for note in info.notes)
+    assert f"OMP_NUM_THREADS={len(os.sched_getaffinity(0))}" in info.notes  # not Ray's 1
+    assert "place=0,1,0" in info.notes
+    executor.check_health()
+
+
+def test_outputs_keep_the_order_of_letters(shared: Started) -> None:
+    executor, _ = shared
+    letters = [make_letter(step, (SLEEP_MS, 3 - step % 3), rows=1 + step % 5) for step in range(40)]
+    collected = []
+    for number, letter in enumerate(letters):
+        executor.submit(letter)
+        if number >= 2:
+            collected += executor.collect()
+    collected += executor.collect() + executor.collect()
+    assert [output.step_id for output in collected] == list(range(40))
+    for letter, output in zip(letters, collected, strict=True):
+        assert output.sampled_token_ids.tolist() == expected_tokens(letter)
+        assert output.sampled_token_ids.dtype == np.int32
+
+
+def test_submit_returns_before_the_step_is_computed(shared: Started) -> None:
+    """Three steps of 200 ms and 500 ms of work in the driver overlap; one after another they take 1.1 s."""
+    executor, _ = shared
+    begun = time.monotonic()
+    for step in range(3):
+        executor.submit(make_letter(step, (SLEEP_MS, 200)))
+    submitted = time.monotonic() - begun
+    time.sleep(0.5)
+    for _ in range(3):
+        executor.collect()
+    assert submitted < 0.2
+    assert 0.6 <= time.monotonic() - begun < 1.0
+
+
+def test_more_steps_than_allowed_is_a_programming_error(shared: Started) -> None:
+    executor, _ = shared
+    for step in range(3):  # max_inflight_steps = 2, and a flush
+        executor.submit(make_letter(step))
+    with pytest.raises(AssertionError, match="in flight"):
+        executor.submit(make_letter(3))
+    with pytest.raises(AssertionError, match="outstanding"):
+        executor.park()
+    for _ in range(3):
+        executor.collect()
+
+
+@pytest.mark.parametrize("size", [CAPACITY_BYTES - 200, CAPACITY_BYTES + 200, 6_000_000])
+def test_letters_and_replies_of_any_size(shared: Started, size: int) -> None:
+    """Also both ways at once: neither end waits for the other to read."""
+    executor, _ = shared
+    letters = [make_letter(step, (LARGE, size // 7), padding=size) for step in range(3)]
+    for letter in letters:
+        executor.submit(letter)
+    for letter in letters:
+        (output,) = executor.collect()
+        assert output.sampled_token_ids.tolist() == expected_tokens(letter)
+        assert output.logprobs is not None
+        assert output.logprobs[0] is not None
+        assert len(output.logprobs[0].token_ids) == size // 7
+
+
+def test_parked_workers_sleep_and_wake(shared: Started) -> None:
+    executor, _ = shared
+    (pid,) = executor.worker_pids
+    for cycle in range(4):
+        executor.park()
+        executor.park()  # twice is once
+        if cycle == 0:
+            driver_before = time.process_time()
+            assert cpu_share(pid, 2.0) < 0.1
+            assert time.process_time() - driver_before < 0.2
+        executor.check_health()
+        letter = make_letter(cycle, rows=5)
+        executor.submit(letter)
+        executor.submit(letter)
+        for _ in range(2):
+            assert executor.collect()[0].sampled_token_ids.tolist() == expected_tokens(letter)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_output_may_come_a_call_later(fresh: Callable[..., Started], transport: str) -> None:
+    """A worker whose device runs behind (I2): the first call brings nothing, the flush brings the rest."""
+    executor, _ = fresh(transport, "DelayedWorker")
+    brought = []
+    for step in range(3):
+        executor.submit(make_letter(step))
+        brought.append([output.step_id for output in executor.collect()])
+    executor.submit(make_letter(3, rows=0, flush=True))
+    brought.append([output.step_id for output in executor.collect()])
+    assert brought == [[], [0], [1], [2, 3]]
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_two_ranks(fresh: Callable[..., Started], transport: str) -> None:
+    """Every rank gets every letter; outputs come from rank 0; the death of rank 1 is noticed while rank 0 works."""
+    executor, info = fresh(transport, tensor_parallel_size=2, step_timeout_s=30.0)
+    assert info.num_blocks == 99  # the smaller one
+    assert {"place=0,2,0", "place=1,2,1"} <= set(info.notes)
+    for step in range(3):
+        executor.submit(make_letter(step))
+    for step in range(3):
+        (output,) = executor.collect()
+        assert output.step_id == step
+    executor.park()
+    executor.submit(make_letter(3, (LARGE, 200_000)))
+    assert executor.collect()[0].step_id == 3
+    executor.submit(make_letter(4, (SLEEP_MS, 8000)))
+    begun = time.monotonic()
+    os.kill(executor.worker_pids[1], signal.SIGKILL)
+    with pytest.raises(EngineDeadError, match="rank 1"):
+        executor.collect()
+    assert time.monotonic() - begun < 3
+    pids = executor.worker_pids
+    executor.shutdown()
+    assert gone(pids, 3)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_failed_step_says_what_failed(fresh: Callable[..., Started], transport: str) -> None:
+    executor, _ = fresh(transport)
+    executor.submit(make_letter(0))
+    executor.submit(make_letter(1, (FAIL, 0)))
+    assert executor.collect()[0].step_id == 0
+    with pytest.raises(EngineDeadError, match="rank 0 failed a step: RuntimeError: no luck with step 1"):
+        executor.collect()
+    for call in (executor.check_health, executor.park, lambda: executor.submit(make_letter(2)), executor.collect):
+        with pytest.raises(EngineDeadError, match="no luck"):
+            call()
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("state", ["parked", "stepping"])
+def test_killed_worker_is_noticed(fresh: Callable[..., Started], transport: str, state: str) -> None:
+    executor, _ = fresh(transport)
+    (pid,) = executor.worker_pids
+    if state == "parked":
+        executor.park()
+    elif state == "stepping":
+        executor.submit(make_letter(0, (SLEEP_MS, 30_000)))
+    os.kill(pid, signal.SIGKILL)
+    begun = time.monotonic()
+    notice = executor.collect if state == "stepping" else lambda: poll_health(executor, 5)
+    with pytest.raises(EngineDeadError, match=rf"worker rank 0 \(pid {pid} on .*\) is gone"):
+        notice()
+    assert time.monotonic() - begun < 3
+    with pytest.raises(EngineDeadError, match="is gone"):
+        executor.submit(make_letter(1))
+    executor.shutdown()
+    assert time.monotonic() - begun < 10
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_submit_to_a_worker_that_just_died(fresh: Callable[..., Started], transport: str) -> None:
+    """Nobody asked for the health in between: submit or collect raises, neither waits."""
+    executor, _ = fresh(transport)
+    executor.submit(make_letter(0, (KILL, 0)))
+    time.sleep(0.3)
+    begun = time.monotonic()
+    with pytest.raises(EngineDeadError, match="rank 0"):
+        submit_and_collect(executor)
+    assert time.monotonic() - begun < 3
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_hung_worker_exceeds_the_step_timeout(fresh: Callable[..., Started], transport: str) -> None:
+    executor, _ = fresh(transport, step_timeout_s=1.5)
+    pids = executor.worker_pids
+    executor.submit(make_letter(0, (STOP, 0)))
+    begun = time.monotonic()
+    with pytest.raises(EngineDeadError, match=r"rank 0 .* did not answer within 1\.5 s"):
+        executor.collect()
+    assert 1.4 < time.monotonic() - begun < 4
+    executor.shutdown()  # the process is stopped: Ray's own kill does not reach it
+    assert gone(pids, 3)
+
+
+@pytest.mark.parametrize(
+    ("transport", "state"), [("socket", "stepping"), ("compiled_graph", "stepping"), ("compiled_graph", "parked")]
+)
+def test_workers_do_not_outlive_the_driver(ray_cluster: str, transport: str, state: str) -> None:
+    driver = subprocess.Popen(
+        [sys.executable, str(HERE / "driver_process.py"), ray_cluster, transport, state],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(HERE.parents[2])},
+    )
+    try:
+        assert driver.stdout is not None
+        pids = next([int(pid) for pid in line.split()[1:]] for line in driver.stdout if line.startswith("pids"))
+        assert pids
+        assert all(psutil.pid_exists(pid) for pid in pids)
+        driver.kill()
+        assert gone(pids, 3)
+    finally:
+        driver.kill()
+        driver.wait()
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_start_and_stop_leave_nothing(ray_cluster: str, transport: str) -> None:
+    free = ray.available_resources()["CPU"]
+    pids = []
+    for _ in range(2):
+        executor, _ = start(transport)
+        pids += executor.worker_pids
+        executor.submit(make_letter(0))
+        executor.collect()
+        executor.park()
+        executor.shutdown()
+        executor.shutdown()
+        with pytest.raises(EngineDeadError, match="shut down"):
+            executor.check_health()
+    assert len(set(pids)) == 2
+    assert gone(pids, 3)
+    assert not glob.glob(os.path.join(tempfile.gettempdir(), "manta-steps-*"))
+    deadline = time.monotonic() + 5
+    while ray.available_resources().get("CPU", 0) < free and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert ray.available_resources()["CPU"] >= free
+
+
+def test_auto_chooses_the_socket_on_a_cpu(fresh: Callable[..., Started]) -> None:
+    _, info = fresh("auto")
+    assert "step transport: socket (CPU: a compiled graph's waiting would take a whole core)" in info.notes
+
+
+def test_errors_of_start_come_through() -> None:
+    with pytest.raises(CheckpointError, match=r"^tensor model\.norm\.weight is missing$") as caught:
+        start("socket", "BrokenWorker")
+    assert caught.value.param == "model"
+    with pytest.raises(EngineDeadError, match="lost before it could start"):
+        start("socket", "DyingWorker")
+    executor = RayWorkersExecutor(EngineConfig(), "no_such_module:Worker")
+    with pytest.raises(EngineDeadError, match="no_such_module"):
+        executor.start()
+
+
+def test_missing_resources_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="1 workers need 1 GPU, the Ray cluster has 0 in all"):
+        start("socket", device="cuda")
+    monkeypatch.setattr(placement_module, "_FREE_TIMEOUT_S", 0.5)
+    taken = placement_group([{"CPU": ray.available_resources()["CPU"]}])
+    assert taken.wait(10)
+    try:
+        with pytest.raises(ConfigError, match=r"within 0\.5 s: they need 1 CPU \(0 free\)"):
+            start("socket")
+    finally:
+        remove_placement_group(taken)
+
+
+@contextmanager
+def replica_in(bundles: list[dict[str, float]]) -> Iterator[tuple[Any, Any]]:
+    """A placement group as Serve makes it, and an actor in its bundle 0."""
+    group = placement_group(bundles, strategy="STRICT_PACK")
+    strategy = PlacementGroupSchedulingStrategy(
+        group, placement_group_bundle_index=0, placement_group_capture_child_tasks=True
+    )
+    replica = ray.remote(Replica).options(num_cpus=0.1, scheduling_strategy=strategy).remote()
+    yield group, replica
+    ray.kill(replica)
+    remove_placement_group(group)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_workers_take_the_bundles_of_the_replica(transport: str) -> None:
+    with replica_in([{"CPU": 0.1}, {"CPU": 1}]) as (group, replica):
+        group_id, info, pids = ray.get(replica.run.remote(transport), timeout=60)
+        assert group_id == group.id.hex()
+        assert f"placement group={group_id}" in info.notes
+        assert gone(pids, 3)
+
+
+def test_too_few_bundles_are_an_error() -> None:
+    with (
+        replica_in([{"CPU": 0.1}]) as (_, replica),
+        pytest.raises(ConfigError, match="has 1 bundles; 1 workers need 2") as caught,
+    ):
+        ray.get(replica.run.remote("socket"), timeout=60)
+    assert caught.value.cause.param == "placement_group_bundles"  # type: ignore[attr-defined]  # Ray's wrapper

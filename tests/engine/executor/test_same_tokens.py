@@ -1,0 +1,77 @@
+"""The real worker behind every executor and transport: the same engine, the same tokens; transformers is the judge."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from app.config import EngineConfig
+from app.engine.core import EngineCore
+from app.engine.executor import create_executor
+from app.engine.model_info import ModelInfo
+from app.engine.request import EngineRequest
+from app.engine.sampling_params import SamplingParams
+from tests.tiny_models import hf_greedy, hf_model, tiny_model
+
+MAX_TOKENS = 20
+LENGTHS = (3, 17, 40, 9, 64, 25)
+WAYS = [("in_process", "auto"), ("ray_workers", "socket"), ("ray_workers", "compiled_graph")]
+
+
+def prompts(vocab_size: int) -> list[list[int]]:
+    rng = np.random.default_rng(5)
+    return [rng.integers(3, vocab_size, length).tolist() for length in LENGTHS]
+
+
+def generate(core: EngineCore, params: SamplingParams) -> list[list[int]]:
+    """All prompts at once; the last two join while the others run."""
+    requests = [
+        EngineRequest(f"{number}", prompt, params, choice_index=number)
+        for number, prompt in enumerate(prompts(core.info.vocab_size))
+    ]
+    tokens: dict[str, list[int]] = {request.request_id: [] for request in requests}
+    waiting = requests[4:]
+    for request in requests[:4]:
+        core.add_request(request)
+    while core.has_work() or waiting:
+        for output in core.step():
+            tokens[output.request_id] += output.new_token_ids
+        if waiting and len(tokens["0"]) > 3:
+            core.add_request(waiting.pop())
+    return [tokens[request.request_id] for request in requests]
+
+
+@pytest.mark.usefixtures("ray_cluster")
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_all_executors_give_the_tokens_of_transformers(device: str) -> None:
+    directory = tiny_model("llama")
+    model = hf_model(directory)
+    info = ModelInfo.from_directory(str(directory))
+    greedy = SamplingParams(temperature=0.0, seed=1, max_tokens=MAX_TOKENS, ignore_eos=True)
+    drawn = SamplingParams(temperature=1.0, top_p=0.9, seed=11, max_tokens=MAX_TOKENS, ignore_eos=True)
+    truth = [hf_greedy(model, prompt, MAX_TOKENS) for prompt in prompts(info.vocab_size)]
+    sampled = []
+    for executor, transport in WAYS:
+        options: dict[str, Any] = {"executor": executor, "step_transport": transport}
+        config = EngineConfig(
+            model=str(directory),
+            device=device,
+            dtype="float32",
+            num_blocks=64,
+            max_num_batched_tokens=48,
+            num_threads=1,
+            **options,
+        )
+        core = EngineCore(config, info, create_executor(config), b"a secret for tests")
+        try:
+            notes = core.start().notes
+            assert executor == "in_process" or f"step transport: {transport} (set by step_transport)" in notes
+            assert generate(core, greedy) == truth
+            core.executor.park()
+            sampled.append(generate(core, drawn))
+        finally:
+            core.shutdown()
+    assert sampled[0] == sampled[1] == sampled[2]
+    assert sampled[0] != truth

@@ -1,0 +1,67 @@
+"""The driver on one Ray node, the workers on another: TCP instead of the unix socket, channels over Ray's network."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+
+from app.config import EngineConfig
+from app.engine.executor.ray_workers import RayWorkersExecutor
+from app.errors import EngineDeadError
+from tests.engine.executor.fake_worker import FAKE_WORKER, LARGE, expected_tokens, make_letter
+
+
+@pytest.fixture(scope="module")
+def far_workers() -> Iterator[None]:
+    """A head without CPUs, where this process is, and a node of two CPUs."""
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    cluster.add_node(num_cpus=2)
+    ray.init(
+        address=cluster.address,
+        log_to_driver=False,
+        runtime_env={"env_vars": {"PYTHONPATH": str(Path(__file__).parents[3])}},
+    )
+    yield
+    ray.shutdown()
+    cluster.shutdown()
+
+
+def poll_health(executor: RayWorkersExecutor) -> None:
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        executor.check_health()
+
+
+@pytest.mark.usefixtures("far_workers")
+@pytest.mark.parametrize("transport", ["socket", "compiled_graph"])
+def test_workers_on_another_node(transport: str) -> None:
+    executor = RayWorkersExecutor(
+        EngineConfig(step_transport=transport, max_inflight_steps=8, step_timeout_s=20), FAKE_WORKER
+    )
+    try:
+        executor.start()
+        assert executor._gang is not None
+        assert not executor._gang.ranks[0].same_node
+        letters = [make_letter(step, (LARGE, 400_000), padding=step % 2 * 3_000_000) for step in range(8)]
+        for letter in letters:
+            executor.submit(letter)
+        for letter in letters:
+            (output,) = executor.collect()
+            assert output.sampled_token_ids.tolist() == expected_tokens(letter)
+        executor.park()
+        executor.submit(letters[0])
+        assert executor.collect()[0].step_id == 0
+        os.kill(executor.worker_pids[0], signal.SIGKILL)
+        begun = time.monotonic()
+        with pytest.raises(EngineDeadError, match="is gone"):
+            poll_health(executor)
+        assert time.monotonic() - begun < 3
+    finally:
+        executor.shutdown()

@@ -1,0 +1,93 @@
+"""Frames over socket pairs, without Ray."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from app.engine.executor.transports.connection import ConnectionLostError, FrameConnection
+
+Pair = tuple[FrameConnection, FrameConnection]
+
+
+@pytest.fixture(params=["unix", "tcp"])
+def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    if request.param == "unix":
+        left, right = socket.socketpair()
+    else:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            left = socket.create_connection(server.getsockname())
+            right, _ = server.accept()
+    ends = FrameConnection(left), FrameConnection(right)
+    yield ends
+    for end in ends:
+        end.close()
+
+
+def test_frames_keep_their_bounds_and_order(pair: Pair) -> None:
+    frames = [b"", b"x", b"\x00" * 9, bytes(range(256)) * 300, b"end"]
+    for frame in frames:
+        pair[0].send(frame)
+    assert [pair[1].recv(1.0) for _ in frames] == frames
+    assert pair[1].try_recv() is None
+
+
+def test_both_ends_send_more_than_the_buffers_hold(pair: Pair) -> None:
+    """Two blocking senders would wait for each other for ever."""
+    payloads = [b"a" * 8_000_000, b"b" * 9_000_000]
+
+    def exchange(end: int) -> bytes:
+        pair[end].send(payloads[end], 20.0)
+        return pair[end].recv(20.0)
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(exchange, (0, 1))) == payloads[::-1]
+
+
+def test_a_frame_in_parts_arrives_whole() -> None:
+    raw, sock = socket.socketpair()
+    end = FrameConnection(sock)
+    wire = (5).to_bytes(8, "little") + b"hello" + (1).to_bytes(8, "little") + b"!"
+    for byte in wire[:-1]:
+        raw.sendall(bytes([byte]))
+        time.sleep(0.001)
+    assert end.recv(1.0) == b"hello"
+    assert end.try_recv() is None
+    raw.sendall(wire[-1:])
+    assert end.recv(1.0) == b"!"
+
+
+def test_silence_times_out(pair: Pair) -> None:
+    begun = time.monotonic()
+    with pytest.raises(TimeoutError):
+        pair[0].recv(0.2)
+    assert 0.19 < time.monotonic() - begun < 1.5
+    with pytest.raises(TimeoutError):  # nobody reads
+        pair[0].send(b"x" * 50_000_000, 0.2)
+
+
+def test_a_lost_peer_is_noticed_after_its_last_frame(pair: Pair) -> None:
+    pair[0].send(b"last words")
+    assert not pair[1].hung_up()
+    pair[0].close()
+    assert pair[1].hung_up(1.0)
+    assert pair[1].recv(1.0) == b"last words"
+    with pytest.raises(ConnectionLostError):
+        pair[1].recv(1.0)
+    with pytest.raises(ConnectionLostError):
+        pair[1].send(b"anyone?" * 10_000_000, 1.0)
+    pair[1].close()
+    assert pair[1].hung_up()
+    with pytest.raises(ConnectionLostError):
+        pair[1].recv(1.0)
+
+
+def test_waiting_costs_no_cpu(pair: Pair) -> None:
+    before = time.process_time()
+    with pytest.raises(TimeoutError):
+        pair[0].recv(0.5)
+    assert time.process_time() - before < 0.05

@@ -1,0 +1,74 @@
+"""Layers whose weights were packed answer as before, and hold no second copy."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from app.engine.attention.backend import select_attention
+from app.engine.distributed.parallel_groups import ParallelGroups, RankGroup
+from app.engine.layers.context import BuildContext
+from app.engine.layers.linear import ColumnLinear, Linear
+from app.engine.layers.vocab import LMHead, VocabEmbedding
+from app.engine.model_info import ModelInfo
+from app.engine.models.loader import load_model
+from app.kernels.gemm import onednn
+from tests.tiny_models import hf_model, tiny_model
+
+CPU = torch.device("cpu")
+pytestmark = pytest.mark.skipif(
+    not onednn.KERNEL.serves(torch.float32, CPU), reason="this build of PyTorch has no oneDNN"
+)
+
+
+def context(rank: int = 0, size: int = 1) -> BuildContext:
+    tp = RankGroup(rank, size, cast("Any", object()) if size > 1 else None)
+    return BuildContext(torch.float32, CPU, 64, select_attention("torch", CPU)[0], ParallelGroups(tp=tp))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_packed_share_of_a_layer(bias: bool) -> None:
+    layer = ColumnLinear(context(rank=1, size=2), 512, 1024, bias=bias)
+    for parameter in layer.parameters():
+        parameter.data.normal_()
+    weight, x = layer.weight.data.clone(), torch.randn(3, 512)
+    layer.pack()
+    assert layer.packed is not None
+    torch.testing.assert_close(layer(x), F.linear(x, weight, layer.bias), rtol=0, atol=1e-3)
+
+
+def test_the_weight_is_freed_and_its_shape_kept() -> None:
+    layer = ColumnLinear(context(), 512, 1024, bias=False)
+    layer.pack()
+    assert layer.weight.is_meta
+    assert layer.weight.shape == (1024, 512)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_head_keeps_the_table_that_the_embedding_reads(tied: bool) -> None:
+    embedding, head = VocabEmbedding(context(), 1024, 512), LMHead(context(), 1024, 512)
+    if tied:
+        head.tie(embedding)
+    embedding.weight.data.normal_()
+    head.weight.data.normal_()
+    table, hidden = head.weight.data.clone(), torch.randn(3, 512)
+    head.pack()
+    torch.testing.assert_close(head(hidden), F.linear(hidden, table), rtol=0, atol=1e-3)
+    assert not embedding.weight.is_meta
+    assert head.weight.is_meta is not tied
+    assert embedding(torch.tensor([5])).shape == (1, 512)
+
+
+@pytest.mark.parametrize("load_format", ["safetensors", "dummy"])
+def test_a_loaded_model_is_packed_where_it_pays(load_format: str) -> None:
+    directory = tiny_model("qwen2", hidden_size=512, intermediate_size=768, num_hidden_layers=1)
+    model = load_model(ModelInfo.from_directory(str(directory)), context(), load_format, seed=0)
+    packed = {name for name, module in model.named_modules() if isinstance(module, Linear) and module.packed}
+    assert packed == {"model.layers.0.mlp.gate_up_proj", "model.layers.0.mlp.down_proj"}
+    if load_format == "safetensors":
+        x = torch.randn(4, 512)
+        theirs = hf_model(directory).model.layers[0].mlp(x)  # type: ignore[operator]
+        torch.testing.assert_close(model.model.layers[0].mlp(x), theirs, rtol=1e-4, atol=1e-3)

@@ -1,0 +1,118 @@
+"""Weight loaders take the right share for any rank, and read no more of the checkpoint than that."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from app.engine.attention.backend import select_attention
+from app.engine.distributed.parallel_groups import ParallelGroups, RankGroup
+from app.engine.layers.context import BuildContext
+from app.engine.layers.linear import ColumnLinear, MergedColumnLinear, QKVLinear, RowLinear
+from app.engine.layers.vocab import LMHead
+from app.engine.layers.weight import ShapeMismatch
+
+CPU = torch.device("cpu")
+
+
+@dataclass
+class Recorded:
+    """A checkpoint tensor that remembers how much was read."""
+
+    data: torch.Tensor
+    read: int = 0
+    shape: tuple[int, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.shape = tuple(self.data.shape)
+
+    def narrow(self, dim: int, start: int, length: int) -> torch.Tensor:
+        assert start + length <= self.shape[dim]
+        part = self.data.narrow(dim, start, length)
+        self.read += part.numel()
+        return part
+
+
+def context(rank: int, size: int) -> BuildContext:
+    # No collective is called here, so any object will do for a process group.
+    tp = RankGroup(rank, size, cast("Any", object()) if size > 1 else None)
+    return BuildContext(torch.float32, CPU, 64, select_attention("torch", CPU)[0], ParallelGroups(tp=tp))
+
+
+def test_column_shares_are_the_rows_of_the_whole() -> None:
+    whole, bias, x = torch.randn(12, 8), torch.randn(12), torch.randn(3, 8)
+    outputs = []
+    for rank in range(4):
+        layer, weight = ColumnLinear(context(rank, 4), 8, 12, bias=True), Recorded(whole)
+        layer.weight.weight_loader(weight)
+        assert layer.bias is not None
+        layer.bias.weight_loader(Recorded(bias))
+        assert weight.read == whole.numel() // 4
+        outputs.append(layer(x))
+    torch.testing.assert_close(torch.cat(outputs, dim=1), F.linear(x, whole, bias))
+
+
+def test_row_shares_add_up_to_the_whole() -> None:
+    whole, bias, x = torch.randn(8, 12), torch.randn(8), torch.randn(3, 12)
+    total = torch.zeros(3, 8)
+    for rank in range(3):
+        layer, weight = RowLinear(context(rank, 3), 12, 8, bias=True), Recorded(whole)
+        layer.weight.weight_loader(weight)
+        assert layer.bias is not None
+        layer.bias.weight_loader(Recorded(bias))
+        assert weight.read == whole.numel() // 3
+        total += F.linear(x[:, rank * 4 : rank * 4 + 4], layer.weight, layer.bias)
+    torch.testing.assert_close(total, F.linear(x, whole, bias))
+
+
+def test_merged_columns_keep_gate_and_up_apart() -> None:
+    gate, up, x = torch.randn(6, 8), torch.randn(6, 8), torch.randn(3, 8)
+    parts: list[list[torch.Tensor]] = [[], []]
+    for rank in range(2):
+        layer = MergedColumnLinear(context(rank, 2), 8, {"gate_proj": 6, "up_proj": 6}, bias=False)
+        layer.weight.weight_loader(Recorded(up), "up_proj")
+        layer.weight.weight_loader(Recorded(gate), "gate_proj")
+        for kept, part in zip(parts, layer(x).chunk(2, dim=1), strict=True):
+            kept.append(part)
+    torch.testing.assert_close(torch.cat(parts[0], dim=1), F.linear(x, gate))
+    torch.testing.assert_close(torch.cat(parts[1], dim=1), F.linear(x, up))
+
+
+@pytest.mark.parametrize(("size", "heads_of_rank"), [(1, [[0, 1]]), (2, [[0], [1]]), (4, [[0], [0], [1], [1]])])
+def test_ranks_share_kv_heads_where_there_are_too_few(size: int, heads_of_rank: list[list[int]]) -> None:
+    d = 4
+    query, key, value = torch.randn(8 * d, 6), torch.randn(2 * d, 6), torch.randn(2 * d, 6)
+    for rank, heads in enumerate(heads_of_rank):
+        layer = QKVLinear(context(rank, size), 6, d, num_heads=8, num_kv_heads=2, bias=False)
+        for tensor, part in ((query, "q_proj"), (key, "k_proj"), (value, "v_proj")):
+            layer.weight.weight_loader(Recorded(tensor), part)
+        q, k, v = layer.weight.split([layer.num_heads * d, layer.num_kv_heads * d, layer.num_kv_heads * d])
+        share = 8 // size * d
+        assert torch.equal(q, query[rank * share : (rank + 1) * share])
+        assert torch.equal(k, torch.cat([key[head * d : head * d + d] for head in heads]))
+        assert torch.equal(v, torch.cat([value[head * d : head * d + d] for head in heads]))
+
+
+def test_vocabulary_that_does_not_divide_is_padded_with_zeros() -> None:
+    whole = torch.randn(7, 5)
+    shares = []
+    for rank in range(4):
+        head = LMHead(context(rank, 4), 7, 5)
+        head.weight.data.fill_(float("nan"))
+        head.weight.weight_loader(Recorded(whole))
+        shares.append(head.weight)
+    together = torch.cat(list(shares))
+    assert torch.equal(together[:7], whole)
+    assert (together[7:] == 0).all()
+
+
+def test_wrong_shapes_are_refused() -> None:
+    layer = QKVLinear(context(0, 4), 6, 4, num_heads=8, num_kv_heads=2, bias=False)
+    with pytest.raises(ShapeMismatch, match=r"\[16, 6\], the model expects \[8, 6\]"):
+        layer.weight.weight_loader(Recorded(torch.zeros(16, 6)), "k_proj")
+    with pytest.raises(AssertionError, match="does not divide"):
+        ColumnLinear(context(0, 3), 8, 10, bias=False)

@@ -1,0 +1,161 @@
+"""Checkpoints: what is missing, too much or misshapen is named; shards, ties and types are understood."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from app.engine.attention.backend import select_attention
+from app.engine.distributed.parallel_groups import ParallelGroups
+from app.engine.layers.context import BuildContext
+from app.engine.model_info import ModelInfo
+from app.engine.models.decoder import CausalLM
+from app.engine.models.loader import load_model
+from app.errors import CheckpointError, UnsupportedError
+from tests.tiny_models import hf_model, tiny_model
+
+CPU = torch.device("cpu")
+
+
+def load(directory: Path, load_format: str = "safetensors", seed: int = 0) -> CausalLM:
+    ctx = BuildContext(torch.float32, CPU, 64, select_attention("torch", CPU)[0], ParallelGroups())
+    return load_model(ModelInfo.from_directory(str(directory)), ctx, load_format, seed)
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """A model directory that the test may damage."""
+    return Path(shutil.copytree(tiny_model("llama"), tmp_path / "model"))
+
+
+def edit_tensors(directory: Path, edit: Callable[[dict[str, torch.Tensor]], Any]) -> None:
+    tensors = load_file(directory / "model.safetensors")
+    edit(tensors)
+    save_file(tensors, directory / "model.safetensors")
+
+
+def edit_config(directory: Path, **changes: Any) -> None:
+    path = directory / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def test_fused_parameters_hold_their_parts() -> None:
+    directory = tiny_model("qwen2", num_attention_heads=4, num_key_value_heads=2, head_dim=16)
+    attention = load(directory).model.layers[1].self_attn
+    reference = hf_model(directory).model.layers[1].self_attn
+    for kind in ("weight", "bias"):
+        parts = [getattr(getattr(reference, f"{name}_proj"), kind) for name in "qkv"]
+        assert torch.equal(getattr(attention.qkv_proj, kind), torch.cat(parts))
+
+
+def test_missing_tensor_is_named(copy: Path) -> None:
+    edit_tensors(copy, lambda tensors: tensors.pop("model.layers.1.self_attn.k_proj.weight"))
+    with pytest.raises(CheckpointError, match=r"lacks model\.layers\.1\.self_attn\.k_proj\.weight"):
+        load(copy)
+
+
+def test_unexpected_tensor_is_named(copy: Path) -> None:
+    edit_tensors(copy, lambda tensors: tensors.update({"model.layers.0.self_attn.q_proj.bias": torch.zeros(64)}))
+    with pytest.raises(CheckpointError, match=r"unexpected model\.layers\.0\.self_attn\.q_proj\.bias"):
+        load(copy)
+
+
+def test_misshapen_tensor_is_named_with_both_shapes(copy: Path) -> None:
+    edit_tensors(copy, lambda tensors: tensors.update({"model.layers.0.mlp.up_proj.weight": torch.zeros(100, 64)}))
+    with pytest.raises(CheckpointError, match=r"up_proj\.weight in .* \[100, 64\], the model expects \[112, 64\]"):
+        load(copy)
+
+
+def test_rotary_tables_of_old_checkpoints_are_tolerated(copy: Path) -> None:
+    name = "model.layers.0.self_attn.rotary_emb.inv_freq"
+    edit_tensors(copy, lambda tensors: tensors.update({name: torch.zeros(16)}))
+    load(copy)
+
+
+def test_tied_head(tmp_path: Path) -> None:
+    directory = Path(shutil.copytree(tiny_model("llama", tie_word_embeddings=True), tmp_path / "model"))
+    model = load(directory)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    edit_tensors(directory, lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"].clone()}))
+    load(directory)
+
+
+def test_untied_head_must_be_there(copy: Path) -> None:
+    edit_tensors(copy, lambda tensors: tensors.pop("lm_head.weight"))
+    with pytest.raises(CheckpointError, match=r"lacks lm_head\.weight"):
+        load(copy)
+
+
+def test_sharded_checkpoint(tmp_path: Path) -> None:
+    whole, sharded = tiny_model("llama"), tiny_model("llama", max_shard_size="60KB")
+    assert len(list(sharded.glob("*.safetensors"))) > 2
+    left, right = load(whole).state_dict(), load(sharded).state_dict()
+    assert left.keys() == right.keys()
+    assert all(torch.equal(left[name], right[name]) for name in left)
+    broken = Path(shutil.copytree(sharded, tmp_path / "model"))
+    lost = sorted(broken.glob("*.safetensors"))[1]
+    lost.unlink()
+    with pytest.raises(CheckpointError, match=lost.name):
+        load(broken)
+
+
+def test_no_weights_at_all(copy: Path) -> None:
+    (copy / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"holds neither model\.safetensors nor model\.safetensors\.index\.json"):
+        load(copy)
+
+
+def test_truncated_file_is_named(copy: Path) -> None:
+    path = copy / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(CheckpointError, match=r"cannot read .*model\.safetensors"):
+        load(copy)
+
+
+def test_broken_index_is_named(copy: Path) -> None:
+    (copy / "model.safetensors.index.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"model\.safetensors\.index\.json"):
+        load(copy)
+
+
+def test_dummy_weights_follow_the_seed(copy: Path) -> None:
+    (copy / "model.safetensors").unlink()
+    first, same, other = (load(copy, "dummy", seed).state_dict() for seed in (1, 1, 2))
+    for name, tensor in first.items():
+        assert torch.equal(tensor, same[name])
+        assert tensor.isfinite().all()
+        if "norm" in name:
+            assert (tensor == 1).all()
+        else:
+            assert not torch.equal(tensor, other[name])
+            assert 0.015 < tensor.std() < 0.025
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"architectures": ["MambaForCausalLM"]}, r"unknown model architecture 'MambaForCausalLM'; known: Llama"),
+        ({"hidden_act": "mish"}, "unknown hidden_act 'mish'"),
+        ({"quantization_config": {"quant_method": "awq"}}, "quant_method 'awq'"),
+        ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "unknown rope_type 'longrope'"),
+        ({"num_key_value_heads": 3}, "num_attention_heads=2 is no multiple of num_key_value_heads=3"),
+    ],
+)
+def test_unknown_variants_are_refused_by_name(copy: Path, changes: dict[str, Any], message: str) -> None:
+    edit_config(copy, **changes)
+    with pytest.raises(UnsupportedError, match=message):
+        load(copy)
+
+
+def test_unknown_layer_type_is_refused(tmp_path: Path) -> None:
+    directory = Path(shutil.copytree(tiny_model("qwen2"), tmp_path / "model"))
+    edit_config(directory, use_sliding_window=True, sliding_window=8, layer_types=["full_attention", "chunked"])
+    with pytest.raises(UnsupportedError, match="chunked"):
+        load(directory)

@@ -1,0 +1,173 @@
+"""The sampler against analytic distributions (chi-square) and plain references; a row's token minds no neighbour."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from scipy.special import log_softmax
+from scipy.stats import chisquare
+
+from app.engine.logits_processors.base import SamplingStep
+from app.engine.sampling.sampler import Sampler, SamplerOutput
+from app.engine.sampling_params import SamplingParams
+from app.engine.step import NewRequest
+
+VOCAB, CPU = 11, torch.device("cpu")
+LOGITS = torch.tensor([1.0, 0.5, 2.0, -1.0, 0.0, 1.5, -3.0, 0.7, 2.2, -0.5, 0.1])
+
+
+def enter(sampler: Sampler, row: int, choice_index: int = 0, **params: Any) -> None:
+    sampler.add(
+        NewRequest(
+            row=row,
+            token_ids=np.array([1], dtype=np.int32),
+            num_prompt_tokens=1,
+            num_computed_tokens=0,
+            block_ids=[],
+            sampling_params=SamplingParams(**{"seed": 0, **params}),
+            choice_index=choice_index,
+            eos_token_ids=(),
+            bad_words_token_ids=(),
+        )
+    )
+
+
+def sample(sampler: Sampler, rows: list[int], logits: torch.Tensor, positions: list[int]) -> SamplerOutput:
+    lengths = np.array(positions, dtype=np.int64)
+    batch = sampler.select(np.array(rows, dtype=np.int64))
+    history = torch.zeros(1 + max(rows), 1 + max(positions), dtype=torch.int32)
+    step = SamplingStep(batch.device_rows, lengths, torch.from_numpy(lengths), history)
+    return sampler.sample(logits.clone(), batch, step)
+
+
+def expected_probabilities(
+    temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
+) -> NDArray[np.float64]:
+    """temperature, then min_p, then top_k, then top_p, as documented."""
+    probs = np.exp(log_softmax(LOGITS.numpy().astype(np.float64) / temperature))
+    probs[probs < min_p * probs.max()] = 0
+    order = np.argsort(-probs)
+    if top_k > 0:
+        probs[order[top_k:]] = 0
+    probs /= probs.sum()
+    before = np.cumsum(probs[order]) - probs[order]
+    probs[order[before >= top_p]] = 0
+    return np.asarray(probs / probs.sum())
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {},
+        {"temperature": 0.6},
+        {"temperature": 1.7},
+        {"top_k": 4},
+        {"top_p": 0.7},
+        {"min_p": 0.25},
+        {"temperature": 1.3, "top_k": 7, "top_p": 0.85, "min_p": 0.05},
+    ],
+    ids=str,
+)
+def test_distribution(params: dict[str, float]) -> None:
+    draws, counts = 20_000, np.zeros(VOCAB)
+    sampler = Sampler(draws, VOCAB, CPU)  # few seeds, many positions: all draw independent numbers
+    for row in range(draws):
+        enter(sampler, row, **{"seed": row % 7, **params})
+    found = sample(sampler, list(range(draws)), LOGITS.expand(draws, VOCAB), list(range(draws))).token_ids
+    np.add.at(counts, found.numpy(), 1)
+    expected = expected_probabilities(**params)
+    assert (counts[expected == 0] == 0).all()
+    kept = expected > 0
+    assert chisquare(counts[kept], expected[kept] * draws).pvalue > 1e-3
+
+
+def test_choices_and_seeds_draw_independent_numbers() -> None:
+    sampler, draws = Sampler(2, VOCAB, CPU), 3000
+    for left, right in (({"seed": 1}, {"seed": 2}), ({"choice_index": 0}, {"choice_index": 1})):
+        enter(sampler, 0, **left)
+        enter(sampler, 1, **right)
+        pairs = torch.stack(
+            [sample(sampler, [0, 1], LOGITS.expand(2, VOCAB), [i, i]).token_ids for i in range(draws)]
+        ).numpy()
+        joint = np.zeros((VOCAB, VOCAB))
+        np.add.at(joint, (pairs[:, 0], pairs[:, 1]), 1)
+        expected = np.outer(expected_probabilities(), expected_probabilities()) * draws
+        likely = expected > 5
+        tail = draws - joint[likely].sum(), draws - expected[likely].sum()
+        assert chisquare([*joint[likely], tail[0]], [*expected[likely], tail[1]]).pvalue > 1e-3
+
+
+def test_the_batch_does_not_matter() -> None:
+    """I6: alone, in a batch, in another row, in another order, beside greedy rows: the same token."""
+    kinds: list[dict[str, Any]] = [
+        {},
+        {"temperature": 0.0},
+        {"top_p": 0.8},
+        {"temperature": 0.5, "top_k": 3},
+        {"min_p": 0.1, "seed": 9},
+        {"seed": 9, "choice_index": 3},
+        {"logprobs": 2},
+        {"frequency_penalty": 1.0, "logit_bias": {3: 4.0}},
+    ]
+    torch.manual_seed(0)
+    logits = torch.randn(len(kinds), VOCAB) * 2
+    together = Sampler(16, VOCAB, CPU)
+    alone = []
+    for i, kind in enumerate(kinds):
+        enter(together, i, **kind)
+        single = Sampler(16, VOCAB, CPU)
+        enter(single, 5, **kind)
+        alone.append([int(sample(single, [5], logits[i : i + 1], [p]).token_ids[0]) for p in range(3, 40)])
+    for order in (list(range(len(kinds))), list(reversed(range(len(kinds))))):
+        for p in range(3, 40):
+            tokens = sample(together, order, logits[order], [p] * len(order)).token_ids.tolist()
+            assert tokens == [alone[i][p - 3] for i in order]
+
+
+def test_greedy_is_argmax_and_tiny_temperatures_do_not_overflow() -> None:
+    sampler = Sampler(3, VOCAB, CPU)
+    for row, temperature in enumerate((0.0, 1e-30, 1e-4)):
+        enter(sampler, row, temperature=temperature)
+    assert sample(sampler, [0, 1, 2], LOGITS.expand(3, VOCAB), [1, 1, 1]).token_ids.tolist() == [8, 8, 8]
+
+
+def test_a_row_is_what_its_last_request_said() -> None:
+    sampler = Sampler(2, VOCAB, CPU)
+    enter(sampler, 0, temperature=0.0, allowed_token_ids=(3,))
+    assert sample(sampler, [0], LOGITS[None], [1]).token_ids.tolist() == [3]
+    sampler.remove(0)
+    enter(sampler, 0, temperature=0.0)
+    assert sample(sampler, [0], LOGITS[None], [1]).token_ids.tolist() == [8]
+
+
+def test_logprobs_are_raw_and_ranked() -> None:
+    """Of the model's own logits: before bias, penalties and temperature."""
+    sampler = Sampler(4, VOCAB, CPU)
+    enter(sampler, 0, temperature=0.0, logit_bias={4: 100.0}, logprobs=3)
+    enter(sampler, 1, temperature=0.0)
+    enter(sampler, 2, temperature=0.3, logprobs=0)
+    enter(sampler, 3, temperature=0.0, logprobs=-1)
+    logits = torch.randn(4, VOCAB)
+    output = sample(sampler, [0, 1, 2, 3], logits, [1, 1, 1, 1])
+    batch = sampler.select(np.arange(4))
+    assert batch.logprob_indices == [0, 2, 3]
+    assert output.logprobs is not None
+    entries = output.logprobs.tolist(batch.logprob_counts)
+    for entry, row, count in zip(entries, (0, 2, 3), (3, 0, VOCAB), strict=True):
+        exact = log_softmax(logits[row].numpy())
+        order = np.argsort(-exact)
+        chosen = int(output.token_ids[row])
+        assert entry.token_ids == [chosen, *order[:count].tolist()]
+        np.testing.assert_allclose(entry.logprobs, exact[entry.token_ids], rtol=1e-5)
+        assert entry.ranks == [1 + order.tolist().index(chosen), *range(1, count + 1)]
+    assert int(output.token_ids[0]) == 4
+
+
+def test_no_logprobs_no_work() -> None:
+    sampler = Sampler(1, VOCAB, CPU)
+    enter(sampler, 0, temperature=0.0)
+    assert sample(sampler, [0], LOGITS[None], [1]).logprobs is None

@@ -1,0 +1,294 @@
+"""The engine in a thread: outputs, errors, health, parking, and an end for every request."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from app.config import EngineConfig
+from app.engine.async_engine import AsyncEngine
+from app.engine.core import EngineCore
+from app.engine.outputs import EngineOutput
+from app.engine.step import ModelRunnerOutput
+from app.engine.worker_info import WorkerInfo
+from app.errors import EngineDeadError, InvalidRequestError, PromptTooLongError
+from tests.engine.core_driver import KEY, Results, assert_idle, fake_info, make_request
+from tests.engine.fake_executor import FakeExecutor, expected_tokens
+
+
+class Slow(FakeExecutor):
+    """Steps take a while, may hang at a gate, may die; remembers the threads that drove it."""
+
+    def __init__(self, *, step_s: float = 0.0, late: bool = False) -> None:
+        super().__init__(200, 4, late=late)
+        self.step_s = step_s
+        self.gate = threading.Event()
+        self.gate.set()
+        self.die_at_step: int | None = None
+        self.threads: set[int] = set()
+        self.shutdowns = 0
+
+    def start(self) -> WorkerInfo:
+        self.threads.add(threading.get_ident())
+        return super().start()
+
+    def collect(self) -> list[ModelRunnerOutput]:
+        self.threads.add(threading.get_ident())
+        self.gate.wait(30)
+        time.sleep(self.step_s)
+        if self.die_at_step is not None and len(self.letters) >= self.die_at_step:
+            self.death = EngineDeadError("worker rank 0 was killed")
+        return super().collect()
+
+    def shutdown(self) -> None:
+        self.shutdowns += 1
+
+
+class Receiver:
+    """Collects what the engine says, and lets a test wait for it."""
+
+    def __init__(self) -> None:
+        self.results = Results()
+        self.calls = 0
+        self.fatal: list[BaseException] = []
+        self.condition = threading.Condition()
+
+    def on_outputs(self, outputs: list[EngineOutput]) -> None:
+        with self.condition:
+            self.calls += 1
+            self.results.take(outputs)
+            self.condition.notify_all()
+
+    def on_fatal(self, error: BaseException) -> None:
+        with self.condition:
+            self.fatal.append(error)
+            self.condition.notify_all()
+
+    def wait(self, condition: Callable[[], Any], timeout_s: float = 10.0) -> None:
+        with self.condition:
+            assert self.condition.wait_for(condition, timeout_s), "timed out"
+
+    def wait_final(self, *names: str) -> None:
+        self.wait(lambda: all(name in self.results.final for name in names))
+
+
+class Setup:
+    def __init__(self, executor: Slow, **options: Any) -> None:
+        self.executor = executor
+        self.receiver = Receiver()
+        self.core = EngineCore(EngineConfig(block_size=4, **options), fake_info(), executor, KEY)
+        self.engine = AsyncEngine(self.core, self.receiver.on_outputs, self.receiver.on_fatal)
+
+
+@pytest.fixture
+def make_engine() -> Iterator[Callable[..., Setup]]:
+    made: list[Setup] = []
+
+    def make(executor: Slow | None = None, start: bool = True, **options: Any) -> Setup:
+        setup = Setup(executor or Slow(), **options)
+        made.append(setup)
+        if start:
+            setup.engine.start()
+        return setup
+
+    yield make
+    for setup in made:
+        setup.executor.gate.set()
+        setup.engine.shutdown()
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_many_threads_add_requests(make_engine: Callable[..., Setup], late: bool) -> None:
+    setup = make_engine(Slow(late=late))
+
+    def add(worker: int) -> None:
+        for i in range(10):
+            setup.engine.add_request(make_request(f"{worker}.{i}", [worker, i, 5], seed=worker))
+
+    threads = [threading.Thread(target=add, args=(worker,)) for worker in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    setup.receiver.wait(lambda: len(setup.receiver.results.final) == 80)
+    for worker in range(8):
+        for i in range(10):
+            assert setup.receiver.results.tokens[f"{worker}.{i}"] == expected_tokens([worker, i, 5], worker, 16)
+    assert len(setup.executor.threads) == 1, "the executor was driven by more than one thread"
+    assert threading.get_ident() not in setup.executor.threads
+    assert_idle(setup.core)
+
+
+def test_one_call_a_step_carries_all_outputs(make_engine: Callable[..., Setup]) -> None:
+    setup = make_engine()
+    setup.executor.gate.clear()
+    for i in range(20):
+        setup.engine.add_request(make_request(f"r{i}", [i], max_tokens=10))
+    setup.executor.gate.set()
+    setup.receiver.wait_final(*(f"r{i}" for i in range(20)))
+    assert setup.receiver.calls <= 2 * 13
+
+
+def test_refusals_are_raised_to_the_caller(make_engine: Callable[..., Setup]) -> None:
+    setup = make_engine()
+    with pytest.raises(PromptTooLongError):
+        setup.engine.add_request(make_request("r", [1] * 5000))
+    with pytest.raises(InvalidRequestError, match="stop_token_ids"):
+        setup.engine.add_request(make_request("r", [1], stop_token_ids=(100_000,)))
+    setup.executor.gate.clear()
+    setup.engine.add_request(make_request("r", [1]))
+    with pytest.raises(InvalidRequestError, match="already in use"):
+        setup.engine.add_request(make_request("r", [1]))
+    setup.executor.gate.set()
+    setup.receiver.wait_final("r")
+    assert setup.receiver.results.final["r"].finish_reason == "length"
+
+
+def test_abort_frees_all_blocks(make_engine: Callable[..., Setup]) -> None:
+    setup = make_engine(Slow(step_s=0.002))
+    setup.engine.add_request(make_request("r", [1] * 20, max_tokens=500))
+    setup.receiver.wait(lambda: len(setup.receiver.results.tokens.get("r", [])) >= 5)
+    setup.engine.abort(["r", "nobody"])
+    setup.receiver.wait_final("r")
+    assert setup.receiver.results.final["r"].finish_reason == "abort"
+    deadline = time.monotonic() + 1
+    while setup.engine.stats().num_free_blocks < 200:
+        assert time.monotonic() < deadline, "blocks are still held"
+        time.sleep(0.005)
+
+
+def test_a_slow_client_holds_only_itself(make_engine: Callable[..., Setup]) -> None:
+    setup = make_engine(Slow(step_s=0.001))
+    setup.engine.add_request(make_request("slow", [1], max_tokens=60))
+    setup.receiver.wait(lambda: "slow" in setup.receiver.results.tokens)
+    setup.engine.pause("slow")
+    setup.engine.add_request(make_request("other", [2], max_tokens=60))
+    setup.receiver.wait_final("other")
+    assert "slow" not in setup.receiver.results.final
+    assert setup.engine.stats().num_paused == 1
+    setup.engine.resume("slow")
+    setup.receiver.wait_final("slow")
+    assert setup.receiver.results.tokens["slow"] == expected_tokens([1], 7, 60)
+
+
+def test_a_dead_worker_ends_every_request_with_a_readable_error(make_engine: Callable[..., Setup]) -> None:
+    executor = Slow(step_s=0.001)
+    executor.die_at_step = 12
+    setup = make_engine(executor, max_num_seqs=2)
+    for i in range(5):
+        setup.engine.add_request(make_request(f"r{i}", [i], max_tokens=200))
+    setup.receiver.wait(lambda: setup.receiver.fatal)
+    assert len(setup.receiver.results.final) == 5
+    for output in setup.receiver.results.final.values():
+        assert output.finish_reason == "error"
+        assert output.error == "the engine died: worker rank 0 was killed"
+    assert isinstance(setup.receiver.fatal[0], EngineDeadError)
+    assert len(setup.receiver.fatal) == 1
+    with pytest.raises(EngineDeadError, match="rank 0"):
+        setup.engine.check_health()
+    with pytest.raises(EngineDeadError, match="rank 0"):
+        setup.engine.add_request(make_request("late", [1]))
+    setup.engine.abort(["r1"])  # harmless
+
+
+def test_health_sees_a_step_that_hangs(make_engine: Callable[..., Setup]) -> None:
+    setup = make_engine(step_timeout_s=0.2)
+    setup.engine.check_health()
+    time.sleep(0.3)
+    setup.engine.check_health()  # idle is healthy, however long
+    setup.executor.gate.clear()
+    setup.engine.add_request(make_request("r", [1]))
+    time.sleep(0.4)
+    with pytest.raises(EngineDeadError, match=r"step_timeout_s=0\.2"):
+        setup.engine.check_health()
+
+
+def test_health_before_start_and_after_shutdown(make_engine: Callable[..., Setup]) -> None:
+    setup = make_engine(start=False)
+    for _ in range(2):
+        with pytest.raises(EngineDeadError, match="not running"):
+            setup.engine.check_health()
+        setup.engine.shutdown()
+
+
+def test_a_failure_to_start_reaches_the_caller(make_engine: Callable[..., Setup]) -> None:
+    class Broken(Slow):
+        def start(self) -> WorkerInfo:
+            raise EngineDeadError("no such model")
+
+    setup = make_engine(Broken(), start=False)
+    with pytest.raises(EngineDeadError, match="no such model"):
+        setup.engine.start()
+    assert setup.executor.shutdowns > 0
+    assert not setup.receiver.fatal
+
+
+def test_shutdown_ends_what_still_runs(make_engine: Callable[..., Setup]) -> None:
+    setup = make_engine(Slow(step_s=0.002))
+    for i in range(3):
+        setup.engine.add_request(make_request(f"r{i}", [i], max_tokens=700))
+    setup.receiver.wait(lambda: setup.receiver.calls > 3)
+    setup.engine.shutdown()
+    assert {output.finish_reason for output in setup.receiver.results.final.values()} == {"abort"}
+    assert len(setup.receiver.results.final) == 3
+    with pytest.raises(EngineDeadError):
+        setup.engine.add_request(make_request("x", [1]))
+    setup.engine.shutdown()
+
+
+def test_a_receiver_that_fails_stops_nobody(make_engine: Callable[..., Setup]) -> None:
+    setup = make_engine(start=False)
+    on_outputs, failures = setup.receiver.on_outputs, []
+
+    def failing(outputs: list[EngineOutput]) -> None:
+        on_outputs(outputs)
+        failures.append(1)
+        raise ValueError("a bug in the receiver")
+
+    setup.engine = AsyncEngine(setup.core, failing, setup.receiver.on_fatal)
+    setup.engine.start()
+    setup.engine.add_request(make_request("r", [1], max_tokens=5))
+    setup.receiver.wait_final("r")
+    assert len(failures) >= 5
+    setup.engine.check_health()
+    setup.engine.shutdown()
+
+
+def test_an_idle_engine_parks_once_and_costs_nothing(make_engine: Callable[..., Setup]) -> None:
+    setup = make_engine()
+    setup.engine.add_request(make_request("a", [1], max_tokens=3))
+    setup.receiver.wait_final("a")
+    time.sleep(0.2)
+    parked = setup.executor.parked
+    cpu, wall = time.process_time(), time.monotonic()
+    time.sleep(0.5)
+    assert setup.executor.parked == parked
+    assert 1 <= parked <= 2  # after the request, and perhaps before it
+    assert (time.process_time() - cpu) / (time.monotonic() - wall) < 0.02
+    setup.engine.add_request(make_request("b", [1], max_tokens=3))  # and it wakes
+    setup.receiver.wait_final("b")
+
+
+def test_a_short_gap_does_not_park(make_engine: Callable[..., Setup]) -> None:
+    setup = make_engine(start=False)
+    setup.engine = AsyncEngine(setup.core, setup.receiver.on_outputs, setup.receiver.on_fatal, park_after_s=5.0)
+    setup.engine.start()
+    for i in range(3):
+        setup.engine.add_request(make_request(f"r{i}", [1], max_tokens=3))
+        setup.receiver.wait_final(f"r{i}")
+    assert setup.executor.parked == 0
+
+
+def test_stats_may_be_read_while_the_engine_runs(make_engine: Callable[..., Setup]) -> None:
+    setup = make_engine(max_num_seqs=16)
+    for i in range(40):
+        setup.engine.add_request(make_request(f"r{i}", [i] * (i + 1), max_tokens=60))
+    while len(setup.receiver.results.final) < 40:
+        stats = setup.engine.stats()
+        assert 0 <= stats.num_running <= 16
+        assert stats.outstanding_tokens >= 0
+    assert setup.engine.stats().generation_tokens_total == 2400

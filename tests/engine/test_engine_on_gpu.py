@@ -1,0 +1,109 @@
+"""The whole engine on a real GPU: transformers' tokens, Triton kernels by default, steps that overlap (I2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from app import LLM, SamplingParams
+from app.engine.step import ModelRunnerOutput, SchedulerOutput
+from app.engine.worker.worker import Worker
+from benchmarks.serve_process import ROOT
+from tests.tiny_models import hf_greedy, hf_model, tiny_model
+
+pytestmark = pytest.mark.gpu
+
+TINY_CHAT = str(ROOT / "app/assets/tiny-chat")
+GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+FAMILIES: list[tuple[str, dict[str, Any]]] = [
+    ("llama", {"num_attention_heads": 7, "num_key_value_heads": 1, "head_dim": 80, "hidden_size": 112}),
+    ("qwen2", {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}),
+    ("qwen3", {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 128}),
+    ("mistral", {"sliding_window": 24}),
+]
+
+
+@pytest.fixture(autouse=True)
+def _exact_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+
+
+def _prompts(count: int = 16) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(1)
+    return [
+        torch.randint(3, 331, (5 + 9 * i,), generator=generator).tolist() for i in range(count)
+    ]  # across block edges
+
+
+def _tokens(llm: LLM, prompts: list[list[int]], params: SamplingParams = GREEDY) -> list[list[int]]:
+    return [list(out.outputs[0].token_ids) for out in llm.generate(prompts, params, use_tqdm=False)]
+
+
+def _engine(model: str, **options: Any) -> LLM:
+    return LLM(model, tokenizer=TINY_CHAT, dtype="float32", gpu_memory_utilization=0.2, max_num_seqs=32, **options)
+
+
+@pytest.mark.parametrize(("family", "changes"), FAMILIES, ids=[name for name, _ in FAMILIES])
+def test_greedy_tokens_equal_transformers(family: str, changes: dict[str, Any]) -> None:
+    directory = tiny_model(family, **changes)
+    judge = hf_model(directory)
+    prompts = _prompts()
+    expected = [hf_greedy(judge, prompt, 24) for prompt in prompts]
+    for inflight, chunk in ((1, 2048), (2, 2048), (2, 32)):
+        with _engine(str(directory), max_inflight_steps=inflight, max_num_batched_tokens=chunk) as llm:
+            assert any("triton" in note for note in llm.worker_info.notes), llm.worker_info.notes
+            assert _tokens(llm, prompts) == expected, f"{inflight} in flight, chunks of {chunk}"
+            assert _tokens(llm, prompts) == expected, "from the prefix cache"
+
+
+def test_cpu_and_gpu_give_the_same_sampled_tokens() -> None:
+    params = SamplingParams(temperature=0.8, top_p=0.9, seed=5, max_tokens=24, ignore_eos=True)
+    directory = str(tiny_model("llama"))
+    with _engine(directory) as gpu, _engine(directory, device="cpu") as cpu:
+        assert _tokens(gpu, _prompts(8), params) == _tokens(cpu, _prompts(8), params)
+
+
+def test_triton_kernels_are_what_runs() -> None:
+    with _engine(str(tiny_model("llama"))) as llm:
+        _tokens(llm, _prompts(4))
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            _tokens(llm, _prompts(4))
+    launches = {event.key: event.count for event in profile.key_averages()}
+    assert sum(count for name, count in launches.items() if "decode" in name) >= 2 * 20, launches
+    assert sum(count for name, count in launches.items() if "prefill" in name) >= 2, launches
+
+
+def test_preparing_a_step_overlaps_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When letter N+1's call begins, the device is still busy with step N."""
+    busy: list[bool] = []
+    execute: Callable[[Worker, SchedulerOutput], list[ModelRunnerOutput]] = Worker.execute
+
+    def watched(self: Worker, letter: SchedulerOutput) -> list[ModelRunnerOutput]:
+        if len(letter.rows) and self._pending:
+            copied = self._pending[-1]._copied
+            assert copied is not None
+            busy.append(not copied.query())
+        return execute(self, letter)
+
+    monkeypatch.setattr(Worker, "execute", watched)
+    shape = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 8, "head_dim": 128}
+    directory = tiny_model(
+        "llama", num_attention_heads=16, num_key_value_heads=4, max_position_embeddings=4096, **shape
+    )
+    prompts = [[7 + i] * 2000 for i in range(16)]
+    with LLM(str(directory), tokenizer=TINY_CHAT, dtype="float32", gpu_memory_utilization=0.5) as llm:
+        _tokens(llm, prompts)
+    assert sum(busy) >= len(busy) // 2, f"{sum(busy)} of {len(busy)} letters found the device busy"
+
+
+def test_tiny_chat_on_the_gpu_answers_as_on_the_cpu() -> None:
+    messages = [[{"role": "user", "content": f"What is {i} + {i + 3}?"}] for i in range(10, 40)]
+    answers = []
+    for device in ("cuda", "cpu"):
+        with LLM("tiny-chat", device=device, dtype="float32", gpu_memory_utilization=0.2) as llm:
+            outputs = llm.chat(messages, SamplingParams(temperature=0, max_tokens=32), use_tqdm=False)
+            answers.append([out.outputs[0].text for out in outputs])
+    assert answers[0] == answers[1]

@@ -1,0 +1,129 @@
+"""Drives a Worker with hand-written letters, as a scheduler would that has room for everything.
+
+Requests enter at once; each step gives every unfinished one its next `chunk` tokens, decodes first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from app.config import EngineConfig
+from app.engine.sampling_params import SamplingParams
+from app.engine.step import ModelRunnerOutput, NewRequest, SchedulerOutput, TokenLogprobs
+from app.engine.worker.worker import Worker
+
+
+@dataclass
+class Run:
+    """One request and what came of it."""
+
+    prompt: list[int]
+    params: SamplingParams
+    choice_index: int = 0
+    eos_token_ids: tuple[int, ...] = ()
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    row: int = -1
+    computed: int = 0  # as scheduled
+    known: int = 0  # as scheduled: prompt + tokens asked for
+    blocks: int = 0
+
+
+def greedy(max_tokens: int, **more: Any) -> SamplingParams:
+    return SamplingParams(**{"temperature": 0.0, "max_tokens": max_tokens, "seed": 0, **more})
+
+
+class Driver:
+    """A worker on the CPU and the bookkeeping of a trivial scheduler."""
+
+    def __init__(self, model: str, *, chunk: int = 10_000, **options: Any) -> None:
+        defaults: dict[str, Any] = {"device": "cpu", "num_threads": 1, "max_num_seqs": 32, "block_size": 16}
+        self.config = EngineConfig(model=model, **{**defaults, **options})
+        self.chunk = chunk
+        self.worker = Worker(self.config)
+        self.info = self.worker.start()
+        self.free_blocks = list(range(self.info.num_blocks))
+        # Blocks in a scrambled order, so that nothing works by accident of being consecutive.
+        np.random.default_rng(0).shuffle(self.free_blocks)
+        self.free_rows = list(range(self.config.max_num_seqs))
+        self.step_id = 0
+        self.steps: list[SchedulerOutput] = []
+
+    def run(self, runs: list[Run]) -> list[Run]:
+        """Run all to the end, then free their rows."""
+        waiting, live, owned = list(runs), [], {}
+        freed: list[int] = []
+        while waiting or live:
+            new = [self._enter(run, owned) for run in waiting]
+            live, waiting = live + waiting, []
+            letter, scheduled = self._letter(live, new, owned, freed)
+            freed = []
+            self._take(self.worker.execute(letter), letter, scheduled)
+            for run in [run for run in live if run.known - len(run.prompt) >= (run.params.max_tokens or 0)]:
+                live.remove(run)
+                freed.append(run.row)
+                self.free_rows.append(run.row)
+                self.free_blocks += owned.pop(run.row)
+        self.worker.execute(self._empty(freed))
+        return runs
+
+    def _enter(self, run: Run, owned: dict[int, list[int]]) -> NewRequest:
+        run.row = self.free_rows.pop(0)
+        run.known, run.computed = len(run.prompt), 0
+        owned[run.row] = []
+        return NewRequest(
+            row=run.row,
+            token_ids=np.array(run.prompt, dtype=np.int32),
+            num_prompt_tokens=len(run.prompt),
+            num_computed_tokens=0,
+            block_ids=[],
+            sampling_params=run.params,
+            choice_index=run.choice_index,
+            eos_token_ids=run.eos_token_ids,
+            bad_words_token_ids=run.bad_words_token_ids,
+        )
+
+    def _letter(
+        self, live: list[Run], new: list[NewRequest], owned: dict[int, list[int]], freed: list[int]
+    ) -> tuple[SchedulerOutput, list[Run]]:
+        scheduled = sorted(live, key=lambda run: min(run.known - run.computed, self.chunk) != 1)
+        counts = [min(run.known - run.computed, self.chunk) for run in scheduled]
+        new_blocks = []
+        for run, count in zip(scheduled, counts, strict=True):
+            need = -(-(run.computed + count) // self.config.block_size) - len(owned[run.row])
+            if need > 0:
+                blocks = [self.free_blocks.pop() for _ in range(need)]
+                owned[run.row] += blocks
+                new_blocks.append((run.row, blocks))
+        samples = [run.computed + count == run.known for run, count in zip(scheduled, counts, strict=True)]
+        for run, count, samples_now in zip(scheduled, counts, samples, strict=True):
+            run.computed += count
+            run.known += samples_now
+        letter = self._empty(freed)
+        letter.rows = np.array([run.row for run in scheduled], dtype=np.int32)
+        letter.num_scheduled_tokens = np.array(counts, dtype=np.int32)
+        letter.samples = np.array(samples, dtype=np.bool_)
+        letter.new_requests, letter.new_blocks = new, new_blocks
+        return letter, scheduled
+
+    def _empty(self, freed: list[int]) -> SchedulerOutput:
+        self.step_id += 1
+        none = np.zeros(0, dtype=np.int32)
+        return SchedulerOutput(self.step_id, none, none, none.astype(np.bool_), freed_rows=freed)
+
+    def _take(self, outputs: list[ModelRunnerOutput], letter: SchedulerOutput, scheduled: list[Run]) -> None:
+        assert [output.step_id for output in outputs] == [letter.step_id]
+        sampled = [run for run, samples in zip(scheduled, letter.samples, strict=True) if samples]
+        output = outputs[0]
+        for j, run in enumerate(sampled):
+            run.tokens.append(int(output.sampled_token_ids[j]))
+            run.logprobs.append(output.logprobs[j] if output.logprobs else None)
+        for index, (position, entries) in (output.prompt_logprobs or {}).items():
+            run = scheduled[index]
+            assert position == len(run.prompt_logprobs) + 1
+            run.prompt_logprobs += entries

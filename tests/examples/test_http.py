@@ -1,0 +1,46 @@
+"""Examples that talk to a server."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+from benchmarks.serve_process import ServeProcess
+from tests.examples.conftest import RunExample
+
+
+def test_openai_chat(run_example: RunExample, server: ServeProcess) -> None:
+    printed = run_example("openai_chat", server.base_url)
+    assert printed.count("= 42") == 2
+    assert "prompt tokens" in printed
+
+
+def test_openai_streaming(run_example: RunExample, server: ServeProcess) -> None:
+    printed = run_example("openai_streaming", server.base_url)
+    assert ", ".join(map(str, range(1, 21))) in printed
+    assert "tokens, first after" in printed
+
+
+def test_openai_logprobs(run_example: RunExample, server: ServeProcess) -> None:
+    printed = run_example("openai_logprobs", server.base_url)
+    right, wrong = (float(line.rsplit(" ", 1)[1]) for line in printed.splitlines()[-2:])
+    assert right > wrong
+
+
+def test_openai_tools(run_example: RunExample, server: ServeProcess) -> None:
+    printed = run_example("openai_tools", server.base_url)
+    assert "get_weather(" in printed
+    assert "'city': 'Paris'" in printed
+    assert "21" in printed.splitlines()[-1]
+
+
+def test_several_models(run_example: RunExample, server: ServeProcess) -> None:
+    lines = run_example("several_models", server.base_url).splitlines()
+    assert [line.split(":")[0] for line in lines] == ["tiny-chat", "tiny-chat-draft"]
+    assert "9" in lines[0]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("gradio") is not None, reason="Gradio is installed")
+def test_gradio_missing_is_said(run_example: RunExample) -> None:
+    assert "pip install gradio" in run_example("gradio_chat", expected_status=1)

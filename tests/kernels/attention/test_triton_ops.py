@@ -1,0 +1,158 @@
+"""The Triton kernels against float64 attention: in Triton's interpreter on a CPU, for real on a GPU.
+
+The interpreter computes bf16 wrongly and knows neither races nor misaligned tiles: those need the GPU variants.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from app.errors import ConfigError
+from app.kernels.attention import ATTENTION_BACKENDS, reference, triton_decode
+from app.kernels.attention.triton_ops import OPS, TritonPlan
+from tests.kernels.attention.cases import Batch, contiguous_attention, make_batch
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+MIXED = [(1, 1), (1, 64), (1, 33), (5, 5), (19, 19), (3, 50), (1, 40)]
+# Rows that only pad a tile have seen nothing and divide 0 by 0; they are not stored.
+pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered in divide:RuntimeWarning")
+TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}
+
+
+def run(batch: Batch, **options: float | int | None) -> torch.Tensor:
+    _, _, num_kv_heads, block_size, head_dim = batch.kv_cache.shape
+    OPS.prepare(
+        batch.meta,
+        num_heads=batch.query.shape[1],
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        block_size=block_size,
+    )
+    return OPS.paged_attention(batch.query, batch.kv_cache, batch.meta, scale=batch.query.shape[2] ** -0.5, **options)
+
+
+def check(batch: Batch, **options: float | int | None) -> None:
+    expected = contiguous_attention(batch, scale=batch.query.shape[2] ** -0.5, **options)
+    tolerance = TOLERANCE[batch.query.dtype]
+    torch.testing.assert_close(run(batch, **options).double(), expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.fixture(autouse=True)
+def _unwritten_output_is_nan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row or a partial result that no kernel writes shows up as NaN."""
+
+    for name in ("empty", "empty_like"):
+        monkeypatch.setattr(torch, name, _filled_with_nan(getattr(torch, name)))
+
+
+def _filled_with_nan(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def made(*arguments: object, **options: object) -> torch.Tensor:
+        tensor = make(*arguments, **options)
+        return tensor.fill_(float("nan")) if tensor.is_floating_point() else tensor
+
+    return made
+
+
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(2, 2), (4, 2), (7, 1)])
+@pytest.mark.parametrize("head_dim", [32, 80, 128])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_mixed_batch(num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
+    check(
+        make_batch(MIXED, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, dtype=dtype, device=DEVICE)
+    )
+
+
+@pytest.mark.parametrize("block_size", [16, 32, 64, 128])
+def test_block_sizes(block_size: int) -> None:
+    check(make_batch([(1, 63), (1, 65), (40, 70)], block_size=block_size, dtype=torch.float16, device=DEVICE))
+
+
+@pytest.mark.parametrize("sliding_window", [1, 7, 16, 32, 500])
+def test_sliding_window(sliding_window: int) -> None:
+    check(make_batch([(1, 70), (1, 5), (20, 70), (9, 9)], device=DEVICE), sliding_window=sliding_window)
+
+
+def test_soft_cap() -> None:
+    check(make_batch(MIXED, device=DEVICE), soft_cap=2.0)
+    check(make_batch(MIXED, device=DEVICE), soft_cap=30.0, sliding_window=20)
+
+
+def test_decodes_only_and_prefills_only() -> None:
+    check(make_batch([(1, 17), (1, 2)], device=DEVICE))
+    check(make_batch([(2, 17), (16, 16), (1, 3)], device=DEVICE))
+
+
+@pytest.mark.parametrize("sliding_window", [None, 100])
+def test_splits_merge(monkeypatch: pytest.MonkeyPatch, sliding_window: int | None) -> None:
+    # Small splits: 1 to 8 of them, of unequal lengths, some empty, and more context than MAX_SPLITS short splits hold.
+    monkeypatch.setattr(triton_decode, "SPLIT_KEYS", 32)
+    monkeypatch.setattr(triton_decode, "MAX_SPLITS", 8)
+    monkeypatch.setattr(triton_decode, "_MERGE_TILE", 4)
+    batch = make_batch([(1, 1), (1, 32), (1, 33), (1, 150), (1, 290), (1, 256)], device=DEVICE)
+    check(batch, sliding_window=sliding_window)
+    assert isinstance(batch.meta.plan, TritonPlan)
+    assert batch.meta.plan.scratch.num_splits == 8
+
+
+def test_a_decode_is_the_same_bits_alone_and_in_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_decode, "SPLIT_KEYS", 32)
+    batch = make_batch([(1, 20), (1, 100), (1, 200)], device=DEVICE)
+    together = run(batch)
+    for request in range(3):
+        meta = dataclasses.replace(
+            batch.meta,
+            query_start_loc=torch.tensor([0, 1], dtype=torch.int32, device=DEVICE),
+            seq_lens=batch.meta.seq_lens[request : request + 1],
+            block_table=batch.meta.block_table[request : request + 1],
+            max_seq_len=int(batch.meta.seq_lens[request]),
+            num_decodes=1,
+        )
+        alone = dataclasses.replace(batch, query=batch.query[request : request + 1], meta=meta)
+        assert torch.equal(run(alone)[0], together[request])
+
+
+def test_strided_query_and_cache_of_a_fused_projection() -> None:
+    batch = make_batch(MIXED, device=DEVICE)
+    fused = torch.cat([batch.query, torch.randn_like(batch.query)], dim=1)
+    check(dataclasses.replace(batch, query=fused[:, : batch.query.shape[1]]))
+
+
+@pytest.mark.parametrize(("num_kv_heads", "head_dim"), [(1, 32), (3, 80)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_write_kv_equals_the_reference(num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
+    qkv = torch.randn(6, 3 * num_kv_heads, head_dim, dtype=dtype, device=DEVICE)
+    key, value = qkv[:, num_kv_heads : 2 * num_kv_heads], qkv[:, 2 * num_kv_heads :]
+    slots = torch.tensor([5, -1, 0, 16, 63, 31], device=DEVICE)
+    expected = torch.zeros(4, 2, num_kv_heads, 16, head_dim, dtype=dtype, device=DEVICE)
+    got = expected.clone()
+    reference.write_kv(key, value, expected, slots)
+    OPS.write_kv(key, value, got, slots)
+    assert torch.equal(got, expected)
+    assert int((got != 0).any(-1).sum()) == 5 * 2 * num_kv_heads
+    OPS.write_kv(key[:0], value[:0], got, slots[:0])
+
+
+def test_shapes_that_no_kernel_serves_are_refused_by_name() -> None:
+    meta = make_batch([(1, 1)]).meta
+    with pytest.raises(ConfigError, match="block_size=48"):
+        OPS.prepare(meta, num_heads=4, num_kv_heads=2, head_dim=32, block_size=48)
+    with pytest.raises(ConfigError, match="head_dim=320"):
+        OPS.prepare(meta, num_heads=4, num_kv_heads=2, head_dim=320, block_size=16)
+    assert ATTENTION_BACKENDS.load("triton") is OPS
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("head_dim", [64, 80, 128, 256])
+@pytest.mark.parametrize("block_size", [16, 64])
+def test_large_mixed_batch_on_the_gpu(dtype: torch.dtype, head_dim: int, block_size: int) -> None:
+    lens = [(1, 1), (1, 3000), (1, 257), (1, 1024), (700, 700), (333, 1500), (1, 9), (64, 2048)]
+    batch = make_batch(
+        lens, num_heads=8, num_kv_heads=2, head_dim=head_dim, block_size=block_size, dtype=dtype, device=DEVICE
+    )
+    check(batch)
+    check(batch, sliding_window=200, soft_cap=20.0)

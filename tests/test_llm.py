@@ -1,0 +1,195 @@
+"""`LLM`, the front door without HTTP, on the built-in model."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from app import LLM, SamplingParams
+from app.errors import CheckpointError, ConfigError, InvalidRequestError, PromptTooLongError
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
+HELLO = [{"role": "user", "content": "Hello!"}]
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM("tiny-chat", device="cpu", num_threads=1, num_blocks=400, max_num_seqs=16) as llm:
+        yield llm
+
+
+def test_importing_app_is_cheap() -> None:
+    code = "import sys, app; assert not {'torch', 'ray', 'pydantic'} & set(sys.modules), 'heavy import'"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_an_unknown_name_in_app_is_an_attribute_error() -> None:
+    import app
+
+    with pytest.raises(AttributeError, match="Nonsense"):
+        _ = app.Nonsense
+
+
+def test_generate_keeps_the_order_of_prompts(llm: LLM) -> None:
+    prompts = ["One", "Two and more", "Three"]
+    together = llm.generate(prompts, GREEDY, use_tqdm=False)
+    assert [result.prompt for result in together] == prompts
+    for prompt, result in zip(prompts, together, strict=True):
+        (alone,) = llm.generate(prompt, GREEDY, use_tqdm=False)
+        assert alone.outputs[0].text == result.outputs[0].text
+        assert alone.outputs[0].token_ids == result.outputs[0].token_ids
+        assert result.finished
+
+
+def test_every_form_of_a_prompt_means_the_same(llm: LLM) -> None:
+    ids = llm.tokenizer.encode("Hello there")
+    forms: list[Any] = [
+        "Hello there",
+        ids,
+        ["Hello there"],
+        [ids],
+        {"prompt": "Hello there"},
+        {"prompt_token_ids": ids},
+    ]
+    results = [llm.generate(form, GREEDY, use_tqdm=False) for form in forms]
+    assert all(len(result) == 1 for result in results)
+    assert len({tuple(result[0].outputs[0].token_ids) for result in results}) == 1
+    assert results[1][0].prompt is None
+    assert results[1][0].prompt_token_ids == ids
+
+
+def test_chat_renders_the_template(llm: LLM) -> None:
+    (result,) = llm.chat(HELLO, GREEDY, use_tqdm=False)
+    assert result.prompt is not None
+    assert "Hello!" in result.prompt
+    assert result.prompt_token_ids == llm.tokenizer.encode(result.prompt, add_special_tokens=False)
+    both = llm.chat([HELLO, HELLO], GREEDY, use_tqdm=False)
+    assert [r.outputs[0].text for r in both] == [result.outputs[0].text] * 2
+
+
+def test_text_is_the_decoded_tokens(llm: LLM) -> None:
+    (result,) = llm.generate("Hello", SamplingParams(temperature=1.0, seed=3, max_tokens=30), use_tqdm=False)
+    (choice,) = result.outputs
+    assert choice.text == llm.tokenizer.decode(choice.token_ids)
+
+
+def test_n_choices_differ_and_a_seed_repeats_them(llm: LLM) -> None:
+    params = SamplingParams(n=4, temperature=1.5, seed=9, max_tokens=16)
+    first, second = (llm.generate("Hello", params, use_tqdm=False)[0] for _ in range(2))
+    assert [choice.index for choice in first.outputs] == [0, 1, 2, 3]
+    assert len({tuple(choice.token_ids) for choice in first.outputs}) > 1
+    assert [c.token_ids for c in first.outputs] == [c.token_ids for c in second.outputs]
+    unseeded = SamplingParams(temperature=1.5, max_tokens=16)
+    assert len({tuple(llm.generate("Hello", unseeded, use_tqdm=False)[0].outputs[0].token_ids) for _ in range(3)}) > 1
+
+
+def test_a_stop_string_ends_the_request_in_the_engine_too(llm: LLM) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
+    (free,) = llm.generate("Hello", params, use_tqdm=False)
+    text = free.outputs[0].text
+    stop = text[len(text) // 4 :][:3]
+    before = llm.stats().generation_tokens_total
+    (stopped,) = llm.generate("Hello", params.model_copy(update={"stop": (stop,)}), use_tqdm=False)
+    choice = stopped.outputs[0]
+    assert choice.text == text[: text.index(stop)]
+    assert (choice.finish_reason, choice.stop_reason) == ("stop", stop)
+    assert len(choice.token_ids) < 200
+    assert llm.stats().generation_tokens_total - before < 150, "the engine ran on"
+    assert llm.stats().num_free_blocks == 400
+
+
+def test_parameters_per_prompt(llm: LLM) -> None:
+    params = [SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True) for count in (3, 5)]
+    results = llm.generate(["a", "b"], params, use_tqdm=False)
+    assert [len(result.outputs[0].token_ids) for result in results] == [3, 5]
+    with pytest.raises(InvalidRequestError, match="2 sampling_params for 1 prompts"):
+        llm.generate(["a"], params)
+
+
+def test_logprobs(llm: LLM) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True, logprobs=2, prompt_logprobs=1)
+    (result,) = llm.generate("Hello there, you", params, use_tqdm=False)
+    (choice,) = result.outputs
+    assert choice.logprobs is not None
+    assert len(choice.logprobs) == 4
+    for token, entry in zip(choice.token_ids, choice.logprobs, strict=True):
+        assert entry.token_ids[0] == token
+        assert entry.ranks[0] == 1  # greedy
+        assert len(entry.token_ids) == 3
+    assert choice.cumulative_logprob == pytest.approx(sum(entry.logprobs[0] for entry in choice.logprobs))
+    assert result.prompt_logprobs is not None
+    assert result.prompt_logprobs[0] is None
+    assert len(result.prompt_logprobs) == len(result.prompt_token_ids)
+
+
+def test_bad_words_never_come(llm: LLM) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+    produced = llm.chat(HELLO, params, use_tqdm=False)[0].outputs[0].token_ids
+    words = {token: llm.tokenizer.decode([token]).strip() for token in produced}
+    token = next(
+        token
+        for token, word in words.items()
+        if word and [token] in (llm.tokenizer.encode(word), llm.tokenizer.encode(" " + word))
+    )
+    without = params.model_copy(update={"bad_words": (words[token],)})
+    assert token not in llm.chat(HELLO, without, use_tqdm=False)[0].outputs[0].token_ids
+
+
+def test_errors_name_the_prompt_and_leave_nothing_behind(llm: LLM) -> None:
+    with pytest.raises(PromptTooLongError, match=r"prompts\[1\]: .* tokens"):
+        llm.generate(["fine", [5] * 100_000], GREEDY, use_tqdm=False)
+    with pytest.raises(InvalidRequestError, match=r"prompts\[0\]: prompt: must hold at least one token"):
+        llm.generate([[]], GREEDY, use_tqdm=False)
+    with pytest.raises(InvalidRequestError, match="prompt_token_ids"):
+        llm.generate({"text": "x"}, GREEDY, use_tqdm=False)
+    stats = llm.stats()
+    assert (stats.num_running, stats.num_waiting) == (0, 0)
+    assert llm.generate([], GREEDY, use_tqdm=False) == []
+
+
+def test_an_interrupt_leaves_an_empty_engine(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    step, calls = llm._core.step, []
+
+    def interrupted() -> Any:
+        calls.append(1)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return step()
+
+    monkeypatch.setattr(llm._core, "step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(["a", "b"], SamplingParams(max_tokens=100, ignore_eos=True), use_tqdm=False)
+    monkeypatch.undo()
+    stats = llm.stats()
+    assert (stats.num_running, stats.num_waiting, stats.num_free_blocks) == (0, 0, 400)
+    assert len(llm.generate("a", GREEDY, use_tqdm=False)) == 1
+
+
+def test_the_progress_bar_counts_prompts(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    llm.generate(["a", "b"], SamplingParams(n=2, max_tokens=5, ignore_eos=True))
+    shown = capsys.readouterr().err
+    assert "2/2" in shown
+    assert "tok/s" in shown
+    llm.generate(["a"], GREEDY, use_tqdm=False)
+    assert capsys.readouterr().err == ""
+
+
+def test_default_sampling_is_the_models_own(llm: LLM) -> None:
+    own = llm._core.info.generation_config
+    params = llm.default_sampling_params()
+    for name in ("temperature", "top_p", "top_k"):
+        if own.get(name) is not None:
+            assert getattr(params, name) == own[name]
+
+
+def test_wrong_options_are_named() -> None:
+    with pytest.raises(ConfigError, match="max_num_sequences"):
+        LLM("tiny-chat", max_num_sequences=4)
+    with pytest.raises(ConfigError, match="block_size"):
+        LLM("tiny-chat", block_size=0)
+    with pytest.raises(CheckpointError, match="no such directory"):
+        LLM("/nowhere/at/all")
