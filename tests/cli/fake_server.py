@@ -32,7 +32,7 @@ class Seen:
     body: dict[str, Any]
     arrived: float
     sent: list[float] = field(default_factory=list)
-    closed_early: bool = False
+    closed_early: threading.Event = field(default_factory=threading.Event)
 
 
 class FakeServer:
@@ -77,6 +77,7 @@ class FakeServer:
         self._loop.run_forever()
 
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        seen = None
         try:
             method, path, _ = (await reader.readline()).decode().split()
             headers = {}
@@ -91,8 +92,8 @@ class FakeServer:
             else:
                 await self._plain(path, writer)
         except (ConnectionError, asyncio.IncompleteReadError):
-            if self.seen:
-                self.seen[-1].closed_early = True
+            if seen is not None:
+                seen.closed_early.set()
         finally:
             writer.close()
 

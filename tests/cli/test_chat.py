@@ -90,5 +90,5 @@ def test_in_a_terminal_ctrl_c_stops_the_answer_only() -> None:
         finally:
             process.kill()
             process.wait()
-        assert server.seen[0].closed_early  # the server was told
+        assert server.seen[0].closed_early.wait(10)  # the server was told
         assert [m["content"] for m in server.seen[1].body["messages"]] == ["more"]

@@ -100,6 +100,21 @@ def replicas(server: ServeProcess, deployment: str) -> list[psutil.Process]:
     return server.find(f"ServeReplica:manta:{deployment}")
 
 
+def until_both_serve(server: ServeProcess) -> None:
+    """Both replicas of `fast` are found by the ingress and chosen by the Router."""
+    until(lambda: num_channels(server) == 3, 40, "three replicas again")
+
+    def ask(_: int) -> str:
+        body = {"model": "fast", "prompt": PROMPT, "max_tokens": 50}
+        return httpx.post(f"{server.base_url}/v1/completions", json=body, timeout=20).headers["x-manta-replica"]
+
+    def both_run() -> bool:
+        with ThreadPoolExecutor(4) as pool:
+            return len(set(pool.map(ask, range(4)))) == 2
+
+    until(both_run, 20, "the Router uses both replicas")
+
+
 def stream(server: ServeProcess, **body: Any) -> Iterator[str]:
     """Payloads of a streamed completion, `[DONE]` included."""
     body = {"model": "fast", "prompt": PROMPT, "temperature": 0, "stream": True, **body}
@@ -315,7 +330,7 @@ def test_requests_without_a_token_move_to_another_replica(server: ServeProcess) 
         replicas(server, "Engine-fast")[0].kill()
         results = [future.result(20) for future in waiting]
     assert [json.loads(chunks[-2])["choices"][0]["finish_reason"] for chunks in results] == ["length"] * 8
-    until(lambda: num_channels(server) == 3, 40, "three replicas again")
+    until_both_serve(server)
 
 
 def test_killed_replica(server: ServeProcess, client: openai.OpenAI) -> None:
@@ -335,7 +350,7 @@ def test_killed_replica(server: ServeProcess, client: openai.OpenAI) -> None:
     assert all(chunks[-1] == "[DONE]" for chunks in results)
     assert all("is gone" in json.loads(chunks[-2])["error"]["message"] for chunks in errors)
     assert server.health() == 200
-    until(lambda: num_channels(server) == 3, 40, "three replicas again")
+    until_both_serve(server)
 
 
 def test_scale_down_lets_streams_finish(server: ServeProcess) -> None:
