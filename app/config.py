@@ -92,6 +92,16 @@ class RequestLimits(Frozen):
     max_prompts: int = Field(1024, ge=1, description="Most prompts in one completions request.")
     max_logprobs: int = Field(20, ge=0, description="Most logprobs a token.")
     max_stop: int = Field(16, ge=0, description="Most stop strings.")
+    max_logit_bias: int = Field(1024, ge=0, description="Most entries of `logit_bias`, and of each list of token ids.")
+    max_bad_words: int = Field(128, ge=0, description="Most bad words.")
+    max_tools: int = Field(128, ge=0, description="Most tools of one request.")
+    max_tools_bytes: int = Field(1 << 20, ge=1, description="Largest definition of all tools together, as JSON.")
+    max_messages: int = Field(4096, ge=1, description="Most messages or items of one conversation.")
+    max_json_depth: int = Field(64, ge=1, description="Deepest nesting of a JSON body.")
+    max_headers: int = Field(100, ge=1, description="Most HTTP headers.")
+    max_header_bytes: int = Field(32 << 10, ge=1, description="Largest HTTP header block, names and values together.")
+    max_template_s: float = Field(5.0, gt=0, description="Longest that a chat template may take over a conversation.")
+    max_template_chars: int = Field(8 << 20, ge=1, description="Longest prompt that a chat template may write.")
     max_waiting_requests: int = Field(4096, ge=1, description="Requests in flight per ingress replica before a 429.")
 
 
@@ -105,6 +115,20 @@ class IngressConfig(Frozen):
         512, ge=1, description="Tokens of one request that may wait for a slow client before the engine holds it."
     )
     lease_s: float = Field(8.0, gt=0, description="An engine aborts the requests of an ingress silent for so long.")
+    admin: bool = Field(False, description="Open the administrator's routes (/debug/...).")
+    api_keys_file: str | None = Field(
+        None,
+        description="File of API keys, one a line: `key`, `sha256:<hex>`, each with an optional `tenant=` in front. The "
+        "environment (MANTA_API_KEYS, MANTA_API_KEYS_FILE) may name further ones; without any the server is open.",
+    )
+    api_key_hashes: tuple[str, ...] = Field(
+        (), description="API keys as `sha256:<hex>`, with an optional `tenant=` in front; never the keys themselves."
+    )
+    cors_origins: tuple[str, ...] = Field((), description="Origins whose pages may call the API; `*` means any.")
+    trust_request_chat_template: bool = Field(False, description="Let a request bring its own `chat_template`.")
+    sse_keep_alive_s: float = Field(15.0, gt=0, description="A stream that is silent for so long sends a comment.")
+    max_stored_responses: int = Field(10_000, ge=0, description="Responses kept for /v1/responses/{id}; 0 keeps none.")
+    max_stored_bytes: int = Field(256 << 20, ge=0, description="Memory for kept responses, in bytes.")
     limits: RequestLimits = RequestLimits()
 
 
