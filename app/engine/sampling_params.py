@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationInfo, field_validator
 
+from app.engine.structured.structured_outputs import StructuredOutputs
+
+__all__ = ["MAX_SEED", "SamplingParams", "StructuredOutputs"]
+
 MAX_SEED = (1 << 63) - 1
 
 
@@ -40,6 +44,9 @@ class SamplingParams(BaseModel):
     skip_special_tokens: bool = Field(True, description="Leave special tokens out of the text.")
     logprobs: int | None = Field(None, ge=-1, description="Most likely tokens to report a position; -1 is all.")
     prompt_logprobs: int | None = Field(None, ge=-1, description="The same for the prompt's tokens.")
+    structured_outputs: StructuredOutputs | None = Field(
+        None, description="A JSON schema, regular expression, choice, grammar or structural tag the text must match."
+    )
 
     @field_validator("stop", "bad_words", mode="before")
     @classmethod
