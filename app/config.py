@@ -6,7 +6,7 @@ models; an unknown option is an error that names it.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -52,13 +52,27 @@ class EngineConfig(Frozen):
         "fcfs", description="`priority`: lower `priority` first, then first come first served."
     )
     max_inflight_steps: int = Field(
-        2, ge=1, le=8, description="Steps scheduled before the first one's tokens are back; 1 is synchronous stepping."
+        2,
+        ge=1,
+        le=32,
+        description="Steps scheduled before the first one's tokens are back; 1 is synchronous stepping. When not given, "
+        "2, or pipeline_parallel_size + 1 where that is more: fewer would leave stages idle.",
     )
 
     tensor_parallel_size: int = Field(1, ge=1, description="GPUs that share each layer.")
     pipeline_parallel_size: int = Field(1, ge=1, description="Stages the layers are split into.")
-    executor: Literal["in_process", "ray_workers"] = Field(
-        "ray_workers", description="Where the workers run: in this process, or as actors of the placement group."
+    pipeline_partition: tuple[int, ...] | None = Field(
+        None, description="Layers of each stage, first to last; split evenly when not given."
+    )
+    small_all_reduce: Literal["auto", "nccl", "symmetric_memory"] = Field(
+        "auto",
+        description="How GPUs of one host sum up small messages: torch's symmetric-memory kernels or NCCL. `auto`: by a "
+        "measured table; NCCL where symmetric memory is not to be had. CPUs use gloo.",
+    )
+    executor: Literal["in_process", "local_processes", "ray_workers"] = Field(
+        "ray_workers",
+        description="Where the workers run: in this process (one rank only), as child processes of it without Ray, or as "
+        "actors of the placement group.",
     )
     step_transport: Literal["auto", "compiled_graph", "socket"] = Field(
         "auto", description="How steps reach ray_workers. `auto`: compiled_graph on GPUs, socket on CPUs."
@@ -66,21 +80,55 @@ class EngineConfig(Frozen):
     attention_backend: Literal["auto", "torch", "triton"] = Field(
         "auto", description="`auto`: triton on GPUs, torch on CPUs."
     )
+    cuda_graphs: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="Replay decode steps from CUDA graphs. `auto`: on a GPU where attention_backend is triton and one "
+        "worker holds the model, going on without them should the capture fail; `on`: an error where they cannot be had.",
+    )
+    cuda_graph_sizes: tuple[Annotated[int, Field(ge=1)], ...] | None = Field(
+        None,
+        min_length=1,
+        description="Numbers of requests to capture a step for; a step runs at the next larger one, beyond the largest "
+        "without a graph. When not given: 1, 2, 4, 8, 16, 24, ... up to max_num_seqs.",
+    )
     num_threads: int | None = Field(
         None,
         ge=1,
-        description="CPU threads of each worker (CPU only). When not given: all cores for in_process; for ray_workers "
-        "all but one, which the ingress and the engine need.",
+        description="CPU threads of each worker (CPU only). When not given: all cores for in_process; else all but one, "
+        "which the ingress and the engine need, shared out among the workers.",
     )
     step_timeout_s: float = Field(
         300.0, gt=0, description="A step that takes longer means a hung worker: the replica exits and is replaced."
     )
 
+    @property
+    def world_size(self) -> int:
+        """Workers of the engine."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_the_pipeline(cls, values: Any) -> Any:
+        """Steps in flight follow from the number of stages unless they are given."""
+        if isinstance(values, dict) and "max_inflight_steps" not in values:
+            stages = values.get("pipeline_parallel_size", 1)
+            if isinstance(stages, int) and stages > 1:
+                values = {**values, "max_inflight_steps": stages + 1}
+        return values
+
     @model_validator(mode="after")
     def _check(self) -> EngineConfig:
-        for option in ("tensor_parallel_size", "pipeline_parallel_size"):
-            if getattr(self, option) != 1:
-                raise ValueError(f"{option}={getattr(self, option)}: only 1 is supported so far")
+        if self.executor == "in_process" and self.world_size > 1:
+            raise ValueError(
+                f"executor=in_process runs one worker, but tensor_parallel_size={self.tensor_parallel_size} x "
+                f"pipeline_parallel_size={self.pipeline_parallel_size} need {self.world_size}: "
+                "use local_processes or ray_workers"
+            )
+        if self.pipeline_partition is not None and len(self.pipeline_partition) != self.pipeline_parallel_size:
+            raise ValueError(
+                f"pipeline_partition names {len(self.pipeline_partition)} stages, "
+                f"pipeline_parallel_size={self.pipeline_parallel_size}"
+            )
         return self
 
 
@@ -92,7 +140,7 @@ class RequestLimits(Frozen):
     max_prompts: int = Field(1024, ge=1, description="Most prompts in one completions request.")
     max_logprobs: int = Field(20, ge=0, description="Most logprobs a token.")
     max_stop: int = Field(16, ge=0, description="Most stop strings.")
-    max_logit_bias: int = Field(1024, ge=0, description="Most entries of `logit_bias`, and of each list of token ids.")
+    max_logit_bias: int = Field(1024, ge=0, description="Most entries of `logit_bias`, and of `stop_token_ids`.")
     max_bad_words: int = Field(128, ge=0, description="Most bad words.")
     max_tools: int = Field(128, ge=0, description="Most tools of one request.")
     max_tools_bytes: int = Field(1 << 20, ge=1, description="Largest definition of all tools together, as JSON.")
@@ -102,6 +150,9 @@ class RequestLimits(Frozen):
     max_header_bytes: int = Field(32 << 10, ge=1, description="Largest HTTP header block, names and values together.")
     max_template_s: float = Field(5.0, gt=0, description="Longest that a chat template may take over a conversation.")
     max_template_chars: int = Field(8 << 20, ge=1, description="Longest prompt that a chat template may write.")
+    trust_request_chat_template: bool = Field(
+        False, description="Let a request bring its own `chat_template`; it runs in a process of its own, with limits."
+    )
     max_waiting_requests: int = Field(4096, ge=1, description="Requests in flight per ingress replica before a 429.")
 
 
@@ -125,7 +176,6 @@ class IngressConfig(Frozen):
         (), description="API keys as `sha256:<hex>`, with an optional `tenant=` in front; never the keys themselves."
     )
     cors_origins: tuple[str, ...] = Field((), description="Origins whose pages may call the API; `*` means any.")
-    trust_request_chat_template: bool = Field(False, description="Let a request bring its own `chat_template`.")
     sse_keep_alive_s: float = Field(15.0, gt=0, description="A stream that is silent for so long sends a comment.")
     max_stored_responses: int = Field(10_000, ge=0, description="Responses kept for /v1/responses/{id}; 0 keeps none.")
     max_stored_bytes: int = Field(256 << 20, ge=0, description="Memory for kept responses, in bytes.")

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import FastAPI
+from fastapi.middleware.cors import CORSMiddleware
 
+from app.api.auth import ApiKeys, Authentication
 from app.api.body import body_schemas
 from app.api.engine_client import EngineClient
 from app.api.errors import install_error_handlers
-from app.api.middleware import BodyLimit, RequestContext
+from app.api.middleware import BodyLimit, HeaderLimit, RequestContext
 from app.api.openai.chat import chat_routes
 from app.api.openai.completions import completion_routes
 from app.api.openai.models import model_routes
@@ -18,8 +20,9 @@ from app.api.openai.tokenize import tokenize_routes
 from app.api.pages.routes import page_routes
 from app.api.service import service_routes
 from app.api.version import VERSION
-from app.config import RequestLimits
+from app.config import IngressConfig, RequestLimits
 
+_DEFAULTS = IngressConfig()
 _ABOUT = """
 OpenAI's dialect, with vLLM's extension fields. Where a request leaves `temperature`, `top_p`, `top_k`, `min_p` or
 `repetition_penalty` open, the model's own `generation_config.json` decides, then OpenAI's defaults. Without
@@ -28,9 +31,19 @@ Unknown fields are refused by name.
 """
 
 
-def create_app(client: EngineClient, limits: RequestLimits) -> FastAPI:
-    """The application over `client`; `limits` bound what one request may ask for."""
+def create_app(
+    client: EngineClient,
+    limits: RequestLimits,
+    ingress: IngressConfig = _DEFAULTS,
+    keys: ApiKeys | None = None,
+) -> FastAPI:
+    """The application over `client`; `limits` bound what one request may ask for, `ingress` says who may ask what.
+
+    `keys` are the configuration's unless given. ConfigError when they cannot be read.
+    """
     app = FastAPI(title="Manta", version=VERSION, description=_ABOUT, redoc_url=None)
+    app.state.sse_keep_alive_s = ingress.sse_keep_alive_s
+    app.state.max_json_depth = limits.max_json_depth
     install_error_handlers(app)
     app.include_router(chat_routes(client, limits))
     app.include_router(completion_routes(client, limits))
@@ -39,10 +52,25 @@ def create_app(client: EngineClient, limits: RequestLimits) -> FastAPI:
     app.include_router(service_routes(client))
     app.include_router(page_routes())
     _describe_bodies(app)
-    # The last one added is the outermost; a 413 too has its request id and its line in the log.
-    app.add_middleware(BodyLimit, max_bytes=limits.max_body_bytes)
-    app.add_middleware(RequestContext)
+    _guard(app, limits, ingress, keys or ApiKeys.load(ingress))
     return app
+
+
+def _guard(app: FastAPI, limits: RequestLimits, ingress: IngressConfig, keys: ApiKeys) -> None:
+    """What a request passes before a route. The last one added is the outermost: a refusal too has its request id and
+    its line in the log, and a page of an allowed origin may read it."""
+    app.add_middleware(BodyLimit, max_bytes=limits.max_body_bytes)
+    app.add_middleware(Authentication, keys=keys)
+    if ingress.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=ingress.cors_origins,
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "x-manta-replica", "retry-after"],
+        )
+    app.add_middleware(HeaderLimit, limits=limits)
+    app.add_middleware(RequestContext)
 
 
 def _describe_bodies(app: FastAPI) -> None:

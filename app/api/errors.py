@@ -1,5 +1,6 @@
-"""Every error in OpenAI's shape: {"error": {"message", "type", "param", "code"}} with the right HTTP status.
+"""Every error in the shape of the dialect that the route speaks, with the right HTTP status.
 
+OpenAI's is {"error": {"message", "type", "param", "code"}}, Anthropic's {"type": "error", "error": {"type", "message"}}.
 Faults of validation are translated so that `param` is the dotted path of the field in the body that was sent.
 """
 
@@ -13,12 +14,24 @@ from fastapi import FastAPI, Request
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.types import Scope
 
 from app.errors import InvalidRequestError, MantaError, UnsupportedError
 
 logger = logging.getLogger("manta.api")
 
 _HTTP_TYPES = {404: "not_found_error", 405: "invalid_request_error", 413: "invalid_request_error"}
+_ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    431: "invalid_request_error",
+}
+ANTHROPIC_ROUTE = "/v1/messages"
 
 
 class BodyTooLargeError(InvalidRequestError):
@@ -28,14 +41,33 @@ class BodyTooLargeError(InvalidRequestError):
     code = "body_too_large"
 
 
+class HeadersTooLargeError(InvalidRequestError):
+    """The HTTP headers exceed the limits."""
+
+    status = 431
+    code = "headers_too_large"
+
+
 class ClientDisconnected(Exception):
     """The client closed the connection; nobody is left to read a response."""
 
 
 def error_body(error: MantaError) -> dict[str, Any]:
-    """The JSON object that describes `error`."""
+    """The JSON object that describes `error` in OpenAI's dialect."""
     described = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
     return {"error": described}
+
+
+def anthropic_error_body(message: str, status: int, request_id: str | None = None) -> dict[str, Any]:
+    """The JSON object that describes an error in Anthropic's dialect."""
+    described = {"type": _ANTHROPIC_TYPES.get(status, "api_error"), "message": message}
+    return {"type": "error", "error": described, "request_id": request_id}
+
+
+def speaks_anthropic(scope: Scope) -> bool:
+    """Whether the route of a connection is one of Anthropic's dialect."""
+    path: str = scope["path"]
+    return path == ANTHROPIC_ROUTE or path.startswith(ANTHROPIC_ROUTE + "/")
 
 
 def as_manta_error(error: Exception) -> MantaError:
@@ -48,10 +80,27 @@ def as_manta_error(error: Exception) -> MantaError:
     return MantaError("internal server error")
 
 
-def error_response(error: MantaError) -> Response:
-    """The HTTP response for `error`; 429 and 503 ask to come back in a second."""
-    headers = {"Retry-After": "1"} if error.status in (429, 503) else None
-    return _json_response(error_body(error), error.status, headers)
+def error_response(error: MantaError, scope: Scope) -> Response:
+    """The HTTP response for `error` in the dialect of the route; 429 and 503 ask to come back in a second."""
+    headers = {"Retry-After": "1"} if error.status in (429, 503) else {}
+    if error.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    if speaks_anthropic(scope):
+        message = f"{error.param}: {error.message}" if _should_name(error) else error.message
+        body = anthropic_error_body(message, error.status, _request_id(scope))
+    else:
+        body = error_body(error)
+    return _json_response(body, error.status, headers or None)
+
+
+def _should_name(error: MantaError) -> bool:
+    """Whether the message has yet to name the field; Anthropic's shape has no other place for it."""
+    return bool(error.param) and str(error.param) not in error.message
+
+
+def _request_id(scope: Scope) -> str | None:
+    request_id: str | None = scope.get("state", {}).get("request_id")
+    return request_id
 
 
 def validation_error(error: ValidationError, body: Any) -> InvalidRequestError:
@@ -91,11 +140,11 @@ def _path(loc: tuple[int | str, ...], body: Any, is_missing: bool) -> list[int |
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Answer what routes raise on purpose in OpenAI's shape; RequestContext answers the rest."""
+    """Answer what routes raise on purpose in the dialect's shape; RequestContext answers the rest."""
 
     @app.exception_handler(MantaError)
-    async def on_manta_error(_: Request, error: Exception) -> Response:
-        return error_response(as_manta_error(error))
+    async def on_manta_error(request: Request, error: Exception) -> Response:
+        return error_response(as_manta_error(error), request.scope)
 
     @app.exception_handler(HTTPException)
     async def on_http_error(request: Request, error: Exception) -> Response:
@@ -106,7 +155,9 @@ def install_error_handlers(app: FastAPI) -> None:
         if error.status_code == 405:
             message = f"{request.method} is not allowed on {request.url.path}"
         kind = _HTTP_TYPES.get(error.status_code, "api_error")
-        body = {"error": {"message": message, "type": kind, "param": None, "code": None}}
+        body: dict[str, Any] = {"error": {"message": message, "type": kind, "param": None, "code": None}}
+        if speaks_anthropic(request.scope):
+            body = anthropic_error_body(message, error.status_code, _request_id(request.scope))
         return _json_response(body, error.status_code, dict(error.headers or {}))
 
     @app.exception_handler(ClientDisconnected)

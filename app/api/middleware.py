@@ -1,4 +1,5 @@
-"""What every HTTP request passes: an id, a limit on its body, one line in the access log, an answer to any exception.
+"""What every HTTP request passes: an id, limits on headers and body, one line in the access log, an answer to any
+exception.
 
 Pure ASGI: nothing is copied or buffered.
 """
@@ -13,7 +14,8 @@ import uuid
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.api.errors import BodyTooLargeError, as_manta_error, error_response
+from app.api.errors import BodyTooLargeError, HeadersTooLargeError, as_manta_error, error_response
+from app.config import RequestLimits
 
 access_log = logging.getLogger("manta.access")
 
@@ -47,7 +49,8 @@ class RequestContext:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["x-request-id"] = state["request_id"]
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = headers["request-id"] = state["request_id"]  # OpenAI's and Anthropic's name
             await send(message)
 
         try:
@@ -55,12 +58,35 @@ class RequestContext:
         except Exception as error:
             if status != NO_STATUS:  # the response has begun: the server must cut the connection
                 raise
-            await error_response(as_manta_error(error))(scope, receive, send_with_id)
+            await error_response(as_manta_error(error), scope)(scope, receive, send_with_id)
         finally:
             if scope["path"] not in QUIET_PATHS:
                 elapsed_ms = (time.perf_counter() - started) * 1e3
                 line = (scope["method"], scope["path"], status, elapsed_ms, state["request_id"])
                 access_log.info("%s %s %d %.1f ms %s", *line)
+
+
+class HeaderLimit:
+    """Refuses requests with too many headers, or too large ones, with a 431."""
+
+    def __init__(self, app: ASGIApp, limits: RequestLimits) -> None:
+        self._app = app
+        self._limits = limits
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection."""
+        if scope["type"] == "http" and (error := self._fault(scope["headers"])) is not None:
+            await error_response(error, scope)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _fault(self, headers: list[tuple[bytes, bytes]]) -> HeadersTooLargeError | None:
+        if len(headers) > self._limits.max_headers:
+            return HeadersTooLargeError(f"{len(headers)} headers; at most {self._limits.max_headers}")
+        num_bytes = sum(len(name) + len(value) for name, value in headers)
+        if num_bytes > self._limits.max_header_bytes:
+            return HeadersTooLargeError(f"headers of {num_bytes} bytes; at most {self._limits.max_header_bytes}")
+        return None
 
 
 class BodyLimit:
@@ -77,7 +103,7 @@ class BodyLimit:
             return
         length = Headers(scope=scope).get("content-length", "")
         if length.isdigit() and int(length) > self._max_bytes:
-            await error_response(self._too_large())(scope, receive, send)
+            await error_response(self._too_large(), scope)(scope, receive, send)
             return
         num_bytes = 0
 

@@ -29,6 +29,7 @@ from app.text.tokenizer import Tokenizer
 
 # Texts above this many characters (about 2 ms of work) are tokenised in a thread, beside the event loop.
 THREAD_CHARS = 4096
+_TOKEN_ID_FIELDS = ("logit_bias", "stop_token_ids")
 _OWN_NAMES: Mapping[str, str] = MappingProxyType({})
 
 
@@ -100,6 +101,7 @@ def engine_requests(
     names: Mapping[str, str] = _OWN_NAMES,
     priority: int = 0,
     cache_salt: str | None = None,
+    tenant: str = "",
 ) -> list[EngineRequest]:
     """`n` requests for each prompt, in order.
 
@@ -111,7 +113,7 @@ def engine_requests(
     _check_token_ids(params, model)
     params = with_tokenizer_eos(params, model.tokenizer, model.info.eos_token_ids)
     bad_words = bad_words_token_ids(params.bad_words, model.tokenizer)
-    root = b"" if cache_salt is None else hashlib.blake2b(cache_salt.encode(), digest_size=16).digest()
+    root = cache_root(tenant, cache_salt)
     requests = []
     for i, prompt in enumerate(prompts):
         _check_prompt(prompt, model, names.get("prompt", "prompt"))
@@ -121,6 +123,14 @@ def engine_requests(
             name = f"{request_id}-{i}-{choice}"
             requests.append(EngineRequest(name, prompt.token_ids, own, choice, bad_words, priority, root))
     return requests
+
+
+def cache_root(tenant: str, cache_salt: str | None) -> bytes:
+    """What a request's prefix blocks are hashed with, so that only equal tenants with equal salt share them (I5)."""
+    if not tenant and cache_salt is None:
+        return b""
+    names = f"{len(tenant)}:{tenant}{cache_salt or ''}"
+    return hashlib.blake2b(names.encode(), digest_size=16).digest()
 
 
 def max_tokens(
@@ -153,7 +163,13 @@ def check_limits(params: SamplingParams, limits: RequestLimits, names: Mapping[s
     if params.n > limits.max_n:
         raise InvalidRequestError(f"n={params.n} is more than the {limits.max_n} choices allowed", param="n")
     if len(params.stop) > limits.max_stop:
-        raise InvalidRequestError(f"{len(params.stop)} stop strings; at most {limits.max_stop}", param="stop")
+        field = names.get("stop", "stop")
+        raise InvalidRequestError(f"{len(params.stop)} stop strings; at most {limits.max_stop}", param=field)
+    counts = {"bad_words": limits.max_bad_words} | dict.fromkeys(_TOKEN_ID_FIELDS, limits.max_logit_bias)
+    for name, most in counts.items():
+        number = len(getattr(params, name) or ())
+        if number > most:
+            raise InvalidRequestError(f"{name} has {number} entries; at most {most}", param=name)
     for name in ("logprobs", "prompt_logprobs"):
         wanted = getattr(params, name)
         if wanted is not None and (wanted == -1 or wanted > limits.max_logprobs):

@@ -2,45 +2,58 @@
 
 Whatever is ready leaves in one write, one event per engine output; the first is never held back. Until it has come no
 status is sent, so that a request the engine refuses still gets its own status. A stream that breaks later ends in an
-error event and [DONE], never in silence.
+error event of its dialect, never in silence. While nothing is said, a keep-alive tells proxies and clients that the
+stream lives; it also sends the status of a request that waits long for its turn.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
+import time
+from abc import ABC, abstractmethod
 from json.encoder import encode_basestring as json_string
-from typing import Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from app.api.errors import ClientDisconnected, as_manta_error, error_body, error_response
 from app.api.events import Event, EventStream
+from app.errors import MantaError
 
 __all__ = ["DONE", "EventFormat", "EventStreamResponse", "json_string"]
 
 DONE = "data: [DONE]\n\n"
+KEEP_ALIVE_S = 15.0
 
 
-class EventFormat(Protocol):
+class EventFormat(ABC):
     """How a dialect writes a stream. Every method returns finished SSE text, `data: ...` and two newlines."""
 
+    @abstractmethod
     def start(self) -> str:
         """What comes before the first event."""
-        ...
 
+    @abstractmethod
     def event(self, event: Event) -> str:
         """One event; "" when there is nothing to say."""
-        ...
 
+    @abstractmethod
     def end(self) -> str:
         """What comes after the last event."""
-        ...
 
+    async def finish(self) -> None:
+        """Called once the last event has been written, before `end`: the time to keep what was said."""
+        return
 
-def error_event(error: Exception) -> str:
-    """The end of a stream that broke."""
-    return f"data: {json.dumps(error_body(as_manta_error(error)), ensure_ascii=False)}\n\n{DONE}"
+    def error(self, error: MantaError) -> str:
+        """The end of a stream that broke."""
+        return f"data: {json.dumps(error_body(error), ensure_ascii=False)}\n\n{DONE}"
+
+    def keep_alive(self) -> str:
+        """Says that the stream lives, and nothing else."""
+        return ": keep-alive\n\n"
 
 
 class EventStreamResponse(Response):
@@ -53,38 +66,66 @@ class EventStreamResponse(Response):
         del self.headers["content-length"]
         self._stream = stream
         self._form = form
+        self._has_begun = False
+        self._last_sent = 0.0
+        self._sending = asyncio.Lock()  # between the stream and its keep-alives
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Write the whole stream; returns early when the client leaves."""
-        async with self._stream as stream:
+        async with self._stream:
+            pulse = asyncio.create_task(self._pulse(_keep_alive_s(scope), send))
             try:
-                batch = await stream.next_batch()
+                await self._write(send)
             except ClientDisconnected:
                 return
             except Exception as error:
-                await error_response(as_manta_error(error))(scope, receive, send)
-                return
-            if stream.route.replica_id:
-                self.headers["X-Manta-Replica"] = stream.route.replica_id
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            try:
-                await self._write(batch, send)
-            except ClientDisconnected:
-                return
-            except Exception as error:
-                await _send_text(send, error_event(error))
+                if not await self._break(as_manta_error(error), send):
+                    await error_response(as_manta_error(error), scope)(scope, receive, send)
+                    return
+            finally:
+                pulse.cancel()
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _write(self, batch: list[Event], send: Send) -> None:
-        text = self._form.start()
-        while batch:
-            text += "".join(map(self._form.event, batch))
+    async def _write(self, send: Send) -> None:
+        while batch := await self._stream.next_batch():
+            await self._send("".join(map(self._form.event, batch)), send)
+        await self._form.finish()
+        await self._send(self._form.end(), send)
+
+    async def _break(self, error: MantaError, send: Send) -> bool:
+        """End a stream that has begun with an error event; False when nothing was sent, and nothing will be."""
+        async with self._sending:
+            has_begun = self._has_begun
+            self._has_begun = True
+        if has_begun:
+            await self._send(self._form.error(error), send)
+        return has_begun
+
+    async def _pulse(self, interval_s: float, send: Send) -> None:
+        """Send a keep-alive whenever nothing was sent for `interval_s`."""
+        self._last_sent = time.monotonic()
+        with contextlib.suppress(ClientDisconnected):
+            while True:
+                silent_s = time.monotonic() - self._last_sent
+                if silent_s < interval_s:
+                    await asyncio.sleep(interval_s - silent_s)
+                else:
+                    await self._send(self._form.keep_alive(), send)
+
+    async def _send(self, text: str, send: Send) -> None:
+        """Send `text`; before the first text go the status and the format's start."""
+        async with self._sending:
+            self._last_sent = time.monotonic()
+            if not self._has_begun:
+                if self._stream.route.replica_id:
+                    self.headers["X-Manta-Replica"] = self._stream.route.replica_id
+                await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+                self._has_begun = True
+                text = self._form.start() + text
             if text:
-                await _send_text(send, text)
-            text = ""
-            batch = await self._stream.next_batch()
-        await _send_text(send, self._form.end())
+                await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
 
 
-async def _send_text(send: Send, text: str) -> None:
-    await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
+def _keep_alive_s(scope: Scope) -> float:
+    seconds: float = getattr(scope["app"].state, "sse_keep_alive_s", KEEP_ALIVE_S) if "app" in scope else KEEP_ALIVE_S
+    return seconds

@@ -73,7 +73,7 @@ class Ingress:
         """Serve calls it after the constructor."""
         from app.api.app import create_app
 
-        app: FastAPI = create_app(self, self._config.ingress.limits)
+        app: FastAPI = create_app(self, self._config.ingress.limits, self._config.ingress)
         return app
 
     def _announce(self) -> asyncio.Task[None] | None:

@@ -17,7 +17,7 @@ from app.api.openai.echo import Echo
 from app.api.openai.head import ResponseHead, usage
 from app.api.openai.logprobs import chat_logprobs, completion_logprobs
 from app.api.parsers.base import ParsedCall, ToolParser
-from app.api.sse import DONE, json_string
+from app.api.sse import DONE, EventFormat, json_string
 from app.text.output_processor import TextDelta
 from app.text.tokenizer import Tokenizer
 
@@ -34,7 +34,7 @@ class StreamWishes:
     token_ids: bool = False
 
 
-class ChunkFormat:
+class ChunkFormat(EventFormat):
     """What the formats of both endpoints share: the frame of a chunk, usage, the end."""
 
     object_name: str

@@ -39,6 +39,7 @@ def open_stream(
         names=body.field_names(),
         priority=body.priority,
         cache_salt=body.cache_salt,
+        tenant=request.state.tenant,
     )
     choices = [
         Choice(i, i // params.n, own, OutputProcessor(model.tokenizer, own.sampling_params, own.prompt_token_ids))

@@ -1,0 +1,147 @@
+"""API keys: who may call, and which tenant a caller is.
+
+The server keeps SHA-256 digests only. A key that a client sends is digested and compared with every configured digest
+in constant time, so neither a match nor its place can be told from the time taken. The tenant is derived here, never
+taken from the client: it enters the root of the prefix cache (I5) and owns the responses that are kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from app.api.errors import error_response
+from app.config import IngressConfig
+from app.errors import AuthenticationError, ConfigError
+
+KEYS_VARIABLE = "MANTA_API_KEYS"  # keys, separated by commas or white space
+KEYS_FILE_VARIABLE = "MANTA_API_KEYS_FILE"
+MIN_KEY_CHARS = 8
+ANONYMOUS = ""  # the tenant of a server without keys
+
+_TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_OPEN_PATHS = frozenset({"/health", "/", "/status"})
+_OPEN_FOLDER = "/pages/"  # the files of the pages, which ask for the key
+
+logger = logging.getLogger("manta.api")
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """One key that is let in; the key itself is not kept."""
+
+    digest: bytes  # SHA-256
+    tenant: str
+
+    @classmethod
+    def parse(cls, entry: str, where: str) -> ApiKey:
+        """`[tenant=]key` or `[tenant=]sha256:<hex>`. Without a tenant, each key is a tenant of its own.
+
+        ConfigError says where a bad entry stands, and never what it is.
+        """
+        name, mark, rest = entry.partition("=")
+        named = bool(mark and rest and _TENANT.fullmatch(name))  # a key may end in `=`, as base64 does
+        key = rest if named else entry
+        if key.startswith("sha256:"):
+            text = key.removeprefix("sha256:").lower()
+            if not _DIGEST.fullmatch(text):
+                raise ConfigError(f"{where}: `sha256:` must be followed by 64 hexadecimal digits", param="api_keys")
+            digest = bytes.fromhex(text)
+        elif len(key) < MIN_KEY_CHARS:
+            raise ConfigError(f"{where}: a key needs at least {MIN_KEY_CHARS} characters", param="api_keys")
+        else:
+            digest = hashlib.sha256(key.encode()).digest()
+        return cls(digest, name if named else f"key-{digest.hex()[:16]}")
+
+
+class ApiKeys:
+    """The keys that are let in. None at all: everybody is, as one anonymous tenant."""
+
+    def __init__(self, keys: Iterable[ApiKey] = ()) -> None:
+        self._keys = tuple(keys)
+
+    @classmethod
+    def load(cls, config: IngressConfig, environ: Mapping[str, str] = os.environ) -> ApiKeys:
+        """The keys of the configuration, of its file, and of the environment together. ConfigError on a bad one."""
+        keys = []
+        for i, entry in enumerate(config.api_key_hashes):
+            if "sha256:" not in entry:
+                raise ConfigError(f"api_key_hashes.{i}: expected [tenant=]sha256:<hex>", param="api_key_hashes")
+            keys.append(ApiKey.parse(entry, f"api_key_hashes.{i}"))
+        for path in filter(None, (config.api_keys_file, environ.get(KEYS_FILE_VARIABLE))):
+            keys += _read_file(Path(path).expanduser())
+        for i, entry in enumerate(environ.get(KEYS_VARIABLE, "").replace(",", " ").split()):
+            keys.append(ApiKey.parse(entry, f"{KEYS_VARIABLE}, key {i + 1}"))
+        logger.info("API keys: %s", len(keys) or "none, the server is open to everybody who can reach it")
+        return cls(keys)
+
+    @property
+    def required(self) -> bool:
+        """Whether a caller must have a key."""
+        return bool(self._keys)
+
+    def tenant(self, key: str | None) -> str | None:
+        """Whose key it is; None when it is nobody's. Every digest is compared, whatever the outcome."""
+        if not self._keys:
+            return ANONYMOUS
+        digest = hashlib.sha256((key or "").encode("utf-8", "surrogateescape")).digest()
+        found = None
+        for known in self._keys:
+            if hmac.compare_digest(digest, known.digest):
+                found = known.tenant
+        return found
+
+
+class Authentication:
+    """Lets in who has a key, by `Authorization: Bearer` or `x-api-key`, and writes the tenant into the state."""
+
+    def __init__(self, app: ASGIApp, keys: ApiKeys) -> None:
+        self._app = app
+        self._keys = keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection; 401 in the dialect of the route."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        key = _key_of(Headers(scope=scope))
+        tenant = self._keys.tenant(key)
+        if tenant is None and not _is_open(scope["path"]):
+            words = "no API key: send it as `Authorization: Bearer` or `x-api-key`" if key is None else "wrong API key"
+            await error_response(AuthenticationError(words), scope)(scope, receive, send)
+            return
+        scope.setdefault("state", {})["tenant"] = tenant or ANONYMOUS
+        await self._app(scope, receive, send)
+
+
+def _is_open(path: str) -> bool:
+    return path in _OPEN_PATHS or path.startswith(_OPEN_FOLDER)
+
+
+def _key_of(headers: Headers) -> str | None:
+    kind, _, value = headers.get("authorization", "").partition(" ")
+    if kind.lower() == "bearer" and value.strip():
+        return value.strip()
+    return headers.get("x-api-key")
+
+
+def _read_file(path: Path) -> list[ApiKey]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"api_keys_file: cannot read {path}: {error}", param="api_keys_file") from None
+    entries = [(i, line.strip()) for i, line in enumerate(lines, 1)]
+    keys = [ApiKey.parse(line, f"{path}:{i}") for i, line in entries if line and not line.startswith("#")]
+    if not keys:  # an empty file must not open the server
+        raise ConfigError(f"api_keys_file: {path} holds no key", param="api_keys_file")
+    return keys
