@@ -1,6 +1,7 @@
 """Every error in the shape of the dialect that the route speaks, with the right HTTP status.
 
-OpenAI's is {"error": {"message", "type", "param", "code"}}, Anthropic's {"type": "error", "error": {"type", "message"}}.
+OpenAI's is {"error": {"message", "type", "param", "code"}}, Anthropic's
+{"type": "error", "error": {"type", "message"}, "request_id"}.
 Faults of validation are translated so that `param` is the dotted path of the field in the body that was sent.
 """
 

@@ -67,8 +67,9 @@ class EventStreamResponse(Response):
         self._stream = stream
         self._form = form
         self._has_begun = False
+        self._has_status = False
         self._last_sent = 0.0
-        self._sending = asyncio.Lock()  # between the stream and its keep-alives
+        self._sending = asyncio.Lock()  # between the stream and its keep-alives; whoever asks first sends first
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Write the whole stream; returns early when the client leaves."""
@@ -79,27 +80,27 @@ class EventStreamResponse(Response):
             except ClientDisconnected:
                 return
             except Exception as error:
-                if not await self._break(as_manta_error(error), send):
-                    await error_response(as_manta_error(error), scope)(scope, receive, send)
+                described = as_manta_error(error)
+                if not self._has_begun:
+                    await error_response(described, scope)(scope, receive, send)
                     return
+                await self._send(self._form.error(described), send)
             finally:
                 pulse.cancel()
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _write(self, send: Send) -> None:
         while batch := await self._stream.next_batch():
-            await self._send("".join(map(self._form.event, batch)), send)
+            await self._send(self._opening() + "".join(map(self._form.event, batch)), send)
         await self._form.finish()
-        await self._send(self._form.end(), send)
+        await self._send(self._opening() + self._form.end(), send)
 
-    async def _break(self, error: MantaError, send: Send) -> bool:
-        """End a stream that has begun with an error event; False when nothing was sent, and nothing will be."""
-        async with self._sending:
-            has_begun = self._has_begun
-            self._has_begun = True
-        if has_begun:
-            await self._send(self._form.error(error), send)
-        return has_begun
+    def _opening(self) -> str:
+        """What comes before the first event, the first time."""
+        if self._has_begun:
+            return ""
+        self._has_begun = True
+        return self._form.start()
 
     async def _pulse(self, interval_s: float, send: Send) -> None:
         """Send a keep-alive whenever nothing was sent for `interval_s`."""
@@ -110,18 +111,17 @@ class EventStreamResponse(Response):
                 if silent_s < interval_s:
                     await asyncio.sleep(interval_s - silent_s)
                 else:
-                    await self._send(self._form.keep_alive(), send)
+                    await self._send(self._opening() + self._form.keep_alive(), send)
 
     async def _send(self, text: str, send: Send) -> None:
-        """Send `text`; before the first text go the status and the format's start."""
+        """Send `text`; the status goes before the first."""
         async with self._sending:
             self._last_sent = time.monotonic()
-            if not self._has_begun:
+            if not self._has_status:
+                self._has_status = True
                 if self._stream.route.replica_id:
                     self.headers["X-Manta-Replica"] = self._stream.route.replica_id
                 await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-                self._has_begun = True
-                text = self._form.start() + text
             if text:
                 await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
 
