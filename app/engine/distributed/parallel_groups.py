@@ -1,32 +1,42 @@
 """The groups of ranks that share a layer (TP) or a stack of layers (PP).
 
 A group of one costs nothing: its collectives return their argument. Tensors between ranks travel through
-torch.distributed only, never through the letters (I2).
+torch.distributed only, never through the letters (I2). How the groups are made: process_groups.py.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
+SmallAllReduce = Callable[[torch.Tensor], "torch.Tensor | None"]
+
 
 @dataclass(slots=True, frozen=True)
 class RankGroup:
-    """`size` ranks, of which this process is number `rank`."""
+    """`size` ranks, of which this process is number `rank`.
+
+    `handle` serves both kinds of tensors: NCCL those on GPUs, gloo those on the host.
+    """
 
     rank: int = 0
     size: int = 1
     handle: dist.ProcessGroup | None = None  # None at size 1
+    # A faster sum for the messages it takes, in place; None for those it leaves to `handle`.
+    small_all_reduce: SmallAllReduce | None = None
 
     def __post_init__(self) -> None:
         assert 0 <= self.rank < self.size
         assert self.size == 1 or self.handle is not None, "several ranks need a process group"
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Sum over the ranks, in place."""
+        """Sum over the ranks, in place; the same bits on every rank."""
         if self.size > 1:
+            if self.small_all_reduce is not None and (summed := self.small_all_reduce(tensor)) is not None:
+                return summed
             dist.all_reduce(tensor, group=self.handle)
         return tensor
 
@@ -34,20 +44,35 @@ class RankGroup:
         """Concatenate the ranks' tensors, all of one shape, along `dim`."""
         if self.size == 1:
             return tensor
-        parts = [torch.empty_like(tensor) for _ in range(self.size)]
+        parts = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in range(self.size)]
         dist.all_gather(parts, tensor.contiguous(), group=self.handle)
         return torch.cat(parts, dim=dim)
 
     def share_of(self, total: int, what: str) -> int:
-        """`total` divided by the size; `what` names it should it not divide (the configuration is checked before)."""
+        """`total` divided by the size; `what` names it should it not divide (parallel_plan.py checks it before)."""
         assert total % self.size == 0, f"{what}={total} does not divide by {self.size} ranks"
         return total // self.size
 
 
 @dataclass(slots=True, frozen=True)
 class ParallelGroups:
-    """Every group this rank belongs to."""
+    """Every group this rank belongs to. Rank = stage * tp.size + rank within the stage.
+
+    `feedback` has the members of `pp` and a channel of its own: sampled tokens go back to the first stage on it while
+    activations go forward on `pp`; on one channel, two neighbours that send to each other first would wait for ever.
+    """
 
     world: RankGroup = RankGroup()
     tp: RankGroup = RankGroup()
     pp: RankGroup = RankGroup()
+    feedback: RankGroup = RankGroup()
+
+    @property
+    def is_first_stage(self) -> bool:
+        """Whether this rank embeds the tokens."""
+        return self.pp.rank == 0
+
+    @property
+    def is_last_stage(self) -> bool:
+        """Whether this rank computes logits and samples."""
+        return self.pp.rank == self.pp.size - 1

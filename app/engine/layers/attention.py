@@ -28,7 +28,7 @@ class AttentionSettings:
 
 
 class Attention(nn.Module):
-    """Grouped-query attention; `layer_index` picks its KV cache."""
+    """Grouped-query attention; `layer_index` picks its KV cache among those of this pipeline stage."""
 
     def __init__(self, ctx: BuildContext, settings: AttentionSettings, layer_index: int) -> None:
         super().__init__()

@@ -19,6 +19,7 @@ class BuildContext:
     max_model_len: int
     attention_ops: AttentionOps
     groups: ParallelGroups
+    stage_layers: range | None = None  # the layers of this pipeline stage; None: all
 
 
 @dataclass(slots=True, frozen=True)
@@ -27,4 +28,5 @@ class ForwardContext:
 
     positions: torch.Tensor  # int64 [T]
     attention: AttentionMetadata
-    kv_caches: list[torch.Tensor]  # per layer [B, 2, Hkv, S, D]
+    kv_caches: list[torch.Tensor]  # per layer of this stage [B, 2, Hkv, S, D]
+    hidden: torch.Tensor | None = None  # [T, C] from the pipeline stage before; None in the first stage

@@ -25,7 +25,7 @@ from app.engine.models.decoder_settings import DecoderSettings
 class DecoderLayer(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x))."""
 
-    def __init__(self, ctx: BuildContext, settings: DecoderSettings, index: int) -> None:
+    def __init__(self, ctx: BuildContext, settings: DecoderSettings, index: int, cache_index: int) -> None:
         super().__init__()
         s = settings
         attention = AttentionSettings(
@@ -39,7 +39,7 @@ class DecoderLayer(nn.Module):
             sliding_window=s.sliding_windows[index],
         )
         self.input_layernorm = RMSNorm(ctx, s.hidden_size, s.norm_eps)
-        self.self_attn = Attention(ctx, attention, index)
+        self.self_attn = Attention(ctx, attention, cache_index)
         self.post_attention_layernorm = RMSNorm(ctx, s.hidden_size, s.norm_eps)
         self.mlp = GatedMLP(ctx, s.hidden_size, s.intermediate_size, s.hidden_act, s.mlp_bias)
 
@@ -50,22 +50,29 @@ class DecoderLayer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Embedding, layers, final norm."""
+    """Embedding, layers, final norm: those of this pipeline stage, under the names they have in the whole model."""
 
     def __init__(self, ctx: BuildContext, settings: DecoderSettings, rope: RopeSettings) -> None:
         super().__init__()
-        self.embed_tokens = VocabEmbedding(ctx, settings.vocab_size, settings.hidden_size)
-        self.layers = nn.ModuleList(DecoderLayer(ctx, settings, index) for index in range(settings.num_layers))
-        self.norm = RMSNorm(ctx, settings.hidden_size, settings.norm_eps)
+        s, groups = settings, ctx.groups
+        own = ctx.stage_layers if ctx.stage_layers is not None else range(s.num_layers)
+        # A tied head is the embedding's table, so the last stage holds it too.
+        embeds = groups.is_first_stage or (groups.is_last_stage and s.tie_word_embeddings)
+        self.embed_tokens = VocabEmbedding(ctx, s.vocab_size, s.hidden_size) if embeds else None
+        self.layers = nn.ModuleDict({str(index): DecoderLayer(ctx, s, index, cache) for cache, index in enumerate(own)})
+        self.norm = RMSNorm(ctx, s.hidden_size, s.norm_eps) if groups.is_last_stage else None
         self.rotary = RotaryEmbedding(rope, ctx.max_model_len, ctx.dtype, ctx.device)
 
     def forward(self, input_ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
-        """int [T] -> hidden states [T, C]."""
-        x: torch.Tensor = self.embed_tokens(input_ids)
+        """int [T] -> hidden states [T, C]; a later stage goes on from `ctx.hidden`."""
+        x = ctx.hidden
+        if x is None:
+            assert self.embed_tokens is not None, "a later stage needs the hidden states of the one before"
+            x = self.embed_tokens(input_ids)
         rotation = self.rotary.at(ctx.positions)
-        for layer in self.layers:
+        for layer in self.layers.values():
             x = layer(x, rotation, ctx)
-        return self.norm(x)  # type: ignore[no-any-return]
+        return x if self.norm is None else self.norm(x)
 
 
 class CausalLM(nn.Module, ABC):
@@ -76,9 +83,11 @@ class CausalLM(nn.Module, ABC):
         settings = self.settings(info)
         rope = RopeSettings.from_hf(info.hf_config, settings.head_dim, ctx.max_model_len)
         self.model = Decoder(ctx, settings, rope)
-        self.lm_head = LMHead(ctx, settings.vocab_size, settings.hidden_size)
+        last = ctx.groups.is_last_stage
+        self.lm_head = LMHead(ctx, settings.vocab_size, settings.hidden_size) if last else None
         self.tied = settings.tie_word_embeddings
-        if self.tied:
+        if self.tied and self.lm_head is not None:
+            assert self.model.embed_tokens is not None
             self.lm_head.tie(self.model.embed_tokens)
 
     @staticmethod
@@ -91,8 +100,13 @@ class CausalLM(nn.Module, ABC):
         return self.model(input_ids, ctx)  # type: ignore[no-any-return]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Hidden states [N, C] of the rows that need them -> fp32 [N, V]."""
-        return self.lm_head(hidden).float()  # type: ignore[no-any-return]
+        """Hidden states [N, C] of the rows that need them -> fp32 [N, V]; in the last pipeline stage."""
+        return self.raw_logits(hidden).float()
+
+    def raw_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """As `logits`, in the model's own type."""
+        assert self.lm_head is not None, "logits are computed in the last stage"
+        return self.lm_head(hidden)  # type: ignore[no-any-return]
 
     @property
     def attention_layers(self) -> list[Attention]:

@@ -6,9 +6,12 @@ that names it. The loader knows no layer names: parameters say what they are fil
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 
+from app.engine.distributed.parallel_groups import ParallelGroups
 from app.engine.layers.context import BuildContext
 from app.engine.layers.linear import Linear
 from app.engine.layers.norm import RMSNorm
@@ -41,7 +44,7 @@ def load_model(info: ModelInfo, ctx: BuildContext, load_format: str, seed: int) 
     if load_format == "dummy":
         _fill_at_random(model, ctx.device, seed)
     else:
-        _fill_from_checkpoint(model, Checkpoint(info.directory).tensors)
+        _fill_from_checkpoint(model, _names_of_other_stages(info, ctx), Checkpoint(info.directory).tensors)
     for module in model.modules():
         if isinstance(module, Linear | LMHead):
             module.pack()
@@ -68,12 +71,21 @@ def _fill_at_random(model: CausalLM, device: torch.device, seed: int) -> None:
             module.weight.data.fill_(1.0)
 
 
-def _fill_from_checkpoint(model: CausalLM, tensors: dict[str, SlicedTensor]) -> None:
+def _names_of_other_stages(info: ModelInfo, ctx: BuildContext) -> set[str]:
+    """Checkpoint names that the whole model is filled from; empty without pipeline stages."""
+    if ctx.groups.pp.size == 1:
+        return set()
+    whole = replace(ctx, groups=ParallelGroups(), stage_layers=None)
+    with torch.device("meta"):
+        return set(_targets(MODELS.load(info.architecture)(whole, info)))
+
+
+def _fill_from_checkpoint(model: CausalLM, elsewhere: set[str], tensors: dict[str, SlicedTensor]) -> None:
     targets = _targets(model)
-    missing = sorted(targets.keys() - tensors.keys())
+    missing = sorted((targets.keys() | elsewhere) - tensors.keys())
     if missing:
         raise CheckpointError(f"the checkpoint lacks {_listed(missing)}", param="model")
-    unexpected = sorted(name for name in tensors.keys() - targets.keys() if not _tolerated(name, model))
+    unexpected = sorted(name for name in tensors.keys() - targets.keys() - elsewhere if not _tolerated(name, model))
     if unexpected:
         raise CheckpointError(f"the checkpoint holds unexpected {_listed(unexpected)}", param="model")
     progress = LoadProgress(len(targets), sum(parameter.nbytes for parameter in model.parameters()))

@@ -71,4 +71,4 @@ def test_a_loaded_model_is_packed_where_it_pays(load_format: str) -> None:
     if load_format == "safetensors":
         x = torch.randn(4, 512)
         theirs = hf_model(directory).model.layers[0].mlp(x)  # type: ignore[operator]
-        torch.testing.assert_close(model.model.layers[0].mlp(x), theirs, rtol=1e-4, atol=1e-3)
+        torch.testing.assert_close(model.model.layers["0"].mlp(x), theirs, rtol=1e-4, atol=1e-3)

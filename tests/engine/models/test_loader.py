@@ -48,7 +48,7 @@ def edit_config(directory: Path, **changes: Any) -> None:
 
 def test_fused_parameters_hold_their_parts() -> None:
     directory = tiny_model("qwen2", num_attention_heads=4, num_key_value_heads=2, head_dim=16)
-    attention = load(directory).model.layers[1].self_attn
+    attention = load(directory).model.layers["1"].self_attn
     reference = hf_model(directory).model.layers[1].self_attn
     for kind in ("weight", "bias"):
         parts = [getattr(getattr(reference, f"{name}_proj"), kind) for name in "qkv"]

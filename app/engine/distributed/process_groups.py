@@ -1,0 +1,87 @@
+"""Makes the groups of a gang: the ranks meet at a store, then every rank makes every group, in the same order.
+
+GPU ranks get NCCL for tensors on the device and gloo for those on the host, in one handle; CPU ranks get gloo. The
+store is a server in rank 0 (RankStore), whose address the executor hands to the others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from app.engine.distributed.parallel_groups import ParallelGroups, RankGroup
+
+# Generous: whoever waits this long has been found dead by its driver long before (step_timeout_s).
+COLLECTIVE_TIMEOUT = timedelta(hours=1)
+START_TIMEOUT = timedelta(minutes=10)
+
+
+class RankStore:
+    """Rank 0's end of the meeting place: a key-value server on `host`, on a port that the system chose."""
+
+    def __init__(self, host: str, world_size: int) -> None:
+        # A socket of our own, because a store would listen on every interface.
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, 0), family=family, backlog=128)
+        self.address = (host, int(listener.getsockname()[1]))
+        self.store = dist.TCPStore(
+            *self.address,
+            world_size,
+            is_master=True,
+            timeout=START_TIMEOUT,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+            use_libuv=True,
+        )
+
+
+def connect_store(address: tuple[str, int], world_size: int) -> Any:
+    """The store that rank 0 opened at `address`."""
+    return dist.TCPStore(*address, world_size, is_master=False, timeout=START_TIMEOUT, use_libuv=True)
+
+
+def join_groups(
+    store: Any, rank: int, tensor_parallel_size: int, pipeline_parallel_size: int, device: torch.device, one_node: bool
+) -> ParallelGroups:
+    """All groups of `rank` in a gang of stages x ranks; blocks until every rank of the gang has come."""
+    tp, pp = tensor_parallel_size, pipeline_parallel_size
+    world_size = tp * pp
+    if world_size == 1:
+        return ParallelGroups()
+    if one_node and sys.platform == "linux":  # gloo would look up the host's name, which may mean anything
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=COLLECTIVE_TIMEOUT)
+    stages = [range(stage * tp, (stage + 1) * tp) for stage in range(pp)]
+    columns = [range(column, world_size, tp) for column in range(tp)]
+    return ParallelGroups(
+        world=RankGroup(rank, world_size, dist.group.WORLD),
+        tp=_own_group(stages, rank, backend) if tp > 1 else RankGroup(),
+        pp=_own_group(columns, rank, backend) if pp > 1 else RankGroup(),
+        feedback=_own_group(columns, rank, backend) if pp > 1 else RankGroup(),
+    )
+
+
+def leave_groups() -> None:
+    """Close this process's groups, if there are any; idempotent."""
+    if dist.is_initialized():
+        with contextlib.suppress(RuntimeError):  # a peer that is gone already
+            dist.destroy_process_group()
+
+
+def _own_group(groups: Iterable[range], rank: int, backend: str) -> RankGroup:
+    """Every rank takes part in making every group; the one that holds `rank`."""
+    own = RankGroup()
+    for members in groups:
+        handle = dist.new_group(list(members), timeout=COLLECTIVE_TIMEOUT, backend=backend)
+        if rank in members:
+            own = RankGroup(members.index(rank), len(members), handle)
+    return own

@@ -1,0 +1,52 @@
+"""How a model is laid over tensor-parallel ranks and pipeline stages; checked before any worker starts."""
+
+from __future__ import annotations
+
+from app.config import EngineConfig
+from app.engine.model_info import ModelInfo
+from app.errors import ConfigError
+
+
+def stage_layers(num_layers: int, num_stages: int, partition: tuple[int, ...] | None = None) -> list[range]:
+    """The layers of each stage. Even when no `partition` is given; where that does not divide, the middle stages take
+    one more, because the first also embeds and the last also computes logits and samples.
+
+    ConfigError when the partition does not name every layer once, or leaves a stage empty.
+    """
+    if partition is None:
+        if num_stages > num_layers:
+            raise ConfigError(
+                f"pipeline_parallel_size={num_stages} is more than the model's {num_layers} layers",
+                param="pipeline_parallel_size",
+            )
+        share, rest = divmod(num_layers, num_stages)
+        middle_first = sorted(range(num_stages), key=lambda stage: (stage == num_stages - 1, stage == 0, -stage))
+        longer = set(middle_first[:rest])
+        partition = tuple(share + (stage in longer) for stage in range(num_stages))
+    if len(partition) != num_stages or sum(partition) != num_layers or min(partition) < 1:
+        raise ConfigError(
+            f"pipeline_partition={list(partition)} does not split {num_layers} layers into {num_stages} stages of at "
+            "least one",
+            param="pipeline_partition",
+        )
+    ends = [sum(partition[: stage + 1]) for stage in range(num_stages)]
+    return [range(end - count, end) for end, count in zip(ends, partition, strict=True)]
+
+
+def check_parallel_sizes(config: EngineConfig, info: ModelInfo) -> None:
+    """ConfigError when `config` cannot split this model: names the number that does not divide."""
+    tp = config.tensor_parallel_size
+    stage_layers(info.num_layers, config.pipeline_parallel_size, config.pipeline_partition)
+    if tp == 1:
+        return
+    sizes = {"num_attention_heads": info.num_heads}
+    if info.hf_config.get("intermediate_size"):
+        sizes["intermediate_size"] = int(info.hf_config["intermediate_size"])
+    for name, size in sizes.items():
+        if size % tp:
+            raise ConfigError(f"tensor_parallel_size={tp} does not divide {name}={size}", param="tensor_parallel_size")
+    if info.num_kv_heads % tp and tp % info.num_kv_heads:
+        raise ConfigError(
+            f"tensor_parallel_size={tp} is neither a divisor nor a multiple of num_key_value_heads={info.num_kv_heads}",
+            param="tensor_parallel_size",
+        )
