@@ -3,7 +3,7 @@
 Invariant I6 rests here: a random number is a pure function of its key (seed, choice index, purpose) and its counter
 (absolute position, token id), so it is the same alone or in a batch, on any device, after preemption or migration.
 `philox.py` holds the generator, `reference.py` the plain PyTorch truth and CPU path of the rest, `triton_ops.py` the
-one-pass draw for GPUs.
+one-pass draw for GPUs, `triton_sample.py` the whole way from logits to tokens there, without a sort.
 """
 
 from __future__ import annotations
@@ -17,13 +17,30 @@ from app.kernels.sampling.philox import uniform
 from app.kernels.sampling.reference import apply_min_p, apply_top_k_top_p
 from app.registry import Registry
 
-__all__ = ["GUMBEL_ARGMAX", "Purpose", "apply_min_p", "apply_top_k_top_p", "gumbel_argmax", "uniform"]
+__all__ = [
+    "GUMBEL_ARGMAX",
+    "SAMPLE_TOKENS",
+    "Purpose",
+    "apply_min_p",
+    "apply_top_k_top_p",
+    "gumbel_argmax",
+    "sample_tokens",
+    "uniform",
+]
 
 GUMBEL_ARGMAX: Registry[Callable[..., torch.Tensor]] = Registry(
     "device for gumbel_argmax",
     {
         "cpu": "app.kernels.sampling.reference:gumbel_argmax",
         "cuda": "app.kernels.sampling.triton_ops:gumbel_argmax",
+    },
+)
+
+SAMPLE_TOKENS: Registry[Callable[..., tuple[torch.Tensor, torch.Tensor]]] = Registry(
+    "device for sample_tokens",
+    {
+        "cpu": "app.kernels.sampling.reference:sample_tokens",
+        "cuda": "app.kernels.sampling.triton_sample:sample_tokens",
     },
 )
 
@@ -43,3 +60,31 @@ def gumbel_argmax(
     token of logit -inf is never drawn, as long as its row has a finite one.
     """
     return GUMBEL_ARGMAX.load(logits.device.type)(logits, keys, positions, purpose=int(purpose))
+
+
+def sample_tokens(
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    min_p: torch.Tensor,
+    keys: torch.Tensor,
+    positions: torch.Tensor,
+    *,
+    purpose: int = Purpose.SAMPLE,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One token a row and its logprob, whatever each row asks for: (token ids int64 [N], logprobs fp32 [N]).
+
+    A pure function of its tensors. On a GPU it neither waits for the host nor looks at a value there, and its
+    launches depend on the shapes alone: one CUDA graph serves every mix of rows, and a change of parameters is a
+    copy into the static tensors. Every parameter has a value that turns it off.
+
+    logits [N, V] of any floating type, rows contiguous, left as they are. fp32 [N]: temperature (0 or below: greedy,
+    the lowest id among equals), top_p (1: off), min_p (0: off). int32 or int64 [N]: top_k (below 1 or at least V:
+    off). keys int64 [N, 2] holds (seed, choice index), positions int64 [N] the absolute position of the token drawn.
+    Filters as in `apply_min_p` and `apply_top_k_top_p`, in this order: logits / temperature, min_p, top_k, then top_p
+    of what these leave; ties with the last token kept are kept. The draw is that of `gumbel_argmax`. The logprob is
+    that of the logits as given: temperature 1, no filter. A row without a finite logit gets some valid id.
+    """
+    arguments = (logits, temperature, top_k, top_p, min_p, keys, positions)
+    return SAMPLE_TOKENS.load(logits.device.type)(*arguments, purpose=int(purpose))

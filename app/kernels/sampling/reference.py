@@ -87,7 +87,7 @@ def _apply_top_p(logits: torch.Tensor, top_p: torch.Tensor, num_sorted: int) -> 
             num_sorted = _NUCLEUS_TRY
     largest = probs.topk(num_sorted, dim=-1).values
     mass_before = largest.cumsum(dim=-1) - largest
-    num_kept = (mass_before < top_p).sum(dim=-1, keepdim=True)
+    num_kept = (mass_before < top_p).sum(dim=-1, keepdim=True).clamp_(min=1)  # 0: a row without a finite logit
     least_kept = largest.gather(1, num_kept - 1).masked_fill_(top_p >= 1.0, 0.0)
     logits.masked_fill_(probs < least_kept, float("-inf"))
 
@@ -101,3 +101,29 @@ def apply_min_p(logits: torch.Tensor, min_p: torch.Tensor | None) -> torch.Tenso
         return logits
     threshold = logits.amax(dim=-1, keepdim=True) + torch.log(min_p)[:, None]
     return logits.masked_fill_(logits < threshold, float("-inf"))
+
+
+def sample_tokens(
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    min_p: torch.Tensor,
+    keys: torch.Tensor,
+    positions: torch.Tensor,
+    *,
+    purpose: int = 0,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The contract of `app.kernels.sampling.sample_tokens`, on any device."""
+    logits = logits.float()
+    token_ids = logits.argmax(dim=-1)
+    rows = (temperature > 0.0).nonzero().squeeze(1)
+    if len(rows) > 0:
+        scaled = logits[rows] / temperature[rows, None]
+        apply_min_p(scaled, min_p[rows])
+        limited = bool((top_k[rows] > 0).any())
+        nucleus = bool((top_p[rows] < 1.0).any())
+        apply_top_k_top_p(scaled, top_k[rows] if limited else None, top_p[rows] if nucleus else None)
+        token_ids[rows] = gumbel_argmax(scaled, keys[rows], positions[rows], purpose=purpose)
+    chosen = logits.gather(1, token_ids[:, None]).squeeze(1)
+    return token_ids, chosen - logits.logsumexp(dim=-1)
