@@ -1,17 +1,18 @@
 """The load book: how busy each replica of one model is, from its reports and from what was routed since.
 
 Used by the Router, and by each ingress for the time when the Router does not answer. A replica that stops reporting
-vanishes from the book.
+vanishes from the book. With an index, the policy is told what of the prompt each replica has cached.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
-from app.deployments.policies.base import ReplicaLoad, RouteQuery, RoutingPolicy
+from app.deployments.policies.base import NO_MATCHES, Decision, Matches, ReplicaLoad, RouteQuery, RoutingPolicy
+from app.deployments.prefix_index import PrefixIndex
 from app.deployments.wire import LoadReport
 
 REPORT_EXPIRES_S = 4.0  # an idle replica reports every second
@@ -22,31 +23,42 @@ REPORT_AGE_S = 0.05  # a report may have been written this long before it arrive
 class _Entry:
     load: ReplicaLoad
     reported_s: float
-    routed: deque[tuple[float, int]] = field(default_factory=deque)  # (time, tokens), oldest first
+    routed: deque[tuple[float, int, int]] = field(default_factory=deque)  # (time, tokens, prefill tokens), oldest first
 
     def settle(self, until_s: float) -> None:
         """Forget what the replica's own report counts by now."""
         while self.routed and self.routed[0][0] < until_s:
-            self.load.routed_tokens -= self.routed.popleft()[1]
+            _, tokens, prefill_tokens = self.routed.popleft()
+            self.load.routed_tokens -= tokens
+            self.load.routed_prefill_tokens -= prefill_tokens
+            self.load.routed_requests -= 1
 
 
 class LoadBook:
     """One model's replicas. Not thread-safe: one event loop uses it."""
 
-    def __init__(self, policy: RoutingPolicy, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        policy: RoutingPolicy,
+        clock: Callable[[], float] = time.monotonic,
+        index: PrefixIndex | None = None,
+    ) -> None:
+        self.index = index
         self._policy = policy
         self._clock = clock
         self._entries: dict[str, _Entry] = {}
+        self._sorted: list[ReplicaLoad] | None = None  # by replica id; None when to be made anew
 
     def report(self, report: LoadReport) -> None:
         """Take a replica's report; one that accepts nothing leaves the book."""
         if not report.accepting:
-            self._entries.pop(report.replica_id, None)
+            self.remove(report.replica_id)
             return
         now = self._clock()
         entry = self._entries.get(report.replica_id)
         if entry is None or entry.load.report.incarnation != report.incarnation:
-            self._entries[report.replica_id] = _Entry(ReplicaLoad(report, 0), now)
+            self._entries[report.replica_id] = _Entry(ReplicaLoad(report), now)
+            self._sorted = None
             return
         entry.load.report = report
         entry.reported_s = now
@@ -54,27 +66,57 @@ class LoadBook:
 
     def remove(self, replica_id: str) -> None:
         """The replica is gone."""
-        self._entries.pop(replica_id, None)
+        if self._entries.pop(replica_id, None) is not None:
+            self._sorted = None
 
     def replicas(self) -> list[ReplicaLoad]:
         """Those heard of lately, in the order of their ids."""
         expired = self._clock() - REPORT_EXPIRES_S
         for replica_id in [name for name, entry in self._entries.items() if entry.reported_s < expired]:
-            del self._entries[replica_id]
-        return [self._entries[name].load for name in sorted(self._entries)]
+            self.remove(replica_id)
+        if self._sorted is None:
+            self._sorted = [self._entries[name].load for name in sorted(self._entries)]
+        return list(self._sorted)
+
+    def decide(
+        self, query: RouteQuery, allowed: Collection[str] | None = None, *, explain: bool = False
+    ) -> tuple[Decision, Matches] | None:
+        """The policy's choice and what it knew of caches; nothing is counted. None when nobody (allowed) is known."""
+        candidates: Sequence[ReplicaLoad] = self.replicas()
+        if allowed is not None:
+            candidates = [load for load in candidates if load.report.replica_id in allowed]
+        if not candidates:
+            return None
+        now = self._clock()
+        matches = NO_MATCHES
+        if self.index is not None and (self._policy.uses_index or explain):
+            matches = self.index.match(query.block_hashes, now)
+            for load in candidates:
+                load.indexed_blocks = self.index.num_blocks(load.report.replica_id)
+        return self._policy.choose(candidates, query, matches, now), matches
 
     def route(self, query: RouteQuery, allowed: Collection[str] | None = None) -> str | None:
         """The replica for a request, whose tokens then count as routed; None when no (allowed) replica is known."""
-        candidates = [load for load in self.replicas() if allowed is None or load.report.replica_id in allowed]
-        if not candidates:
+        decided = self.decide(query, allowed)
+        if decided is None:
             return None
-        replica_id = self._policy.choose(candidates, query).report.replica_id
-        self.routed(replica_id, query)
-        return replica_id
+        decision, matches = decided
+        self.routed(decision.replica_id, query, matches)
+        return decision.replica_id
 
-    def routed(self, replica_id: str, query: RouteQuery) -> None:
-        """Count a request as sent to a replica."""
+    def routed(self, replica_id: str, query: RouteQuery, matches: Matches = NO_MATCHES) -> None:
+        """Count a request as sent to a replica, which will soon have its blocks."""
         entry = self._entries.get(replica_id)
-        if entry is not None:
-            entry.routed.append((self._clock(), query.num_tokens))
-            entry.load.routed_tokens += query.num_tokens
+        if entry is None:
+            return
+        now = self._clock()
+        load = entry.load
+        match = matches.get(replica_id)
+        cached = sum(match) * load.report.block_size if match is not None else 0
+        prefill_tokens = max(1, query.num_prompt_tokens - cached)
+        entry.routed.append((now, query.num_tokens, prefill_tokens))
+        load.routed_tokens += query.num_tokens
+        load.routed_prefill_tokens += prefill_tokens
+        load.routed_requests += 1
+        if self.index is not None and self._policy.uses_index:
+            self.index.dispatched(replica_id, query.block_hashes, now)

@@ -72,6 +72,12 @@ class LoadReport(msgspec.Struct, array_like=True, frozen=True):
     num_blocks: int
     block_size: int
     index: int  # `engine` label of its metrics
+    queued_prefill_tokens: int = 0  # known tokens still to compute, of running and waiting requests
+    resident_tokens: int = 0  # slots of the blocks that requests hold
+    max_num_seqs: int = 128
+    prefill_token_s: float = 0.0  # measured seconds per prefill token; 0 until there is a measurement
+    decode_step_s: float = 0.0  # measured seconds of a step that only decodes
+    model_revision: bytes = b""  # of the checkpoint: what block hashes begin with
 
 
 class Frame(msgspec.Struct, array_like=True):

@@ -8,9 +8,12 @@ from app.registry import Registry
 POLICIES: Registry[type[RoutingPolicy]] = Registry(
     "routing policy",
     {
+        "adapter_affinity": "app.deployments.policies.adapter_affinity:AdapterAffinity",
         "least_outstanding_tokens": "app.deployments.policies.least_outstanding_tokens:LeastOutstandingTokens",
         "power_of_two": "app.deployments.policies.power_of_two:PowerOfTwo",
+        "prefix_aware": "app.deployments.policies.prefix_aware:PrefixAware",
         "round_robin": "app.deployments.policies.round_robin:RoundRobin",
+        "session_affinity": "app.deployments.policies.session_affinity:SessionAffinity",
     },
 )
 

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Literal, NamedTuple
 
+from app.deployments.prefix_index import PrefixMatch
 from app.deployments.wire import LoadReport
 from app.engine.request import EngineRequest
 
 EXPECTED_TOKENS = 256
+
+Matches = Mapping[str, PrefixMatch]
+NO_MATCHES: Matches = MappingProxyType({})
+
+# How well a decision was informed; the first three are the Router's, the last two the ingress's own.
+Level = Literal["exact", "speculative", "load", "ingress_load", "ingress_random"]
+LEVELS: tuple[Level, ...] = ("exact", "speculative", "load", "ingress_load", "ingress_random")
 
 
 @dataclass(slots=True, frozen=True)
@@ -19,6 +29,8 @@ class RouteQuery:
     num_prompt_tokens: int
     max_tokens: int  # most that it is expected to generate
     block_hashes: tuple[bytes, ...] = ()  # of the prompt's full blocks, where the ingress computed them
+    session: str = ""  # requests of one session, where the client names it
+    adapter: str = ""  # name of the adapter that the request uses
 
     @classmethod
     def of(cls, request: EngineRequest) -> RouteQuery:
@@ -40,20 +52,50 @@ class RouteQuery:
 
 @dataclass(slots=True)
 class ReplicaLoad:
-    """One replica that may be chosen: its last report, and what was routed to it since."""
+    """One replica that may be chosen: its last report, what was routed to it since, and how full its cache is."""
 
     report: LoadReport
-    routed_tokens: int  # sent there after the report was written
+    routed_tokens: int = 0  # sent there after the report was written, prompt and output
+    routed_prefill_tokens: int = 0  # the part of them that it has to prefill
+    routed_requests: int = 0
+    indexed_blocks: int = 0  # cached blocks that the index knows of
 
     @property
     def outstanding_tokens(self) -> int:
         """Best guess of the tokens it still has to process."""
         return self.report.outstanding_tokens + self.routed_tokens
 
+    @property
+    def num_requests(self) -> int:
+        """Best guess of the requests it has."""
+        return self.report.num_running + self.report.num_waiting + self.routed_requests
+
+
+class Cost(NamedTuple):
+    """What a request would cost on one replica, in seconds, and of what that consists."""
+
+    total_s: float
+    queue_s: float = 0.0  # prefill queued there before it
+    prefill_s: float = 0.0  # its own prompt, less what is cached there
+    decode_s: float = 0.0  # decode load that it adds
+    eviction_s: float = 0.0  # expected recomputing of what its blocks push out
+
+
+@dataclass(slots=True, frozen=True)
+class Decision:
+    """Where a request goes. Policies that estimate no costs leave `costs` empty."""
+
+    replica_id: str
+    costs: Mapping[str, Cost] = field(default_factory=dict)  # by replica id
+
 
 class RoutingPolicy(ABC):
-    """Chooses a replica. One instance per router process and model; called on one thread."""
+    """Chooses a replica. One instance per router process and model; called on one thread; reads no clock."""
+
+    uses_index: bool = False  # whether `matches` matter: else the Router does not look them up
 
     @abstractmethod
-    def choose(self, candidates: Sequence[ReplicaLoad], query: RouteQuery) -> ReplicaLoad:
-        """One of `candidates` (never empty, in the order of their replica ids)."""
+    def choose(
+        self, candidates: Sequence[ReplicaLoad], query: RouteQuery, matches: Matches = NO_MATCHES, now: float = 0.0
+    ) -> Decision:
+        """One of `candidates` (never empty, in the order of their replica ids). `now` is in seconds, monotonic."""

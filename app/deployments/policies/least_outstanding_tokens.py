@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from app.deployments.policies.base import ReplicaLoad, RouteQuery, RoutingPolicy
+from app.deployments.policies.base import NO_MATCHES, Decision, Matches, ReplicaLoad, RouteQuery, RoutingPolicy
 
 
 class LeastOutstandingTokens(RoutingPolicy):
@@ -13,9 +13,11 @@ class LeastOutstandingTokens(RoutingPolicy):
     def __init__(self) -> None:
         self._turn = 0
 
-    def choose(self, candidates: Sequence[ReplicaLoad], query: RouteQuery) -> ReplicaLoad:
+    def choose(
+        self, candidates: Sequence[ReplicaLoad], query: RouteQuery, matches: Matches = NO_MATCHES, now: float = 0.0
+    ) -> Decision:
         """See RoutingPolicy.choose."""
         fewest = min(candidate.outstanding_tokens for candidate in candidates)
         best = [candidate for candidate in candidates if candidate.outstanding_tokens == fewest]
         self._turn += 1
-        return best[self._turn % len(best)]
+        return Decision(best[self._turn % len(best)].report.replica_id)

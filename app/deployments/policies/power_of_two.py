@@ -5,16 +5,18 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from app.deployments.policies.base import ReplicaLoad, RouteQuery, RoutingPolicy
+from app.deployments.policies.base import NO_MATCHES, Decision, Matches, ReplicaLoad, RouteQuery, RoutingPolicy
 
 
 class PowerOfTwo(RoutingPolicy):
-    """Load is counted in outstanding tokens."""
+    """Load is counted in outstanding tokens. `seed` makes the draws repeatable."""
 
-    def __init__(self) -> None:
-        self._random = random.Random()
+    def __init__(self, seed: int | None = None) -> None:
+        self._random = random.Random(seed)
 
-    def choose(self, candidates: Sequence[ReplicaLoad], query: RouteQuery) -> ReplicaLoad:
+    def choose(
+        self, candidates: Sequence[ReplicaLoad], query: RouteQuery, matches: Matches = NO_MATCHES, now: float = 0.0
+    ) -> Decision:
         """See RoutingPolicy.choose."""
         drawn = self._random.sample(candidates, min(2, len(candidates)))
-        return min(drawn, key=lambda candidate: candidate.outstanding_tokens)
+        return Decision(min(drawn, key=lambda candidate: candidate.outstanding_tokens).report.replica_id)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from app.deployments.policies.base import ReplicaLoad, RouteQuery, RoutingPolicy
+from app.deployments.policies.base import NO_MATCHES, Decision, Matches, ReplicaLoad, RouteQuery, RoutingPolicy
 
 
 class RoundRobin(RoutingPolicy):
@@ -13,7 +13,9 @@ class RoundRobin(RoutingPolicy):
     def __init__(self) -> None:
         self._turn = 0
 
-    def choose(self, candidates: Sequence[ReplicaLoad], query: RouteQuery) -> ReplicaLoad:
+    def choose(
+        self, candidates: Sequence[ReplicaLoad], query: RouteQuery, matches: Matches = NO_MATCHES, now: float = 0.0
+    ) -> Decision:
         """See RoutingPolicy.choose."""
         self._turn += 1
-        return candidates[self._turn % len(candidates)]
+        return Decision(candidates[self._turn % len(candidates)].report.replica_id)
