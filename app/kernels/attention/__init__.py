@@ -28,6 +28,9 @@ class AttentionMetadata:
     max_query_len: int
     max_seq_len: int
     num_decodes: int  # the first num_decodes requests have exactly one query token
+    # The step may be captured and replayed with other values in these tensors: a backend may take from the host only
+    # what the fields above it say (bounds), and read lengths and tables on the device.
+    is_static: bool = False
     plan: object | None = None  # a backend's own precomputation for the step, filled by its `prepare`
 
 

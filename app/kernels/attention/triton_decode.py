@@ -1,9 +1,10 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 """Split-KV decode: requests with one query token. A program attends one KV head's query heads over one split.
 
-A request's context is cut by its own length alone, never by the batch around it (I6): up to MAX_SPLITS splits of at
-least SPLIT_KEYS positions. Splits leave normalised partial results and their log-sum-exp, which a second kernel
-merges in a fixed order; where the longest request has one split, the first kernel writes the output itself.
+A request's context is cut by its own length alone (triton_splits.py). Splits leave normalised partial results and
+their log-sum-exp, which a second kernel merges in a fixed order; of a request with one split the first kernel writes
+the output itself. Programs are either one for each split that the longest request could have, or, where the step is
+static, a fixed number that share out a list of the splits there are: the same bits.
 """
 
 from __future__ import annotations
@@ -14,11 +15,10 @@ import torch
 import triton
 import triton.language as tl
 
-from app.kernels.attention import AttentionMetadata
+from app.kernels.attention import AttentionMetadata, triton_splits
+from app.kernels.attention.triton_splits import SplitList, cut_context, list_splits, most_splits, programs_for
 from app.kernels.attention.triton_tile import NO_MAX, attend_tile
 
-MAX_SPLITS = 64
-SPLIT_KEYS = 256
 _MERGE_TILE = 16
 
 
@@ -35,9 +35,21 @@ class DecodeTile:
 class DecodeScratch:
     """What the two kernels of a launch pass to each other; made once a step, used by every layer."""
 
-    num_splits: int  # of the longest request
+    num_splits: int  # most of a request
     partial: torch.Tensor  # fp32 [Rd, Hq, num_splits, D]; empty where num_splits is 1
     log_sum: torch.Tensor  # fp32 [Rd, Hq, num_splits], base 2
+    # In a static step: the splits there are, by (sliding window, keys of a tile); made by the first layer with them.
+    lists: dict[tuple[int | None, int], SplitList] | None = None
+
+    def splits(self, meta: AttentionMetadata, sliding_window: int | None, tile: DecodeTile) -> SplitList | None:
+        """The list for a layer; None outside of static steps."""
+        if self.lists is None:
+            return None
+        key = (sliding_window, tile.keys)
+        if key not in self.lists:
+            lens = meta.seq_lens[: meta.num_decodes]
+            self.lists[key] = list_splits(lens, self.num_splits, tile.keys, sliding_window)
+        return self.lists[key]
 
 
 def choose_tile(head_dim: int, dtype: torch.dtype) -> DecodeTile:
@@ -52,72 +64,30 @@ def choose_tile(head_dim: int, dtype: torch.dtype) -> DecodeTile:
 
 def make_scratch(meta: AttentionMetadata, num_heads: int, head_dim: int) -> DecodeScratch:
     """Scratch for the step's decodes, sized by `meta.max_seq_len` alone: no synchronisation."""
-    num_splits = min(MAX_SPLITS, max(1, triton.cdiv(meta.max_seq_len, SPLIT_KEYS)))
+    num_splits = most_splits(meta.max_seq_len)
     shape = (meta.num_decodes if num_splits > 1 else 0, num_heads, num_splits)
     device = meta.seq_lens.device
     return DecodeScratch(
         num_splits=num_splits,
         partial=torch.empty(*shape, head_dim, dtype=torch.float32, device=device),
         log_sum=torch.empty(*shape, dtype=torch.float32, device=device),
+        lists={} if meta.is_static else None,
     )
 
 
 @triton.jit
-def cut_context(
-    b_len, window, BN: tl.constexpr, USE_WINDOW: tl.constexpr, MAX_SPLITS: tl.constexpr, SPLIT_KEYS: tl.constexpr
-):
-    """(first visible position, start of the first split, positions per split) of a context of b_len positions."""
-    lo = 0
-    if USE_WINDOW:
-        lo = tl.maximum(b_len - window, 0)
-    start = lo // BN * BN
-    num_splits = tl.minimum(tl.cdiv(b_len - start, SPLIT_KEYS), MAX_SPLITS)
-    split = tl.cdiv(tl.cdiv(b_len - start, num_splits), BN) * BN
-    return lo, start, split
-
-
-@triton.jit(do_not_specialize=["window", "stride_table"])
-def decode_kernel(
-    p_q,
-    p_cache,
-    p_out,
-    p_partial,
-    p_log_sum,
-    p_tables,
-    p_seq_lens,
-    scale,
-    soft_cap,
-    window,
-    stride_q_token,
-    stride_q_head,
-    stride_out_token,
-    stride_out_head,
-    stride_block,
-    stride_value,
-    stride_head,
-    stride_slot,
-    stride_table,
-    G: tl.constexpr,
-    D: tl.constexpr,
-    S: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-    BD: tl.constexpr,
-    MAX_SPLITS: tl.constexpr,
-    SPLIT_KEYS: tl.constexpr,
-    USE_WINDOW: tl.constexpr,
-    USE_CAP: tl.constexpr,
-    IS_DIRECT: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """Grid (splits of the longest request, Hkv, Rd)."""
-    i_split, i_head, i_r = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    b_len = tl.load(p_seq_lens + i_r)
-    lo, start, split = cut_context(b_len, window, BN, USE_WINDOW, MAX_SPLITS, SPLIT_KEYS)
-    begin = start + i_split * split
-    end = tl.minimum(begin + split, b_len)
-    if begin >= end:
-        return
+def attend_split(
+    i_r, i_split, b_len, lo, begin, end,
+    p_q, p_cache, p_out, p_partial, p_log_sum, p_tables,
+    scale, soft_cap, window,
+    stride_q_token, stride_q_head, stride_out_token, stride_out_head,
+    stride_block, stride_value, stride_head, stride_slot, stride_table, stride_split,
+    is_whole,  # this split is all of the request's context
+    G: tl.constexpr, D: tl.constexpr, S: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
+    USE_WINDOW: tl.constexpr, USE_CAP: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One KV head's query heads over positions [begin, end) of request i_r: into p_out, or as a partial result."""
+    i_head = tl.program_id(1)
     o_m = tl.arange(0, BM)
     o_d = tl.arange(0, BD)
     m_q = (o_m[:, None] < G) & (o_d[None, :] < D)
@@ -136,14 +106,53 @@ def decode_kernel(
             stride_block, stride_value, stride_slot, D, S, BN, BD, True, USE_WINDOW, USE_CAP, PRECISION,
         )  # fmt: skip
     b_out = b_acc / b_sum[:, None]
-    if IS_DIRECT:
+    if is_whole:
         p_o = p_out + i_r.to(tl.int64) * stride_out_token + o_head[:, None] * stride_out_head + o_d[None, :]
         tl.store(p_o, b_out.to(p_out.dtype.element_ty), mask=m_q)
     else:
-        num_splits = tl.num_programs(0)
-        o_part = (i_r.to(tl.int64) * tl.num_programs(1) * G + o_head) * num_splits + i_split
+        o_part = (i_r.to(tl.int64) * tl.num_programs(1) * G + o_head) * stride_split + i_split
         tl.store(p_partial + o_part[:, None] * D + o_d[None, :], b_out, mask=m_q)
         tl.store(p_log_sum + o_part, b_max + tl.log2(b_sum), mask=o_m < G)
+
+
+@triton.jit(do_not_specialize=["window", "stride_table", "stride_split"])
+def decode_kernel(
+    p_q, p_cache, p_out, p_partial, p_log_sum, p_tables, p_seq_lens, p_items, p_count,
+    scale, soft_cap, window,
+    stride_q_token, stride_q_head, stride_out_token, stride_out_head,
+    stride_block, stride_value, stride_head, stride_slot, stride_table, stride_split,
+    G: tl.constexpr, D: tl.constexpr, S: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
+    MAX_SPLITS: tl.constexpr, SPLIT_KEYS: tl.constexpr, USE_WINDOW: tl.constexpr, USE_CAP: tl.constexpr,
+    USE_LIST: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Grid (splits of the longest request, Hkv, Rd); with a list of splits (any number, Hkv), which share it out."""
+    if USE_LIST:
+        for i_item in range(tl.program_id(0), tl.load(p_count), tl.num_programs(0)):
+            item = tl.load(p_items + i_item)
+            i_r, i_split = item // MAX_SPLITS, item % MAX_SPLITS
+            b_len = tl.load(p_seq_lens + i_r)
+            lo, start, split = cut_context(b_len, window, BN, USE_WINDOW, MAX_SPLITS, SPLIT_KEYS)
+            begin = start + i_split * split
+            end = tl.minimum(begin + split, b_len)
+            attend_split(
+                i_r, i_split, b_len, lo, begin, end, p_q, p_cache, p_out, p_partial, p_log_sum, p_tables,
+                scale, soft_cap, window, stride_q_token, stride_q_head, stride_out_token, stride_out_head,
+                stride_block, stride_value, stride_head, stride_slot, stride_table, stride_split,
+                start + split >= b_len, G, D, S, BM, BN, BD, USE_WINDOW, USE_CAP, PRECISION,
+            )  # fmt: skip
+    else:
+        i_split, i_r = tl.program_id(0), tl.program_id(2)
+        b_len = tl.load(p_seq_lens + i_r)
+        lo, start, split = cut_context(b_len, window, BN, USE_WINDOW, MAX_SPLITS, SPLIT_KEYS)
+        begin = start + i_split * split
+        end = tl.minimum(begin + split, b_len)
+        if begin < end:
+            attend_split(
+                i_r, i_split, b_len, lo, begin, end, p_q, p_cache, p_out, p_partial, p_log_sum, p_tables,
+                scale, soft_cap, window, stride_q_token, stride_q_head, stride_out_token, stride_out_head,
+                stride_block, stride_value, stride_head, stride_slot, stride_table, stride_split,
+                start + split >= b_len, G, D, S, BM, BN, BD, USE_WINDOW, USE_CAP, PRECISION,
+            )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["window", "num_splits"])
@@ -169,6 +178,8 @@ def merge_kernel(
     b_len = tl.load(p_seq_lens + i_r)
     _, start, split = cut_context(b_len, window, BN, USE_WINDOW, MAX_SPLITS, SPLIT_KEYS)
     num_active = tl.cdiv(b_len - start, split)
+    if num_active == 1:  # the first kernel wrote the output itself
+        return
     i_first = (i_r.to(tl.int64) * tl.num_programs(0) + i_head) * num_splits
     o_all = tl.arange(0, MAX_SPLITS)
     b_logs = tl.load(p_log_sum + i_first + o_all, mask=o_all < num_active, other=NO_MAX)
@@ -207,11 +218,15 @@ def decode(
     cut: dict[str, int | bool] = {
         "BN": tile.keys,
         "BD": triton.next_power_of_2(head_dim),
-        "MAX_SPLITS": MAX_SPLITS,
-        "SPLIT_KEYS": SPLIT_KEYS,
+        "MAX_SPLITS": triton_splits.MAX_SPLITS,
+        "SPLIT_KEYS": triton_splits.SPLIT_KEYS,
         "USE_WINDOW": sliding_window is not None,
     }
-    decode_kernel[(scratch.num_splits, num_kv_heads, meta.num_decodes)](
+    listed = scratch.splits(meta, sliding_window, tile)
+    grid = (scratch.num_splits, num_kv_heads, meta.num_decodes)
+    if listed is not None:
+        grid = (programs_for(listed, num_kv_heads), num_kv_heads, 1)
+    decode_kernel[grid](
         query,
         kv_cache,
         out,
@@ -219,6 +234,8 @@ def decode(
         scratch.log_sum,
         meta.block_table,
         meta.seq_lens,
+        meta.seq_lens if listed is None else listed.items,
+        meta.seq_lens if listed is None else listed.count,
         scale,
         soft_cap or 1.0,
         sliding_window or 0,
@@ -228,12 +245,13 @@ def decode(
         out.stride(1),
         *kv_cache.stride()[:4],
         meta.block_table.stride(0),
+        scratch.num_splits,
         G=group,
         D=head_dim,
         S=block_size,
         BM=max(16, triton.next_power_of_2(group)),
         USE_CAP=soft_cap is not None,
-        IS_DIRECT=scratch.num_splits == 1,
+        USE_LIST=listed is not None,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from app.errors import ConfigError
-from app.kernels.attention import ATTENTION_BACKENDS, reference, triton_decode
+from app.kernels.attention import ATTENTION_BACKENDS, reference, triton_decode, triton_splits
 from app.kernels.attention.triton_ops import OPS, TritonPlan
 from tests.kernels.attention.cases import Batch, contiguous_attention, make_batch
 
@@ -89,8 +89,8 @@ def test_decodes_only_and_prefills_only() -> None:
 @pytest.mark.parametrize("sliding_window", [None, 100])
 def test_splits_merge(monkeypatch: pytest.MonkeyPatch, sliding_window: int | None) -> None:
     # Small splits: 1 to 8 of them, of unequal lengths, some empty, and more context than MAX_SPLITS short splits hold.
-    monkeypatch.setattr(triton_decode, "SPLIT_KEYS", 32)
-    monkeypatch.setattr(triton_decode, "MAX_SPLITS", 8)
+    monkeypatch.setattr(triton_splits, "SPLIT_KEYS", 32)
+    monkeypatch.setattr(triton_splits, "MAX_SPLITS", 8)
     monkeypatch.setattr(triton_decode, "_MERGE_TILE", 4)
     batch = make_batch([(1, 1), (1, 32), (1, 33), (1, 150), (1, 290), (1, 256)], device=DEVICE)
     check(batch, sliding_window=sliding_window)
@@ -99,7 +99,7 @@ def test_splits_merge(monkeypatch: pytest.MonkeyPatch, sliding_window: int | Non
 
 
 def test_a_decode_is_the_same_bits_alone_and_in_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton_decode, "SPLIT_KEYS", 32)
+    monkeypatch.setattr(triton_splits, "SPLIT_KEYS", 32)
     batch = make_batch([(1, 20), (1, 100), (1, 200)], device=DEVICE)
     together = run(batch)
     for request in range(3):
@@ -113,6 +113,33 @@ def test_a_decode_is_the_same_bits_alone_and_in_a_batch(monkeypatch: pytest.Monk
         )
         alone = dataclasses.replace(batch, query=batch.query[request : request + 1], meta=meta)
         assert torch.equal(run(alone)[0], together[request])
+
+
+@pytest.mark.parametrize("sliding_window", [None, 70])
+def test_a_static_step_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch, sliding_window: int | None) -> None:
+    """What a captured graph replays: bounds on the host, lengths on the device, programs that share out the splits."""
+    monkeypatch.setattr(triton_splits, "SPLIT_KEYS", 32)
+    monkeypatch.setattr(triton_splits, "MAX_SPLITS", 8)
+    monkeypatch.setattr(triton_splits, "_LIST_TILE", 2)
+    batch = make_batch([(1, 1), (1, 32), (1, 33), (1, 150), (1, 290), (1, 256), (1, 7)], device=DEVICE)
+    plainly = run(batch, sliding_window=sliding_window)
+    meta = dataclasses.replace(batch.meta, is_static=True, max_seq_len=4096, plan=None)
+    assert torch.equal(run(dataclasses.replace(batch, meta=meta), sliding_window=sliding_window), plainly)
+    check(dataclasses.replace(batch, meta=meta), sliding_window=sliding_window)
+
+
+@pytest.mark.parametrize("sliding_window", [None, 70])
+def test_the_list_holds_every_split_once(sliding_window: int | None) -> None:
+    lens = [1, 255, 256, 257, 5000, 40, 20_000, 512, 513]
+    made = triton_splits.list_splits(torch.tensor(lens, dtype=torch.int32, device=DEVICE), 64, 64, sliding_window)
+    expected = []
+    for request, length in enumerate(lens):
+        start = 0 if sliding_window is None else max(0, length - sliding_window) // 64 * 64
+        rest = length - start
+        split = -(-(-(-rest // min(64, -(-rest // 256)))) // 64) * 64
+        expected += [request * 64 + i for i in range(-(-rest // split))]
+    assert made.items[: int(made.count)].tolist() == expected
+    assert triton_splits.programs_for(made, 8) >= 1
 
 
 def test_strided_query_and_cache_of_a_fused_projection() -> None:
