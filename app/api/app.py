@@ -6,7 +6,10 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
+from pydantic import BaseModel
 
+from app.api.anthropic.messages import message_routes
+from app.api.anthropic.protocol import CountTokensRequest, MessagesRequest
 from app.api.auth import ApiKeys, Authentication
 from app.api.body import body_schemas
 from app.api.engine_client import EngineClient
@@ -22,6 +25,10 @@ from app.api.service import service_routes
 from app.api.version import VERSION
 from app.config import IngressConfig, RequestLimits
 
+BODIES: tuple[type[BaseModel], ...] = (
+    *(ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest),
+    *(MessagesRequest, CountTokensRequest),
+)
 _DEFAULTS = IngressConfig()
 _ABOUT = """
 OpenAI's dialect, with vLLM's extension fields. Where a request leaves `temperature`, `top_p`, `top_k`, `min_p` or
@@ -47,6 +54,7 @@ def create_app(
     install_error_handlers(app)
     app.include_router(chat_routes(client, limits))
     app.include_router(completion_routes(client, limits))
+    app.include_router(message_routes(client, limits))
     app.include_router(model_routes(client))
     app.include_router(tokenize_routes(client))
     app.include_router(service_routes(client))
@@ -80,7 +88,7 @@ def _describe_bodies(app: FastAPI) -> None:
     def openapi() -> dict[str, Any]:
         document = generate()
         schemas = document.setdefault("components", {}).setdefault("schemas", {})
-        schemas.update(body_schemas(ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest))
+        schemas.update(body_schemas(*BODIES))
         return document
 
     app.openapi = openapi  # type: ignore[method-assign]

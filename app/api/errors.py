@@ -117,6 +117,9 @@ def validation_error(error: ValidationError, body: Any) -> InvalidRequestError:
     kind, message = fault["type"], fault["msg"].removeprefix("Value error, ")
     if kind == "json_invalid":
         return InvalidRequestError(f"the body is not valid JSON: {fault['ctx']['error']}")
+    if kind == "union_tag_invalid":
+        tag, known = fault["ctx"]["tag"], fault["ctx"]["expected_tags"]
+        return UnsupportedError(f"{param}: type {tag!r} is not supported; known: {known}", param=param)
     if kind == "unsupported":
         return UnsupportedError(message, param=param)
     if kind == "extra_forbidden":

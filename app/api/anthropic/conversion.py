@@ -1,0 +1,125 @@
+"""From Anthropic's words to those of a chat: messages, tools and options become a ChatRequest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from app.api.anthropic.protocol import (
+    CountTokensRequest,
+    Message,
+    MessagesRequest,
+    TextBlock,
+    Thinking,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from app.api.engine_client import ServedModel
+from app.api.openai.protocol import ChatRequest
+from app.errors import UnsupportedError
+
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+class MessagesChat(ChatRequest):
+    """A chat that was asked for in Anthropic's words; errors name the fields that the client knows."""
+
+    def field_names(self) -> dict[str, str]:
+        """The words for errors."""
+        return {"prompt": "messages", "stop": "stop_sequences"}
+
+
+def to_chat(body: CountTokensRequest, model: ServedModel) -> MessagesChat:
+    """The same request as a chat. InvalidRequestError names what the model or the server cannot do."""
+    fields: dict[str, Any] = {"model": body.model, "messages": _messages(body)}
+    if body.tools:
+        fields["tools"] = [_tool(tool.model_dump(exclude_none=True)) for tool in body.tools]
+        fields |= _tool_choice(body)
+    kwargs = {**_thinking(body.thinking, model), **(body.chat_template_kwargs or {})}
+    if kwargs:
+        fields["chat_template_kwargs"] = kwargs
+    if body.output_config is not None and body.output_config.effort is not None:
+        fields["reasoning_effort"] = body.output_config.effort
+    if body.output_config is not None and body.output_config.format is not None:
+        schema = {"name": "answer", "schema": body.output_config.format.schema_}
+        fields["response_format"] = {"type": "json_schema", "json_schema": schema}
+    if body.messages[-1].role == "assistant":  # the answer continues what the client has begun
+        fields |= {"continue_final_message": True, "add_generation_prompt": False}
+    if isinstance(body, MessagesRequest):
+        fields |= _sampling(body)
+    return MessagesChat.model_validate(fields)
+
+
+def _sampling(body: MessagesRequest) -> dict[str, Any]:
+    names = ("max_tokens", "temperature", "top_p", "top_k", "cache_salt", "priority", "stream")
+    fields = {name: getattr(body, name) for name in names}
+    given = {name: value for name, value in fields.items() if value is not None}
+    return given | ({"stop": body.stop_sequences} if body.stop_sequences else {})
+
+
+def _messages(body: CountTokensRequest) -> list[dict[str, Any]]:
+    messages: list[dict[str, Any]] = []
+    if body.system:
+        messages.append({"role": "system", "content": _text(body.system)})
+    for message in body.messages:
+        messages += _assistant(message) if message.role == "assistant" else _heard(message)
+    return messages
+
+
+def _heard(message: Message) -> list[dict[str, Any]]:
+    """A user's or system's turn: results of calls are messages of their own, in their order, then the text."""
+    results = [_result(block) for block in message.blocks if isinstance(block, ToolResultBlock)]
+    texts = [block for block in message.blocks if isinstance(block, TextBlock)]
+    said = [{"role": message.role, "content": _text(texts)}] if texts or not results else []
+    return [*results, *said]
+
+
+def _result(block: ToolResultBlock) -> dict[str, Any]:
+    content = _text(block.content)
+    if block.is_error:  # chat templates have no place for it
+        content = f"Error: {content}"
+    return {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
+
+
+def _assistant(message: Message) -> list[dict[str, Any]]:
+    turn: dict[str, Any] = {"role": "assistant", "content": ""}
+    calls = []
+    for block in message.blocks:
+        if isinstance(block, TextBlock):
+            turn["content"] += block.text
+        elif isinstance(block, ThinkingBlock):
+            turn["reasoning"] = turn.get("reasoning", "") + block.thinking
+        elif isinstance(block, ToolUseBlock):
+            function = {"name": block.name, "arguments": block.input}
+            calls.append({"id": block.id, "type": "function", "function": function})
+    return [turn | ({"tool_calls": calls} if calls else {})]
+
+
+def _text(content: str | list[TextBlock]) -> str:
+    return content if isinstance(content, str) else "\n".join(block.text for block in content)
+
+
+def _tool(tool: dict[str, Any]) -> dict[str, Any]:
+    function = {"name": tool["name"], "parameters": tool["input_schema"]}
+    extra = {name: tool[name] for name in ("description", "strict") if name in tool}
+    return {"type": "function", "function": function | extra}
+
+
+def _tool_choice(body: CountTokensRequest) -> dict[str, Any]:
+    choice = body.tool_choice
+    if choice is None:
+        return {}
+    named = {"type": "function", "function": {"name": choice.name}}
+    fields: dict[str, Any] = {"tool_choice": named if choice.type == "tool" else _CHOICES[choice.type]}
+    return fields | ({"parallel_tool_calls": False} if choice.disable_parallel_tool_use else {})
+
+
+def _thinking(thinking: Thinking | None, model: ServedModel) -> dict[str, Any]:
+    """How the model's chat template is told; a template that knows no thinking cannot be asked for it."""
+    if thinking is None:
+        return {}
+    if "enable_thinking" not in model.chat_template.source:
+        if thinking.type == "enabled":
+            raise UnsupportedError("this model's chat template cannot turn thinking on", param="thinking.type")
+        return {}
+    return {"enable_thinking": thinking.type != "disabled"}

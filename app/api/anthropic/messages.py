@@ -1,0 +1,75 @@
+"""POST /v1/messages and /v1/messages/count_tokens."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from starlette.responses import JSONResponse, Response
+
+from app.api.anthropic.answer import Answer, MessageEvents, new_message_id
+from app.api.anthropic.conversion import MessagesChat, to_chat
+from app.api.anthropic.protocol import CountTokensRequest, MessagesRequest
+from app.api.blocks import BlockReader, read_blocks
+from app.api.body import describe_body, read_body
+from app.api.engine_client import EngineClient, ServedModel
+from app.api.openai.conversation import Conversation, open_conversation, render_chat
+from app.api.openai.generation import response_headers
+from app.api.openai.head import ResponseHead
+from app.api.render import find_model
+from app.api.sse import EventStreamResponse
+from app.config import RequestLimits
+from app.errors import PromptTooLongError
+
+
+def message_routes(client: EngineClient, limits: RequestLimits) -> APIRouter:
+    """Anthropic's endpoints over `client`."""
+    router = APIRouter(tags=["anthropic"])
+
+    @router.post("/v1/messages", openapi_extra=describe_body(MessagesRequest))
+    async def create_message(request: Request) -> Response:
+        """Answer a conversation; `stream` makes it server-sent events."""
+        body = await read_body(request, MessagesRequest)
+        model = find_model(client, body.model)
+        chat = to_chat(body, model)
+        head = ResponseHead.of("msg", model, body.model)
+        head.id = new_message_id()
+        conversation, is_capped = await _open(client, limits, request, chat, model, head)
+        parser = conversation.parsers[0] if conversation.parsers else None
+        reader = BlockReader(parser, conversation.max_calls)
+        shows_thoughts = body.thinking is None or body.thinking.display != "omitted"
+        answer = Answer(head.id, head.model, reader, is_capped, shows_thoughts)
+        stream = conversation.stream
+        if body.stream:
+            return EventStreamResponse(stream, MessageEvents(answer, stream.choices[0], request.state.request_id))
+        choice = await read_blocks(stream, reader)
+        return JSONResponse(answer.message(choice), headers=response_headers(stream))
+
+    @router.post("/v1/messages/count_tokens", openapi_extra=describe_body(CountTokensRequest))
+    async def count_tokens(request: Request) -> JSONResponse:
+        """How many tokens the prompt of a conversation has."""
+        body = await read_body(request, CountTokensRequest)
+        model = find_model(client, body.model)
+        prompt = await render_chat(model, to_chat(body, model).chat_options())
+        return JSONResponse({"input_tokens": len(prompt.token_ids)})
+
+    return router
+
+
+async def _open(
+    client: EngineClient,
+    limits: RequestLimits,
+    request: Request,
+    chat: MessagesChat,
+    model: ServedModel,
+    head: ResponseHead,
+) -> tuple[Conversation, bool]:
+    """The conversation under way, and whether the model's context leaves less room than max_tokens asks for.
+
+    As at Anthropic, that is no error: the answer then ends with the context.
+    """
+    try:
+        return await open_conversation(client, limits, request, chat, model, head), False
+    except PromptTooLongError as error:
+        if error.param != "max_tokens":
+            raise
+    roomy = chat.model_copy(update={"max_tokens": None})
+    return await open_conversation(client, limits, request, roomy, model, head), True

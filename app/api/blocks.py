@@ -1,0 +1,122 @@
+"""An answer as a row of blocks (thoughts, texts, calls), for the dialects that show it so: Anthropic's and responses.
+
+Parts that a parser finds become changes of blocks: one opens, grows and closes before the next opens. A stream writes
+the changes; a collected answer is the blocks that they leave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from app.api.events import Choice, EventStream
+from app.api.parsers.base import Parser
+from app.api.parsers.scanner import Part
+from app.text.output_processor import TextDelta
+
+BlockKind = Literal["reasoning", "text", "call"]
+_KINDS: dict[str, BlockKind] = {"reasoning": "reasoning", "content": "text", "call": "call"}
+
+
+@dataclass(slots=True)
+class Block:
+    """One block. `text` is what was thought or said; for a call, its arguments as JSON text."""
+
+    kind: BlockKind
+    index: int
+    name: str = ""  # of the function, for a call
+    text: str = ""
+
+
+@dataclass(slots=True)
+class BlockChange:
+    """One step in the life of a block; `text` is what a `grow` added."""
+
+    step: Literal["open", "grow", "close"]
+    block: Block
+    text: str = ""
+
+
+class BlockReader:
+    """One choice's blocks as its text comes. Calls beyond `max_calls` are not shown.
+
+    White space alone makes no block: it waits until something is said, and is dropped where nothing is.
+    """
+
+    def __init__(self, parser: Parser | None, max_calls: int | None = None) -> None:
+        self.blocks: list[Block] = []
+        self.finish: TextDelta | None = None  # the last delta, once it has come
+        self._parser = parser
+        self._max_calls = max_calls
+        self._is_open = False
+        self._space = ""
+
+    @property
+    def num_calls(self) -> int:
+        """Calls that are shown."""
+        return sum(block.kind == "call" for block in self.blocks)
+
+    def read(self, delta: TextDelta) -> list[BlockChange]:
+        """What one delta changes; the last one closes what is open."""
+        changes = self._add(self._parse(delta))
+        if delta.finish_reason is not None:
+            self.finish = delta
+            changes += self._close()
+        return changes
+
+    def _parse(self, delta: TextDelta) -> Sequence[Part]:
+        if self._parser is None:
+            return [Part("content", delta.text)] if delta.text else []
+        parts = self._parser.push(delta.text) if delta.text else []
+        return [*parts, *self._parser.flush()] if delta.finish_reason is not None else parts
+
+    def _add(self, parts: Iterable[Part]) -> list[BlockChange]:
+        changes: list[BlockChange] = []
+        for part in parts:
+            if part.kind == "arguments":
+                changes += self._grow(part.text) if self._is_open else []
+            elif part.kind == "call":
+                changes += self._close()
+                if self._max_calls is None or self.num_calls < self._max_calls:
+                    changes += self._open("call", part.text)
+            else:
+                changes += self._say(_KINDS[part.kind], part.text)
+        return changes
+
+    def _say(self, kind: BlockKind, text: str) -> list[BlockChange]:
+        changes: list[BlockChange] = []
+        if not self._is_open or self.blocks[-1].kind != kind:
+            changes += self._close()
+            text = self._space + text
+            if not text.strip():
+                self._space = text
+                return changes
+            changes += self._open(kind)
+        return changes + self._grow(text)
+
+    def _open(self, kind: BlockKind, name: str = "") -> list[BlockChange]:
+        block = Block(kind, len(self.blocks), name)
+        self.blocks.append(block)
+        self._is_open, self._space = True, ""
+        return [BlockChange("open", block)]
+
+    def _grow(self, text: str) -> list[BlockChange]:
+        self.blocks[-1].text += text
+        return [BlockChange("grow", self.blocks[-1], text)]
+
+    def _close(self) -> list[BlockChange]:
+        if not self._is_open:
+            self._space = ""
+            return []
+        self._is_open = False
+        return [BlockChange("close", self.blocks[-1])]
+
+
+async def read_blocks(stream: EventStream, reader: BlockReader) -> Choice:
+    """Read a stream of one choice to its end. Raises what the engine raised."""
+    async with stream:
+        while batch := await stream.next_batch():
+            for _, delta in batch:
+                reader.read(delta)
+    return stream.choices[0]
