@@ -42,6 +42,11 @@ def free_port() -> int:
             return port
 
 
+def hear_interrupts() -> None:
+    """For a child that SIGINT shall end: a shell's background jobs ignore the signal, and so do their children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class ServeProcess:
     """`with ServeProcess(yaml) as server:` serves at `server.base_url` until the block ends.
 
@@ -102,6 +107,7 @@ class ServeProcess:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", *self._module, str(self._config)],
                 cwd=ROOT, env=env, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+                preexec_fn=hear_interrupts,
             )  # fmt: skip
         begin = time.monotonic()
         try:

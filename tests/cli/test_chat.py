@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from benchmarks.serve_process import ROOT
+from benchmarks.serve_process import ROOT, hear_interrupts
 from tests.cli.conftest import Manta
 from tests.cli.fake_server import FakeServer, Script
 
@@ -76,6 +76,7 @@ def test_in_a_terminal_ctrl_c_stops_the_answer_only() -> None:
         process = subprocess.Popen(
             [sys.executable, "-m", "app.cli", "chat", "--url", server.url],
             cwd=ROOT, stdin=end, stdout=end, stderr=end, start_new_session=True,
+            preexec_fn=hear_interrupts,
         )  # fmt: skip
         try:
             read_until(terminal, "> ")
