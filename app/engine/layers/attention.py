@@ -1,4 +1,4 @@
-"""Self-attention over the paged KV cache: projections, rotation, and the backend's two calls."""
+"""Self-attention over the paged KV cache: projection; norms, rotation and KV write in one; attention; projection."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from app.engine.layers.context import BuildContext, ForwardContext
 from app.engine.layers.linear import QKVLinear, RowLinear
 from app.engine.layers.norm import RMSNorm
 from app.engine.layers.rotary import Rotation
+from app.kernels.fused import HeadNorm, fused_ops
 
 
 @dataclass(slots=True, frozen=True)
@@ -42,22 +43,18 @@ class Attention(nn.Module):
         self.sliding_window = s.sliding_window
         self.layer_index = layer_index
         self.ops = ctx.attention_ops
+        self.fused = fused_ops(ctx.device)
 
     def forward(self, x: torch.Tensor, rotation: Rotation, ctx: ForwardContext) -> torch.Tensor:
         """[T, C] -> [T, C]; writes the tokens' keys and values into the cache on the way."""
         kv_cache, meta = ctx.kv_caches[self.layer_index], ctx.attention
         heads = self.qkv_proj(x).view(x.shape[0], -1, self.head_dim)
-        query, key, value = self._rotated(heads, rotation)
-        self.ops.write_kv(key, value, kv_cache, meta.slot_mapping)
+        norm = self._head_norm()
+        query = self.fused.rotate_and_write(heads, rotation.cos, rotation.sin, norm, kv_cache, meta.slot_mapping)
         out = self.ops.paged_attention(query, kv_cache, meta, scale=self.scale, sliding_window=self.sliding_window)
         return self.o_proj(out.reshape(x.shape[0], -1))  # type: ignore[no-any-return]
 
-    def _rotated(self, heads: torch.Tensor, rotation: Rotation) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        hq, hkv = self.num_heads, self.num_kv_heads
-        value = heads[:, hq + hkv :]
-        if self.q_norm is not None and self.k_norm is not None:
-            query = rotation.apply(self.q_norm(heads[:, :hq]))
-            return query, rotation.apply(self.k_norm(heads[:, hq : hq + hkv])), value
-        # Queries and keys lie side by side: one rotation serves both.
-        rotated = rotation.apply(heads[:, : hq + hkv])
-        return rotated[:, :hq], rotated[:, hq:], value
+    def _head_norm(self) -> HeadNorm | None:
+        if self.q_norm is None or self.k_norm is None:
+            return None
+        return HeadNorm(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)

@@ -8,6 +8,7 @@ from torch import nn
 
 from app.engine.layers.context import BuildContext
 from app.engine.layers.weight import REPLICATED, Weight
+from app.kernels.fused import fused_ops
 
 
 class RMSNorm(nn.Module):
@@ -18,7 +19,12 @@ class RMSNorm(nn.Module):
         self.weight = Weight(torch.ones(size, dtype=ctx.dtype), REPLICATED)
         self.size = (size,)
         self.eps = eps
+        self.fused = fused_ops(ctx.device)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., C] -> [..., C]."""
         return F.rms_norm(x, self.size, self.weight, self.eps)
+
+    def after_add(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """x, residual [T, C] -> (the norm of their sum, the sum): one kernel on a GPU."""
+        return self.fused.add_rms_norm(x, residual, self.weight, self.eps)

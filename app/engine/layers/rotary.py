@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from app.engine.layers.rope_scaling import RopeSettings
+from app.kernels.fused.reference import rotate
 
 
 @dataclass(slots=True, frozen=True)
@@ -21,9 +22,8 @@ class Rotation:
     sin: torch.Tensor  # [T, 1, D], the first half negated
 
     def apply(self, x: torch.Tensor) -> torch.Tensor:
-        """[T, H, D] -> [T, H, D]."""
-        half = x.shape[-1] // 2
-        return torch.addcmul(x * self.cos, x.roll(half, dims=-1), self.sin)
+        """[T, H, D] -> [T, H, D]; layers leave it to `FusedOps.rotate_and_write`."""
+        return rotate(x, self.cos, self.sin)
 
 
 class RotaryEmbedding:

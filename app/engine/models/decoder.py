@@ -43,10 +43,18 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(ctx, s.hidden_size, s.norm_eps)
         self.mlp = GatedMLP(ctx, s.hidden_size, s.intermediate_size, s.hidden_act, s.mlp_bias)
 
-    def forward(self, x: torch.Tensor, rotation: Rotation, ctx: ForwardContext) -> torch.Tensor:
-        """[T, C] -> [T, C]."""
-        x = x + self.self_attn(self.input_layernorm(x), rotation, ctx)
-        return x + self.mlp(self.post_attention_layernorm(x))  # type: ignore[no-any-return]
+    def forward(
+        self, x: torch.Tensor, residual: torch.Tensor | None, rotation: Rotation, ctx: ForwardContext
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """[T, C] -> (mlp's output, what it is still to be added to): the next norm adds them. The first layer of a
+        stage has no residual yet."""
+        if residual is None:
+            normed, residual = self.input_layernorm(x), x
+        else:
+            normed, residual = self.input_layernorm.after_add(x, residual)
+        attended = self.self_attn(normed, rotation, ctx)
+        normed, residual = self.post_attention_layernorm.after_add(attended, residual)
+        return self.mlp(normed), residual
 
 
 class Decoder(nn.Module):
@@ -70,9 +78,12 @@ class Decoder(nn.Module):
             assert self.embed_tokens is not None, "a later stage needs the hidden states of the one before"
             x = self.embed_tokens(input_ids)
         rotation = self.rotary.at(ctx.positions)
+        residual = None
         for layer in self.layers.values():
-            x = layer(x, rotation, ctx)
-        return x if self.norm is None else self.norm(x)
+            x, residual = layer(x, residual, rotation, ctx)
+        if residual is None:
+            return x if self.norm is None else self.norm(x)
+        return x + residual if self.norm is None else self.norm.after_add(x, residual)[0]
 
 
 class CausalLM(nn.Module, ABC):

@@ -1,0 +1,58 @@
+"""The fused functions in plain PyTorch: the truth, and the CPU path."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from app.kernels.attention.reference import write_kv
+from app.kernels.fused import FusedOps, HeadNorm
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(rms_norm(x + residual) * weight, x + residual), all [T, C]."""
+    total = x + residual
+    return F.rms_norm(total, weight.shape, weight, eps), total
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotate the first Dr dimensions of x [T, H, D] by cos and sin [T, 1, Dr]."""
+    rotary_dim = cos.shape[-1]
+    if rotary_dim < x.shape[-1]:
+        return torch.cat((rotate(x[..., :rotary_dim], cos, sin), x[..., rotary_dim:]), dim=-1)
+    return torch.addcmul(x * cos, x.roll(rotary_dim // 2, dims=-1), sin)
+
+
+def rotate_and_write(
+    heads: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    norm: HeadNorm | None,
+    kv_cache: torch.Tensor,
+    slots: torch.Tensor,
+) -> torch.Tensor:
+    """heads [T, Hq + 2 Hkv, D] -> rotated queries [T, Hq, D]; keys and values go into the cache."""
+    num_kv_heads = kv_cache.shape[2]
+    num_heads = heads.shape[1] - 2 * num_kv_heads
+    query, key = heads[:, :num_heads], heads[:, num_heads : num_heads + num_kv_heads]
+    value = heads[:, num_heads + num_kv_heads :]
+    if norm is None:
+        # Queries and keys lie side by side: one rotation serves both.
+        rotated = rotate(heads[:, : num_heads + num_kv_heads], cos, sin)
+        query, key = rotated[:, :num_heads], rotated[:, num_heads:]
+    else:
+        query = rotate(F.rms_norm(query, norm.query_weight.shape, norm.query_weight, norm.eps), cos, sin)
+        key = rotate(F.rms_norm(key, norm.key_weight.shape, norm.key_weight, norm.eps), cos, sin)
+    write_kv(key, value, kv_cache, slots)
+    return query
+
+
+def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """[T, 2 I] -> [T, I]."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate).mul_(up)
+
+
+OPS = FusedOps(add_rms_norm=add_rms_norm, rotate_and_write=rotate_and_write, silu_and_mul=silu_and_mul)

@@ -1,0 +1,148 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+"""The fused functions in Triton (`OPS`): one launch each, grids from shapes alone."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from app.kernels.fused import FusedOps, HeadNorm
+
+# Of one program of rotate_and_write; the same for any number of tokens, so that a norm has the same bits (I6).
+_HEADS_TILE_ELEMENTS = 1024
+_SILU_TILE = 1024
+
+
+@triton.jit
+def add_rms_norm_kernel(
+    p_x, p_residual, p_weight, p_out, p_total, stride_x, stride_residual, eps,
+    C: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """Grid (T,): one token's row."""
+    i_t = tl.program_id(0).to(tl.int64)
+    o_c = tl.arange(0, BC)
+    m = o_c < C
+    b_x = tl.load(p_x + i_t * stride_x + o_c, mask=m, other=0.0).to(tl.float32)
+    b_residual = tl.load(p_residual + i_t * stride_residual + o_c, mask=m, other=0.0).to(tl.float32)
+    b_total = (b_x + b_residual).to(p_total.dtype.element_ty)
+    tl.store(p_total + i_t * C + o_c, b_total, mask=m)
+    b_total = b_total.to(tl.float32)  # the norm is that of what is stored
+    b_rms = tl.rsqrt(tl.sum(b_total * b_total, 0) / C + eps)
+    b_weight = tl.load(p_weight + o_c, mask=m, other=0.0).to(tl.float32)
+    tl.store(p_out + i_t * C + o_c, (b_total * b_rms * b_weight).to(p_out.dtype.element_ty), mask=m)
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `reference.add_rms_norm`."""
+    num_tokens, size = x.shape
+    assert x.stride(1) == residual.stride(1) == 1, "rows must be contiguous"
+    out = torch.empty(num_tokens, size, dtype=x.dtype, device=x.device)
+    total = torch.empty_like(out)
+    if num_tokens > 0:
+        add_rms_norm_kernel[(num_tokens,)](
+            x, residual, weight, out, total, x.stride(0), residual.stride(0), eps,
+            C=size, BC=triton.next_power_of_2(size), num_warps=min(max(triton.next_power_of_2(size) // 512, 1), 16),
+        )  # fmt: skip
+    return out, total
+
+
+@triton.jit
+def rotate_and_write_kernel(
+    p_heads, p_cos, p_sin, p_query_weight, p_key_weight, p_cache, p_slots, p_out, eps,
+    stride_heads_token, stride_heads_head, stride_angle, stride_block, stride_value, stride_head, stride_slot,
+    HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, DR: tl.constexpr, S: tl.constexpr,
+    BH: tl.constexpr, BD: tl.constexpr, USE_NORM: tl.constexpr,
+):  # fmt: skip
+    """Grid (T, tiles of BH heads): the heads of one token, queries first, then keys, then values."""
+    i_t = tl.program_id(0).to(tl.int64)
+    o_h = tl.program_id(1) * BH + tl.arange(0, BH)[:, None]
+    o_d = tl.arange(0, BD)[None, :]
+    m = (o_h < HQ + 2 * HKV) & (o_d < D)
+    is_value = o_h >= HQ + HKV
+    p_row = p_heads + i_t * stride_heads_token + o_h * stride_heads_head
+    b_x = tl.load(p_row + o_d, mask=m, other=0.0).to(tl.float32)
+    # The other half of a rotated head, read again (from the cache of the core) rather than moved between threads.
+    o_other = tl.where(o_d < DR // 2, o_d + DR // 2, o_d - DR // 2)
+    m_rotated = m & (o_d < DR) & (is_value == 0)
+    b_other = tl.load(p_row + o_other, mask=m_rotated, other=0.0).to(tl.float32)
+    b_y = b_x
+    if USE_NORM:
+        b_rms = tl.rsqrt(tl.sum(b_x * b_x, 1)[:, None] / D + eps)
+        is_query = o_h < HQ
+        m_d, m_other = o_d < D, o_d < DR
+        b_query = tl.load(p_query_weight + o_d, mask=m_d, other=0.0).to(tl.float32)
+        b_key = tl.load(p_key_weight + o_d, mask=m_d, other=0.0).to(tl.float32)
+        b_y = b_x * b_rms * tl.where(is_query, b_query, b_key)
+        b_query = tl.load(p_query_weight + o_other, mask=m_other, other=0.0).to(tl.float32)
+        b_key = tl.load(p_key_weight + o_other, mask=m_other, other=0.0).to(tl.float32)
+        b_other = b_other * b_rms * tl.where(is_query, b_query, b_key)
+    m_angle = o_d < DR
+    b_cos = tl.load(p_cos + i_t * stride_angle + o_d, mask=m_angle, other=1.0).to(tl.float32)
+    b_sin = tl.load(p_sin + i_t * stride_angle + o_d, mask=m_angle, other=0.0).to(tl.float32)
+    b_out = tl.where(is_value, b_x, b_y * b_cos + b_other * b_sin)
+    p_query = p_out + (i_t * HQ + o_h) * D + o_d
+    tl.store(p_query, b_out.to(p_out.dtype.element_ty), mask=m & (o_h < HQ))
+    b_slot = tl.load(p_slots + i_t)
+    if b_slot >= 0:
+        i_kv = (o_h - HQ) // HKV  # 0: a key, 1: a value
+        o_cache = i_kv * stride_value + ((o_h - HQ) % HKV) * stride_head + o_d
+        p_slot = p_cache + b_slot // S * stride_block + b_slot % S * stride_slot + o_cache
+        tl.store(p_slot, b_out.to(p_cache.dtype.element_ty), mask=m & (o_h >= HQ))
+
+
+def rotate_and_write(
+    heads: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    norm: HeadNorm | None,
+    kv_cache: torch.Tensor,
+    slots: torch.Tensor,
+) -> torch.Tensor:
+    """As `reference.rotate_and_write`."""
+    num_tokens, total_heads, head_dim = heads.shape
+    num_kv_heads, block_size = kv_cache.shape[2:4]
+    num_heads = total_heads - 2 * num_kv_heads
+    assert heads.stride(2) == kv_cache.stride(4) == 1, "head vectors must be contiguous"
+    assert cos.stride() == sin.stride(), "cos and sin must lie alike"
+    assert cos.stride(2) == 1, "angles must be contiguous"
+    out = torch.empty(num_tokens, num_heads, head_dim, dtype=heads.dtype, device=heads.device)
+    if num_tokens == 0:
+        return out
+    padded = triton.next_power_of_2(head_dim)
+    tile = min(_HEADS_TILE_ELEMENTS // padded, triton.next_power_of_2(total_heads))
+    query_weight, key_weight = (norm.query_weight, norm.key_weight) if norm is not None else (heads, heads)
+    rotate_and_write_kernel[(num_tokens, triton.cdiv(total_heads, tile))](
+        heads, cos, sin, query_weight, key_weight, kv_cache, slots, out, norm.eps if norm is not None else 0.0,
+        heads.stride(0), heads.stride(1), cos.stride(0), *kv_cache.stride()[:4],
+        HQ=num_heads, HKV=num_kv_heads, D=head_dim, DR=cos.shape[2], S=block_size, BH=tile, BD=padded,
+        USE_NORM=norm is not None, num_warps=max(1, min(4, tile * padded // 256)),
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def silu_and_mul_kernel(p_x, p_out, stride_x, size, BN: tl.constexpr):
+    """Grid (T, tiles of BN)."""
+    i_t = tl.program_id(0).to(tl.int64)
+    o = tl.program_id(1) * BN + tl.arange(0, BN)
+    m = o < size
+    b_gate = tl.load(p_x + i_t * stride_x + o, mask=m, other=0.0).to(tl.float32)
+    b_up = tl.load(p_x + i_t * stride_x + size + o, mask=m, other=0.0).to(tl.float32)
+    tl.store(p_out + i_t * size + o, (b_gate * tl.sigmoid(b_gate) * b_up).to(p_out.dtype.element_ty), mask=m)
+
+
+def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """As `reference.silu_and_mul`."""
+    num_tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
+    assert gate_up.stride(1) == 1, "rows must be contiguous"
+    out = torch.empty(num_tokens, size, dtype=gate_up.dtype, device=gate_up.device)
+    if num_tokens > 0:
+        grid = (num_tokens, triton.cdiv(size, _SILU_TILE))
+        silu_and_mul_kernel[grid](gate_up, out, gate_up.stride(0), size, BN=_SILU_TILE, num_warps=4)
+    return out
+
+
+OPS = FusedOps(add_rms_norm=add_rms_norm, rotate_and_write=rotate_and_write, silu_and_mul=silu_and_mul)

@@ -1,0 +1,140 @@
+"""The fused functions against float64 PyTorch: the CPU path, and Triton (in its interpreter, or on a real GPU)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from app.kernels.fused import FUSED_OPS, FusedOps, HeadNorm, fused_ops, reference, triton_ops
+
+ON_GPU = torch.cuda.is_available()
+DEVICE = "cuda" if ON_GPU else "cpu"
+OPS = [pytest.param(reference.OPS, id="torch"), pytest.param(triton_ops.OPS, id="triton")]
+# The interpreter computes wrongly in bf16; the GPU tests cover it.
+DTYPES = [torch.float32, torch.float16, *([torch.bfloat16] if ON_GPU else [])]
+TOLERANCE = {torch.float32: 2e-5, torch.float16: 3e-3, torch.bfloat16: 3e-2}
+
+
+def randn(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype).to(DEVICE)
+
+
+def close(got: torch.Tensor, truth: torch.Tensor, dtype: torch.dtype) -> None:
+    assert got.dtype == dtype
+    torch.testing.assert_close(got.double(), truth, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("ops", OPS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("num_tokens", "size"), [(0, 64), (1, 16), (5, 112), (3, 1030)])
+def test_add_rms_norm(ops: FusedOps, dtype: torch.dtype, num_tokens: int, size: int) -> None:
+    x = randn(num_tokens, size + 8, dtype=dtype)[:, :size]  # rows with a gap between them
+    residual, weight = randn(num_tokens, size, dtype=dtype, seed=1) * 5, randn(size, dtype=dtype, seed=2)
+    kept = x.clone(), residual.clone()
+    normed, total = ops.add_rms_norm(x, residual, weight, 1e-5)
+    assert torch.equal(x, kept[0])
+    assert torch.equal(residual, kept[1])
+    assert torch.equal(total, x + residual)
+    truth = total.double()
+    truth = truth * (truth.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * weight.double()
+    close(normed, truth, dtype)
+
+
+@pytest.mark.parametrize("ops", OPS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("num_tokens", "size"), [(0, 8), (1, 3), (4, 1500)])
+def test_silu_and_mul(ops: FusedOps, dtype: torch.dtype, num_tokens: int, size: int) -> None:
+    gate_up = randn(num_tokens, 2 * size, dtype=dtype) * 3
+    gate, up = gate_up.double().chunk(2, dim=-1)
+    close(ops.silu_and_mul(gate_up), gate / (1 + (-gate).exp()) * up, dtype)
+
+
+def judge(
+    heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, norm: HeadNorm | None, num_kv_heads: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Rotated queries, rotated keys and values in float64, rotation written with complex numbers."""
+    heads, cos, sin = heads.double(), cos.double(), sin.double()
+    query, key, value = heads.split((heads.shape[1] - 2 * num_kv_heads, num_kv_heads, num_kv_heads), dim=1)
+
+    def turned(x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
+        if norm is not None and weight is not None:
+            x = x * (x.square().mean(-1, keepdim=True) + norm.eps).rsqrt() * weight.double()
+        half = cos.shape[-1] // 2
+        pairs = torch.complex(x[..., :half], x[..., half : 2 * half])
+        pairs = pairs * torch.complex(cos[..., :half], sin[..., half:])
+        return torch.cat((pairs.real, pairs.imag, x[..., 2 * half :]), dim=-1)
+
+    query_weight, key_weight = (norm.query_weight, norm.key_weight) if norm is not None else (None, None)
+    return turned(query, query_weight), turned(key, key_weight), value
+
+
+@pytest.mark.parametrize("ops", OPS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("num_heads", "num_kv_heads", "head_dim", "rotary_dim", "block_size", "use_norm", "num_tokens"),
+    [
+        (4, 2, 64, 64, 16, True, 5),
+        (7, 1, 80, 80, 32, False, 40),
+        (3, 3, 96, 32, 16, False, 3),
+        (14, 2, 64, 64, 16, False, 1),
+        (2, 1, 256, 64, 16, True, 2),
+        (5, 5, 128, 128, 64, True, 0),
+    ],
+)
+def test_rotate_and_write(
+    ops: FusedOps, dtype: torch.dtype, num_heads: int, num_kv_heads: int, head_dim: int, rotary_dim: int,
+    block_size: int, use_norm: bool, num_tokens: int,
+) -> None:  # fmt: skip
+    heads = randn(num_tokens, num_heads + 2 * num_kv_heads, head_dim, dtype=dtype)
+    angles = torch.rand(num_tokens, 1, rotary_dim // 2, generator=torch.Generator().manual_seed(1)).to(DEVICE) * 6
+    cos = torch.cat((angles.cos(), angles.cos()), dim=-1).to(dtype)
+    sin = torch.cat((-angles.sin(), angles.sin()), dim=-1).to(dtype)
+    weights = randn(2, head_dim, dtype=dtype, seed=3)
+    norm = HeadNorm(weights[0], weights[1], 1e-6) if use_norm else None
+    num_blocks = num_tokens // block_size + 3
+    kv_cache = torch.full((num_blocks, 2, num_kv_heads, block_size, head_dim), 7.0, dtype=dtype, device=DEVICE)
+    slots = torch.randperm(num_blocks * block_size, generator=torch.Generator().manual_seed(2))[:num_tokens].to(DEVICE)
+    slots[num_tokens // 2 :: 3] = -1
+    before = heads.clone()
+    out = ops.rotate_and_write(heads, cos, sin, norm, kv_cache, slots)
+    assert torch.equal(heads, before)
+    query, key, value = judge(heads, cos, sin, norm, num_kv_heads)
+    assert out.shape == query.shape
+    close(out, query, dtype)
+    expected = torch.full_like(kv_cache, 7.0, dtype=torch.float64)
+    for token, slot in enumerate(slots.tolist()):
+        if slot >= 0:
+            expected[slot // block_size, 0, :, slot % block_size] = key[token]
+            expected[slot // block_size, 1, :, slot % block_size] = value[token]
+    close(kv_cache, expected, dtype)
+
+
+def test_table_names_both_devices() -> None:
+    assert FUSED_OPS.load("cpu") is reference.OPS
+    assert FUSED_OPS.load("cuda") is triton_ops.OPS
+    assert fused_ops(torch.device("meta")) is reference.OPS
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("num_tokens", [1, 32, 33, 8192])
+def test_model_sized_shapes_on_the_gpu(num_tokens: int) -> None:
+    dtype = torch.bfloat16
+    x, residual = randn(num_tokens, 4096, dtype=dtype), randn(num_tokens, 4096, dtype=dtype, seed=1)
+    weight = randn(4096, dtype=dtype, seed=2)
+    for got, truth in zip(
+        triton_ops.add_rms_norm(x, residual, weight, 1e-5), reference.add_rms_norm(x, residual, weight, 1e-5),
+        strict=True,
+    ):  # fmt: skip
+        torch.testing.assert_close(got, truth, rtol=2e-2, atol=2e-2)
+    gate_up = randn(num_tokens, 2 * 14336, dtype=dtype)
+    torch.testing.assert_close(
+        triton_ops.silu_and_mul(gate_up), reference.silu_and_mul(gate_up.float()).to(dtype), rtol=2e-2, atol=2e-2
+    )
+    heads = randn(num_tokens, 48, 128, dtype=dtype)
+    cos, sin = randn(num_tokens, 1, 128, dtype=dtype, seed=4), randn(num_tokens, 1, 128, dtype=dtype, seed=5)
+    slots = torch.randperm(num_tokens + 64, generator=torch.Generator().manual_seed(2))[:num_tokens].to(DEVICE)
+    caches = torch.zeros(2, num_tokens // 16 + 4, 2, 8, 16, 128, dtype=dtype, device=DEVICE).unbind()
+    got = triton_ops.rotate_and_write(heads, cos, sin, None, caches[0], slots)
+    truth = reference.rotate_and_write(heads, cos, sin, None, caches[1], slots)
+    torch.testing.assert_close(got, truth, rtol=2e-2, atol=5e-2)
+    torch.testing.assert_close(caches[0], caches[1], rtol=2e-2, atol=5e-2)
