@@ -27,6 +27,14 @@ class EngineConfig(Frozen):
     load_format: Literal["safetensors", "dummy"] = Field(
         "safetensors", description="`dummy` fills the weights with random numbers on the device: no checkpoint is read."
     )
+    runner: Literal["auto", "generate", "pooling"] = Field(
+        "auto",
+        description="What the model is run for: to generate text, or for embeddings, scores and classes. `auto`: encoders, "
+        "classifiers and what sentence-transformers packed are for pooling, language models generate.",
+    )
+    matryoshka: bool = Field(
+        False, description="Let requests cut embeddings short (`dimensions`) although config.json does not offer it."
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="Compute and KV-cache type. `auto`: float32 on a CPU, the checkpoint's type on a GPU."
     )
@@ -97,6 +105,16 @@ class EngineConfig(Frozen):
         description="CPU threads of each worker (CPU only). When not given: all cores for in_process; else all but one, "
         "which the ingress and the engine need, shared out among the workers.",
     )
+    grammar_max_bytes: int = Field(256 << 10, ge=1, description="Longest grammar or schema of structured outputs.")
+    grammar_max_depth: int = Field(96, ge=1, description="Most levels of nesting in a schema of structured outputs.")
+    grammar_timeout_s: float = Field(
+        0.5, gt=0, description="Time that compiling a grammar may take, in a process of its own; then it is refused."
+    )
+    grammar_memory_bytes: int = Field(
+        512 << 20, ge=128 << 20, description="Address space of the process that compiles grammars."
+    )
+    grammar_cache_size: int = Field(128, ge=1, description="Compiled grammars kept for further requests.")
+
     step_timeout_s: float = Field(
         300.0, gt=0, description="A step that takes longer means a hung worker: the replica exits and is replaced."
     )
@@ -185,10 +203,18 @@ class IngressConfig(Frozen):
 class RouterConfig(Frozen):
     """The choice of replica."""
 
-    policy: str = Field("least_outstanding_tokens", description="Routing policy (app/deployments/policies).")
+    policy: str = Field("prefix_aware", description="Routing policy (app/deployments/policies).")
     num_replicas: int = Field(1, ge=1, description="Router replicas.")
     num_cpus: float = Field(0.0, ge=0, description="Ray CPUs reserved for each replica.")
-    heartbeat_s: float = Field(0.1, gt=0, description="Interval of the engines' load reports.")
+    heartbeat_s: float = Field(
+        0.1, gt=0, description="Interval of the engines' load reports and KV events, while they are busy."
+    )
+    index_max_blocks: int = Field(
+        10_000_000, ge=1, description="Most KV blocks per model that a Router remembers, about 120 bytes each."
+    )
+    speculative_life_s: float = Field(
+        4.0, gt=0, description="What a request is about to store is assumed cached for so long at most, until told."
+    )
 
 
 class ModelConfig(Frozen):
@@ -207,6 +233,15 @@ class ModelConfig(Frozen):
         "STRICT_PACK", description="How the replica's bundles are laid over nodes."
     )
     chat_template: str | None = Field(None, description="File with a Jinja chat template instead of the model's own.")
+    tool_parser: str = Field(
+        "auto",
+        description="How the model writes tool calls (app/api/parsers). `auto`: by the chat template; `none`: it cannot.",
+    )
+    reasoning_parser: str = Field(
+        "auto",
+        description="How the model writes its thoughts (app/api/parsers). `auto`: by the chat template; `none`: thoughts "
+        "stay in the content.",
+    )
     health_check_period_s: float = Field(2.0, gt=0, description="How often Serve asks a replica for its health.")
     graceful_shutdown_timeout_s: float = Field(600.0, ge=0, description="Time running requests get on a shutdown.")
 

@@ -8,6 +8,7 @@ top_k, top_p and Gumbel-argmax. A step pays only for what its own rows ask for.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -16,9 +17,9 @@ from numpy.typing import NDArray
 from app.engine.logits_processors import create_logits_processors
 from app.engine.logits_processors.base import SamplingStep
 from app.engine.sampling.logprobs import LogprobTensors, RawLogprobs
-from app.engine.sampling.sampling_batch import RandomRows, SamplingBatch, SamplingRows
-from app.engine.step import NewRequest
-from app.kernels.sampling import apply_min_p, apply_top_k_top_p, gumbel_argmax
+from app.engine.sampling.sampling_batch import HostParameters, RandomRows, SamplingBatch, SamplingRows
+from app.engine.step import NewRequest, SchedulerOutput
+from app.kernels.sampling import apply_min_p, apply_top_k_top_p, gumbel_argmax, sample_tokens
 
 
 @dataclass(slots=True, frozen=True)
@@ -35,28 +36,48 @@ class Sampler:
     def __init__(self, max_num_seqs: int, vocab_size: int, device: torch.device) -> None:
         self._rows = SamplingRows(max_num_seqs, vocab_size, device)
         self._processors = create_logits_processors(vocab_size, device)
-        self._batch: SamplingBatch | None = None  # None: a request came or went since it was built
+        self._selected: NDArray[np.int64] | None = None  # None: a request came or went since
+        self._batch: SamplingBatch | None = None  # of the selected rows
+        self._parameters: HostParameters | Literal["unknown"] | None = "unknown"  # of the selected rows
 
     def add(self, request: NewRequest) -> None:
         """A request entered its row."""
-        self._batch = None
+        self._selected = None
         self._rows.add(request)
         for processor in self._processors:
             processor.add(request)
 
     def remove(self, row: int) -> None:
         """The row was freed."""
-        self._batch = None
+        self._selected = None
         for processor in self._processors:
             processor.remove(row)
 
+    def take(self, letter: SchedulerOutput) -> None:
+        """A letter came: the masks of its rows are in it."""
+        for processor in self._processors:
+            processor.take(letter)
+
     def select(self, rows: NDArray[np.int64]) -> SamplingBatch:
         """The rows that sample in this step, in the order of their logits."""
-        if self._batch is None or not np.array_equal(self._batch.rows, rows):
+        self._select(rows)
+        if self._batch is None:
             self._batch = self._rows.batch(rows)
+        return self._batch
+
+    def plain(self, rows: NDArray[np.int64]) -> HostParameters | None:
+        """Select these rows; their parameters if temperature and filters are all they want of the sampler, so that
+        `sample_tokens` alone can serve them."""
+        self._select(rows)
+        if self._parameters == "unknown":
+            self._parameters = self._rows.host(rows)
+        return None if any(processor.active for processor in self._processors) else self._parameters
+
+    def _select(self, rows: NDArray[np.int64]) -> None:
+        if self._selected is None or not np.array_equal(self._selected, rows):
+            self._selected, self._batch, self._parameters = rows, None, "unknown"
             for processor in self._processors:
                 processor.select(rows)
-        return self._batch
 
     def sample(self, logits: torch.Tensor, batch: SamplingBatch, step: SamplingStep) -> SamplerOutput:
         """fp32 logits [N, V], which are overwritten, of the rows selected last."""
@@ -89,6 +110,12 @@ class Sampler:
 
 def _sample_at_random(logits: torch.Tensor, random: RandomRows, positions: torch.Tensor) -> torch.Tensor:
     """Overwrites logits [n, V]; returns int64 [n]."""
+    filters = (random.top_k, random.top_p, random.min_p)
+    if logits.is_cuda and any(values is not None for values in filters):
+        off = torch.zeros_like(random.temperature[:, 0])  # without a sort
+        top_k, top_p, min_p = (off if values is None else values for values in filters)
+        top_p = off + 1.0 if random.top_p is None else top_p
+        return sample_tokens(logits, random.temperature[:, 0], top_k.int(), top_p, min_p, random.keys, positions)[0]
     logits.div_(random.temperature)
     if random.min_p is not None:
         logits = apply_min_p(logits, random.min_p)

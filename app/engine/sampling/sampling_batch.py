@@ -33,6 +33,23 @@ class RandomRows:
 
 
 @dataclass(slots=True, frozen=True)
+class HostParameters:
+    """The same numbers of N rows, greedy ones included, on the host; every parameter has a value that turns it off."""
+
+    temperature: NDArray[np.float32]  # [N], 0: greedy
+    top_p: NDArray[np.float32]  # [N], 1: off
+    min_p: NDArray[np.float32]  # [N], 0: off
+    top_k: NDArray[np.int64]  # [N], 0: off
+    keys: NDArray[np.int64]  # [N, 2] seed, choice index
+
+    @classmethod
+    def none(cls) -> HostParameters:
+        """Of no rows."""
+        floats, ints = np.zeros(0, dtype=np.float32), np.zeros(0, dtype=np.int64)
+        return cls(floats, floats, floats, ints, ints.reshape(0, 2))
+
+
+@dataclass(slots=True, frozen=True)
 class SamplingBatch:
     """The N rows that sample, in the order of their logits."""
 
@@ -64,6 +81,15 @@ class SamplingRows:
         self._ints[:, row] = (params.seed, request.choice_index, top_k)
         count = num_logprobs(params.logprobs, self._vocab_size)
         self._logprobs[row] = NO_LOGPROBS if count is None else count
+
+    def host(self, rows: NDArray[np.int64]) -> HostParameters | None:
+        """The parameters of these rows for a sampler that draws and filters, no more; None: a row wants logprobs."""
+        if (self._logprobs[rows] != NO_LOGPROBS).any():
+            return None
+        floats, ints = self._floats[:, rows], self._ints[:, rows]
+        return HostParameters(
+            floats[TEMPERATURE], floats[TOP_P], floats[MIN_P], ints[TOP_K], ints[[SEED, CHOICE_INDEX]].T
+        )
 
     def batch(self, rows: NDArray[np.int64]) -> SamplingBatch:
         """The parameters of these rows, on the device."""

@@ -7,6 +7,7 @@ transfer; the token ids are gathered on the device, where tokens sampled a momen
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,7 +43,7 @@ def build_input_batch(letter: SchedulerOutput, state: RowState) -> InputBatch:
     seq_lens = computed + counts
     starts = np.zeros(len(rows) + 1, dtype=np.int64)
     np.cumsum(counts, out=starts[1:])
-    _check(state, rows, counts, seq_lens, letter.samples)
+    check_rows(state, rows, counts, seq_lens, letter.samples)
     if starts[-1] == len(rows):  # one token each
         token_rows, positions = rows, computed
     else:
@@ -71,8 +72,8 @@ def build_input_batch(letter: SchedulerOutput, state: RowState) -> InputBatch:
     )
 
 
-def _check(
-    state: RowState, rows: Int64Array, counts: Int64Array, seq_lens: Int64Array, samples: NDArray[np.bool_]
+def check_rows(
+    state: RowState, rows: Int64Array, counts: NDArray[Any], seq_lens: Int64Array, samples: NDArray[np.bool_]
 ) -> None:
     """A letter that breaks these would spoil other requests' cache without a trace."""
     assert (counts > 0).all(), "a scheduled row brings no token"

@@ -20,9 +20,15 @@ MAX_BLOCKS = 1 << 19
 
 
 def size_kv_cache(
-    config: EngineConfig, spec: KVCacheSpec, max_model_len: int, device: torch.device, full_step: Callable[[], None]
+    config: EngineConfig,
+    spec: KVCacheSpec,
+    max_model_len: int,
+    device: torch.device,
+    full_step: Callable[[], None],
+    reserve: Callable[[], int],
 ) -> int:
-    """Blocks to allocate. `full_step` runs the largest step there can be (called on a GPU only).
+    """Blocks to allocate. On a GPU only, `full_step` runs the largest step there can be, and `reserve` gives the bytes
+    that will be taken later for other things (graphs).
 
     Raises ConfigError when memory does not hold one request of max_model_len tokens.
     """
@@ -31,7 +37,7 @@ def size_kv_cache(
     if device.type == "cpu":
         budget, option = config.kv_cache_memory_bytes, "kv_cache_memory_bytes"
     else:
-        budget, option = _free_gpu_bytes(config, device, full_step), "gpu_memory_utilization"
+        budget, option = _free_gpu_bytes(config, device, full_step, reserve), "gpu_memory_utilization"
     affordable = budget // spec.bytes_per_block
     needed = -(-max_model_len // spec.block_size)
     if affordable < needed:
@@ -62,7 +68,9 @@ def describe(spec: KVCacheSpec, num_blocks: int) -> str:
     return f"KV cache: {num_blocks} blocks of {spec.block_size} tokens ({mib:.{0 if mib >= 10 else 1}f} MiB)"
 
 
-def _free_gpu_bytes(config: EngineConfig, device: torch.device, full_step: Callable[[], None]) -> int:
+def _free_gpu_bytes(
+    config: EngineConfig, device: torch.device, full_step: Callable[[], None], reserve: Callable[[], int]
+) -> int:
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
@@ -70,7 +78,8 @@ def _free_gpu_bytes(config: EngineConfig, device: torch.device, full_step: Calla
     full_step()
     torch.cuda.synchronize(device)
     activations = torch.cuda.max_memory_allocated(device) - resident
+    later = reserve()
     gc.collect()
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)  # `free` knows of weights, other processes and driver alike
-    return int(total * config.gpu_memory_utilization) - (total - free) - activations
+    return int(total * config.gpu_memory_utilization) - (total - free) - activations - later

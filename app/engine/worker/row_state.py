@@ -25,7 +25,10 @@ class RowState:
         self.num_prompt_tokens = np.zeros(max_num_seqs, dtype=np.int64)
         self.num_blocks = np.zeros(max_num_seqs, dtype=np.int64)
         self.host_block_table = np.zeros((max_num_seqs, max_blocks), dtype=np.int32)
-        self.token_ids = torch.zeros((max_num_seqs, max_model_len), dtype=torch.int32, device=device)
+        # All rows' tokens and, behind them, two entries for the rows that only pad a step (decode_inputs.py).
+        self.spare = max_num_seqs * max_model_len
+        self.flat_token_ids = torch.zeros(self.spare + 2, dtype=torch.int32, device=device)
+        self.token_ids = self.flat_token_ids[: self.spare].view(max_num_seqs, max_model_len)
         # On a CPU both tables are the same memory.
         self.block_table = torch.from_numpy(self.host_block_table).to(device)
         self._changed: list[tuple[int, int, int]] = []  # (row, first, end) of table entries not yet on the device

@@ -16,26 +16,41 @@ from app.config import EngineConfig
 from app.engine.attention.backend import select_attention
 from app.engine.attention.kv_cache import KVCacheSpec
 from app.engine.distributed.parallel_groups import ParallelGroups
+from app.engine.distributed.process_groups import connect_store, join_groups, leave_groups
+from app.engine.distributed.stage_link import StageLink
 from app.engine.layers.context import BuildContext
 from app.engine.model_info import ModelInfo
 from app.engine.models.loader import load_model
+from app.engine.parallel_plan import stage_layers
 from app.engine.step import ModelRunnerOutput, SchedulerOutput
 from app.engine.worker import kv_sizing
 from app.engine.worker.device import enter_thread, num_threads, select_device, select_dtype
 from app.engine.worker.dummy_step import dummy_forward, full_step, warm_letters
+from app.engine.worker.graph_setup import GraphSetup
 from app.engine.worker.model_runner import ModelRunner
 from app.engine.worker.pending_step import PendingStep
 from app.engine.worker.row_state import RowState
-from app.engine.worker_info import WorkerInfo
+from app.engine.worker_info import Meeting, WorkerInfo
 
 
 class Worker:
     """`start` once, then `execute` letter after letter (any one thread at a time), then `shutdown`."""
 
-    def __init__(self, config: EngineConfig, rank: int = 0, world_size: int = 1, local_rank: int = 0) -> None:
-        assert (rank, world_size) == (0, 1), "config.py refuses more than one rank so far"
+    def __init__(
+        self,
+        config: EngineConfig,
+        rank: int = 0,
+        world_size: int = 1,
+        local_rank: int = 0,
+        meeting: Meeting | None = None,
+    ) -> None:
+        """`local_rank` is the number of this worker's device among those that the process sees."""
+        assert world_size == config.world_size
+        assert world_size == 1 or meeting is not None, "several ranks need a meeting place"
         self._config = config
+        self._rank = rank
         self._local_rank = local_rank
+        self._meeting = meeting
         self._device = torch.device("cpu")
         self._threads = num_threads(config)
         self._thread: int | None = None  # the one whose settings were made last
@@ -54,17 +69,29 @@ class Worker:
         dtype, dtype_note = select_dtype(config.dtype, self._device, info)
         ops, attention_note = select_attention(config.attention_backend, self._device)
         self._enter_thread()
+        groups = self._join_groups()
         with torch.inference_mode():
-            ctx = BuildContext(dtype, self._device, max_model_len, ops, ParallelGroups())
+            layers = stage_layers(info.num_layers, config.pipeline_parallel_size, config.pipeline_partition)
+            ctx = BuildContext(dtype, self._device, max_model_len, ops, groups, layers[groups.pp.rank])
             model = load_model(info, ctx, config.load_format, config.seed)
             spec = KVCacheSpec.of(model.attention_layers, config.block_size, dtype)
             state = RowState(config.max_num_seqs, max_model_len, config.block_size, self._device)
-            self._runner = ModelRunner(model, spec.allocate(1, self._device), state, info.vocab_size, self._device)
-            num_blocks = self._allocate_kv_cache(self._runner, spec, max_model_len)
+            hidden_size = int(info.hf_config["hidden_size"])
+            link = StageLink(groups, hidden_size, dtype, self._device, config.max_inflight_steps + 2)
+            caches = spec.allocate(1, self._device)
+            self._runner = ModelRunner(model, caches, state, info.vocab_size, self._device, link)
+            graphs = GraphSetup(config, self._runner, dtype, self._device)
+            num_blocks = self._allocate_kv_cache(self._runner, spec, max_model_len, graphs)
+            graphs.capture()
             self._warm(self._runner, max_model_len)
-        notes = [device_note, dtype_note, attention_note, kv_sizing.describe(spec, num_blocks)]
-        if self._device.type == "cpu":
-            notes.append(f"threads: {self._threads}")
+        notes = [
+            device_note,
+            dtype_note,
+            attention_note,
+            *self._parallel_notes(layers),
+            kv_sizing.describe(spec, num_blocks),
+        ]
+        notes.append(f"threads: {self._threads}" if self._device.type == "cpu" else graphs.note)
         return WorkerInfo(num_blocks, str(self._device), str(dtype).removeprefix("torch."), notes)
 
     def execute(self, letter: SchedulerOutput) -> list[ModelRunnerOutput]:
@@ -80,8 +107,26 @@ class Worker:
         """Free the model and the KV cache; idempotent."""
         self._pending.clear()
         self._runner = None
+        leave_groups()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
+
+    def _join_groups(self) -> ParallelGroups:
+        config, meeting = self._config, self._meeting
+        if meeting is None:
+            return ParallelGroups()
+        store = connect_store(meeting.address, config.world_size)
+        sizes = (config.tensor_parallel_size, config.pipeline_parallel_size)
+        return join_groups(store, self._rank, *sizes, self._device, meeting.one_node)
+
+    def _parallel_notes(self, layers: list[range]) -> list[str]:
+        config = self._config
+        if config.world_size == 1:
+            return []
+        note = f"parallel: TP {config.tensor_parallel_size} x PP {config.pipeline_parallel_size}"
+        if config.pipeline_parallel_size > 1:
+            note += f", layers a stage {'+'.join(str(len(stage)) for stage in layers)}"
+        return [note]
 
     def _enter_thread(self) -> None:
         """A compiled graph calls `execute` from another thread than `start`."""
@@ -89,13 +134,13 @@ class Worker:
             enter_thread(self._device, self._threads)
             self._thread = threading.get_ident()
 
-    def _allocate_kv_cache(self, runner: ModelRunner, spec: KVCacheSpec, max_model_len: int) -> int:
+    def _allocate_kv_cache(self, runner: ModelRunner, spec: KVCacheSpec, max_model_len: int, graphs: GraphSetup) -> int:
         config = self._config
         largest = partial(
             full_step, runner, config.max_num_batched_tokens, config.max_num_seqs, config.block_size, max_model_len,
             self._device,
         )  # fmt: skip
-        num_blocks = kv_sizing.size_kv_cache(config, spec, max_model_len, self._device, largest)
+        num_blocks = kv_sizing.size_kv_cache(config, spec, max_model_len, self._device, largest, graphs.reserve)
         runner.kv_caches = []  # the one block that the measurement used
         runner.kv_caches = kv_sizing.allocate_kv_cache(spec, num_blocks, self._device)
         return num_blocks
@@ -110,7 +155,8 @@ class Worker:
             steps += [([1], max_model_len - 1), ([1] * batch, max_model_len - 1)]
         for counts, context in steps:
             hidden = dummy_forward(runner, counts, context, self._config.block_size, self._device)
-            runner.logits(hidden[-1:]).argmax(dim=-1)
+            if runner.is_last_stage:
+                runner.logits(hidden[-1:]).argmax(dim=-1)
         if min(max_model_len, self._config.block_size, self._config.max_num_batched_tokens) >= 4:
             warm_letters(runner)
         if self._device.type == "cuda":

@@ -74,7 +74,7 @@ def list_kernel(
 
 def most_splits(max_seq_len: int) -> int:
     """Of a context of at most so many positions."""
-    return min(MAX_SPLITS, max(1, triton.cdiv(max_seq_len, SPLIT_KEYS)))
+    return min(MAX_SPLITS, max(1, -(-max_seq_len // SPLIT_KEYS)))
 
 
 def list_splits(seq_lens: torch.Tensor, max_splits: int, tile_keys: int, sliding_window: int | None) -> SplitList:
@@ -105,4 +105,4 @@ def programs_for(made: SplitList, num_kv_heads: int) -> int:
     device = made.items.device
     on_gpu = device.type == "cuda"
     sms = torch.cuda.get_device_properties(device).multi_processor_count if on_gpu else _INTERPRETED_SMS
-    return min(made.items.shape[0], max(1, triton.cdiv(_PROGRAMS_PER_SM * sms, num_kv_heads)))
+    return min(made.items.shape[0], max(1, _PROGRAMS_PER_SM * sms // num_kv_heads))

@@ -6,6 +6,7 @@ The interpreter computes bf16 wrongly and knows neither races nor misaligned til
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 
 import pytest
@@ -136,8 +137,9 @@ def test_the_list_holds_every_split_once(sliding_window: int | None) -> None:
     for request, length in enumerate(lens):
         start = 0 if sliding_window is None else max(0, length - sliding_window) // 64 * 64
         rest = length - start
-        split = -(-(-(-rest // min(64, -(-rest // 256)))) // 64) * 64
-        expected += [request * 64 + i for i in range(-(-rest // split))]
+        per_split = math.ceil(rest / min(64, math.ceil(rest / 256)))
+        split = math.ceil(per_split / 64) * 64
+        expected += [request * 64 + i for i in range(math.ceil(rest / split))]
     assert made.items[: int(made.count)].tolist() == expected
     assert triton_splits.programs_for(made, 8) >= 1
 

@@ -1,0 +1,165 @@
+"""Inputs of a decode step (one token a row) at fixed addresses, where a captured graph finds them.
+
+The host fills a pinned buffer and one transfer, ordered by the stream, overwrites the device's buffer: the step
+before has read it by then (I2). Of pinned buffers there are several, each reused only once its transfer is over.
+
+A step of N requests runs at a size G >= N. Rows N .. G - 1 pad it: they attend one position of some valid block,
+write no keys or values (slot -1), and their token goes to two spare entries behind the rows' token ids.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from app.engine.sampling.sampling_batch import HostParameters
+from app.engine.worker.row_state import RowState
+
+RING = 4  # more than letters are in flight on a worker
+WORDS = 10  # int64 words of a row
+
+
+@dataclass(slots=True, frozen=True)
+class HostFields:
+    """One pinned buffer's fields for a size."""
+
+    positions: NDArray[np.int64]  # [G] of the input token
+    lengths: NDArray[np.int64]  # [G] tokens known = absolute position of the token to be sampled
+    slots: NDArray[np.int64]  # [G]
+    sources: NDArray[np.int64]  # [G] flat index of the input token in RowState.flat_token_ids
+    targets: NDArray[np.int64]  # [G] of the sampled token
+    keys: NDArray[np.int64]  # [G, 2] seed, choice index
+    seq_lens: NDArray[np.int32]  # [G]
+    rows: NDArray[np.int32]  # [G]
+    temperature: NDArray[np.float32]  # [G], 0: greedy
+    top_p: NDArray[np.float32]  # [G], 1: off
+    min_p: NDArray[np.float32]  # [G], 0: off
+    top_k: NDArray[np.int32]  # [G], 0: off
+
+    @classmethod
+    def of(cls, words: NDArray[np.int64], size: int) -> HostFields:
+        """Views into int64 [WORDS * size]."""
+        w = words.reshape(WORDS, size)
+        ints, floats, mixed = w[7].view(np.int32), w[8].view(np.float32), w[9]
+        return cls(
+            w[0], w[1], w[2], w[3], w[4], words[5 * size : 7 * size].reshape(size, 2), ints[:size], ints[size:], floats[:size], floats[size:],
+            mixed.view(np.float32)[:size], mixed.view(np.int32)[size:],
+        )  # fmt: skip
+
+
+@dataclass(slots=True, frozen=True)
+class DeviceFields:
+    """The same on the device."""
+
+    positions: torch.Tensor
+    lengths: torch.Tensor
+    slots: torch.Tensor
+    sources: torch.Tensor
+    targets: torch.Tensor
+    keys: torch.Tensor
+    seq_lens: torch.Tensor
+    rows: torch.Tensor
+    temperature: torch.Tensor
+    top_p: torch.Tensor
+    min_p: torch.Tensor
+    top_k: torch.Tensor
+
+    @classmethod
+    def of(cls, words: torch.Tensor, size: int) -> DeviceFields:
+        """Views into int64 [WORDS * size]."""
+        w = words.view(WORDS, size)
+        ints, floats, mixed = w[7].view(torch.int32), w[8].view(torch.float32), w[9]
+        return cls(
+            w[0], w[1], w[2], w[3], w[4], words[5 * size : 7 * size].view(size, 2), ints[:size], ints[size:],
+            floats[:size], floats[size:], mixed.view(torch.float32)[:size], mixed.view(torch.int32)[size:],
+        )  # fmt: skip
+
+
+class _HostBuffer:
+    """A buffer of the ring; on a GPU it is pinned and knows when its last transfer was over."""
+
+    def __init__(self, max_size: int, device: torch.device) -> None:
+        on_gpu = device.type == "cuda"
+        self.words = torch.zeros(WORDS * max_size, dtype=torch.int64, pin_memory=on_gpu)
+        self._array = self.words.numpy()
+        self._fields: dict[int, HostFields] = {}
+        self._sent = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
+
+    def fields(self, size: int) -> HostFields:
+        """To be filled; waits for the transfer that still reads them."""
+        if self._sent is not None:
+            self._sent.synchronize()
+        if size not in self._fields:
+            self._fields[size] = HostFields.of(self._array[: WORDS * size], size)
+        return self._fields[size]
+
+    def sent(self) -> None:
+        """The transfer is enqueued."""
+        if self._sent is not None:
+            self._sent.record()
+
+
+class DecodeInputs:
+    """The static buffer of up to `max_size` rows and the way into it."""
+
+    def __init__(self, max_size: int, state: RowState) -> None:
+        self._state = state
+        self._words = torch.zeros(WORDS * max_size, dtype=torch.int64, device=state.device)
+        self._ring = [_HostBuffer(max_size, state.device) for _ in range(RING if state.device.type == "cuda" else 1)]
+        self._next = 0
+        self._views: dict[int, DeviceFields] = {}
+
+    def view(self, size: int) -> DeviceFields:
+        """The device's fields of a step of `size` rows: the same memory every time."""
+        if size not in self._views:
+            self._views[size] = DeviceFields.of(self._words[: WORDS * size], size)
+        return self._views[size]
+
+    def load(self, rows: NDArray[np.int64], parameters: HostParameters | None, size: int) -> None:
+        """One token for each of `rows` [N], padded to `size`; enqueues the transfer."""
+        buffer = self._ring[self._next]
+        self._next = (self._next + 1) % len(self._ring)
+        fields = buffer.fields(size)
+        self._fill_rows(fields, rows)
+        if parameters is not None:
+            _fill_parameters(fields, parameters, len(rows))
+        if len(rows) < size:
+            self._pad(fields, len(rows))
+        self._words[: WORDS * size].copy_(buffer.words[: WORDS * size], non_blocking=True)
+        buffer.sent()
+
+    def pad_all(self, size: int) -> None:
+        """A step of `size` rows that nobody asked for: for warming up and capture."""
+        self.load(np.zeros(0, dtype=np.int64), HostParameters.none(), size)
+
+    def _fill_rows(self, fields: HostFields, rows: NDArray[np.int64]) -> None:
+        state, n = self._state, len(rows)
+        positions = state.num_computed_tokens[rows]
+        blocks, offsets = np.divmod(positions, state.block_size)
+        fields.positions[:n] = positions
+        fields.lengths[:n] = positions + 1
+        fields.slots[:n] = state.host_block_table[rows, blocks] * np.int64(state.block_size) + offsets
+        fields.sources[:n] = sources = rows * state.token_ids.shape[1] + positions
+        fields.targets[:n] = sources + 1
+        fields.seq_lens[:n] = positions + 1
+        fields.rows[:n] = rows
+
+    def _pad(self, fields: HostFields, n: int) -> None:
+        fields.positions[n:] = fields.rows[n:] = fields.keys[n:] = 0
+        fields.lengths[n:] = fields.seq_lens[n:] = 1
+        fields.slots[n:] = -1
+        fields.sources[n:] = self._state.spare
+        fields.targets[n:] = self._state.spare + 1
+        fields.temperature[n:] = fields.min_p[n:] = fields.top_k[n:] = 0
+        fields.top_p[n:] = 1.0
+
+
+def _fill_parameters(fields: HostFields, parameters: HostParameters, n: int) -> None:
+    fields.keys[:n] = parameters.keys
+    fields.temperature[:n] = parameters.temperature
+    fields.top_p[:n] = parameters.top_p
+    fields.min_p[:n] = parameters.min_p
+    fields.top_k[:n] = parameters.top_k

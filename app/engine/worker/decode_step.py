@@ -1,0 +1,100 @@
+"""A whole decode step over static tensors, from the input token to the sampled one, as a function of nothing else.
+
+Run as it is (on a CPU, in tests) or captured as CUDA graphs (cuda_graphs.py): the same lines, so what is tested here
+is what is replayed there. Two parts: `forward` ends at the logits, `sample` draws from them and feeds the token back.
+A step whose rows want more of the sampler (penalties, masks, logprobs) runs the first part and samples apart.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from app.engine.sampling.sampling_batch import HostParameters
+from app.engine.worker.decode_inputs import DecodeInputs
+from app.engine.worker.row_state import RowState
+from app.kernels.attention import AttentionMetadata
+from app.kernels.sampling import sample_tokens
+
+
+class Model(Protocol):
+    """What the step needs of a model runner."""
+
+    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, attention: AttentionMetadata) -> torch.Tensor:
+        """int [T] -> hidden states [T, C]."""
+
+    def raw_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Hidden states [N, C] -> [N, V] in the model's type."""
+
+
+class Decode(Protocol):
+    """A decode step that can be run at certain sizes: as it is, or from graphs."""
+
+    step: DecodeStep
+
+    def size_for(self, num_rows: int) -> int | None:
+        """The smallest size that holds so many rows; None: no size does."""
+
+    def forward(self, size: int) -> None:
+        """From the step's inputs to its logits."""
+
+    def sample(self, size: int) -> None:
+        """From the logits to the tokens."""
+
+
+class DecodeStep:
+    """Static tensors for up to sizes[-1] rows, and the step over them."""
+
+    def __init__(
+        self, model: Model, state: RowState, vocab_size: int, dtype: torch.dtype, sizes: Sequence[int]
+    ) -> None:
+        self.sizes = sorted(sizes)
+        self.inputs = DecodeInputs(self.sizes[-1], state)
+        self.logits = torch.zeros(self.sizes[-1], vocab_size, dtype=dtype, device=state.device)
+        self.token_ids = torch.zeros(self.sizes[-1], dtype=torch.int64, device=state.device)
+        self._starts = torch.arange(self.sizes[-1] + 1, dtype=torch.int32, device=state.device)
+        self._model = model
+        self._state = state
+
+    @property
+    def step(self) -> DecodeStep:
+        """Itself: the uncaptured way to run it."""
+        return self
+
+    def size_for(self, num_rows: int) -> int | None:
+        """The smallest size that holds so many rows; None: no size does."""
+        index = bisect_left(self.sizes, num_rows)
+        return self.sizes[index] if index < len(self.sizes) else None
+
+    def load(self, rows: NDArray[np.int64], parameters: HostParameters | None, size: int) -> None:
+        """Send the inputs of a step of these rows; `parameters` may be None where `sample` is not run."""
+        self.inputs.load(rows, parameters, size)
+
+    def forward(self, size: int) -> None:
+        """Input tokens -> logits[:size]; keys and values go into the cache."""
+        state, fields = self._state, self.inputs.view(size)
+        meta = AttentionMetadata(
+            query_start_loc=self._starts[: size + 1],
+            seq_lens=fields.seq_lens,
+            block_table=state.block_table.index_select(0, fields.rows),
+            slot_mapping=fields.slots,
+            max_query_len=1,
+            max_seq_len=state.token_ids.shape[1],
+            num_decodes=size,
+            is_static=True,
+        )
+        input_ids = state.flat_token_ids.index_select(0, fields.sources)
+        hidden = self._model.forward(input_ids, fields.positions, meta)
+        self.logits[:size].copy_(self._model.raw_logits(hidden))
+
+    def sample(self, size: int) -> None:
+        """logits[:size] -> token_ids[:size], and into the rows' token ids."""
+        f = self.inputs.view(size)
+        drawn, _ = sample_tokens(self.logits[:size], f.temperature, f.top_k, f.top_p, f.min_p, f.keys, f.lengths)
+        self.token_ids[:size].copy_(drawn)
+        self._state.flat_token_ids.index_copy_(0, f.targets, drawn.int())

@@ -1,0 +1,85 @@
+"""Start-up of the decode graphs: whether to have them, the memory they will take, their capture, the note about them."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from app.config import EngineConfig
+from app.engine.worker import cuda_graphs
+from app.engine.worker.cuda_graphs import CudaGraphs
+from app.engine.worker.decode_step import DecodeStep
+from app.engine.worker.model_runner import ModelRunner
+from app.errors import ConfigError
+
+logger = logging.getLogger("manta.graphs")
+
+
+class GraphSetup:
+    """Made once the model is there; `reserve` before the KV cache is sized, `capture` once it is allocated.
+
+    Raises ConfigError where `cuda_graphs=on` and there can be none.
+    """
+
+    def __init__(self, config: EngineConfig, runner: ModelRunner, dtype: torch.dtype, device: torch.device) -> None:
+        self._config = config
+        self._runner = runner
+        self._device = device
+        self._step: DecodeStep | None = None
+        self.note = ""
+        refused = refusal(config, device)
+        if refused is None:
+            self._step = runner.static_step(cuda_graphs.graph_sizes(config), dtype)
+        else:
+            self._go_without(refused)
+
+    def reserve(self) -> int:
+        """Bytes to keep free for the graphs."""
+        if self._step is None:
+            return 0
+        try:
+            return cuda_graphs.measure(self._step, self._device)
+        except Exception as error:  # whatever a kernel or a library raises while it is captured
+            self._fail(error)
+            return 0
+
+    def capture(self) -> None:
+        """Capture all sizes over the KV cache as it is now; from then on the runner decodes with them."""
+        if self._step is None:
+            return
+        try:
+            graphs = CudaGraphs(self._step, self._device)
+            before = torch.cuda.mem_get_info(self._device)[0]
+            seconds = graphs.capture(self._step.sizes)
+            mib = (before - torch.cuda.mem_get_info(self._device)[0]) >> 20
+        except Exception as error:  # as above
+            self._fail(error)
+            return
+        self._runner.decode = graphs
+        sizes = self._step.sizes
+        self.note = f"CUDA graphs: {len(sizes)} batch sizes up to {sizes[-1]}, {mib} MiB, captured in {seconds:.1f} s"
+
+    def _fail(self, error: Exception) -> None:
+        self._step = None
+        reason = f"capture failed: {type(error).__name__}: {error}"
+        logger.warning("CUDA graphs: going on without, %s", reason, exc_info=error)
+        self._go_without(reason)
+
+    def _go_without(self, reason: str) -> None:
+        if self._config.cuda_graphs == "on":
+            raise ConfigError(f"cuda_graphs=on, but {reason}; use auto", param="cuda_graphs")
+        self.note = f"CUDA graphs: off ({reason})"
+
+
+def refusal(config: EngineConfig, device: torch.device) -> str | None:
+    """Why there are no graphs; None: there are."""
+    if config.cuda_graphs == "off":
+        return "as configured"
+    if device.type != "cuda":
+        return "no GPU"
+    if config.attention_backend == "torch":
+        return "attention_backend=torch plans each step on the host"
+    if config.world_size > 1:
+        return "several workers share the model"
+    return None

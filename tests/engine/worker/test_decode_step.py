@@ -1,0 +1,222 @@
+"""The decode step over static tensors, run uncaptured on the CPU: the tokens of transformers and of ordinary steps."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from app.config import EngineConfig
+from app.engine.sampling.sampling_batch import HostParameters
+from app.engine.sampling_params import SamplingParams
+from app.engine.worker.cuda_graphs import graph_sizes
+from app.engine.worker.decode_inputs import DecodeInputs
+from app.engine.worker.decode_step import DecodeStep
+from app.engine.worker.graph_setup import GraphSetup, refusal
+from app.engine.worker.row_state import RowState
+from app.errors import ConfigError
+from tests.engine.worker_driver import Driver, Run, greedy
+from tests.tiny_models import hf_greedy, hf_model, tiny_model
+
+
+class Counted(DecodeStep):
+    """Counts what ran."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.forwards: list[int] = []
+        self.samples: list[int] = []
+
+    def forward(self, size: int) -> None:
+        super().forward(size)
+        self.forwards.append(size)
+
+    def sample(self, size: int) -> None:
+        super().sample(size)
+        self.samples.append(size)
+
+
+@pytest.fixture(scope="module")
+def directory() -> Path:
+    return tiny_model("llama")
+
+
+@pytest.fixture(scope="module")
+def reference(directory: Path) -> PreTrainedModel:
+    return hf_model(directory)
+
+
+def static(driver: Driver, sizes: list[int], monkeypatch: pytest.MonkeyPatch) -> Counted:
+    """Make the driver's worker decode as a GPU's would, without the capture."""
+    monkeypatch.setattr("app.engine.worker.model_runner.DecodeStep", Counted)
+    runner = driver.worker._runner
+    assert runner is not None
+    step = runner.static_step(sizes, torch.float32)
+    assert isinstance(step, Counted)
+    runner.decode = step
+    return step
+
+
+def prompts(count: int) -> list[list[int]]:
+    rng = random.Random(5)
+    return [[rng.randrange(3, 331) for _ in range(3 + 11 * i)] for i in range(count)]
+
+
+def runs(params: list[SamplingParams]) -> list[Run]:
+    return [Run(prompt, p) for prompt, p in zip(prompts(len(params)), params, strict=True)]
+
+
+def test_greedy_tokens_equal_transformers(
+    directory: Path, reference: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests of unequal length end one by one: sizes 8, 4, 2 and 1, with padding; prompts come in chunks."""
+    driver = Driver(str(directory), chunk=16, num_blocks=64)
+    step = static(driver, [1, 2, 4, 8], monkeypatch)
+    lengths = [4, 9, 6, 12, 7, 15]
+    done = driver.run(runs([greedy(n) for n in lengths]))
+    for run, prompt, length in zip(done, prompts(6), lengths, strict=True):
+        assert run.tokens == hf_greedy(reference, prompt, length)
+    assert set(step.forwards) == {1, 2, 4, 8}
+    assert step.samples == step.forwards
+
+
+MIXED = [
+    greedy(12),
+    SamplingParams(temperature=0.9, seed=11, max_tokens=14),
+    SamplingParams(temperature=1.3, top_p=0.8, seed=12, max_tokens=9),
+    SamplingParams(temperature=0.7, top_k=5, seed=13, max_tokens=11),
+    SamplingParams(temperature=1.0, min_p=0.1, seed=2**63 - 1, max_tokens=13),
+]
+
+
+def test_sampled_tokens_equal_ordinary_steps(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver(str(directory), num_blocks=64)
+    expected = [run.tokens for run in driver.run(runs(MIXED))]
+    step = static(driver, [3, 8], monkeypatch)
+    assert [run.tokens for run in driver.run(runs(MIXED))] == expected
+    assert set(step.samples) == {3, 8}
+    alone = [driver.run([run])[0].tokens for run in runs(MIXED)]
+    assert alone == expected
+
+
+def test_rows_that_want_more_share_the_forward_pass(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Penalties, biases and logprobs are served apart, from the same logits; the steps after them are not."""
+    more = [
+        greedy(6, logprobs=3, prompt_logprobs=1),
+        greedy(8, presence_penalty=1.5, frequency_penalty=0.5),
+        SamplingParams(temperature=0.8, seed=3, logit_bias={7: 4.0}, max_tokens=7),
+    ]
+    driver = Driver(str(directory), num_blocks=64)
+    expected = driver.run(runs(MIXED + more))
+    step = static(driver, [8], monkeypatch)
+    found = driver.run(runs(MIXED + more))
+    assert [run.tokens for run in found] == [run.tokens for run in expected]
+    for ours, theirs in zip(found[5].logprobs, expected[5].logprobs, strict=True):
+        assert ours is not None
+        assert theirs is not None
+        assert (ours.token_ids, ours.ranks) == (theirs.token_ids, theirs.ranks)
+        np.testing.assert_allclose(ours.logprobs, theirs.logprobs, atol=1e-5)
+    assert 0 < len(step.samples) < len(step.forwards)
+
+
+def test_more_rows_than_the_largest_size(
+    directory: Path, reference: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = Driver(str(directory), num_blocks=64)
+    step = static(driver, [2], monkeypatch)
+    done = driver.run(runs([greedy(4), greedy(8), greedy(6)]))
+    assert [run.tokens for run in done] == [
+        hf_greedy(reference, prompt, n) for prompt, n in zip(prompts(3), (4, 8, 6), strict=True)
+    ]
+    assert set(step.forwards) == {2}
+
+
+def state_with_rows(rows: int, width: int) -> RowState:
+    state = RowState(rows, width, 4, torch.device("cpu"))
+    for row in range(rows):
+        state.num_tokens[row], state.num_computed_tokens[row] = row + 3, row + 2
+        state.num_blocks[row] = -(-(row + 3) // 4)
+        state.host_block_table[row, : state.num_blocks[row]] = 10 * (row + 1) + np.arange(state.num_blocks[row])
+    return state
+
+
+def test_inputs_field_by_field() -> None:
+    inputs = DecodeInputs(8, state_with_rows(6, 20))
+    parameters = HostParameters(
+        np.array([0.5, 0.0, 2.0], dtype=np.float32), np.array([0.9, 1.0, 0.1], dtype=np.float32),
+        np.array([0.0, 0.2, 0.3], dtype=np.float32), np.array([4, 0, 1]), np.array([[2**62, 1], [7, 0], [-5, 3]]),
+    )  # fmt: skip
+    inputs.load(np.array([5, 0, 2]), parameters, 4)
+    f = inputs.view(4)
+    assert f.positions.tolist() == [7, 2, 4, 0]
+    assert f.lengths.tolist() == [8, 3, 5, 1]
+    assert f.seq_lens.tolist() == [8, 3, 5, 1]
+    assert f.rows.tolist() == [5, 0, 2, 0]
+    assert f.slots.tolist() == [61 * 4 + 3, 10 * 4 + 2, 31 * 4, -1]
+    assert f.sources.tolist() == [107, 2, 44, 120]
+    assert f.targets.tolist() == [108, 3, 45, 121]
+    assert f.keys.tolist() == [[2**62, 1], [7, 0], [-5, 3], [0, 0]]
+    assert f.temperature.tolist() == [0.5, 0.0, 2.0, 0.0]
+    assert f.top_p.tolist() == pytest.approx([0.9, 1.0, 0.1, 1.0])
+    assert f.min_p.tolist() == pytest.approx([0.0, 0.2, 0.3, 0.0])
+    assert f.top_k.tolist() == [4, 0, 1, 0]
+
+
+def test_every_size_reads_the_same_memory() -> None:
+    """A captured graph reads the addresses of its capture: a later load of that size must arrive there."""
+    inputs = DecodeInputs(8, state_with_rows(6, 20))
+    inputs.load(np.array([1]), None, 2)
+    kept = inputs.view(2)
+    addresses = [getattr(kept, name).data_ptr() for name in kept.__slots__]
+    inputs.load(np.array([0, 1, 2, 3, 4]), None, 8)
+    inputs.load(np.array([3, 4]), None, 2)
+    assert kept.positions.tolist() == [5, 6]
+    assert [getattr(inputs.view(2), name).data_ptr() for name in kept.__slots__] == addresses
+
+
+def test_sizes() -> None:
+    assert graph_sizes(EngineConfig(max_num_seqs=1)) == [1]
+    assert graph_sizes(EngineConfig(max_num_seqs=20)) == [1, 2, 4, 8, 16, 20]
+    sizes = graph_sizes(EngineConfig(max_num_seqs=256))
+    assert sizes[:6] == [1, 2, 4, 8, 16, 24]
+    assert sizes[-1] == 256
+    assert len(sizes) == 35
+    assert len(graph_sizes(EngineConfig(max_num_seqs=4096, max_num_batched_tokens=4096))) < 80
+    assert graph_sizes(EngineConfig(max_num_seqs=64, max_num_batched_tokens=10))[-1] == 10
+    assert graph_sizes(EngineConfig(max_num_seqs=64, cuda_graph_sizes=(32, 8, 100))) == [8, 32, 64]
+
+
+def test_where_there_can_be_none(directory: Path) -> None:
+    cpu, gpu = torch.device("cpu"), torch.device("cuda", 0)
+    assert refusal(EngineConfig(), cpu) == "no GPU"
+    assert refusal(EngineConfig(cuda_graphs="off"), gpu) == "as configured"
+    assert "attention_backend=torch" in (refusal(EngineConfig(attention_backend="torch"), gpu) or "")
+    assert refusal(EngineConfig(), gpu) is None
+    with pytest.raises(ConfigError, match="cuda_graphs=on, but no GPU") as error:
+        Driver(str(directory), cuda_graphs="on", num_blocks=8)
+    assert error.value.param == "cuda_graphs"
+
+
+def test_a_failed_capture_goes_on_without(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver(str(directory), num_blocks=8)
+    runner = driver.worker._runner
+    assert runner is not None
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr("app.engine.worker.graph_setup.refusal", lambda config, device: None)
+    monkeypatch.setattr("app.engine.worker.cuda_graphs.measure", broken)
+    setup = GraphSetup(EngineConfig(), runner, torch.float32, torch.device("cpu"))
+    assert setup.reserve() == 0
+    setup.capture()
+    assert runner.decode is None
+    assert setup.note.startswith("CUDA graphs: off (capture failed: RuntimeError: operation not permitted")
+    forced = GraphSetup(EngineConfig(cuda_graphs="on"), runner, torch.float32, torch.device("cpu"))
+    with pytest.raises(ConfigError, match="capture failed"):
+        forced.reserve()
