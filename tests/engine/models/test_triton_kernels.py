@@ -1,0 +1,106 @@
+"""A model whose every Triton kernel runs (in the interpreter, or on a GPU) against transformers; launches counted."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+
+from app.engine.distributed.parallel_groups import ParallelGroups
+from app.engine.layers.context import BuildContext, ForwardContext
+from app.engine.model_info import ModelInfo
+from app.engine.models.decoder import CausalLM
+from app.engine.models.loader import load_model
+from app.kernels.attention import AttentionMetadata, triton_ops
+from app.kernels.fused import FUSED_OPS
+from tests.tiny_models import hf_model, tiny_model
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+BLOCK_SIZE = 16
+
+
+def triton_model(family: str, **changes: Any) -> CausalLM:
+    """Callers have put the Triton functions into the table."""
+    directory = tiny_model(family, **changes)
+    ctx = BuildContext(torch.float32, DEVICE, 512, triton_ops.OPS, ParallelGroups())
+    return load_model(ModelInfo.from_directory(str(directory)), ctx, "safetensors", 0)
+
+
+def step(model: CausalLM, caches: list[torch.Tensor], token_ids: list[int], start: int) -> torch.Tensor:
+    """Hidden states of one request's tokens from position `start` on; its blocks are 1, 2, ..."""
+    count, length = len(token_ids), start + len(token_ids)
+    positions = torch.arange(start, length, device=DEVICE)
+    meta = AttentionMetadata(
+        query_start_loc=torch.tensor([0, count], dtype=torch.int32, device=DEVICE),
+        seq_lens=torch.tensor([length], dtype=torch.int32, device=DEVICE),
+        block_table=torch.arange(1, len(caches[0]), dtype=torch.int32, device=DEVICE)[None],
+        slot_mapping=positions + BLOCK_SIZE,
+        max_query_len=count,
+        max_seq_len=length,
+        num_decodes=1 if count == 1 else 0,
+    )
+    layer = model.attention_layers[0]
+    layer.ops.prepare(
+        meta, num_heads=layer.num_heads, num_kv_heads=layer.num_kv_heads, head_dim=layer.head_dim, block_size=BLOCK_SIZE
+    )
+    hidden: torch.Tensor = model(torch.tensor(token_ids, device=DEVICE), ForwardContext(positions, meta, caches))
+    return hidden
+
+
+def empty_caches(model: CausalLM) -> list[torch.Tensor]:
+    layers = model.attention_layers
+    shape = (6, 2, layers[0].num_kv_heads, BLOCK_SIZE, layers[0].head_dim)
+    return [torch.full(shape, float("nan"), device=DEVICE) for _ in layers]
+
+
+@pytest.fixture(autouse=True)
+def _triton_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FUSED_OPS._table, "cpu", "app.kernels.fused.triton_ops:OPS")
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("llama", {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}),
+        ("qwen2", {"num_attention_heads": 7, "num_key_value_heads": 1, "head_dim": 16}),
+        ("qwen3", {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 80}),
+        ("mistral", {"sliding_window": 24}),
+    ],
+)
+@torch.inference_mode()
+def test_logits_equal_transformers(family: str, changes: dict[str, Any]) -> None:
+    model, judge = triton_model(family, **changes), hf_model(tiny_model(family, **changes))
+    token_ids = torch.randint(3, 331, (41,), generator=torch.Generator().manual_seed(0)).tolist()
+    truth = judge(torch.tensor([token_ids], device=judge.device)).logits[0].float().cpu()
+    caches = empty_caches(model)
+    hidden = [step(model, caches, token_ids[:30], 0), step(model, caches, token_ids[30:40], 30)]
+    hidden.append(step(model, caches, token_ids[40:], 40))
+    torch.testing.assert_close(model.logits(torch.cat(hidden)).cpu(), truth, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral"])
+@torch.inference_mode()
+def test_launches_of_a_decode_layer(family: str) -> None:
+    """Beside the four products: two norms, rotation with KV write, attention and its merge, SiLU; no more than six."""
+
+    @functools.cache
+    def launches(num_layers: int) -> int:
+        model = triton_model(family, num_hidden_layers=num_layers)
+        caches = empty_caches(model)
+        step(model, caches, list(range(3, 30)), 0)
+        step(model, caches, [5], 27)
+        torch.cuda.synchronize()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            step(model, caches, [6], 28)
+            torch.cuda.synchronize()
+        counts = {e.key: e.count for e in profile.key_averages() if e.device_type == torch.autograd.DeviceType.CUDA}
+        assert sum(count for name, count in counts.items() if "rotate_and_write" in name) == num_layers, counts
+        assert sum(count for name, count in counts.items() if "silu_and_mul" in name) == num_layers, counts
+        assert sum(count for name, count in counts.items() if "add_rms_norm" in name) == 2 * num_layers, counts
+        products = ("gemm", "gemv", "cutlass", "cublas", "splitk", "nvjet", "dot_kernel")  # one may be several launches
+        return sum(count for name, count in counts.items() if not any(part in name.lower() for part in products))
+
+    assert launches(4) - launches(2) <= 2 * 6
