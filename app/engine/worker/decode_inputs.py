@@ -45,7 +45,8 @@ class HostFields:
         w = words.reshape(WORDS, size)
         ints, floats, mixed = w[7].view(np.int32), w[8].view(np.float32), w[9]
         return cls(
-            w[0], w[1], w[2], w[3], w[4], words[5 * size : 7 * size].reshape(size, 2), ints[:size], ints[size:], floats[:size], floats[size:],
+            w[0], w[1], w[2], w[3], w[4], words[5 * size : 7 * size].reshape(size, 2),
+            ints[:size], ints[size:], floats[:size], floats[size:],
             mixed.view(np.float32)[:size], mixed.view(np.int32)[size:],
         )  # fmt: skip
 

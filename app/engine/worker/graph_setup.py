@@ -1,4 +1,4 @@
-"""Start-up of the decode graphs: whether to have them, the memory they will take, their capture, the note about them."""
+"""Start-up of the decode graphs: whether to have them, the memory they will take, their capture, a note on it."""
 
 from __future__ import annotations
 

@@ -227,25 +227,12 @@ def decode(
     if listed is not None:
         grid = (programs_for(listed, num_kv_heads), num_kv_heads, 1)
     decode_kernel[grid](
-        query,
-        kv_cache,
-        out,
-        scratch.partial,
-        scratch.log_sum,
-        meta.block_table,
-        meta.seq_lens,
+        query, kv_cache, out, scratch.partial, scratch.log_sum, meta.block_table, meta.seq_lens,
         meta.seq_lens if listed is None else listed.items,
         meta.seq_lens if listed is None else listed.count,
-        scale,
-        soft_cap or 1.0,
-        sliding_window or 0,
-        query.stride(0),
-        query.stride(1),
-        out.stride(0),
-        out.stride(1),
-        *kv_cache.stride()[:4],
-        meta.block_table.stride(0),
-        scratch.num_splits,
+        scale, soft_cap or 1.0, sliding_window or 0,
+        query.stride(0), query.stride(1), out.stride(0), out.stride(1),
+        *kv_cache.stride()[:4], meta.block_table.stride(0), scratch.num_splits,
         G=group,
         D=head_dim,
         S=block_size,
@@ -256,7 +243,7 @@ def decode(
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
         **cut,
-    )
+    )  # fmt: skip
     if scratch.num_splits > 1:
         _merge(meta, scratch, out, sliding_window, cut)
 
