@@ -117,7 +117,19 @@ def _query(chain: bytes, depth: int, rng: random.Random) -> RouteQuery:
 
 def _report(replica: int, rng: random.Random) -> LoadReport:
     return LoadReport(
-        *("m", _name(replica), "1", True, rng.randrange(60), 0, rng.randrange(20_000), 0.5, 40_000, BLOCK_SIZE, replica),
+        *(
+            "m",
+            _name(replica),
+            "1",
+            True,
+            rng.randrange(60),
+            0,
+            rng.randrange(20_000),
+            0.5,
+            40_000,
+            BLOCK_SIZE,
+            replica,
+        ),
         queued_prefill_tokens=rng.randrange(8000),
         resident_tokens=rng.randrange(600_000),
         max_num_seqs=256,

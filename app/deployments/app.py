@@ -35,12 +35,11 @@ def build(args: Mapping[str, Any]) -> serve.Application:
 
 def build_graph(config: ServeConfig, engine_factory: EngineFactory | None = None) -> serve.Application:
     """The graph over the real engine; tests put another one in."""
-    router = _router(config)
-    engines = {model.name: _engine(config, model, router, engine_factory) for model in config.models}
-    return _ingress(config).bind(config, router, engines)
+    engines = {model.name: _engine(config, model, engine_factory) for model in config.models}
+    return _ingress(config).bind(config, _router(config, engines), engines)
 
 
-def _router(config: ServeConfig) -> serve.Application:
+def _router(config: ServeConfig, engines: dict[str, serve.Application]) -> serve.Application:
     options = serve.deployment(Router).options(
         name="Router",
         num_replicas=config.router.num_replicas,
@@ -50,7 +49,7 @@ def _router(config: ServeConfig) -> serve.Application:
         graceful_shutdown_wait_loop_s=DRAIN_CHECK_S,
         health_check_period_s=2.0,
     )
-    return options.bind(config.router, tuple(model.name for model in config.models))
+    return options.bind(config.router, engines)
 
 
 def _ingress(config: ServeConfig) -> Any:
@@ -65,9 +64,7 @@ def _ingress(config: ServeConfig) -> Any:
     )
 
 
-def _engine(
-    config: ServeConfig, model: ModelConfig, router: serve.Application, factory: EngineFactory | None
-) -> serve.Application:
+def _engine(config: ServeConfig, model: ModelConfig, factory: EngineFactory | None) -> serve.Application:
     bundles = replica_bundles(model)
     own = {"num_cpus": bundles[0]["CPU"], "num_gpus": bundles[0].get("GPU", 0)}
     options = serve.deployment(EngineReplica).options(
@@ -82,7 +79,7 @@ def _engine(
         health_check_period_s=model.health_check_period_s,
         request_router_config=RequestRouterConfig(request_router_class=PinnedRequestRouter),
     )
-    return options.bind(model, config.ingress, config.router, router, factory)
+    return options.bind(model, config.ingress, config.router, factory)
 
 
 def replica_bundles(model: ModelConfig) -> list[dict[str, float]]:

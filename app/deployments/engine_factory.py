@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from app.config import EngineConfig
+from app.engine.kv_cache.kv_events import KVEventSink
 from app.engine.outputs import EngineOutput
 from app.engine.request import EngineRequest
 from app.engine.stats import EngineStats, StatsRecorder
@@ -47,6 +48,7 @@ EngineFactory = Callable[
         Callable[[list[EngineOutput]], None],
         Callable[[BaseException], None],
         StatsRecorder,
+        KVEventSink,
     ],
     ReplicaEngine,
 ]
@@ -58,6 +60,7 @@ def create_engine(
     on_outputs: Callable[[list[EngineOutput]], None],
     on_fatal: Callable[[BaseException], None],
     recorder: StatsRecorder,
+    kv_event_sink: KVEventSink,
 ) -> ReplicaEngine:
     """The AsyncEngine over `config`'s executor, not started yet. CheckpointError names an unusable model directory."""
     from app.engine.async_engine import AsyncEngine
@@ -66,6 +69,7 @@ def create_engine(
     from app.engine.model_info import ModelInfo
 
     info = ModelInfo.from_directory(config.model)
-    core = EngineCore(config, info, create_executor(config), block_hash_key, recorder=recorder)
+    executor = create_executor(config)
+    core = EngineCore(config, info, executor, block_hash_key, recorder=recorder, kv_event_sink=kv_event_sink)
     engine: ReplicaEngine = AsyncEngine(core, on_outputs, on_fatal)
     return engine

@@ -19,13 +19,17 @@ from typing import Any
 
 from ray import serve
 
-from app.config import IngressConfig, ModelConfig, RouterConfig
+from app.config import EngineConfig, IngressConfig, ModelConfig, RouterConfig
 from app.deployments.channel_hub import ChannelHub, TokenChannel
 from app.deployments.cluster_secret import load_block_hash_key
 from app.deployments.engine_factory import EngineFactory, ReplicaEngine, create_engine
 from app.deployments.engine_metrics import EngineMetrics
+from app.deployments.feed_hub import FeedHub
 from app.deployments.stall_watch import StallWatch
 from app.deployments.wire import LoadReport, decode_control
+from app.engine.kv_cache.kv_events import KVEventLog
+from app.engine.kv_cache.model_revision import model_revision
+from app.engine.model_info import ModelInfo
 from app.engine.outputs import EngineOutput
 from app.engine.request import EngineRequest
 from app.engine.worker_info import WorkerInfo
@@ -50,16 +54,16 @@ class EngineReplica:
         model: ModelConfig,
         ingress: IngressConfig,
         router_config: RouterConfig,
-        router: Any = None,
         engine_factory: EngineFactory | None = None,
     ) -> None:
         configure_logging()
         context = serve.get_replica_context()
         self.replica_id: str = context.replica_id.unique_id
         self._model = model
-        self._router = router
         self._heartbeat_s = router_config.heartbeat_s
-        self._incarnation = uuid.uuid4().hex
+        self._incarnation = f"{time.time_ns():020d}-{uuid.uuid4().hex[:8]}"  # a later one is greater
+        self._kv_events = KVEventLog(self.replica_id, self._incarnation)
+        self._feeds = FeedHub(self._kv_events)
         self._index = context.rank.rank if context.rank is not None else 0
         self._fatal: str | None = None
         self._stall_watch = StallWatch(STALL_S)
@@ -74,14 +78,15 @@ class EngineReplica:
         self._hub = ChannelHub(self._engine, ingress.credit_window_tokens, ingress.lease_s, self._metrics.ended)
         info = await asyncio.to_thread(self._start_engine)
         self._num_blocks = info.num_blocks
+        self._revision = await asyncio.to_thread(_revision, model.engine)
         self._metrics.kv_cache(model.engine.block_size, info.num_blocks)
         self._busy = asyncio.Event()  # a request came: the heartbeat wakes from its idle pace
-        self._report_task: asyncio.Task[None] | None = None
         self._exit_task: asyncio.Task[None] | None = None
         self._heartbeat_task = asyncio.create_task(self._heartbeats())
 
-    async def hello(self, ingress_id: str) -> LoadReport:
-        """Answer an ingress that looks for replicas. Serve hands it to running replicas only."""
+    async def hello(self, asker_id: str) -> LoadReport:
+        """Answer an ingress or a Router that looks for replicas. Serve hands it to running replicas only."""
+        self._feeds.renew(asker_id)
         return self._report()
 
     async def open_channel(self, channel_id: str, ingress_id: str, target: str) -> AsyncIterator[bytes]:
@@ -94,6 +99,16 @@ class EngineReplica:
                 yield frame
         finally:
             self._hub.drop(channel)
+
+    async def open_feed(self, router_id: str, target: str) -> AsyncIterator[bytes]:
+        """Loads and KV events for one Router, until it goes away or this replica is being replaced."""
+        self._check_target(target)
+        feed = self._feeds.open(router_id, self._report())
+        try:
+            async for frame in feed.frames():
+                yield frame
+        finally:
+            self._feeds.drop(feed)
 
     async def submit(self, channel_id: str, stream_id: int, request: EngineRequest, target: str) -> MantaError | None:
         """Take a request whose outputs shall go down a channel; returns why not, as a value."""
@@ -151,6 +166,7 @@ class EngineReplica:
             lambda outputs: self._post(self._on_outputs, outputs),
             lambda error: self._post(self._on_fatal, error),
             self._metrics,
+            self._kv_events,
         )
 
     def _start_engine(self) -> WorkerInfo:
@@ -187,6 +203,7 @@ class EngineReplica:
         logger.error("%s", self._fatal)
         channels = list(self._hub.channels)
         self._hub.fail(self._fatal)
+        self._feeds.close()
         self._exit_task = asyncio.create_task(self._exit(channels))
 
     async def _exit(self, channels: list[TokenChannel]) -> None:
@@ -210,15 +227,17 @@ class EngineReplica:
             self._busy.clear()
             now = time.monotonic()
             report = self._report()
-            if report != last or now - sent_s >= IDLE_HEARTBEAT_S:
+            if self._feeds.publish(report, force=report != last or now - sent_s >= IDLE_HEARTBEAT_S):
                 last, sent_s = report, now
-                self._send(report)
+            if self._hub.retired:  # or Serve would wait for the Routers to let go
+                self._feeds.close()
             if now - checked_s >= IDLE_HEARTBEAT_S:
                 checked_s = now
                 self._hub.heartbeat(report)
                 self._look_after()
 
     def _look_after(self) -> None:
+        self._feeds.expire()
         for ingress_id in self._hub.expire():
             logger.warning("ingress %s was silent for too long; its requests are aborted", ingress_id)
         try:
@@ -241,19 +260,19 @@ class EngineReplica:
             num_blocks=self._num_blocks,
             block_size=self._model.engine.block_size,
             index=self._index,
+            queued_prefill_tokens=stats.outstanding_prefill_tokens,
+            resident_tokens=(stats.num_blocks - stats.num_free_blocks) * self._model.engine.block_size,
+            max_num_seqs=self._model.engine.max_num_seqs,
+            prefill_token_s=stats.prefill_token_s,
+            decode_step_s=stats.decode_step_s,
+            model_revision=self._revision,
         )
-
-    def _send(self, report: LoadReport) -> None:
-        """Push a report to all routers; without waiting, and never more than one under way."""
-        if self._router is not None and (self._report_task is None or self._report_task.done()):
-            self._report_task = asyncio.create_task(self._broadcast(report))
-
-    async def _broadcast(self, report: LoadReport) -> None:
-        try:
-            await self._router.broadcast("heartbeat", report).results_async(timeout_s=1.0, return_exceptions=True)
-        except Exception as error:  # no router at the moment: ingresses place requests themselves
-            logger.debug("load report not delivered: %s", error)
 
     def _check_target(self, target: str) -> None:
         if target != self.replica_id:
             raise EngineDeadError(f"engine replica {target} is gone")
+
+
+def _revision(config: EngineConfig) -> str:
+    """What this engine's block hashes begin with; empty when it caches nothing. Reads files."""
+    return model_revision(ModelInfo.from_directory(config.model), config) if config.enable_prefix_caching else ""

@@ -8,6 +8,7 @@ Router costs placement only. The event loop is shared with Serve's control plane
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import time
 import uuid
@@ -23,8 +24,11 @@ from app.api.events import ENDED_BY
 from app.config import ServeConfig
 from app.deployments.announcement import announce
 from app.deployments.channel import ChannelClient, RequestStream
-from app.deployments.policies.base import RouteQuery
+from app.deployments.cluster_secret import load_block_hash_key
+from app.deployments.policies.base import Decision, Level, RouteQuery
+from app.deployments.prompt_hasher import PromptHasher
 from app.deployments.replica_pool import ReplicaPool, RollCall
+from app.deployments.response_store import SharedResponseStore
 from app.deployments.serve_port import EngineHandles, call
 from app.deployments.served_models import load_served_model
 from app.engine.outputs import EngineOutput, FinishReason
@@ -53,6 +57,7 @@ class Ingress:
         configure_logging()
         self._config = config
         self._router = router.options(method_name="route")
+        self._explain = router.options(method_name="explain")
         self._router_asleep_until = 0.0
         self._ingress_id = uuid.uuid4().hex[:12]
         self._num_requests = 0
@@ -66,6 +71,7 @@ class Ingress:
             served = await asyncio.to_thread(load_served_model, model)
             for name in (model.name, *model.aliases):
                 self.models[name] = served
+        self._hasher = PromptHasher(await asyncio.to_thread(load_block_hash_key))
         await self._wait_ready()
         self._announcement = self._announce()
 
@@ -73,7 +79,9 @@ class Ingress:
         """Serve calls it after the constructor."""
         from app.api.app import create_app
 
-        app: FastAPI = create_app(self, self._config.ingress.limits, self._config.ingress)
+        ingress = self._config.ingress
+        store = SharedResponseStore(serve.get_replica_context().app_name, ingress)
+        app: FastAPI = create_app(self, ingress.limits, ingress, store=store)
         return app
 
     def _announce(self) -> asyncio.Task[None] | None:
@@ -157,16 +165,25 @@ class Ingress:
         async with place.lock:
             live = self._live(model, failed)
             if place.replica_id not in live:
-                query = RouteQuery.of_prompt(request)
-                replica_id = None if failed else await self._ask_router(model, query)
+                decision = None if failed else await self._ask_router(model, await self._query(pool, request))
                 live = self._live(model, failed)
-                if replica_id in live:
-                    pool.routed(replica_id, query)
+                query = RouteQuery.of_prompt(request)
+                level: Level = "ingress"
+                if decision is not None and decision.replica_id in live:
+                    place.replica_id, level = decision.replica_id, decision.level
+                    pool.routed(decision.replica_id, query)
                 else:
                     self._recorder.increment("manta:ingress_route_fallbacks_total")
-                    replica_id = pool.choose(query, live)
-                place.replica_id = replica_id
+                    place.replica_id = pool.choose(query, live)
+                self._recorder.increment("manta:ingress_routes_total", 1.0, level)
             return live[place.replica_id]
+
+    async def _query(self, pool: ReplicaPool, request: EngineRequest) -> RouteQuery:
+        """What the Router is told about a prompt."""
+        if time.monotonic() < self._router_asleep_until:
+            return RouteQuery.of_prompt(request)  # nobody will be asked
+        hashes = await self._hasher.hash_prompt(request.prompt_token_ids, request.cache_root, pool.load)
+        return dataclasses.replace(RouteQuery.of_prompt(request), block_hashes=hashes)
 
     def _live(self, model: str, failed: set[str]) -> dict[str, ChannelClient]:
         live = {name: channel for name, channel in self._pools[model].live().items() if name not in failed}
@@ -174,14 +191,13 @@ class Ingress:
             raise EngineDeadError(f"no engine replica of model {model!r} can take requests at the moment")
         return live
 
-    async def _ask_router(self, model: str, query: RouteQuery) -> str | None:
+    async def _ask_router(self, model: str, query: RouteQuery) -> Decision | None:
         """The Router's choice; None when it has none or does not answer in time."""
         if time.monotonic() < self._router_asleep_until:
             return None
         timeout_s = self._config.ingress.route_timeout_s
-        arguments = (model, query.num_prompt_tokens, query.max_tokens)
         try:
-            choice: str | None = await call(self._router, *arguments, timeout_s=timeout_s)
+            choice: Decision | None = await call(self._router, *_arguments(model, query), timeout_s=timeout_s)
         except Exception as error:
             if time.monotonic() >= self._router_asleep_until:  # the first of those that wait for it
                 logger.info("the Router did not answer (%s); placing requests here", type(error).__name__)
@@ -210,3 +226,9 @@ class Ingress:
         for name, pool in self._pools.items():
             self.models[name].max_kv_tokens = pool.kv_tokens
         logger.info("ingress %s ready: %s", self._ingress_id, ", ".join(self._pools))
+
+
+def _arguments(model: str, query: RouteQuery) -> tuple[str, int, int, bytes, str, str]:
+    """Of Router.route: the hashes as one piece, which costs less on the way than many."""
+    hashes = b"".join(query.block_hashes)
+    return (model, query.num_prompt_tokens, query.max_tokens, hashes, query.session, query.adapter)

@@ -10,13 +10,32 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from app.deployments.policies.base import NO_MATCHES, Decision, Matches, ReplicaLoad, RouteQuery, RoutingPolicy
-from app.deployments.prefix_index import PrefixIndex
+from app.deployments.policies.base import (
+    NO_MATCHES,
+    NOTHING,
+    Cost,
+    Decision,
+    Level,
+    Matches,
+    ReplicaLoad,
+    RouteQuery,
+    RoutingPolicy,
+)
+from app.deployments.prefix_index import PrefixIndex, PrefixMatch
 from app.deployments.wire import LoadReport
 
 REPORT_EXPIRES_S = 4.0  # an idle replica reports every second
 REPORT_AGE_S = 0.05  # a report may have been written this long before it arrived
+
+
+class Choice(NamedTuple):
+    """A decision, and what it was made from."""
+
+    decision: Decision
+    candidates: Sequence[ReplicaLoad]
+    matches: Matches
 
 
 @dataclass(slots=True)
@@ -80,40 +99,50 @@ class LoadBook:
 
     def decide(
         self, query: RouteQuery, allowed: Collection[str] | None = None, *, explain: bool = False
-    ) -> tuple[Decision, Matches] | None:
-        """The policy's choice and what it knew of caches; nothing is counted. None when nobody (allowed) is known."""
-        candidates: Sequence[ReplicaLoad] = self.replicas()
+    ) -> Choice | None:
+        """The policy's choice and what it knew; nothing is counted. None when nobody (allowed) is known.
+
+        With `explain`, the index is asked even if the policy does not need it.
+        """
+        candidates = self.replicas()
         if allowed is not None:
             candidates = [load for load in candidates if load.report.replica_id in allowed]
         if not candidates:
             return None
         now = self._clock()
+        index = self.index if self._policy.uses_index or explain else None
         matches = NO_MATCHES
-        if self.index is not None and (self._policy.uses_index or explain):
-            matches = self.index.match(query.block_hashes, now)
+        if index is not None:
+            matches = index.match(query.block_hashes, now)
             for load in candidates:
-                load.indexed_blocks = self.index.num_blocks(load.report.replica_id)
-        return self._policy.choose(candidates, query, matches, now), matches
+                load.indexed_blocks = index.num_blocks(load.report.replica_id)
+        decision = self._policy.choose(candidates, query, matches, now)
+        match = matches.get(decision.replica_id, decision.match)
+        level: Level = "load"
+        if index is not None and self._policy.uses_index and query.block_hashes:
+            level = "exact" if index.is_synced(decision.replica_id) else "speculative" if match != (0, 0) else "load"
+        return Choice(Decision(decision.replica_id, level, match), candidates, matches)
 
-    def route(self, query: RouteQuery, allowed: Collection[str] | None = None) -> str | None:
+    def route(self, query: RouteQuery, allowed: Collection[str] | None = None) -> Decision | None:
         """The replica for a request, whose tokens then count as routed; None when no (allowed) replica is known."""
-        decided = self.decide(query, allowed)
-        if decided is None:
+        choice = self.decide(query, allowed)
+        if choice is None:
             return None
-        decision, matches = decided
-        self.routed(decision.replica_id, query, matches)
-        return decision.replica_id
+        self.routed(choice.decision.replica_id, query, choice.decision.match)
+        return choice.decision
 
-    def routed(self, replica_id: str, query: RouteQuery, matches: Matches = NO_MATCHES) -> None:
+    def costs(self, query: RouteQuery, choice: Choice) -> dict[str, Cost]:
+        """What the request would cost on each candidate, where the policy estimates that."""
+        return self._policy.costs(choice.candidates, query, choice.matches)
+
+    def routed(self, replica_id: str, query: RouteQuery, match: PrefixMatch = NOTHING) -> None:
         """Count a request as sent to a replica, which will soon have its blocks."""
         entry = self._entries.get(replica_id)
         if entry is None:
             return
         now = self._clock()
         load = entry.load
-        match = matches.get(replica_id)
-        cached = sum(match) * load.report.block_size if match is not None else 0
-        prefill_tokens = max(1, query.num_prompt_tokens - cached)
+        prefill_tokens = max(1, query.num_prompt_tokens - sum(match) * load.report.block_size)
         entry.routed.append((now, query.num_tokens, prefill_tokens))
         load.routed_tokens += query.num_tokens
         load.routed_prefill_tokens += prefill_tokens

@@ -17,7 +17,8 @@ from app.config import IngressConfig
 from app.deployments.channel import ChannelClient, ReplicaPort
 from app.deployments.load_book import LoadBook
 from app.deployments.policies.base import RouteQuery
-from app.deployments.policies.least_outstanding_tokens import LeastOutstandingTokens
+from app.deployments.policies.power_of_two import PowerOfTwo
+from app.deployments.wire import LoadReport
 
 SEARCH_INTERVAL_S = 2.0
 EAGER_INTERVAL_S = 0.25  # while no replica is live, or others are expected
@@ -33,6 +34,7 @@ class RollCall:
 
     present: frozenset[str]  # replica ids
     complete: bool  # all did: whoever is not present is retired
+    reports: tuple[LoadReport, ...] = ()  # their answers
 
 
 Discover = Callable[[], Awaitable[RollCall]]
@@ -55,7 +57,7 @@ class ReplicaPool:
         self._config = config
         self._discover = discover
         self._connect = connect
-        self._book = LoadBook(LeastOutstandingTokens())
+        self._book = LoadBook(PowerOfTwo())
         self._channels: dict[str, ChannelClient] = {}
         self._openings: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
@@ -74,6 +76,11 @@ class ReplicaPool:
         loads = [channel.load for channel in self._channels.values() if channel.load is not None]
         return min((load.num_blocks * load.block_size for load in loads), default=None)
 
+    @property
+    def load(self) -> LoadReport | None:
+        """Any replica's last report, for what all have in common: block size and model revision."""
+        return next((channel.load for channel in self.live().values() if channel.load is not None), None)
+
     def start(self) -> None:
         """Look for replicas from now on."""
         self._task = asyncio.create_task(self._search())
@@ -83,9 +90,11 @@ class ReplicaPool:
         return {name: channel for name, channel in self._channels.items() if channel.is_live}
 
     def choose(self, query: RouteQuery, allowed: Collection[str]) -> str:
-        """The least loaded of `allowed` (live replicas, at least one) as far as this ingress can tell."""
-        replica_id = self._book.route(query, allowed)
-        return replica_id or min(allowed, key=lambda name: self._channels[name].outstanding_tokens)
+        """The less loaded of two of `allowed` (live replicas, at least one), as far as this ingress can tell."""
+        decision = self._book.route(query, allowed)
+        if decision is not None:
+            return decision.replica_id
+        return min(allowed, key=lambda name: self._channels[name].outstanding_tokens)
 
     def routed(self, replica_id: str, query: RouteQuery) -> None:
         """Somebody else chose: remember the load."""

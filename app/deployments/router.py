@@ -1,34 +1,77 @@
 """The Router deployment: says which replica shall take a request. One small call per request, never on the token path.
 
-Engine replicas push their load here (fire and forget); ingresses ask, with a small time budget, and choose by
-themselves when no answer comes. So a dead Router costs placement quality, never a request.
+It listens to every engine replica: loads and KV events come down one feed each, and every Router replica has feeds of
+its own, so all hold the same index. Ingresses ask, with a small time budget, and choose by themselves when no answer
+comes. So a dead Router costs placement quality, never a request.
 """
 
 from __future__ import annotations
 
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
 from app.config import RouterConfig
+from app.deployments.feed_pool import FeedPool
 from app.deployments.load_book import LoadBook
 from app.deployments.policies import create_policy
-from app.deployments.policies.base import RouteQuery
-from app.deployments.wire import LoadReport
+from app.deployments.policies.base import Decision, RouteQuery
+from app.deployments.prefix_index import PrefixIndex
+from app.deployments.prompt_hasher import split_hashes
+from app.deployments.replica_pool import RollCall
+from app.deployments.route_explanation import RouteExplanation, explain
+from app.deployments.serve_port import EngineHandles
+from app.errors import EngineDeadError
+from app.telemetry.logging import configure_logging
+
+HELLO_TIMEOUT_S = 1.0
 
 
 class Router:
-    """One load book per model."""
+    """One load book with its index per model. `engines` are Serve handles by model name."""
 
-    def __init__(self, config: RouterConfig, models: tuple[str, ...]) -> None:
-        self._books = {model: LoadBook(create_policy(config.policy)) for model in models}
-
-    async def heartbeat(self, report: LoadReport) -> None:
-        """Take an engine replica's load report."""
-        self._books[report.model].report(report)
+    async def __init__(self, config: RouterConfig, engines: Mapping[str, Any]) -> None:  # type: ignore[misc]
+        configure_logging()
+        self._router_id = f"router-{uuid.uuid4().hex[:12]}"
+        self._config = config
+        self._pools = {model: self._create_pool(model, EngineHandles(handle)) for model, handle in engines.items()}
+        for pool in self._pools.values():
+            pool.start()
 
     async def route(
-        self,
-        model: str,
-        num_prompt_tokens: int,
-        max_tokens: int,
-        block_hashes: tuple[bytes, ...] = (),
-    ) -> str | None:
-        """Id of the replica that shall serve the request; None when the Router knows none."""
-        return self._books[model].route(RouteQuery(num_prompt_tokens, max_tokens, block_hashes))
+        self, model: str, num_prompt_tokens: int, max_tokens: int, block_hashes: bytes, session: str, adapter: str
+    ) -> Decision | None:
+        """Which replica shall serve the request; None when the Router knows none.
+
+        `block_hashes` are those of the prompt's full blocks, one after the other.
+        """
+        query = RouteQuery(num_prompt_tokens, max_tokens, split_hashes(block_hashes), session, adapter)
+        return self._pools[model].book.route(query)
+
+    async def explain(
+        self, model: str, num_prompt_tokens: int, max_tokens: int, block_hashes: bytes, session: str, adapter: str
+    ) -> RouteExplanation:
+        """What `route` would answer and why; nothing is counted."""
+        query = RouteQuery(num_prompt_tokens, max_tokens, split_hashes(block_hashes), session, adapter)
+        return explain(self._pools[model].book, query, self._config.policy)
+
+    async def check_health(self) -> None:
+        """Serve's health check."""
+        for pool in self._pools.values():
+            if not pool.is_searching:
+                raise EngineDeadError(f"the search for replicas of {pool.model} has ended")
+
+    async def __del__(self) -> None:
+        """Serve calls it once the replica is drained."""
+        for pool in getattr(self, "_pools", {}).values():
+            await pool.close()
+
+    def _create_pool(self, model: str, handles: EngineHandles) -> FeedPool:
+        config = self._config
+        index = PrefixIndex(config.index_max_blocks, config.speculative_life_s)
+
+        async def discover() -> RollCall:
+            return await handles.hello(self._router_id, HELLO_TIMEOUT_S)
+
+        book = LoadBook(create_policy(config.policy), index=index)
+        return FeedPool(model, self._router_id, book, discover, handles.port)

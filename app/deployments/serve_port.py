@@ -27,6 +27,7 @@ class EngineHandles:
         self.open_channel = handle.options(method_name="open_channel", stream=True)
         self.submit = handle.options(method_name="submit")
         self.control = handle.options(method_name="control")
+        self.open_feed = handle.options(method_name="open_feed", stream=True)
 
     async def hello(self, ingress_id: str, timeout_s: float) -> RollCall:
         """The running replicas, asked one and all."""
@@ -36,8 +37,9 @@ class EngineHandles:
             return RollCall(frozenset(), complete=True)
         except TimeoutError:
             return RollCall(frozenset(), complete=False)
-        present = frozenset(answer.replica_id for answer in answers if isinstance(answer, LoadReport))
-        return RollCall(present, complete=len(present) == len(answers))
+        reports = tuple(answer for answer in answers if isinstance(answer, LoadReport))
+        present = frozenset(report.replica_id for report in reports)
+        return RollCall(present, complete=len(present) == len(answers), reports=reports)
 
     async def metrics_snapshots(self, timeout_s: float) -> list[bytes]:
         """The metrics of the replicas that answer in time."""
@@ -75,6 +77,15 @@ class ServePort:
             self._handles.submit, *arguments, target=self._replica_id, timeout_s=SUBMIT_TIMEOUT_S
         )
         return refusal
+
+    async def open_feed(self, router_id: str) -> AsyncGenerator[bytes, None]:
+        """See FeedPort."""
+        response = self._handles.open_feed.remote(router_id, target=self._replica_id)
+        try:
+            async for frame in response:
+                yield frame
+        finally:
+            response.cancel()
 
     async def control(self, message: bytes) -> None:
         """See ReplicaPort."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from app.engine.kv_cache.kv_events import KVEventBatch
 from app.engine.outputs import EngineOutput, FinishReason
 from app.engine.step import TokenLogprobs
 
@@ -77,7 +78,14 @@ class LoadReport(msgspec.Struct, array_like=True, frozen=True):
     max_num_seqs: int = 128
     prefill_token_s: float = 0.0  # measured seconds per prefill token; 0 until there is a measurement
     decode_step_s: float = 0.0  # measured seconds of a step that only decodes
-    model_revision: bytes = b""  # of the checkpoint: what block hashes begin with
+    model_revision: str = ""  # of the checkpoint: what block hashes begin with; empty where nothing is cached
+
+
+class FeedFrame(msgspec.Struct, array_like=True):
+    """One message of a feed to a Router: how busy the replica is, and what changed in its prefix cache."""
+
+    load: LoadReport
+    events: KVEventBatch | None = None  # the first frame brings a snapshot
 
 
 class Frame(msgspec.Struct, array_like=True):
@@ -107,6 +115,11 @@ def encode(message: msgspec.Struct) -> bytes:
 def decode_frame(data: bytes) -> Frame:
     """The frame in `data`; msgspec.ValidationError when it is none."""
     return msgspec.msgpack.decode(data, type=Frame)
+
+
+def decode_feed(data: bytes) -> FeedFrame:
+    """The feed frame in `data`; msgspec.ValidationError when it is none."""
+    return msgspec.msgpack.decode(data, type=FeedFrame)
 
 
 def decode_control(data: bytes) -> ControlMessage:

@@ -98,6 +98,7 @@ METRICS: tuple[Metric, ...] = (
     _gauge("manta:ingress_channels", "Engine replicas that this ingress replica can send requests to."),
     _counter("manta:ingress_rejections_total", "Requests this ingress replica turned away because it was full."),
     _counter("manta:ingress_route_fallbacks_total", "Requests placed without an answer of the Router."),
+    _counter("manta:ingress_routes_total", "Prompts placed, by what the choice was informed by.", "level"),
     _counter("manta:ingress_channels_lost_total", "Token channels that broke while in use."),
 )
 

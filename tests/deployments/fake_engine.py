@@ -1,4 +1,7 @@
-"""A deterministic engine without a model: every step each running request gets one token, its prompt over and over."""
+"""A deterministic engine without a model: every step each running request gets one token, its prompt over and over.
+
+It keeps the hashes of its prompts' blocks as an engine with a prefix cache would, and announces them.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from app.config import EngineConfig
+from app.engine.kv_cache.block_hash import hash_blocks, root_hash
+from app.engine.kv_cache.kv_events import KVEventSink
+from app.engine.kv_cache.model_revision import model_revision
+from app.engine.model_info import ModelInfo
 from app.engine.outputs import EngineOutput
 from app.engine.request import EngineRequest
 from app.engine.stats import EngineStats, RequestTimings, StatsRecorder, StepStats
@@ -30,6 +37,7 @@ NUM_BLOCKS = 4096
 @dataclass(slots=True)
 class _Running:
     request: EngineRequest
+    num_cached: int = 0
     num_tokens: int = 0
     paused: bool = False
     begin: float = 0.0
@@ -47,12 +55,17 @@ class FakeEngine:
         on_outputs: Callable[[list[EngineOutput]], None],
         on_fatal: Callable[[BaseException], None],
         recorder: StatsRecorder,
+        kv_event_sink: KVEventSink,
     ) -> None:
         assert len(block_hash_key) == 32
         self._config = config
         self._on_outputs = on_outputs
         self._on_fatal = on_fatal
         self._recorder = recorder
+        self._key = block_hash_key
+        self._revision = model_revision(ModelInfo.from_directory(config.model), config)
+        self._sink = kv_event_sink
+        self._cached: dict[bytes, None] = {}
         self._requests: dict[str, _Running] = {}
         self._lock = threading.Lock()
         self._wake = threading.Event()
@@ -69,9 +82,20 @@ class FakeEngine:
     def add_request(self, request: EngineRequest) -> None:
         if request.sampling_params.seed == REFUSED_SEED:
             raise InvalidRequestError("the fake engine refuses this seed", param="seed")
+        num_cached = self._cache(request)
         with self._lock:
-            self._requests[request.request_id] = _Running(request, begin=time.monotonic())
+            self._requests[request.request_id] = _Running(request, num_cached, begin=time.monotonic())
         self._wake.set()
+
+    def _cache(self, request: EngineRequest) -> int:
+        """Cached tokens of the prompt, all of whose blocks are cached from now on."""
+        root = root_hash(self._key, model=self._revision, cache_root=request.cache_root)
+        hashes = hash_blocks(self._key, root, request.prompt_token_ids, self._config.block_size)
+        new = [block_hash for block_hash in hashes if block_hash not in self._cached]
+        self._cached.update(dict.fromkeys(new))
+        if new:
+            self._sink.stored(root, new)
+        return (len(hashes) - len(new)) * self._config.block_size
 
     def abort(self, request_ids: list[str]) -> None:
         with self._lock:
@@ -101,7 +125,7 @@ class FakeEngine:
             num_paused=sum(r.paused for r in running),
             num_blocks=NUM_BLOCKS,
             num_free_blocks=NUM_BLOCKS - len(running),
-            num_cached_blocks=0,
+            num_cached_blocks=len(self._cached),
             outstanding_prefill_tokens=0,
             outstanding_decode_tokens=left,
             prompt_tokens_total=0,
@@ -176,7 +200,9 @@ class FakeEngine:
         if params.logprobs:
             ids = [token, *range(params.logprobs)]
             logprobs = [TokenLogprobs(ids, [-0.5] * len(ids), [1, *range(1, len(ids))])]
-        return EngineOutput(request_id, [token], "length" if done else None, logprobs=logprobs)
+        return EngineOutput(
+            request_id, [token], "length" if done else None, logprobs=logprobs, num_cached_tokens=running.num_cached
+        )
 
     def _finish(self, running: _Running, reason: str) -> None:
         now = time.monotonic()

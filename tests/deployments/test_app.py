@@ -29,7 +29,7 @@ def args(**changes: Any) -> dict[str, Any]:
         ({"models": [{}]}, r"args\.models\.0\.name: this option is required"),
         ({"models": [{"name": "a"}, {"name": "b", "aliases": ["a"]}]}, "the name 'a' is used twice"),
         (args(ingress={"limits": {"max_body": 1}}), r"args\.ingress\.limits\.max_body: no such"),
-        (args(router={"policy": "best"}), r"args\.router\.policy: unknown policy 'best'; known: least_outstanding"),
+        (args(router={"policy": "best"}), r"args\.router\.policy: unknown policy 'best'; known: adapter_affinity"),
         (args(modles=[]), r"args\.modles: no such option; did you mean models"),
     ],
 )

@@ -67,7 +67,7 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Replica], Corou
     async def main(scene: Callable[[Replica], Coroutine[Any, Any, None]]) -> None:
         replica = object.__new__(Replica)
         model = ModelConfig(name="m", engine=EngineConfig(model="tiny-chat"))
-        await replica.__init__(model, IngressConfig(), RouterConfig(), None, GatedEngine)  # type: ignore[misc]
+        await replica.__init__(model, IngressConfig(), RouterConfig(), GatedEngine)  # type: ignore[misc]
         try:
             await scene(replica)
         finally:

@@ -13,7 +13,8 @@ from app.api.engine_client import PromptPlace, RouteInfo
 from app.config import IngressConfig, ServeConfig
 from app.deployments.channel_hub import ChannelHub
 from app.deployments.ingress import Ingress
-from app.deployments.policies.base import RouteQuery
+from app.deployments.policies.base import Decision, RouteQuery
+from app.deployments.prompt_hasher import PromptHasher
 from app.deployments.replica_pool import ReplicaPool, RollCall
 from app.deployments.wire import LoadReport, decode_control
 from app.engine.outputs import EngineOutput
@@ -63,11 +64,15 @@ class TurningRouter:
 
     def __init__(self) -> None:
         self.asked: list[tuple[int, int]] = []
+        self.hashes: list[bytes] = []
 
-    async def remote(self, model: str, num_prompt_tokens: int, max_tokens: int) -> str:
+    async def remote(
+        self, model: str, num_prompt_tokens: int, max_tokens: int, hashes: bytes, session: str, adapter: str
+    ) -> Decision:
         self.asked.append((num_prompt_tokens, max_tokens))
+        self.hashes.append(hashes)
         await asyncio.sleep(0.01)
-        return "ab"[len(self.asked) % 2]
+        return Decision("ab"[len(self.asked) % 2], "exact")
 
 
 class BareIngress(Ingress):
@@ -90,6 +95,7 @@ class Stage:
         self.ingress._router_asleep_until = 0.0
         self.ingress._recorder = MetricsRecorder({"ingress": "i"}, scope="ingress")
         self.ingress._pools = {"m": self.pool}
+        self.ingress._hasher = PromptHasher(b"a secret for tests")
 
     async def discover(self) -> RollCall:
         return RollCall(frozenset(self.replicas), complete=True)

@@ -32,6 +32,11 @@ def make(policy: str = "least_outstanding_tokens") -> tuple[LoadBook, Clock]:
     return LoadBook(create_policy(policy), clock), clock
 
 
+def chosen(book: LoadBook, allowed: list[str] | None = None) -> str | None:
+    decision = book.route(QUERY, allowed)
+    return decision.replica_id if decision is not None else None
+
+
 def outstanding(book: LoadBook) -> dict[str, int]:
     return {load.report.replica_id: load.outstanding_tokens for load in book.replicas()}
 
@@ -44,7 +49,7 @@ def test_empty_book_knows_nobody() -> None:
 def test_routed_requests_count_until_a_report_covers_them() -> None:
     book, clock = make()
     book.report(report("a"))
-    assert book.route(QUERY) == "a"
+    assert chosen(book) == "a"
     assert outstanding(book) == {"a": 150}
     clock.now += 0.01
     book.report(report("a", 0))  # may have been written before the request arrived
@@ -58,15 +63,15 @@ def test_burst_between_reports_is_spread() -> None:
     book, _ = make()
     for name in "abc":
         book.report(report(name))
-    assert Counter(book.route(QUERY) for _ in range(30)) == {"a": 10, "b": 10, "c": 10}
+    assert Counter(chosen(book) for _ in range(30)) == {"a": 10, "b": 10, "c": 10}
 
 
 def test_busy_replica_is_avoided() -> None:
     book, _ = make()
     book.report(report("a", 10_000))
     book.report(report("b", 0))
-    assert {book.route(QUERY) for _ in range(20)} == {"b"}
-    assert book.route(QUERY, allowed=["a"]) == "a"
+    assert {chosen(book) for _ in range(20)} == {"b"}
+    assert chosen(book, ["a"]) == "a"
     assert book.route(QUERY, allowed=["x"]) is None
 
 
@@ -93,19 +98,19 @@ def test_round_robin_takes_turns() -> None:
     book, _ = make("round_robin")
     book.report(report("a", 10_000))
     book.report(report("b"))
-    assert Counter(book.route(QUERY) for _ in range(10)) == {"a": 5, "b": 5}
+    assert Counter(chosen(book) for _ in range(10)) == {"a": 5, "b": 5}
 
 
 def test_power_of_two_never_takes_the_worst_of_three() -> None:
     policy = create_policy("power_of_two")
-    loads = [ReplicaLoad(report(name, tokens), 0) for name, tokens in (("a", 0), ("b", 10), ("c", 1000))]
-    chosen = Counter(policy.choose(loads, QUERY).report.replica_id for _ in range(600))
-    assert chosen["c"] == 0
-    assert 300 < chosen["a"] < 500  # two thirds of the pairs hold it
-    assert policy.choose(loads[2:], QUERY) is loads[2]
+    loads = [ReplicaLoad(report(name, tokens)) for name, tokens in (("a", 0), ("b", 10), ("c", 1000))]
+    drawn = Counter(policy.choose(loads, QUERY).replica_id for _ in range(600))
+    assert drawn["c"] == 0
+    assert 300 < drawn["a"] < 500  # two thirds of the pairs hold it
+    assert policy.choose(loads[2:], QUERY).replica_id == "c"
 
 
 def test_unknown_policy_lists_the_known_ones() -> None:
     with pytest.raises(UnsupportedError, match="round_robin"):
         create_policy("best")
-    assert set(POLICIES) == {"least_outstanding_tokens", "power_of_two", "round_robin"}
+    assert {"prefix_aware", "least_outstanding_tokens", "power_of_two", "round_robin"} <= set(POLICIES)

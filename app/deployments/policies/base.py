@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
@@ -16,10 +16,11 @@ EXPECTED_TOKENS = 256
 
 Matches = Mapping[str, PrefixMatch]
 NO_MATCHES: Matches = MappingProxyType({})
+NOTHING = PrefixMatch(0)
 
-# How well a decision was informed; the first three are the Router's, the last two the ingress's own.
-Level = Literal["exact", "speculative", "load", "ingress_load", "ingress_random"]
-LEVELS: tuple[Level, ...] = ("exact", "speculative", "load", "ingress_load", "ingress_random")
+# How well a decision was informed: by the replica's own events; only by what was sent to it lately; by loads alone;
+# not by the Router at all, but by power of two in the ingress.
+Level = Literal["exact", "speculative", "load", "ingress"]
 
 
 @dataclass(slots=True, frozen=True)
@@ -83,10 +84,11 @@ class Cost(NamedTuple):
 
 @dataclass(slots=True, frozen=True)
 class Decision:
-    """Where a request goes. Policies that estimate no costs leave `costs` empty."""
+    """Where a request goes, and how well informed the choice was (filled in by the load book)."""
 
     replica_id: str
-    costs: Mapping[str, Cost] = field(default_factory=dict)  # by replica id
+    level: Level = "load"
+    match: PrefixMatch = NOTHING  # what the index believes the replica has of the prompt
 
 
 class RoutingPolicy(ABC):
@@ -99,3 +101,9 @@ class RoutingPolicy(ABC):
         self, candidates: Sequence[ReplicaLoad], query: RouteQuery, matches: Matches = NO_MATCHES, now: float = 0.0
     ) -> Decision:
         """One of `candidates` (never empty, in the order of their replica ids). `now` is in seconds, monotonic."""
+
+    def costs(
+        self, candidates: Sequence[ReplicaLoad], query: RouteQuery, matches: Matches = NO_MATCHES
+    ) -> dict[str, Cost]:
+        """What `choose` would compare, by replica id; empty for a policy that estimates no costs."""
+        return {}

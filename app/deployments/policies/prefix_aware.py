@@ -20,8 +20,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from app.deployments.policies.base import NO_MATCHES, Cost, Decision, Matches, ReplicaLoad, RouteQuery, RoutingPolicy
-from app.deployments.prefix_index import PrefixMatch
-from app.deployments.wire import LoadReport
 
 HOST_CREDIT = 0.75  # of a block in host memory, against one on the device
 EVICTION_WEIGHT = 0.1  # share of evicted blocks that somebody asks for again
@@ -30,8 +28,6 @@ OVERLOAD_SLACK = 4  # requests above the mean that are never an overload
 SAME_S = 1e-6  # costs closer than this are equal
 UNMEASURED_PREFILL_TOKEN_S = 1e-4
 UNMEASURED_DECODE_STEP_S = 0.02
-
-_NO_MATCH = PrefixMatch(0, 0)
 
 
 class PrefixAware(RoutingPolicy):
@@ -46,55 +42,72 @@ class PrefixAware(RoutingPolicy):
         self, candidates: Sequence[ReplicaLoad], query: RouteQuery, matches: Matches = NO_MATCHES, now: float = 0.0
     ) -> Decision:
         """See RoutingPolicy.choose."""
-        speeds = _Speeds(candidates)
-        costs = {load.report.replica_id: estimate(load, query, matches, speeds) for load in candidates}
         allowed = _not_overloaded(candidates)
-        least = min(costs[load.report.replica_id].total_s for load in allowed) + SAME_S
-        best = [load for load in allowed if costs[load.report.replica_id].total_s <= least]
+        totals = [sum(parts) for parts in _estimates(allowed, query, matches, _typical_speeds(candidates))]
+        least = min(totals) + SAME_S
+        best = [load for load, total in zip(allowed, totals, strict=True) if total <= least]
         if len(best) > 1:
             fewest = min(load.outstanding_tokens for load in best)
             best = [load for load in best if load.outstanding_tokens == fewest]
         self._turn += 1
-        return Decision(best[self._turn % len(best)].report.replica_id, costs)
+        return Decision(best[self._turn % len(best)].report.replica_id)
+
+    def costs(
+        self, candidates: Sequence[ReplicaLoad], query: RouteQuery, matches: Matches = NO_MATCHES
+    ) -> dict[str, Cost]:
+        """See RoutingPolicy.costs."""
+        estimates = _estimates(candidates, query, matches, _typical_speeds(candidates))
+        return {
+            load.report.replica_id: Cost(sum(parts), *parts) for load, parts in zip(candidates, estimates, strict=True)
+        }
 
 
-class _Speeds:
-    """What stands in for a time that a replica has not measured yet: the mean of those that have."""
-
-    def __init__(self, candidates: Sequence[ReplicaLoad]) -> None:
-        prefill = [s for load in candidates if (s := load.report.prefill_token_s) > 0]
-        decode = [s for load in candidates if (s := load.report.decode_step_s) > 0]
-        self.prefill_token_s = sum(prefill) / len(prefill) if prefill else UNMEASURED_PREFILL_TOKEN_S
-        self.decode_step_s = sum(decode) / len(decode) if decode else UNMEASURED_DECODE_STEP_S
-
-
-def uncached_tokens(report: LoadReport, query: RouteQuery, match: PrefixMatch) -> float:
-    """Tokens of the prompt to prefill on a replica, at least the last one; loading from host memory counts in part."""
-    cached = match.device_blocks + HOST_CREDIT * match.host_blocks
-    return max(1.0, query.num_prompt_tokens - cached * report.block_size)
-
-
-def estimate(load: ReplicaLoad, query: RouteQuery, matches: Matches, speeds: _Speeds) -> Cost:
-    """The cost of a request on one replica."""
-    report = load.report
-    prefill_token_s = report.prefill_token_s or speeds.prefill_token_s
-    decode_step_s = report.decode_step_s or speeds.decode_step_s
-    uncached = uncached_tokens(report, query, matches.get(report.replica_id, _NO_MATCH))
-    queue_s = (report.queued_prefill_tokens + load.routed_prefill_tokens) * prefill_token_s
-    prefill_s = uncached * prefill_token_s
-    kv_tokens = max(1, report.num_blocks * report.block_size)
-    fullness = max(
-        (report.resident_tokens + load.routed_tokens) / kv_tokens, load.num_requests / max(1, report.max_num_seqs)
+def _typical_speeds(candidates: Sequence[ReplicaLoad]) -> tuple[float, float]:
+    """Seconds per prefill token and per decode step that stand in for those a replica has not measured yet."""
+    prefill = [s for load in candidates if (s := load.report.prefill_token_s) > 0]
+    decode = [s for load in candidates if (s := load.report.decode_step_s) > 0]
+    return (
+        sum(prefill) / len(prefill) if prefill else UNMEASURED_PREFILL_TOKEN_S,
+        sum(decode) / len(decode) if decode else UNMEASURED_DECODE_STEP_S,
     )
-    decode_s = query.max_tokens * decode_step_s * fullness
-    eviction_s = EVICTION_WEIGHT * prefill_s * min(1.0, load.indexed_blocks / max(1, report.num_blocks))
-    return Cost(queue_s + prefill_s + decode_s + eviction_s, queue_s, prefill_s, decode_s, eviction_s)
+
+
+def _estimates(
+    candidates: Sequence[ReplicaLoad], query: RouteQuery, matches: Matches, typical: tuple[float, float]
+) -> list[tuple[float, float, float, float]]:
+    """Queue, prefill, decode and eviction seconds of each candidate; one plain loop, since it runs per request."""
+    typical_prefill_s, typical_decode_s = typical
+    num_prompt_tokens, max_tokens = query.num_prompt_tokens, query.max_tokens
+    found = []
+    for load in candidates:
+        report = load.report
+        num_blocks, block_size = report.num_blocks or 1, report.block_size
+        token_s = report.prefill_token_s or typical_prefill_s
+        uncached = num_prompt_tokens
+        match = matches.get(report.replica_id)
+        if match is not None:
+            uncached = max(1, num_prompt_tokens - int((match[0] + HOST_CREDIT * match[1]) * block_size))
+        prefill_s = uncached * token_s
+        kv_share = (report.resident_tokens + load.routed_tokens) / (num_blocks * block_size)
+        seat_share = (report.num_running + report.num_waiting + load.routed_requests) / report.max_num_seqs
+        fullness = kv_share if kv_share > seat_share else seat_share
+        cache_share = load.indexed_blocks / num_blocks
+        found.append(
+            (
+                (report.queued_prefill_tokens + load.routed_prefill_tokens) * token_s,
+                prefill_s,
+                max_tokens * (report.decode_step_s or typical_decode_s) * fullness,
+                EVICTION_WEIGHT * prefill_s * (cache_share if cache_share < 1.0 else 1.0),
+            )
+        )
+    return found
 
 
 def _not_overloaded(candidates: Sequence[ReplicaLoad]) -> Sequence[ReplicaLoad]:
     """Those with at most twice the mean number of requests; never empty."""
     if len(candidates) < 2:
         return candidates
-    mean = sum(load.num_requests for load in candidates) / len(candidates)
+    counts = [load.num_requests for load in candidates]
+    mean = sum(counts) / len(counts)
     most = max(OVERLOAD * mean, mean + OVERLOAD_SLACK)
-    return [load for load in candidates if load.num_requests <= most]
+    return [load for load, count in zip(candidates, counts, strict=True) if count <= most]
