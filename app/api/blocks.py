@@ -8,15 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 from app.api.events import Choice, EventStream
-from app.api.parsers.base import Parser
 from app.api.parsers.scanner import Part
 from app.text.output_processor import TextDelta
 
 BlockKind = Literal["reasoning", "text", "call"]
 _KINDS: dict[str, BlockKind] = {"reasoning": "reasoning", "content": "text", "call": "call"}
+
+
+class TextParser(Protocol):
+    """Finds thoughts and calls in one choice's text (app/api/parsers)."""
+
+    def push(self, text: str) -> list[Part]:
+        """Take more text; return what is now certain, in order."""
+        ...
+
+    def flush(self) -> list[Part]:
+        """The text has ended: return what was held."""
+        ...
 
 
 @dataclass(slots=True)
@@ -44,22 +55,33 @@ class BlockReader:
     White space alone makes no block: it waits until something is said, and is dropped where nothing is.
     """
 
-    def __init__(self, parser: Parser | None, max_calls: int | None = None) -> None:
+    def __init__(self, parser: TextParser | None, max_calls: int | None = None) -> None:
         self.blocks: list[Block] = []
         self.finish: TextDelta | None = None  # the last delta, once it has come
         self._parser = parser
         self._max_calls = max_calls
         self._is_open = False
         self._space = ""
+        self._num_early_tokens = 0
+        self._has_answered = False
 
     @property
     def num_calls(self) -> int:
         """Calls that are shown."""
         return sum(block.kind == "call" for block in self.blocks)
 
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """Tokens before the answer, where there is a thought: the thought and its markers."""
+        return self._num_early_tokens if any(block.kind == "reasoning" for block in self.blocks) else 0
+
     def read(self, delta: TextDelta) -> list[BlockChange]:
         """What one delta changes; the last one closes what is open."""
-        changes = self._add(self._parse(delta))
+        parts = self._parse(delta)
+        self._has_answered = self._has_answered or any(p.kind != "reasoning" and p.text.strip() for p in parts)
+        if not self._has_answered:
+            self._num_early_tokens += len(delta.token_ids)
+        changes = self._add(parts)
         if delta.finish_reason is not None:
             self.finish = delta
             changes += self._close()

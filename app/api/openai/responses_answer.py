@@ -1,0 +1,213 @@
+"""Answers of /v1/responses: the response object, and the events of its making with their sequence numbers."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from app.api.blocks import Block, BlockChange, BlockReader
+from app.api.events import Choice, Event
+from app.api.openai.responses_protocol import ResponsesRequest
+from app.api.sse import EventFormat
+from app.engine.sampling_params import SamplingParams
+from app.errors import MantaError
+
+_PREFIXES = {"text": "msg", "call": "fc", "reasoning": "rs"}
+
+
+def new_id(prefix: str) -> str:
+    """An id for a response or one of its items."""
+    return f"{prefix}_{uuid.uuid4().hex}"
+
+
+class ResponseAnswer:
+    """One response: what was asked, and its items so far."""
+
+    def __init__(
+        self, response_id: str, model: str, body: ResponsesRequest, choice: Choice, reader: BlockReader
+    ) -> None:
+        self.id = response_id
+        self.reader = reader
+        self.wants_summary = body.wants_summary
+        self._choice = choice
+        self._created = int(time.time())
+        self._asked = _asked(body, model, choice.request.sampling_params)
+        self._ids: dict[tuple[str, int], str] = {}
+
+    def response(self, status: str | None = None, error: MantaError | None = None) -> dict[str, Any]:
+        """The response object. `status` None means that the answer has ended, and says how."""
+        ended = status is None
+        is_cut = ended and self.reader.finish is not None and self.reader.finish.finish_reason == "length"
+        return {
+            "id": self.id,
+            "object": "response",
+            "created_at": self._created,
+            "completed_at": int(time.time()) if ended and not is_cut else None,
+            "status": status or ("incomplete" if is_cut else "completed"),
+            "background": False,
+            "error": None if error is None else {"code": "server_error", "message": error.message},
+            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+            "output": self.items(),
+            "usage": self._usage() if ended else None,
+            **self._asked,
+        }
+
+    def items(self) -> list[dict[str, Any]]:
+        """The items that there are; the last one is cut short where the answer is."""
+        is_cut = self.reader.finish is not None and self.reader.finish.finish_reason == "length"
+        last = len(self.reader.blocks) - 1
+        return [
+            self.item(block, "incomplete" if is_cut and block.index == last else "completed")
+            for block in self.reader.blocks
+        ]
+
+    def item(self, block: Block, status: str) -> dict[str, Any]:
+        """`block` as an output item."""
+        item: dict[str, Any] = {"id": self.item_id(block), "status": status}
+        has_text = bool(block.text) and status != "in_progress"
+        if block.kind == "text":
+            content = [self.part(block, block.text)] if has_text else []
+            return item | {"type": "message", "role": "assistant", "content": content}
+        if block.kind == "call":
+            call_id = self._ids.setdefault(("call", block.index), f"call_{uuid.uuid4().hex[:24]}")
+            arguments = block.text if status != "in_progress" else ""
+            return item | {"type": "function_call", "call_id": call_id, "name": block.name, "arguments": arguments}
+        parts = [self.part(block, block.text)] if has_text else []
+        shown = {"summary": parts, "content": None} if self.wants_summary else {"summary": [], "content": parts}
+        return item | {"type": "reasoning", "encrypted_content": None, **shown}
+
+    def part(self, block: Block, text: str) -> dict[str, Any]:
+        """`text` as a content part of the item of `block`."""
+        if block.kind == "text":
+            return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+        return {"type": "summary_text" if self.wants_summary else "reasoning_text", "text": text}
+
+    def item_id(self, block: Block) -> str:
+        """The id of a block's item."""
+        return self._ids.setdefault((block.kind + " item", block.index), new_id(_PREFIXES[block.kind]))
+
+    def _usage(self) -> dict[str, Any]:
+        processor = self._choice.processor
+        num_input, num_output = len(self._choice.request.prompt_token_ids), processor.num_output_tokens
+        return {
+            "input_tokens": num_input,
+            "input_tokens_details": {"cached_tokens": processor.num_cached_tokens, "cache_write_tokens": 0},
+            "output_tokens": num_output,
+            "output_tokens_details": {"reasoning_tokens": self.reader.num_reasoning_tokens},
+            "total_tokens": num_input + num_output,
+        }
+
+
+def _asked(body: ResponsesRequest, model: str, params: SamplingParams) -> dict[str, Any]:
+    """The part of a response that repeats what was asked for, or what stood in for it."""
+    reasoning = body.reasoning
+    text = body.text.model_dump(by_alias=True, exclude_none=True) if body.text is not None else {}
+    choice = body.tool_choice
+    return {
+        "model": model,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "max_tool_calls": body.max_tool_calls,
+        "metadata": body.metadata or {},
+        "parallel_tool_calls": body.parallel_tool_calls,
+        "previous_response_id": body.previous_response_id,
+        "reasoning": {
+            "effort": reasoning.effort if reasoning is not None else None,
+            "summary": (reasoning.summary or reasoning.generate_summary) if reasoning is not None else None,
+        },
+        "service_tier": "default",
+        "store": body.store,
+        "temperature": params.temperature,
+        "text": {"format": {"type": "text"}, **text},
+        "tool_choice": choice.model_dump() if choice is not None and not isinstance(choice, str) else choice or "auto",
+        "tools": [tool.model_dump() for tool in body.tools or ()],
+        "top_p": params.top_p,
+        "truncation": body.truncation,
+        "user": body.user,
+        "safety_identifier": body.safety_identifier,
+        "prompt_cache_key": body.prompt_cache_key,
+    }
+
+
+class ResponseEvents(EventFormat):
+    """The stream of one response. `keep` is awaited before the last event: whoever has that may name the response."""
+
+    def __init__(self, answer: ResponseAnswer, keep: Callable[[], Awaitable[None]]) -> None:
+        self._answer = answer
+        self._keep = keep
+        self._number = 0
+
+    def start(self) -> str:
+        """The response before anything was said."""
+        response = self._answer.response("in_progress")
+        return self._event("response.created", response=response) + self._event(
+            "response.in_progress", response=response
+        )
+
+    def event(self, event: Event) -> str:
+        """What one engine output changes in the items."""
+        return "".join(map(self._change, self._answer.reader.read(event[1])))
+
+    async def finish(self) -> None:
+        """Keep the response."""
+        await self._keep()
+
+    def end(self) -> str:
+        """The whole response."""
+        response = self._answer.response()
+        return self._event(f"response.{response['status']}", response=response)
+
+    def error(self, error: MantaError) -> str:
+        """The end of a stream that broke."""
+        return self._event("response.failed", response=self._answer.response("failed", error))
+
+    def _change(self, change: BlockChange) -> str:
+        block, item_id = change.block, self._answer.item_id(change.block)
+        place = {"item_id": item_id, "output_index": block.index}
+        if change.step == "open":
+            item = self._answer.item(block, "in_progress")
+            added = self._event("response.output_item.added", output_index=block.index, item=item)
+            return added + self._part(block, place, "added", "")
+        if change.step == "grow":
+            return self._event(f"{self._said(block)}.delta", **place, **self._at(block), delta=change.text)
+        if block.kind == "call":
+            fields: dict[str, Any] = {"name": block.name, "arguments": block.text}
+        else:
+            fields = {"text": block.text}
+        done = self._event(f"{self._said(block)}.done", **place, **self._at(block), **fields)
+        item = self._answer.items()[block.index]
+        whole = self._event("response.output_item.done", output_index=block.index, item=item)
+        return done + self._part(block, place, "done", block.text) + whole
+
+    def _part(self, block: Block, place: dict[str, Any], step: str, text: str) -> str:
+        """The beginning or end of the only part of an item; calls have none."""
+        if block.kind == "call":
+            return ""
+        part = self._answer.part(block, text)
+        if block.kind == "reasoning" and self._answer.wants_summary:
+            return self._event(f"response.reasoning_summary_part.{step}", **place, summary_index=0, part=part)
+        return self._event(f"response.content_part.{step}", **place, content_index=0, part=part)
+
+    def _said(self, block: Block) -> str:
+        """The name of the events about a block's text."""
+        if block.kind == "call":
+            return "response.function_call_arguments"
+        if block.kind == "text":
+            return "response.output_text"
+        return "response.reasoning_summary_text" if self._answer.wants_summary else "response.reasoning_text"
+
+    def _at(self, block: Block) -> dict[str, Any]:
+        """Where in its item a block's text stands."""
+        if block.kind == "call":
+            return {}
+        if block.kind == "text":
+            return {"content_index": 0, "logprobs": []}
+        return {"summary_index": 0} if self._answer.wants_summary else {"content_index": 0}
+
+    def _event(self, name: str, **fields: Any) -> str:
+        data = json.dumps({"type": name, "sequence_number": self._number, **fields}, ensure_ascii=False)
+        self._number += 1
+        return f"event: {name}\ndata: {data}\n\n"

@@ -1,0 +1,125 @@
+"""From the words of /v1/responses to those of a chat: items, tools and options become a ChatRequest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from app.api.openai.protocol import ChatRequest
+from app.api.openai.responses_protocol import (
+    FunctionCallItem,
+    FunctionCallOutputItem,
+    InputItem,
+    MessageItem,
+    NamedChoice,
+    ReasoningItem,
+    RefusalPart,
+    ResponsesRequest,
+    TextPart,
+)
+
+_SAME = (
+    *("model", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "seed", "stop"),
+    *("repetition_penalty", "cache_salt", "priority", "chat_template_kwargs", "stream", "parallel_tool_calls"),
+)
+_TOLD = ("system", "developer")
+
+
+class ResponsesChat(ChatRequest):
+    """A chat that was asked for in the words of /v1/responses; errors name the fields that the client knows."""
+
+    def field_names(self) -> dict[str, str]:
+        """The words for errors."""
+        return {"prompt": "input", "max_tokens": "max_output_tokens"}
+
+
+def to_chat(body: ResponsesRequest, items: Sequence[InputItem], num_dropped: int = 0) -> ResponsesChat:
+    """The same request as a chat over `items`, the whole conversation; `num_dropped` turns are left out."""
+    messages = _dropped(_messages(body.instructions, items), num_dropped)
+    fields: dict[str, Any] = {name: value for name in _SAME if (value := getattr(body, name)) is not None}
+    fields |= {"messages": messages, "max_tokens": body.max_output_tokens}
+    if body.tools:
+        fields["tools"] = [{"type": "function", "function": _function(tool.model_dump())} for tool in body.tools]
+        if isinstance(body.tool_choice, NamedChoice):
+            fields["tool_choice"] = {"type": "function", "function": {"name": body.tool_choice.name}}
+        elif body.tool_choice is not None:
+            fields["tool_choice"] = body.tool_choice
+    if body.reasoning is not None and body.reasoning.effort is not None:
+        fields["reasoning_effort"] = body.reasoning.effort
+    if body.text is not None and body.text.format is not None and body.text.format.type != "text":
+        fields["response_format"] = _response_format(body.text.format.model_dump(by_alias=True, exclude_none=True))
+    return ResponsesChat.model_validate(fields)
+
+
+def num_droppable(body: ResponsesRequest, items: Sequence[InputItem]) -> int:
+    """How many of the oldest turns may be left out: all but the instructions and the last."""
+    messages = _messages(body.instructions, items)
+    return max(0, len(messages) - 1 - (messages[0]["role"] in _TOLD))
+
+
+def _dropped(messages: list[dict[str, Any]], number: int) -> list[dict[str, Any]]:
+    if not number:
+        return messages
+    start = int(messages[0]["role"] in _TOLD)
+    kept = messages[start + number :]
+    while len(kept) > 1 and kept[0]["role"] == "tool":  # a result without its call
+        kept = kept[1:]
+    return messages[:start] + kept
+
+
+def _messages(instructions: str | None, items: Sequence[InputItem]) -> list[dict[str, Any]]:
+    """Messages of a conversation. What the assistant thought, said and called in a row is one message."""
+    messages: list[dict[str, Any]] = []
+    if instructions:
+        messages.append({"role": "system", "content": instructions})
+    for item in items:
+        match item:
+            case MessageItem(role="assistant"):
+                turn = _assistant_turn(messages)
+                turn["content"] += _text(item.content)
+            case MessageItem():
+                _hear(messages, item.role, _text(item.content))
+            case FunctionCallItem():
+                function = {"name": item.name, "arguments": item.arguments}
+                call = {"id": item.call_id, "type": "function", "function": function}
+                _assistant_turn(messages).setdefault("tool_calls", []).append(call)
+            case FunctionCallOutputItem():
+                content = _text(item.output)
+                messages.append({"role": "tool", "tool_call_id": item.call_id, "content": content})
+            case ReasoningItem():
+                thought = "".join(part.text for part in item.content or item.summary)
+                turn = _assistant_turn(messages)
+                turn["reasoning"] = turn.get("reasoning", "") + thought
+    return messages
+
+
+def _assistant_turn(messages: list[dict[str, Any]]) -> dict[str, Any]:
+    """The assistant's message at the end; a new one when somebody else spoke last."""
+    if not messages or messages[-1]["role"] != "assistant":
+        messages.append({"role": "assistant", "content": ""})
+    return messages[-1]
+
+
+def _hear(messages: list[dict[str, Any]], role: str, content: str) -> None:
+    """Add a turn. What the model is told at the start is one message: many templates take no second one."""
+    if len(messages) == 1 and messages[0]["role"] in _TOLD and role in _TOLD:
+        messages[0]["content"] += f"\n\n{content}"
+    else:
+        messages.append({"role": role, "content": content})
+
+
+def _text(content: str | Sequence[TextPart | RefusalPart]) -> str:
+    return content if isinstance(content, str) else "\n".join(part.text for part in content)
+
+
+def _function(tool: dict[str, Any]) -> dict[str, Any]:
+    names = ("name", "description", "parameters")
+    function = {name: tool[name] for name in names if tool[name] is not None}
+    return function | ({"strict": True} if tool["strict"] else {})
+
+
+def _response_format(form: dict[str, Any]) -> dict[str, Any]:
+    if form["type"] == "json_object":
+        return {"type": "json_object"}
+    schema = {name: value for name, value in form.items() if name != "type"}
+    return {"type": "json_schema", "json_schema": {"name": "answer", **schema}}
