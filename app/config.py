@@ -111,7 +111,7 @@ class EngineConfig(Frozen):
         0.5, gt=0, description="Time that compiling a grammar may take, in a process of its own; then it is refused."
     )
     grammar_memory_bytes: int = Field(
-        512 << 20, ge=128 << 20, description="Address space of the process that compiles grammars."
+        256 << 20, ge=16 << 20, description="Memory that compiling a grammar may take, in a process of its own."
     )
     grammar_cache_size: int = Field(128, ge=1, description="Compiled grammars kept for further requests.")
 

@@ -8,18 +8,24 @@ that computes in the background returns a step's output with the next letter; wh
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
 from app.config import EngineConfig
 from app.engine.executor.base import Executor
 from app.engine.kv_cache.kv_cache_manager import KVCacheManager
 from app.engine.kv_cache.kv_events import KVEventSink
+from app.engine.kv_cache.model_revision import model_revision
 from app.engine.model_info import ModelInfo
 from app.engine.outputs import EngineOutput
+from app.engine.parallel_plan import check_parallel_sizes
 from app.engine.request import EngineRequest, Request
 from app.engine.scheduler.admission import Admission
 from app.engine.scheduler.scheduler import Scheduler
 from app.engine.stats import EngineStats, StatsRecorder
 from app.engine.step import SchedulerOutput
+from app.engine.structured.compiler import GrammarCompiler
+from app.engine.structured.limits import GrammarLimits
+from app.engine.structured.vocabulary import VocabularySource
 from app.engine.worker_info import WorkerInfo
 from app.errors import ConfigError, EngineDeadError, InvalidRequestError
 
@@ -45,6 +51,7 @@ class EngineCore:
         self._kv_event_sink = kv_event_sink
         self._scheduler: Scheduler | None = None
         self._admission: Admission | None = None
+        self._grammars: GrammarCompiler | None = None
         self._num_calls = 0  # submitted and not collected
         self._ready: list[EngineOutput] = []  # final outputs made outside of a step
 
@@ -53,6 +60,7 @@ class EngineCore:
     def start(self) -> WorkerInfo:
         """Start the workers and size the scheduler by what they report; ConfigError, CheckpointError, ..."""
         max_model_len = self._max_model_len()
+        check_parallel_sizes(self.config, self.info)
         worker_info = self.executor.start()
         kv = KVCacheManager(
             worker_info.num_blocks,
@@ -67,15 +75,18 @@ class EngineCore:
             max_num_batched_tokens=self.config.max_num_batched_tokens,
             eos_token_ids=self.info.eos_token_ids,
             by_priority=self.config.scheduling_policy == "priority",
+            num_stages=self.config.pipeline_parallel_size,
             recorder=self._recorder,
         )
+        self._grammars = _grammar_compiler(self.config, self.info)
         self._admission = Admission(
             kv,
-            model=self.config.model,
+            model=model_revision(self.info, self.config),
             vocab_size=self.info.vocab_size,
             eos_token_ids=self.info.eos_token_ids,
             max_model_len=max_model_len,
             block_hash_key=self._block_hash_key,
+            grammars=self._grammars,
         )
         return worker_info
 
@@ -90,6 +101,8 @@ class EngineCore:
 
     def shutdown(self) -> None:
         """Stop the workers; idempotent."""
+        if self._grammars is not None:
+            self._grammars.close()
         self.executor.shutdown()
 
     def check_health(self) -> None:
@@ -117,7 +130,10 @@ class EngineCore:
     # ---- requests
 
     def prepare(self, request: EngineRequest) -> Request:
-        """Check a request and make it ready for `enqueue`; InvalidRequestError, PromptTooLongError."""
+        """Check a request and make it ready for `enqueue`; InvalidRequestError, PromptTooLongError.
+
+        Compiles the grammar of one with structured outputs: milliseconds, in which the caller waits.
+        """
         return self._started_admission.admit(request)
 
     def enqueue(self, request: Request) -> None:
@@ -162,7 +178,7 @@ class EngineCore:
             letter = scheduler.schedule()
             if letter is None:
                 break
-            letter.flush = self.config.max_inflight_steps == 1
+            letter.flush = letter.flush or self.config.max_inflight_steps == 1
             self._submit(letter)
         if self._num_calls == 0 and scheduler.num_unreturned:
             self._submit(scheduler.flush_letter())
@@ -186,3 +202,13 @@ class EngineCore:
         self._num_calls -= 1
         for output in returned:
             self._ready += self.scheduler.update_from_output(output)
+
+
+def _grammar_compiler(config: EngineConfig, info: ModelInfo) -> GrammarCompiler:
+    """Reads the tokenizer when the first grammar comes."""
+    limits = GrammarLimits(
+        config.grammar_max_bytes, config.grammar_max_depth, config.grammar_timeout_s, config.grammar_memory_bytes
+    )
+    directory = Path(config.tokenizer or info.directory)
+    source = VocabularySource(directory, info.vocab_size, info.eos_token_ids)
+    return GrammarCompiler(source, limits, config.grammar_cache_size)

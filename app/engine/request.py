@@ -8,6 +8,7 @@ from enum import Enum
 
 from app.engine.sampling_params import SamplingParams
 from app.engine.step import TokenLogprobs
+from app.engine.structured.matcher import Matcher
 
 
 @dataclass(slots=True, frozen=True)
@@ -22,6 +23,8 @@ class EngineRequest:
     priority: int = 0
     cache_root: bytes = b""  # tenant, adapter and cache_salt: root of the block-hash chain (I5)
     arrival_time: float = field(default_factory=time.time)  # seconds since the epoch
+    # Structured outputs begin after these tokens, which end the model's thought; () when the answer begins at once.
+    end_of_thought_token_ids: tuple[int, ...] = ()
 
 
 class RequestStatus(Enum):
@@ -53,6 +56,7 @@ class Request:
     priority: int = 0
     arrival: float = 0.0
 
+    matcher: Matcher | None = None  # where its output stands in its grammar; None: it has none
     key: tuple[int, int] = (0, 0)  # place in the order of service: smaller goes first; set by Scheduler.add
     status: RequestStatus = RequestStatus.WAITING
     paused: bool = False

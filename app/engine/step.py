@@ -39,6 +39,15 @@ class NewRequest:
     choice_index: int  # which of the request's `n` choices: part of the random key (I6)
     eos_token_ids: tuple[int, ...]  # masked until min_tokens, with stop_token_ids
     bad_words_token_ids: tuple[tuple[int, ...], ...]
+    has_grammar: bool = False  # letters may carry masks for the row
+
+
+@dataclass(slots=True)
+class TokenMasks:
+    """Which tokens a grammar lets some of a step's rows sample: bit t % 32 of word t // 32 is token t."""
+
+    indices: Int32Array  # [G], ascending, into the rows that sample
+    words: Int32Array  # [G, ceil(V / 32)]
 
 
 @dataclass(slots=True)
@@ -56,6 +65,7 @@ class SchedulerOutput:
     new_requests: list[NewRequest] = field(default_factory=list)
     new_blocks: list[tuple[int, list[int]]] = field(default_factory=list)  # (row, block ids appended to its table)
     freed_rows: list[int] = field(default_factory=list)
+    masks: TokenMasks | None = None
     flush: bool = False  # return the output of every step up to this one, waiting for the device
 
     @property

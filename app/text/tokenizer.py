@@ -54,6 +54,11 @@ class Tokenizer:
         _add_missing_tokens(backend, config, special)
         return cls(backend, {name: token["content"] for name, token in special.items()})
 
+    def to_json(self) -> str:
+        """The whole tokenizer as the text of a tokenizer.json, with the tokens that other files added."""
+        text: str = self._backend.to_str()
+        return text
+
     @property
     def vocab_size(self) -> int:
         """Tokens known, added ones included. The model's embedding may have more rows."""

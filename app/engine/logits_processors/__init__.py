@@ -10,6 +10,7 @@ from app.registry import Registry
 LOGITS_PROCESSORS: Registry[type[LogitsProcessor]] = Registry(
     "logits processor",
     {
+        "grammar": "app.engine.logits_processors.grammar:Grammar",
         "allowed_token_ids": "app.engine.logits_processors.allowed_token_ids:AllowedTokenIds",
         "bad_words": "app.engine.logits_processors.bad_words:BadWords",
         "min_tokens": "app.engine.logits_processors.min_tokens:MinTokens",

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from app.engine.sampling.transfer import to_device
-from app.engine.step import NewRequest
+from app.engine.step import NewRequest, SchedulerOutput
 
 
 @dataclass(slots=True, frozen=True)
@@ -47,6 +47,9 @@ class LogitsProcessor(ABC):
     def remove(self, row: int) -> None:
         """The row was freed."""
         self._by_row.pop(row, None)
+
+    def take(self, letter: SchedulerOutput) -> None:  # noqa: B027  # most need nothing of it
+        """A letter came, whose rows will sample next."""
 
     def select(self, rows: NDArray[np.int64]) -> None:
         """From now on these rows sample, in this order. Called only when rows or their requests changed."""

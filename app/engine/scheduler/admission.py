@@ -16,7 +16,9 @@ from app.engine.kv_cache.block_hash import root_hash
 from app.engine.kv_cache.kv_cache_manager import KVCacheManager
 from app.engine.request import EngineRequest, Request
 from app.engine.sampling_params import MAX_SEED, SamplingParams
-from app.errors import InvalidRequestError, PromptTooLongError
+from app.engine.structured.compiler import GrammarCompiler
+from app.engine.structured.matcher import Matcher
+from app.errors import InvalidRequestError, PromptTooLongError, UnsupportedError
 
 
 class Admission:
@@ -31,18 +33,21 @@ class Admission:
         eos_token_ids: tuple[int, ...],
         max_model_len: int,
         block_hash_key: bytes,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         self._kv = kv
         self._model = model
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
         self._block_hash_key = block_hash_key
+        self._grammars = grammars
         self.max_model_len = max_model_len
         self.max_kv_tokens = kv.pool.num_blocks * kv.block_size
         self.max_total_tokens = min(max_model_len, self.max_kv_tokens)
 
     def admit(self, request: EngineRequest) -> Request:
-        """A Request ready to be scheduled.
+        """A Request ready to be scheduled. A new grammar is compiled here, which takes milliseconds, or seconds when
+        many are waiting for it.
 
         Raises InvalidRequestError naming the field, PromptTooLongError with the length asked for and the limit.
         """
@@ -58,6 +63,9 @@ class Admission:
         seed = params.seed if params.seed is not None else secrets.randbelow(MAX_SEED)
         if (seed, max_tokens) != (params.seed, params.max_tokens):
             params = params.model_copy(update={"seed": seed, "max_tokens": max_tokens})
+        matcher = self._matcher(params, request.end_of_thought_token_ids)
+        if matcher is not None:  # from now on the grammar is the matcher's; the device has no use for its text
+            params = params.model_copy(update={"structured_outputs": None})
         admitted = Request(
             request_id=request.request_id,
             sampling_params=params,
@@ -70,6 +78,7 @@ class Admission:
             choice_index=request.choice_index,
             bad_words_token_ids=request.bad_words_token_ids,
             priority=request.priority,
+            matcher=matcher,
             # The door's clock is another machine's: only the time already spent is taken from it.
             arrival=time.monotonic() - max(0.0, time.time() - request.arrival_time),
         )
@@ -115,6 +124,16 @@ class Admission:
                 "allowed_token_ids: each one is forbidden by bad_words or, before min_tokens, as an end of the output",
                 param="allowed_token_ids",
             )
+
+    def _matcher(self, params: SamplingParams, end_of_thought: tuple[int, ...]) -> Matcher | None:
+        """The start of the request's grammar, if it has one."""
+        if params.structured_outputs is None:
+            return None
+        if params.allowed_token_ids is not None:
+            raise InvalidRequestError("allowed_token_ids: excludes structured_outputs", param="allowed_token_ids")
+        if self._grammars is None:
+            raise UnsupportedError("structured_outputs: this engine has no grammars", param="structured_outputs")
+        return self._grammars.matcher(params.structured_outputs, end_of_thought)
 
     def _check_ids(self, token_ids: Iterable[int], field: str) -> None:
         for token_id in token_ids:

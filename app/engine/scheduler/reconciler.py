@@ -19,9 +19,10 @@ from app.engine.kv_cache.kv_cache_manager import KVCacheManager
 from app.engine.outputs import EngineOutput, FinishReason
 from app.engine.request import Request
 from app.engine.scheduler.row_table import NEVER, RowTable, needs_care
-from app.engine.scheduler.stopping import check_stop
+from app.engine.scheduler.stopping import check_stop, grammar_ends
 from app.engine.stats import StepStats
 from app.engine.step import ModelRunnerOutput, TokenLogprobs
+from app.engine.structured.matcher import GrammarFailure
 
 logger = logging.getLogger("manta.engine")
 
@@ -64,6 +65,8 @@ class Reconciler:
         self._eos_token_ids = eos_token_ids
         self._finish = finish
         self._clock = clock
+        # Their last token is text, not a sign of the end, so it does not come with the end.
+        self._ended_by_grammar: list[Request] = []
         self._departed: dict[int, Request] = {}  # ticket -> preempted request with tokens in flight
 
     def request_departed(self, ticket: int, request: Request) -> None:
@@ -84,8 +87,13 @@ class Reconciler:
         assert len(sampled) == len(tokens), f"step {letter.step_id}: {len(tokens)} tokens for {len(sampled)} rows"
         logprobs = output.logprobs
         if all_present:
-            return self._deliver_present(sampled, tokens, logprobs, stats, now)
-        return self._deliver_mixed(letter, present, sampled, tokens, logprobs, stats, now)
+            outputs = self._deliver_present(sampled, tokens, logprobs, stats, now)
+        else:
+            outputs = self._deliver_mixed(letter, present, sampled, tokens, logprobs, stats, now)
+        if self._ended_by_grammar:
+            ended, self._ended_by_grammar = self._ended_by_grammar, []
+            outputs += [self._finish(request, "stop") for request in ended]
+        return outputs
 
     def _confirm(self, rows: NDArray[np.int32], letter: InFlightLetter, present: NDArray[np.bool_] | None) -> None:
         """Count what the letter computed and publish blocks that it filled; their tokens are known by now."""
@@ -186,6 +194,8 @@ class Reconciler:
                 output = self._finish(request, stop[0], stop_reason=stop[1])
             else:
                 output = EngineOutput(request.request_id, [])
+                if grammar_ends(request):
+                    self._ended_by_grammar.append(request)
                 if request.row >= 0:
                     self._rows.careful[request.row] = needs_care(request)
             output.new_token_ids = [token]
@@ -197,6 +207,8 @@ class Reconciler:
                 output.num_preemptions = request.num_preemptions
                 output.queue_time_s = (request.first_scheduled or now) - request.queued
             return output
+        except GrammarFailure as error:
+            return self._finish(request, "error", error=str(error))
         except Exception as error:  # one request's trouble
             logger.exception("request %s failed", request.request_id)
             return self._finish(request, "error", error=f"internal error: {error}")

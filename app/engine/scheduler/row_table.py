@@ -32,6 +32,7 @@ class RowTable:
         self.next_publish = np.zeros(num_rows, np.int32)  # num_confirmed at which the next block is full
         self.last_step = np.zeros(num_rows, np.int64)  # the latest letter that contains the row
         self.careful = np.zeros(num_rows, np.bool_)  # its tokens need more than an append
+        self.has_grammar = np.zeros(num_rows, np.bool_)  # computes nothing while a token of it is in flight (I2)
         self.watches_eos = np.zeros(num_rows, np.bool_)
         self.last_token_time = np.zeros(num_rows, np.float64)  # 0 before the first token
         self._free = list(range(num_rows - 1, -1, -1))
@@ -58,10 +59,13 @@ class RowTable:
         return request
 
     def pending(self) -> NDArray[np.int32]:
-        """Tokens that each row still has to compute towards what is known or in flight (I1); 0 if not runnable."""
+        """Tokens that each row still has to compute towards what is known or in flight (I1); 0 if not runnable, or if
+        the mask of the token after them needs one that is in flight."""
         pending = np.minimum(self.num_tokens, self.limit)
         pending -= self.num_computed
         pending *= self.runnable
+        if self.has_grammar.any():
+            pending *= ~self.has_grammar | (self.num_known == self.num_tokens)
         return pending
 
     def enter(self, request: Request, num_computed: int, capacity: int, next_publish: int) -> int:
@@ -79,6 +83,7 @@ class RowTable:
         self.next_publish[row] = next_publish
         self.last_step[row] = 0
         self.careful[row] = needs_care(request)
+        self.has_grammar[row] = request.matcher is not None
         self.watches_eos[row] = not params.ignore_eos
         self.last_token_time[row] = request.last_token or 0.0
         request.row = row
@@ -92,13 +97,14 @@ class RowTable:
             request.last_token = float(self.last_token_time[row])
         self.requests[row] = None
         self.ticket[row] = 0
-        self.runnable[row] = False
+        self.runnable[row] = self.has_grammar[row] = False
         request.row = -1
         self._free.append(row)
         return row
 
 
 def needs_care(request: Request) -> bool:
-    """Whether the request's next token needs more than an append: its first one, stop tokens, logprobs."""
+    """Whether the request's next token needs more than an append: its first one, stop tokens, logprobs, a grammar."""
     first = request.first_token is None
-    return first or bool(request.stop_token_ids) or request.sampling_params.logprobs is not None
+    wants_logprobs = request.sampling_params.logprobs is not None
+    return first or wants_logprobs or bool(request.stop_token_ids) or request.matcher is not None

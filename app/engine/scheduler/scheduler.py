@@ -23,11 +23,13 @@ from numpy.typing import NDArray
 from app.engine.kv_cache.kv_cache_manager import KVCacheManager
 from app.engine.outputs import EngineOutput, FinishReason
 from app.engine.request import Request, RequestStatus
+from app.engine.scheduler.micro_batches import micro_batch
 from app.engine.scheduler.outbox import Outbox
 from app.engine.scheduler.reconciler import InFlightLetter, Reconciler
 from app.engine.scheduler.row_table import IntArray, RowTable
 from app.engine.scheduler.statistics import Statistics
 from app.engine.scheduler.step_plan import StepPlan, TokenBudget
+from app.engine.scheduler.token_masks import token_masks
 from app.engine.scheduler.waiting_queue import WaitingQueue
 from app.engine.stats import EngineStats, StatsRecorder, StepStats
 from app.engine.step import ModelRunnerOutput, SchedulerOutput
@@ -49,6 +51,7 @@ class Scheduler:
         max_num_batched_tokens: int,
         eos_token_ids: tuple[int, ...] = (),
         by_priority: bool = False,
+        num_stages: int = 1,
         recorder: StatsRecorder | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -59,6 +62,7 @@ class Scheduler:
         self._statistics = Statistics(recorder)
         self._max_num_batched_tokens = max_num_batched_tokens
         self._by_priority = by_priority
+        self._num_stages = num_stages  # of the pipeline
         self._clock = clock
         self._reconciler = Reconciler(self.rows, kv, eos_token_ids, self.finish, clock)
         self._outbox = Outbox()
@@ -142,7 +146,10 @@ class Scheduler:
         """The next letter, or None when nothing can be computed before more has come back."""
         plan = StepPlan(TokenBudget(self._max_num_batched_tokens))
         pending = self.rows.pending()
-        decodes = self._grant_decodes(np.flatnonzero(pending == 1), plan)
+        ready = np.flatnonzero(pending == 1)
+        if self._num_stages > 1:
+            ready = micro_batch(ready, self.rows.last_step, self._next_step_id, self._last_returned, self._num_stages)
+        decodes = self._grant_decodes(ready, plan)
         behind = np.flatnonzero((pending > 1) & self.rows.runnable)  # some may just have been preempted
         if behind.size or len(self.waiting):
             plan.budget.open_prefills(crowded=behind.size + len(self.waiting) > 1)
@@ -353,6 +360,8 @@ class Scheduler:
         table.num_computed[rows] = computed
         table.num_tokens[rows] += samples
         letter = self._letter(rows, counts, samples, flush=False)
+        letter.masks = token_masks(table, rows[samples])
+        letter.flush = self._only_waits(letter)
         table.last_step[rows] = letter.step_id
         num_prefill_tokens = sum(plan.chunks.values())
         self._in_flight.append(
@@ -367,6 +376,11 @@ class Scheduler:
             )
         )
         return letter
+
+    def _only_waits(self, letter: SchedulerOutput) -> bool:
+        """Whether no further letter can be written before this one's tokens are back, which its masks are to blame
+        for: then they are wanted at once, not with the next letter."""
+        return letter.masks is not None and not len(self.waiting) and not self.rows.pending().any()
 
     def _letter(
         self, rows: NDArray[np.int32], counts: NDArray[np.int32], samples: NDArray[np.bool_], flush: bool

@@ -22,3 +22,15 @@ def check_stop(request: Request) -> tuple[FinishReason, int | None] | None:
     if request.num_tokens >= request.max_total_tokens:
         return "length", None
     return None
+
+
+def grammar_ends(request: Request) -> bool:
+    """Take the latest token, which did not end the request, into its grammar; whether nothing can follow it.
+
+    Such an end needs no end token, so `min_tokens` and `ignore_eos` cannot ask for what the grammar forbids. Raises
+    GrammarFailure when the token cannot follow those before it.
+    """
+    if request.matcher is None:
+        return False
+    request.matcher.accept(request.token_ids[-1])
+    return request.matcher.is_complete

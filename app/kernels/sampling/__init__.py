@@ -20,8 +20,10 @@ from app.registry import Registry
 __all__ = [
     "GUMBEL_ARGMAX",
     "SAMPLE_TOKENS",
+    "TOKEN_MASKS",
     "Purpose",
     "apply_min_p",
+    "apply_token_masks",
     "apply_top_k_top_p",
     "gumbel_argmax",
     "sample_tokens",
@@ -41,6 +43,14 @@ SAMPLE_TOKENS: Registry[Callable[..., tuple[torch.Tensor, torch.Tensor]]] = Regi
     {
         "cpu": "app.kernels.sampling.reference:sample_tokens",
         "cuda": "app.kernels.sampling.triton_sample:sample_tokens",
+    },
+)
+
+TOKEN_MASKS: Registry[Callable[..., None]] = Registry(
+    "device for apply_token_masks",
+    {
+        "cpu": "app.kernels.sampling.token_masks:apply_token_masks",
+        "cuda": "app.kernels.sampling.triton_token_masks:apply_token_masks",
     },
 )
 
@@ -88,3 +98,12 @@ def sample_tokens(
     """
     arguments = (logits, temperature, top_k, top_p, min_p, keys, positions)
     return SAMPLE_TOKENS.load(logits.device.type)(*arguments, purpose=int(purpose))
+
+
+def apply_token_masks(logits: torch.Tensor, indices: torch.Tensor, words: torch.Tensor) -> None:
+    """-inf into row indices[g] of fp32 logits [N, V], in place, at every token whose bit in words[g] is 0.
+
+    indices int32 [G], each row at most once; words int32 [G, W]: bit t % 32 of word t // 32 is token t. Tokens past
+    the last word are forbidden; bits past V have no meaning.
+    """
+    TOKEN_MASKS.load(logits.device.type)(logits, indices, words)

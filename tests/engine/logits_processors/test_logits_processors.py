@@ -195,4 +195,5 @@ def test_ids_outside_the_vocabulary_are_harmless() -> None:
 
 
 def test_order_of_the_table() -> None:
-    assert list(LOGITS_PROCESSORS) == ["allowed_token_ids", "bad_words", "min_tokens", "logit_bias", "penalties"]
+    expected = ["grammar", "allowed_token_ids", "bad_words", "min_tokens", "logit_bias", "penalties"]
+    assert list(LOGITS_PROCESSORS) == expected

@@ -1,0 +1,35 @@
+"""Structured outputs: the tokens that the host's grammar forbids become impossible."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from app.engine.logits_processors.base import LogitsProcessor, SamplingStep
+from app.engine.sampling.transfer import to_device
+from app.engine.step import NewRequest, SchedulerOutput, TokenMasks
+from app.kernels.sampling import apply_token_masks
+
+
+class Grammar(LogitsProcessor):
+    """Applies the masks that came with the letter; without any, the rows are still thinking."""
+
+    _masks: TokenMasks | None = None
+
+    def read(self, request: NewRequest) -> bool | None:
+        """Whether letters may carry masks for the row."""
+        return True if request.has_grammar else None
+
+    def take(self, letter: SchedulerOutput) -> None:
+        """Keep the letter's masks for its step."""
+        self._masks = letter.masks
+
+    def build(self, indices: list[int], states: list[Any]) -> None:
+        """Everything comes with the letters."""
+
+    def apply(self, logits: torch.Tensor, step: SamplingStep) -> None:
+        """-inf where a bit is 0. The one transfer is from pinned memory, so nobody waits for it."""
+        masks = self._masks
+        if masks is not None:
+            apply_token_masks(logits, to_device(masks.indices, self.device), to_device(masks.words, self.device))

@@ -1,0 +1,77 @@
+"""StructuredOutputs -> the grammar text that llguidance compiles.
+
+Nothing is compiled here; what can be told from the request alone is refused with the field's name.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from llguidance import LLMatcher
+from llguidance.gbnf_to_lark import any_to_lark
+
+from app.engine.structured.structural_tag import structural_tag_grammar
+from app.engine.structured.structured_outputs import StructuredOutputs
+from app.errors import InvalidRequestError
+
+if TYPE_CHECKING:  # the library declares it in its stub only
+    from llguidance._lib import JsonCompileOptions
+
+# White space between the parts of JSON. Bounded, since a model that may write it for ever sometimes does.
+WHITESPACE = r"[ \t\n\r]{1,64}"
+
+
+def grammar_text(spec: StructuredOutputs) -> str:
+    """The grammar of `spec` in llguidance's own notation; InvalidRequestError names the field at fault."""
+    kind = spec.kind
+    if kind == "json":
+        return _json(spec.json_schema, spec)
+    if kind == "json_object":
+        return _json({"type": "object"}, spec)
+    if kind == "regex":
+        assert spec.regex is not None
+        return str(LLMatcher.grammar_from_regex(spec.regex))
+    if kind == "choice":
+        options = " | ".join(json.dumps(text, ensure_ascii=False) for text in spec.choice or ())
+        return str(LLMatcher.grammar_from_lark(f"start: {options}"))
+    if kind == "grammar":
+        return _lark(spec.grammar or "")
+    assert spec.structural_tag is not None
+    return structural_tag_grammar(spec.structural_tag)
+
+
+def json_options(disable_any_whitespace: bool = False, whitespace_pattern: str | None = None) -> JsonCompileOptions:
+    """How the text of JSON may look; laid over whatever the schema itself says about it (`x-guidance`)."""
+    return {
+        "item_separator": ",",
+        "key_separator": ":",
+        "whitespace_flexible": not disable_any_whitespace,
+        "whitespace_pattern": None if disable_any_whitespace else whitespace_pattern or WHITESPACE,
+        "coerce_one_of": False,
+        "lenient": False,
+    }
+
+
+def _json(schema: Any, spec: StructuredOutputs) -> str:
+    options = json_options(spec.disable_any_whitespace, spec.whitespace_pattern)
+    if schema is True:
+        schema = {}
+    if schema is False:
+        raise InvalidRequestError("structured_outputs.json: nothing matches it", param="structured_outputs.json")
+    try:
+        return str(LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options))
+    except ValueError as error:
+        raise InvalidRequestError(f"structured_outputs.json: {error}", param="structured_outputs.json") from error
+
+
+def _lark(text: str) -> str:
+    """Lark as it is; GBNF (`name ::= ...`) translated."""
+    if text.lstrip().startswith("%llguidance"):  # Lark for certain, whatever its strings hold
+        return str(LLMatcher.grammar_from_lark(text))
+    try:
+        return str(LLMatcher.grammar_from_lark(any_to_lark(text)))
+    except Exception as error:  # the translator raises whatever its reading of the text runs into
+        raise InvalidRequestError(
+            f"structured_outputs.grammar: cannot be read: {error}", param="structured_outputs.grammar"
+        ) from error

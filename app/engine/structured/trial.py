@@ -1,0 +1,142 @@
+"""Tries grammars in a process of their own, with limits on time and memory; one that misbehaves costs that process.
+
+Compiling is deterministic: what the trial got through in time, the engine gets through in time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from app.engine.structured.limits import GrammarLimits
+from app.engine.structured.structured_outputs import StructuredOutputs
+from app.engine.structured.vocabulary import VocabularySource
+from app.errors import InvalidRequestError, OverloadedError
+
+ROOT = Path(__file__).resolve().parents[3]
+START_TIMEOUT_S = 60.0  # for a process to come up, on a machine that is busy with something else
+
+
+class GrammarTrial:
+    """`check` may be called from any thread; one grammar is tried at a time. The process starts with the first."""
+
+    def __init__(self, source: VocabularySource, limits: GrammarLimits) -> None:
+        self._source = source
+        self._limits = limits
+        self._lock = threading.Lock()
+        self._process: _Process | None = None
+
+    def check(self, spec: StructuredOutputs) -> None:
+        """InvalidRequestError when the grammar is wrong or too much work; OverloadedError when no trial can be had."""
+        field = f"structured_outputs.{spec.kind}"
+        line = spec.model_dump_json(by_alias=True, exclude_defaults=True)
+        with self._lock:
+            process = self._ready_process()
+            verdict, ended = process.ask(line, self._limits.timeout_s)
+            if ended is not None:
+                process.kill()
+                self._process = self._start()  # comes up while nobody waits for it
+        if ended is not None:
+            raise InvalidRequestError(f"{field}: too complex: compiling it {ended}", param=field)
+        if verdict is not None:
+            raise InvalidRequestError(verdict[1], param=verdict[0])
+
+    def close(self) -> None:
+        """End the process; idempotent."""
+        with self._lock:
+            process, self._process = self._process, None
+            if process is not None:
+                process.kill()
+
+    def _ready_process(self) -> _Process:
+        for _ in range(2):  # the second for one that died since the last grammar
+            if self._process is None:
+                self._process = self._start()
+            if self._process.wait_ready():
+                return self._process
+            self._process.kill()
+            self._process = None
+        raise OverloadedError("structured_outputs: the process that tries grammars does not start; try later")
+
+    def _start(self) -> _Process:
+        source = self._source
+        arguments = [self._limits.memory_bytes, source.directory, source.vocab_size, *source.eos_token_ids]
+        return _Process(list(map(str, arguments)), self._limits.memory_bytes)
+
+
+class _Process:
+    """One child, asked one line at a time."""
+
+    def __init__(self, arguments: list[str], memory_bytes: int) -> None:
+        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        # What the library may panic about is said in the verdict; its threads would only count against the memory.
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "RAYON_NUM_THREADS": "1"}
+        self._memory_bytes = memory_bytes
+        self._child = subprocess.Popen(
+            [sys.executable, "-m", "app.engine.structured.trial_process", *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+            start_new_session=True,
+        )
+        assert self._child.stdout is not None
+        os.set_blocking(self._child.stdout.fileno(), False)
+        self._is_ready = False
+
+    def wait_ready(self) -> bool:
+        """Whether it can be asked; waits until it has started."""
+        if self._child.poll() is not None:
+            return False
+        if not self._is_ready:
+            self._is_ready = self._read_line(START_TIMEOUT_S) == b'"ready"\n'
+        return self._is_ready
+
+    def ask(self, line: str, timeout_s: float) -> tuple[list[str] | None, str | None]:
+        """(verdict, None), or (None, what happened) when there is none and the process is of no use any more."""
+        assert self._child.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._child.stdin.write(line.encode("utf-8", "surrogatepass") + b"\n")
+            self._child.stdin.flush()
+        answer = self._read_line(timeout_s)
+        if answer is None:
+            return None, f"takes more than {timeout_s:g} s"
+        if not answer.endswith(b"\n"):
+            return None, f"takes more than {self._memory_bytes >> 20} MiB, or more stack than there is"
+        verdict: Any = json.loads(answer)
+        return verdict, None
+
+    def _read_line(self, timeout_s: float) -> bytes | None:
+        """A line; without its end when the process has ended; None when the time is up."""
+        stdout = self._child.stdout
+        assert stdout is not None
+        deadline = time.monotonic() + timeout_s
+        read = b""
+        with selectors.DefaultSelector() as selector:
+            selector.register(stdout, selectors.EVENT_READ)
+            while not read.endswith(b"\n"):
+                left = deadline - time.monotonic()
+                if left <= 0 or not selector.select(left):
+                    return None
+                piece = os.read(stdout.fileno(), 65536)
+                if not piece:
+                    break
+                read += piece
+        return read
+
+    def kill(self) -> None:
+        """End it at once."""
+        self._child.kill()
+        self._child.wait()
+        for pipe in (self._child.stdin, self._child.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()

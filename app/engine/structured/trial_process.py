@@ -1,0 +1,44 @@
+"""The process in which a grammar is compiled for the first time: it may be killed, the engine may not.
+
+Reads one StructuredOutputs as a line of JSON, writes one verdict as a line of JSON: null, or [field, message]. Run as
+`python -m app.engine.structured.trial_process MEMORY_BYTES DIRECTORY VOCAB_SIZE EOS_TOKEN_ID...`.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+from pathlib import Path
+
+import psutil
+from llguidance import LLTokenizer
+
+from app.engine.structured.grammar import compile_grammar
+from app.engine.structured.structured_outputs import StructuredOutputs
+from app.engine.structured.vocabulary import VocabularySource
+from app.errors import InvalidRequestError
+
+
+def main() -> None:
+    """Answer lines until the input ends."""
+    memory_bytes, directory, vocab_size, *eos_token_ids = sys.argv[1:]
+    vocabulary = VocabularySource(Path(directory), int(vocab_size), tuple(map(int, eos_token_ids))).load()
+    limit = psutil.Process().memory_info().vms + int(memory_bytes)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    print(json.dumps("ready"), flush=True)
+    for line in sys.stdin:
+        print(json.dumps(_verdict(line, vocabulary)), flush=True)
+
+
+def _verdict(line: str, vocabulary: LLTokenizer) -> list[str] | None:
+    try:
+        compile_grammar(StructuredOutputs.model_validate_json(line), vocabulary)
+    except InvalidRequestError as error:
+        return [error.param or "structured_outputs", error.message]
+    return None
+
+
+if __name__ == "__main__":
+    main()
