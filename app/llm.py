@@ -44,7 +44,9 @@ class LLM:
     """
 
     def __init__(self, model: str = "tiny-chat", *, chat_template: str | None = None, **options: Any) -> None:
-        self.config = _config({"model": model, "executor": "in_process", **options})
+        several = options.get("tensor_parallel_size", 1) != 1 or options.get("pipeline_parallel_size", 1) != 1
+        executor = "local_processes" if several else "in_process"
+        self.config = _config({"model": model, "executor": executor, **options})
         info = ModelInfo.from_directory(self.config.model)
         directory = self.config.tokenizer or info.directory
         self.tokenizer = Tokenizer.from_directory(directory)

@@ -37,7 +37,9 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
 
 def start_llm(args: argparse.Namespace) -> LLM:
     """Check first, then load. Errors are those of the preflight and of LLM, one line each."""
-    values = {("model",): args.model, **given(args, ENGINE_OPTIONS), ("executor",): "in_process"}
+    values = {("model",): args.model, **given(args, ENGINE_OPTIONS)}
+    sizes = [values.get((f"{kind}_parallel_size",), 1) for kind in ("tensor", "pipeline")]
+    values["executor",] = "in_process" if sizes == [1, 1] else "local_processes"
     config = build(EngineConfig, values, ENGINE_OPTIONS)
     check_offline(config, this_machine())
     logging.getLogger("app").setLevel(logging.WARNING)

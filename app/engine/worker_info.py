@@ -1,4 +1,4 @@
-"""What a worker reports once it has started; plain data, so that the host half can read it without torch (I8)."""
+"""What a worker is told before and reports after it has started; plain data, so that the host half can read it without torch (I8)."""
 
 from __future__ import annotations
 
@@ -13,3 +13,11 @@ class WorkerInfo:
     device: str
     dtype: str
     notes: list[str] = field(default_factory=list)  # one line for each choice made and why
+
+
+@dataclass(slots=True, frozen=True)
+class Meeting:
+    """Where the ranks of a gang find each other: the store in rank 0, and whether all of them share one node."""
+
+    address: tuple[str, int]
+    one_node: bool

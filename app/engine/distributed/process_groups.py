@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from app.engine.distributed.parallel_groups import ParallelGroups, RankGroup
 
@@ -32,7 +33,7 @@ class RankStore:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, 0), family=family, backlog=128)
         self.address = (host, int(listener.getsockname()[1]))
-        self.store = dist.TCPStore(
+        self.store = TCPStore(
             *self.address,
             world_size,
             is_master=True,
@@ -45,7 +46,7 @@ class RankStore:
 
 def connect_store(address: tuple[str, int], world_size: int) -> Any:
     """The store that rank 0 opened at `address`."""
-    return dist.TCPStore(*address, world_size, is_master=False, timeout=START_TIMEOUT, use_libuv=True)
+    return TCPStore(*address, world_size, is_master=False, timeout=START_TIMEOUT, use_libuv=True)
 
 
 def join_groups(

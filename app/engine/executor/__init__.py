@@ -10,6 +10,7 @@ EXECUTORS: Registry[type[Executor]] = Registry(
     "executor",
     {
         "in_process": "app.engine.executor.in_process:InProcessExecutor",
+        "local_processes": "app.engine.executor.local_processes:LocalProcessesExecutor",
         "ray_workers": "app.engine.executor.ray_workers:RayWorkersExecutor",
     },
 )

@@ -6,6 +6,8 @@ of one bundle a worker is made and removed again. What is missing is named at on
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +22,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from app.config import EngineConfig
 from app.errors import ConfigError
+
+logger = logging.getLogger("manta.executor")
 
 _FREE_TIMEOUT_S = 60.0  # the resources exist, but something else uses them
 
@@ -71,12 +75,42 @@ def place(config: EngineConfig) -> Placement:
             "the replica's own, and one for each worker",
             param="placement_group_bundles",
         )
-    bundle_of = [first + rank for rank in range(world_size)]
+    nodes = table["bundles_to_node_id"]
+    bundle_of = sort_bundles(range(first, first + world_size), nodes, config.tensor_parallel_size)
     resources_of = [bundles[bundle] for bundle in bundle_of]
     if config.device == "cuda" and any(not resources.get("GPU") for resources in resources_of):
         raise ConfigError("device=cuda, but the workers' bundles hold no GPU: set gpus_per_worker", param="device")
-    node_of = [table["bundles_to_node_id"][bundle] for bundle in bundle_of]
+    node_of = [nodes[bundle] for bundle in bundle_of]
+    _warn_of_split_groups(node_of, config.tensor_parallel_size)
     return Placement(group, bundle_of, resources_of, node_of, owned)
+
+
+def sort_bundles(bundles: Iterable[int], node_of: Mapping[int, str], tensor_parallel_size: int) -> list[int]:
+    """Bundles in the order of ranks: each TP group on one node as far as possible, neighbouring stages too.
+
+    `node_of`: bundle -> node. Whole groups come first, node by node; what is left over makes up the last groups.
+    """
+    by_node: dict[str, list[int]] = {}
+    for bundle in bundles:
+        by_node.setdefault(node_of[bundle], []).append(bundle)
+    whole: list[int] = []
+    rest: list[int] = []
+    for own in by_node.values():
+        count = len(own) // tensor_parallel_size * tensor_parallel_size
+        whole += own[:count]
+        rest += own[count:]
+    return whole + rest
+
+
+def _warn_of_split_groups(node_of: list[str], tensor_parallel_size: int) -> None:
+    for first in range(0, len(node_of), tensor_parallel_size):
+        nodes = set(node_of[first : first + tensor_parallel_size])
+        if len(nodes) > 1:
+            logger.warning(
+                "tensor-parallel ranks %d-%d lie on %d nodes: every layer waits for the network between them; use "
+                "placement_strategy STRICT_PACK, or stages (pipeline_parallel_size) across nodes",
+                *(first, first + tensor_parallel_size - 1, len(nodes)),
+            )
 
 
 def _make_group(config: EngineConfig, world_size: int) -> Any:

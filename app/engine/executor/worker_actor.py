@@ -1,7 +1,8 @@
-"""The actor around a Worker: what runs in a worker process besides the model.
+"""What runs in a worker process besides the model, be it a Ray actor or a local process.
 
-It outlives nobody: a thread watches the driver (socket and process), and when the driver is gone the process exits
-at once, whatever the model is doing. Every step answers with one reply, be it outputs or the text of an exception.
+It outlives nobody: a thread watches the driver (a connection of its own, and the driver's process), and when the
+driver is gone the process exits at once, whatever the model is doing. The same thread tells the driver on demand where
+a step is. Every step answers with one reply: outputs, or the rank's last word.
 """
 
 from __future__ import annotations
@@ -12,23 +13,32 @@ import os
 import pickle
 import select
 import socket
+import sys
 import threading
+import time
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from types import FrameType
+from typing import Any, Protocol
 
 from app.config import EngineConfig
+from app.engine.executor.device_index import own_device_index
 from app.engine.executor.transports.connection import HANG_UP_EVENTS, ConnectionLostError, FrameConnection
+from app.engine.executor.transports.gang import Failure
 from app.engine.executor.transports.rendezvous import Address, connect
 from app.engine.step import ModelRunnerOutput, SchedulerOutput
-from app.engine.worker_info import WorkerInfo
+from app.engine.worker_info import Meeting, WorkerInfo
+from app.errors import MantaError
 from app.telemetry.logging import configure_logging
 
 logger = logging.getLogger("manta.executor")
 
 PARK = b"\x00"  # instead of a pickled letter: wait on the socket until a frame comes
 IN_SOCKET = b"\x01"  # instead of a payload too large for a channel: it is the next frame of the socket
+CALL_RUN = pickle.dumps(("run", ()))  # to a local process: enter the loop
 STOP = b"\x02"  # on the socket: leave the loop
+NO_REPLY = b"\x04"  # in a graph, for a step that failed: the socket has the rank's last word
 
 
 class Worker(Protocol):
@@ -45,15 +55,6 @@ class Worker(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
-    """Answer to one letter: `outputs`, or the worker's `error` (type and message) with its `trace`."""
-
-    outputs: list[ModelRunnerOutput]
-    error: str | None = None
-    trace: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Place:
     """Where a worker stands in its gang. `answers`: its outputs are the gang's (rank 0 of the last stage)."""
 
@@ -66,29 +67,48 @@ class Place:
 class WorkerActor:
     """One rank. Ray calls the public methods; `step` is bound into a compiled graph, `run` is the socket's loop."""
 
-    def __init__(self, worker_class: str, config: EngineConfig, place: Place) -> None:
+    def __init__(self, worker_class: str, config: EngineConfig, place: Place, in_ray: bool = True) -> None:
         configure_logging()
+        self._in_ray = in_ray
         self._worker_class = worker_class
         self._config = config
         self._place = place
         self._worker: Worker | None = None
         self._connection: FrameConnection | None = None
+        self._store: Any = None  # rank 0 keeps it open for the others
+        self._phase = Phase()
 
     def connect(self, address: Address, same_node: bool) -> tuple[int, str]:
         """Connect to the driver and watch it from now on. Returns this process's id and host name."""
-        self._connection, driver = connect(address, self._place.rank, same_node)
-        watch = threading.Thread(target=_exit_with, args=(self._connection.fileno(), driver), name="driver-watch")
+        rank, world_size = self._place.rank, self._place.world_size
+        self._connection, _ = connect(address, rank, same_node)
+        lifeline, driver = connect(address, world_size + rank, same_node)
+        watch = threading.Thread(target=_live_with, args=(lifeline, driver, self._phase.describe), name="driver-watch")
         watch.daemon = True
         watch.start()
         return os.getpid(), socket.gethostname()
 
-    def start(self) -> WorkerInfo:
-        """Build the worker and let it load the model."""
+    def open_store(self, host: str | None) -> tuple[str, int]:
+        """Rank 0: open the meeting place of the ranks on `host`; None: on this node's address in the Ray cluster."""
+        from app.engine.distributed.process_groups import RankStore
+
+        if host is None:
+            import ray
+
+            host = str(ray.util.get_node_ip_address())
+        self._store = RankStore(host, self._place.world_size)
+        address: tuple[str, int] = self._store.address
+        return address
+
+    def start(self, meeting: Meeting | None) -> WorkerInfo:
+        """Build the worker and let it load the model; `meeting` where there are several ranks."""
         module, _, attribute = self._worker_class.partition(":")
         build = getattr(importlib.import_module(module), attribute)
         place = self._place
-        worker: Worker = build(self._config, place.rank, place.world_size, place.local_rank)
-        info = worker.start()
+        with self._phase.of("starting"):
+            device = own_device_index(place.local_rank) if self._in_ray else place.local_rank
+            worker: Worker = build(self._config, place.rank, place.world_size, device, meeting)
+            info = worker.start()
         self._worker = worker
         return info
 
@@ -104,7 +124,10 @@ class WorkerActor:
             return PARK  # not an empty reply: between nodes, Ray's channels never deliver one
         if payload == IN_SOCKET:
             payload = self._connection.recv()
-        reply = self._execute(payload)
+        reply, failed = self._execute(payload)
+        if failed:
+            self._connection.send(reply)
+            return NO_REPLY
         if len(reply) > capacity_bytes:
             self._connection.send(reply)
             return IN_SOCKET
@@ -116,33 +139,104 @@ class WorkerActor:
         assert self._connection is not None
         try:
             while (payload := self._connection.recv()) != STOP:
-                self._connection.send(self._execute(payload))
+                self._connection.send(self._execute(payload)[0])
         except ConnectionLostError:
             logger.info("worker rank %d: the driver is gone", self._place.rank)
+
+    def serve_calls(self) -> None:
+        """The life of a local process: calls of the methods above by name, pickled, one after another; `run` is the
+        last."""
+        assert self._connection is not None
+        while True:
+            try:
+                method, arguments = pickle.loads(self._connection.recv())
+            except ConnectionLostError:
+                return
+            if method == "run":
+                self.run()
+                self.shutdown()
+                return
+            try:
+                reply = pickle.dumps(getattr(self, method)(*arguments), protocol=pickle.HIGHEST_PROTOCOL)
+            except Exception as error:
+                reply = _failure(error).frame()
+            self._connection.send(reply)
 
     def shutdown(self) -> None:
         """Free the model; the driver kills the process afterwards."""
         if self._worker is not None:
             self._worker.shutdown()
             self._worker = None
+        self._store = None
 
-    def _execute(self, payload: bytes) -> bytes:
+    def _execute(self, payload: bytes) -> tuple[bytes, bool]:
+        """The reply to a letter, and whether it is the rank's last word."""
         assert self._worker is not None
         try:
-            reply = Reply(self._worker.execute(pickle.loads(payload)))
+            letter: SchedulerOutput = pickle.loads(payload)
+            with self._phase.of(f"step {letter.step_id}"):
+                outputs = self._worker.execute(letter)
         except Exception as error:
             logger.exception("worker rank %d: step failed", self._place.rank)
-            reply = Reply([], f"{type(error).__name__}: {error}", traceback.format_exc())
-        if not self._place.answers:
-            reply = Reply([], reply.error, reply.trace)
-        return pickle.dumps(reply, protocol=pickle.HIGHEST_PROTOCOL)
+            return _failure(error).frame(), True
+        return pickle.dumps(outputs if self._place.answers else [], protocol=pickle.HIGHEST_PROTOCOL), False
 
 
-def _exit_with(connection: int, driver: int | None) -> None:
-    """Sleep until the driver's end of the connection closes or its process ends; then end this process."""
+class Phase:
+    """What the worker is doing, for `describe` from another thread; entering and leaving cost next to nothing."""
+
+    def __init__(self) -> None:
+        self._current: tuple[str, int, float] | None = None  # what, in which thread, since when
+
+    def of(self, what: str) -> Phase:
+        """Use as a context manager around the work."""
+        self._current = (what, threading.get_ident(), time.monotonic())
+        return self
+
+    def __enter__(self) -> None:
+        """Begun by `of`."""
+
+    def __exit__(self, *_: object) -> None:
+        self._current = None
+
+    def describe(self) -> str:
+        """Such as: step 12 for 3.0 s, in all_reduce (parallel_groups.py:44)."""
+        current = self._current
+        if current is None:
+            return "waiting for a letter"
+        what, thread, since = current
+        return f"{what} for {time.monotonic() - since:.1f} s{_where(sys._current_frames().get(thread))}"
+
+
+def _where(frame: FrameType | None) -> str:
+    """The innermost of our own functions in a stack."""
+    while frame is not None:
+        code = frame.f_code
+        parts = code.co_filename.split(os.sep)
+        if "app" in parts and "executor" not in parts:
+            return f", in {code.co_name} ({parts[-1]}:{frame.f_lineno})"
+        frame = frame.f_back
+    return ""
+
+
+def _failure(error: Exception) -> Failure:
+    known = error if isinstance(error, MantaError) else None
+    return Failure(f"{type(error).__name__}: {error}", traceback.format_exc(), known)
+
+
+def _live_with(lifeline: FrameConnection, driver: int | None, describe: Callable[[], str]) -> None:
+    """Answer the driver's questions until its end of the connection closes or its process ends; then end this one."""
     poll = select.poll()
-    poll.register(connection, HANG_UP_EVENTS)
+    poll.register(lifeline.fileno(), HANG_UP_EVENTS | select.POLLIN)
     if driver is not None:
         poll.register(driver, select.POLLIN)
-    poll.poll()
+    try:
+        while True:
+            ready = dict(poll.poll())
+            if driver in ready or ready.get(lifeline.fileno(), 0) & ~select.POLLIN:
+                break
+            while lifeline.try_recv() is not None:
+                lifeline.send(describe().encode())
+    except Exception:
+        logger.debug("the lifeline broke", exc_info=True)
     os._exit(1)

@@ -41,10 +41,12 @@ def num_threads(config: EngineConfig) -> int:
     """CPU threads of the worker: as configured, or one for each core that this process may use.
 
     A worker of its own leaves one core to the ingress and the engine beside it: threads that wait for a core hold up
-    all the others of a product (on two cores, 64 streams gain a quarter that way).
+    all the others of a product (on two cores, 64 streams gain a quarter that way). Several workers share the rest, as
+    if all of them were on this node.
     """
     cores = len(os.sched_getaffinity(0))
-    return config.num_threads or (max(1, cores - 1) if config.executor == "ray_workers" else cores)
+    default = cores if config.executor == "in_process" else max(1, (cores - 1) // config.world_size)
+    return config.num_threads or default
 
 
 def enter_thread(device: torch.device, threads: int) -> None:

@@ -48,6 +48,8 @@ def full_step(
     requests = max(1, min(max_num_seqs, max_num_batched_tokens))
     counts = [min(len(part), max_model_len) for part in np.array_split(np.arange(max_num_batched_tokens), requests)]
     hidden = dummy_forward(runner, counts, 0, block_size, device)
+    if not runner.is_last_stage:
+        return
     logits = runner.logits(hidden[:requests].contiguous())
     logits.softmax(dim=-1).sort(dim=-1)  # what top_p needs
 

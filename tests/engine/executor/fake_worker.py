@@ -38,7 +38,7 @@ def expected_tokens(letter: SchedulerOutput) -> list[int]:
 class FakeWorker:
     """Answers each letter at once with its own output; counts what it executes."""
 
-    def __init__(self, config: object, rank: int, world_size: int, local_rank: int) -> None:
+    def __init__(self, config: object, rank: int, world_size: int, local_rank: int, meeting: object) -> None:
         self.rank = rank
         self.world_size = world_size
         self.local_rank = local_rank
@@ -74,8 +74,8 @@ class FakeWorker:
 class DelayedWorker(FakeWorker):
     """As a GPU worker does (I2): a call returns the output of the call before, and a flush drains."""
 
-    def __init__(self, config: object, rank: int, world_size: int, local_rank: int) -> None:
-        super().__init__(config, rank, world_size, local_rank)
+    def __init__(self, config: object, rank: int, world_size: int, local_rank: int, meeting: object) -> None:
+        super().__init__(config, rank, world_size, local_rank, meeting)
         self.pending: list[ModelRunnerOutput] = []
 
     def execute(self, letter: SchedulerOutput) -> list[ModelRunnerOutput]:

@@ -16,11 +16,13 @@ import socket
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 
 from app.engine.executor.transports.connection import ConnectionLostError, FrameConnection
 
+_CHECK_S = 0.1
 _GREETING_TIMEOUT_S = 2.0  # a connected peer shows the secret at once, or is not ours
 
 
@@ -65,24 +67,36 @@ class Rendezvous:
             listener.close()
         shutil.rmtree(self._directory, ignore_errors=True)
 
-    def accept(self, world_size: int, timeout_s: float) -> list[FrameConnection]:
-        """The workers' connections in the order of their ranks. TimeoutError names the ranks that did not come."""
+    def accept(
+        self, world_size: int, timeout_s: float, per_rank: int = 1, check: Callable[[], None] | None = None
+    ) -> list[FrameConnection]:
+        """The workers' connections in the order of their ranks; with several per rank, connection i of rank r is
+        number i * world_size + r. TimeoutError names the ranks that did not come.
+
+        `check` is called now and then, and may raise.
+        """
         deadline = time.monotonic() + timeout_s
         arrived: dict[int, FrameConnection] = {}
-        while len(arrived) < world_size:
-            ready = self._poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
+        count = world_size * per_rank
+        while len(arrived) < count:
+            if check is not None:
+                check()
+            left_s = max(0.0, deadline - time.monotonic())
+            ready = self._poll.poll((left_s if check is None else min(left_s, _CHECK_S)) * 1000)
+            if not ready and time.monotonic() < deadline:
+                continue
             if not ready:
-                missing = sorted(set(range(world_size)) - arrived.keys())
+                missing = sorted({number % world_size for number in set(range(count)) - arrived.keys()})
                 raise TimeoutError(f"workers {missing} did not connect within {timeout_s:.0f} s")
             sock, _ = next(listener for listener in self._listeners if listener.fileno() == ready[0][0]).accept()
             _configure(sock)
             connection = FrameConnection(sock)
             rank = self._greet(connection)
-            if rank is None or rank in arrived or rank >= world_size:
+            if rank is None or rank in arrived or rank >= count:
                 connection.close()
             else:
                 arrived[rank] = connection
-        return [arrived[rank] for rank in range(world_size)]
+        return [arrived[number] for number in range(count)]
 
     def _greet(self, connection: FrameConnection) -> int | None:
         try:

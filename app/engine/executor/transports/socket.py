@@ -11,7 +11,7 @@ from typing import Any
 
 from app.engine.executor.transports.base import StepTransport
 from app.engine.executor.transports.gang import RankFailedError
-from app.engine.executor.worker_actor import STOP
+from app.engine.executor.worker_actor import CALL_RUN, STOP
 
 _STOP_TIMEOUT_S = 1.0
 
@@ -23,7 +23,10 @@ class SocketTransport(StepTransport):
 
     def start(self) -> None:
         """Send the workers into their loops, which last until `close`."""
-        self._loops = [rank.actor.run.remote() for rank in self._gang.ranks]
+        self._loops = [rank.actor.run.remote() for rank in self._gang.ranks if rank.actor is not None]
+        for rank in self._gang.ranks:
+            if rank.actor is None:
+                self._gang.send(rank, CALL_RUN, self._step_timeout_s)
 
     def submit(self, payload: bytes) -> None:
         """Queue one letter in every rank's socket."""

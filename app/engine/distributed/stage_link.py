@@ -1,0 +1,83 @@
+"""What a pipeline stage exchanges with the others: hidden states forward, sampled tokens back to the first stage.
+
+Sends do not wait: a stage that has sent goes on to the next letter, so that as many steps as there are stages can be
+computed at once. Both ends know every size from the letter, so nothing but the tensors travels. In one direction
+tensors arrive in the order in which they were sent.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import torch
+import torch.distributed as dist
+
+from app.engine.distributed.parallel_groups import ParallelGroups, RankGroup
+
+TOKEN_DTYPE = torch.int32
+
+
+class StageLink:
+    """One rank's ends of the pipeline; with a single stage nothing is sent and nothing comes.
+
+    `max_unfinished` sends are kept alive until they are waited for: more than letters can be in flight, so the oldest
+    one has long been received by then.
+    """
+
+    def __init__(
+        self, groups: ParallelGroups, hidden_size: int, dtype: torch.dtype, device: torch.device, max_unfinished: int
+    ) -> None:
+        self._pp, self._feedback = groups.pp, groups.feedback
+        self._hidden_size = hidden_size
+        self._dtype = dtype
+        self._device = device
+        self._max_unfinished = max_unfinished
+        self._unfinished: deque[tuple[dist.Work, torch.Tensor]] = deque()
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this stage embeds the tokens."""
+        return self._pp.rank == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether this stage computes logits and samples."""
+        return self._pp.rank == self._pp.size - 1
+
+    def receive_hidden(self, num_tokens: int) -> torch.Tensor | None:
+        """[T, C] from the stage before; None in the first stage."""
+        if self.is_first:
+            return None
+        hidden = torch.empty(num_tokens, self._hidden_size, dtype=self._dtype, device=self._device)
+        self._receive(self._pp, hidden, self._pp.rank - 1)
+        return hidden
+
+    def send_hidden(self, hidden: torch.Tensor) -> None:
+        """[T, C] to the next stage; nothing in the last one."""
+        if not self.is_last:
+            self._send(self._pp, hidden, self._pp.rank + 1)
+
+    def send_tokens(self, token_ids: torch.Tensor) -> None:
+        """Sampled tokens [N] of a step, from the last stage to the first; nothing with one stage or no token."""
+        assert self.is_last
+        if self._pp.size > 1 and len(token_ids):
+            self._send(self._feedback, token_ids.to(TOKEN_DTYPE), 0)
+
+    def receive_tokens(self, count: int) -> torch.Tensor:
+        """int32 [N]: the oldest sampled tokens that were not received yet."""
+        tokens = torch.empty(count, dtype=TOKEN_DTYPE, device=self._device)
+        self._receive(self._feedback, tokens, self._feedback.size - 1)
+        return tokens
+
+    def _send(self, group: RankGroup, tensor: torch.Tensor, to: int) -> None:
+        while len(self._unfinished) >= self._max_unfinished:
+            self._unfinished.popleft()[0].wait()
+        tensor = tensor.contiguous()
+        work = dist.isend(tensor, group=group.handle, group_dst=to)
+        assert work is not None
+        self._unfinished.append((work, tensor))
+
+    def _receive(self, group: RankGroup, tensor: torch.Tensor, source: int) -> None:
+        work = dist.irecv(tensor, group=group.handle, group_src=source)
+        assert work is not None
+        work.wait()  # on a GPU the stream waits, not this thread

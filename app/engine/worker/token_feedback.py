@@ -1,0 +1,70 @@
+"""Sampled tokens on their way from the last pipeline stage to the first, which embeds them in a later step.
+
+The first stage goes on with other requests while they travel and takes them in, in the order of the steps, only when
+a letter needs one of them: the tokens never pass through the driver, and no stage waits for a step that it could
+still overlap with another.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.engine.distributed.stage_link import StageLink
+from app.engine.sampling.transfer import to_device
+from app.engine.step import SchedulerOutput
+from app.engine.worker.row_state import RowState
+
+GONE = -1
+
+
+@dataclass(slots=True)
+class ExpectedTokens:
+    """Tokens of one step: row GONE where the request has left its row since."""
+
+    rows: NDArray[np.int64]  # [N]
+    lengths: NDArray[np.int64]  # [N] absolute positions of the tokens
+
+
+class TokenFeedback:
+    """Used by the first of several stages: `expect` after a step, `before` the next letter is applied."""
+
+    def __init__(self, link: StageLink, state: RowState) -> None:
+        self._link = link
+        self._state = state
+        self._expected: deque[ExpectedTokens] = deque()
+
+    def expect(self, rows: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
+        """A step's rows will sample, each at its position, in the last stage."""
+        if len(rows):
+            self._expected.append(ExpectedTokens(rows.copy(), lengths.copy()))
+
+    def before(self, letter: SchedulerOutput) -> None:
+        """Forget tokens of rows that the letter frees, then wait for those that its step computes with."""
+        for expected in self._expected:
+            expected.rows[np.isin(expected.rows, letter.freed_rows)] = GONE
+        needed = 0
+        for number, expected in enumerate(self._expected, start=1):
+            if np.isin(expected.rows, letter.rows).any():
+                needed = number
+        for _ in range(needed):
+            self._take_in(self._expected.popleft())
+
+    @property
+    def num_expected(self) -> int:
+        """Steps whose tokens have not been taken in."""
+        return len(self._expected)
+
+    def _take_in(self, expected: ExpectedTokens) -> None:
+        tokens = self._link.receive_tokens(len(expected.rows))
+        here = np.flatnonzero(expected.rows != GONE)
+        if not len(here):
+            return
+        device = self._state.device
+        if len(here) < len(expected.rows):
+            tokens = tokens[to_device(here, device)]
+        rows, lengths = (to_device(array[here], device) for array in (expected.rows, expected.lengths))
+        self._state.token_ids[rows, lengths] = tokens
