@@ -22,6 +22,12 @@ RING = 4  # more than letters are in flight on a worker
 WORDS = 10  # int64 words of a row
 
 
+def stride_of(size: int) -> int:
+    """Rows that a field has room for: each field starts at a multiple of 16 bytes, and so do the halves of those that
+    share words, because Triton compiles a kernel anew for pointers that do not."""
+    return -(-size // 4) * 4
+
+
 @dataclass(slots=True, frozen=True)
 class HostFields:
     """One pinned buffer's fields for a size."""
@@ -41,13 +47,14 @@ class HostFields:
 
     @classmethod
     def of(cls, words: NDArray[np.int64], size: int) -> HostFields:
-        """Views into int64 [WORDS * size]."""
-        w = words.reshape(WORDS, size)
-        ints, floats, mixed = w[7].view(np.int32), w[8].view(np.float32), w[9]
+        """Views into int64 [WORDS * stride]."""
+        stride = stride_of(size)
+        w, keys = words.reshape(WORDS, stride)[:5, :size], words[5 * stride : 5 * stride + 2 * size].reshape(size, 2)
+        ints, floats = words[7 * stride : 9 * stride].view(np.int32), words[8 * stride :].view(np.float32)
         return cls(
-            w[0], w[1], w[2], w[3], w[4], words[5 * size : 7 * size].reshape(size, 2),
-            ints[:size], ints[size:], floats[:size], floats[size:],
-            mixed.view(np.float32)[:size], mixed.view(np.int32)[size:],
+            w[0], w[1], w[2], w[3], w[4], keys, ints[:size], ints[stride : stride + size], floats[:size],
+            floats[stride : stride + size], floats[2 * stride : 2 * stride + size],
+            words[9 * stride :].view(np.int32)[stride : stride + size],
         )  # fmt: skip
 
 
@@ -70,12 +77,14 @@ class DeviceFields:
 
     @classmethod
     def of(cls, words: torch.Tensor, size: int) -> DeviceFields:
-        """Views into int64 [WORDS * size]."""
-        w = words.view(WORDS, size)
-        ints, floats, mixed = w[7].view(torch.int32), w[8].view(torch.float32), w[9]
+        """Views into int64 [WORDS * stride]."""
+        stride = stride_of(size)
+        w, keys = words.view(WORDS, stride)[:5, :size], words[5 * stride : 5 * stride + 2 * size].view(size, 2)
+        ints, floats = words[7 * stride : 9 * stride].view(torch.int32), words[8 * stride :].view(torch.float32)
         return cls(
-            w[0], w[1], w[2], w[3], w[4], words[5 * size : 7 * size].view(size, 2), ints[:size], ints[size:],
-            floats[:size], floats[size:], mixed.view(torch.float32)[:size], mixed.view(torch.int32)[size:],
+            w[0], w[1], w[2], w[3], w[4], keys, ints[:size], ints[stride : stride + size], floats[:size],
+            floats[stride : stride + size], floats[2 * stride : 2 * stride + size],
+            words[9 * stride :].view(torch.int32)[stride : stride + size],
         )  # fmt: skip
 
 
@@ -84,7 +93,7 @@ class _HostBuffer:
 
     def __init__(self, max_size: int, device: torch.device) -> None:
         on_gpu = device.type == "cuda"
-        self.words = torch.zeros(WORDS * max_size, dtype=torch.int64, pin_memory=on_gpu)
+        self.words = torch.zeros(WORDS * stride_of(max_size), dtype=torch.int64, pin_memory=on_gpu)
         self._array = self.words.numpy()
         self._fields: dict[int, HostFields] = {}
         self._sent = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
@@ -94,7 +103,7 @@ class _HostBuffer:
         if self._sent is not None:
             self._sent.synchronize()
         if size not in self._fields:
-            self._fields[size] = HostFields.of(self._array[: WORDS * size], size)
+            self._fields[size] = HostFields.of(self._array[: WORDS * stride_of(size)], size)
         return self._fields[size]
 
     def sent(self) -> None:
@@ -108,7 +117,7 @@ class DecodeInputs:
 
     def __init__(self, max_size: int, state: RowState) -> None:
         self._state = state
-        self._words = torch.zeros(WORDS * max_size, dtype=torch.int64, device=state.device)
+        self._words = torch.zeros(WORDS * stride_of(max_size), dtype=torch.int64, device=state.device)
         self._ring = [_HostBuffer(max_size, state.device) for _ in range(RING if state.device.type == "cuda" else 1)]
         self._next = 0
         self._views: dict[int, DeviceFields] = {}
@@ -116,7 +125,7 @@ class DecodeInputs:
     def view(self, size: int) -> DeviceFields:
         """The device's fields of a step of `size` rows: the same memory every time."""
         if size not in self._views:
-            self._views[size] = DeviceFields.of(self._words[: WORDS * size], size)
+            self._views[size] = DeviceFields.of(self._words[: WORDS * stride_of(size)], size)
         return self._views[size]
 
     def load(self, rows: NDArray[np.int64], parameters: HostParameters | None, size: int) -> None:
@@ -129,7 +138,7 @@ class DecodeInputs:
             _fill_parameters(fields, parameters, len(rows))
         if len(rows) < size:
             self._pad(fields, len(rows))
-        self._words[: WORDS * size].copy_(buffer.words[: WORDS * size], non_blocking=True)
+        self._words[: WORDS * stride_of(size)].copy_(buffer.words[: WORDS * stride_of(size)], non_blocking=True)
         buffer.sent()
 
     def pad_all(self, size: int) -> None:

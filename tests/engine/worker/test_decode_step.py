@@ -167,6 +167,26 @@ def test_inputs_field_by_field() -> None:
     assert f.top_k.tolist() == [4, 0, 1, 0]
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 6])
+def test_fields_do_not_overlap_and_are_aligned(size: int) -> None:
+    inputs = DecodeInputs(8, state_with_rows(6, 20))
+    rows = np.arange(size)
+    ones = np.ones(size, dtype=np.float32)
+    keys = np.stack((rows + 100, rows + 200), axis=1)
+    inputs.load(rows, HostParameters(ones * 2, ones * 3, ones * 4, rows + 5, keys), size)
+    f = inputs.view(size)
+    assert f.positions.tolist() == (rows + 2).tolist()
+    assert f.targets.tolist() == (rows * 20 + rows + 3).tolist()
+    assert f.keys.tolist() == keys.tolist()
+    assert (f.seq_lens.tolist(), f.rows.tolist()) == ((rows + 3).tolist(), rows.tolist())
+    assert [x.tolist() for x in (f.temperature, f.top_p, f.min_p)] == [[2.0] * size, [3.0] * size, [4.0] * size]
+    assert f.top_k.tolist() == (rows + 5).tolist()
+    base = f.positions.data_ptr()
+    assert all((getattr(f, name).data_ptr() - base) % 16 == 0 for name in f.__slots__)
+    assert f.slots.is_contiguous()
+    assert f.keys.is_contiguous()
+
+
 def test_every_size_reads_the_same_memory() -> None:
     """A captured graph reads the addresses of its capture: a later load of that size must arrive there."""
     inputs = DecodeInputs(8, state_with_rows(6, 20))
