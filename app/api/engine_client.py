@@ -30,6 +30,8 @@ class ServedModel:
     max_kv_tokens: int | None = None  # tokens that the whole KV cache of one replica holds; None while unknown
     aliases: tuple[str, ...] = ()
     created: int = 0  # seconds since the epoch
+    tool_parser: str = "auto"  # as ModelConfig has them
+    reasoning_parser: str = "auto"
 
 
 @dataclass(slots=True)

@@ -102,11 +102,12 @@ def engine_requests(
     priority: int = 0,
     cache_salt: str | None = None,
     tenant: str = "",
+    end_of_thought: tuple[int, ...] = (),
 ) -> list[EngineRequest]:
     """`n` requests for each prompt, in order.
 
     Raises InvalidRequestError or PromptTooLongError, naming the field; `names` says what the dialect calls a field of
-    ours, where it has a word of its own.
+    ours, where it has a word of its own. Structured outputs begin after the tokens `end_of_thought`, if there are any.
     """
     check_limits(params, limits, names)
     _check_number(len(prompts), params.n, limits, names)
@@ -121,7 +122,18 @@ def engine_requests(
         own = params.model_copy(update={"seed": seed, "max_tokens": max_tokens(prompt, params, model, names)})
         for choice in range(params.n):
             name = f"{request_id}-{i}-{choice}"
-            requests.append(EngineRequest(name, prompt.token_ids, own, choice, bad_words, priority, root))
+            requests.append(
+                EngineRequest(
+                    name,
+                    prompt.token_ids,
+                    own,
+                    choice,
+                    bad_words,
+                    priority,
+                    root,
+                    end_of_thought_token_ids=end_of_thought,
+                )
+            )
     return requests
 
 

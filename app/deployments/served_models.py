@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from app.api.engine_client import ServedModel
+from app.api.parsers import check_parser_names
 from app.config import ModelConfig
 from app.engine.model_info import ModelInfo
 from app.text.chat_template import ChatTemplate
@@ -12,7 +13,10 @@ from app.text.tokenizer import Tokenizer
 
 
 def load_served_model(config: ModelConfig) -> ServedModel:
-    """Read a model's tokenizer and template; takes up to a second. CheckpointError names an unusable file."""
+    """Read a model's tokenizer and template; takes up to a second. CheckpointError names an unusable file,
+    ConfigError a parser that does not exist.
+    """
+    check_parser_names(config.tool_parser, config.reasoning_parser)
     info = ModelInfo.from_directory(config.engine.model)
     directory = config.engine.tokenizer or info.directory
     tokenizer = Tokenizer.from_directory(directory)
@@ -24,4 +28,6 @@ def load_served_model(config: ModelConfig) -> ServedModel:
         max_model_len=min(config.engine.max_model_len or info.max_position_embeddings, info.max_position_embeddings),
         aliases=config.aliases,
         created=int(time.time()),
+        tool_parser=config.tool_parser,
+        reasoning_parser=config.reasoning_parser,
     )

@@ -29,21 +29,28 @@ class Detokenizer(Protocol):
 
 
 def create_detokenizer(
-    tokenizer: Tokenizer, skip_special_tokens: bool = True, prompt_token_ids: Sequence[int] = ()
+    tokenizer: Tokenizer,
+    skip_special_tokens: bool = True,
+    prompt_token_ids: Sequence[int] = (),
+    shown: frozenset[int] = frozenset(),
 ) -> Detokenizer:
-    """The right detokenizer for a tokenizer. `prompt_token_ids` gives it the context that the output continues."""
+    """The right detokenizer for a tokenizer. `prompt_token_ids` gives it the context that the output continues.
+
+    `shown` are special tokens that have their text although the others are skipped.
+    """
+    skipped = tokenizer.special_token_ids - shown if skip_special_tokens else frozenset[int]()
     if tokenizer.is_byte_level:
-        return ByteLevelDetokenizer(tokenizer, skip_special_tokens)
-    return WindowDetokenizer(tokenizer, skip_special_tokens, prompt_token_ids)
+        return ByteLevelDetokenizer(tokenizer, skipped)
+    return WindowDetokenizer(tokenizer, skipped, prompt_token_ids)
 
 
 class ByteLevelDetokenizer:
     """For byte-level BPE: a table look-up per token, and a UTF-8 decoder for tokens that cut characters."""
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
+    def __init__(self, tokenizer: Tokenizer, skipped: frozenset[int]) -> None:
         self._texts = tokenizer.text_table
         self._bytes = tokenizer.byte_table
-        self._skipped = tokenizer.special_token_ids if skip_special_tokens else frozenset()
+        self._skipped = skipped
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._pending = False
 
@@ -70,11 +77,9 @@ class WindowDetokenizer:
     The window starts with the tokens emitted last, because decoders strip or join at the start of a text.
     """
 
-    def __init__(
-        self, tokenizer: Tokenizer, skip_special_tokens: bool = True, prompt_token_ids: Sequence[int] = ()
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, skipped: frozenset[int], prompt_token_ids: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
-        self._skipped = tokenizer.special_token_ids if skip_special_tokens else frozenset()
+        self._skipped = skipped
         self._known = len(tokenizer.byte_table)
         self._window = [token for token in prompt_token_ids[-4 * PROMPT_CONTEXT :] if token not in self._skipped]
         self._window = self._window[-PROMPT_CONTEXT:]

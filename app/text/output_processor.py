@@ -55,13 +55,20 @@ class _Piece:
 
 
 class OutputProcessor:
-    """The text side of one choice. Feed it every EngineOutput of the request, in order."""
+    """The text side of one choice. Feed it every EngineOutput of the request, in order.
+
+    `shown` are special tokens that something reads in the text, such as a tool parser, so that they are not skipped.
+    """
 
     def __init__(
-        self, tokenizer: Tokenizer, sampling_params: SamplingParams, prompt_token_ids: Sequence[int] = ()
+        self,
+        tokenizer: Tokenizer,
+        sampling_params: SamplingParams,
+        prompt_token_ids: Sequence[int] = (),
+        shown: frozenset[int] = frozenset(),
     ) -> None:
         params = sampling_params
-        self._detokenizer = create_detokenizer(tokenizer, params.skip_special_tokens, prompt_token_ids)
+        self._detokenizer = create_detokenizer(tokenizer, params.skip_special_tokens, prompt_token_ids, shown)
         self._stops = StopStrings(params.stop, params.include_stop_str_in_output) if params.stop else None
         self._min_tokens = params.min_tokens
         self._show_stop_token = params.include_stop_str_in_output

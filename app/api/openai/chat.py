@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -10,16 +11,17 @@ from starlette.responses import JSONResponse, Response
 from app.api.body import describe_body, read_body
 from app.api.engine_client import EngineClient, ServedModel
 from app.api.events import Collected, EventStream, collect
-from app.api.openai.chunks import ChatChunks, StreamWishes, call_fields, chat_finish_reason
-from app.api.openai.conversation import open_conversation
+from app.api.openai.chunks import ChatChunks, StreamWishes, call_fields, chat_finish_reason, reasoning_fields
+from app.api.openai.conversation import Conversation, open_conversation
 from app.api.openai.generation import response_headers
 from app.api.openai.head import ResponseHead, usage
 from app.api.openai.logprobs import chat_logprobs, prompt_logprobs
 from app.api.openai.protocol import ChatRequest
-from app.api.parsers.base import ToolParser
+from app.api.parsers.base import ParsedAnswer
 from app.api.render import find_model
 from app.api.sse import EventStreamResponse
 from app.config import RequestLimits
+from app.engine.outputs import CompletionOutput
 
 
 def chat_routes(client: EngineClient, limits: RequestLimits) -> APIRouter:
@@ -33,40 +35,56 @@ def chat_routes(client: EngineClient, limits: RequestLimits) -> APIRouter:
         model = find_model(client, body.model)
         head = ResponseHead.of("chatcmpl", model, body.model)
         conversation = await open_conversation(client, limits, request, body, model, head)
-        stream, parsers, max_calls = conversation.stream, conversation.parsers, conversation.max_calls
+        stream = conversation.stream
         if body.stream:
-            wishes = StreamWishes(body.include_usage, body.continuous_usage, body.logprobs, body.return_token_ids)
-            form = ChatChunks(head, stream.choices, model.tokenizer, wishes, parsers, max_calls)
-            return EventStreamResponse(stream, form)
+            wishes = StreamWishes(
+                body.include_usage,
+                body.continuous_usage,
+                body.logprobs,
+                body.return_token_ids,
+                body.include_reasoning,
+            )
+            return EventStreamResponse(stream, ChatChunks(conversation, wishes, body.calls_finish_reason()))
         collected = await collect(stream)
-        choices = [_choice(entry, parsers, max_calls, body, model) for entry in collected]
+        choices = [_choice(entry, conversation, body) for entry in collected]
         answer = head.fields("chat.completion") | {"choices": choices, "usage": usage(stream.choices)}
         return JSONResponse(answer | _prompt_fields(stream, collected, body, model), headers=response_headers(stream))
 
     return router
 
 
-def _choice(
-    entry: Collected, parsers: list[ToolParser], max_calls: int | None, body: ChatRequest, model: ServedModel
-) -> dict[str, Any]:
-    output = entry.output
-    message: dict[str, Any] = {"role": "assistant", "content": output.text, "refusal": None}
-    calls = []
-    if parsers:
-        first, rest = parsers[output.index].push(output.text), parsers[output.index].flush()
-        calls = (first.calls + rest.calls)[:max_calls]
-        message["content"] = first.content + rest.content
-    if calls:
-        message["content"] = message["content"] or None
-        message["tool_calls"] = [call_fields(call) for call in calls]
+def _choice(entry: Collected, conversation: Conversation, body: ChatRequest) -> dict[str, Any]:
+    output, tokenizer = entry.output, conversation.model.tokenizer
+    message, num_calls = _message(output, conversation, body.include_reasoning)
     choice: dict[str, Any] = {
         "index": output.index,
         "message": message,
-        "logprobs": chat_logprobs(output.logprobs or (), model.tokenizer) if body.logprobs else None,
-        "finish_reason": chat_finish_reason(output.finish_reason, len(calls)),
+        "logprobs": chat_logprobs(output.logprobs or (), tokenizer) if body.logprobs else None,
+        "finish_reason": chat_finish_reason(output.finish_reason, num_calls, body.calls_finish_reason()),
         "stop_reason": output.stop_reason,
     }
     return choice | ({"token_ids": output.token_ids} if body.return_token_ids else {})
+
+
+def _message(
+    output: CompletionOutput, conversation: Conversation, include_reasoning: bool
+) -> tuple[dict[str, Any], int]:
+    """The assistant's message, and how many calls are in it."""
+    message: dict[str, Any] = {"role": "assistant", "content": output.text, "refusal": None}
+    if not conversation.parsers:
+        return message, 0
+    answer, parser = ParsedAnswer(), conversation.parsers[output.index]
+    answer.add(parser.push(output.text))
+    answer.add(parser.flush())
+    message["content"] = answer.content or (None if answer.calls or answer.reasoning else "")
+    if answer.reasoning and include_reasoning:
+        message |= reasoning_fields(answer.reasoning)
+    if answer.calls:
+        message["tool_calls"] = [
+            {**call_fields(call.name, conversation.plan.new_call_id()), "function": asdict(call)}
+            for call in answer.calls
+        ]
+    return message, len(answer.calls)
 
 
 def _prompt_fields(

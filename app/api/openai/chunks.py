@@ -7,16 +7,16 @@ token ids, calls or running usage is built as an object.
 from __future__ import annotations
 
 import json
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from app.api.events import Choice, Event
+from app.api.openai.conversation import Conversation
 from app.api.openai.echo import Echo
 from app.api.openai.head import ResponseHead, usage
 from app.api.openai.logprobs import chat_logprobs, completion_logprobs
-from app.api.parsers.base import ParsedCall, ToolParser
+from app.api.parsers.scanner import Part
 from app.api.sse import DONE, EventFormat, json_string
 from app.text.output_processor import TextDelta
 from app.text.tokenizer import Tokenizer
@@ -32,6 +32,7 @@ class StreamWishes:
     continuous_usage: bool = False
     logprobs: bool = False
     token_ids: bool = False
+    reasoning: bool = True
 
 
 class ChunkFormat(EventFormat):
@@ -72,22 +73,16 @@ class ChunkFormat(EventFormat):
 
 
 class ChatChunks(ChunkFormat):
-    """`chat.completion.chunk` events."""
+    """`chat.completion.chunk` events. `calls_reason` is the finish reason of an answer that ends with calls."""
 
     object_name = "chat.completion.chunk"
 
-    def __init__(
-        self,
-        head: ResponseHead,
-        choices: Sequence[Choice],
-        tokenizer: Tokenizer,
-        wishes: StreamWishes,
-        parsers: Sequence[ToolParser],
-        max_calls: int | None = None,
-    ) -> None:
-        super().__init__(head, choices, tokenizer, wishes)
-        self._parsers = parsers
-        self._max_calls = max_calls
+    def __init__(self, conversation: Conversation, wishes: StreamWishes, calls_reason: str = "tool_calls") -> None:
+        choices = conversation.stream.choices
+        super().__init__(conversation.head, choices, conversation.model.tokenizer, wishes)
+        self._parsers = conversation.parsers
+        self._plan = conversation.plan
+        self._calls_reason = calls_reason
         self._num_calls = [0] * len(choices)
         self._prefixes = [f'{self._frame}{{"index": {c.index}, "delta": {{"content": ' for c in choices]
         self._suffix = f'}}, "logprobs": null, "finish_reason": null}}{self._close}'
@@ -97,44 +92,56 @@ class ChatChunks(ChunkFormat):
         return "".join(self._delta(choice, {"role": "assistant", "content": ""}) for choice in self._choices)
 
     def event(self, event: Event) -> str:
-        """Text, calls and finish of one engine output."""
+        """Thought, text, calls and finish of one engine output."""
         choice, delta = event
-        if self._is_plain and not self._parsers and delta.finish_reason is None:
-            return f"{self._prefixes[choice.index]}{json_string(delta.text)}{self._suffix}" if delta.text else ""
-        content, calls = self._parse(choice, delta)
-        out = self._content(choice, delta, content)
-        out += "".join(self._call(choice, call) for call in calls)
+        parts = self._parse(choice, delta)
+        if self._is_plain and delta.finish_reason is None:
+            return "".join(self._plain(choice, part) for part in parts)
+        deltas = [self._fields(choice, part) for part in parts]
+        extra = self._extra(delta)
+        out = self._delta(choice, deltas[0] if deltas else {"content": ""}, **extra) if deltas or extra else ""
+        out += "".join(self._delta(choice, fields) for fields in deltas[1:])
         return out + self._finish(choice, delta) if delta.finish_reason is not None else out
 
-    def _parse(self, choice: Choice, delta: TextDelta) -> tuple[str, list[ParsedCall]]:
+    def _parse(self, choice: Choice, delta: TextDelta) -> list[Part]:
         if not self._parsers:
-            return delta.text, []
+            return [Part("content", delta.text)] if delta.text else []
         parser = self._parsers[choice.index]
-        parsed = parser.push(delta.text)
+        parts = parser.push(delta.text)
         if delta.finish_reason is not None:
-            rest = parser.flush()
-            parsed.content += rest.content
-            parsed.calls += rest.calls
-        room = None if self._max_calls is None else max(0, self._max_calls - self._num_calls[choice.index])
-        return parsed.content, parsed.calls[:room]
+            parts += parser.flush()
+        return parts if self._wishes.reasoning else [part for part in parts if part.kind != "reasoning"]
 
-    def _content(self, choice: Choice, delta: TextDelta, content: str) -> str:
-        extra: dict[str, Any] = {"logprobs": None}
+    def _plain(self, choice: Choice, part: Part) -> str:
+        """A chunk of one part and nothing else."""
+        if part.kind == "content":
+            return f"{self._prefixes[choice.index]}{json_string(part.text)}{self._suffix}"
+        return self._delta(choice, self._fields(choice, part))
+
+    def _fields(self, choice: Choice, part: Part) -> dict[str, Any]:
+        """What a part adds to the message."""
+        if part.kind == "content":
+            return {"content": part.text}
+        if part.kind == "reasoning":
+            return reasoning_fields(part.text)
+        if part.kind == "call":
+            self._num_calls[choice.index] += 1
+            call = call_fields(part.text, self._plan.new_call_id())
+        else:
+            call = {"function": {"arguments": part.text}}
+        return {"tool_calls": [{"index": self._num_calls[choice.index] - 1, **call}]}
+
+    def _extra(self, delta: TextDelta) -> dict[str, Any]:
+        """What goes with the tokens of a delta: all of it into its first chunk."""
+        extra: dict[str, Any] = {}
         if self._wishes.logprobs and delta.logprobs:
             extra["logprobs"] = chat_logprobs(delta.logprobs, self._tokenizer)
         if self._wishes.token_ids and delta.token_ids:
             extra["token_ids"] = delta.token_ids
-        if not content and extra == {"logprobs": None}:
-            return ""
-        return self._delta(choice, {"content": content}, **extra)
-
-    def _call(self, choice: Choice, call: ParsedCall) -> str:
-        index = self._num_calls[choice.index]
-        self._num_calls[choice.index] += 1
-        return self._delta(choice, {"tool_calls": [{"index": index, **call_fields(call)}]})
+        return extra
 
     def _finish(self, choice: Choice, delta: TextDelta) -> str:
-        reason = chat_finish_reason(delta.finish_reason, self._num_calls[choice.index])
+        reason = chat_finish_reason(delta.finish_reason, self._num_calls[choice.index], self._calls_reason)
         return self._delta(choice, {}, finish_reason=reason, stop_reason=delta.stop_reason)
 
     def _delta(self, choice: Choice, delta: dict[str, Any], **extra: Any) -> str:
@@ -206,12 +213,16 @@ class CompletionChunks(ChunkFormat):
         return self.chunk(fields)
 
 
-def call_fields(call: ParsedCall) -> dict[str, Any]:
-    """One tool call as the OpenAI dialect writes it, with an id of its own."""
-    function = {"name": call.name, "arguments": call.arguments}
-    return {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
+def call_fields(name: str, call_id: str) -> dict[str, Any]:
+    """The beginning of a tool call as the OpenAI dialect writes it."""
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": ""}}
 
 
-def chat_finish_reason(reason: str | None, num_calls: int) -> str | None:
-    """`tool_calls` when the answer ended by itself with calls in it."""
-    return "tool_calls" if reason == "stop" and num_calls else reason
+def reasoning_fields(text: str) -> dict[str, Any]:
+    """A thought under both of the names that clients look for."""
+    return {"reasoning": text, "reasoning_content": text}
+
+
+def chat_finish_reason(reason: str | None, num_calls: int, calls_reason: str = "tool_calls") -> str | None:
+    """`calls_reason` when the answer ended by itself with calls in it."""
+    return calls_reason if reason == "stop" and num_calls else reason

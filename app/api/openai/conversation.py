@@ -16,11 +16,10 @@ from app.api.openai.generation import open_stream
 from app.api.openai.head import ResponseHead
 from app.api.openai.messages import ChatOptions
 from app.api.openai.protocol import ChatRequest
-from app.api.parsers import TOOL_PARSERS, tool_parser_name
-from app.api.parsers.base import ToolParser
+from app.api.parsers.answer import AnswerParser, ParserPlan, load_tool_parser, plan_parsers
 from app.api.render import Prompt, encode, truncate
 from app.config import RequestLimits
-from app.errors import UnsupportedError
+from app.errors import InvalidRequestError, UnsupportedError
 
 
 @dataclass(slots=True)
@@ -30,7 +29,8 @@ class Conversation:
     model: ServedModel
     head: ResponseHead
     stream: EventStream
-    parsers: list[ToolParser]
+    plan: ParserPlan
+    parsers: list[AnswerParser]  # empty where all text is content
     max_calls: int | None  # calls of one answer that are shown
 
 
@@ -43,14 +43,21 @@ async def open_conversation(
     head: ResponseHead,
 ) -> Conversation:
     """Render, tokenise and check `body`; InvalidRequestError names the field at fault. Nothing runs yet."""
-    parser = _tool_parser(body, model)
+    offer = body.offer()
+    if offer is not None:
+        load_tool_parser(model)  # before the template refuses the tools in words of its own
     prompt = truncate(await render_chat(model, body.chat_options()), body.truncate_prompt_tokens, model)
+    plan = plan_parsers(model, prompt.token_ids, offer, continued=body.continued_text())
     fields = body.sampling_fields()
-    if parser is not None and _hides(parser, model):
-        fields["skip_special_tokens"] = False
-    stream = open_stream(client, limits, request, body, model, [prompt], head, fields)
-    parsers = [parser() for _ in stream.choices] if parser is not None else []
-    return Conversation(model, head, stream, parsers, None if body.parallel_tool_calls else 1)
+    if plan.structured_outputs is not None:
+        if body.structured_outputs is not None:
+            raise InvalidRequestError("excludes tools whose calls are enforced", param="structured_outputs")
+        fields["structured_outputs"] = plan.structured_outputs
+    end = plan.thought_end_token_ids if fields.get("structured_outputs") is not None else ()
+    shown = plan.shown_token_ids
+    stream = open_stream(client, limits, request, body, model, [prompt], head, fields, shown=shown, end_of_thought=end)
+    parsers = [] if plan.is_plain else [plan.new_parser() for _ in stream.choices]
+    return Conversation(model, head, stream, plan, parsers, plan.max_calls)
 
 
 async def render_chat(model: ServedModel, options: ChatOptions) -> Prompt:
@@ -68,19 +75,3 @@ async def render_chat(model: ServedModel, options: ChatOptions) -> Prompt:
         chat_template_kwargs=kwargs,
     )
     return Prompt(await encode(model.tokenizer, text, options.add_special_tokens), text)
-
-
-def _tool_parser(body: ChatRequest, model: ServedModel) -> type[ToolParser] | None:
-    """The parser for the answer: only when tools are offered and may be called."""
-    if not body.tools or body.tool_choice == "none":
-        return None
-    name = tool_parser_name(model.chat_template.source)
-    if name is None:
-        raise UnsupportedError("the way this model calls tools is not known to the server", param="tools")
-    return TOOL_PARSERS.load(name)
-
-
-def _hides(parser: type[ToolParser], model: ServedModel) -> bool:
-    """Whether skipping special tokens would hide the parser's markers."""
-    special = model.tokenizer.special_token_ids
-    return any(model.tokenizer.token_to_id(marker) in special for marker in parser.markers)

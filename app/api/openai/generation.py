@@ -25,8 +25,14 @@ def open_stream(
     prompts: Sequence[Prompt],
     head: ResponseHead,
     fields: dict[str, Any],
+    *,
+    shown: frozenset[int] = frozenset(),
+    end_of_thought: tuple[int, ...] = (),
 ) -> EventStream:
-    """The stream of all choices of all prompts; raises InvalidRequestError or PromptTooLongError before it starts."""
+    """The stream of all choices of all prompts; raises InvalidRequestError or PromptTooLongError before it starts.
+
+    `shown` are special tokens that stay in the text; structured outputs begin after the tokens `end_of_thought`.
+    """
     if body.request_id is not None:
         request.state.request_id = body.request_id
     params = sampling_params(fields, model, body.model_fields_set)
@@ -40,9 +46,15 @@ def open_stream(
         priority=body.priority,
         cache_salt=body.cache_salt,
         tenant=request.state.tenant,
+        end_of_thought=end_of_thought,
     )
     choices = [
-        Choice(i, i // params.n, own, OutputProcessor(model.tokenizer, own.sampling_params, own.prompt_token_ids))
+        Choice(
+            i,
+            i // params.n,
+            own,
+            OutputProcessor(model.tokenizer, own.sampling_params, own.prompt_token_ids, shown),
+        )
         for i, own in enumerate(requests)
     ]
     return EventStream(client, model.name, choices, request.receive)

@@ -1,23 +1,16 @@
-"""Conversations in the OpenAI dialect: messages, tools, and how they become a prompt."""
+"""Conversations in the OpenAI dialect: messages, and how they become a prompt."""
 
 from __future__ import annotations
 
-import json
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from app.api.openai.closed import Closed
+from app.api.openai.tools import Tool, ToolCall
 
-class Closed(BaseModel):
-    """Immutable, closed to unknown fields; null means not given."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_nulls(cls, data: Any) -> Any:
-        return {name: value for name, value in data.items() if value is not None} if isinstance(data, dict) else data
+__all__ = ["ChatMessage", "ChatOptions", "Closed", "TextPart", "Tool"]
 
 
 class TextPart(Closed):
@@ -35,31 +28,6 @@ class TextPart(Closed):
         if kind == "refusal":
             return {"type": "text", "text": data.get("refusal", "")}
         return data
-
-
-class FunctionCall(Closed):
-    """A call that the assistant made earlier."""
-
-    name: str
-    arguments: dict[str, Any] = Field(default_factory=dict, description="An object, as JSON text or as it is.")
-
-    @field_validator("arguments", mode="before")
-    @classmethod
-    def _parse(cls, value: Any) -> Any:
-        if not isinstance(value, str):
-            return value
-        try:
-            return json.loads(value or "{}")
-        except json.JSONDecodeError as error:
-            raise ValueError(f"not valid JSON: {error}") from error
-
-
-class ToolCall(Closed):
-    """One entry of an assistant message's tool_calls."""
-
-    id: str | None = None
-    type: Literal["function"] = "function"
-    function: FunctionCall
 
 
 class ChatMessage(Closed):
@@ -82,37 +50,19 @@ class ChatMessage(Closed):
         return self
 
     def for_template(self) -> dict[str, Any]:
-        """The message as chat templates expect it: call arguments as objects, content never null."""
-        message = self.model_dump(exclude_none=True, exclude={"refusal", "annotations"})
+        """The message as chat templates expect it: call arguments as objects, thoughts under both names, content."""
+        message = self.model_dump(exclude_none=True, exclude={"refusal", "annotations", "tool_calls"})
+        if self.tool_calls:
+            message["tool_calls"] = [call.for_template() for call in self.tool_calls]
+        if thought := self.reasoning or self.reasoning_content:
+            message |= {"reasoning": thought, "reasoning_content": thought}
         return {**message, "content": message.get("content", self.refusal or "")}
 
-
-class FunctionDefinition(Closed):
-    """What a tool does and takes."""
-
-    name: str = Field(min_length=1)
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-    @field_validator("strict")
-    @classmethod
-    def _not_strict(cls, value: bool | None) -> bool | None:
-        if value:
-            raise PydanticCustomError("unsupported", "strict tools need structured outputs, not supported yet")
-        return value
-
-
-class Tool(Closed):
-    """One entry of `tools`."""
-
-    type: Literal["function"] = "function"
-    function: FunctionDefinition
-
-    def for_template(self) -> dict[str, Any]:
-        """The tool as chat templates expect it."""
-        function = self.function.model_dump(exclude_none=True, exclude={"strict"})
-        return {"type": "function", "function": function}
+    def text(self) -> str:
+        """The content as one text."""
+        if isinstance(self.content, list):
+            return "".join(part.text for part in self.content)
+        return self.content or ""
 
 
 class ChatOptions(Closed):

@@ -11,7 +11,10 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from app.api.openai.messages import ChatMessage, ChatOptions, Closed, Tool
+from app.api.openai.closed import Closed
+from app.api.openai.messages import ChatMessage, ChatOptions
+from app.api.openai.tools import AllowedTools, NamedTool, Tool, ToolChoice
+from app.api.parsers.answer import Offer, ToolMode, schema_of
 from app.engine.sampling_params import SamplingParams
 from app.errors import InvalidRequestError, UnsupportedError
 
@@ -135,8 +138,11 @@ class ChatRequest(GenerationBody):
 
     messages: list[ChatMessage] = Field(min_length=1, description="The conversation so far.")
     tools: list[Tool] | None = Field(None, description="Functions the model may call.")
-    tool_choice: Literal["none", "auto"] | None = Field(None, description="`required` and named are refused so far.")
+    tool_choice: ToolChoice | None = Field(
+        None, description="none, auto, required, a named function, or allowed_tools; auto when there are tools."
+    )
     parallel_tool_calls: bool = Field(True, description="False keeps only the first call of an answer.")
+    include_reasoning: bool = Field(True, description="False leaves the model's thoughts out of the answer.")
     max_completion_tokens: int | None = Field(None, ge=1, description="Same as max_tokens, and stronger.")
     logprobs: bool = Field(False, description="Report the logprob of each token.")
     top_logprobs: int = Field(0, ge=0, description="Most likely tokens to report a position; needs logprobs.")
@@ -158,12 +164,51 @@ class ChatRequest(GenerationBody):
     prompt_cache_retention: str | None = Field(None, description="Accepted; prefixes are always cached.")
     prompt_cache_options: dict[str, Any] | None = Field(None, description="Accepted; prefixes are always cached.")
 
-    @field_validator("tool_choice", mode="before")
-    @classmethod
-    def _known_choice(cls, value: Any) -> Any:
-        if value == "required" or isinstance(value, dict):
-            raise PydanticCustomError("unsupported", "tool_choice other than none or auto is not supported yet")
-        return value
+    @model_validator(mode="after")
+    def _check_tools(self) -> Self:
+        names = [tool.function.name for tool in self.tools or ()]
+        if len(names) != len(set(names)):
+            double = next(name for name in names if names.count(name) > 1)
+            raise InvalidRequestError(f"two tools are called {double!r}", param="tools")
+        if not names and self.tool_choice not in (None, "none"):
+            raise InvalidRequestError("is only allowed with tools", param="tool_choice")
+        unknown = set(self._chosen_names()) - set(names)
+        if unknown:
+            raise InvalidRequestError(f"there is no tool called {min(unknown)!r}", param="tool_choice")
+        return self
+
+    def _chosen_names(self) -> list[str]:
+        """The tools that the choice names, [] when it names none."""
+        if isinstance(self.tool_choice, NamedTool):
+            return [self.tool_choice.function.name]
+        if isinstance(self.tool_choice, AllowedTools):
+            return [tool.function.name for tool in self.tool_choice.allowed_tools.tools]
+        return []
+
+    def offer(self) -> Offer | None:
+        """The tools that may be called and how; None when none may."""
+        choice = self.tool_choice or "auto"
+        if not self.tools or choice == "none":
+            return None
+        names = self._chosen_names() or [tool.function.name for tool in self.tools]
+        chosen = [tool.function for tool in self.tools if tool.function.name in names]
+        mode: ToolMode = choice if isinstance(choice, str) else "required"
+        if isinstance(choice, AllowedTools):
+            mode = choice.allowed_tools.mode
+        return Offer(
+            {function.name: schema_of(function.parameters) for function in chosen},
+            mode,
+            frozenset(function.name for function in chosen if function.strict),
+            self.parallel_tool_calls and not isinstance(choice, NamedTool),
+        )
+
+    def calls_finish_reason(self) -> Literal["stop", "tool_calls"]:
+        """How an answer with calls ends: a named choice leaves the model nothing to decide, so that is a stop."""
+        return "stop" if isinstance(self.tool_choice, NamedTool) else "tool_calls"
+
+    def continued_text(self) -> str | None:
+        """The text of the assistant's message that the answer continues; None when it begins one."""
+        return self.messages[-1].text() if self.continue_final_message else None
 
     @model_validator(mode="after")
     def _check_chat(self) -> Self:
@@ -194,6 +239,9 @@ class ChatRequest(GenerationBody):
         options = {name: getattr(self, name) for name in names}
         if self.tool_choice == "none":  # the surest way not to be called is not to be offered
             options["tools"] = None
+        elif isinstance(self.tool_choice, AllowedTools):
+            allowed = self._chosen_names()
+            options["tools"] = [tool for tool in self.tools or () if tool.function.name in allowed]
         kwargs = dict(self.chat_template_kwargs or {})
         if self.reasoning_effort is not None:
             kwargs["reasoning_effort"] = self.reasoning_effort

@@ -1,19 +1,70 @@
-"""Parsers that find structure in generated text: one file each, one line in the table.
-
-Fed with the text as it comes, so a streamed answer and a collected one go through the same code and agree.
-"""
+"""Parsers that find structure in generated text: one file each, one line in the tables."""
 
 from __future__ import annotations
 
-from app.api.parsers.base import ToolParser
+from app.api.parsers.base import ReasoningParser, ToolParser
+from app.errors import ConfigError
 from app.registry import Registry
 
-TOOL_PARSERS: Registry[type[ToolParser]] = Registry("tool parser", {"hermes": "app.api.parsers.hermes:HermesParser"})
+TOOL_PARSERS: Registry[type[ToolParser]] = Registry(
+    "tool parser",
+    {
+        "hermes": "app.api.parsers.hermes:HermesParser",
+        "llama3_json": "app.api.parsers.llama3_json:Llama3JsonParser",
+        "mistral": "app.api.parsers.mistral:MistralParser",
+        "qwen3_coder": "app.api.parsers.qwen3_coder:Qwen3CoderParser",
+        "deepseek_v3": "app.api.parsers.deepseek:DeepSeekV3Parser",
+        "deepseek_v31": "app.api.parsers.deepseek:DeepSeekV31Parser",
+        "pythonic": "app.api.parsers.pythonic:PythonicParser",
+        "harmony": "app.api.parsers.harmony:HarmonyParser",
+    },
+)
 
-# A template that writes calls in one of these forms belongs to a model that answers in it.
-_MARKS = {"hermes": "<tool_call>"}
+REASONING_PARSERS: Registry[type[ReasoningParser]] = Registry(
+    "reasoning parser",
+    {
+        "think": "app.api.parsers.think:ThinkParser",
+        "deepseek_r1": "app.api.parsers.think:DeepSeekR1Parser",
+        "mistral": "app.api.parsers.think:MistralThinkParser",
+        "harmony": "app.api.parsers.harmony:HarmonyReasoningParser",
+    },
+)
+
+# A template that writes all of these belongs to a model that answers in the form of the parser. First match wins.
+_TOOL_MARKS = (
+    ("harmony", ("<|channel|>", "functions.")),
+    ("qwen3_coder", ("<function=", "<parameter=")),
+    ("hermes", ("<tool_call>",)),
+    ("mistral", ("[TOOL_CALLS]",)),
+    ("deepseek_v3", ("<｜tool▁sep｜>", "```json")),
+    ("deepseek_v31", ("<｜tool▁sep｜>",)),
+    ("pythonic", ("[func_name1(params_name1=params_value1",)),
+    ("llama3_json", ("<|python_tag|>",)),
+    ("llama3_json", ('"parameters": dictionary of argument name',)),
+)
+_REASONING_MARKS = (("harmony", ("<|channel|>",)), ("think", ("</think>",)), ("mistral", ("[/THINK]",)))
 
 
 def tool_parser_name(template_source: str) -> str | None:
     """The parser for the models of a chat template; None when its way of calling tools is not known."""
-    return next((name for name, mark in _MARKS.items() if mark in template_source), None)
+    return _by_marks(_TOOL_MARKS, template_source)
+
+
+def reasoning_parser_name(template_source: str) -> str | None:
+    """The parser for the thoughts of a chat template's models; None when they are not known to think."""
+    return _by_marks(_REASONING_MARKS, template_source)
+
+
+def check_parser_names(tool_parser: str, reasoning_parser: str) -> None:
+    """ConfigError when an option names a parser that does not exist."""
+    for option, name, table in (
+        ("tool_parser", tool_parser, TOOL_PARSERS),
+        ("reasoning_parser", reasoning_parser, REASONING_PARSERS),
+    ):
+        if name not in ("auto", "none") and name not in table:
+            known = ", ".join(["auto", "none", *sorted(table)])
+            raise ConfigError(f"{option}: unknown parser {name!r}; known: {known}", param=option)
+
+
+def _by_marks(table: tuple[tuple[str, tuple[str, ...]], ...], source: str) -> str | None:
+    return next((name for name, marks in table if all(mark in source for mark in marks)), None)

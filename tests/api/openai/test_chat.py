@@ -326,7 +326,12 @@ def test_tool_calls(sdk: openai.OpenAI, client: Any, step: int) -> None:
     assert len({call.id for call in message.tool_calls}) == 2
     chunks = list(sdk.chat.completions.create(model="m", messages=HI, tools=[TOOL], stream=True))
     calls = [call for c in chunks for choice in c.choices for call in choice.delta.tool_calls or []]
-    assert [(call.index, call.function.name) for call in calls if call.function] == [(0, "add"), (1, "add")]
+    named = [(call.index, call.function.name) for call in calls if call.function and call.function.name]
+    assert named == [(0, "add"), (1, "add")]
+    assert all(bool(call.id) == bool(call.function and call.function.name) for call in calls), "an id once a call"
+    for index, expected in enumerate(message.tool_calls):
+        text = "".join(call.function.arguments or "" for call in calls if call.index == index and call.function)
+        assert text == expected.function.arguments  # type: ignore[union-attr]
     assert joined(chunks) == message.content
     assert chunks[-1].choices[0].finish_reason == "tool_calls"
     prompt = client.models["m"].tokenizer.decode(client.requests[-1].prompt_token_ids, skip_special_tokens=False)

@@ -10,13 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.api.parsers import TOOL_PARSERS, tool_parser_name
-from app.api.parsers.base import ParsedCall, ParsedText
+from app.api.parsers.base import ParsedAnswer, ParsedCall
+from app.api.parsers.scanner import Part
 
 
-def parse(pieces: list[str]) -> ParsedText:
-    parser = TOOL_PARSERS.load("hermes")()
-    parts = [*(parser.push(piece) for piece in pieces), parser.flush()]
-    return ParsedText("".join(p.content for p in parts), [call for p in parts for call in p.calls])
+def parse(pieces: list[str]) -> ParsedAnswer:
+    parser, answer = TOOL_PARSERS.load("hermes")(), ParsedAnswer()
+    for piece in pieces:
+        answer.add(parser.push(piece))
+    answer.add(parser.flush())
+    return answer
 
 
 def call(name: str, **arguments: object) -> str:
@@ -62,10 +65,14 @@ def test_arguments_are_json_text() -> None:
 
 def test_text_is_shown_as_soon_as_it_is_certain() -> None:
     parser = TOOL_PARSERS.load("hermes")()
-    assert parser.push("Hello <").content == "Hello"
-    assert parser.push("b>").content == " <b>"
+    assert parser.push("Hello <") == [Part("content", "Hello")]
+    assert parser.push("b>") == [Part("content", " <b>")]
+    assert parser.push('<tool_call>{"name": "f", ') == []
+    assert parser.push('"arguments": {"a": [1, ') == [Part("call", "f"), Part("arguments", '{"a": [1, ')]
+    assert parser.push("2]") == [Part("arguments", "2]")]
+    assert parser.push("}}") == [Part("arguments", "}")]
 
 
 def test_the_template_names_the_parser() -> None:
     assert tool_parser_name("... <tool_call> ...") == "hermes"
-    assert tool_parser_name("[TOOL_CALLS]") is None
+    assert tool_parser_name("no tools at all") is None

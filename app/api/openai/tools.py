@@ -1,0 +1,146 @@
+"""Tools in the OpenAI dialect: their definitions, the choice among them, and calls made earlier."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag, field_validator
+from pydantic_core import PydanticCustomError
+
+from app.api.openai.closed import Closed
+
+# Ours is the widest of what OpenAI (64 characters), Anthropic (128) and servers of tools (dots) allow.
+FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
+
+
+class Arguments(dict[str, Any]):
+    """Arguments of a call: an object that templates may walk through, and its JSON text where they print it.
+
+    Published templates do either: some write `arguments | tojson`, some add `arguments` to a text.
+    """
+
+    def __init__(self, value: dict[str, Any], text: str | None = None) -> None:
+        super().__init__(value)
+        self._text = json.dumps(value, ensure_ascii=False) if text is None else text
+
+    def __str__(self) -> str:
+        return self._text
+
+    def __add__(self, other: str) -> str:
+        return self._text + other
+
+    def __radd__(self, other: str) -> str:
+        return other + self._text
+
+
+class FunctionCall(Closed):
+    """A call that the assistant made earlier."""
+
+    name: FunctionName
+    arguments: dict[str, Any] | str = Field("{}", description="An object, as JSON text or as it is.")
+
+    @field_validator("arguments")
+    @classmethod
+    def _is_object(cls, value: dict[str, Any] | str) -> dict[str, Any] | str:
+        _object(value)
+        return value
+
+    def for_template(self) -> dict[str, Any]:
+        """The call as chat templates expect it."""
+        text = self.arguments.strip() if isinstance(self.arguments, str) else None
+        return {"name": self.name, "arguments": Arguments(_object(self.arguments), text or None)}
+
+
+def _object(value: dict[str, Any] | str) -> dict[str, Any]:
+    """Arguments as an object; ValueError when they are none. Empty text is an empty object."""
+    if not isinstance(value, str):
+        return value
+    try:
+        parsed = json.loads(value.strip() or "{}")
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not valid JSON: {error}") from error
+    if not isinstance(parsed, dict):
+        raise ValueError("must be a JSON object")
+    return parsed
+
+
+class ToolCall(Closed):
+    """One entry of an assistant message's tool_calls."""
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+    def for_template(self) -> dict[str, Any]:
+        """The entry as chat templates expect it."""
+        call: dict[str, Any] = {"type": "function", "function": self.function.for_template()}
+        return call if self.id is None else {"id": self.id, **call}
+
+
+class FunctionDefinition(Closed):
+    """What a tool does and takes."""
+
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = Field(None, description="True: arguments follow the schema, enforced by grammar.")
+
+
+class Tool(Closed):
+    """One entry of `tools`."""
+
+    type: Literal["function"] = "function"
+    function: FunctionDefinition
+
+    def for_template(self) -> dict[str, Any]:
+        """The tool as chat templates expect it."""
+        function = self.function.model_dump(exclude_none=True, exclude={"strict"})
+        return {"type": "function", "function": function}
+
+
+class FunctionReference(Closed):
+    """A tool by its name."""
+
+    name: str
+
+
+class NamedTool(Closed):
+    """{"type": "function", "function": {"name": ...}}: call this one."""
+
+    type: Literal["function"]
+    function: FunctionReference
+
+
+class AllowedToolList(Closed):
+    """Some of the tools, and whether one of them must be called."""
+
+    mode: Literal["auto", "required"]
+    tools: list[NamedTool] = Field(min_length=1)
+
+
+class AllowedTools(Closed):
+    """{"type": "allowed_tools", ...}: only these may be called."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedToolList
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, AllowedTools) or (isinstance(value, dict) and value.get("type") == "allowed_tools"):
+        return "allowed"
+    if isinstance(value, dict | NamedTool):
+        return "named"
+    if value not in ("none", "auto", "required"):
+        raise PydanticCustomError("tool_choice", "must be none, auto, required, or an object that names a function")
+    return "word"
+
+
+ToolChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("word")]
+    | Annotated[NamedTool, Tag("named")]
+    | Annotated[AllowedTools, Tag("allowed")],
+    Discriminator(_kind),
+]

@@ -1,0 +1,187 @@
+"""From a model and a request's tools to parsed answers: which parsers, what must be visible to them, what is enforced.
+
+Every dialect that offers tools or shows thoughts goes through here. The thought is told apart first; what is left of
+the text is searched for calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from app.api.engine_client import ServedModel
+from app.api.parsers import REASONING_PARSERS, TOOL_PARSERS, reasoning_parser_name, tool_parser_name
+from app.api.parsers.base import ParsedAnswer, Parser, ReasoningParser, Schema, ToolParser, ToolSchemas
+from app.api.parsers.grammar import Lark
+from app.api.parsers.scanner import Part
+from app.engine.sampling_params import StructuredOutputs
+from app.errors import UnsupportedError
+
+__all__ = ["AnswerParser", "Offer", "ParsedAnswer", "Part", "ParserPlan", "ToolMode", "plan_parsers"]
+
+PROMPT_END_TOKENS = 16  # as many of the prompt's last tokens say whether a thought is open
+ToolMode = Literal["none", "auto", "required"]
+
+
+@dataclass(slots=True, frozen=True)
+class Offer:
+    """The tools of a request and how they may be called.
+
+    `mode` "required" with one tool is a named choice. `strict` names the tools whose arguments must follow their
+    schema although no call is required. `is_parallel` False allows one call an answer.
+    """
+
+    tools: ToolSchemas
+    mode: ToolMode = "auto"
+    strict: frozenset[str] = frozenset()
+    is_parallel: bool = True
+
+
+class AnswerParser(Parser):
+    """Parses the text of one choice into thought, content and calls. Without parsers all of it is content."""
+
+    def __init__(self, reasoning: ReasoningParser | None, tools: ToolParser | None, max_calls: int | None) -> None:
+        self._chain: list[Parser] = [parser for parser in (reasoning, tools) if parser is not None]
+        self._max_calls = max_calls
+        self.num_calls = 0
+
+    def push(self, text: str) -> list[Part]:
+        """Take more text; return what is now certain, in order."""
+        parts = [Part("content", text)] if text else []
+        for parser in self._chain:
+            parts = [out for part in parts for out in _through(parser, part)]
+        return self._allowed(parts)
+
+    def flush(self) -> list[Part]:
+        """The text has ended: return what was held."""
+        parts: list[Part] = []
+        for parser in self._chain:
+            parts = [out for part in parts for out in _through(parser, part)] + parser.flush()
+        return self._allowed(parts)
+
+    def _allowed(self, parts: list[Part]) -> list[Part]:
+        """Count calls, and drop those beyond the most that are allowed."""
+        kept = []
+        for part in parts:
+            self.num_calls += part.kind == "call"
+            is_call = part.kind in ("call", "arguments")
+            if not is_call or self._max_calls is None or self.num_calls <= self._max_calls:
+                kept.append(part)
+        return kept
+
+
+def _through(parser: Parser, part: Part) -> list[Part]:
+    return parser.push(part.text) if part.kind == "content" else [part]
+
+
+@dataclass(slots=True, frozen=True)
+class ParserPlan:
+    """Which parsers the answers to one request need. One plan serves all its choices."""
+
+    reasoning: type[ReasoningParser] | None
+    tools: type[ToolParser] | None
+    offer: Offer | None
+    inside: bool  # whether the answers begin inside the thought
+    shown_token_ids: frozenset[int]  # special tokens that must stay in the text for the parsers to see
+    structured_outputs: StructuredOutputs | None  # what enforces the calls, where something must
+    thought_end_token_ids: tuple[int, ...]  # a structured output begins after them; () when it begins at once
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether text passes unparsed."""
+        return self.reasoning is None and self.tools is None
+
+    def new_parser(self) -> AnswerParser:
+        """A parser for one choice."""
+        tools = self.tools(self.offer.tools) if self.tools is not None and self.offer is not None else None
+        reasoning = self.reasoning(self.inside) if self.reasoning is not None else None
+        return AnswerParser(reasoning, tools, self.max_calls)
+
+    @property
+    def max_calls(self) -> int | None:
+        """Calls of one answer that are shown; None: all."""
+        return 1 if self.offer is not None and not self.offer.is_parallel else None
+
+    def new_call_id(self) -> str:
+        """An id for a call, of the form that the model's template takes."""
+        return (self.tools or ToolParser).new_call_id()
+
+
+def plan_parsers(
+    model: ServedModel,
+    prompt_token_ids: list[int],
+    offer: Offer | None = None,
+    *,
+    continued: str | None = None,
+    tools_param: str = "tools",
+) -> ParserPlan:
+    """The plan for a request; `continued` is the text of the assistant's message that the answer continues.
+
+    UnsupportedError names `tools_param` when the way the model calls tools is not known, or cannot be enforced.
+    """
+    wanted = offer if offer is not None and offer.tools and offer.mode != "none" else None
+    tools = load_tool_parser(model, tools_param) if wanted is not None else None
+    reasoning = load_reasoning_parser(model)
+    if tools is not None and reasoning is not None and reasoning.markers == tools.markers:
+        reasoning = None  # one parser finds both
+    end = model.tokenizer.decode(prompt_token_ids[-PROMPT_END_TOKENS:], skip_special_tokens=False)
+    inside = reasoning is not None and reasoning.starts_inside(end, continued)
+    special = _special_ids(model, tools, reasoning)
+    enforced = None
+    if tools is not None and wanted is not None:
+        enforced = _enforced(tools, wanted, special, inside, tools_param)
+    thought_end = reasoning.thought_end(inside) if reasoning is not None else ""
+    end_ids = tuple(model.tokenizer.encode(thought_end, add_special_tokens=False)) if thought_end else ()
+    return ParserPlan(reasoning, tools, wanted, inside, frozenset(special.values()), enforced, end_ids)
+
+
+def load_tool_parser(model: ServedModel, param: str = "tools") -> type[ToolParser]:
+    """The model's tool parser; UnsupportedError when there is none."""
+    name = tool_parser_name(model.chat_template.source) if model.tool_parser == "auto" else model.tool_parser
+    if name is None or name == "none":
+        raise UnsupportedError("the way this model calls tools is not known to the server", param=param)
+    return TOOL_PARSERS.load(name)
+
+
+def load_reasoning_parser(model: ServedModel) -> type[ReasoningParser] | None:
+    """The parser for the model's thoughts, if it has any."""
+    is_auto = model.reasoning_parser == "auto"
+    name = reasoning_parser_name(model.chat_template.source) if is_auto else model.reasoning_parser
+    return None if name is None or name == "none" else REASONING_PARSERS.load(name)
+
+
+def _special_ids(
+    model: ServedModel, tools: type[ToolParser] | None, reasoning: type[ReasoningParser] | None
+) -> Mapping[str, int]:
+    """Ids of the parsers' markers that the tokenizer calls special."""
+    special = model.tokenizer.special_token_ids
+    markers = [marker for parser in (tools, reasoning) if parser is not None for marker in parser.markers]
+    ids = {marker: model.tokenizer.token_to_id(marker) for marker in markers}
+    return {marker: index for marker, index in ids.items() if index is not None and index in special}
+
+
+def _enforced(
+    parser: type[ToolParser], offer: Offer, special: Mapping[str, int], inside: bool, param: str
+) -> StructuredOutputs | None:
+    """The grammar that a required call, or strict arguments, ask for."""
+    grammar, lark = parser.call_grammar(special), Lark(special)
+    if offer.mode == "required":
+        start = grammar.required(lark, offer.tools, offer.is_parallel)
+        if inside:  # after a thought the models write an empty line
+            start = f"({lark.literal(chr(10))}){{0,2}} {start}"
+        return StructuredOutputs(grammar=lark.finish(start))
+    if not offer.strict:
+        return None
+    if grammar.trigger is None:
+        raise UnsupportedError("this model's strict tools need a tool_choice of required or a named one", param=param)
+    loose = {name: schema if name in offer.strict else _ANY_OBJECT for name, schema in offer.tools.items()}
+    return StructuredOutputs(grammar=lark.finish(grammar.allowed(lark, loose, offer.is_parallel)))
+
+
+_ANY_OBJECT: Schema = {"type": "object"}
+
+
+def schema_of(parameters: Schema | None) -> Schema:
+    """The schema of a tool's arguments; a tool that declares none takes an object without properties."""
+    return parameters or {"type": "object", "properties": {}}

@@ -1,0 +1,69 @@
+"""Thoughts between two markers at the beginning of an answer: <think>...</think>.
+
+Where the prompt already opens the thought, the answer begins inside it. New lines around a thought belong to neither
+side, as the models' templates take them off. A thought that is not closed when the text ends is a thought all the same.
+"""
+
+from __future__ import annotations
+
+from app.api.parsers.base import ReasoningParser
+from app.api.parsers.scanner import Scanner, Steps
+
+NEW_LINES = "\n"
+
+
+class ThinkParser(ReasoningParser):
+    """Qwen3, DeepSeek-V3.1, tiny-chat and others whose prompt says whether the answer begins inside the thought."""
+
+    open, close = "<think>", "</think>"
+    markers: tuple[str, ...] = ("<think>", "</think>")
+
+    @classmethod
+    def starts_inside(cls, prompt_end: str, continued: str | None) -> bool:
+        """The prompt ends with an opened thought, or the message to continue holds one."""
+        if continued is not None:
+            return continued.rfind(cls.open) > continued.rfind(cls.close)
+        return prompt_end.rstrip().endswith(cls.open)
+
+    @classmethod
+    def thought_end(cls, inside: bool) -> str:
+        """The closing marker, where a thought is open."""
+        return cls.close if inside else ""
+
+    def parse(self) -> Steps[None]:
+        """A thought, if the text begins with one; then content."""
+        scan = self.scan
+        before = yield from scan.space()
+        if (yield from scan.match(self.open)) or self.inside:
+            yield from self._thought(scan, before)
+        else:
+            scan.say_content(before)
+        while chunk := (yield from scan.chunk()):
+            scan.say_content(chunk)
+
+    def _thought(self, scan: Scanner, before: str) -> Steps[None]:
+        """Up to the closing marker, without the new lines at both ends."""
+        spaces = before + (yield from scan.space())
+        marker = yield from scan.match(self.close)
+        if not marker:
+            if (yield from scan.peek()):
+                scan.say("reasoning", spaces.lstrip(NEW_LINES))
+            marker = yield from scan.pass_until((self.close,), lambda text: scan.say("reasoning", text), NEW_LINES)
+        while marker and (yield from scan.match(NEW_LINES)):
+            pass
+
+
+class DeepSeekR1Parser(ThinkParser):
+    """DeepSeek-R1 and others that always think, though neither prompt nor answer may open the thought."""
+
+    @classmethod
+    def starts_inside(cls, prompt_end: str, continued: str | None) -> bool:
+        """Always, unless the prompt has closed the thought or the message to continue is past it."""
+        return super().starts_inside(prompt_end, continued) or (continued is None and cls.close not in prompt_end)
+
+
+class MistralThinkParser(ThinkParser):
+    """Magistral: [THINK]...[/THINK]."""
+
+    open, close = "[THINK]", "[/THINK]"
+    markers = ("[THINK]", "[/THINK]")
