@@ -15,8 +15,8 @@ import triton.language as tl
 
 from app.errors import ConfigError
 from app.kernels.attention import AttentionMetadata, AttentionOps
+from app.kernels.attention.prefill_choice import prefill
 from app.kernels.attention.triton_decode import DecodeScratch, decode, make_scratch
-from app.kernels.attention.triton_prefill import prefill
 
 _MAX_HEAD_DIM = 256
 
