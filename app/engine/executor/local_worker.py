@@ -6,17 +6,18 @@ import pickle
 import signal
 import sys
 
-from app.engine.executor.worker_actor import WorkerActor
+from app.config import EngineConfig
+from app.engine.executor.transports.rendezvous import Address
+from app.engine.executor.worker_actor import Place, WorkerActor
 
 
-def main() -> None:
+def serve(address: Address, worker_class: str, config: EngineConfig, place: Place) -> None:
     """Serve the driver's calls, then its steps, until it says so or is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the driver decides
-    address, worker_class, config, place = pickle.load(sys.stdin.buffer)
     worker = WorkerActor(worker_class, config, place, in_ray=False)
     worker.connect(address, True)
     worker.serve_calls()
 
 
 if __name__ == "__main__":
-    main()
+    serve(*pickle.load(sys.stdin.buffer))

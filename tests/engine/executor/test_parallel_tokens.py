@@ -1,0 +1,149 @@
+"""Tensor- and pipeline-parallel gangs over gloo give the tokens of transformers, and the logits of one rank."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from app.config import EngineConfig
+from app.engine.core import EngineCore
+from app.engine.executor.base import Executor
+from app.engine.executor.in_process import InProcessExecutor
+from app.engine.model_info import ModelInfo
+from app.engine.request import EngineRequest
+from app.engine.sampling_params import SamplingParams
+from app.engine.step import ModelRunnerOutput, SchedulerOutput
+from tests.engine.core_driver import Results, assert_idle, run
+from tests.engine.executor.forked_executor import ForkedExecutor
+from tests.tiny_models import hf_greedy, hf_model, tiny_model
+
+NUM_PROMPTS, MAX_TOKENS = 50, 12
+KEY = b"a secret for tests"
+VOCAB = 331
+# Two KV heads: at TP = 4 two ranks share one. A tied head: the last stage needs the first one's table.
+SHAPE: dict[str, Any] = {"num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+
+
+def prompts() -> list[list[int]]:
+    """Every third begins with a prefix that others share."""
+    rng = np.random.default_rng(7)
+    shared = rng.integers(3, VOCAB, 40).tolist()
+    made = [rng.integers(3, VOCAB, int(length)).tolist() for length in rng.integers(1, 50, NUM_PROMPTS)]
+    return [shared + prompt if number % 3 == 0 else prompt for number, prompt in enumerate(made)]
+
+
+@pytest.fixture(scope="module")
+def directory() -> Path:
+    return tiny_model("qwen2", tie_word_embeddings=True, **SHAPE)
+
+
+@pytest.fixture(scope="module")
+def truth(directory: Path) -> list[list[int]]:
+    model = hf_model(directory)
+    return [hf_greedy(model, prompt, MAX_TOKENS) for prompt in prompts()]
+
+
+@pytest.fixture(scope="module")
+def one_rank(directory: Path) -> tuple[Results, Results]:
+    config = make_config(directory, executor="in_process")
+    return generate(config, InProcessExecutor(config))
+
+
+def make_config(directory: Path, **options: Any) -> EngineConfig:
+    """Chunked prompts, and blocks for about a third of the requests, so that some are preempted."""
+    return EngineConfig(
+        model=str(directory),
+        device="cpu",
+        max_model_len=160,
+        block_size=8,
+        num_blocks=64,
+        max_num_seqs=16,
+        max_num_batched_tokens=48,
+        num_threads=1,
+        step_timeout_s=60.0,
+        **{"executor": "local_processes", **options},
+    )
+
+
+class Watched(ForkedExecutor):
+    """Counts letters that are out at the same time, and whether neighbours among them share a request."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        super().__init__(config)
+        self._out: list[set[int]] = []
+        self.most_out = 0
+        self.overlaps = self.neighbours = 0
+
+    def submit(self, letter: SchedulerOutput) -> None:
+        super().submit(letter)
+        rows = set(letter.rows.tolist())
+        if rows and letter.samples.all() and self._out and self._out[-1]:
+            self.neighbours += 1
+            self.overlaps += bool(rows & self._out[-1])
+        self._out.append(rows)
+        self.most_out = max(self.most_out, len(self._out))
+
+    def collect(self) -> list[ModelRunnerOutput]:
+        self._out.pop(0)
+        return super().collect()
+
+
+def requests(**params: Any) -> list[EngineRequest]:
+    options = {"seed": 3, "max_tokens": MAX_TOKENS, "ignore_eos": True, **params}
+    return [
+        EngineRequest(f"{number}", prompt, SamplingParams(**options), choice_index=number)
+        for number, prompt in enumerate(prompts())
+    ]
+
+
+def generate(config: EngineConfig, executor: Executor) -> tuple[Results, Results]:
+    """Greedy with logprobs, then at random with penalties, on one engine."""
+    core = EngineCore(config, ModelInfo.from_directory(config.model), executor, KEY)
+    try:
+        core.start()
+        greedy = KeepsLogprobs()
+        run(core, requests(temperature=0.0, logprobs=3), results=greedy)
+        drawn = run(core, requests(temperature=1.0, top_p=0.9, presence_penalty=0.5, frequency_penalty=0.3))
+        assert_idle(core)
+        stats = core.stats()
+        assert stats.preemptions_total > 0, "nothing was preempted"
+        assert stats.prefix_cache_hits_total > 0, "no prefix was found"
+        return greedy, drawn
+    finally:
+        core.shutdown()
+
+
+class KeepsLogprobs(Results):
+    """Results, and the logprobs of every token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.logprobs: dict[str, list[list[float]]] = {}
+
+    def take(self, outputs: Any) -> None:
+        outputs = list(outputs)
+        super().take(outputs)
+        for output in outputs:
+            self.logprobs.setdefault(output.request_id, []).extend(entry.logprobs for entry in output.logprobs or [])
+
+
+@pytest.mark.parametrize(("tp", "pp"), [(2, 1), (1, 2), (2, 2), (4, 1), (1, 3)])
+def test_same_tokens_as_one_rank(
+    tp: int, pp: int, directory: Path, truth: list[list[int]], one_rank: tuple[Results, Results]
+) -> None:
+    config = make_config(directory, tensor_parallel_size=tp, pipeline_parallel_size=pp)
+    watched = Watched(config)
+    greedy, drawn = generate(config, watched)
+    assert [greedy.tokens[f"{number}"] for number in range(NUM_PROMPTS)] == truth
+    assert drawn.tokens == one_rank[1].tokens
+    assert isinstance(greedy, KeepsLogprobs)
+    assert isinstance(one_rank[0], KeepsLogprobs)
+    for request_id, expected in one_rank[0].logprobs.items():
+        np.testing.assert_allclose(greedy.logprobs[request_id], expected, atol=1e-4, rtol=1e-4)
+    if pp > 1:
+        assert watched.most_out >= pp, "the stages idle"
+        assert watched.neighbours > 20
+        assert watched.overlaps == 0, "a step waited for the tokens of the one before it"
