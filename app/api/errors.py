@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -47,6 +49,14 @@ class HeadersTooLargeError(InvalidRequestError):
 
     status = 431
     code = "headers_too_large"
+
+
+class ThreadUnsupportedError(UnsupportedError):
+    """Anthropic's `thread` asks the server to hold the conversation; its SDK reads `details` and does without."""
+
+    details: Mapping[str, Any] = MappingProxyType(
+        {"error_code": "thread_unsupported_request", "unsupported": ("thread",)}
+    )
 
 
 class ClientDisconnected(Exception):
@@ -89,6 +99,8 @@ def error_response(error: MantaError, scope: Scope) -> Response:
     if speaks_anthropic(scope):
         message = f"{error.param}: {error.message}" if _should_name(error) else error.message
         body = anthropic_error_body(message, error.status, _request_id(scope))
+        if isinstance(error, ThreadUnsupportedError):
+            body["error"]["details"] = dict(error.details)
     else:
         body = error_body(error)
     return _json_response(body, error.status, headers or None)

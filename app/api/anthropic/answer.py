@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 from pydantic_core import from_json
@@ -36,8 +37,17 @@ def usage(choice: Choice) -> dict[str, Any]:
 class Answer:
     """One answer: its message so far. `is_capped` says that the model's context, not the client, limits it."""
 
-    def __init__(self, message_id: str, model: str, reader: BlockReader, is_capped: bool, shows_thoughts: bool) -> None:
+    def __init__(
+        self,
+        message_id: str,
+        model: str,
+        reader: BlockReader,
+        new_call_id: Callable[[], str],
+        is_capped: bool,
+        shows_thoughts: bool,
+    ) -> None:
         self.reader = reader
+        self._new_call_id = new_call_id
         self._id = message_id
         self._model = model
         self._is_capped = is_capped
@@ -79,7 +89,7 @@ class Answer:
             return {"type": "text", "text": text}
         if block.kind == "reasoning":
             return {"type": "thinking", "thinking": text, "signature": signature(text) if text else ""}
-        call_id = self._ids.setdefault(block.index, f"toolu_{uuid.uuid4().hex[:24]}")
+        call_id = self._ids.setdefault(block.index, self._new_call_id().replace("call_", "toolu_", 1))
         return {"type": "tool_use", "id": call_id, "name": block.name, "input": _input(text)}
 
     def _stop_reason(self, delta: TextDelta) -> str:

@@ -36,7 +36,7 @@ def message_routes(client: EngineClient, limits: RequestLimits) -> APIRouter:
         parser = conversation.parsers[0] if conversation.parsers else None
         reader = BlockReader(parser, conversation.max_calls)
         shows_thoughts = body.thinking is None or body.thinking.display != "omitted"
-        answer = Answer(head.id, head.model, reader, is_capped, shows_thoughts)
+        answer = Answer(head.id, head.model, reader, conversation.plan.new_call_id, is_capped, shows_thoughts)
         stream = conversation.stream
         if body.stream:
             return EventStreamResponse(stream, MessageEvents(answer, stream.choices[0], request.state.request_id))

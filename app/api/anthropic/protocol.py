@@ -7,7 +7,9 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from app.api.openai.messages import Closed
+from app.api.errors import ThreadUnsupportedError
+from app.api.openai.closed import Closed
+from app.api.openai.tools import FunctionName
 from app.errors import InvalidRequestError, UnsupportedError
 
 REFUSED: Mapping[str, str] = {
@@ -17,6 +19,7 @@ REFUSED: Mapping[str, str] = {
     "fallbacks": "there are no fallback models",
     "inference_geo": "the server does not choose where it runs",
     "mcp_servers": "the server connects to no MCP servers",
+    "thread": "conversations are not held by the server",
     "user_profile_id": "there are no user profiles",
     "workspace_id": "there are no workspaces",
 }
@@ -51,7 +54,7 @@ class ToolUseBlock(Closed):
 
     type: Literal["tool_use"]
     id: str = Field(min_length=1)
-    name: str = Field(min_length=1)
+    name: FunctionName
     input: dict[str, Any]
     cache_control: CacheControl | None = None
 
@@ -96,7 +99,7 @@ class Message(Closed):
 class Tool(Closed):
     """A function of the client. Tools that Anthropic's servers run are refused."""
 
-    name: str = Field(min_length=1, max_length=128)
+    name: FunctionName
     input_schema: dict[str, Any] = Field(description="JSON schema of the input.")
     description: str | None = None
     type: Literal["custom"] = "custom"
@@ -174,9 +177,7 @@ class CountTokensRequest(Closed):
     system: str | list[TextBlock] | None = Field(None, description="What the model is told first.")
     tools: list[Tool] | None = Field(None, description="Functions the model may call.")
     tool_choice: ToolChoice | None = Field(None, description="Whether it may, must or must not call.")
-    thinking: Thinking | None = Field(
-        None, description="Whether the model thinks first, if its template can tell it."
-    )
+    thinking: Thinking | None = Field(None, description="Whether the model thinks first, if its template can tell it.")
     output_config: OutputConfig | None = Field(None, description="Effort, and a JSON schema for the answer.")
     cache_control: CacheControl | None = Field(None, description="Accepted; prefixes are always cached.")
     speed: Literal["standard"] | None = Field(None, description="Only standard.")
@@ -186,6 +187,8 @@ class CountTokensRequest(Closed):
     @classmethod
     def _refuse(cls, data: Any) -> Any:
         given = data if isinstance(data, dict) else {}
+        if given.get("thread"):
+            raise ThreadUnsupportedError("thread: conversations are not held by the server", param="thread")
         for name in cls.refused.keys() & {name for name, value in given.items() if value not in (None, [], {})}:
             raise UnsupportedError(f"{name}: {cls.refused[name]}", param=name)
         return {name: value for name, value in given.items() if name not in cls.refused} if given else data

@@ -61,7 +61,7 @@ def response_routes(client: EngineClient, limits: RequestLimits, store: Response
         parser = conversation.parsers[0] if conversation.parsers else None
         reader = BlockReader(parser, conversation.max_calls)
         stream = conversation.stream
-        answer = ResponseAnswer(head.id, head.model, body, stream.choices[0], reader)
+        answer = ResponseAnswer(head.id, head.model, body, stream.choices[0], reader, conversation.plan.new_call_id)
         keep = _keeper(store, request.state.tenant, body, answer)
         if body.stream:
             return EventStreamResponse(stream, ResponseEvents(answer, keep))

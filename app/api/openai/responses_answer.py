@@ -27,10 +27,17 @@ class ResponseAnswer:
     """One response: what was asked, and its items so far."""
 
     def __init__(
-        self, response_id: str, model: str, body: ResponsesRequest, choice: Choice, reader: BlockReader
+        self,
+        response_id: str,
+        model: str,
+        body: ResponsesRequest,
+        choice: Choice,
+        reader: BlockReader,
+        new_call_id: Callable[[], str],
     ) -> None:
         self.id = response_id
         self.reader = reader
+        self._new_call_id = new_call_id
         self.wants_summary = body.wants_summary
         self._choice = choice
         self._created = int(time.time())
@@ -72,7 +79,7 @@ class ResponseAnswer:
             content = [self.part(block, block.text)] if has_text else []
             return item | {"type": "message", "role": "assistant", "content": content}
         if block.kind == "call":
-            call_id = self._ids.setdefault(("call", block.index), f"call_{uuid.uuid4().hex[:24]}")
+            call_id = self._ids.setdefault(("call", block.index), self._new_call_id())
             arguments = block.text if status != "in_progress" else ""
             return item | {"type": "function_call", "call_id": call_id, "name": block.name, "arguments": arguments}
         parts = [self.part(block, block.text)] if has_text else []

@@ -7,7 +7,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from app.api.openai.messages import Closed
+from app.api.openai.closed import Closed
+from app.api.openai.tools import FunctionName
 from app.errors import InvalidRequestError, UnsupportedError
 
 REFUSED: Mapping[str, str] = {
@@ -63,7 +64,7 @@ class FunctionCallItem(Closed):
 
     type: Literal["function_call"]
     call_id: str = Field(min_length=1)
-    name: str = Field(min_length=1)
+    name: FunctionName
     arguments: str
     id: str | None = None
     status: Status | None = None
@@ -115,7 +116,7 @@ class FunctionTool(Closed):
     """A function of the client. Tools that OpenAI's servers run are refused."""
 
     type: Literal["function"]
-    name: str = Field(min_length=1, max_length=128)
+    name: FunctionName
     parameters: dict[str, Any] | None = Field(None, description="JSON schema of the arguments.")
     description: str | None = None
     strict: bool | None = Field(None, description="Constrain the arguments to their schema; not, unless asked for.")
@@ -133,7 +134,7 @@ class NamedChoice(Closed):
     """The one function that must be called."""
 
     type: Literal["function"]
-    name: str = Field(min_length=1)
+    name: FunctionName
 
 
 class TextFormat(Closed):
