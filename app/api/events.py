@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Self
 
 from starlette.types import Receive
@@ -21,10 +21,11 @@ from app.api.errors import ClientDisconnected
 from app.engine.outputs import CompletionOutput, EngineOutput
 from app.engine.request import EngineRequest
 from app.engine.step import TokenLogprobs
-from app.errors import EngineDeadError, MantaError
+from app.errors import EngineDeadError, InvalidRequestError, MantaError
 from app.text.output_processor import OutputProcessor, TextDelta
 
 ENDED_BY = "finish_reason"  # in RouteInfo.extra: how a request ended here that the engine still runs
+_OWN_NAMES: Mapping[str, str] = MappingProxyType({})
 MAX_READY = 256  # events that may wait for the writer before pulling stops
 
 
@@ -44,13 +45,21 @@ Event = tuple[Choice, TextDelta]
 class EventStream:
     """Use as `async with`; leaving it ends whatever still runs."""
 
-    def __init__(self, client: EngineClient, model: str, choices: Sequence[Choice], receive: Receive) -> None:
+    def __init__(
+        self,
+        client: EngineClient,
+        model: str,
+        choices: Sequence[Choice],
+        receive: Receive,
+        names: Mapping[str, str] = _OWN_NAMES,  # what the dialect calls our fields, for errors
+    ) -> None:
         self.choices = list(choices)
         self._places = {choice.prompt_index: PromptPlace() for choice in self.choices}
         self.route = self._new_route(self.choices[0])
         self._client = client
         self._model = model
         self._receive = receive
+        self._names = names
         self._ready: list[Event] = []
         self._error: Exception | None = None
         self._num_open = len(self.choices)
@@ -92,6 +101,8 @@ class EventStream:
         outputs = self._client.generate(self._model, choice.request, route)
         try:
             await self._pull_from(outputs, choice, route)
+        except InvalidRequestError as error:
+            self._fail(_renamed(error, self._names))
         except Exception as error:
             self._fail(error)
         finally:
@@ -127,6 +138,14 @@ class EventStream:
     def _fail(self, error: Exception) -> None:
         self._error = self._error or error
         self._wake.set()
+
+
+def _renamed(error: InvalidRequestError, names: Mapping[str, str]) -> InvalidRequestError:
+    """The engine's refusal in the words of the dialect."""
+    field = (error.param or "").partition(".")[0]
+    if field not in names or error.param is None:
+        return error
+    return type(error)(error.message.removeprefix(f"{error.param}: "), param=names[field])
 
 
 async def _close(outputs: AsyncIterator[EngineOutput]) -> None:

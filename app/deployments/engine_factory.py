@@ -71,5 +71,5 @@ def create_engine(
     info = ModelInfo.from_directory(config.model)
     executor = create_executor(config)
     core = EngineCore(config, info, executor, block_hash_key, recorder=recorder, kv_event_sink=kv_event_sink)
-    engine: ReplicaEngine = AsyncEngine(core, on_outputs, on_fatal)
+    engine: ReplicaEngine = AsyncEngine(core, on_outputs, on_fatal, warm_grammars=True)
     return engine

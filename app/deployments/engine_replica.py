@@ -15,6 +15,7 @@ import os
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from ray import serve
@@ -73,6 +74,7 @@ class EngineReplica:
                 max_tokens=model.engine.max_model_len or 1 << 20,
             )
         )
+        self._grammar_threads = ThreadPoolExecutor(2, "grammar")  # their own: many at once must not hold up the rest
         self._loop = asyncio.get_running_loop()
         self._engine = await asyncio.to_thread(self._create_engine, engine_factory or create_engine)
         self._hub = ChannelHub(self._engine, ingress.credit_window_tokens, ingress.lease_s, self._metrics.ended)
@@ -146,7 +148,10 @@ class EngineReplica:
 
     async def _add(self, request: EngineRequest) -> MantaError | None:
         try:
-            if len(request.prompt_token_ids) > LONG_PROMPT_TOKENS:
+            if request.sampling_params.structured_outputs is not None:  # its grammar may have to be compiled
+                loop = asyncio.get_running_loop()
+                await loop.run_in_executor(self._grammar_threads, self._engine.add_request, request)
+            elif len(request.prompt_token_ids) > LONG_PROMPT_TOKENS:
                 await asyncio.to_thread(self._engine.add_request, request)
             else:
                 self._engine.add_request(request)

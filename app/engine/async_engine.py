@@ -35,11 +35,13 @@ class AsyncEngine:
         on_fatal: Callable[[BaseException], None],
         *,
         park_after_s: float = PARK_AFTER_S,
+        warm_grammars: bool = False,
     ) -> None:
         self._core = core
         self._on_outputs = on_outputs
         self._on_fatal = on_fatal
         self._park_after_s = park_after_s
+        self._warm_grammars = warm_grammars
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._condition = threading.Condition()  # guards the next five fields
         self._commands: deque[Callable[[], None]] = deque()
@@ -64,7 +66,7 @@ class AsyncEngine:
         return result
 
     def add_request(self, request: EngineRequest) -> None:
-        """Accept a request: from now on it will get a final output.
+        """Accept a request: from now on it will get a final output. Compiles its grammar, if it brings a new one.
 
         Raises InvalidRequestError or PromptTooLongError (nothing was accepted), EngineDeadError when there is no
         engine to run it.
@@ -141,6 +143,8 @@ class AsyncEngine:
             self._start_done.set()
             self._core.shutdown()
             return
+        if self._warm_grammars:
+            self._core.warm_grammars()
         with self._condition:
             self._started = True
         self._start_result = info

@@ -105,6 +105,11 @@ class EngineCore:
             self._grammars.close()
         self.executor.shutdown()
 
+    def warm_grammars(self) -> None:
+        """Bring up what compiles grammars, without waiting, so that the first one meets no cold start."""
+        if self._grammars is not None:
+            self._grammars.warm()
+
     def check_health(self) -> None:
         """Raise EngineDeadError if a worker is gone."""
         self.executor.check_health()

@@ -50,8 +50,9 @@ async def open_conversation(
     plan = plan_parsers(model, prompt.token_ids, offer, continued=body.continued_text())
     fields = body.sampling_fields()
     if plan.structured_outputs is not None:
-        if body.structured_outputs is not None:
-            raise InvalidRequestError("excludes tools whose calls are enforced", param="structured_outputs")
+        if fields.get("structured_outputs") is not None:
+            field = body.field_names().get("structured_outputs", "structured_outputs")
+            raise InvalidRequestError("excludes tools whose calls are enforced", param=field)
         fields["structured_outputs"] = plan.structured_outputs
     end = plan.thought_end_token_ids if fields.get("structured_outputs") is not None else ()
     shown = plan.shown_token_ids

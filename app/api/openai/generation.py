@@ -57,7 +57,7 @@ def open_stream(
         )
         for i, own in enumerate(requests)
     ]
-    return EventStream(client, model.name, choices, request.receive)
+    return EventStream(client, model.name, choices, request.receive, body.field_names())
 
 
 def response_headers(stream: EventStream) -> dict[str, str]:

@@ -13,6 +13,7 @@ from pydantic_core import PydanticCustomError
 
 from app.api.openai.closed import Closed
 from app.api.openai.messages import ChatMessage, ChatOptions
+from app.api.openai.response_format import ResponseFormat
 from app.api.openai.tools import AllowedTools, NamedTool, Tool, ToolChoice
 from app.api.parsers.answer import Offer, ToolMode, schema_of
 from app.engine.sampling_params import SamplingParams
@@ -37,11 +38,9 @@ class StreamOptions(Closed):
 REFUSED_EVERYWHERE = {
     "use_beam_search": "beam search is not supported",
     "length_penalty": "beam search is not supported",
-    "structured_outputs": "structured outputs are not supported yet",
-    "guided_json": "structured outputs are not supported yet",
-    "guided_regex": "structured outputs are not supported yet",
-    "guided_choice": "structured outputs are not supported yet",
-    "guided_grammar": "structured outputs are not supported yet",
+    **{f"guided_{kind}": f"removed; use structured_outputs.{kind}" for kind in ("json", "regex", "choice", "grammar")},
+    "guided_decoding_backend": "there is one backend",
+    "guided_whitespace_pattern": "removed; use structured_outputs.whitespace_pattern",
     "kv_transfer_params": "KV transfer is not supported yet",
 }
 
@@ -62,6 +61,9 @@ class GenerationBody(SamplingParams):
     cache_salt: str | None = Field(None, min_length=1, description="Only requests of equal salt share prefix blocks.")
     request_id: str | None = Field(None, description="Echoed as x-request-id.", pattern=r"^[\x21-\x7e]{1,256}$")
 
+    response_format: ResponseFormat | None = Field(
+        None, description="text, json_object, json_schema or structural_tag; excludes structured_outputs."
+    )
     user: str | None = Field(None, description="Accepted; changes nothing.")
 
     @model_validator(mode="before")
@@ -83,6 +85,8 @@ class GenerationBody(SamplingParams):
             raise InvalidRequestError("must be -1 or at least 1", param="truncate_prompt_tokens")
         if self.stream and self.prompt_logprobs is not None:
             raise UnsupportedError("prompt_logprobs is not available with stream=true", param="prompt_logprobs")
+        if self.response_format is not None and self.structured_outputs is not None:
+            raise InvalidRequestError("excludes structured_outputs", param="response_format")
         return self
 
     @property
@@ -97,25 +101,14 @@ class GenerationBody(SamplingParams):
 
     def sampling_fields(self) -> dict[str, Any]:
         """The fields of SamplingParams, by name; dialects that mean something else by one translate it here."""
-        return {name: getattr(self, name) for name in SamplingParams.model_fields}
+        fields = {name: getattr(self, name) for name in SamplingParams.model_fields}
+        if self.response_format is not None:
+            fields["structured_outputs"] = self.response_format.structured_outputs()
+        return fields
 
     def field_names(self) -> dict[str, str]:
         """What this dialect calls a field of SamplingParams, or the prompt, where it has a word of its own."""
-        return {}
-
-
-class ResponseFormat(Closed):
-    """Only plain text so far."""
-
-    type: Literal["text"]
-
-    @model_validator(mode="before")
-    @classmethod
-    def _only_text(cls, data: Any) -> Any:
-        kind = data.get("type") if isinstance(data, dict) else None
-        if kind in ("json_object", "json_schema", "structural_tag"):
-            raise UnsupportedError(f"response_format of type {kind!r} is not supported yet", param="response_format")
-        return data
+        return {} if self.response_format is None else {"structured_outputs": "response_format"}
 
 
 class ChatRequest(GenerationBody):
@@ -146,7 +139,6 @@ class ChatRequest(GenerationBody):
     max_completion_tokens: int | None = Field(None, ge=1, description="Same as max_tokens, and stronger.")
     logprobs: bool = Field(False, description="Report the logprob of each token.")
     top_logprobs: int = Field(0, ge=0, description="Most likely tokens to report a position; needs logprobs.")
-    response_format: ResponseFormat | None = Field(None, description="Only {type: text} so far.")
     reasoning_effort: str | None = Field(None, description="Given to chat templates that use it.")
     modalities: list[Literal["text"]] | None = Field(None, description="Only text.")
 
@@ -230,7 +222,7 @@ class ChatRequest(GenerationBody):
 
     def field_names(self) -> dict[str, str]:
         """The words for errors: those that the client used."""
-        names = {"prompt": "messages", "logprobs": "top_logprobs"}
+        names = {**super().field_names(), "prompt": "messages", "logprobs": "top_logprobs"}
         return names | ({"max_tokens": "max_completion_tokens"} if self.max_completion_tokens else {})
 
     def chat_options(self) -> ChatOptions:
@@ -274,7 +266,6 @@ class CompletionRequest(GenerationBody):
         **REFUSED_EVERYWHERE,
         "suffix": "insertion is not supported",
         "prompt_embeds": "not supported yet",
-        "response_format": "structured outputs are not supported yet",
     }
 
     prompt: PromptField = Field(description="A text, token ids, or a list of either.")

@@ -13,7 +13,7 @@ from app.engine.structured.limits import GrammarLimits, check_size
 from app.engine.structured.matcher import Matcher
 from app.engine.structured.structured_outputs import StructuredOutputs
 from app.engine.structured.trial import GrammarTrial
-from app.engine.structured.vocabulary import VocabularySource, num_mask_words
+from app.engine.structured.vocabulary import VocabularySource
 from app.errors import InvalidRequestError, OverloadedError
 
 MAX_WAIT_S = 10.0  # for the grammars of others that are being compiled
@@ -49,7 +49,11 @@ class GrammarCompiler:
             finally:
                 self._compile_lock.release()
         assert self._vocabulary is not None
-        return Matcher(grammar, num_mask_words(self._vocabulary), end_of_thought)
+        return Matcher(grammar, self._vocabulary, end_of_thought)
+
+    def warm(self) -> None:
+        """Start the trial's process, without waiting for it."""
+        self._trial.warm()
 
     def close(self) -> None:
         """End the trial's process; idempotent."""

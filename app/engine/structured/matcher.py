@@ -7,8 +7,10 @@ everything pass until the tokens that end the thought have come, and only then s
 from __future__ import annotations
 
 import numpy as np
-from llguidance import LLMatcher
+from llguidance import LLMatcher, LLTokenizer
 from numpy.typing import NDArray
+
+from app.engine.structured.vocabulary import num_mask_words
 
 
 class GrammarFailure(Exception):
@@ -18,11 +20,13 @@ class GrammarFailure(Exception):
 class Matcher:
     """`accept` each token; `fill_mask` for the next one."""
 
-    def __init__(self, grammar: LLMatcher, num_words: int, end_of_thought: tuple[int, ...] = ()) -> None:
+    def __init__(self, grammar: LLMatcher, vocabulary: LLTokenizer, end_of_thought: tuple[int, ...] = ()) -> None:
         self.grammar = grammar  # ours alone
-        self.num_words = num_words  # of 32 bits, in a mask
-        self._end_of_thought = end_of_thought
-        self._recent: list[int] | None = [] if end_of_thought else None  # None: the thought is over
+        self.num_words = num_mask_words(vocabulary)
+        self._vocabulary = vocabulary
+        # In bytes: a model may write the same text in other tokens, the last of which may hold more than the end.
+        self._end_of_thought: bytes = vocabulary.decode_bytes(list(end_of_thought))
+        self._recent: bytes | None = b"" if end_of_thought else None  # None: the thought is over
 
     @property
     def is_active(self) -> bool:
@@ -37,12 +41,21 @@ class Matcher:
     def accept(self, token: int) -> None:
         """Take in the output's next token, which is not one that ends it; GrammarFailure when it cannot follow."""
         if self._recent is not None:
-            self._recent = [*self._recent, token][-len(self._end_of_thought) :]
-            if tuple(self._recent) == self._end_of_thought:
-                self._recent = None
+            self._think(self._recent + self._vocabulary.decode_bytes([token]))
             return
         if not self.grammar.consume_token(token):
             raise GrammarFailure(f"the structured output cannot be continued: {self._reason()}")
+
+    def _think(self, text: bytes) -> None:
+        """Text of the thought since its end could have begun; what follows the end begins the answer."""
+        _, found, rest = text.partition(self._end_of_thought)
+        if not found:
+            self._recent = text[-len(self._end_of_thought) :]
+            return
+        self._recent = None
+        rest = rest.lstrip()  # the empty line between thought and answer is no part of either
+        if rest and not self.grammar.consume_tokens(self._vocabulary.tokenize_bytes(rest)):
+            raise GrammarFailure(f"the structured output does not begin as it should: {self._reason()}")
 
     def fill_mask(self, mask: NDArray[np.int32]) -> None:
         """Set the bits of the tokens that may come next, in int32 [num_words].

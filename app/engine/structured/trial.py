@@ -49,6 +49,12 @@ class GrammarTrial:
         if verdict is not None:
             raise InvalidRequestError(verdict[1], param=verdict[0])
 
+    def warm(self) -> None:
+        """Start the process, without waiting for it."""
+        with self._lock:
+            if self._process is None:
+                self._process = self._start()
+
     def close(self) -> None:
         """End the process; idempotent."""
         with self._lock:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import resource
+import signal
 import sys
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from app.engine.structured.structured_outputs import StructuredOutputs
 from app.engine.structured.vocabulary import VocabularySource
 from app.errors import InvalidRequestError
 
+ORPHAN_S = 30  # a grammar that nobody waits for any more, as the parent is gone, ends the process after so long
+
 
 def main() -> None:
     """Answer lines until the input ends."""
@@ -29,7 +32,9 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     print(json.dumps("ready"), flush=True)
     for line in sys.stdin:
+        signal.alarm(ORPHAN_S)
         print(json.dumps(_verdict(line, vocabulary)), flush=True)
+        signal.alarm(0)
 
 
 def _verdict(line: str, vocabulary: LLTokenizer) -> list[str] | None:
