@@ -25,10 +25,11 @@ from app.config import ServeConfig
 from app.deployments.announcement import announce
 from app.deployments.channel import ChannelClient, RequestStream
 from app.deployments.cluster_secret import load_block_hash_key
-from app.deployments.policies.base import Decision, Level, RouteQuery
+from app.deployments.policies.base import EXPECTED_TOKENS, Decision, Level, RouteQuery
 from app.deployments.prompt_hasher import PromptHasher
 from app.deployments.replica_pool import ReplicaPool, RollCall
 from app.deployments.response_store import SharedResponseStore
+from app.deployments.route_explanation import RouteExplanation
 from app.deployments.serve_port import EngineHandles, call
 from app.deployments.served_models import load_served_model
 from app.engine.outputs import EngineOutput, FinishReason
@@ -39,6 +40,7 @@ from app.telemetry.metrics import MetricsRecorder, decode_snapshot, render
 
 HELLO_TIMEOUT_S = 2.0
 METRICS_TIMEOUT_S = 2.0
+EXPLAIN_TIMEOUT_S = 2.0
 ROUTER_REST_S = 1.0  # a Router that did not answer is not asked again for so long
 READY_WAIT_S = 60.0  # once one model can answer, the others get so long before the ingress opens without them
 
@@ -78,10 +80,13 @@ class Ingress:
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Serve calls it after the constructor."""
         from app.api.app import create_app
+        from app.api.debug import debug_routes
 
         ingress = self._config.ingress
         store = SharedResponseStore(serve.get_replica_context().app_name, ingress)
         app: FastAPI = create_app(self, ingress.limits, ingress, store=store)
+        if ingress.admin:
+            app.include_router(debug_routes(self))
         return app
 
     def _announce(self) -> asyncio.Task[None] | None:
@@ -123,6 +128,18 @@ class Ingress:
         self._recorder.set("manta:ingress_channels_lost_total", sum(pool.num_lost for pool in self._pools.values()))
         snapshots = [snapshot for answer in answers for snapshot in answer]
         return render([decode_snapshot(snapshot) for snapshot in [*snapshots, self._recorder.snapshot()]])
+
+    async def explain_route(
+        self, model: str, prompt_token_ids: list[int], root: bytes, max_tokens: int, session: str
+    ) -> dict[str, Any]:
+        """See RouteExplainer.explain_route."""
+        hashes = await self._hasher.hash_prompt(prompt_token_ids, root, self._pools[model].load)
+        query = RouteQuery(len(prompt_token_ids), min(max_tokens, EXPECTED_TOKENS), hashes, session)
+        try:
+            answer: RouteExplanation = await call(self._explain, *_arguments(model, query), timeout_s=EXPLAIN_TIMEOUT_S)
+        except Exception as error:
+            raise EngineDeadError(f"the Router does not answer: {error}") from error
+        return answer.as_json()
 
     async def check_health(self) -> None:
         """Serve's health check of this replica: not of the engines, which have their own."""

@@ -23,7 +23,7 @@ def tokenize_routes(client: EngineClient) -> APIRouter:
         """Token ids of a prompt, or of a conversation rendered as chat would render it."""
         body = await read_body(request, TokenizeRequest)
         model = find_model(client, body.model)
-        token_ids = await _token_ids(body, model)
+        token_ids = await prompt_token_ids(body, model)
         answer = {"count": len(token_ids), "max_model_len": model.max_model_len, "tokens": token_ids}
         if body.return_token_strs:
             answer["token_strs"] = [model.tokenizer.id_to_token(token_id) for token_id in token_ids]
@@ -44,7 +44,8 @@ def tokenize_routes(client: EngineClient) -> APIRouter:
     return router
 
 
-async def _token_ids(body: TokenizeRequest, model: ServedModel) -> list[int]:
+async def prompt_token_ids(body: TokenizeRequest, model: ServedModel) -> list[int]:
+    """Token ids of the body's prompt or conversation."""
     if body.prompt is not None:
         return await encode(model.tokenizer, body.prompt, body.add_special_tokens is not False)
     assert body.messages is not None  # the body holds one of the two

@@ -1,0 +1,55 @@
+"""POST /debug/route: where a prompt or a conversation would go, and why. Open only with `ingress.admin`."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from fastapi import APIRouter, Request
+from pydantic import Field
+from starlette.responses import JSONResponse
+
+from app.api.body import describe_body, read_body
+from app.api.engine_client import EngineClient
+from app.api.openai.protocol import TokenizeRequest
+from app.api.openai.tokenize import prompt_token_ids
+from app.api.render import cache_root, find_model
+from app.errors import InvalidRequestError
+
+
+class RouteRequest(TokenizeRequest):
+    """Body of POST /debug/route: that of /tokenize, and what else decides where a request goes."""
+
+    max_tokens: int = Field(256, ge=1, description="Most tokens that the request would generate.")
+    cache_salt: str | None = Field(None, min_length=1, description="Only requests of equal salt share prefix blocks.")
+    session: str = Field("", max_length=256, description="The request's session, for policies that keep it together.")
+
+
+class RouteExplainer(EngineClient, Protocol):
+    """An EngineClient that can say where it would send a prompt."""
+
+    async def explain_route(
+        self, model: str, prompt_token_ids: list[int], root: bytes, max_tokens: int, session: str
+    ) -> dict[str, Any]:
+        """The decision and what each replica has and would cost, as JSON; nothing is counted.
+
+        EngineDeadError when the Router does not answer.
+        """
+        ...
+
+
+def debug_routes(client: RouteExplainer) -> APIRouter:
+    """The administrator's routes."""
+    router = APIRouter(tags=["debug"])
+
+    @router.post("/debug/route", openapi_extra=describe_body(RouteRequest))
+    async def route(request: Request) -> JSONResponse:
+        """What each replica has cached of a prompt and what the request would cost there."""
+        body = await read_body(request, RouteRequest)
+        model = find_model(client, body.model)
+        token_ids = await prompt_token_ids(body, model)
+        if not token_ids:
+            raise InvalidRequestError("prompt: must hold at least one token", param="prompt")
+        root = cache_root(request.state.tenant, body.cache_salt)
+        return JSONResponse(await client.explain_route(model.name, token_ids, root, body.max_tokens, body.session))
+
+    return router
