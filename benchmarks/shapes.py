@@ -24,6 +24,11 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 12, "num_attention_heads": 12, "num_key_value_heads": 4, "head_dim": 64,
         "vocab_size": 32000, "tie_word_embeddings": True, "rope_theta": 1e4, "eos_token_id": 2,
     },
+    "tiny": {  # so that a benchmark can be tried where there is no GPU
+        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 64, "intermediate_size": 128,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,
+        "vocab_size": 512, "tie_word_embeddings": True, "rope_theta": 1e4, "eos_token_id": 2,
+    },
 }  # fmt: skip
 
 

@@ -1,82 +1,74 @@
-"""Offline throughput of the engine on random weights: 256 requests, in and out uniform 100-1024.
+"""Offline throughput of the engine on random weights, beside its floor.
 
-    python -m benchmarks.throughput --shape qwen3-0.6b [--requests 256] [--out results/throughput.json]
+    python -m benchmarks.throughput --shape qwen3-0.6b [--requests 256] [--uniform 0] [--out results/throughput.json]
 
-The workload is nano-vllm's and the one of the vLLM figures in RESULTS.md: lengths from `random.Random(0)`, drawn
-(in, out) in turn; `ignore_eos`, temperature 1. Then the decode step time at several batch sizes, from the time of
-512-token prompts with 129 output tokens less the time with one, over 128.
+256 requests, in and out uniform 100-1024: the workload is nano-vllm's and the one of the vLLM figures in RESULTS.md;
+lengths from `random.Random(0)`, drawn (in, out) in turn, `ignore_eos`, temperature 1. Then `--uniform` requests of
+1,024 tokens in and 128 out, all at once.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
-import tempfile
-import time
-from pathlib import Path
 from typing import Any
 
-from app import LLM, SamplingParams
-from benchmarks.serve_process import ROOT
-from benchmarks.shapes import SHAPES, write_shape
+from app import LLM
+from benchmarks.offline import arguments, make_llm, random_prompt, timed, watched_steps, write
+from benchmarks.roofline import Floor
 
 
-def _timed(llm: LLM, prompts: list[list[int]], lengths: list[int]) -> float:
-    params = [SamplingParams(temperature=1.0, ignore_eos=True, max_tokens=n, seed=i) for i, n in enumerate(lengths)]
-    begin = time.perf_counter()
-    outputs = llm.generate(prompts, params, use_tqdm=False)
-    elapsed = time.perf_counter() - begin
-    assert [len(out.outputs[0].token_ids) for out in outputs] == lengths
-    return elapsed
+def mixed(llm: LLM, shape: str, requests: int, longest: int = 1024, repeats: int = 1) -> dict[str, float]:
+    """Output tokens/s of requests with in and out uniform up to `longest`; the best of `repeats`."""
+    rng = random.Random(0)
+    shortest = min(100, longest)
+    pairs = [(rng.randint(shortest, longest), rng.randint(shortest, longest)) for _ in range(requests)]
+    prompts = [random_prompt(rng, length, shape) for length, _ in pairs]
+    timed(llm, prompts[:4], [8] * min(4, requests))
+    runs = []
+    for _ in range(repeats):
+        with watched_steps() as watch:
+            runs.append((timed(llm, prompts, [length for _, length in pairs]), watch))
+    seconds, watch = min(runs, key=lambda run: run[0])
+    floor = Floor.of(shape).batch_s(pairs)
+    return {
+        "output_tokens_per_s": sum(length for _, length in pairs) / seconds,
+        "floor_tokens_per_s": sum(length for _, length in pairs) / floor,
+        "roofline_fraction": floor / seconds,
+        "gpu_busy": watch.gpu_busy(seconds),
+        "schedule_us": watch.p50_us("schedule"),
+        "update_us": watch.p50_us("update"),
+        "inputs_us": watch.p50_us("inputs"),
+        "execute_us": watch.p50_us("execute"),
+    }
 
 
-def _prompt(rng: random.Random, length: int) -> list[int]:
-    return [rng.randint(0, 10_000) for _ in range(length)]
+def uniform(llm: LLM, shape: str, requests: int, prompt: int = 1024, output: int = 128) -> dict[str, float]:
+    """Requests/s and tokens/s of requests of one size."""
+    rng = random.Random(0)
+    prompts = [random_prompt(rng, prompt, shape) for _ in range(requests)]
+    seconds = timed(llm, prompts, [output] * requests)
+    return {"requests_per_s": requests / seconds, "total_tokens_per_s": requests * (prompt + output) / seconds}
 
 
 def main() -> None:
-    """Run the workload, print one table, write JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", choices=sorted(SHAPES), default="qwen3-0.6b")
+    """Run the workloads, print, write JSON."""
+    parser = arguments(__doc__)
     parser.add_argument("--requests", type=int, default=256)
-    parser.add_argument("--batches", type=int, nargs="*", default=[1, 8, 32, 128, 256])
-    parser.add_argument("--engine", default="{}", help="further engine options, as JSON")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--longest", type=int, default=1024, help="most tokens in and out of the mixed requests")
+    parser.add_argument("--uniform", type=int, default=1000, help="requests of 1,024 in and 128 out; 0: leave out")
+    parser.add_argument("--repeats", type=int, default=1)
     args = parser.parse_args()
-
-    with tempfile.TemporaryDirectory() as folder:
-        options: dict[str, Any] = {
-            "model": str(write_shape(args.shape, Path(folder))), "tokenizer": str(ROOT / "app/assets/tiny-chat"),
-            "load_format": "dummy", "max_model_len": 12288, "enable_prefix_caching": False, "max_num_seqs": 256,
-            "max_num_batched_tokens": 8192, **json.loads(args.engine),
-        }  # fmt: skip
-        begin = time.perf_counter()
-        llm = LLM(**options)
-        figures: dict[str, Any] = {"shape": args.shape, "start_s": time.perf_counter() - begin}
-
-    rng = random.Random(0)
-    pairs = [(rng.randint(100, 1024), rng.randint(100, 1024)) for _ in range(args.requests)]
-    prompts = [_prompt(rng, length) for length, _ in pairs]
-    _timed(llm, prompts[:4], [8] * 4)
-    figures["output_tokens_per_s"] = sum(n for _, n in pairs) / _timed(llm, prompts, [n for _, n in pairs])
-    decode = {}
-    for batch in args.batches:
-        prompts = [_prompt(rng, 512) for _ in range(batch)]
-        decode[batch] = 1e3 * (_timed(llm, prompts, [129] * batch) - _timed(llm, prompts, [1] * batch)) / 128
-    figures["decode_step_ms"] = decode
-    figures["prefill_ms"] = {n: 1e3 * _timed(llm, [_prompt(rng, n)], [1]) for n in (2048, 8192)}
-
-    print(f"| {args.shape} | value |\n|---|---|")
-    print(f"| start, s | {figures['start_s']:.1f} |")
-    print(f"| {args.requests} requests, output tok/s | {figures['output_tokens_per_s']:,.0f} |")
-    for batch, step_ms in decode.items():
-        print(f"| decode step at batch {batch}, ms | {step_ms:.2f} |")
-    for length, ms in figures["prefill_ms"].items():
-        print(f"| prefill of {length} tokens, ms | {ms:.1f} |")
-    if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps(figures, indent=2))
+    figures: dict[str, Any] = {"shape": args.shape, "requests": args.requests}
+    with make_llm(args.shape, **args.engine) as llm:
+        print(*llm.worker_info.notes, sep="\n", flush=True)
+        figures["mixed"] = mixed(llm, args.shape, args.requests, args.longest, args.repeats)
+        write(args.out, figures)
+        if args.uniform:
+            figures["uniform"] = uniform(llm, args.shape, args.uniform)
+    for name in ("mixed", "uniform"):
+        if name in figures:
+            print(f"{args.shape} {name}: " + ", ".join(f"{k} {v:,.4g}" for k, v in figures[name].items()))
+    write(args.out, figures)
 
 
 if __name__ == "__main__":
