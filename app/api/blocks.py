@@ -38,6 +38,7 @@ class Block:
     index: int
     name: str = ""  # of the function, for a call
     text: str = ""
+    is_cut: bool = False  # the answer reached its limit inside the block
 
 
 @dataclass(slots=True)
@@ -84,6 +85,8 @@ class BlockReader:
         changes = self._add(parts)
         if delta.finish_reason is not None:
             self.finish = delta
+            if self._is_open:
+                self.blocks[-1].is_cut = delta.finish_reason == "length"
             changes += self._close()
         return changes
 

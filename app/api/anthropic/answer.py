@@ -172,5 +172,5 @@ def _delta(block: Block, text: str) -> dict[str, Any]:
     return {"type": "input_json_delta", "partial_json": text}
 
 
-def _event(name: str, **fields: Any) -> str:
+def _event(name: str, /, **fields: Any) -> str:
     return f"event: {name}\ndata: {json.dumps({'type': name, **fields}, ensure_ascii=False)}\n\n"

@@ -63,13 +63,8 @@ class ResponseAnswer:
         }
 
     def items(self) -> list[dict[str, Any]]:
-        """The items that there are; the last one is cut short where the answer is."""
-        is_cut = self.reader.finish is not None and self.reader.finish.finish_reason == "length"
-        last = len(self.reader.blocks) - 1
-        return [
-            self.item(block, "incomplete" if is_cut and block.index == last else "completed")
-            for block in self.reader.blocks
-        ]
+        """The items that there are; the last one is incomplete where the answer is cut short in it."""
+        return [self.item(block, "incomplete" if block.is_cut else "completed") for block in self.reader.blocks]
 
     def item(self, block: Block, status: str) -> dict[str, Any]:
         """`block` as an output item."""
@@ -185,9 +180,9 @@ class ResponseEvents(EventFormat):
         else:
             fields = {"text": block.text}
         done = self._event(f"{self._said(block)}.done", **place, **self._at(block), **fields)
-        item = self._answer.items()[block.index]
-        whole = self._event("response.output_item.done", output_index=block.index, item=item)
-        return done + self._part(block, place, "done", block.text) + whole
+        done += self._part(block, place, "done", block.text)
+        item = self._answer.item(block, "incomplete" if block.is_cut else "completed")
+        return done + self._event("response.output_item.done", output_index=block.index, item=item)
 
     def _part(self, block: Block, place: dict[str, Any], step: str, text: str) -> str:
         """The beginning or end of the only part of an item; calls have none."""
@@ -214,7 +209,7 @@ class ResponseEvents(EventFormat):
             return {"content_index": 0, "logprobs": []}
         return {"summary_index": 0} if self._answer.wants_summary else {"content_index": 0}
 
-    def _event(self, name: str, **fields: Any) -> str:
-        data = json.dumps({"type": name, "sequence_number": self._number, **fields}, ensure_ascii=False)
+    def _event(self, event: str, /, **fields: Any) -> str:
+        data = json.dumps({"type": event, "sequence_number": self._number, **fields}, ensure_ascii=False)
         self._number += 1
-        return f"event: {name}\ndata: {data}\n\n"
+        return f"event: {event}\ndata: {data}\n\n"

@@ -1,0 +1,276 @@
+"""/v1/responses as the openai SDK sees it: shapes, events, tools, kept conversations."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import openai
+import pydantic
+import pytest
+from openai.types.responses import ResponseStreamEvent
+
+from app.api.app import create_app
+from app.api.response_store import ResponseShelf, StoredResponse
+from app.config import IngressConfig, RequestLimits
+
+ADD: Any = {
+    "type": "function",
+    "name": "add",
+    "parameters": {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}},
+    "strict": False,
+}
+CALL = '<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>'
+EVENT: pydantic.TypeAdapter[Any] = pydantic.TypeAdapter(ResponseStreamEvent)
+Say = Callable[[str], None]
+PromptOf = Callable[[], str]
+
+
+@pytest.fixture
+def say(client: Any, served_model: Any) -> Say:
+    def script(text: str) -> None:
+        client.script = lambda request: served_model.tokenizer.encode(text, False)
+
+    return script
+
+
+@pytest.fixture
+def prompt_of(client: Any, served_model: Any) -> PromptOf:
+    return lambda: str(served_model.tokenizer.decode(client.requests[-1].prompt_token_ids, False))
+
+
+def ask(sdk: openai.OpenAI, **fields: Any) -> Any:
+    return sdk.responses.create(**{"model": "m", "input": "hi", **fields})
+
+
+def test_an_answer(sdk: openai.OpenAI, say: Say, prompt_of: PromptOf) -> None:
+    say("The quick brown fox.")
+    response = ask(sdk, instructions="Be brief.", metadata={"k": "v"}, max_output_tokens=50)
+    assert response.output_text == "The quick brown fox."
+    assert (response.status, response.object, response.model) == ("completed", "response", "m")
+    assert response.id.startswith("resp_")
+    assert response.output[0].id.startswith("msg_")
+    assert response.usage.total_tokens == response.usage.input_tokens + response.usage.output_tokens
+    assert (response.metadata, response.max_output_tokens, response.instructions) == ({"k": "v"}, 50, "Be brief.")
+    assert "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nhi<|im_end|>" in prompt_of()
+
+
+def test_a_cut_answer_is_incomplete(sdk: openai.OpenAI, say: Say) -> None:
+    say("The quick brown fox.")
+    response = ask(sdk, max_output_tokens=2)
+    assert (response.status, response.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    assert response.output[0].status == "incomplete"
+    assert [event.type for event in ask(sdk, max_output_tokens=2, stream=True)][-1] == "response.incomplete"
+
+
+def test_the_events_pair_and_count(http: httpx.Client, say: Say) -> None:
+    say(f"Let me add. {CALL}")
+    body = {"model": "m", "input": "hi", "tools": [ADD], "stream": True}
+    blocks = [block.split("\n") for block in http.post("/v1/responses", json=body).text.strip().split("\n\n")]
+    datas = [json.loads(lines[1].removeprefix("data: ")) for lines in blocks]
+    assert [lines[0].removeprefix("event: ") for lines in blocks] == [data["type"] for data in datas]
+    assert [data["sequence_number"] for data in datas] == list(range(len(datas)))
+    for data in datas:
+        EVENT.validate_python(data)  # the SDK's own types
+    kinds = [data["type"].removeprefix("response.") for data in datas]
+    assert [kind for i, kind in enumerate(kinds) if i == 0 or kind != kinds[i - 1]] == [
+        *("created", "in_progress"),
+        *("output_item.added", "content_part.added", "output_text.delta", "output_text.done"),
+        *("content_part.done", "output_item.done"),
+        *("output_item.added", "function_call_arguments.delta", "function_call_arguments.done", "output_item.done"),
+        "completed",
+    ]
+    done = [data["item"] for data in datas if data["type"] == "response.output_item.done"]
+    assert done == datas[-1]["response"]["output"]
+    added = [data["item"]["id"] for data in datas if data["type"] == "response.output_item.added"]
+    assert added == [item["id"] for item in done]
+
+
+@pytest.mark.parametrize("text", ["The quick brown fox 🙂.", f"Let me add.\n{CALL}", f"{CALL}{CALL}", ""])
+def test_streamed_equals_collected(sdk: openai.OpenAI, say: Say, text: str) -> None:
+    say(text)
+    whole = ask(sdk, tools=[ADD])
+    with sdk.responses.stream(model="m", input="hi", tools=[ADD]) as stream:
+        said = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
+        final = stream.get_final_response()
+
+    def seen(response: Any) -> Any:
+        hidden = {"id", "call_id", "parsed", "parsed_arguments"}
+        items = [{k: v for k, v in item.to_dict().items() if k not in hidden} for item in response.output]
+        for item in items:
+            for part in item.get("content") or []:
+                part.pop("parsed", None)
+        return items, response.status, response.usage.to_dict()
+
+    assert seen(final) == seen(whole)
+    assert said == whole.output_text
+    calls = [item for item in whole.output if item.type == "function_call"]
+    assert len(calls) == text.count("<tool_call>")
+    assert all(json.loads(call.arguments) == {"a": 1, "b": 2} and call.call_id for call in calls)
+    assert len(ask(sdk, tools=[ADD], parallel_tool_calls=False).output) <= 2
+
+
+def test_a_call_and_its_output_go_back(sdk: openai.OpenAI, say: Say, prompt_of: PromptOf) -> None:
+    say(CALL)
+    items: list[Any] = [{"role": "user", "content": [{"type": "input_text", "text": "1 + 2?"}]}]
+    first = ask(sdk, input=items, tools=[ADD], store=False)
+    items += [item.to_dict() for item in first.output]
+    items.append({"type": "function_call_output", "call_id": first.output[0].call_id, "output": "3"})
+    say("It is 3.")
+    assert ask(sdk, input=items, tools=[ADD]).output_text == "It is 3."
+    assert f"<|im_start|>assistant\n{CALL}<|im_end|>\n<|im_start|>tool\n3<|im_end|>" in prompt_of()
+
+
+def test_a_kept_response_is_continued(sdk: openai.OpenAI, say: Say, prompt_of: PromptOf) -> None:
+    say("One.")
+    first = ask(sdk, input="first", instructions="Only now.")
+    say("Two.")
+    with sdk.responses.stream(model="m", input="second", previous_response_id=first.id) as stream:
+        second = stream.get_final_response()
+    say("Three.")
+    ask(sdk, input="third", previous_response_id=second.id)
+    turns = ("user\nfirst", "assistant\nOne.", "user\nsecond", "assistant\nTwo.", "user\nthird")
+    assert "".join(f"<|im_start|>{turn}<|im_end|>\n" for turn in turns) in prompt_of()
+    assert "Only now." not in prompt_of(), "instructions are not kept"
+
+    assert sdk.responses.retrieve(second.id).output_text == "Two."
+    listed = sdk.responses.input_items.list(second.id)
+    assert [item.content[0].text for item in listed.data] == ["second"]  # type: ignore[union-attr]
+    sdk.responses.delete(first.id)
+    with pytest.raises(openai.NotFoundError, match="no response is kept"):
+        sdk.responses.retrieve(first.id)
+    with pytest.raises(openai.BadRequestError, match="is not kept") as broken:
+        ask(sdk, previous_response_id=second.id)
+    assert (broken.value.param, broken.value.code) == ("previous_response_id", "previous_response_not_found")
+    unkept = ask(sdk, store=False)
+    with pytest.raises(openai.NotFoundError):
+        sdk.responses.retrieve(unkept.id)
+
+
+def test_pages_of_input_items(http: httpx.Client, say: Say) -> None:
+    say("yes")
+    items = [{"role": "user", "content": f"number {i}"} for i in range(5)]
+    response_id = http.post("/v1/responses", json={"input": items}).json()["id"]
+    url = f"/v1/responses/{response_id}/input_items"
+    first = http.get(url, params={"limit": 2, "order": "asc"}).json()
+    second = http.get(url, params={"limit": 4, "order": "asc", "after": first["last_id"]}).json()
+    texts = [item["content"][0]["text"] for page in (first, second) for item in page["data"]]
+    assert texts == [item["content"] for item in items]
+    assert (first["has_more"], second["has_more"]) == (True, False)
+    for params in ({"limit": 0}, {"limit": "x"}, {"order": "up"}, {"after": "nobody"}):
+        assert http.get(url, params=params).status_code == 400
+
+
+def test_truncation(sdk: openai.OpenAI, say: Say, prompt_of: PromptOf) -> None:
+    say("yes")
+    turns: Any = [{"role": "user", "content": f"turn {i} " + "the fox " * 20} for i in range(40)]
+    with pytest.raises(openai.BadRequestError, match="context") as refused:
+        ask(sdk, input=turns)
+    assert refused.value.param == "input"
+    ask(sdk, input=turns, truncation="auto", instructions="Be brief.", max_output_tokens=10)
+    prompt = prompt_of()
+    assert "Be brief." in prompt
+    assert "turn 39 " in prompt
+    assert "turn 0 " not in prompt
+    kept = [i for i in range(40) if f"turn {i} " in prompt]
+    assert kept == list(range(kept[0], 40))
+    with pytest.raises(openai.BadRequestError, match="context"):
+        ask(sdk, input="the fox " * 600, truncation="auto")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"foo": 1}, "foo", "unknown field"),
+        ({"input": None}, "input", "required"),
+        ({"input": []}, "input", "empty"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0", "'item_reference' is not supported"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+            "input.0.content.0",
+            "'input_image' is not supported",
+        ),
+        ({"input": [{"role": "king", "content": "x"}]}, "input.0.role", "user"),
+        ({"tools": [{"type": "web_search"}]}, "tools", "web_search"),
+        ({"tool_choice": "required"}, "tool_choice", "needs tools"),
+        ({"tools": [ADD], "tool_choice": {"type": "function", "name": "sub"}}, "tool_choice.name", "sub"),
+        ({"background": True}, "background", "background"),
+        ({"conversation": "c"}, "conversation", "previous_response_id"),
+        ({"prompt": {"id": "p"}}, "prompt", "prompts"),
+        ({"top_logprobs": 3}, "top_logprobs", "logprobs"),
+        ({"include": ["file_search_call.results"]}, "include.0", "encrypted_content"),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format", "schema"),
+        ({"temperature": 3}, "temperature", "less than or equal to 2"),
+        ({"max_output_tokens": 600}, "max_output_tokens", "max_output_tokens=600"),
+        ({"metadata": {"k": "v" * 513}}, "metadata", "512"),
+        ({"previous_response_id": "resp_none"}, "previous_response_id", "not kept"),
+        ({"stop": ["a", "b", "c", "d", "e"]}, "stop", "at most 4"),
+    ],
+)
+def test_refusals_name_the_field(http: httpx.Client, fields: dict[str, Any], param: str, words: str) -> None:
+    response = http.post("/v1/responses", json={"model": "m", "input": "hi", **fields})
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert error["param"] == param
+    assert words in error["message"]
+
+
+def test_a_stream_that_breaks_says_so(sdk: openai.OpenAI, client: Any) -> None:
+    client.fail_after = (2, RuntimeError("broken"))
+    last = list(ask(sdk, stream=True))[-1]
+    assert (last.type, last.response.status) == ("response.failed", "failed")
+    assert last.response.error.message == "internal server error"
+    with pytest.raises(openai.InternalServerError):
+        ask(sdk)
+    assert client.num_running == 0
+
+
+def test_the_asynchronous_sdk_and_tenants(client: Any, say: Say) -> None:
+    say("The quick brown fox.")
+    config = IngressConfig(api_key_hashes=(_hash("alice", "key-of-alice"), _hash("bob", "key-of-bob")))
+
+    async def talk() -> str:
+        transport = httpx.ASGITransport(create_app(client, RequestLimits(), config))
+        http = httpx.AsyncClient(transport=transport)
+        alice = openai.AsyncOpenAI(api_key="key-of-alice", base_url="http://test/v1", http_client=http)
+        bob = openai.AsyncOpenAI(api_key="key-of-bob", base_url="http://test/v1", http_client=http)
+        first = await alice.responses.create(model="m", input="hi")
+        async with alice.responses.stream(model="m", input="so?", previous_response_id=first.id) as stream:
+            text = (await stream.get_final_response()).output_text
+        with pytest.raises(openai.NotFoundError):
+            await bob.responses.retrieve(first.id)
+        with pytest.raises(openai.BadRequestError):
+            await bob.responses.create(model="m", input="so?", previous_response_id=first.id)
+        with pytest.raises(openai.NotFoundError):
+            await bob.responses.delete(first.id)
+        return text
+
+    assert asyncio.run(talk()) == "The quick brown fox."
+
+
+def _hash(tenant: str, key: str) -> str:
+    import hashlib
+
+    return f"{tenant}=sha256:{hashlib.sha256(key.encode()).hexdigest()}"
+
+
+def test_the_shelf_is_bounded() -> None:
+    shelf = ResponseShelf(max_responses=3, max_bytes=100)
+    shelf.put("t", StoredResponse("a", b"x" * 30))
+    shelf.put("t", StoredResponse("b", b"x" * 30, previous_id="a"))
+    shelf.put("t", StoredResponse("c", b"x" * 30))
+    assert [record.response_id for record in shelf.chain("t", "b")] == ["a", "b"]
+    shelf.put("t", StoredResponse("d", b"x" * 30))  # `c` is now the one unused for longest
+    assert shelf.get("t", "c") is None
+    assert len(shelf.chain("t", "b")) == 2
+    assert shelf.get("other", "b") is None
+    shelf.put("t", StoredResponse("e", b"x" * 90))
+    assert len(shelf) == 1
+    shelf.put("t", StoredResponse("f", b"x" * 101))
+    assert shelf.get("t", "f") is None
+    assert shelf.delete("t", "e")
+    assert not shelf.delete("t", "e")
+    assert shelf.chain("t", "b") == []
