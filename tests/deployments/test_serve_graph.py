@@ -46,7 +46,13 @@ def edit(config: dict[str, Any]) -> None:
             {"name": "fast", "aliases": ["quick"], "num_replicas": 2, "graceful_shutdown_timeout_s": 60, **shared},
             {"name": "single", "graceful_shutdown_timeout_s": 60, **shared},
         ],
-        "ingress": {"credit_window_tokens": 64, "lease_s": 4.0, "limits": {"max_waiting_requests": 90}},
+        "ingress": {
+            "credit_window_tokens": 64,
+            "lease_s": 4.0,
+            "admin": True,
+            "route_timeout_s": 0.5,
+            "limits": {"max_waiting_requests": 90},
+        },
     }
 
 
@@ -98,6 +104,14 @@ def num_channels(server: ServeProcess) -> float:
 
 def replicas(server: ServeProcess, deployment: str) -> list[psutil.Process]:
     return server.find(f"ServeReplica:manta:{deployment}")
+
+
+def explain(server: ServeProcess, prompt: str) -> dict[str, int]:
+    """Cached tokens of a prompt by replica of `fast`, as the Router knows them; empty while it does not answer."""
+    answer = httpx.post(f"{server.base_url}/debug/route", json={"model": "fast", "prompt": prompt}, timeout=10)
+    if answer.status_code != 200:
+        return {}
+    return {replica["replica_id"]: replica["cached_tokens"] for replica in answer.json()["replicas"]}
 
 
 def until_both_serve(server: ServeProcess) -> None:
@@ -276,8 +290,38 @@ def test_a_reader_that_pauses_gets_everything(server: ServeProcess) -> None:
     assert len([chunk for chunk in got[:-1] if json.loads(chunk)["choices"][0]["text"]]) >= 500
 
 
+def test_a_prompt_goes_where_it_is_cached(server: ServeProcess, client: openai.OpenAI) -> None:
+    """The Router hears of the blocks, says so, and sends equal prompts there; the usage tells of it."""
+    prompt = "Once there was a cache that nobody knew. " * 8
+    raw = client.completions.with_raw_response.create(model="fast", prompt=prompt, max_tokens=2)
+    home, usage = raw.headers["x-manta-replica"], raw.parse().usage
+    assert usage is not None
+    cached = (usage.prompt_tokens - 1) // 16 * 16
+    assert cached > 0
+    until(lambda: explain(server, prompt).get(home) == cached, 10, "the Router knows")
+    assert sorted(explain(server, prompt).values()) == [0, cached]
+    before = levels(server)
+    for _ in range(4):
+        options = {"include_usage": True}
+        raw = client.completions.with_raw_response.create(
+            model="fast", prompt=prompt, max_tokens=2, stream=True, stream_options=options
+        )
+        assert raw.headers["x-manta-replica"] == home
+        *_, last = raw.parse()
+        assert last.usage.prompt_tokens_details.cached_tokens >= cached
+    assert levels(server).get("exact", 0) - before.get("exact", 0) == 4
+
+
+def levels(server: ServeProcess) -> dict[str, float]:
+    """Prompts placed, by what the choice was informed by."""
+    families = text_string_to_metric_families(httpx.get(f"{server.base_url}/metrics", timeout=10).text)
+    return {s.labels["level"]: s.value for f in families for s in f.samples if s.name == "manta:ingress_routes_total"}
+
+
 def test_dead_router_costs_no_request(server: ServeProcess, client: openai.OpenAI) -> None:
     (router,) = replicas(server, "Router")
+    prompt = "What outlives a Router is what the engines remember. " * 8
+    client.completions.create(model="fast", prompt=prompt, max_tokens=2)
     router.kill()
     begin = time.monotonic()
     with ThreadPoolExecutor(8) as pool:
@@ -288,6 +332,8 @@ def test_dead_router_costs_no_request(server: ServeProcess, client: openai.OpenA
     assert time.monotonic() - begin < 5
     assert server.health() == 200
     until(lambda: [p.pid for p in replicas(server, "Router")] not in ([], [router.pid]), 30, "a new Router")
+    until(lambda: any(explain(server, prompt).values()), 30, "the new Router knows the caches")
+    assert levels(server)["ingress"] > 0
 
 
 def test_dead_engine_is_told_and_replaced(server: ServeProcess) -> None:
