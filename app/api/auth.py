@@ -50,7 +50,7 @@ class ApiKey:
         ConfigError says where a bad entry stands, and never what it is.
         """
         name, mark, rest = entry.partition("=")
-        named = bool(mark and rest and _TENANT.fullmatch(name))  # a key may end in `=`, as base64 does
+        named = bool(mark and rest.strip("=") and _TENANT.fullmatch(name))  # a key may end in `=`, as base64 does
         key = rest if named else entry
         if key.startswith("sha256:"):
             text = key.removeprefix("sha256:").lower()
