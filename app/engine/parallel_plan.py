@@ -36,7 +36,8 @@ def stage_layers(num_layers: int, num_stages: int, partition: tuple[int, ...] | 
 def check_parallel_sizes(config: EngineConfig, info: ModelInfo) -> None:
     """ConfigError when `config` cannot split this model: names the number that does not divide."""
     tp = config.tensor_parallel_size
-    stage_layers(info.num_layers, config.pipeline_parallel_size, config.pipeline_partition)
+    if config.pipeline_parallel_size > 1 or config.pipeline_partition is not None:
+        stage_layers(info.num_layers, config.pipeline_parallel_size, config.pipeline_partition)
     if tp == 1:
         return
     sizes = {"num_attention_heads": info.num_heads}

@@ -11,6 +11,7 @@ import pytest
 from app.config import EngineConfig
 from app.engine.core import EngineCore
 from app.engine.executor.base import Executor
+from app.engine.executor.gang_executor import WARM_UP_STEP_ID
 from app.engine.executor.in_process import InProcessExecutor
 from app.engine.model_info import ModelInfo
 from app.engine.request import EngineRequest
@@ -73,17 +74,19 @@ class Watched(ForkedExecutor):
 
     def __init__(self, config: EngineConfig) -> None:
         super().__init__(config)
-        self._out: list[set[int]] = []
+        self._out: list[set[int]] = []  # rows that sample in the letters that are out
         self.most_out = 0
         self.overlaps = self.neighbours = 0
 
     def submit(self, letter: SchedulerOutput) -> None:
         super().submit(letter)
-        rows = set(letter.rows.tolist())
-        if rows and letter.samples.all() and self._out and self._out[-1]:
+        if letter.step_id == WARM_UP_STEP_ID:  # the executor collects it itself
+            return
+        old = set(letter.rows.tolist()) - {request.row for request in letter.new_requests}
+        if old and self._out and self._out[-1]:
             self.neighbours += 1
-            self.overlaps += bool(rows & self._out[-1])
-        self._out.append(rows)
+            self.overlaps += bool(old & self._out[-1])
+        self._out.append(set(letter.rows[letter.samples].tolist()))
         self.most_out = max(self.most_out, len(self._out))
 
     def collect(self) -> list[ModelRunnerOutput]:
