@@ -1,7 +1,9 @@
-"""Attention and sampling kernels on one GPU: checked against float64, then timed beside their limits.
+"""Every kernel on one GPU: checked against float64, then timed beside its limit (benchmarks/kernel_timings.py).
 
     python -m benchmarks.kernels --out kernels.json            (on a GPU; exits 1 if a check fails)
+    python -m benchmarks.kernels --quick --out kernels.json    (no checks; timings for at most 45 s)
     TRITON_INTERPRET=1 python -m benchmarks.kernels --quick    (on a CPU: a few checks, no timings)
+    python -m benchmarks.kernels --only sample                 (no checks; timings whose name holds the word)
 
 Decode is bound by reading keys and values: the table gives GB/s and the fraction of 4.3 TB/s, what a copy reaches on
 an H200. Prefill is bound by arithmetic: the table gives TFLOP/s beside torch's own attention on contiguous tensors.
@@ -15,7 +17,6 @@ import itertools
 import json
 import multiprocessing
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,20 +24,18 @@ from typing import Any
 from unittest import mock
 
 import torch
-import torch.nn.functional as F
 import triton.testing
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from app.kernels.attention import AttentionMetadata, triton_decode, triton_prefill
+from app.kernels.attention import triton_decode, triton_prefill, triton_splits
 from app.kernels.attention.reference import write_kv
 from app.kernels.attention.triton_decode import DecodeTile
 from app.kernels.attention.triton_ops import OPS, TritonPlan
 from app.kernels.attention.triton_prefill import PrefillTile
 from app.kernels.sampling import gumbel_argmax, reference, uniform
+from benchmarks.kernel_timings import HEAD_DIM, Row, decode_row, large_batch, prepare, timings
 from tests.kernels.attention.cases import Batch, contiguous_attention, make_batch
 
-COPY_BYTES_PER_S = 4.3e12
-NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 32, 8, 128
+QUICK_BUDGET_S = 45.0
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 TOLERANCE = {"bf16": 8e-3, "fp16": 1e-3, "fp32": 2e-6}  # of norm(out - truth) / norm(truth)
 MIXED = [(1, 1), (1, 2500), (1, 257), (1, 1024), (1, 16), (300, 300), (129, 900), (1, 9), (64, 1100)]
@@ -68,13 +67,6 @@ def check_cases(quick: bool) -> list[Case]:
         Case(name, head_dim, group, block_size, *option, tuple(MIXED_QUICK if quick else MIXED))
         for (_, name, head_dim), (group, block_size, option) in zip(shapes, turning, strict=False)
     ]
-
-
-def prepare(batch: Batch) -> None:
-    """Fill the metadata's plan, as a step does before its first layer."""
-    _, _, num_kv_heads, block_size, head_dim = batch.kv_cache.shape
-    num_heads = batch.query.shape[1]
-    OPS.prepare(batch.meta, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, block_size=block_size)
 
 
 def attend(batch: Batch, **options: Any) -> torch.Tensor:
@@ -137,101 +129,6 @@ def check_invariance(device: str, quick: bool) -> dict[str, Any]:
     }
 
 
-def large_batch(num_requests: int, num_query: int, seq_len: int, block_size: int) -> Batch:
-    """bf16, blocks in random order, every request of one length; keys and values are not kept contiguous."""
-    blocks = seq_len // block_size
-    table = torch.randperm(num_requests * blocks, device="cuda").int().view(num_requests, blocks)
-    cache = torch.randn(
-        num_requests * blocks, 2, NUM_KV_HEADS, block_size, HEAD_DIM, dtype=torch.bfloat16, device="cuda"
-    )
-    meta = AttentionMetadata(
-        query_start_loc=torch.arange(num_requests + 1, dtype=torch.int32, device="cuda") * num_query,
-        seq_lens=torch.full((num_requests,), seq_len, dtype=torch.int32, device="cuda"),
-        block_table=table,
-        slot_mapping=torch.arange(num_requests * num_query, device="cuda"),
-        max_query_len=num_query,
-        max_seq_len=seq_len,
-        num_decodes=num_requests if num_query == 1 else 0,
-    )
-    query = torch.randn(num_requests * num_query, NUM_HEADS, HEAD_DIM, dtype=torch.bfloat16, device="cuda")
-    batch = Batch(query, cache, meta, [], [])
-    prepare(batch)
-    return batch
-
-
-def time_ms(call: Callable[[], object]) -> float:
-    """Median of many runs, each with a cold L2 cache."""
-    return float(triton.testing.do_bench(call, warmup=10, rep=60, return_mode="median"))
-
-
-def run_attention(batch: Batch) -> torch.Tensor:
-    """One layer of a step whose plan is there."""
-    return OPS.paged_attention(batch.query, batch.kv_cache, batch.meta, scale=HEAD_DIM**-0.5)
-
-
-def decode_row(num_requests: int, seq_len: int, block_size: int) -> dict[str, Any]:
-    """bf16 decode: keys and values read once, queries read, output written."""
-    batch = large_batch(num_requests, 1, seq_len, block_size)
-    ms = time_ms(partial(run_attention, batch))
-    num_bytes = num_requests * (seq_len * 2 * NUM_KV_HEADS + 2 * NUM_HEADS) * HEAD_DIM * 2
-    rate = num_bytes / ms * 1e3
-    return {
-        "what": f"decode {num_requests} x {seq_len}, block {block_size}",
-        "ms": ms,
-        "GB/s": rate / 1e9,
-        "fraction": rate / COPY_BYTES_PER_S,
-    }
-
-
-def prefill_flops(num_query: int, seq_len: int) -> float:
-    """Two products of causal attention for the last num_query of seq_len positions."""
-    return 4.0 * NUM_HEADS * HEAD_DIM * (num_query * (seq_len - num_query) + num_query * num_query / 2)
-
-
-def prefill_row(num_query: int, seq_len: int, block_size: int) -> dict[str, Any]:
-    """bf16 prefill of one request's last num_query positions."""
-    ms = time_ms(partial(run_attention, large_batch(1, num_query, seq_len, block_size)))
-    what = f"prefill {num_query} of {seq_len}, block {block_size}"
-    return {"what": what, "ms": ms, "TFLOP/s": prefill_flops(num_query, seq_len) / ms / 1e9}
-
-
-def sdpa_rows(num_query: int) -> Iterator[dict[str, Any]]:
-    """torch's attention on contiguous tensors with every query head's own keys: what a paged kernel has to beat."""
-    query, key, value = torch.randn(3, 1, NUM_HEADS, num_query, HEAD_DIM, dtype=torch.bfloat16, device="cuda").unbind()
-    for backend in (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION):
-        with sdpa_kernel(backend):
-            ms = time_ms(partial(F.scaled_dot_product_attention, query, key, value, is_causal=True))
-        what = f"prefill {num_query}, torch {backend.name.lower()}"
-        yield {"what": what, "ms": ms, "TFLOP/s": prefill_flops(num_query, num_query) / ms / 1e9}
-
-
-def write_row(num_tokens: int) -> dict[str, Any]:
-    """Keys and values read and written."""
-    batch = large_batch(1, num_tokens, num_tokens, 16)
-    key = torch.randn(num_tokens, NUM_KV_HEADS, HEAD_DIM, dtype=torch.bfloat16, device="cuda")
-    ms = time_ms(partial(OPS.write_kv, key, key, batch.kv_cache, batch.meta.slot_mapping))
-    return {"what": f"write_kv {num_tokens} tokens", "ms": ms, "GB/s": key.numel() * 2 * 4 / ms / 1e6}
-
-
-def sampling_row(num_rows: int, vocab_size: int) -> dict[str, Any]:
-    """One read of the fp32 logits is the limit."""
-    logits = torch.randn(num_rows, vocab_size, device="cuda")
-    keys, positions = torch.randint(0, 2**62, (num_rows, 2), device="cuda"), torch.arange(num_rows, device="cuda")
-    ms = time_ms(partial(gumbel_argmax, logits, keys, positions))
-    return {"what": f"gumbel_argmax {num_rows} x {vocab_size}", "ms": ms, "GB/s": logits.numel() * 4 / ms / 1e6}
-
-
-def timings() -> list[dict[str, Any]]:
-    """The table."""
-    rows = [decode_row(*shape, block) for block in (16, 64) for shape in ((1, 32768), (64, 4096), (256, 1024))]
-    for num_query in (2048, 8192):
-        rows += [prefill_row(num_query, num_query, block) for block in (16, 64)]
-        rows += sdpa_rows(num_query)
-    rows.append(prefill_row(2048, 32768, 16))
-    rows += [write_row(256), write_row(8192), sampling_row(64, 151936), sampling_row(256, 128256)]
-    return rows
-
-
 def sweep(jobs: int) -> list[dict[str, Any]]:
     """Every tile on one shape for each kernel and block size: what the tables in choose_tile were read off."""
     decode_tiles = [DecodeTile(*sizes) for sizes in itertools.product((32, 64, 128), (2, 4), (2, 3, 5))]
@@ -253,7 +150,7 @@ def sweep_splits() -> list[dict[str, Any]]:
     rows = []
     for shape in ((1, 2048), (1, 32768), (8, 8192), (64, 4096), (256, 1024)):
         for max_splits, split_keys in itertools.product((32, 64, 128), (128, 256, 512)):
-            with mock.patch.multiple(triton_decode, MAX_SPLITS=max_splits, SPLIT_KEYS=split_keys):
+            with mock.patch.multiple(triton_splits, MAX_SPLITS=max_splits, SPLIT_KEYS=split_keys):
                 row = decode_row(*shape, 16)
             rows.append({**row, "max_splits": max_splits, "split_keys": split_keys})
     return rows
@@ -292,46 +189,64 @@ def run_checks(device: str, quick: bool, jobs: int) -> list[dict[str, Any]]:
         return list(pool.map(run_check, cases, itertools.repeat(device)))
 
 
-def show(rows: list[dict[str, Any]]) -> None:
-    """One line a row."""
-    for row in rows:
-        cells = [f"{value:>12.4g}" if isinstance(value, float) else str(value) for value in list(row.values())[1:]]
-        names = list(row)[1:]
-        print(f"{row['what']:36s}", "  ".join(f"{n} {c}" for n, c in zip(names, cells, strict=True)), flush=True)
+def show(row: Row) -> None:
+    """One line."""
+    cells = [
+        f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in row.items()
+        if name != "what"
+    ]
+    print(f"{row['what']:64s}", "  ".join(cells), flush=True)
 
 
-def main() -> int:
-    """Return 1 if a check failed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="write everything as JSON to this file")
-    parser.add_argument("--quick", action="store_true", help="few and small checks, no timings: for the interpreter")
-    parser.add_argument("--sweep", action="store_true", help="also time every tile size")
-    parser.add_argument("--jobs", type=int, default=1, help="processes for the checks (compiling takes longest)")
-    arguments = parser.parse_args()
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+def checks(device: str, quick: bool, jobs: int) -> dict[str, Any]:
+    """Run, print and return all checks."""
     started = time.perf_counter()
-    checks = run_checks(device, arguments.quick, arguments.jobs)
-    invariance = check_invariance(device, arguments.quick)
-    failed = [row for row in [*checks, invariance] if not row["passed"]]
+    rows = run_checks(device, quick, jobs)
+    invariance = check_invariance(device, quick)
+    failed = [row for row in [*rows, invariance] if not row["passed"]]
     for name in DTYPES:
-        errors = [row["relative_error"] for row in checks if row["dtype"] == name]
+        errors = [row["relative_error"] for row in rows if row["dtype"] == name]
         print(f"checks {name}: {len(errors)}, largest relative error {max(errors, default=0.0):.2e}")
     print(f"invariance {invariance}; {len(failed)} failed; {time.perf_counter() - started:.0f} s", flush=True)
     for row in failed:
         print("FAILED", row)
-    result: dict[str, Any] = {"checks": checks, "invariance": invariance, "torch": torch.__version__}
-    if device == "cuda" and not arguments.quick:
+    return {"checks": rows, "invariance": invariance, "num_failed": len(failed)}
+
+
+def main() -> int:
+    """Return 1 if a check failed or a timing could not be taken."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="write everything as JSON to this file")
+    parser.add_argument(
+        "--quick", action="store_true", help="on a GPU only timings, within a time limit; else few checks"
+    )
+    parser.add_argument("--only", help="no checks; only timings whose name holds this word")
+    parser.add_argument("--risky", action="store_true", help="time only what might hang the GPU")
+    parser.add_argument("--sweep", action="store_true", help="also time every tile size")
+    parser.add_argument("--jobs", type=int, default=1, help="processes for the checks (compiling takes longest)")
+    arguments = parser.parse_args()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    result: dict[str, Any] = {"torch": torch.__version__, "num_failed": 0}
+    on_gpu = device == "cuda"
+    if not (on_gpu and (arguments.only is not None or arguments.quick or arguments.risky)):
+        result |= checks(device, arguments.quick, arguments.jobs)
+    if on_gpu:
         result["device"] = torch.cuda.get_device_name()
-        result["timings"] = timings()
-        show(result["timings"])
+        budget_s = QUICK_BUDGET_S if arguments.quick else float("inf")
+        result["timings"] = []
+        for row in timings(arguments.only or "", budget_s, arguments.risky):
+            show(row)
+            result["timings"].append(row)
+            result["num_failed"] += "error" in row
         if arguments.sweep:
             result["sweep"] = sweep(arguments.jobs)
-            show(result["sweep"])
             result["sweep_splits"] = sweep_splits()
-            show(result["sweep_splits"])
+            for row in result["sweep"] + result["sweep_splits"]:
+                show(row)
     if arguments.out is not None:
         arguments.out.write_text(json.dumps(result, indent=1))
-    return 1 if failed else 0
+    return 1 if result["num_failed"] else 0
 
 
 if __name__ == "__main__":
