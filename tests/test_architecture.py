@@ -28,6 +28,7 @@ ROWS: dict[str, int] = {
     "app.engine.layers": 3,
     "app.engine.models": 3,
     "app.engine.logits_processors": 3,
+    "app.engine.pooling": 3,
     "app.engine.sampling": 3,
     "app.engine.worker": 3,
     "app.engine.executor": 4,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from app.engine.kv_cache.kv_events import KVEventBatch
-from app.engine.outputs import EngineOutput, FinishReason
+from app.engine.outputs import EngineOutput, FinishReason, PooledResult
 from app.engine.step import TokenLogprobs
 
 
@@ -26,6 +26,7 @@ class OutputRecord(msgspec.Struct, array_like=True):
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     queue_time_s: float = 0.0
+    pooled: PooledResult | None = None
 
     @classmethod
     def pack(cls, stream_id: int, output: EngineOutput) -> OutputRecord:
@@ -41,6 +42,7 @@ class OutputRecord(msgspec.Struct, array_like=True):
             output.num_cached_tokens,
             output.num_preemptions,
             output.queue_time_s,
+            output.pooled,
         )
 
     def unpack(self, request_id: str) -> EngineOutput:
@@ -56,6 +58,7 @@ class OutputRecord(msgspec.Struct, array_like=True):
             self.num_cached_tokens,
             self.num_preemptions,
             self.queue_time_s,
+            self.pooled,
         )
 
 

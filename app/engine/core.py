@@ -18,6 +18,7 @@ from app.engine.kv_cache.model_revision import model_revision
 from app.engine.model_info import ModelInfo
 from app.engine.outputs import EngineOutput
 from app.engine.parallel_plan import check_parallel_sizes
+from app.engine.pooling_info import pooling_info, step_budget
 from app.engine.request import EngineRequest, Request
 from app.engine.scheduler.admission import Admission
 from app.engine.scheduler.scheduler import Scheduler
@@ -61,20 +62,23 @@ class EngineCore:
         """Start the workers and size the scheduler by what they report; ConfigError, CheckpointError, ..."""
         max_model_len = self._max_model_len()
         check_parallel_sizes(self.config, self.info)
+        pooling = pooling_info(self.config, self.info)
+        budget = step_budget(self.config, self.info, max_model_len)
         worker_info = self.executor.start()
         kv = KVCacheManager(
             worker_info.num_blocks,
             self.config.block_size,
             hash_key=self._block_hash_key,
-            enable_prefix_caching=self.config.enable_prefix_caching,
+            enable_prefix_caching=self.config.enable_prefix_caching and self.info.is_causal,
             sink=self._kv_event_sink,
         )
         self._scheduler = Scheduler(
             kv,
             max_num_seqs=self.config.max_num_seqs,
-            max_num_batched_tokens=self.config.max_num_batched_tokens,
+            max_num_batched_tokens=budget,
             eos_token_ids=self.info.eos_token_ids,
             by_priority=self.config.scheduling_policy == "priority",
+            whole_prompts=not self.info.is_causal,
             num_stages=self.config.pipeline_parallel_size,
             recorder=self._recorder,
         )
@@ -87,6 +91,7 @@ class EngineCore:
             max_model_len=max_model_len,
             block_hash_key=self._block_hash_key,
             grammars=self._grammars,
+            pooling=pooling,
         )
         return worker_info
 

@@ -6,14 +6,16 @@ import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from app.errors import CheckpointError
+from app.errors import CheckpointError, ConfigError
 
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
 # What a model may say about its own sampling, as vLLM reads it.
 SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 BUILT_IN_MODELS = ("tiny-chat", "tiny-chat-draft")
+ENCODERS = ("bert", "roberta", "xlm-roberta")
+Runner = Literal["generate", "pooling"]
 
 
 def resolve_model(model: str) -> Path:
@@ -76,8 +78,33 @@ class ModelInfo:
 
     @property
     def max_position_embeddings(self) -> int:
-        """Context length, in tokens."""
-        return int(self.hf_config.get("max_position_embeddings", 2048))
+        """Context length, in tokens: of an embedding model, what it was trained on; of RoBERTa, less its offset."""
+        length = int(self.hf_config.get("max_position_embeddings", 2048)) - self.position_offset
+        trained = _read_json(self.directory / "sentence_bert_config.json", optional=True).get("max_seq_length")
+        return min(length, int(trained)) if trained else length
+
+    @property
+    def position_offset(self) -> int:
+        """Row of the position embedding's table that belongs to the first token; RoBERTa keeps those before it."""
+        if self.hf_config.get("model_type") not in ("roberta", "xlm-roberta"):
+            return 0
+        return int(self.hf_config.get("pad_token_id", 1)) + 1
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether a token sees only those before it; an encoder's see the whole text."""
+        return self.hf_config.get("model_type") not in ENCODERS
+
+    def runner(self, wanted: Literal["auto", "generate", "pooling"]) -> Runner:
+        """What the model is run for. `auto`: language models generate, unless sentence-transformers packed them."""
+        if wanted != "auto":
+            if wanted == "generate" and not self.is_causal:
+                raise ConfigError("runner=generate: an encoder generates no text; use auto or pooling", param="runner")
+            return wanted
+        if not self.is_causal or (self.directory / "modules.json").is_file():
+            return "pooling"
+        architecture = str((self.hf_config.get("architectures") or [""])[0])
+        return "pooling" if architecture.endswith(("Model", "ForSequenceClassification")) else "generate"
 
     @property
     def dtype(self) -> str:

@@ -5,9 +5,28 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from app.engine.step import TokenLogprobs
+import numpy as np
+
+from app.engine.step import Float32Array, TokenLogprobs
 
 FinishReason = Literal["stop", "length", "tool_calls", "abort", "error"]
+
+
+@dataclass(slots=True)
+class PooledResult:
+    """An embedding [E], one for each token [T, E], or scores [classes]."""
+
+    data: bytes  # fp32, little-endian
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, array: Float32Array) -> PooledResult:
+        """The bytes of an array."""
+        return cls(array.astype("<f4").tobytes(), array.shape)
+
+    def array(self) -> Float32Array:
+        """As an array, which shares the bytes and is read-only."""
+        return np.frombuffer(self.data, "<f4").reshape(self.shape)
 
 
 @dataclass(slots=True)
@@ -24,6 +43,7 @@ class EngineOutput:
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache
     num_preemptions: int = 0
     queue_time_s: float = 0.0  # arrival at the engine to first being scheduled; on the first output
+    pooled: PooledResult | None = None  # what a pooling request asked for, with its only output
 
 
 @dataclass(slots=True)

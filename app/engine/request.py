@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field
 from enum import Enum
 
+from app.engine.pooling_params import PoolingParams
 from app.engine.sampling_params import SamplingParams
 from app.engine.step import TokenLogprobs
 from app.engine.structured.matcher import Matcher
@@ -25,6 +26,7 @@ class EngineRequest:
     arrival_time: float = field(default_factory=time.time)  # seconds since the epoch
     # Structured outputs begin after these tokens, which end the model's thought; () when the answer begins at once.
     end_of_thought_token_ids: tuple[int, ...] = ()
+    pooling_params: PoolingParams | None = None  # for a vector instead of tokens; sampling_params are NO_SAMPLING
 
 
 class RequestStatus(Enum):
@@ -56,6 +58,8 @@ class Request:
     priority: int = 0
     arrival: float = 0.0
 
+    pooling_params: PoolingParams | None = None
+    needs_all_tokens: bool = False  # its result is made of the hidden states of every token of the prompt
     matcher: Matcher | None = None  # where its output stands in its grammar; None: it has none
     key: tuple[int, int] = (0, 0)  # place in the order of service: smaller goes first; set by Scheduler.add
     status: RequestStatus = RequestStatus.WAITING
@@ -94,7 +98,10 @@ class Request:
 
     @property
     def skips_cache_read(self) -> bool:
-        """Prompt logprobs need every prompt token computed, so cached blocks are of no use until they are delivered."""
+        """Prompt logprobs and most poolings need every prompt token computed: cached blocks are of no use to them until
+        those are delivered."""
+        if self.needs_all_tokens:
+            return True
         return self.sampling_params.prompt_logprobs is not None and not self.prompt_logprobs_delivered
 
     @property

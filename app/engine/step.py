@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from app.engine.pooling_params import PoolingParams
 from app.engine.sampling_params import SamplingParams
 
 Int32Array = NDArray[np.int32]
@@ -40,6 +41,7 @@ class NewRequest:
     eos_token_ids: tuple[int, ...]  # masked until min_tokens, with stop_token_ids
     bad_words_token_ids: tuple[tuple[int, ...], ...]
     has_grammar: bool = False  # letters may carry masks for the row
+    pooling_params: PoolingParams | None = None  # of a request to a pooling model, whose rows never sample
 
 
 @dataclass(slots=True)
@@ -100,3 +102,4 @@ class ModelRunnerOutput:
     logprobs: list[TokenLogprobs | None] | None = None
     prompt_logprobs: dict[int, tuple[int, list[TokenLogprobs]]] | None = None
     step_time_s: float = 0.0  # time the device took, as seen by the worker
+    pooled: list[Float32Array] | None = None  # of a pooling model, instead of tokens: the j-th True's result

@@ -30,3 +30,4 @@ class ForwardContext:
     attention: AttentionMetadata
     kv_caches: list[torch.Tensor]  # per layer of this stage [B, 2, Hkv, S, D]
     hidden: torch.Tensor | None = None  # [T, C] from the pipeline stage before; None in the first stage
+    token_types: torch.Tensor | None = None  # int64 [T], 1 = second text of a pair; None: the model has none

@@ -6,26 +6,31 @@ that names it. The loader knows no layer names: parameters say what they are fil
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeVar
 
 import torch
 from torch import nn
 
 from app.engine.distributed.parallel_groups import ParallelGroups
 from app.engine.layers.context import BuildContext
+from app.engine.layers.layer_norm import LayerNorm
 from app.engine.layers.linear import Linear
 from app.engine.layers.norm import RMSNorm
 from app.engine.layers.vocab import LMHead
 from app.engine.layers.weight import ShapeMismatch, Weight
 from app.engine.model_info import ModelInfo
-from app.engine.models import MODELS
+from app.engine.models import MODELS, POOLING_MODELS
 from app.engine.models.checkpoint import Checkpoint, SlicedTensor
 from app.engine.models.decoder import CausalLM
 from app.engine.models.load_progress import LoadProgress
+from app.engine.models.pooling_model import PoolingModel
 from app.errors import CheckpointError, ConfigError
 
 DUMMY_STD = 0.02
 Target = tuple[Weight, str]  # parameter, and which of its parts
+ModelT = TypeVar("ModelT", CausalLM, PoolingModel)
 
 
 def load_model(info: ModelInfo, ctx: BuildContext, load_format: str, seed: int) -> CausalLM:
@@ -34,24 +39,47 @@ def load_model(info: ModelInfo, ctx: BuildContext, load_format: str, seed: int) 
     Raises UnsupportedError for an unknown architecture, CheckpointError naming a missing, unexpected or misshapen
     tensor, ConfigError when the device is too small.
     """
+    kind = MODELS.load(info.architecture)
+
+    def fill(model: CausalLM) -> None:
+        _fill_from_checkpoint(model, _names_of_other_stages(info, ctx), Checkpoint(info.directory).tensors)
+
+    return _load(kind, info, ctx, None if load_format == "dummy" else fill, seed)
+
+
+def load_pooling_model(info: ModelInfo, ctx: BuildContext, load_format: str, seed: int) -> PoolingModel:
+    """As `load_model`, for embeddings, scores and classes. What pooling has no use for is left in the checkpoint."""
+    kind = POOLING_MODELS.load(info.architecture)
+
+    def fill(model: PoolingModel) -> None:
+        named = ((model.own_name(name), tensor) for name, tensor in Checkpoint(info.directory).tensors.items())
+        _fill_from_checkpoint(model, set(), {name: tensor for name, tensor in named if name is not None})
+
+    return _load(kind, info, ctx, None if load_format == "dummy" else fill, seed)
+
+
+def _load(
+    kind: type[ModelT], info: ModelInfo, ctx: BuildContext, fill: Callable[[ModelT], None] | None, seed: int
+) -> ModelT:
+    """Build, give memory, fill (at random without `fill`), pack."""
     with torch.device("meta"):
-        model = MODELS.load(info.architecture)(ctx, info)
+        model = kind(ctx, info)
     try:
         _materialize(model, ctx.device)
     except torch.OutOfMemoryError as error:
         need = sum(parameter.nbytes for parameter in model.parameters()) >> 20
         raise ConfigError(f"the weights take {need} MiB, more than {ctx.device} has free", param="model") from error
-    if load_format == "dummy":
+    if fill is None:
         _fill_at_random(model, ctx.device, seed)
     else:
-        _fill_from_checkpoint(model, _names_of_other_stages(info, ctx), Checkpoint(info.directory).tensors)
+        fill(model)
     for module in model.modules():
         if isinstance(module, Linear | LMHead):
             module.pack()
     return model.eval()
 
 
-def _materialize(model: CausalLM, device: torch.device) -> None:
+def _materialize(model: nn.Module, device: torch.device) -> None:
     """Give every parameter memory; a tied one once."""
     twins: dict[Weight, Weight] = {}
     for module in model.modules():
@@ -62,12 +90,12 @@ def _materialize(model: CausalLM, device: torch.device) -> None:
             setattr(module, name, twins[parameter])
 
 
-def _fill_at_random(model: CausalLM, device: torch.device, seed: int) -> None:
+def _fill_at_random(model: nn.Module, device: torch.device, seed: int) -> None:
     generator = torch.Generator(device).manual_seed(seed)
     for parameter in model.parameters():
         parameter.data.normal_(0.0, DUMMY_STD, generator=generator)
     for module in model.modules():
-        if isinstance(module, RMSNorm):
+        if isinstance(module, RMSNorm | LayerNorm):
             module.weight.data.fill_(1.0)
 
 
@@ -80,7 +108,7 @@ def _names_of_other_stages(info: ModelInfo, ctx: BuildContext) -> set[str]:
         return set(_targets(MODELS.load(info.architecture)(whole, info)))
 
 
-def _fill_from_checkpoint(model: CausalLM, elsewhere: set[str], tensors: dict[str, SlicedTensor]) -> None:
+def _fill_from_checkpoint(model: nn.Module, elsewhere: set[str], tensors: dict[str, SlicedTensor]) -> None:
     targets = _targets(model)
     missing = sorted((targets.keys() | elsewhere) - tensors.keys())
     if missing:
@@ -111,9 +139,11 @@ def _targets(model: nn.Module) -> dict[str, Target]:
     return targets
 
 
-def _tolerated(name: str, model: CausalLM) -> bool:
+def _tolerated(name: str, model: nn.Module) -> bool:
     """Old checkpoints carry rotary tables; tied ones may carry the head a second time."""
-    return name.endswith("rotary_emb.inv_freq") or (model.tied and name == "lm_head.weight")
+    return name.endswith("rotary_emb.inv_freq") or (
+        isinstance(model, CausalLM) and model.tied and name == "lm_head.weight"
+    )
 
 
 def _listed(names: list[str]) -> str:

@@ -14,6 +14,8 @@ import numpy as np
 
 from app.engine.kv_cache.block_hash import root_hash
 from app.engine.kv_cache.kv_cache_manager import KVCacheManager
+from app.engine.pooling_info import PoolingInfo
+from app.engine.pooling_params import PoolingParams
 from app.engine.request import EngineRequest, Request
 from app.engine.sampling_params import MAX_SEED, SamplingParams
 from app.engine.structured.compiler import GrammarCompiler
@@ -34,6 +36,7 @@ class Admission:
         max_model_len: int,
         block_hash_key: bytes,
         grammars: GrammarCompiler | None = None,
+        pooling: PoolingInfo | None = None,
     ) -> None:
         self._kv = kv
         self._model = model
@@ -41,6 +44,7 @@ class Admission:
         self._eos_token_ids = eos_token_ids
         self._block_hash_key = block_hash_key
         self._grammars = grammars
+        self._pooling = pooling
         self.max_model_len = max_model_len
         self.max_kv_tokens = kv.pool.num_blocks * kv.block_size
         self.max_total_tokens = min(max_model_len, self.max_kv_tokens)
@@ -53,13 +57,15 @@ class Admission:
         """
         params = request.sampling_params
         self._check_prompt(request.prompt_token_ids)
+        self._check_kind(request.pooling_params)
         self._check_params(params)
         for word in request.bad_words_token_ids:
             if not word:
                 raise InvalidRequestError("bad_words: a word has no tokens", param="bad_words")
             self._check_ids(word, "bad_words")
         self._check_some_allowed(params, request.bad_words_token_ids)
-        max_tokens = self._max_tokens(len(request.prompt_token_ids), params)
+        pools = request.pooling_params is not None
+        max_tokens = self._max_tokens(len(request.prompt_token_ids), params, pools)
         seed = params.seed if params.seed is not None else secrets.randbelow(MAX_SEED)
         if (seed, max_tokens) != (params.seed, params.max_tokens):
             params = params.model_copy(update={"seed": seed, "max_tokens": max_tokens})
@@ -78,12 +84,29 @@ class Admission:
             choice_index=request.choice_index,
             bad_words_token_ids=request.bad_words_token_ids,
             priority=request.priority,
+            pooling_params=request.pooling_params,
+            needs_all_tokens=self._needs_all_tokens(request.pooling_params),
             matcher=matcher,
             # The door's clock is another machine's: only the time already spent is taken from it.
             arrival=time.monotonic() - max(0.0, time.time() - request.arrival_time),
         )
         self._kv.hash_prompt(admitted)
         return admitted
+
+    def _check_kind(self, pooling: PoolingParams | None) -> None:
+        """A model that gives vectors takes no other requests, and the other way round."""
+        if self._pooling is None:
+            if pooling is not None:
+                raise UnsupportedError("the model generates text; it gives no embeddings and scores", param="model")
+        elif pooling is None:
+            raise UnsupportedError("the model gives embeddings or scores; it generates no text", param="model")
+        else:
+            self._pooling.check(pooling)
+
+    def _needs_all_tokens(self, pooling: PoolingParams | None) -> bool:
+        if pooling is None or self._pooling is None:
+            return False
+        return self._pooling.needs_all_tokens or pooling.task == "token_embed"
 
     def _check_prompt(self, token_ids: list[int]) -> None:
         if not len(token_ids):
@@ -142,10 +165,19 @@ class Admission:
                     f"{field}: token id {token_id} is outside the vocabulary (0 to {self._vocab_size - 1})", param=field
                 )
 
-    def _max_tokens(self, num_prompt_tokens: int, params: SamplingParams) -> int:
-        """Tokens the request may generate: what it asks for, or the room that is left."""
+    def _max_tokens(self, num_prompt_tokens: int, params: SamplingParams, pools: bool) -> int:
+        """Tokens the request may generate: what it asks for, or the room that is left. One that `pools` needs none,
+        though it counts as if it were to draw one, which nobody computes."""
         limit, room = self.max_total_tokens, self.max_total_tokens - num_prompt_tokens
         what = "the model's context" if limit == self.max_model_len else "the KV cache"
+        if pools and room >= 0:
+            return 1
+        if pools:
+            raise PromptTooLongError(
+                f"the prompt has {num_prompt_tokens} tokens, but {what} holds {limit}; truncate_prompt_tokens would cut"
+                " it",
+                param="prompt",
+            )
         if room < 1:
             raise PromptTooLongError(
                 f"the prompt has {num_prompt_tokens} tokens, but {what} holds {limit}, of which one at least is"

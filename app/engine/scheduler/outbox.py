@@ -59,6 +59,7 @@ class Outbox:
                 choice_index=request.choice_index,
                 eos_token_ids=request.eos_token_ids,
                 bad_words_token_ids=request.bad_words_token_ids,
+                pooling_params=request.pooling_params,
                 has_grammar=request.matcher is not None,
             )
             for row, (request, num_computed_tokens) in entered.items()

@@ -16,12 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.engine.kv_cache.kv_cache_manager import KVCacheManager
-from app.engine.outputs import EngineOutput, FinishReason
+from app.engine.outputs import EngineOutput, FinishReason, PooledResult
 from app.engine.request import Request
 from app.engine.scheduler.row_table import NEVER, RowTable, needs_care
 from app.engine.scheduler.stopping import check_stop, grammar_ends
 from app.engine.stats import StepStats
-from app.engine.step import ModelRunnerOutput, TokenLogprobs
+from app.engine.step import Float32Array, ModelRunnerOutput, TokenLogprobs
 from app.engine.structured.matcher import GrammarFailure
 
 logger = logging.getLogger("manta.engine")
@@ -82,6 +82,8 @@ class Reconciler:
         if output.prompt_logprobs:
             for index, (position, entries) in output.prompt_logprobs.items():
                 self._keep_prompt_logprobs(letter, index, position, entries)
+        if output.pooled is not None:
+            return self._deliver_pooled(letter, present, output.pooled, stats, now)
         sampled = rows[letter.samples]
         tokens = output.sampled_token_ids
         assert len(sampled) == len(tokens), f"step {letter.step_id}: {len(tokens)} tokens for {len(sampled)} rows"
@@ -93,6 +95,33 @@ class Reconciler:
         if self._ended_by_grammar:
             ended, self._ended_by_grammar = self._ended_by_grammar, []
             outputs += [self._finish(request, "stop") for request in ended]
+        return outputs
+
+    def _deliver_pooled(
+        self,
+        letter: InFlightLetter,
+        present: NDArray[np.bool_],
+        pooled: list[Float32Array],
+        stats: StepStats,
+        now: float,
+    ) -> list[EngineOutput]:
+        """Prompts that are computed end with their results. One that was preempted meanwhile is computed again."""
+        assert len(pooled) == int(letter.samples.sum()), f"step {letter.step_id}: {len(pooled)} results"
+        outputs: list[EngineOutput] = []
+        ended = zip(letter.rows[letter.samples].tolist(), present[letter.samples].tolist(), pooled, strict=True)
+        for row, is_here, result in ended:
+            if not is_here:
+                continue
+            request = self._rows.request_at(row)
+            request.first_token = request.last_token = now
+            stats.ttft_s.append(now - request.arrival)
+            stats.num_prompt_tokens += request.num_prompt_tokens
+            output = self._finish(request, "stop")
+            output.pooled = PooledResult.of(result)
+            output.queue_time_s = (request.first_scheduled or now) - request.queued
+            outputs.append(output)
+        for ticket in letter.tickets[~present].tolist():
+            self._departed.pop(ticket, None)
         return outputs
 
     def _confirm(self, rows: NDArray[np.int32], letter: InFlightLetter, present: NDArray[np.bool_] | None) -> None:

@@ -51,6 +51,7 @@ class Scheduler:
         max_num_batched_tokens: int,
         eos_token_ids: tuple[int, ...] = (),
         by_priority: bool = False,
+        whole_prompts: bool = False,
         num_stages: int = 1,
         recorder: StatsRecorder | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -62,6 +63,7 @@ class Scheduler:
         self._statistics = Statistics(recorder)
         self._max_num_batched_tokens = max_num_batched_tokens
         self._by_priority = by_priority
+        self._whole_prompts = whole_prompts
         self._num_stages = num_stages  # of the pipeline
         self._clock = clock
         self._reconciler = Reconciler(self.rows, kv, eos_token_ids, self.finish, clock)
@@ -144,7 +146,7 @@ class Scheduler:
 
     def schedule(self) -> SchedulerOutput | None:
         """The next letter, or None when nothing can be computed before more has come back."""
-        plan = StepPlan(TokenBudget(self._max_num_batched_tokens))
+        plan = StepPlan(TokenBudget(self._max_num_batched_tokens, whole_prompts=self._whole_prompts))
         pending = self.rows.pending()
         ready = np.flatnonzero(pending == 1)
         if self._num_stages > 1:

@@ -14,12 +14,14 @@ class TokenBudget:
     While several requests wait to compute their prompts, those with much left to compute (more than
     `long_threshold`) share one half of what the decodes leave over, first come first served; so a short prompt behind
     a long one gets in at once, and a stream of short ones cannot starve a long one. What the short ones leave, the
-    long ones get in the end.
+    long ones get in the end. With `whole_prompts` (an encoder, whose tokens see those behind them), a prompt
+    gets all of its tokens or has to wait for the next step, where it is the first.
     """
 
     left: int
     long_left: int = 0
     long_threshold: int = 0
+    whole_prompts: bool = False
 
     def open_prefills(self, crowded: bool) -> None:
         """Fix the shares, once the decodes have taken theirs."""
@@ -28,6 +30,8 @@ class TokenBudget:
 
     def chunk(self, remaining: int) -> int:
         """Most tokens that a request with `remaining` tokens to compute gets; 0 = a shorter one may still get some."""
+        if self.whole_prompts:
+            return remaining if remaining <= self.left else 0
         most = self.left if remaining <= self.long_threshold else min(self.left, self.long_left)
         return min(remaining, most)
 

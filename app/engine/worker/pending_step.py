@@ -36,6 +36,7 @@ class StepResults:
     logprob_indices: list[int] = field(default_factory=list)
     logprob_counts: list[int] = field(default_factory=list)
     prompt_pieces: list[PromptPiece] = field(default_factory=list)
+    pooled: list[torch.Tensor] | None = None  # fp32, of the prompts that ended; None: the model generates
 
 
 class StepClock:
@@ -90,6 +91,7 @@ class PendingStep:
             logprobs=_sampled_logprobs(host),
             prompt_logprobs=_prompt_logprobs(host),
             step_time_s=self._clock.elapsed_s(),
+            pooled=None if host.pooled is None else [result.numpy() for result in host.pooled],
         )
 
 
@@ -123,6 +125,7 @@ def _to_host(results: StepResults) -> StepResults:
         results.logprob_indices,
         results.logprob_counts,
         [PromptPiece(p.index, p.first_position, p.count, logprobs(p.tensors)) for p in results.prompt_pieces],
+        None if results.pooled is None else [_copy(result) for result in results.pooled],
     )
 
 

@@ -29,6 +29,7 @@ from app.engine.worker.dummy_step import dummy_forward, full_step, warm_letters
 from app.engine.worker.graph_setup import GraphSetup
 from app.engine.worker.model_runner import ModelRunner
 from app.engine.worker.pending_step import PendingStep
+from app.engine.worker.pooling_runner import PoolingRunner, start_pooling
 from app.engine.worker.row_state import RowState
 from app.engine.worker_info import Meeting, WorkerInfo
 
@@ -54,7 +55,7 @@ class Worker:
         self._device = torch.device("cpu")
         self._threads = num_threads(config)
         self._thread: int | None = None  # the one whose settings were made last
-        self._runner: ModelRunner | None = None
+        self._runner: ModelRunner | PoolingRunner | None = None
         self._pending: deque[PendingStep] = deque()
 
     def start(self) -> WorkerInfo:
@@ -73,17 +74,22 @@ class Worker:
         with torch.inference_mode():
             layers = stage_layers(info.num_layers, config.pipeline_parallel_size, config.pipeline_partition)
             ctx = BuildContext(dtype, self._device, max_model_len, ops, groups, layers[groups.pp.rank])
+            if info.runner(config.runner) == "pooling":
+                self._runner, num_blocks, note = start_pooling(config, info, ctx)
+                notes = [device_note, dtype_note, attention_note, *self._parallel_notes(layers), note]
+                return WorkerInfo(num_blocks, str(self._device), str(dtype).removeprefix("torch."), notes)
             model = load_model(info, ctx, config.load_format, config.seed)
             spec = KVCacheSpec.of(model.attention_layers, config.block_size, dtype)
             state = RowState(config.max_num_seqs, max_model_len, config.block_size, self._device)
             hidden_size = int(info.hf_config["hidden_size"])
             link = StageLink(groups, hidden_size, dtype, self._device, config.max_inflight_steps + 2)
             caches = spec.allocate(1, self._device)
-            self._runner = ModelRunner(model, caches, state, info.vocab_size, self._device, link)
-            graphs = GraphSetup(config, self._runner, dtype, self._device)
-            num_blocks = self._allocate_kv_cache(self._runner, spec, max_model_len, graphs)
+            runner = ModelRunner(model, caches, state, info.vocab_size, self._device, link)
+            graphs = GraphSetup(config, runner, dtype, self._device)
+            num_blocks = self._allocate_kv_cache(runner, spec, max_model_len, graphs)
             graphs.capture()
-            self._warm(self._runner, max_model_len)
+            self._warm(runner, max_model_len)
+            self._runner = runner
         notes = [
             device_note,
             dtype_note,

@@ -1,0 +1,25 @@
+"""Layer normalisation with weight and bias, as encoders have it."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from app.engine.layers.context import BuildContext
+from app.engine.layers.weight import REPLICATED, Weight
+
+
+class LayerNorm(nn.Module):
+    """(x - mean) / std * weight + bias over the last dimension."""
+
+    def __init__(self, ctx: BuildContext, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = Weight(torch.ones(size, dtype=ctx.dtype), REPLICATED)
+        self.bias = Weight(torch.zeros(size, dtype=ctx.dtype), REPLICATED)
+        self.size = (size,)
+        self.eps = eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., C] -> [..., C]."""
+        return F.layer_norm(x, self.size, self.weight, self.bias, self.eps)

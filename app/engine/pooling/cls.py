@@ -1,0 +1,19 @@
+"""The first token stands for the text, as in BERT's classifiers."""
+
+from __future__ import annotations
+
+import torch
+
+from app.engine.pooling.base import Pooling
+
+
+class ClsPooling(Pooling):
+    """Hidden state of the first token."""
+
+    def of_step(self, hidden: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
+        """First row of each request."""
+        return hidden[starts[:-1]]
+
+    def merge(self, earlier: torch.Tensor, later: torch.Tensor) -> torch.Tensor:
+        """The first chunk has the first token."""
+        return earlier

@@ -1,0 +1,21 @@
+"""The last token stands for the text: in a decoder, the only one that has seen all of it."""
+
+from __future__ import annotations
+
+import torch
+
+from app.engine.pooling.base import Pooling
+
+
+class LastPooling(Pooling):
+    """Hidden state of the last token."""
+
+    needs_all_tokens = False
+
+    def of_step(self, hidden: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
+        """Last row of each request."""
+        return hidden[starts[1:] - 1]
+
+    def merge(self, earlier: torch.Tensor, later: torch.Tensor) -> torch.Tensor:
+        """The last chunk has the last token."""
+        return later

@@ -1,0 +1,110 @@
+"""What stands where a generating model has its sampler: a step's hidden states to the results of the prompts it ends.
+
+A prompt may be computed over several steps (I1), so rows that go on keep what was pooled of them so far, on the
+device. A request that enters its row again after a preemption begins anew: with `needs_all_tokens`, the scheduler
+lets it find nothing in the prefix cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from app.engine.pooling import POOLINGS
+from app.engine.pooling.heads import ClassifierHead, EmbeddingHead
+from app.engine.pooling_info import PoolingInfo
+from app.engine.pooling_params import PoolingParams
+from app.engine.sampling.transfer import to_device
+from app.engine.step import NewRequest
+
+Int64Array = NDArray[np.int64]
+
+
+class Pooler:
+    """Knows the pooling parameters of every row. `classify` maps pooled vectors [N, C] to logits [N, classes]."""
+
+    def __init__(
+        self,
+        info: PoolingInfo,
+        device: torch.device,
+        classify: Callable[[torch.Tensor], torch.Tensor] | None = None,
+        *,
+        dummy: bool = False,
+    ) -> None:
+        self._device = device
+        self._pooling = POOLINGS.load(info.pooling)()
+        self._embed = EmbeddingHead(info, device, dummy)
+        self._classify = None if classify is None else ClassifierHead(info, classify)
+        self._params: dict[int, PoolingParams] = {}
+        self._vectors: dict[int, torch.Tensor] = {}  # row -> [C] of the chunks so far
+        self._tokens: dict[int, list[torch.Tensor]] = {}  # row -> results of the tokens so far
+
+    def add(self, request: NewRequest) -> None:
+        """A request entered its row."""
+        assert request.pooling_params is not None, "a request without pooling parameters at a pooling model"
+        self.remove(request.row)
+        self._params[request.row] = request.pooling_params
+
+    def remove(self, row: int) -> None:
+        """The row was freed."""
+        self._params.pop(row, None)
+        self._vectors.pop(row, None)
+        self._tokens.pop(row, None)
+
+    def compute(
+        self, rows: list[int], ends: list[bool], starts: Int64Array, lengths: Int64Array, hidden: torch.Tensor
+    ) -> list[torch.Tensor]:
+        """Results fp32, in order, of the rows whose prompts end in this step.
+
+        `ends[i]` says so of rows[i], whose tokens are hidden[starts[i] : starts[i + 1]] of [T, C] and `lengths[i]` of
+        its prompt by the end of the step.
+        """
+        results: dict[int, torch.Tensor] = {}
+        whole = [i for i, row in enumerate(rows) if self._params[row].task != "token_embed"]
+        if whole:
+            results |= self._pool(rows, ends, whole, starts, lengths, hidden)
+        for i in sorted(set(range(len(rows))) - set(whole)):
+            row = rows[i]
+            part = self._embed(hidden[starts[i] : starts[i + 1]].float(), self._params[row])
+            self._tokens.setdefault(row, []).append(part)
+            if ends[i]:
+                results[i] = torch.cat(self._tokens.pop(row))
+        return [results[i] for i in sorted(results)]
+
+    def _pool(
+        self,
+        rows: list[int],
+        ends: list[bool],
+        whole: list[int],
+        starts: Int64Array,
+        lengths: Int64Array,
+        hidden: torch.Tensor,
+    ) -> dict[int, torch.Tensor]:
+        """One vector each, of the rows `whole`: those of the same parameters go through the head together."""
+        pooled = self._pooling.of_step(hidden.float(), to_device(starts, self._device))
+        groups: dict[PoolingParams, list[int]] = {}
+        vectors: dict[int, torch.Tensor] = {}
+        for i in whole:
+            row = rows[i]
+            earlier = self._vectors.pop(row, None)
+            vector = pooled[i] if earlier is None else self._pooling.merge(earlier, pooled[i])
+            if not ends[i]:
+                self._vectors[row] = vector.clone()  # not a view, which would keep the whole step's
+                continue
+            vectors[i] = vector
+            groups.setdefault(self._params[row].model_copy(update={"second_text_at": None}), []).append(i)
+        results: dict[int, torch.Tensor] = {}
+        for params, members in groups.items():
+            counts = to_device(lengths[members].astype(np.float32), self._device)
+            stacked = self._pooling.finish(torch.stack([vectors[i] for i in members]), counts)
+            results |= zip(members, self._head(params)(stacked, params), strict=True)
+        return results
+
+    def _head(self, params: PoolingParams) -> Callable[[torch.Tensor, PoolingParams], torch.Tensor]:
+        if params.task != "classify":
+            return self._embed
+        assert self._classify is not None, "the door lets no classification through to a model without classes"
+        return self._classify

@@ -1,0 +1,229 @@
+"""How a model directory says that its hidden states become results: no torch, no transformers (I8).
+
+Read from the files of sentence-transformers (`modules.json`, `<n>_Pooling/config.json`, `<n>_Dense/config.json`)
+where there are any, else from the architecture: an encoder's first token, a decoder's last one.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from app.config import EngineConfig
+from app.engine.model_info import ModelInfo
+from app.engine.pooling_params import PoolingParams, PoolingTask
+from app.errors import CheckpointError, ConfigError, InvalidRequestError, UnsupportedError
+
+Scores = Literal["sigmoid", "softmax", "identity"]
+
+# Pooling modes of sentence-transformers, under their old flags and their new names, and what we call them.
+_OLD_FLAGS = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len",
+    "pooling_mode_lasttoken": "last",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+}
+_NEW_NAMES = {"lasttoken": "last", "mean_sqrt_len_tokens": "mean_sqrt_len"}
+_ACTIVATIONS = {"Identity": "identity", "Tanh": "tanh", "GELU": "gelu", "ReLU": "relu", "SiLU": "silu"}
+_SCORES: dict[str, Scores] = {"Identity": "identity", "Sigmoid": "sigmoid", "Softmax": "softmax"}
+_PROBLEMS: dict[str, Scores] = {
+    "regression": "identity",
+    "single_label_classification": "softmax",
+    "multi_label_classification": "sigmoid",
+}
+
+
+@dataclass(slots=True, frozen=True)
+class DenseInfo:
+    """A linear layer behind the pooling, with its activation; its weights lie in `directory`."""
+
+    directory: Path
+    in_features: int
+    out_features: int
+    bias: bool
+    activation: str
+
+
+@dataclass(slots=True, frozen=True)
+class PoolingInfo:
+    """One model's way from hidden states to results."""
+
+    pooling: str  # a name of app/engine/pooling's table
+    is_causal: bool  # attention looks back only, so that prompts may be computed in chunks
+    tasks: tuple[PoolingTask, ...]
+    denses: tuple[DenseInfo, ...] = ()
+    normalize: bool = True  # embeddings get length 1 unless a request says otherwise
+    embedding_size: int = 0
+    matryoshka: tuple[int, ...] | None = None  # lengths an embedding may be cut to; () = any; None = none
+    labels: tuple[str, ...] = ()  # of a classifier, in the order of its scores
+    scores: Scores = "identity"  # what turns a classifier's logits into scores
+    has_token_types: bool = False  # it tells the first text of a pair from the second
+
+    @classmethod
+    def of(cls, info: ModelInfo, matryoshka: bool = False) -> PoolingInfo:
+        """Read it; `matryoshka` says that the operator vouches for cutting embeddings short.
+
+        Raises CheckpointError for unreadable files, UnsupportedError for modules that we do not have.
+        """
+        hf = info.hf_config
+        common: dict[str, Any] = {
+            "is_causal": info.is_causal,
+            "has_token_types": int(hf.get("type_vocab_size") or 0) > 1,
+        }
+        if info.architecture.endswith("ForSequenceClassification"):
+            labels = _labels(hf)
+            pooling = "last" if info.is_causal else "cls"
+            return cls(pooling, tasks=("classify",), labels=labels, scores=_scores(hf, len(labels)), **common)
+        modules = _modules(info.directory)
+        denses = tuple(_dense(path) for kind, path in modules if kind == "Dense")
+        poolings = [_pooling(path) for kind, path in modules if kind == "Pooling"]
+        size = denses[-1].out_features if denses else int(hf["hidden_size"])
+        return cls(
+            poolings[0] if poolings else ("last" if info.is_causal else "cls"),
+            tasks=("embed", "token_embed"),
+            denses=denses,
+            normalize=not modules or any(kind == "Normalize" for kind, _ in modules),
+            embedding_size=size,
+            matryoshka=_matryoshka(hf, matryoshka),
+            **common,
+        )
+
+    @property
+    def needs_all_tokens(self) -> bool:
+        """Whether a text's vector is made of all of its tokens: what a prefix cache holds would be missing."""
+        return self.pooling != "last"
+
+    def check(self, params: PoolingParams) -> None:
+        """Refuse what this model cannot do; InvalidRequestError and UnsupportedError name the field."""
+        if params.task not in self.tasks:
+            raise UnsupportedError(
+                f"this model does not support the task {params.task!r}; it can: {', '.join(self.tasks)}",
+                param="task",
+            )
+        wanted = params.dimensions
+        if wanted is None:
+            return
+        if self.matryoshka is None:
+            raise UnsupportedError(
+                "dimensions: this model was not trained for shorter embeddings (Matryoshka); where you know "
+                "better, start it with matryoshka: true",
+                param="dimensions",
+            )
+        if wanted > self.embedding_size:
+            raise InvalidRequestError(
+                f"dimensions: {wanted} is more than the {self.embedding_size} of this model",
+                param="dimensions",
+            )
+        if self.matryoshka and wanted not in self.matryoshka:
+            known = ", ".join(map(str, self.matryoshka))
+            raise InvalidRequestError(
+                f"dimensions: {wanted} is none of those that this model was trained for: {known}",
+                param="dimensions",
+            )
+
+
+def pooling_info(config: EngineConfig, info: ModelInfo) -> PoolingInfo | None:
+    """That of the model which `config` runs; None where it generates. ConfigError for options that do not fit."""
+    if info.runner(config.runner) == "generate":
+        return None
+    if config.pipeline_parallel_size > 1:
+        raise ConfigError(
+            f"pipeline_parallel_size={config.pipeline_parallel_size}: pooling models run in one stage",
+            param="pipeline_parallel_size",
+        )
+    return PoolingInfo.of(info, config.matryoshka)
+
+
+def step_budget(config: EngineConfig, info: ModelInfo, max_model_len: int) -> int:
+    """Most tokens in one step: an encoder's longest prompt must fit, so for it the default grows with the context.
+
+    ConfigError when the number was given and is too small.
+    """
+    given = config.max_num_batched_tokens
+    if info.is_causal or given >= max_model_len:
+        return given
+    if "max_num_batched_tokens" in config.model_fields_set:
+        raise ConfigError(
+            f"max_num_batched_tokens={given} is less than max_model_len={max_model_len}: an encoder computes a prompt "
+            "in one step",
+            param="max_num_batched_tokens",
+        )
+    return max_model_len
+
+
+def _modules(directory: Path) -> list[tuple[str, Path]]:
+    """(class name, directory) of the sentence-transformers modules behind the transformer, in order."""
+    file = directory / "modules.json"
+    if not file.is_file():
+        return []
+    found = []
+    for entry in _read(file):
+        kind = str(entry["type"]).rpartition(".")[2]
+        if kind not in ("Transformer", "Pooling", "Dense", "Normalize"):
+            raise UnsupportedError(f"{file}: modules of type {entry['type']!r} are not supported", param="model")
+        found.append((kind, directory / str(entry.get("path", ""))))
+    order = [kind for kind, _ in found]
+    last = order.index("Normalize") if "Normalize" in order else len(order)
+    if order[:1] != ["Transformer"] or "Dense" in order[last:]:
+        raise UnsupportedError(f"{file}: this order of modules is not supported: {', '.join(order)}", param="model")
+    return found[1:]
+
+
+def _pooling(directory: Path) -> str:
+    config = _read(directory / "config.json")
+    modes = config.get("pooling_mode") or [name for flag, name in _OLD_FLAGS.items() if config.get(flag)]
+    modes = [modes] if isinstance(modes, str) else list(modes)
+    if len(modes) != 1:
+        raise UnsupportedError(f"{directory}: exactly one pooling mode is supported, not {modes}", param="model")
+    return _NEW_NAMES.get(modes[0], str(modes[0]))
+
+
+def _dense(directory: Path) -> DenseInfo:
+    config = _read(directory / "config.json")
+    given = str(config.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(".")[2]
+    others = [name for name in ("module_input_name", "module_output_name", "use_residual") if config.get(name)]
+    odd = [name for name in others if config[name] != "sentence_embedding"]
+    if given not in _ACTIVATIONS or odd:
+        what = f"activation {given!r}" if given not in _ACTIVATIONS else f"{odd[0]}={config[odd[0]]!r}"
+        raise UnsupportedError(f"{directory}: a dense module with {what} is not supported", param="model")
+    sizes = int(config["in_features"]), int(config["out_features"])
+    return DenseInfo(directory, *sizes, bool(config.get("bias", True)), _ACTIVATIONS[given])
+
+
+def _matryoshka(hf: dict[str, Any], vouched: bool) -> tuple[int, ...] | None:
+    lengths = hf.get("matryoshka_dimensions")
+    if lengths:
+        return tuple(sorted(int(length) for length in lengths))
+    return () if vouched or hf.get("is_matryoshka") else None
+
+
+def _labels(hf: dict[str, Any]) -> tuple[str, ...]:
+    """transformers writes `id2label`, and means two classes where it writes nothing."""
+    named = hf.get("id2label") or {}
+    number = len(named) or int(hf.get("num_labels") or 2)
+    return tuple(str(named.get(str(i), f"LABEL_{i}")) for i in range(number))
+
+
+def _scores(hf: dict[str, Any], num_labels: int) -> Scores:
+    """As sentence-transformers wrote it down, else by the kind of problem, else by the number of classes."""
+    own = (hf.get("sentence_transformers") or {}).get("activation_fn") or hf.get("sbert_ce_default_activation_function")
+    if own:
+        name = str(own).rpartition(".")[2]
+        if name not in _SCORES:
+            raise UnsupportedError(f"the classifier's activation {own!r} is not supported", param="model")
+        return _SCORES[name]
+    problem = hf.get("problem_type")
+    if problem in _PROBLEMS:
+        return _PROBLEMS[problem]
+    return "sigmoid" if num_labels == 1 else "softmax"
+
+
+def _read(file: Path) -> Any:
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError) as error:
+        raise CheckpointError(f"cannot read {file}: {error}", param="model") from error

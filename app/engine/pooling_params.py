@@ -1,0 +1,33 @@
+"""What a pooling request asks for: the counterpart of SamplingParams for models that give vectors instead of tokens."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from app.engine.sampling_params import SamplingParams
+
+PoolingTask = Literal["embed", "token_embed", "classify"]
+
+# A pooling request travels the road of a request that would generate one token, and ends where that one would be drawn.
+NO_SAMPLING = SamplingParams(max_tokens=1, temperature=0.0, seed=0, ignore_eos=True)
+
+
+class PoolingParams(BaseModel):
+    """How the hidden states of a prompt become its result, fp32: a vector, one for each token, or class scores."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    task: PoolingTask = Field("embed", description="A vector of the text, one of each token, or scores of classes.")
+    dimensions: int | None = Field(
+        None, ge=1, description="Keep the first so many entries of an embedding (Matryoshka models)."
+    )
+    use_activation: bool | None = Field(
+        None,
+        description="Bring embeddings to length 1, turn logits of classes into probabilities; when not given, as the "
+        "model's own files say.",
+    )
+    second_text_at: int | None = Field(
+        None, ge=1, description="Where the second text of a pair begins, for models that tell the two apart."
+    )
