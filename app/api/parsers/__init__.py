@@ -38,7 +38,7 @@ _TOOL_MARKS = (
     ("mistral", ("[TOOL_CALLS]",)),
     ("deepseek_v3", ("<｜tool▁sep｜>", "```json")),
     ("deepseek_v31", ("<｜tool▁sep｜>",)),
-    ("pythonic", ("[func_name1(params_name1=params_value1",)),
+    ("pythonic", ("[func_name1(",)),
     ("llama3_json", ("<|python_tag|>",)),
     ("llama3_json", ('"parameters": dictionary of argument name',)),
 )

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from app.api.parsers.base import ToolParser
 from app.api.parsers.grammar import CallGrammar
 from app.api.parsers.json_text import begin_call
-from app.api.parsers.scanner import MAX_NAME, Steps
+from app.api.parsers.scanner import MAX_NAME, Mismatch, Steps
 
 CALLS, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL, SEPARATOR, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
@@ -46,7 +46,9 @@ class DeepSeekV3Parser(DeepSeekV31Parser):
 
     def _call(self) -> Steps[None]:
         scan = self.scan
-        yield from scan.until(SEPARATOR, limit=MAX_NAME)
+        kind, _ = yield from scan.until(SEPARATOR, limit=MAX_NAME)
+        if kind.strip() != "function":
+            raise Mismatch
         name, _ = yield from scan.until("\n", limit=MAX_NAME)
         if (yield from scan.accept(FENCE)):
             yield from scan.match("json")

@@ -16,6 +16,10 @@ from app.api.parsers.scanner import Mismatch, PartKind, Steps
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 END, RETURN, CALL = "<|end|>", "<|return|>", "<|call|>"
 MAX_HEADER = 512  # characters between two messages' texts
+_TO = r"(?:\s*to=[^\s<]+)?"
+_HEADER = re.compile(
+    rf"(?:<\|start\|>)?(?:assistant)?{_TO}(?:\s*<\|channel\|>\s*\w+)?{_TO}\s*(?:<\|constrain\|>)?\s*(?:json|code)?\s*"
+)
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 _RECIPIENT = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
 
@@ -44,13 +48,15 @@ class HarmonyParser(ToolParser):
         """What stands before the next message's text."""
         scan = self.scan
         yield from scan.space()
-        marker = yield from scan.match(START, CHANNEL, MESSAGE, "assistant", "to=", "commentary")
+        marker = yield from scan.match(START, CHANNEL, MESSAGE, "assistant", "to=")
         if not marker:
             raise Mismatch
         text = ""
         if marker != MESSAGE:
             text, _ = yield from scan.until(MESSAGE, limit=MAX_HEADER)
         self._header = marker + text
+        if marker != MESSAGE and not _HEADER.fullmatch(self._header):
+            raise Mismatch
 
     def _plain(self) -> Steps[None]:
         """Content up to where a message may begin again; markers that stand alone say nothing."""

@@ -10,6 +10,7 @@ from typing import Any
 from app.api.parsers.scanner import Mismatch, Scanner, Steps
 
 ARGUMENT_KEYS = ("arguments", "parameters")
+HARMLESS_KEYS = ("id", "type", "index")
 _OUTSIDE = re.compile(r'["{}\[\]<`]')  # the last two never occur there: they begin the format's next marker
 _INSIDE = re.compile(r'["\\\x00-\x1f]')
 _SCALAR_END = re.compile(r"[\s,\]}<`]")
@@ -152,7 +153,6 @@ def json_call(scan: Scanner, known: Container[str] | None = None) -> Steps[None]
     With `known`, only those names make a call.
     """
     name = held = None
-    has_begun = False
     yield from scan.expect("{")
     while not (yield from scan.accept("}")):
         key = yield from read_string(scan)
@@ -161,17 +161,34 @@ def json_call(scan: Scanner, known: Container[str] | None = None) -> Steps[None]
             name = yield from read_string(scan)
             if known is not None and name not in known:
                 raise Mismatch
-        elif key in ARGUMENT_KEYS and name is not None and not has_begun:
-            has_begun = True
+        elif key in ARGUMENT_KEYS and name is not None and held is None:
             yield from begin_call(scan, name)
+            # What follows cannot undo the call; if it is no end of one, it is content.
+            yield from scan.attempt(_end_of_call(scan), "")
+            return
+        elif key in ARGUMENT_KEYS and held is None:
+            held = yield from held_value(scan)
         else:
-            value = yield from held_value(scan)
-            held = value if key in ARGUMENT_KEYS else held
+            yield from _harmless(scan, key)
         if not (yield from scan.accept(",")):
             yield from scan.expect("}")
             break
     if name is None:
         raise Mismatch
-    if not has_begun:
-        scan.begin_call(name)
-        scan.say_arguments(_as_object(held or "{}"))
+    scan.begin_call(name)
+    scan.say_arguments(_as_object(held or "{}"))
+
+
+def _end_of_call(scan: Scanner) -> Steps[None]:
+    while not (yield from scan.accept("}")):
+        yield from scan.expect(",")
+        key = yield from read_string(scan)
+        yield from scan.expect(":")
+        yield from _harmless(scan, key)
+
+
+def _harmless(scan: Scanner, key: str) -> Steps[None]:
+    """Read the value of a key that some models add to a call; Mismatch for any other, whose text must not be lost."""
+    if key not in HARMLESS_KEYS:
+        raise Mismatch
+    yield from held_value(scan)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import string
 from collections.abc import Collection
@@ -9,10 +10,11 @@ from collections.abc import Collection
 from app.api.parsers.base import ToolParser
 from app.api.parsers.grammar import CallGrammar
 from app.api.parsers.json_text import begin_call, json_call
-from app.api.parsers.scanner import MAX_NAME, Steps
+from app.api.parsers.scanner import MAX_NAME, Mismatch, Steps
 
 OPEN, ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 ID_LENGTH = 9  # the templates refuse ids of any other form
+_ID = re.compile(r"\s*\w{1,64}\s*")
 
 
 class MistralParser(ToolParser):
@@ -42,7 +44,9 @@ class MistralParser(ToolParser):
         scan = self.scan
         name, marker = yield from scan.until(ID, ARGS, "{", limit=MAX_NAME)
         if marker == ID:
-            yield from scan.until(ARGS, limit=MAX_NAME)
+            call_id, _ = yield from scan.until(ARGS, limit=MAX_NAME)
+            if not _ID.fullmatch(call_id):
+                raise Mismatch
         elif marker == "{":
             scan.back(1)
         yield from begin_call(scan, name.strip())

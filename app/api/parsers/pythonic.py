@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import warnings
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -99,7 +100,9 @@ def _to_bracket(scan: Scanner) -> Steps[str]:
 def _keywords(text: str) -> str:
     """JSON object of a call's keyword arguments; Mismatch when they are not all literals."""
     try:
-        tree = ast.parse(f"f({text.strip()}\n)", mode="eval").body
+        with warnings.catch_warnings():  # about escapes that Python does not know
+            warnings.simplefilter("ignore")
+            tree = ast.parse(f"f({text.strip()}\n)", mode="eval").body
         if not isinstance(tree, ast.Call) or tree.args:
             raise Mismatch
         values = {keyword.arg: _literal(keyword.value) for keyword in tree.keywords}

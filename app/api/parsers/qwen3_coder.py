@@ -66,7 +66,12 @@ class Qwen3CoderParser(ToolParser):
                 raise Mismatch
             scan.say_arguments('"')
         else:
-            text, marker = yield from scan.until(PARAMETER_END, FUNCTION_END)
+            held: list[str] = []
+            marker = yield from scan.pass_until((PARAMETER_END, FUNCTION_END), held.append)
+            text = "".join(held)
+            if not marker:
+                scan.say_arguments(text)
+                raise Mismatch
             scan.say_arguments(_typed(text.removesuffix("\n"), types))
         if marker == FUNCTION_END:  # the closing marker of the value was forgotten
             scan.back(len(marker))

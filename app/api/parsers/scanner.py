@@ -232,14 +232,14 @@ class _Markers:
 
     def __init__(self, markers: tuple[str, ...]) -> None:
         self._markers = markers
+        self._firsts = frozenset(marker[0] for marker in markers)
         self.longest = max(map(len, markers))
         self.pattern = re.compile("|".join(map(re.escape, sorted(markers, key=len, reverse=True))))
 
     def undecided(self, text: str, start: int) -> int:
         """Where the end of `text` begins that a marker may begin with."""
         for position in range(max(start, len(text) - self.longest + 1), len(text)):
-            tail = text[position:]
-            if any(marker.startswith(tail) for marker in self._markers):
+            if text[position] in self._firsts and any(m.startswith(text[position:]) for m in self._markers):
                 return position
         return len(text)
 
