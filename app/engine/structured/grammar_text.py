@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # the library declares it in its stub only
     from llguidance._lib import JsonCompileOptions
 
 # White space between the parts of JSON. Bounded, since a model that may write it for ever sometimes does.
-WHITESPACE = r"[ \t\n\r]{1,64}"
+WHITESPACE = r"[ \t\n\r]{1,32}"
 
 
 def grammar_text(spec: StructuredOutputs) -> str:

@@ -1,0 +1,235 @@
+"""Limits, the trial's process and the cache. What compiles here is what the engine accepts."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from app.engine.model_info import ModelInfo
+from app.engine.structured.compiler import GrammarCompiler
+from app.engine.structured.limits import GrammarLimits
+from app.engine.structured.matcher import GrammarFailure, Matcher
+from app.engine.structured.structured_outputs import StructuredOutputs
+from app.engine.structured.vocabulary import VocabularySource
+from app.errors import InvalidRequestError
+from app.text.tokenizer import Tokenizer
+
+INFO = ModelInfo.from_directory("tiny-chat")
+EOS = 2
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_directory(INFO.directory)
+
+
+@pytest.fixture(scope="module")
+def compiler() -> Iterator[GrammarCompiler]:
+    source = VocabularySource(INFO.directory, INFO.vocab_size + 40, INFO.eos_token_ids)  # a padded embedding
+    compiler = GrammarCompiler(source, GrammarLimits(timeout_s=1.0, memory_bytes=64 << 20), cache_size=4)
+    yield compiler
+    compiler.close()
+
+
+def allowed(matcher: Matcher) -> set[int]:
+    words = np.zeros(matcher.num_words, np.int32)
+    matcher.fill_mask(words)
+    return set(np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).tolist())
+
+
+def accepts(compiler: GrammarCompiler, tokenizer: Tokenizer, spec: StructuredOutputs, text: str) -> bool:
+    """Whether the text as a whole is an answer: each token allowed by its mask, and an end after them."""
+    matcher = compiler.matcher(spec)
+    for token in tokenizer.encode(text, add_special_tokens=False):
+        if matcher.is_complete or token not in allowed(matcher):
+            return False
+        matcher.accept(token)
+    return matcher.is_complete or EOS in allowed(matcher)
+
+
+TAG: dict[str, Any] = {
+    "type": "structural_tag",
+    "structures": [{"begin": "<f=a>", "schema": {"type": "integer"}, "end": "</f>"}],
+    "triggers": ["<f="],
+}
+INTEGER = {"type": "json_schema", "json_schema": {"type": "integer"}}
+TREE: dict[str, Any] = {
+    "type": "structural_tag",
+    "format": {
+        "type": "sequence",
+        "elements": [
+            {"type": "const_string", "value": "<t>"},
+            {"type": "or", "elements": [INTEGER, {"type": "regex", "pattern": "a/b+"}]},
+            {"type": "tag", "begin": "[", "content": {"type": "any_text"}, "end": "]"},
+        ],
+    },
+}
+CALL: dict[str, Any] = {
+    "type": "structural_tag",
+    "format": {
+        "type": "triggered_tags",
+        "triggers": ["<call>"],
+        "tags": [{"type": "tag", "begin": "<call>\n", "content": INTEGER, "end": "\n</call>"}],
+        "at_least_one": True,
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("spec", "good", "bad"),
+    [
+        ({"json": {"const": "é\n"}}, ['"é\\n"'], ['"e"', '"é']),
+        ({"json": {"type": "array", "maxItems": 2}}, ["[1, [ ]]", "[\n]"], ["[1,2,3]", "[" + " " * 33 + "]"]),
+        ({"json": True}, ["1", "{}"], ["x"]),
+        ({"json": {"type": "array"}, "disable_any_whitespace": True}, ["[1,2]"], ["[1, 2]"]),
+        ({"json": {"type": "array"}, "whitespace_pattern": "[ ]{1,2}"}, ["[1,  2]"], ["[1,   2]", "[1,\n2]"]),
+        ({"json_object": True}, ['{"a": [1, {}]}'], ["[]", "1"]),
+        ({"regex": r"\d{3}-[a-z]+/x"}, ["123-abc/x"], ["12-a/x", "123-abc/xx"]),
+        ({"regex": "(a+)+b"}, ["aaab"], ["aaa"]),
+        ({"choice": ["a", "ab", 'é\n"x/ \\d']}, ["a", "ab", 'é\n"x/ \\d'], ["b", "abc"]),
+        ({"grammar": 'root ::= "a" b*\nb ::= [0-9]+ | "x"'}, ["a", "a12x"], ["b", "ay"]),
+        ({"grammar": 'start: "if " e\ne: "x" | "(" e ")"'}, ["if ((x))"], ["if ((x)"]),
+        ({"structural_tag": TAG}, ["", "hi <f=a>3</f> bye", "<f=a>1</f><f=a>-3</f>"], ["<f=b>", "x <f=a>y</f>"]),
+        ({"structural_tag": json.dumps(TREE)}, ["<t>12[hello]", "<t>a/bb[]"], ["<t>a/bb[", "<t>a[x]"]),
+        ({"structural_tag": CALL}, ["<call>\n5\n</call>", "so <call>\n5\n</call>."], ["so", "<call>\nx"]),
+    ],
+)
+def test_what_matches(compiler: GrammarCompiler, tokenizer: Tokenizer, spec: Any, good: Any, bad: Any) -> None:
+    parsed = StructuredOutputs.model_validate(spec)
+    for text in good:
+        assert accepts(compiler, tokenizer, parsed, text), text
+    for text in bad:
+        assert not accepts(compiler, tokenizer, parsed, text), text
+
+
+def test_neither_special_tokens_nor_padding_are_text(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
+    found = allowed(compiler.matcher(StructuredOutputs(regex="(.|\n)*")))
+    assert found >= {tokenizer.encode(text, add_special_tokens=False)[0] for text in ("a", "{", "\n")}
+    assert found.isdisjoint(
+        {*tokenizer.special_token_ids, *range(tokenizer.vocab_size, 2000)} - set(INFO.eos_token_ids)
+    )
+
+
+def deep(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "integer"}
+    for _ in range(levels):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ({"json": deep(10_000)}, "deeper than 96"),
+        ({"json": {"enum": ["x" * 1000] * 1000}}, "longer than 262144"),
+        ({"regex": "x" * 300_000}, "longer than 262144"),
+        ({"json": {"maximum": 10**300_000}}, "longer than 262144"),  # hundreds of thousands of digits
+        ({"json": {"uniqueItems": True}}, "uniqueItems"),
+        ({"json": {"type": "string", "format": "a new one"}}, "a new one"),
+        ({"json": {"type": "integer", "minimum": 5, "maximum": 3}}, "minimum"),
+        ({"json": False}, "nothing matches"),
+        ({"regex": r"(a)\1"}, "backreferences"),
+        ({"choice": ["\ud800"]}, "surrogate"),
+        ({"grammar": "start: " + "(" * 3000 + '"a"' + ")" * 3000}, "deeply"),
+        ({"structural_tag": {"type": "structural_tag", "structures": [], "triggers": ["x"]}}, "at least one"),
+        ({"structural_tag": {**TAG, "triggers": ["<g"]}}, "none of the triggers"),
+        ({"structural_tag": {"type": "structural_tag", "format": {"type": "tag"}}}, "must be a text"),
+        ({"structural_tag": {**TREE, "more": 1}}, "unknown field"),
+    ],
+)
+def test_refusals_are_quick_and_say_why(compiler: GrammarCompiler, spec: Any, says: str) -> None:
+    parsed = StructuredOutputs.model_construct(**{"json_schema" if k == "json" else k: v for k, v in spec.items()})
+    if parsed.kind != "structural_tag" or isinstance(spec["structural_tag"], dict):
+        began = time.monotonic()
+        with pytest.raises(InvalidRequestError) as raised:
+            compiler.matcher(parsed)
+        assert raised.value.param == f"structured_outputs.{parsed.kind}"
+        assert says in raised.value.message
+        assert time.monotonic() - began < 10  # milliseconds, were the machine calm
+
+
+def too_slow() -> StructuredOutputs:
+    many = {f"p{i}": {"type": "string"} for i in range(9000)}
+    return StructuredOutputs(json={"type": "object", "properties": many, "additionalProperties": False})
+
+
+def test_a_grammar_that_takes_too_long_costs_a_process(compiler: GrammarCompiler) -> None:
+    compiler.matcher(StructuredOutputs(regex="first"))
+    before = {child.pid for child in psutil.Process(os.getpid()).children()}
+    with pytest.raises(InvalidRequestError, match="takes more than 1 s"):
+        compiler.matcher(too_slow())
+    after = {child.pid for child in psutil.Process(os.getpid()).children()}
+    assert len(before - after) == 1
+    compiler.matcher(StructuredOutputs(regex="next"))
+
+
+def test_a_grammar_that_takes_too_much_memory_costs_a_process() -> None:
+    source = VocabularySource(INFO.directory, INFO.vocab_size, INFO.eos_token_ids)
+    small = GrammarCompiler(source, GrammarLimits(timeout_s=30.0, memory_bytes=16 << 20), cache_size=4)
+    try:
+        with pytest.raises(InvalidRequestError, match="takes more than 16 MiB"):
+            small.matcher(too_slow())
+        small.matcher(StructuredOutputs(regex="next"))
+    finally:
+        small.close()
+
+
+def test_the_process_comes_back_after_a_kill(compiler: GrammarCompiler) -> None:
+    compiler.matcher(StructuredOutputs(regex="before"))
+    for child in psutil.Process(os.getpid()).children():
+        if "trial_process" in " ".join(child.cmdline()):
+            child.kill()
+            child.wait(10)
+    compiler.matcher(StructuredOutputs(regex="after"))
+
+
+def test_requests_with_one_grammar_do_not_share_a_state(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
+    spec = StructuredOutputs(choice=["ab", "ac"])
+    one, two = compiler.matcher(spec), compiler.matcher(spec)
+    a, b = (tokenizer.encode(text, add_special_tokens=False)[0] for text in "ab")
+    start = allowed(two)
+    one.accept(a)
+    assert allowed(two) == start
+    one.accept(b)
+    assert one.is_complete
+    assert not two.is_complete
+    with pytest.raises(GrammarFailure):
+        two.accept(b)
+
+
+def test_the_grammar_begins_after_the_thought(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
+    end = tuple(tokenizer.encode("</think>", add_special_tokens=False))
+    # The last one's end is written in tokens that it shares with the empty line after it.
+    for thought in ("", "so 1 </think it is", "hm\n</thi"):
+        matcher = compiler.matcher(StructuredOutputs(choice=["yes"]), end)
+        for token in tokenizer.encode(f"{thought}</think>\n\n", add_special_tokens=False):
+            was_active = matcher.is_active
+            if not was_active:
+                matcher.accept(token)
+        assert matcher.is_active
+        for token in tokenizer.encode("yes", add_special_tokens=False):
+            assert token in allowed(matcher)
+            matcher.accept(token)
+        assert matcher.is_complete
+
+
+def test_text_after_the_thought_in_its_last_token_begins_the_answer() -> None:
+    source = VocabularySource(INFO.directory, INFO.vocab_size, INFO.eos_token_ids)
+    compiler = GrammarCompiler(source, GrammarLimits(), cache_size=1)
+    try:
+        vocabulary = source.load()
+        matcher = compiler.matcher(StructuredOutputs(choice=['"}']), tuple(vocabulary.tokenize_str("x")))
+        matcher.accept(vocabulary.tokenize_str("x")[0])
+        assert matcher.is_active
+        matcher = compiler.matcher(StructuredOutputs(choice=["}"]), tuple(vocabulary.tokenize_str('"')))
+        matcher.accept(vocabulary.tokenize_str('"}')[0])  # one token: the end, and the whole answer
+        assert matcher.is_complete
+    finally:
+        compiler.close()
