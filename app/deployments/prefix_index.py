@@ -73,6 +73,8 @@ class PrefixIndex:
         self._interned: dict[int, int] = {}
         self._half_life_s = speculative_life_s / 2
         self._generation_began = 0.0
+        self._newer_slots: list[int] = []  # swept, but perhaps in a mask of the newer generation
+        self._older_slots: list[int] = []
         self._newer: dict[bytes, int] = {}
         self._older: dict[bytes, int] = {}
 
@@ -194,12 +196,9 @@ class PrefixIndex:
         if holders & bit:
             return
         replica.num_blocks += 1
-        holders |= bit
-        shard[block_hash] = self._interned.setdefault(holders, holders)
+        shard[block_hash] = self._shared(holders | bit) if holders else bit
         if len(shard) > self._most_per_shard:
             self._evict(shard)
-        if len(self._interned) > MAX_INTERNED:
-            self._interned.clear()
 
     def _remove(self, replica: _Replica, bit: int, block_hash: bytes) -> None:
         shard = self._shards[hash(block_hash) >> 48 & 255]
@@ -209,9 +208,15 @@ class PrefixIndex:
         replica.num_blocks -= 1
         holders &= ~bit
         if holders & ~self._dead:
-            shard[block_hash] = self._interned.setdefault(holders, holders)
+            shard[block_hash] = self._shared(holders)
         else:
             del shard[block_hash]
+
+    def _shared(self, holders: int) -> int:
+        """One object for equal masks: neighbouring blocks mostly have the same holders."""
+        if len(self._interned) > MAX_INTERNED:
+            self._interned.clear()
+        return self._interned.setdefault(holders, holders)
 
     def _evict(self, shard: dict[bytes, int]) -> None:
         """Make room: the entries at the front of a dict are the oldest."""
@@ -244,7 +249,7 @@ class PrefixIndex:
         self._live &= ~(1 << 2 * slot)
 
     def _sweep_one(self) -> None:
-        """Take the dead bits out of one dict; after all of them, the slots may be used again."""
+        """Take the dead bits out of one dict; after all dicts and two generations, the slots may be used again."""
         if not self._dead:
             return
         if self._sweep_position == 0:
@@ -258,11 +263,8 @@ class PrefixIndex:
                 del shard[block_hash]
         self._sweep_position = (self._sweep_position + 1) % NUM_SHARDS
         if self._sweep_position == 0:
-            for generation in (self._newer, self._older):
-                for block_hash, holders in [(h, m) for h, m in generation.items() if m & dead]:
-                    generation[block_hash] = holders & ~dead
             self._dead &= ~dead
-            self._free_slots += [bit // 2 for bit in _bits(dead) if bit % 2 == 0]
+            self._newer_slots += [bit // 2 for bit in _bits(dead) if bit % 2 == 0]
 
     # ---- requests
 
@@ -313,25 +315,27 @@ class PrefixIndex:
                 return
             replica = self._join(replica_id, "")  # none of its events has arrived yet; any incarnation supersedes ""
         bit = 1 << 2 * replica.slot
-        newer, interned = self._newer, self._interned
+        newer, shards, touch_above = self._newer, self._shards, self._most_per_shard // 2
         for block_hash in block_hashes:
-            shard = self._shards[hash(block_hash) >> 48 & 255]
+            shard = shards[hash(block_hash) >> 48 & 255]
             holders = shard.get(block_hash, 0)
-            if holders and 2 * len(shard) > self._most_per_shard:
+            if holders and len(shard) > touch_above:
                 shard[block_hash] = shard.pop(block_hash)  # recently used
             if not holders & bit:
-                speculative = newer.get(block_hash, 0) | bit
-                newer[block_hash] = interned.setdefault(speculative, speculative)
+                others = newer.get(block_hash)
+                newer[block_hash] = bit if others is None else self._shared(others | bit)
         if len(newer) > self._most_speculative:
             self._turn(now)
 
     def _age(self, now: float) -> None:
         if now - self._generation_began >= self._half_life_s:
             if now - self._generation_began >= 2 * self._half_life_s:
-                self._newer = {}
+                self._turn(now)
             self._turn(now)
 
     def _turn(self, now: float) -> None:
+        self._free_slots += self._older_slots
+        self._older_slots, self._newer_slots = self._newer_slots, []
         self._older, self._newer = self._newer, {}
         self._generation_began = now
 

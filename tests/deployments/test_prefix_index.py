@@ -111,7 +111,8 @@ def test_slots_are_used_again_after_the_sweep() -> None:
         index.drop(f"r{life}")
         for i in range(NUM_SHARDS + 1):
             index.apply(KVEventBatch("other", "1", life * (NUM_SHARDS + 1) + i, []))
-    assert len(index._names) <= 4
+        assert matches(index, 0, now=10.0 * life) == {}
+    assert len(index._names) <= 6
     assert len(index) == 0
     assert matches(index, 0) == {}
 
