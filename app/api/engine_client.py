@@ -44,9 +44,11 @@ class PromptPlace:
 
 @dataclass(slots=True)
 class RouteInfo:
-    """`place` is given to EngineClient.generate; it fills in who serves the request before the first output."""
+    """`place` and `session` are given to EngineClient.generate; it fills in who serves the request before the first
+    output."""
 
     replica_id: str | None = None
+    session: str = ""  # what the client says belongs together; a routing policy may keep it on one replica
     place: PromptPlace = field(default_factory=PromptPlace)
     extra: dict[str, str] = field(default_factory=dict)
 

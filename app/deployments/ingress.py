@@ -19,7 +19,7 @@ from typing import Any, cast
 from fastapi import FastAPI
 from ray import serve
 
-from app.api.engine_client import PromptPlace, RouteInfo, ServedModel
+from app.api.engine_client import RouteInfo, ServedModel
 from app.api.events import ENDED_BY
 from app.config import ServeConfig
 from app.deployments.announcement import announce
@@ -158,7 +158,7 @@ class Ingress:
         """The request on one replica; on a second one if the first is lost before it said anything."""
         failed: set[str] = set()
         while True:
-            channel = await self._choose(model, request, route.place, failed)
+            channel = await self._choose(model, request, route, failed)
             silent = True
             stream: RequestStream | None = None
             try:
@@ -176,13 +176,13 @@ class Ingress:
                 if stream is not None:
                     stream.close(cast(FinishReason, route.extra.get(ENDED_BY, "abort")))
 
-    async def _choose(self, model: str, request: EngineRequest, place: PromptPlace, failed: set[str]) -> ChannelClient:
+    async def _choose(self, model: str, request: EngineRequest, route: RouteInfo, failed: set[str]) -> ChannelClient:
         """The replica of the prompt's place; the first choice finds one, and so does who finds that one lost."""
-        pool = self._pools[model]
+        pool, place = self._pools[model], route.place
         async with place.lock:
             live = self._live(model, failed)
             if place.replica_id not in live:
-                decision = None if failed else await self._ask_router(model, await self._query(pool, request))
+                decision = None if failed else await self._ask_router(model, request, route.session)
                 live = self._live(model, failed)
                 query = RouteQuery.of_prompt(request)
                 level: Level = "ingress"
@@ -195,23 +195,19 @@ class Ingress:
                 self._recorder.increment("manta:ingress_routes_total", 1.0, level)
             return live[place.replica_id]
 
-    async def _query(self, pool: ReplicaPool, request: EngineRequest) -> RouteQuery:
-        """What the Router is told about a prompt."""
-        if time.monotonic() < self._router_asleep_until:
-            return RouteQuery.of_prompt(request)  # nobody will be asked
-        hashes = await self._hasher.hash_prompt(request.prompt_token_ids, request.cache_root, pool.load)
-        return dataclasses.replace(RouteQuery.of_prompt(request), block_hashes=hashes)
-
     def _live(self, model: str, failed: set[str]) -> dict[str, ChannelClient]:
         live = {name: channel for name, channel in self._pools[model].live().items() if name not in failed}
         if not live:
             raise EngineDeadError(f"no engine replica of model {model!r} can take requests at the moment")
         return live
 
-    async def _ask_router(self, model: str, query: RouteQuery) -> Decision | None:
+    async def _ask_router(self, model: str, request: EngineRequest, session: str) -> Decision | None:
         """The Router's choice; None when it has none or does not answer in time."""
         if time.monotonic() < self._router_asleep_until:
             return None
+        load = self._pools[model].load
+        hashes = await self._hasher.hash_prompt(request.prompt_token_ids, request.cache_root, load)
+        query = dataclasses.replace(RouteQuery.of_prompt(request), block_hashes=hashes, session=session)
         timeout_s = self._config.ingress.route_timeout_s
         try:
             choice: Decision | None = await call(self._router, *_arguments(model, query), timeout_s=timeout_s)

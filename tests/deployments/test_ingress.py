@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import aclosing
 from typing import Any
 
+import msgspec
 import pytest
 
 from app.api.engine_client import PromptPlace, RouteInfo
@@ -17,13 +18,15 @@ from app.deployments.policies.base import Decision, RouteQuery
 from app.deployments.prompt_hasher import PromptHasher
 from app.deployments.replica_pool import ReplicaPool, RollCall
 from app.deployments.wire import LoadReport, decode_control
+from app.engine.kv_cache.block_hash import hash_blocks, root_hash
 from app.engine.outputs import EngineOutput
 from app.engine.request import EngineRequest
 from app.engine.sampling_params import SamplingParams
 from app.errors import EngineDeadError, MantaError
-from app.telemetry.metrics import MetricsRecorder
+from app.telemetry.metrics import MetricsRecorder, decode_snapshot
 
 N = 8
+KEY = b"a secret for tests"
 
 
 class Replica:
@@ -65,12 +68,14 @@ class TurningRouter:
     def __init__(self) -> None:
         self.asked: list[tuple[int, int]] = []
         self.hashes: list[bytes] = []
+        self.sessions: list[str] = []
 
     async def remote(
         self, model: str, num_prompt_tokens: int, max_tokens: int, hashes: bytes, session: str, adapter: str
     ) -> Decision:
         self.asked.append((num_prompt_tokens, max_tokens))
         self.hashes.append(hashes)
+        self.sessions.append(session)
         await asyncio.sleep(0.01)
         return Decision("ab"[len(self.asked) % 2], "exact")
 
@@ -95,7 +100,7 @@ class Stage:
         self.ingress._router_asleep_until = 0.0
         self.ingress._recorder = MetricsRecorder({"ingress": "i"}, scope="ingress")
         self.ingress._pools = {"m": self.pool}
-        self.ingress._hasher = PromptHasher(b"a secret for tests")
+        self.ingress._hasher = PromptHasher(KEY)
 
     async def discover(self) -> RollCall:
         return RollCall(frozenset(self.replicas), complete=True)
@@ -165,3 +170,41 @@ def test_a_prompt_counts_once_and_its_outputs_n_times() -> None:
     request = EngineRequest("a", [1] * 100, SamplingParams(max_tokens=7, n=N))
     assert RouteQuery.of_prompt(request).num_tokens == 100 + N * 7
     assert RouteQuery.of(request).num_tokens == 100 + 7
+
+
+def test_the_router_is_told_the_hashes_of_the_engines_own_making(play: Any) -> None:
+    """Blocks of the prompt without its last token, under the model revision and the request's own root."""
+
+    async def scene(stage: Stage) -> None:
+        load = stage.pool.load
+        assert load is not None
+        await stage.ask("x")
+        assert stage.router.hashes == [b""]  # these replicas cache nothing
+        for channel in stage.pool.live().values():
+            channel.load = msgspec.structs.replace(load, model_revision="weights")
+        prompt = list(range(48))
+        request = EngineRequest("y", prompt, SamplingParams(max_tokens=5, seed=0), cache_root=b"tenant")
+        async with aclosing(stage.ingress._attempts("m", request, RouteInfo(session="s"))) as outputs:
+            assert [output.new_token_ids async for output in outputs] == [[1]]
+        root = root_hash(KEY, model="weights", cache_root=b"tenant")
+        assert stage.router.hashes[-1] == b"".join(hash_blocks(KEY, root, prompt, 16)[:2])
+        assert stage.router.sessions[-1] == "s"
+        counts = stage.ingress._recorder.snapshot()
+        assert decode_snapshot(counts).values["manta:ingress_routes_total"] == {("exact",): 2.0}
+
+    play(scene)
+
+
+def test_a_silent_router_is_counted_and_left_alone(play: Any) -> None:
+    async def scene(stage: Stage) -> None:
+        async def never(*arguments: Any) -> None:
+            await asyncio.sleep(60)
+
+        stage.router.remote = never  # type: ignore[method-assign, assignment]
+        for name in "xyz":
+            assert len(await stage.ask(name)) == 1
+        values = decode_snapshot(stage.ingress._recorder.snapshot()).values
+        assert values["manta:ingress_routes_total"] == {("ingress",): 3.0}
+        assert values["manta:ingress_route_fallbacks_total"] == {(): 3.0}
+
+    play(scene)

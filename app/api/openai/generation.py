@@ -15,6 +15,8 @@ from app.api.render import Prompt, engine_requests, sampling_params
 from app.config import RequestLimits
 from app.text.output_processor import OutputProcessor
 
+MAX_SESSION_CHARS = 256
+
 
 def open_stream(
     client: EngineClient,
@@ -57,7 +59,13 @@ def open_stream(
         )
         for i, own in enumerate(requests)
     ]
-    return EventStream(client, model.name, choices, request.receive, body.field_names())
+    return EventStream(client, model.name, choices, request.receive, body.field_names(), _session(request, body))
+
+
+def _session(request: Request, body: GenerationBody) -> str:
+    """What the client says belongs together: the header `x-session-id`, or OpenAI's `prompt_cache_key`."""
+    named = request.headers.get("x-session-id") or getattr(body, "prompt_cache_key", None) or ""
+    return named[:MAX_SESSION_CHARS]
 
 
 def response_headers(stream: EventStream) -> dict[str, str]:
