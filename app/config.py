@@ -38,6 +38,11 @@ class EngineConfig(Frozen):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="Compute and KV-cache type. `auto`: float32 on a CPU, the checkpoint's type on a GPU."
     )
+    quantization: Literal["fp8"] | None = Field(
+        None,
+        description="`fp8`: quantize the linear layers while loading, weights per output channel and activations per "
+        "token. On a GPU of compute capability 8.9 or later with dtype bfloat16; on a CPU exact but slow.",
+    )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="`auto`: cuda when a GPU is visible, else cpu.")
     seed: int = Field(0, description="Seed of dummy weights.")
 

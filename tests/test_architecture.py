@@ -26,6 +26,7 @@ ROWS: dict[str, int] = {
     "app.engine.distributed": 3,
     "app.engine.attention": 3,
     "app.engine.layers": 3,
+    "app.engine.quantization": 3,
     "app.engine.models": 3,
     "app.engine.logits_processors": 3,
     "app.engine.pooling": 3,

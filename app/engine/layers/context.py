@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from app.engine.distributed.parallel_groups import ParallelGroups
+from app.engine.quantization import QuantMethod
 from app.kernels.attention import AttentionMetadata, AttentionOps
 
 
@@ -20,6 +21,7 @@ class BuildContext:
     attention_ops: AttentionOps
     groups: ParallelGroups
     stage_layers: range | None = None  # the layers of this pipeline stage; None: all
+    quantization: QuantMethod | None = None  # of linear layers
 
 
 @dataclass(slots=True, frozen=True)

@@ -30,6 +30,7 @@ class Linear(nn.Module):
             Weight(torch.empty(output_size, dtype=ctx.dtype), WeightSpec(self.load_bias, parts)) if bias else None
         )
         self.packed: PackedWeight | None = None
+        self.quantization = ctx.quantization
 
     def load_weight(self, weight: Weight, tensor: CheckpointTensor, shard_id: str) -> None:
         """Copy this rank's share of a checkpoint's weight."""
@@ -46,8 +47,9 @@ class Linear(nn.Module):
         return self.packed.linear(x, self.bias)
 
     def pack(self) -> None:
-        """Once the weight is loaded: put it into the order of a faster kernel, where there is one."""
-        self.packed = pack_weight(self.weight.data)
+        """Once the weight is loaded: quantize it, or put it into the order of a faster kernel, where there is one."""
+        pack = pack_weight if self.quantization is None else self.quantization.pack
+        self.packed = pack(self.weight.data)
         if self.packed is not None:
             self.weight = self.weight.materialize(torch.device("meta"))  # its shape stays, its memory is freed
 

@@ -21,6 +21,7 @@ from app.engine.distributed.stage_link import StageLink
 from app.engine.layers.context import BuildContext
 from app.engine.model_info import ModelInfo
 from app.engine.models.loader import load_model
+from app.engine.quantization import select_quantization
 from app.engine.parallel_plan import stage_layers
 from app.engine.step import ModelRunnerOutput, SchedulerOutput
 from app.engine.worker import kv_sizing
@@ -73,10 +74,12 @@ class Worker:
         groups = self._join_groups()
         with torch.inference_mode():
             layers = stage_layers(info.num_layers, config.pipeline_parallel_size, config.pipeline_partition)
-            ctx = BuildContext(dtype, self._device, max_model_len, ops, groups, layers[groups.pp.rank])
+            quantization, quantization_notes = select_quantization(config.quantization, self._device, dtype)
+            ctx = BuildContext(dtype, self._device, max_model_len, ops, groups, layers[groups.pp.rank], quantization)
             if info.runner(config.runner) == "pooling":
                 self._runner, num_blocks, note = start_pooling(config, info, ctx)
-                notes = [device_note, dtype_note, attention_note, *self._parallel_notes(layers), note]
+                notes = [device_note, dtype_note, attention_note, *quantization_notes]
+                notes += [*self._parallel_notes(layers), note]
                 return WorkerInfo(num_blocks, str(self._device), str(dtype).removeprefix("torch."), notes)
             model = load_model(info, ctx, config.load_format, config.seed)
             spec = KVCacheSpec.of(model.attention_layers, config.block_size, dtype)
@@ -94,6 +97,7 @@ class Worker:
             device_note,
             dtype_note,
             attention_note,
+            *quantization_notes,
             *self._parallel_notes(layers),
             kv_sizing.describe(spec, num_blocks),
         ]

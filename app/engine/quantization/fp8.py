@@ -1,0 +1,35 @@
+"""fp8 (e4m3) weights and activations, quantized while loading: a scale for each output channel of a weight, and for
+each token of an activation when it arrives. Halves the bytes of the weights and doubles the tensor cores' rate."""
+
+from __future__ import annotations
+
+import torch
+
+from app.errors import ConfigError
+from app.kernels.gemm import PackedWeight
+from app.kernels.gemm.fp8 import Fp8Weight
+
+_LEAST_CAPABILITY = (8, 9)  # Ada; Hopper is (9, 0)
+
+
+class Fp8Method:
+    """Any checkpoint of a floating type; bf16 on GPUs, on CPUs any type (slow: for tests)."""
+
+    def check(self, device: torch.device, dtype: torch.dtype) -> None:
+        """GPUs need e4m3 tensor cores, whose products come out as bf16."""
+        if device.type != "cuda":
+            return
+        capability = torch.cuda.get_device_capability(device)
+        if capability < _LEAST_CAPABILITY:
+            name = torch.cuda.get_device_name(device)
+            raise ConfigError(f"quantization=fp8: {name} has no fp8 tensor cores; leave it out", param="quantization")
+        if dtype != torch.bfloat16:
+            given = str(dtype).removeprefix("torch.")
+            raise ConfigError(f"quantization=fp8 needs dtype=bfloat16 on a GPU, not {given}", param="quantization")
+
+    def pack(self, weight: torch.Tensor) -> PackedWeight | None:
+        """The products of fp8 tensor cores take sizes that are multiples of 16; other weights stay as they are."""
+        return None if weight.shape[0] % 16 or weight.shape[1] % 16 else Fp8Weight.of(weight)
+
+
+METHOD = Fp8Method()

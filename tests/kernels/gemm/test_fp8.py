@@ -1,0 +1,88 @@
+"""fp8 products against an e4m3 written out in NumPy: the CPU path, Triton, the GPU's tensor cores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from app.kernels.gemm import fp8, triton_fp8
+from app.kernels.gemm.fp8 import QUANTIZE_ROWS, Fp8Weight
+
+ON_GPU = torch.cuda.is_available()
+DEVICE = "cuda" if ON_GPU else "cpu"
+Quantize = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+EXACT = [
+    pytest.param(fp8.quantize_rows, id="torch"),
+    # Triton's interpreter rounds wrongly to fp8.
+    pytest.param(triton_fp8.quantize_rows, id="triton", marks=pytest.mark.gpu),
+]
+
+
+def e4m3_values() -> np.ndarray:
+    """The non-negative finite values: 4 bits of exponent (bias 7), 3 of mantissa; the last code is NaN."""
+    codes = np.arange(127)
+    exponent, mantissa = codes >> 3, codes & 7
+    return np.where(exponent == 0, mantissa / 8 * 2.0**-6, (1 + mantissa / 8) * 2.0 ** (exponent - 7.0))
+
+
+def numpy_quantize(x: np.ndarray) -> np.ndarray:
+    """fp32 [T, K] -> what is left of it after quantization, in float64."""
+    values = e4m3_values()
+    assert values.max() == 448.0
+    scale = np.maximum(np.abs(x).max(axis=1, keepdims=True) / np.float32(448.0), np.float32(1e-12))
+    scaled = (x / scale).astype(np.float64)
+    magnitude = np.abs(scaled)
+    upper = np.clip(np.searchsorted(values, magnitude), 1, len(values) - 1)
+    below, above = values[upper - 1], values[upper]
+    ties_up = (upper % 2) == 0  # to the even code
+    take_above = (magnitude - below > above - magnitude) | ((magnitude - below == above - magnitude) & ties_up)
+    return np.sign(scaled) * np.where(take_above, above, below) * scale.astype(np.float64)
+
+
+def rows(num_rows: int, size: int) -> torch.Tensor:
+    x = torch.randn(num_rows, size, generator=torch.Generator().manual_seed(size))
+    x[:1] = 0.0  # a row of zeros
+    return x.mul_(torch.logspace(-6, 4, num_rows)[:, None]).to(DEVICE)
+
+
+@pytest.mark.parametrize("quantize", EXACT)
+@pytest.mark.parametrize(("num_rows", "size"), [(0, 16), (5, 16), (9, 300)])
+def test_quantize_rows_equals_numpy(quantize: Quantize, num_rows: int, size: int) -> None:
+    x = rows(num_rows, size)
+    quantized, scale = quantize(x)
+    assert quantized.dtype == torch.float8_e4m3fn
+    if num_rows:
+        left = (quantized.double() * scale.double()).cpu().numpy()
+        np.testing.assert_allclose(left, numpy_quantize(x.cpu().numpy()), rtol=1e-6)
+
+
+def test_triton_scales_as_torch_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All but the last rounding, which the kernel leaves to the type that it stores."""
+    x = rows(6, 300)[:, :290]
+    monkeypatch.setattr(triton_fp8, "FP8", torch.float32)
+    scaled, scale = triton_fp8.quantize_rows(x)
+    assert torch.equal(scaled.abs().amax(dim=1)[1:].round(decimals=2), torch.full((5,), 448.0, device=DEVICE))
+    torch.testing.assert_close(scaled * scale, x, rtol=1e-6, atol=0)
+    assert torch.equal(scale, fp8.quantize_rows(x)[1])
+
+
+def test_linear_equals_a_product_of_the_quantized() -> None:
+    dtype = torch.bfloat16 if ON_GPU else torch.float32
+    x, weight = torch.randn(7, 64).to(dtype), torch.randn(48, 64).to(dtype)
+    bias = torch.randn(48).to(dtype)
+    packed = Fp8Weight.of(weight.to(DEVICE))
+    out = packed.linear(x.to(DEVICE), bias.to(DEVICE)).double().cpu().numpy()
+    truth = numpy_quantize(x.float().numpy()) @ numpy_quantize(weight.float().numpy()).T + bias.double().numpy()
+    tolerance = 2e-2 if ON_GPU else 1e-4
+    np.testing.assert_allclose(out, truth, rtol=tolerance, atol=tolerance * 8)
+    plain = x.double().numpy() @ weight.double().numpy().T + bias.double().numpy()
+    assert 1e-3 < np.linalg.norm(out - plain) / np.linalg.norm(plain) < 0.06, "quantized, but not spoiled"
+    assert packed.weight.element_size() == 1
+
+
+def test_table_names_both_devices() -> None:
+    assert QUANTIZE_ROWS.load("cpu") is fp8.quantize_rows
+    assert QUANTIZE_ROWS.load("cuda") is triton_fp8.quantize_rows
