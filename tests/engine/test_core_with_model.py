@@ -7,9 +7,10 @@ import random
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import pytest
+import torch
 
 from app.config import EngineConfig
 from app.engine.core import EngineCore
@@ -120,6 +121,25 @@ def test_a_pool_of_64_blocks_under_four_times_its_load() -> None:
         assert core.stats().num_free_blocks == free
         assert_idle(core)
     assert tight_run.tokens == free_run.tokens
+
+
+def test_steps_over_static_tensors_say_the_same_when_preempted_and_aborted() -> None:
+    """Decode steps as a GPU's graphs run them, three in flight, over a pool that is too small."""
+    requests = sampled_requests(24)
+    with started_core(num_blocks=1000, max_num_seqs=32) as core:
+        expected = run(core, requests).tokens
+    with started_core(num_blocks=64, max_num_seqs=32, max_inflight_steps=3) as core:
+        worker = cast("InProcessExecutor", core.executor)._worker
+        assert worker is not None
+        assert worker._runner is not None
+        worker._runner.decode = worker._runner.static_step([1, 4, 8, 32], torch.float32)
+        found = run(core, requests, each_step=lambda step: core.abort_requests(["r3"] if step == 12 else []))
+        assert core.stats().preemptions_total > 0
+        assert_idle(core)
+    assert found.final["r3"].finish_reason == "abort"
+    cut = found.tokens.pop("r3")
+    assert cut == expected.pop("r3")[: len(cut)]
+    assert found.tokens == expected
 
 
 def test_32_concurrent_take_at_most_half_the_time_of_32_solo_and_say_the_same() -> None:

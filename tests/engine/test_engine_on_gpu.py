@@ -11,7 +11,9 @@ import torch
 from app import LLM, SamplingParams
 from app.engine.step import ModelRunnerOutput, SchedulerOutput
 from app.engine.worker.worker import Worker
+from benchmarks.gpu_check import check_tokens
 from benchmarks.serve_process import ROOT
+from tests.engine.core_driver import assert_idle, make_request, run
 from tests.tiny_models import hf_greedy, hf_model, tiny_model
 
 pytestmark = pytest.mark.gpu
@@ -52,10 +54,13 @@ def test_greedy_tokens_equal_transformers(family: str, changes: dict[str, Any]) 
     judge = hf_model(directory)
     prompts = _prompts()
     expected = [hf_greedy(judge, prompt, 24) for prompt in prompts]
-    for inflight, chunk in ((1, 2048), (2, 2048), (2, 32)):
-        with _engine(str(directory), max_inflight_steps=inflight, max_num_batched_tokens=chunk) as llm:
-            assert any("triton" in note for note in llm.worker_info.notes), llm.worker_info.notes
-            assert _tokens(llm, prompts) == expected, f"{inflight} in flight, chunks of {chunk}"
+    for inflight, chunk, graphs in ((1, 2048, "on"), (2, 2048, "on"), (2, 32, "on"), (2, 2048, "off")):
+        options = {"max_inflight_steps": inflight, "max_num_batched_tokens": chunk, "cuda_graphs": graphs}
+        with _engine(str(directory), **options) as llm:
+            notes = llm.worker_info.notes
+            assert any("triton" in note for note in notes), notes
+            assert any("CUDA graphs: off" in note for note in notes) == (graphs == "off"), notes
+            assert _tokens(llm, prompts) == expected, f"{inflight} in flight, chunks of {chunk}, graphs {graphs}"
             assert _tokens(llm, prompts) == expected, "from the prefix cache"
 
 
@@ -64,6 +69,40 @@ def test_cpu_and_gpu_give_the_same_sampled_tokens() -> None:
     directory = str(tiny_model("llama"))
     with _engine(directory) as gpu, _engine(directory, device="cpu") as cpu:
         assert _tokens(gpu, _prompts(8), params) == _tokens(cpu, _prompts(8), params)
+
+
+def test_graphs_say_what_ordinary_steps_say() -> None:
+    """Greedy, sampled, filtered, with penalties and logprobs; 1, 2 and 3 steps in flight; sizes with padding."""
+    assert check_tokens({})
+
+
+def test_aborted_and_preempted_while_steps_are_in_flight() -> None:
+    requests = [
+        make_request(f"r{i}", prompt, temperature=0.8 * (i % 2), seed=i, max_tokens=60, ignore_eos=True)
+        for i, prompt in enumerate(_prompts())
+    ]
+    directory = str(tiny_model("llama"))
+    with _engine(directory, cuda_graphs="off") as llm:
+        expected = run(llm._core, requests).tokens
+    with _engine(directory, cuda_graphs="on", max_inflight_steps=3, num_blocks=60) as llm:
+        core = llm._core
+        found = run(core, requests, each_step=lambda step: core.abort_requests([f"r{step // 7}"] if step < 35 else []))
+        assert core.stats().preemptions_total > 0
+        assert_idle(core)
+    assert sum(final.finish_reason == "abort" for final in found.final.values()) == 5
+    for name, tokens in found.tokens.items():
+        aborted = found.final[name].finish_reason == "abort"
+        assert tokens == (expected[name][: len(tokens)] if aborted else expected[name]), name
+
+
+def test_decode_steps_are_replayed_from_graphs() -> None:
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with _engine(str(tiny_model("llama")), cuda_graphs="on") as llm:
+        _tokens(llm, _prompts(4))
+        with torch.profiler.profile(activities=activities) as profile:
+            _tokens(llm, _prompts(4))
+    replays = sum(event.count for event in profile.key_averages() if "GraphLaunch" in event.key)
+    assert replays >= 2 * 20, {event.key: event.count for event in profile.key_averages()}
 
 
 def test_triton_kernels_are_what_runs() -> None:
