@@ -7,8 +7,12 @@ Jinja in an immutable sandbox, with the names the templates of the field rely on
 from __future__ import annotations
 
 import json
+import math
+import sys
+import time
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -77,11 +81,15 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        max_s: float = math.inf,
+        max_chars: int = sys.maxsize,
     ) -> str:
         """The prompt. Content given as text parts is joined by newlines where the template expects a string.
 
-        InvalidRequestError when the template refuses the conversation or the options contradict each other.
+        InvalidRequestError when the template refuses the conversation, the options contradict each other, or the
+        prompt exceeds `max_chars` or `max_s` (looked at between what the template writes).
         """
+        caps = _Caps(max_s, max_chars)
         options = dict(chat_template_kwargs or {})
         for name in sorted(RESERVED & options.keys()):
             raise InvalidRequestError(f"{name} is a field of its own", param=f"chat_template_kwargs.{name}")
@@ -94,8 +102,8 @@ class ChatTemplate:
         values["tools"] = list(tools) if tools else None
         template = self._select(tools)
         if continue_final_message:
-            return self._render_open(template, chat, values)
-        return _render(template, messages=chat, add_generation_prompt=add_generation_prompt, **values)
+            return self._render_open(template, chat, values, caps)
+        return _render(template, caps, messages=chat, add_generation_prompt=add_generation_prompt, **values)
 
     def _select(self, tools: Sequence[dict[str, Any]] | None) -> jinja2.Template:
         template = self._compiled.get("tool_use") if tools else None
@@ -111,13 +119,13 @@ class ChatTemplate:
             return {**message, "content": "\n".join(parts)}
         return message
 
-    def _render_open(self, template: jinja2.Template, chat: list[Message], values: dict[str, Any]) -> str:
+    def _render_open(self, template: jinja2.Template, chat: list[Message], values: dict[str, Any], caps: _Caps) -> str:
         """Render with the last message left open, so that the model continues it."""
         chat = deepcopy(chat)
         final = _mark_end(chat[-1]) if chat else None
         if final is None:
             raise InvalidRequestError("the final message has no text to continue", param="messages")
-        rendered = _render(template, messages=chat, add_generation_prompt=False, **values)
+        rendered = _render(template, caps, messages=chat, add_generation_prompt=False, **values)
         mark = rendered.rfind(_END_MARK.strip())
         if mark < 0 or final.strip() not in rendered:
             raise InvalidRequestError(
@@ -147,9 +155,25 @@ def _mark_end(message: Message) -> str | None:
     return None
 
 
-def _render(template: jinja2.Template, **values: Any) -> str:
+@dataclass(slots=True, frozen=True)
+class _Caps:
+    """What one rendering may take."""
+
+    max_s: float
+    max_chars: int
+
+
+def _render(template: jinja2.Template, caps: _Caps, **values: Any) -> str:
+    deadline, pieces, num_chars = time.monotonic() + caps.max_s, [], 0
     try:
-        return template.render(**values)
+        for piece in template.generate(**values):
+            pieces.append(piece)
+            num_chars += len(piece)
+            if num_chars > caps.max_chars:
+                raise InvalidRequestError(f"the prompt exceeds {caps.max_chars} characters", param="messages")
+            if time.monotonic() > deadline:
+                raise InvalidRequestError(f"the chat template takes more than {caps.max_s:g} s", param="messages")
+        return "".join(pieces)
     except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
         raise InvalidRequestError(f"the chat template refuses this conversation: {error}", param="messages") from error
 

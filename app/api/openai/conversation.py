@@ -12,14 +12,14 @@ from starlette.requests import Request
 
 from app.api.engine_client import EngineClient, ServedModel
 from app.api.events import EventStream
+from app.api.openai.chat_prompt import render_chat
 from app.api.openai.generation import open_stream
 from app.api.openai.head import ResponseHead
-from app.api.openai.messages import ChatOptions
 from app.api.openai.protocol import ChatRequest
 from app.api.parsers.answer import AnswerParser, ParserPlan, load_tool_parser, plan_parsers
-from app.api.render import Prompt, encode, truncate
+from app.api.render import truncate
 from app.config import RequestLimits
-from app.errors import InvalidRequestError, UnsupportedError
+from app.errors import InvalidRequestError
 
 
 @dataclass(slots=True)
@@ -46,7 +46,7 @@ async def open_conversation(
     offer = body.offer()
     if offer is not None:
         load_tool_parser(model)  # before the template refuses the tools in words of its own
-    prompt = truncate(await render_chat(model, body.chat_options()), body.truncate_prompt_tokens, model)
+    prompt = truncate(await render_chat(model, body.chat_options(), limits), body.truncate_prompt_tokens, model)
     plan = plan_parsers(model, prompt.token_ids, offer, continued=body.continued_text())
     fields = body.sampling_fields()
     if plan.structured_outputs is not None:
@@ -59,20 +59,3 @@ async def open_conversation(
     stream = open_stream(client, limits, request, body, model, [prompt], head, fields, shown=shown, end_of_thought=end)
     parsers = [] if plan.is_plain else [plan.new_parser() for _ in stream.choices]
     return Conversation(model, head, stream, plan, parsers, plan.max_calls)
-
-
-async def render_chat(model: ServedModel, options: ChatOptions) -> Prompt:
-    """A conversation as one tokenised prompt."""
-    kwargs = options.chat_template_kwargs or {}
-    if "reasoning_effort" in kwargs and "reasoning_effort" not in model.chat_template.source:
-        raise UnsupportedError("this model's chat template does not use it", param="reasoning_effort")
-    text = model.chat_template.render(
-        [message.for_template() for message in options.messages],
-        tools=[tool.for_template() for tool in options.tools or ()] or None,
-        documents=options.documents,
-        # Continuing a message excludes opening a new turn, whatever the default of the other option says.
-        add_generation_prompt=options.add_generation_prompt and not options.continue_final_message,
-        continue_final_message=options.continue_final_message,
-        chat_template_kwargs=kwargs,
-    )
-    return Prompt(await encode(model.tokenizer, text, options.add_special_tokens), text)

@@ -75,3 +75,4 @@ class ChatOptions(Closed):
     add_special_tokens: bool = Field(False, description="Add the tokenizer's special tokens besides the template's.")
     documents: list[dict[str, Any]] | None = Field(None, description="Documents for the template.")
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Further names for the template.")
+    chat_template: str | None = Field(None, description="Jinja source to use instead of the model's template.")

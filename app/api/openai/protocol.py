@@ -123,7 +123,6 @@ class ChatRequest(GenerationBody):
         "web_search_options": "web search is not supported",
         "verbosity": "not supported",
         "moderation": "moderation is not supported",
-        "chat_template": "templates are chosen by the server's configuration",
         "echo": "only on /v1/completions",
         "best_of": "only on /v1/completions",
         "thinking_token_budget": "not supported yet",
@@ -147,12 +146,17 @@ class ChatRequest(GenerationBody):
     add_special_tokens: bool = Field(False, description="Add the tokenizer's special tokens besides the template's.")
     documents: list[dict[str, Any]] | None = Field(None, description="Documents for the template.")
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Further names for the template.")
+    chat_template: str | None = Field(
+        None, min_length=1, max_length=1 << 18, description="Jinja template to use; only where the server allows it."
+    )
 
     store: bool | None = Field(None, description="Accepted; nothing is stored.")
     metadata: dict[str, str] | None = Field(None, description="Accepted; changes nothing.")
     service_tier: str | None = Field(None, description="Accepted; there is one tier.")
     safety_identifier: str | None = Field(None, description="Accepted; changes nothing.")
-    prompt_cache_key: str | None = Field(None, description="Accepted; prefixes are always cached.")
+    prompt_cache_key: str | None = Field(
+        None, description="Names the session for routing policies that keep one together; prefixes are always cached."
+    )
     prompt_cache_retention: str | None = Field(None, description="Accepted; prefixes are always cached.")
     prompt_cache_options: dict[str, Any] | None = Field(None, description="Accepted; prefixes are always cached.")
 

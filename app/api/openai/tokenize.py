@@ -7,7 +7,7 @@ from starlette.responses import JSONResponse
 
 from app.api.body import describe_body, read_body
 from app.api.engine_client import EngineClient, ServedModel
-from app.api.openai.conversation import render_chat
+from app.api.openai.chat_prompt import render_chat
 from app.api.openai.messages import ChatOptions
 from app.api.openai.protocol import DetokenizeRequest, TokenizeRequest
 from app.api.render import decode, encode, find_model

@@ -1,0 +1,64 @@
+"""A conversation as a prompt: limits, the chat template, tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from app.api.engine_client import ServedModel
+from app.api.openai.messages import ChatOptions
+from app.api.render import THREAD_CHARS, Prompt, encode
+from app.config import RequestLimits
+from app.errors import InvalidRequestError, UnsupportedError
+from app.text.template_sandbox import render_untrusted
+
+_DEFAULTS = RequestLimits()
+
+
+async def render_chat(model: ServedModel, options: ChatOptions, limits: RequestLimits = _DEFAULTS) -> Prompt:
+    """A conversation as one tokenised prompt. InvalidRequestError names what exceeds a limit or cannot be rendered."""
+    check_conversation(options, limits)
+    kwargs = options.chat_template_kwargs or {}
+    source = options.chat_template or model.chat_template.source
+    if "reasoning_effort" in kwargs and "reasoning_effort" not in source:
+        raise UnsupportedError("this model's chat template does not use it", param="reasoning_effort")
+    arguments: dict[str, Any] = {
+        "messages": [message.for_template() for message in options.messages],
+        "tools": [tool.for_template() for tool in options.tools or ()] or None,
+        "documents": options.documents,
+        # Continuing a message excludes opening a new turn, whatever the default of the other option says.
+        "add_generation_prompt": options.add_generation_prompt and not options.continue_final_message,
+        "continue_final_message": options.continue_final_message,
+        "chat_template_kwargs": kwargs,
+    }
+    caps: dict[str, Any] = {"max_s": limits.max_template_s, "max_chars": limits.max_template_chars}
+    if options.chat_template is not None:
+        special = model.tokenizer.special_tokens
+        text = await render_untrusted(options.chat_template, special, arguments, **caps)
+    elif _num_chars(options) > THREAD_CHARS:
+        text = await asyncio.to_thread(model.chat_template.render, **arguments, **caps)
+    else:
+        text = model.chat_template.render(**arguments, **caps)
+    return Prompt(await encode(model.tokenizer, text, options.add_special_tokens), text)
+
+
+def check_conversation(options: ChatOptions, limits: RequestLimits) -> None:
+    """Refuse what exceeds the server's limits for one conversation."""
+    if len(options.messages) > limits.max_messages:
+        raise InvalidRequestError(f"{len(options.messages)} messages; at most {limits.max_messages}", param="messages")
+    tools = options.tools or []
+    if len(tools) > limits.max_tools:
+        raise InvalidRequestError(f"{len(tools)} tools; at most {limits.max_tools}", param="tools")
+    num_bytes = sum(len(json.dumps(tool.model_dump(exclude_none=True))) for tool in tools)
+    if num_bytes > limits.max_tools_bytes:
+        raise InvalidRequestError(f"tools of {num_bytes} bytes; at most {limits.max_tools_bytes}", param="tools")
+    if options.chat_template is not None and not limits.trust_request_chat_template:
+        raise UnsupportedError(
+            "a request may not bring its own template, unless the server is configured so", param="chat_template"
+        )
+
+
+def _num_chars(options: ChatOptions) -> int:
+    """Characters of the messages, about."""
+    return sum(len(message.text()) for message in options.messages) + 500 * len(options.tools or ())

@@ -1,0 +1,88 @@
+"""A chat template of unknown origin, rendered in a process that can be killed.
+
+Jinja's sandbox keeps a template from reaching Python, not from using time and memory: a few characters of template can
+ask for any amount of either. So a template that a request brings runs in a process of its own, with limits that the
+operating system holds. `python -m app.text.template_sandbox` is that process: a job in JSON in, a text in JSON out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import resource
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from app.errors import CheckpointError, InvalidRequestError, MantaError
+from app.text.chat_template import ChatTemplate
+
+MEMORY_BYTES = 512 << 20  # address space of the process
+START_S = 10.0  # a process on a busy machine takes its time to start; its own limit counts CPU time
+PARAM = "chat_template"
+_ROOT = Path(__file__).resolve().parent.parent.parent  # of the package
+
+
+async def render_untrusted(
+    source: str, special_tokens: Mapping[str, str], options: Mapping[str, Any], max_s: float, max_chars: int
+) -> str:
+    """The prompt that the template `source` makes; `options` are the arguments of ChatTemplate.render.
+
+    InvalidRequestError when it does not parse, refuses the conversation, or exceeds a limit.
+    """
+    job = {"source": source, "special_tokens": dict(special_tokens), "options": dict(options)}
+    limits = {"max_s": max_s, "max_chars": max_chars}
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "app.text.template_sandbox"),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        cwd="/",
+        env={"PYTHONPATH": str(_ROOT), "PATH": os.defpath},
+    )
+    try:
+        data = json.dumps({**job, **limits}).encode()
+        out, _ = await asyncio.wait_for(process.communicate(data), START_S + max_s)
+    except TimeoutError:
+        out = b""
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    return _read(out, max_s)
+
+
+def _read(out: bytes, max_s: float) -> str:
+    answer = json.loads(out) if out else {}
+    if "text" in answer:
+        return str(answer["text"])
+    if "error" in answer:
+        raise InvalidRequestError(str(answer["error"]), param=PARAM)
+    raise InvalidRequestError(f"the template took more than {max_s:g} s or too much memory", param=PARAM)
+
+
+def main() -> None:
+    """Render the job on standard input."""
+    job = json.loads(sys.stdin.buffer.read())
+    seconds = max(1, math.ceil(job["max_s"]))
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    try:
+        template = ChatTemplate({"default": job["source"]}, job["special_tokens"])
+        options = dict(job["options"])
+        messages = options.pop("messages")
+        text = template.render(messages, max_s=job["max_s"], max_chars=job["max_chars"], **options)
+        answer = {"text": text}
+    except CheckpointError as error:
+        answer = {"error": error.message.replace("chat template 'default'", "it")}
+    except MantaError as error:
+        answer = {"error": error.message}
+    sys.stdout.write(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""What one request may ask for, and what a request may bring: limits on headers, bodies, conversations, templates."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from app.api.app import create_app
+from app.config import IngressConfig, RequestLimits
+from app.errors import InvalidRequestError
+from app.text.template_sandbox import render_untrusted
+
+CHAT = "/v1/chat/completions"
+HI = [{"role": "user", "content": "hi"}]
+TOOL = {"type": "function", "function": {"name": "f", "description": "x" * 100}}
+
+
+def post(app: Any, path: str, body: Any, headers: dict[str, str] | None = None) -> httpx.Response:
+    async def send() -> httpx.Response:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test", timeout=60) as http:
+            content = body if isinstance(body, bytes) else json.dumps(body).encode()
+            return await http.post(path, content=content, headers=headers)
+
+    return asyncio.run(send())
+
+
+def refused(app: Any, body: Any, path: str = CHAT, headers: dict[str, str] | None = None) -> dict[str, Any]:
+    response = post(app, path, body, headers)
+    assert 400 <= response.status_code < 500, response.text
+    return {"status": response.status_code, **response.json()["error"]}
+
+
+@pytest.mark.parametrize(
+    ("limits", "body", "param"),
+    [
+        ({"max_messages": 2}, {"messages": HI * 3}, "messages"),
+        ({"max_tools": 1}, {"messages": HI, "tools": [TOOL, {**TOOL, "function": {"name": "g"}}]}, "tools"),
+        ({"max_tools_bytes": 50}, {"messages": HI, "tools": [TOOL]}, "tools"),
+        ({"max_logit_bias": 1}, {"messages": HI, "logit_bias": {"1": 1, "2": 1}}, "logit_bias"),
+        ({"max_logit_bias": 1}, {"messages": HI, "stop_token_ids": [1, 2]}, "stop_token_ids"),
+        ({"max_bad_words": 1}, {"messages": HI, "bad_words": ["a", "b"]}, "bad_words"),
+        ({"max_template_chars": 20}, {"messages": [{"role": "user", "content": "x" * 30}]}, "messages"),
+        ({"max_template_s": 1e-9}, {"messages": HI}, "messages"),
+    ],
+)
+def test_limits_of_one_request(client: Any, limits: dict[str, Any], body: Any, param: str) -> None:
+    error = refused(create_app(client, RequestLimits(**limits)), body)
+    assert (error["status"], error["param"]) == (400, param)
+    assert post(create_app(client, RequestLimits()), CHAT, body).status_code == 200
+
+
+def test_headers(client: Any) -> None:
+    app = create_app(client, RequestLimits(max_headers=20, max_header_bytes=1000))
+    body = {"messages": HI}
+    assert refused(app, body, headers={f"x-{i}": "1" for i in range(20)})["status"] == 431
+    assert refused(app, body, headers={"x-large": "1" * 1000})["code"] == "headers_too_large"
+    assert refused(app, body, "/v1/messages", {"x-large": "1" * 1000})["type"] == "invalid_request_error"
+    assert post(app, CHAT, body).status_code == 200
+
+
+@pytest.mark.parametrize("depth", [100, 100_000])
+@pytest.mark.parametrize("opening", ["[", '{"a":'])
+def test_depth(client: Any, depth: int, opening: str) -> None:
+    app = create_app(client, RequestLimits())
+    closing = "]" if opening == "[" else "}"
+    deep = opening * depth + "1" + closing * depth
+    for body in (
+        f'{{"messages": {deep}}}',
+        f'{{"messages": {json.dumps(HI)}, "chat_template_kwargs": {{"x": {deep}}}}}',
+    ):
+        assert "more than 64 deep" in refused(app, body.encode())["message"]
+    brackets = [{"role": "user", "content": '[{"\\' * depth}]  # in a text they are only text
+    assert " deep" not in post(app, CHAT, {"messages": brackets}).text
+
+
+def test_a_page_of_an_allowed_origin_may_call(client: Any) -> None:
+    app = create_app(client, RequestLimits(), IngressConfig(cors_origins=("https://chat.example",)))
+    allowed = post(app, CHAT, {"messages": HI}, {"origin": "https://chat.example"})
+    assert allowed.headers["access-control-allow-origin"] == "https://chat.example"
+    assert (
+        "access-control-allow-origin" not in post(app, CHAT, {"messages": HI}, {"origin": "https://x.example"}).headers
+    )
+
+
+def test_a_request_s_own_template_is_refused_unless_the_server_allows_it(client: Any, served_model: Any) -> None:
+    body = {"messages": HI, "chat_template": "<{{ messages[0].content }}>{{ eos_token }}"}
+    error = refused(create_app(client, RequestLimits()), body)
+    assert (error["param"], error["code"]) == ("chat_template", "unsupported")
+    app = create_app(client, RequestLimits(trust_request_chat_template=True))
+    assert post(app, CHAT, body).status_code == 200
+    assert served_model.tokenizer.decode(client.requests[-1].prompt_token_ids, False) == "<hi><|im_end|>"
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("{{ messages", "does not parse"),
+        ("{{ raise_exception('no') }}", "no"),
+        ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "refuses"),
+        ("{{ 'x' * 10**10 }}", "memory"),
+        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "1 s"),
+        ("{{ 7 ** (10 ** 9) }}", "1 s"),
+        ("{% for i in range(99999) %}xxxxxxxxxxxxxxxxxxxxxxxxx{% endfor %}", "exceeds 1000000 characters"),
+    ],
+)
+def test_hostile_templates(source: str, words: str) -> None:
+    with pytest.raises(InvalidRequestError, match=words) as error:
+        asyncio.run(render_untrusted(source, {}, {"messages": HI}, max_s=1.0, max_chars=1_000_000))
+    assert error.value.param == "chat_template"
