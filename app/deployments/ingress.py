@@ -30,7 +30,7 @@ from app.deployments.prompt_hasher import PromptHasher
 from app.deployments.replica_pool import ReplicaPool, RollCall
 from app.deployments.response_store import SharedResponseStore
 from app.deployments.route_explanation import RouteExplanation
-from app.deployments.serve_port import EngineHandles, call
+from app.deployments.serve_port import EngineHandles, call, metrics_snapshots
 from app.deployments.served_models import load_served_model
 from app.engine.outputs import EngineOutput, FinishReason
 from app.engine.request import EngineRequest
@@ -58,6 +58,7 @@ class Ingress:
     ) -> None:
         configure_logging()
         self._config = config
+        self._routers = router
         self._router = router.options(method_name="route")
         self._explain = router.options(method_name="explain")
         self._router_asleep_until = 0.0
@@ -121,8 +122,11 @@ class Ingress:
         return all(pool.live() for pool in self._pools.values())
 
     async def metrics_text(self) -> str:
-        """The metrics of all engine replicas and of this ingress replica."""
-        answers = await asyncio.gather(*(h.metrics_snapshots(METRICS_TIMEOUT_S) for h in self._handles.values()))
+        """The metrics of all engine and Router replicas and of this ingress replica."""
+        answers = await asyncio.gather(
+            *(handles.metrics_snapshots(METRICS_TIMEOUT_S) for handles in self._handles.values()),
+            metrics_snapshots(self._routers, METRICS_TIMEOUT_S),
+        )
         self._recorder.set("manta:ingress_requests", self._num_requests)
         self._recorder.set("manta:ingress_channels", sum(len(pool.live()) for pool in self._pools.values()))
         self._recorder.set("manta:ingress_channels_lost_total", sum(pool.num_lost for pool in self._pools.values()))

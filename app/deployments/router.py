@@ -23,6 +23,7 @@ from app.deployments.route_explanation import RouteExplanation, explain
 from app.deployments.serve_port import EngineHandles
 from app.errors import EngineDeadError
 from app.telemetry.logging import configure_logging
+from app.telemetry.metrics import MetricsRecorder
 
 HELLO_TIMEOUT_S = 1.0
 
@@ -34,6 +35,7 @@ class Router:
         configure_logging()
         self._router_id = f"router-{uuid.uuid4().hex[:12]}"
         self._config = config
+        self._recorder = MetricsRecorder({"router": self._router_id}, scope="router")
         self._pools = {model: self._create_pool(model, EngineHandles(handle)) for model, handle in engines.items()}
         for pool in self._pools.values():
             pool.start()
@@ -54,6 +56,19 @@ class Router:
         """What `route` would answer and why; nothing is counted."""
         query = RouteQuery(num_prompt_tokens, max_tokens, split_hashes(block_hashes), session, adapter)
         return explain(self._pools[model].book, query, self._config.policy)
+
+    async def metrics_snapshot(self) -> bytes:
+        """This replica's metrics, for any ingress to render."""
+        recorder = self._recorder
+        for model, pool in self._pools.items():
+            recorder.set("manta:router_feeds", pool.num_feeds, model)
+            recorder.set("manta:router_event_batches_total", pool.num_batches, model)
+            recorder.set("manta:router_event_gaps_total", pool.num_gaps, model)
+            if (index := pool.book.index) is not None:
+                recorder.set("manta:router_index_blocks", len(index), model)
+                recorder.set("manta:router_speculative_blocks", index.num_speculative, model)
+                recorder.set("manta:router_index_evicted_total", index.num_evicted, model)
+        return recorder.snapshot()
 
     async def check_health(self) -> None:
         """Serve's health check."""

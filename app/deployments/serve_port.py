@@ -43,11 +43,7 @@ class EngineHandles:
 
     async def metrics_snapshots(self, timeout_s: float) -> list[bytes]:
         """The metrics of the replicas that answer in time."""
-        try:
-            answers = await broadcast(self._handle, "metrics_snapshot", timeout_s=timeout_s)
-        except (DeploymentUnavailableError, TimeoutError):
-            return []
-        return [answer for answer in answers if isinstance(answer, bytes)]
+        return await metrics_snapshots(self._handle, timeout_s)
 
     def port(self, replica_id: str) -> ServePort:
         """The way to one replica."""
@@ -90,6 +86,15 @@ class ServePort:
     async def control(self, message: bytes) -> None:
         """See ReplicaPort."""
         await call(self._handles.control, message, target=self._replica_id, timeout_s=CONTROL_TIMEOUT_S)
+
+
+async def metrics_snapshots(handle: Any, timeout_s: float) -> list[bytes]:
+    """The metrics of those replicas of a deployment that answer in time."""
+    try:
+        answers = await broadcast(handle, "metrics_snapshot", timeout_s=timeout_s)
+    except (DeploymentUnavailableError, TimeoutError):
+        return []
+    return [answer for answer in answers if isinstance(answer, bytes)]
 
 
 async def broadcast(handle: Any, method: str, *args: Any, timeout_s: float) -> list[Any]:

@@ -34,7 +34,7 @@ PREEMPTIONS = (1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0)
 TOKENS = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5))  # cut at max_model_len
 
 Kind = Literal["counter", "gauge", "histogram"]
-Scope = Literal["engine", "ingress"]
+Scope = Literal["engine", "ingress", "router"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,8 @@ class Metric:
     @property
     def scope(self) -> Scope:
         """Which kind of replica counts it."""
+        if self.name.startswith("manta:router_"):
+            return "router"
         return "ingress" if self.name.startswith("manta:ingress_") else "engine"
 
 
@@ -100,6 +102,12 @@ METRICS: tuple[Metric, ...] = (
     _counter("manta:ingress_route_fallbacks_total", "Requests placed without an answer of the Router."),
     _counter("manta:ingress_routes_total", "Prompts placed, by what the choice was informed by.", "level"),
     _counter("manta:ingress_channels_lost_total", "Token channels that broke while in use."),
+    _gauge("manta:router_feeds", "Engine replicas that this Router replica listens to.", "model_name"),
+    _gauge("manta:router_index_blocks", "KV blocks in the index.", "model_name"),
+    _gauge("manta:router_speculative_blocks", "Blocks that dispatched requests are about to store.", "model_name"),
+    _counter("manta:router_index_evicted_total", "Blocks the index gave up because of its cap.", "model_name"),
+    _counter("manta:router_event_batches_total", "Batches of KV events taken in.", "model_name"),
+    _counter("manta:router_event_gaps_total", "Feeds opened anew because a batch was missing.", "model_name"),
 )
 
 
