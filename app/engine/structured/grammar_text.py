@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
 
+from app.engine.structured.patterns import ascii_classes, with_ascii_patterns
 from app.engine.structured.structural_tag import structural_tag_grammar
 from app.engine.structured.structured_outputs import StructuredOutputs
 from app.errors import InvalidRequestError
@@ -31,7 +32,7 @@ def grammar_text(spec: StructuredOutputs) -> str:
         return _json({"type": "object"}, spec)
     if kind == "regex":
         assert spec.regex is not None
-        return str(LLMatcher.grammar_from_regex(spec.regex))
+        return str(LLMatcher.grammar_from_regex(ascii_classes(spec.regex)))
     if kind == "choice":
         options = " | ".join(json.dumps(text, ensure_ascii=False) for text in spec.choice or ())
         return str(LLMatcher.grammar_from_lark(f"start: {options}"))
@@ -60,7 +61,7 @@ def _json(schema: Any, spec: StructuredOutputs) -> str:
     if schema is False:
         raise InvalidRequestError("structured_outputs.json: nothing matches it", param="structured_outputs.json")
     try:
-        return str(LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options))
+        return str(LLMatcher.grammar_from_json_schema(json.dumps(with_ascii_patterns(schema)), overrides=options))
     except ValueError as error:
         raise InvalidRequestError(f"structured_outputs.json: {error}", param="structured_outputs.json") from error
 

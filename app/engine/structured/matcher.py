@@ -43,8 +43,13 @@ class Matcher:
         if self._recent is not None:
             self._think(self._recent + self._vocabulary.decode_bytes([token]))
             return
-        if not self.grammar.consume_token(token):
+        if self.grammar.is_error():  # since its last mask
             raise GrammarFailure(f"the structured output cannot be continued: {self._reason()}")
+        if not self.grammar.consume_token(token):
+            raise GrammarFailure(
+                "the structured output cannot be continued: its grammar allows nothing that bad_words, min_tokens and "
+                "the request's other limits leave"
+            )
 
     def _think(self, text: bytes) -> None:
         """Text of the thought since its end could have begun; what follows the end begins the answer."""

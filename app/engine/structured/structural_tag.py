@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from app.engine.structured.patterns import ascii_classes, with_ascii_patterns
 from app.errors import InvalidRequestError, UnsupportedError
 
 FIELD = "structured_outputs.structural_tag"
@@ -126,12 +127,12 @@ class _Writer:
             schema = {} if schema else {"not": {}}
         if not isinstance(schema, dict):
             raise _wrong(_at(path, "json_schema"), "must be an object")
-        return self._add("%json " + json.dumps({**schema, "x-guidance": json_options()}))
+        return self._add("%json " + json.dumps({**with_ascii_patterns(schema), "x-guidance": json_options()}))
 
     def _regex(self, part: dict[str, Any], path: str) -> str:
         """{"pattern"}"""
         _closed(part, ("type", "pattern"), path)
-        pattern = _text(part, "pattern", path).replace("/", r"\/").replace("\n", r"\n")
+        pattern = ascii_classes(_text(part, "pattern", path)).replace("/", r"\/").replace("\n", r"\n")
         return self._add(f"/{pattern}/", terminal=True)
 
     def _any_text(self, part: dict[str, Any], path: str) -> str:
