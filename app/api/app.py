@@ -17,12 +17,16 @@ from app.api.errors import install_error_handlers
 from app.api.middleware import BodyLimit, HeaderLimit, RequestContext
 from app.api.openai.chat import chat_routes
 from app.api.openai.completions import completion_routes
+from app.api.openai.embeddings import embedding_routes
 from app.api.openai.models import model_routes
 from app.api.openai.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from app.api.openai.responses import response_routes
 from app.api.openai.responses_protocol import ResponsesRequest
 from app.api.openai.tokenize import tokenize_routes
 from app.api.pages.routes import page_routes
+from app.api.pooling.classify import classify_routes
+from app.api.pooling.protocol import ClassifyRequest, EmbeddingRequest, PoolingRequest, RerankRequest, ScoreRequest
+from app.api.pooling.score import score_routes
 from app.api.response_store import MemoryResponseStore, ResponseStore
 from app.api.service import service_routes
 from app.api.version import VERSION
@@ -31,6 +35,7 @@ from app.config import IngressConfig, RequestLimits
 BODIES: tuple[type[BaseModel], ...] = (
     *(ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest),
     *(ResponsesRequest, MessagesRequest, CountTokensRequest),
+    *(EmbeddingRequest, ScoreRequest, RerankRequest, ClassifyRequest, PoolingRequest),
 )
 _DEFAULTS = IngressConfig()
 _ABOUT = """
@@ -61,6 +66,9 @@ def create_app(
     app.include_router(completion_routes(client, limits))
     app.include_router(response_routes(client, limits, store or _memory_store(ingress)))
     app.include_router(message_routes(client, limits))
+    app.include_router(embedding_routes(client, limits))
+    app.include_router(score_routes(client, limits))
+    app.include_router(classify_routes(client, limits))
     app.include_router(model_routes(client))
     app.include_router(tokenize_routes(client))
     app.include_router(service_routes(client))

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from app.engine.model_info import ModelInfo
 from app.engine.outputs import EngineOutput
+from app.engine.pooling_info import PoolingInfo
 from app.engine.request import EngineRequest
 from app.text.chat_template import ChatTemplate
 from app.text.tokenizer import Tokenizer
@@ -30,6 +31,7 @@ class ServedModel:
     max_kv_tokens: int | None = None  # tokens that the whole KV cache of one replica holds; None while unknown
     aliases: tuple[str, ...] = ()
     created: int = 0  # seconds since the epoch
+    pooling: PoolingInfo | None = None  # of a model that gives vectors; None: it generates
     tool_parser: str = "auto"  # as ModelConfig has them
     reasoning_parser: str = "auto"
 

@@ -22,7 +22,7 @@ from app.api.errors import validation_error
 from app.config import RequestLimits
 from app.engine.request import EngineRequest
 from app.engine.sampling_params import SamplingParams
-from app.errors import InvalidRequestError, ModelNotFoundError, PromptTooLongError
+from app.errors import InvalidRequestError, ModelNotFoundError, PromptTooLongError, UnsupportedError
 from app.text.bad_words import bad_words_token_ids
 from app.text.stop_tokens import with_tokenizer_eos
 from app.text.tokenizer import Tokenizer
@@ -49,6 +49,16 @@ def find_model(client: EngineClient, name: str | None) -> ServedModel:
     if model is None:
         raise ModelNotFoundError(f"the model {name!r} does not exist", param="model")
     return model
+
+
+def must_generate(model: ServedModel) -> None:
+    """UnsupportedError when `model` gives embeddings or scores, and no text."""
+    if model.pooling is not None:
+        raise UnsupportedError(
+            f"the model {model.name!r} gives embeddings or scores and generates no text; see /v1/embeddings, /score, "
+            "/rerank, /classify and /pooling",
+            param="model",
+        )
 
 
 async def encode(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> list[int]:

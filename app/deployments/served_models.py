@@ -8,6 +8,7 @@ from app.api.engine_client import ServedModel
 from app.api.parsers import check_parser_names
 from app.config import ModelConfig
 from app.engine.model_info import ModelInfo
+from app.engine.pooling_info import pooling_info
 from app.text.chat_template import ChatTemplate
 from app.text.tokenizer import Tokenizer
 
@@ -28,6 +29,7 @@ def load_served_model(config: ModelConfig) -> ServedModel:
         max_model_len=min(config.engine.max_model_len or info.max_position_embeddings, info.max_position_embeddings),
         aliases=config.aliases,
         created=int(time.time()),
+        pooling=pooling_info(config.engine, info),
         tool_parser=config.tool_parser,
         reasoning_parser=config.reasoning_parser,
     )

@@ -101,6 +101,22 @@ class Tokenizer:
             raise _not_unicode() from error
         return [encoding.ids for encoding in encodings]
 
+    def encode_plain(self, texts: Sequence[str]) -> list[Any]:
+        """The library's encoding of each text without special tokens, for `join`."""
+        try:
+            plain: list[Any] = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        except TypeError as error:
+            raise _not_unicode() from error
+        return plain
+
+    def join(self, first: Any, second: Any | None = None) -> Any:
+        """Plain encodings of a text or a pair with the special tokens that belong around them."""
+        return self._backend.post_process(first, second, True)
+
+    def num_special_tokens(self, is_pair: bool) -> int:
+        """Special tokens that `join` adds."""
+        return int(self._backend.num_special_tokens_to_add(is_pair))
+
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of `token_ids`; unknown ids have no text, bytes that are not UTF-8 become U+FFFD."""
         ids = list(token_ids)

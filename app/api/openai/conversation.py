@@ -17,7 +17,7 @@ from app.api.openai.generation import open_stream
 from app.api.openai.head import ResponseHead
 from app.api.openai.protocol import ChatRequest
 from app.api.parsers.answer import AnswerParser, ParserPlan, load_tool_parser, plan_parsers
-from app.api.render import truncate
+from app.api.render import must_generate, truncate
 from app.config import RequestLimits
 from app.errors import InvalidRequestError
 
@@ -43,16 +43,17 @@ async def open_conversation(
     head: ResponseHead,
 ) -> Conversation:
     """Render, tokenise and check `body`; InvalidRequestError names the field at fault. Nothing runs yet."""
+    must_generate(model)  # before its template, which it may not have, refuses the conversation
     offer = body.offer()
     if offer is not None:
         load_tool_parser(model)  # before the template refuses the tools in words of its own
     prompt = truncate(await render_chat(model, body.chat_options(), limits), body.truncate_prompt_tokens, model)
-    plan = plan_parsers(model, prompt.token_ids, offer, continued=body.continued_text())
     fields = body.sampling_fields()
+    answer = fields.get("structured_outputs")
+    plan = plan_parsers(model, prompt.token_ids, offer, continued=body.continued_text(), answer=answer)
     if plan.structured_outputs is not None:
-        if fields.get("structured_outputs") is not None:
-            field = body.field_names().get("structured_outputs", "structured_outputs")
-            raise InvalidRequestError("excludes tools whose calls are enforced", param=field)
+        if body.structured_outputs is not None and offer is not None and offer.mode == "required":
+            raise InvalidRequestError("excludes a tool_choice that requires a call", param="structured_outputs")
         fields["structured_outputs"] = plan.structured_outputs
     end = plan.thought_end_token_ids if fields.get("structured_outputs") is not None else ()
     shown = plan.shown_token_ids

@@ -11,7 +11,7 @@ from app.api.engine_client import EngineClient, ServedModel
 from app.api.events import Choice, EventStream
 from app.api.openai.head import ResponseHead
 from app.api.openai.protocol import GenerationBody
-from app.api.render import Prompt, engine_requests, sampling_params
+from app.api.render import Prompt, engine_requests, must_generate, sampling_params
 from app.config import RequestLimits
 from app.text.output_processor import OutputProcessor
 
@@ -35,6 +35,7 @@ def open_stream(
 
     `shown` are special tokens that stay in the text; structured outputs begin after the tokens `end_of_thought`.
     """
+    must_generate(model)
     if body.request_id is not None:
         request.state.request_id = body.request_id
     params = sampling_params(fields, model, body.model_fields_set)

@@ -1,0 +1,39 @@
+"""POST /v1/embeddings."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from app.api.body import describe_body, read_body
+from app.api.engine_client import EngineClient
+from app.api.pooling.answer import listed, new_id, numbers
+from app.api.pooling.protocol import EmbeddingRequest
+from app.api.pooling.run import pool, pooling_of, read_inputs
+from app.api.render import find_model
+from app.config import RequestLimits
+from app.engine.pooling_params import PoolingParams
+
+
+def embedding_routes(client: EngineClient, limits: RequestLimits) -> APIRouter:
+    """The embeddings endpoint over `client`."""
+    router = APIRouter(tags=["openai"])
+
+    @router.post("/v1/embeddings", openapi_extra=describe_body(EmbeddingRequest))
+    async def create_embeddings(request: Request) -> Response:
+        """A vector for each input, in their order."""
+        body = await read_body(request, EmbeddingRequest)
+        model = find_model(client, body.model)
+        pooling_of(model)
+        prompts = await read_inputs(body, model, limits)
+        activation = body.use_activation if body.normalize is None else body.normalize
+        params = PoolingParams(task="embed", dimensions=body.dimensions, use_activation=activation)
+        answer_id = new_id("embd")
+        results = await pool(client, request, body, model, prompts, params, request_id=answer_id)
+        data = [
+            {"object": "embedding", "index": i, "embedding": numbers(result, body.encoding_format)}
+            for i, result in enumerate(results)
+        ]
+        return listed(answer_id, body.model or model.name, data, prompts)
+
+    return router

@@ -1,0 +1,55 @@
+"""POST /classify and /pooling: probabilities of classes, and whatever a pooling model has to give."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from app.api.body import describe_body, read_body
+from app.api.engine_client import EngineClient
+from app.api.pooling.answer import listed, new_id, numbers
+from app.api.pooling.protocol import ClassifyRequest, PoolingRequest
+from app.api.pooling.run import pool, pooling_of, read_inputs
+from app.api.render import find_model
+from app.config import RequestLimits
+from app.engine.pooling_params import PoolingParams
+
+
+def classify_routes(client: EngineClient, limits: RequestLimits) -> APIRouter:
+    """The endpoints over `client`."""
+    router = APIRouter(tags=["pooling"])
+
+    @router.post("/classify", openapi_extra=describe_body(ClassifyRequest))
+    async def classify(request: Request) -> Response:
+        """Probabilities of the classes, and the likeliest one's label, for each input."""
+        body = await read_body(request, ClassifyRequest)
+        model = find_model(client, body.model)
+        labels = pooling_of(model).labels
+        params = PoolingParams(task="classify", use_activation=body.use_activation)
+        prompts = await read_inputs(body, model, limits)
+        answer_id = new_id("classify")
+        results = await pool(client, request, body, model, prompts, params, request_id=answer_id)
+        data = []
+        for i, result in enumerate(results):
+            scores = result.array()
+            label = labels[int(scores.argmax())]
+            data.append({"index": i, "label": label, "probs": scores.tolist(), "num_classes": len(labels)})
+        return listed(answer_id, body.model or model.name, data, prompts)
+
+    @router.post("/pooling", openapi_extra=describe_body(PoolingRequest))
+    async def raw_pooling(request: Request) -> Response:
+        """The model's own result for each input: a vector for each token, a vector, or scores."""
+        body = await read_body(request, PoolingRequest)
+        model = find_model(client, body.model)
+        task = body.task or ("classify" if pooling_of(model).labels else "token_embed")
+        params = PoolingParams(task=task, dimensions=body.dimensions, use_activation=body.use_activation)
+        prompts = await read_inputs(body, model, limits)
+        answer_id = new_id("pool")
+        results = await pool(client, request, body, model, prompts, params, request_id=answer_id)
+        data = [
+            {"index": i, "object": "pooling", "data": numbers(result, body.encoding_format)}
+            for i, result in enumerate(results)
+        ]
+        return listed(answer_id, body.model or model.name, data, prompts)
+
+    return router

@@ -1,0 +1,165 @@
+"""Bodies of the pooling endpoints. Closed: an unknown field is a 400 that names it."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from app.api.openai.closed import Closed
+from app.api.openai.messages import ChatMessage
+from app.api.openai.protocol import PromptField
+from app.engine.pooling_params import PoolingTask
+from app.errors import InvalidRequestError
+
+EncodingFormat = Literal["float", "base64"]
+
+
+class PoolingBody(Closed):
+    """What every request for vectors or scores has."""
+
+    model: str | None = Field(None, description="Which model; the server's first one when not given.")
+    truncate_prompt_tokens: int | None = Field(
+        None,
+        ge=-1,
+        description="Cut a longer prompt to so many tokens, at its end; -1: as many as the model takes. Without it, a "
+        "prompt that is too long is refused.",
+    )
+    use_activation: bool | None = Field(
+        None,
+        description="Length 1 for embeddings, probabilities for classes; the model's own choice when not given.",
+    )
+    priority: int = Field(0, description="Lower goes first, where the engine schedules by priority.")
+    cache_salt: str | None = Field(None, min_length=1, description="Only requests of equal salt share prefix blocks.")
+    request_id: str | None = Field(None, description="Echoed as x-request-id.", pattern=r"^[\x21-\x7e]{1,256}$")
+    user: str | None = Field(None, description="Accepted; changes nothing.")
+
+    @field_validator("truncate_prompt_tokens")
+    @classmethod
+    def _some_tokens(cls, value: int | None) -> int | None:
+        if value == 0:
+            raise PydanticCustomError("truncate_prompt_tokens", "must be -1 or at least 1")
+        return value
+
+
+class InputBody(PoolingBody):
+    """Texts or token ids, or a conversation."""
+
+    input: PromptField | None = Field(None, description="A text, texts, token ids, or lists of token ids.")
+    messages: list[ChatMessage] | None = Field(None, min_length=1, description="A conversation instead of an input.")
+    add_special_tokens: bool = Field(True, description="Add the special tokens that the model expects around a text.")
+
+    @model_validator(mode="after")
+    def _one_of(self) -> Self:
+        if (self.input is None) == (self.messages is None):
+            raise InvalidRequestError("give either input or messages", param="input")
+        return self
+
+    def inputs(self) -> list[str] | list[list[int]]:
+        """The inputs as a list, whichever form was sent."""
+        if isinstance(self.input, str):
+            return [self.input]
+        if self.input and isinstance(self.input[0], int):
+            return [self.input]
+        return self.input or []  # type: ignore[return-value]
+
+
+class EmbeddingRequest(InputBody):
+    """Body of POST /v1/embeddings."""
+
+    encoding_format: EncodingFormat = Field("float", description="`base64`: the fp32 numbers' bytes.")
+    dimensions: int | None = Field(None, ge=1, description="Shorter embeddings, of models trained for it.")
+    normalize: bool | None = Field(None, description="Another name of use_activation.")
+
+    @model_validator(mode="after")
+    def _one_name(self) -> Self:
+        if self.normalize is not None and self.use_activation is not None:
+            raise InvalidRequestError("give either normalize or use_activation", param="normalize")
+        return self
+
+
+class PoolingRequest(InputBody):
+    """Body of POST /pooling."""
+
+    task: PoolingTask | None = Field(
+        None, description="What to return; a vector for each token when not given, scores of a classifier."
+    )
+    encoding_format: EncodingFormat = Field("float", description="`base64`: the fp32 numbers' bytes.")
+    dimensions: int | None = Field(None, ge=1, description="Shorter embeddings, of models trained for it.")
+
+
+class ClassifyRequest(InputBody):
+    """Body of POST /classify."""
+
+
+Texts = str | list[str]
+_SIDES = (("text_1", "text_2"), ("queries", "documents"), ("data_1", "data_2"))
+
+
+class ScoreRequest(PoolingBody):
+    """Body of POST /score: one text against each of several, or pair by pair. The two sides go by three names."""
+
+    text_1: Texts | None = Field(None, description="The text, or texts, that the others are compared with.")
+    text_2: Texts | None = Field(None, description="As many texts, or several for one text_1.")
+    queries: Texts | None = Field(None, description="Another name of text_1.")
+    documents: Texts | None = Field(None, description="Another name of text_2.")
+    data_1: Texts | None = Field(None, description="Another name of text_1.")
+    data_2: Texts | None = Field(None, description="Another name of text_2.")
+
+    @model_validator(mode="after")
+    def _pairs(self) -> Self:
+        self.pairs()
+        return self
+
+    def sides(self) -> tuple[str, str]:
+        """Names of the fields that the request used."""
+        used = [names for names in _SIDES if any(getattr(self, name) is not None for name in names)]
+        if len(used) != 1 or any(getattr(self, name) is None for name in used[0]):
+            raise InvalidRequestError("give both text_1 and text_2 (or queries and documents)", param="text_1")
+        return used[0]
+
+    def pairs(self) -> list[tuple[str, str]]:
+        """(first, second) of each score; one first text goes with every second one."""
+        first, second = self.sides()
+        left, right = (_listed(getattr(self, name)) for name in (first, second))
+        if not left or not right:
+            raise InvalidRequestError("the list of texts is empty", param=second if left else first)
+        if len(left) == 1:
+            left = left * len(right)
+        if len(left) != len(right):
+            raise InvalidRequestError(f"{len(left)} texts in {first}, {len(right)} in {second}", param=second)
+        return list(zip(left, right, strict=True))
+
+
+class RerankDocument(Closed):
+    """A document as an object."""
+
+    text: str
+
+
+class RerankRequest(PoolingBody):
+    """Body of POST /v1/rerank."""
+
+    query: str = Field(description="What the documents are ranked by.")
+    documents: list[str | RerankDocument] = Field(min_length=1, description="Texts, or objects with a `text`.")
+    top_n: int = Field(0, ge=0, description="Only the best so many; 0: all.")
+    return_documents: bool = Field(True, description="Repeat each document's text in its result.")
+    max_tokens_per_doc: int | None = Field(None, ge=1, description="Cut each document to so many tokens.")
+
+    @field_validator("documents", mode="before")
+    @classmethod
+    def _each(cls, value: Any) -> Any:
+        if isinstance(value, list):
+            for i, document in enumerate(value):
+                if not isinstance(document, str | dict | RerankDocument):
+                    raise PydanticCustomError("documents", "document {i} must be a text or an object", {"i": i})
+        return value
+
+    def texts(self) -> list[str]:
+        """The documents' texts."""
+        return [document if isinstance(document, str) else document.text for document in self.documents]
+
+
+def _listed(value: Texts) -> list[str]:
+    return [value] if isinstance(value, str) else list(value)

@@ -1,0 +1,176 @@
+"""From prompts to their results: checks, one engine request each, all at once, in the order of the prompts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.requests import Request
+
+from app.api.engine_client import EngineClient, RouteInfo, ServedModel
+from app.api.errors import ClientDisconnected
+from app.api.openai.chat_prompt import render_chat
+from app.api.openai.messages import ChatOptions
+from app.api.pooling.protocol import InputBody, PoolingBody
+from app.api.render import THREAD_CHARS, cache_root, encode_all
+from app.config import RequestLimits
+from app.engine.outputs import PooledResult
+from app.engine.pooling_info import PoolingInfo
+from app.engine.pooling_params import NO_SAMPLING, PoolingParams
+from app.engine.request import EngineRequest
+from app.errors import EngineDeadError, InvalidRequestError, MantaError, PromptTooLongError, UnsupportedError
+from app.text.pooling_prompt import PoolingPrompt, TextPair, pooling_prompts
+
+
+def pooling_of(model: ServedModel) -> PoolingInfo:
+    """How the model pools; UnsupportedError when it generates text instead."""
+    if model.pooling is None:
+        raise UnsupportedError(
+            f"the model {model.name!r} generates text and gives no embeddings or scores; a model for them is served "
+            "with `runner: pooling`",
+            param="model",
+        )
+    return model.pooling
+
+
+def prompt_limit(body: PoolingBody, model: ServedModel) -> int | None:
+    """Tokens that a prompt is cut to; None where a long one is refused."""
+    wanted = body.truncate_prompt_tokens
+    if wanted is None:
+        return None
+    return model.max_model_len if wanted == -1 else min(wanted, model.max_model_len)
+
+
+async def tokenise(
+    model: ServedModel, pairs: Sequence[TextPair], limit: int | None, last_limit: int | None = None
+) -> list[PoolingPrompt]:
+    """`pooling_prompts`, without blocking the event loop."""
+    if sum(len(first) + len(second or "") for first, second in pairs) <= THREAD_CHARS:
+        return pooling_prompts(model.tokenizer, pairs, limit, last_limit)
+    return await asyncio.to_thread(pooling_prompts, model.tokenizer, pairs, limit, last_limit)
+
+
+async def read_inputs(body: InputBody, model: ServedModel, limits: RequestLimits) -> list[PoolingPrompt]:
+    """The prompts of a body, whichever form they were sent in."""
+    limit = prompt_limit(body, model)
+    if body.messages is not None:
+        options = ChatOptions(
+            messages=body.messages,
+            tools=None,
+            add_generation_prompt=False,
+            continue_final_message=False,
+            add_special_tokens=body.add_special_tokens,
+            documents=None,
+            chat_template_kwargs=None,
+        )
+        return [PoolingPrompt((await render_chat(model, options, limits)).token_ids[:limit])]
+    given = body.inputs()
+    if not given:
+        raise InvalidRequestError("the list of inputs is empty", param="input")
+    if len(given) > limits.max_prompts:
+        raise InvalidRequestError(f"{len(given)} inputs; at most {limits.max_prompts}", param="input")
+    texts = [text for text in given if isinstance(text, str)]
+    if not texts:
+        return [PoolingPrompt(ids[:limit]) for ids in given if not isinstance(ids, str)]
+    if body.add_special_tokens:
+        return await tokenise(model, [(text, None) for text in texts], limit)
+    return [PoolingPrompt(ids[:limit]) for ids in await encode_all(model.tokenizer, texts, False)]
+
+
+async def pool(
+    client: EngineClient,
+    request: Request,
+    body: PoolingBody,
+    model: ServedModel,
+    prompts: Sequence[PoolingPrompt],
+    params: PoolingParams,
+    *,
+    request_id: str,
+    field: str = "input",
+) -> list[PooledResult]:
+    """A result for each prompt. `field` is what the dialect calls them.
+
+    Raises InvalidRequestError, PromptTooLongError and UnsupportedError before anything runs, then what the engine
+    raises; ClientDisconnected when nobody waits any more. In each case, what still runs is aborted.
+    """
+    pooling = pooling_of(model)
+    pooling.check(params)
+    if body.request_id is not None:
+        request.state.request_id = body.request_id
+    root = cache_root(request.state.tenant, body.cache_salt)
+    requests = []
+    for i, prompt in enumerate(prompts):
+        _check(prompt, model, field)
+        second = prompt.second_text_at if pooling.has_token_types else None
+        own = params.model_copy(update={"second_text_at": second}) if second is not None else params
+        requests.append(
+            EngineRequest(
+                f"{request_id}-{i}",
+                prompt.token_ids,
+                NO_SAMPLING,
+                priority=body.priority,
+                cache_root=root,
+                pooling_params=own,
+            )
+        )
+    return await _gather(client, request, model, requests)
+
+
+def _check(prompt: PoolingPrompt, model: ServedModel, field: str) -> None:
+    ids = prompt.token_ids
+    if not ids:
+        raise InvalidRequestError("a prompt is empty", param=field)
+    if min(ids) < 0 or max(ids) >= model.info.vocab_size:
+        raise InvalidRequestError(f"token ids must be from 0 to {model.info.vocab_size - 1}", param=field)
+    limit = model.max_model_len
+    if model.max_kv_tokens is not None:
+        limit = min(limit, model.max_kv_tokens)
+    if len(ids) > limit:
+        raise PromptTooLongError(
+            f"a prompt has {len(ids)} tokens, the model {model.name!r} takes {limit}; truncate_prompt_tokens=-1 would "
+            "cut it",
+            param=field,
+        )
+
+
+async def _gather(
+    client: EngineClient, request: Request, model: ServedModel, requests: list[EngineRequest]
+) -> list[PooledResult]:
+    """Run all at once; the first failure ends the others."""
+    tasks = [asyncio.create_task(_run(client, model, own)) for own in requests]
+    watcher = asyncio.create_task(_watch_client(request))
+    try:
+        pending: set[asyncio.Task[Any]] = {*tasks, watcher}
+        while not all(task.done() for task in tasks):
+            done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()  # raises what it raised
+        return [task.result() for task in tasks]
+    finally:
+        for task in (*tasks, watcher):
+            task.cancel()
+        await asyncio.gather(*tasks, watcher, return_exceptions=True)
+
+
+async def _run(client: EngineClient, model: ServedModel, request: EngineRequest) -> PooledResult:
+    outputs = client.generate(model.name, request, RouteInfo())
+    try:
+        async for output in outputs:
+            if output.finish_reason == "error":
+                raise MantaError(output.error or "the engine failed on this request")
+            if output.pooled is not None:
+                return output.pooled
+        raise EngineDeadError("the engine ended the request without a result")
+    finally:
+        close = getattr(outputs, "aclose", None)
+        if close is not None:
+            with contextlib.suppress(MantaError):
+                await close()
+
+
+async def _watch_client(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    raise ClientDisconnected

@@ -1,0 +1,96 @@
+"""POST /score and /rerank: how well texts go together, by a cross-encoder's score or the cosine of two embeddings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from app.api.body import describe_body, read_body
+from app.api.engine_client import EngineClient, ServedModel
+from app.api.pooling.answer import json_response, listed, new_id, usage
+from app.api.pooling.protocol import PoolingBody, RerankRequest, ScoreRequest
+from app.api.pooling.run import pool, pooling_of, prompt_limit, tokenise
+from app.api.render import find_model
+from app.config import RequestLimits
+from app.engine.pooling_params import PoolingParams
+from app.errors import InvalidRequestError, UnsupportedError
+from app.text.pooling_prompt import PoolingPrompt
+
+
+def score_routes(client: EngineClient, limits: RequestLimits) -> APIRouter:
+    """The endpoints over `client`, under the paths that clients of vLLM, Jina and Cohere use."""
+    router = APIRouter(tags=["pooling"])
+
+    @router.post("/score", openapi_extra=describe_body(ScoreRequest))
+    @router.post("/v1/score", openapi_extra=describe_body(ScoreRequest))
+    async def score(request: Request) -> Response:
+        """A score for each pair of texts."""
+        body = await read_body(request, ScoreRequest)
+        model = find_model(client, body.model)
+        answer_id = new_id("score")
+        names = body.sides()
+        found, prompts = await _scores(client, limits, request, body, model, body.pairs(), answer_id, names[1])
+        data = [{"index": i, "object": "score", "score": value} for i, value in enumerate(found)]
+        return listed(answer_id, body.model or model.name, data, prompts)
+
+    @router.post("/rerank", openapi_extra=describe_body(RerankRequest))
+    @router.post("/v1/rerank", openapi_extra=describe_body(RerankRequest))
+    @router.post("/v2/rerank", openapi_extra=describe_body(RerankRequest))
+    async def rerank(request: Request) -> Response:
+        """The documents, best first."""
+        body = await read_body(request, RerankRequest)
+        model = find_model(client, body.model)
+        answer_id = new_id("rerank")
+        texts = body.texts()
+        pairs = [(body.query, text) for text in texts]
+        most = body.max_tokens_per_doc
+        found, prompts = await _scores(client, limits, request, body, model, pairs, answer_id, "documents", most)
+        order = sorted(range(len(texts)), key=lambda i: -found[i])[: body.top_n or None]
+        results: list[dict[str, Any]] = []
+        for i in order:
+            document = {"document": {"text": texts[i]}} if body.return_documents else {}
+            results.append({"index": i, **document, "relevance_score": found[i]})
+        head = {"id": answer_id, "model": body.model or model.name, "usage": usage(prompts)}
+        return json_response(head | {"results": results})
+
+    return router
+
+
+async def _scores(
+    client: EngineClient,
+    limits: RequestLimits,
+    request: Request,
+    body: PoolingBody,
+    model: ServedModel,
+    pairs: list[tuple[str, str]],
+    request_id: str,
+    field: str,
+    max_last_tokens: int | None = None,
+) -> tuple[list[float], list[PoolingPrompt]]:
+    """A score for each pair, and the prompts that it took."""
+    pooling, limit = pooling_of(model), prompt_limit(body, model)
+    if len(pairs) > limits.max_prompts:
+        raise InvalidRequestError(f"{len(pairs)} pairs; at most {limits.max_prompts}", param=field)
+    if pooling.labels:
+        if len(pooling.labels) != 1:
+            raise UnsupportedError(
+                f"the model {model.name!r} has {len(pooling.labels)} classes; scores need a model of one",
+                param="model",
+            )
+        prompts = await tokenise(model, pairs, limit, max_last_tokens)
+        params = PoolingParams(task="classify", use_activation=body.use_activation)
+        results = await pool(client, request, body, model, prompts, params, request_id=request_id, field=field)
+        return [float(result.array()[0]) for result in results], prompts
+    if body.use_activation is not None:
+        raise UnsupportedError("scores of an embedding model are cosines", param="use_activation")
+    firsts, seconds = (list(dict.fromkeys(side)) for side in zip(*pairs, strict=True))
+    prompts = await tokenise(model, [(text, None) for text in firsts], limit)
+    prompts += await tokenise(model, [(text, None) for text in seconds], limit, max_last_tokens)
+    params = PoolingParams(task="embed", use_activation=True)
+    results = await pool(client, request, body, model, prompts, params, request_id=request_id, field=field)
+    vectors = [result.array() for result in results]
+    left = dict(zip(firsts, vectors, strict=False))
+    right = dict(zip(seconds, vectors[len(firsts) :], strict=True))
+    return [float(left[first] @ right[second]) for first, second in pairs], prompts
