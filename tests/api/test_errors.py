@@ -94,17 +94,11 @@ def test_bad_chat_fields(http: httpx.Client, fields: dict[str, Any], param: str 
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
-        ({"tools": [{"function": {"name": "f"}}], "tool_choice": "required"}, "tool_choice"),
-        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
-        ({"tools": [{"function": {"name": "f", "strict": True}}]}, "tools.0.function.strict"),
         ({"audio": {"voice": "x"}}, "audio"),
         ({"functions": []}, "functions"),
         ({"function_call": "auto"}, "function_call"),
         ({"prediction": {}}, "prediction"),
         ({"web_search_options": {}}, "web_search_options"),
-        ({"structured_outputs": {"regex": "a"}}, "structured_outputs"),
         ({"use_beam_search": True}, "use_beam_search"),
         ({"chat_template": "x"}, "chat_template"),
         ({"reasoning_effort": "high"}, "reasoning_effort"),
@@ -229,7 +223,8 @@ def test_engine_errors_before_the_first_token(
     described = error_of(response, status)
     if isinstance(error, MantaError):
         assert described["message"] == error.message
-        assert (described["type"], described["code"], described["param"]) == (error.type, error.code, error.param)
+        param = "messages" if error.param == "prompt" else error.param  # the dialect's word for it
+        assert (described["type"], described["code"], described["param"]) == (error.type, error.code, param)
     else:
         assert "secret" not in response.text
     assert (response.headers.get("retry-after") == "1") == (status in (429, 503))
