@@ -122,9 +122,7 @@ def test_preparing_a_step_overlaps_the_one_before(monkeypatch: pytest.MonkeyPatc
 
     def watched(self: Worker, letter: SchedulerOutput) -> list[ModelRunnerOutput]:
         if len(letter.rows) and self._pending:
-            copied = self._pending[-1]._copied
-            assert copied is not None
-            busy.append(not copied.query())
+            busy.append(not self._pending[-1].is_done())
         return execute(self, letter)
 
     monkeypatch.setattr(Worker, "execute", watched)

@@ -146,8 +146,9 @@ class ModelRunner:
             device_lengths = step.inputs.view(size).lengths[:count]
             return self._sample(letter.step_id, step.logits[:count].float(), rows, lengths, device_lengths)
         decode.sample(size)
-        # A copy of its own: the next step's tokens may come before these are on the host.
-        return StepResults(letter.step_id, step.token_ids[:count].clone())
+        # Copied within the step: the next one writes to the same place.
+        tokens = torch.empty(count, dtype=torch.int64, pin_memory=self._device.type == "cuda")
+        return StepResults(letter.step_id, tokens.copy_(step.token_ids[:count], non_blocking=True), is_host=True)
 
     def _sample(
         self,

@@ -37,14 +37,16 @@ class StepResults:
     logprob_counts: list[int] = field(default_factory=list)
     prompt_pieces: list[PromptPiece] = field(default_factory=list)
     pooled: list[torch.Tensor] | None = None  # fp32, of the prompts that ended; None: the model generates
+    is_host: bool = False  # the step itself ends with the copy: the tensors are the host's already
 
 
 class StepClock:
     """Time of a step: on a GPU between two events on its stream, else on the host."""
 
     def __init__(self, device: torch.device) -> None:
+        self.end: torch.cuda.Event | None
         self._start = torch.cuda.Event(enable_timing=True) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        self._end = torch.cuda.Event(enable_timing=True) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self.end = torch.cuda.Event(enable_timing=True) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._started_at = time.perf_counter()
         self._elapsed_s = 0.0
         if self._start is not None:
@@ -53,14 +55,14 @@ class StepClock:
     def stop(self) -> None:
         """All work of the step is enqueued (GPU) or done (CPU)."""
         self._elapsed_s = time.perf_counter() - self._started_at
-        if self._end is not None:
-            self._end.record()
+        if self.end is not None:
+            self.end.record()
 
     def elapsed_s(self) -> float:
         """Seconds; on a GPU only once the step has finished."""
-        if self._start is None or self._end is None:
+        if self._start is None or self.end is None:
             return self._elapsed_s
-        return float(self._start.elapsed_time(self._end)) / 1000.0
+        return float(self._start.elapsed_time(self.end)) / 1000.0
 
 
 class PendingStep:
@@ -71,14 +73,18 @@ class PendingStep:
         self._clock = clock
         self._copied: torch.cuda.Event | None = None
         clock.stop()
-        if copy_stream is None:
-            self._host = results
+        if copy_stream is None or results.is_host:
+            self._host, self._copied = results, clock.end
             return
         copy_stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(copy_stream):
             self._host = _to_host(results)
             self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._copied.record()
+
+    def is_done(self) -> bool:
+        """Whether `finish` would not wait."""
+        return self._copied is None or bool(self._copied.query())  # type: ignore[no-untyped-call]
 
     def finish(self) -> ModelRunnerOutput:
         """The step's output; waits for the device where it must."""
