@@ -214,6 +214,8 @@ class EngineReplica:
     async def _exit(self, channels: list[TokenChannel]) -> None:
         for channel in channels:
             await channel.flushed(EXIT_GRACE_S)
+        with contextlib.suppress(Exception):  # a worker that hangs must not outlive the replica
+            await asyncio.wait_for(asyncio.to_thread(self._engine.shutdown), EXIT_GRACE_S)
         await asyncio.sleep(0.1)  # the transport's own buffers
         logging.shutdown()
         os._exit(1)

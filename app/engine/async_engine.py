@@ -22,6 +22,7 @@ from app.errors import EngineDeadError, InvalidRequestError
 
 logger = logging.getLogger("manta.engine")
 
+HANG_GRACE_S = 5.0  # the executor itself gives up a hung step at its limit, and knows which worker it was
 PARK_AFTER_S = 0.05  # waking a parked worker takes milliseconds, so a short gap between requests does not park
 
 
@@ -108,7 +109,7 @@ class AsyncEngine:
                 raise EngineDeadError("the engine is not running")
         self._core.check_health()
         began, limit = self._step_began, self._core.config.step_timeout_s
-        if began is not None and time.monotonic() - began > limit:
+        if began is not None and time.monotonic() - began > limit + min(limit, HANG_GRACE_S):
             raise EngineDeadError(f"a step has been running for more than step_timeout_s={limit:g} s")
 
     def shutdown(self, timeout_s: float = 10.0) -> None:

@@ -14,8 +14,8 @@ from app.errors import ConfigError
     ("args", "line", "param"),
     [
         (
-            {"models": [{"name": "a", "engine": {"tensor_parallel_size": 2}}]},
-            "args.models.0.engine: tensor_parallel_size=2: only 1 is supported so far",
+            {"models": [{"name": "a", "engine": {"pipeline_parallel_size": 2, "pipeline_partition": [1, 2, 3]}}]},
+            "args.models.0.engine: pipeline_partition names 3 stages, pipeline_parallel_size=2",
             "models.0.engine",
         ),
         (

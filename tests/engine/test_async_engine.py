@@ -202,7 +202,7 @@ def test_health_sees_a_step_that_hangs(make_engine: Callable[..., Setup]) -> Non
     setup.engine.check_health()  # idle is healthy, however long
     setup.executor.gate.clear()
     setup.engine.add_request(make_request("r", [1]))
-    time.sleep(0.4)
+    time.sleep(0.6)
     with pytest.raises(EngineDeadError, match=r"step_timeout_s=0\.2"):
         setup.engine.check_health()
 

@@ -7,6 +7,7 @@ import signal
 import time
 
 import numpy as np
+import ray
 from ray.util.placement_group import get_current_placement_group
 
 from app.engine.step import ModelRunnerOutput, SchedulerOutput, TokenLogprobs
@@ -14,7 +15,7 @@ from app.engine.worker_info import WorkerInfo
 from app.errors import CheckpointError
 
 FAKE_WORKER = f"{__name__}:FakeWorker"
-SLEEP_MS, FAIL, KILL, STOP, LARGE = range(5)
+SLEEP_MS, FAIL, KILL, STOP, LARGE, ONLY_RANK = range(6)
 
 
 def make_letter(
@@ -46,7 +47,7 @@ class FakeWorker:
     def start(self) -> WorkerInfo:
         notes = [f"OMP_NUM_THREADS={os.environ.get('OMP_NUM_THREADS')}"]
         notes += [f"{name}={value}" for name, value in os.environ.items() if name.startswith("RAY_CGRAPH_")]
-        group = get_current_placement_group()
+        group = get_current_placement_group() if ray.is_initialized() else None
         notes.append(f"placement group={group.id.hex() if group else None}")
         notes.append(f"place={self.rank},{self.world_size},{self.local_rank}")
         return WorkerInfo(num_blocks=100 - self.rank, device="cpu", dtype="float32", notes=notes)
@@ -54,6 +55,8 @@ class FakeWorker:
     def execute(self, letter: SchedulerOutput) -> list[ModelRunnerOutput]:
         output = ModelRunnerOutput(letter.step_id, np.array(expected_tokens(letter), np.int32))
         for code, (argument,) in letter.new_blocks:
+            if code == ONLY_RANK and argument != self.rank:
+                break  # the commands after it are not for this rank
             if code == SLEEP_MS:
                 time.sleep(argument / 1000)
             elif code == FAIL:
@@ -97,4 +100,14 @@ class DyingWorker(FakeWorker):
 
     def start(self) -> WorkerInfo:
         os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError("unreachable")
+
+
+class HalfBrokenWorker(FakeWorker):
+    """Rank 1 finds its checkpoint unusable while rank 0 waits for it."""
+
+    def start(self) -> WorkerInfo:
+        if self.rank == 1:
+            raise CheckpointError("tensor model.norm.weight is missing", param="model")
+        time.sleep(600)
         raise AssertionError("unreachable")

@@ -1,0 +1,168 @@
+"""Gangs of local processes: they live and die as one, and say which rank was where. Workers without a model."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from app.config import EngineConfig
+from app.engine.executor import create_executor
+from app.engine.executor.local_processes import LocalProcessesExecutor
+from app.errors import CheckpointError, ConfigError, EngineDeadError
+from tests.engine.executor.fake_worker import FAIL, ONLY_RANK, SLEEP_MS, expected_tokens, make_letter
+from tests.engine.executor.forked_executor import ForkedExecutor
+
+ROOT = Path(__file__).resolve().parents[3]
+DETECTED_S = 5.0  # the aim is 1 s; a busy machine may take longer
+
+
+@pytest.fixture
+def fresh() -> Iterator[Callable[..., ForkedExecutor]]:
+    """Starts gangs of fake workers, four ranks by default, and ends them."""
+    made: list[ForkedExecutor] = []
+
+    def make(worker: str = "FakeWorker", **options: Any) -> ForkedExecutor:
+        sizes = {"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "step_timeout_s": 60.0, **options}
+        config = EngineConfig(executor="local_processes", **sizes)
+        made.append(ForkedExecutor(config, f"tests.engine.executor.fake_worker:{worker}"))
+        made[-1].start()
+        return made[-1]
+
+    yield make
+    for executor in made:
+        executor.shutdown()
+
+
+def gone(pids: list[int], within_s: float = 5.0) -> bool:
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        if not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids):
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_letters_go_to_all_and_outputs_come_from_the_last_stage(fresh: Callable[..., ForkedExecutor]) -> None:
+    executor = fresh()
+    pids = executor.worker_pids
+    assert len(set(pids)) == 4
+    letters = [make_letter(step) for step in range(4)]
+    for letter in letters:
+        executor.submit(letter)
+    for letter in letters:
+        (output,) = executor.collect()
+        assert output.sampled_token_ids.tolist() == expected_tokens(letter)
+    executor.park()
+    executor.check_health()
+    executor.shutdown()
+    assert gone(pids)
+    with pytest.raises(EngineDeadError, match="was shut down"):
+        executor.submit(letters[0])
+
+
+@pytest.mark.parametrize("victim", range(4))
+def test_a_killed_rank_takes_the_gang_with_it(fresh: Callable[..., ForkedExecutor], victim: int) -> None:
+    executor = fresh()
+    pids = executor.worker_pids
+    executor.submit(make_letter(0, (ONLY_RANK, (victim + 1) % 4), (SLEEP_MS, 60_000)))
+    begun = time.monotonic()
+    os.kill(pids[victim], signal.SIGKILL)
+    with pytest.raises(EngineDeadError, match=rf"worker rank {victim} \(pid {pids[victim]} .*is gone"):
+        executor.collect()
+    assert time.monotonic() - begun < DETECTED_S
+    assert gone(pids, DETECTED_S), "a rank outlives its gang"  # before anybody calls shutdown
+    with pytest.raises(EngineDeadError, match="is gone"):
+        executor.check_health()
+
+
+@pytest.mark.parametrize("victim", [0, 3])
+def test_a_stopped_rank_is_named_and_does_not_survive(fresh: Callable[..., ForkedExecutor], victim: int) -> None:
+    executor = fresh(step_timeout_s=1.0)
+    pids = executor.worker_pids
+    os.kill(pids[victim], signal.SIGSTOP)
+    executor.submit(make_letter(0))
+    with pytest.raises(EngineDeadError) as caught:
+        executor.collect()
+    message = caught.value.message
+    assert message.startswith(f"worker rank {victim} (pid {pids[victim]} ")
+    assert "did not answer within 1 s: it hangs" in message
+    assert f"rank {victim}: no sign of life" in message
+    assert f"rank {1 if victim != 1 else 2}: waiting for a letter" in message
+    assert gone(pids, DETECTED_S)
+
+
+def test_a_rank_that_hangs_says_where(fresh: Callable[..., ForkedExecutor]) -> None:
+    executor = fresh(step_timeout_s=1.0)
+    executor.submit(make_letter(7, (ONLY_RANK, 2), (SLEEP_MS, 60_000)))
+    with pytest.raises(EngineDeadError, match=r"worker rank 2 .* it hangs \(.*rank 2: step 7 for \d+\.\d s"):
+        executor.collect()
+
+
+def test_a_failure_is_told_while_others_are_busy(fresh: Callable[..., ForkedExecutor]) -> None:
+    executor = fresh()
+    pids = executor.worker_pids
+    begun = time.monotonic()
+    executor.submit(make_letter(3, (ONLY_RANK, 1), (FAIL, 0)))
+    executor.submit(make_letter(4, (SLEEP_MS, 60_000)))
+    with pytest.raises(EngineDeadError, match="worker rank 1 failed a step: RuntimeError: no luck with step 3"):
+        executor.collect()
+    assert time.monotonic() - begun < 30
+    assert gone(pids, DETECTED_S)
+
+
+def test_start_errors_come_through(fresh: Callable[..., ForkedExecutor]) -> None:
+    with pytest.raises(CheckpointError, match="is missing"):
+        fresh("HalfBrokenWorker")
+    with pytest.raises(EngineDeadError, match="a worker was lost before it could start: worker rank"):
+        fresh("DyingWorker")
+    with pytest.raises(EngineDeadError, match="has no attribute 'NoSuchWorker'"):
+        fresh("NoSuchWorker")
+
+
+def test_only_the_socket_transport() -> None:
+    config = EngineConfig(executor="local_processes", tensor_parallel_size=2, step_transport="compiled_graph")
+    executor = create_executor(config)
+    assert isinstance(executor, LocalProcessesExecutor)
+    with pytest.raises(ConfigError, match="needs executor=ray_workers"):
+        executor.start()
+
+
+SCRIPT = """
+from app import LLM, SamplingParams
+llm = LLM("tiny-chat", tensor_parallel_size=2, device="cpu", num_threads=1, kv_cache_memory_bytes=32 << 20)
+text = llm.generate("The capital of France", SamplingParams(temperature=0, max_tokens=8), use_tqdm=False)[0].outputs[0]
+print("pids", *llm._core.executor.worker_pids, flush=True)
+print(text.token_ids, flush=True)
+input()
+"""
+
+
+def test_a_script_without_a_main_guard_and_nothing_is_left_when_it_is_killed(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
+    ) as process:
+        assert process.stdout is not None
+        pids = [int(pid) for pid in process.stdout.readline().split()[1:]]
+        token_ids = process.stdout.readline()
+        assert len(pids) == 2
+        assert all(psutil.pid_exists(pid) for pid in pids)
+        process.kill()
+    assert gone(pids)
+    from app import LLM, SamplingParams
+
+    with LLM("tiny-chat", device="cpu", num_threads=1, kv_cache_memory_bytes=32 << 20) as llm:
+        params = SamplingParams(temperature=0, max_tokens=8)
+        alone = llm.generate("The capital of France", params, use_tqdm=False)[0].outputs[0]
+    assert str(alone.token_ids) == token_ids.strip()

@@ -1,0 +1,68 @@
+"""Which layers a stage holds, and what is refused before any worker starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.config import EngineConfig
+from app.engine.model_info import ModelInfo
+from app.engine.parallel_plan import check_parallel_sizes, stage_layers
+from app.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "num_stages", "expected"),
+    [(8, 2, [4, 4]), (7, 2, [4, 3]), (8, 3, [3, 3, 2]), (10, 4, [2, 3, 3, 2]), (5, 5, [1] * 5), (3, 1, [3])],
+)
+def test_even_partition_favours_the_middle(num_layers: int, num_stages: int, expected: list[int]) -> None:
+    stages = stage_layers(num_layers, num_stages)
+    assert [len(stage) for stage in stages] == expected
+    assert [layer for stage in stages for layer in stage] == list(range(num_layers))
+
+
+def test_a_given_partition() -> None:
+    assert stage_layers(8, 3, (1, 5, 2)) == [range(0, 1), range(1, 6), range(6, 8)]
+    for wrong in ((1, 5, 3), (0, 6, 2), (8,)):
+        with pytest.raises(ConfigError, match="does not split 8 layers into 3 stages") as caught:
+            stage_layers(8, 3, wrong)
+        assert caught.value.param == "pipeline_partition"
+    with pytest.raises(ConfigError, match="pipeline_parallel_size=9 is more than the model's 8 layers"):
+        stage_layers(8, 9)
+
+
+def info(**changes: Any) -> ModelInfo:
+    sizes = {"num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 64}
+    return ModelInfo(Path("fake"), {**sizes, "intermediate_size": 96, **changes}, {})
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4, 8])
+def test_sizes_that_divide(tp: int) -> None:
+    check_parallel_sizes(EngineConfig(tensor_parallel_size=tp, pipeline_parallel_size=2), info())
+
+
+@pytest.mark.parametrize(
+    ("changes", "tp", "message"),
+    [
+        ({"num_attention_heads": 6}, 4, "does not divide num_attention_heads=6"),
+        ({"intermediate_size": 90}, 4, "does not divide intermediate_size=90"),
+        ({"num_attention_heads": 12, "num_key_value_heads": 3}, 2, "nor a multiple of num_key_value_heads=3"),
+    ],
+)
+def test_sizes_that_do_not_divide_are_named(changes: dict[str, Any], tp: int, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        check_parallel_sizes(EngineConfig(tensor_parallel_size=tp), info(**changes))
+    assert caught.value.param == "tensor_parallel_size"
+
+
+def test_steps_in_flight_follow_the_stages_unless_given() -> None:
+    assert EngineConfig().max_inflight_steps == 2
+    assert EngineConfig(pipeline_parallel_size=4).max_inflight_steps == 5
+    assert EngineConfig(pipeline_parallel_size=4, max_inflight_steps=1).max_inflight_steps == 1
+
+
+def test_one_process_runs_one_rank() -> None:
+    with pytest.raises(ValueError, match="use local_processes or ray_workers"):
+        EngineConfig(executor="in_process", tensor_parallel_size=2)
