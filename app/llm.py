@@ -21,10 +21,12 @@ from app.engine.core import EngineCore
 from app.engine.executor import create_executor
 from app.engine.model_info import ModelInfo
 from app.engine.outputs import CompletionOutput, EngineOutput, RequestOutput
+from app.engine.pooling_info import pooling_info
 from app.engine.request import EngineRequest, Request
 from app.engine.sampling_params import MAX_SEED, SamplingParams
 from app.engine.stats import EngineStats
 from app.errors import ConfigError, InvalidRequestError
+from app.llm_pooling import PoolingMethods
 from app.text.bad_words import bad_words_token_ids
 from app.text.chat_template import ChatTemplate
 from app.text.output_processor import OutputProcessor
@@ -37,8 +39,8 @@ Prompt = str | Sequence[int] | Mapping[str, Any]
 Conversation = Sequence[Mapping[str, Any]]
 
 
-class LLM:
-    """A model ready to generate. Keywords besides `model` are options of EngineConfig.
+class LLM(PoolingMethods):
+    """A model ready to generate, or to give vectors and scores. Keywords besides `model` are options of EngineConfig.
 
     Raises ConfigError for a wrong option and CheckpointError for an unusable model directory.
     """
@@ -52,6 +54,7 @@ class LLM:
         self.tokenizer = Tokenizer.from_directory(directory)
         self._chat_template = ChatTemplate.from_directory(directory, self.tokenizer, chat_template)
         self._core = EngineCore(self.config, info, create_executor(self.config), secrets.token_bytes(32))
+        self._pooling = pooling_info(self.config, info)
         self._num_requests = 0
         try:
             self.worker_info = self._core.start()

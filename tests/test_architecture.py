@@ -38,6 +38,7 @@ ROWS: dict[str, int] = {
     "app.api": 5,
     "app.deployments": 6,
     "app.llm": 6,
+    "app.llm_pooling": 6,
     "app.cli": 6,
 }
 HEAVY = {"torch", "transformers", "accelerate", "triton", "ray", "safetensors"}
