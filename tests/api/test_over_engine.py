@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import secrets
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from typing import Any, Literal
 
+import anthropic
 import httpx
 import openai
+import pydantic
 import pytest
 
 from app.api.engine_client import RouteInfo, ServedModel
@@ -167,3 +170,68 @@ def test_a_disconnect_frees_the_blocks(server: Any, engine: EngineInThisProcess,
         assert engine.engine.stats().num_running == 1
     wait_for(lambda: engine.engine.stats().num_free_blocks == engine.engine.stats().num_blocks, 1.0)
     assert engine.engine.stats().num_running == 0
+
+
+QUESTION = "What is 12 + 30?"
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}, "required": ["a", "b"]}
+
+
+class Verdict(pydantic.BaseModel):
+    ok: bool
+    count: Literal["one", "two"]
+
+
+def test_anthropic_s_sdk_thinks_calls_and_answers(server: Any) -> None:
+    greedy: Any = {"model": "tiny-chat", "max_tokens": 200, "extra_body": {"temperature": 0}}
+    messages: Any = [{"role": "user", "content": QUESTION}]
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as sdk:
+        thinking: Any = {"type": "enabled", "budget_tokens": 1024}
+        whole = sdk.messages.create(**greedy, messages=messages, thinking=thinking)
+        assert [block.type for block in whole.content] == ["thinking", "text"]
+        with sdk.messages.stream(**greedy, messages=messages, thinking=thinking) as stream:
+            streamed = stream.get_final_message()
+        assert streamed.content[0].to_dict() == whole.content[0].to_dict()
+        assert streamed.content[1].to_dict()["text"] == whole.content[1].to_dict()["text"]
+        hidden = sdk.messages.create(**greedy, messages=messages, thinking={**thinking, "display": "omitted"})
+        assert hidden.content == whole.content[1:]
+
+        tools: Any = [{"name": "add", "description": "Adds two numbers.", "input_schema": SCHEMA}]
+        for choice in ("auto", "any"):
+            tool_choice: Any = {"type": choice}
+            asked = sdk.messages.create(**greedy, messages=messages, tools=tools, tool_choice=tool_choice)
+            assert asked.stop_reason == "tool_use"
+            assert asked.content[-1].to_dict()["input"] == {"a": 12, "b": 30}
+        result = {"type": "tool_result", "tool_use_id": asked.content[-1].to_dict()["id"], "content": "42"}
+        turns = [*messages, {"role": "assistant", "content": asked.content}, {"role": "user", "content": [result]}]
+        answered = sdk.messages.create(**greedy, messages=turns, tools=tools)
+        assert "42" in answered.content[0].to_dict()["text"]
+        parsed = sdk.messages.parse(**greedy, messages=messages, output_format=Verdict)
+        assert isinstance(parsed.parsed_output, Verdict)
+
+
+def test_responses_think_call_and_follow_a_schema(sdk: openai.OpenAI) -> None:
+    greedy: Any = {"model": "tiny-chat", "temperature": 0, "max_output_tokens": 200}
+    thinks: Any = {"extra_body": {"chat_template_kwargs": {"enable_thinking": True}}}
+    whole = sdk.responses.create(**greedy, input=QUESTION, **thinks)
+    assert [item.type for item in whole.output] == ["reasoning", "message"]
+    assert whole.usage is not None
+    assert 0 < whole.usage.output_tokens_details.reasoning_tokens < whole.usage.output_tokens
+    summary: Any = {"summary": "auto"}
+    with sdk.responses.stream(**greedy, input=QUESTION, reasoning=summary, **thinks) as stream:
+        kinds = {event.type for event in stream}
+        streamed = stream.get_final_response()
+    assert "response.reasoning_summary_text.delta" in kinds
+    assert streamed.output_text == whole.output_text
+    thought: Any = whole.output[0]
+    shown: Any = streamed.output[0]
+    assert shown.summary[0].text == thought.content[0].text
+
+    tools: Any = [{"type": "function", "name": "add", "parameters": SCHEMA, "strict": False}]
+    asked = sdk.responses.create(**greedy, input=QUESTION, tools=tools, tool_choice="required")
+    call: Any = asked.output[-1]
+    assert json.loads(call.arguments) == {"a": 12, "b": 30}
+    output: Any = [{"type": "function_call_output", "call_id": call.call_id, "output": "42"}]
+    answered = sdk.responses.create(**greedy, input=output, previous_response_id=asked.id, tools=tools)
+    assert "42" in answered.output_text
+    parsed = sdk.responses.parse(**greedy, input=QUESTION, text_format=Verdict)
+    assert isinstance(parsed.output_parsed, Verdict)
