@@ -24,6 +24,8 @@ from app.kernels.attention.triton_prefill import PrefillTile
 from app.kernels.fused import HeadNorm
 from app.kernels.fused import reference as plain_fused
 from app.kernels.fused import triton_ops as fused
+from app.kernels.gemm.fp8 import Fp8Weight
+from app.kernels.gemm.triton_fp8 import quantize_rows
 from app.kernels.sampling import gumbel_argmax, reference, sample_tokens
 from tests.kernels.attention.cases import Batch
 
@@ -43,10 +45,10 @@ class Entry:
     run: Timing
 
 
-def timings(word: str = "", budget_s: float = float("inf"), risky: bool = False) -> Iterator[Row]:
+def timings(word: str = "", budget_s: float = float("inf")) -> Iterator[Row]:
     """Rows of all entries whose name holds `word`, while there is time."""
     started = time.perf_counter()
-    for entry in prefill_entries(8192, 8192, risky=True) if risky else entries():
+    for entry in entries():
         if word not in entry.what:
             continue
         if time.perf_counter() - started > budget_s:
@@ -68,7 +70,7 @@ def entries() -> list[Entry]:
     """The table, most wanted first."""
     table = prefill_entries(8192, 8192) + prefill_entries(2048, 2048)
     table += sampling_entries()
-    table += fused_entries()
+    table += fused_entries() + fp8_entries()
     table += prefill_entries(2048, 32768)
     for shape in ((1, 32768), (64, 4096), (256, 1024)):
         for block in (16, 64):
@@ -129,17 +131,16 @@ def decode_row(num_requests: int, seq_len: int, block_size: int, is_static: bool
     return {"ms": ms, "GB/s": rate / 1e9, "fraction": rate / COPY_BYTES_PER_S}
 
 
-def prefill_entries(num_query: int, seq_len: int, risky: bool = False) -> list[Entry]:
-    """One request's last num_query of seq_len positions, by every kernel there is. The risky ones lean on a part of
-    the compiler that is young: should a program hang, nothing after it is measured."""
+def prefill_entries(num_query: int, seq_len: int) -> list[Entry]:
+    """One request's last num_query of seq_len positions, by every kernel there is."""
     tile = PrefillTile
 
     def paged(batch: Batch, out: torch.Tensor, sizes: PrefillTile | None) -> None:
         triton_prefill.prefill(batch.query, batch.kv_cache, batch.meta, out, tile=sizes, **MASKS)
 
-    def descriptors(batch: Batch, out: torch.Tensor, sizes: PrefillTile, specialize: bool) -> None:
+    def descriptors(batch: Batch, out: torch.Tensor, sizes: PrefillTile) -> None:
         arguments = (batch.query, batch.kv_cache, batch.meta, out)
-        triton_prefill_descriptors.prefill(*arguments, tile=sizes, specialize=specialize, **MASKS)
+        triton_prefill_descriptors.prefill(*arguments, tile=sizes, **MASKS)
 
     def cudnn(batch: Batch, out: torch.Tensor) -> None:
         cudnn_prefill.prefill(batch.query, batch.kv_cache, batch.meta, out, scale=HEAD_DIM**-0.5)
@@ -147,24 +148,21 @@ def prefill_entries(num_query: int, seq_len: int, risky: bool = False) -> list[E
     variants: list[tuple[str, int, Callable[[Batch, torch.Tensor], None]]] = [
         ("paged", 16, partial(paged, sizes=None)),
         ("cudnn, gathered and merged", 16, cudnn),
-        ("descriptors 128x64 w8 s3", 64, partial(descriptors, sizes=tile(128, 64, 8, 3), specialize=False)),
-        ("descriptors 128x64 w4 s3", 64, partial(descriptors, sizes=tile(128, 64, 4, 3), specialize=False)),
-        ("descriptors 128x128 w8 s2", 128, partial(descriptors, sizes=tile(128, 128, 8, 2), specialize=False)),
-        ("descriptors 128x128 w8 s2, gathered", 16, partial(descriptors, sizes=tile(128, 128, 8, 2), specialize=False)),
+        ("descriptors 128x64 w8 s3", 64, partial(descriptors, sizes=tile(128, 64, 8, 3))),
+        ("descriptors 128x64 w4 s3", 64, partial(descriptors, sizes=tile(128, 64, 4, 3))),
+        ("descriptors 128x128 w8 s2", 128, partial(descriptors, sizes=tile(128, 128, 8, 2))),
+        ("descriptors 128x128 w8 s2, gathered", 16, partial(descriptors, sizes=tile(128, 128, 8, 2))),
+        ("descriptors 64x64 w4 s3", 64, partial(descriptors, sizes=tile(64, 64, 4, 3))),
+        ("paged 128x64 w8 s3", 16, partial(paged, sizes=tile(128, 64, 8, 3))),
         ("paged 128x128 w8 s2", 16, partial(paged, sizes=tile(128, 128, 8, 2))),
         ("paged 128x128 w8 s2", 64, partial(paged, sizes=tile(128, 128, 8, 2))),
     ]  # fmt: skip
-    if risky:
-        sizes = (tile(128, 64, 4, 3), tile(128, 128, 4, 2))
-        variants = [
-            (f"specialized 128x{s.keys} w4", s.keys, partial(descriptors, sizes=s, specialize=True)) for s in sizes
-        ]
     name = f"prefill {num_query} of {seq_len}"
     table = [
         Entry(f"{name}, block {block}, {what}", partial(prefill_row, num_query, seq_len, block, run))
         for what, block, run in variants
     ]
-    if num_query == seq_len and not risky:
+    if num_query == seq_len:
         table.insert(2, Entry(f"{name}, torch cuDNN, contiguous", partial(sdpa_row, num_query)))
     return table
 
@@ -292,3 +290,22 @@ def rotate_row(num_tokens: int, use_norm: bool) -> Row:
     slots = torch.randperm(num_tokens, device="cuda")
     ms = graph_ms(partial(fused.rotate_and_write, heads, cos, sin, norm, cache, slots))
     return {"us": ms * 1e3, "GB/s": 4 * heads.numel() / ms / 1e6}
+
+
+def fp8_entries() -> list[Entry]:
+    """The gate-up product of Llama-8B in fp8, quantizing its input, beside bf16."""
+    return [Entry(f"fp8 linear {count} x 4096 x 28672", partial(fp8_row, count)) for count in (1, 64, 256, 8192)]
+
+
+def fp8_row(num_tokens: int) -> Row:
+    """TFLOP/s counts the product alone."""
+    weight = torch.randn(2 * INTERMEDIATE, HIDDEN, dtype=torch.bfloat16, device="cuda")
+    x = torch.randn(num_tokens, HIDDEN, dtype=torch.bfloat16, device="cuda")
+    packed = Fp8Weight.of(weight)
+    truth = F.linear(x, weight)
+    difference = float((packed.linear(x, None).float() - truth.float()).norm() / truth.float().norm())
+    ms, plain_ms = graph_ms(lambda: packed.linear(x, None)), graph_ms(lambda: F.linear(x, weight))
+    quantize_ms = graph_ms(lambda: quantize_rows(x))
+    flops = 2.0 * num_tokens * weight.numel()
+    row = {"us": ms * 1e3, "TFLOP/s": flops / ms / 1e9, "quantizing us": quantize_ms * 1e3, "bf16 us": plain_ms * 1e3}
+    return row | {"difference": difference} | ({} if difference < 0.06 else {"error": "far from the bf16 product"})

@@ -222,20 +222,19 @@ def main() -> int:
         "--quick", action="store_true", help="on a GPU only timings, within a time limit; else few checks"
     )
     parser.add_argument("--only", help="no checks; only timings whose name holds this word")
-    parser.add_argument("--risky", action="store_true", help="time only what might hang the GPU")
     parser.add_argument("--sweep", action="store_true", help="also time every tile size")
     parser.add_argument("--jobs", type=int, default=1, help="processes for the checks (compiling takes longest)")
     arguments = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     result: dict[str, Any] = {"torch": torch.__version__, "num_failed": 0}
     on_gpu = device == "cuda"
-    if not (on_gpu and (arguments.only is not None or arguments.quick or arguments.risky)):
+    if not (on_gpu and (arguments.only is not None or arguments.quick)):
         result |= checks(device, arguments.quick, arguments.jobs)
     if on_gpu:
         result["device"] = torch.cuda.get_device_name()
         budget_s = QUICK_BUDGET_S if arguments.quick else float("inf")
         result["timings"] = []
-        for row in timings(arguments.only or "", budget_s, arguments.risky):
+        for row in timings(arguments.only or "", budget_s):
             show(row)
             result["timings"].append(row)
             result["num_failed"] += "error" in row

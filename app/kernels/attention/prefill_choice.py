@@ -9,7 +9,6 @@ from app.kernels.attention import AttentionMetadata, cudnn_prefill, triton_prefi
 
 # "paged" serves every step and comes last. To try others: ("cudnn", "descriptors", "paged").
 PREFILL_ORDER: tuple[str, ...] = ("paged",)
-DESCRIPTOR_WARPS_SPECIALIZED = False
 
 
 def prefill(
@@ -31,7 +30,7 @@ def prefill(
         if name == "descriptors" and half and triton_prefill_descriptors.serves(query, kv_cache, meta):
             triton_prefill_descriptors.prefill(
                 query, kv_cache, meta, out,
-                scale=scale, sliding_window=sliding_window, soft_cap=soft_cap, specialize=DESCRIPTOR_WARPS_SPECIALIZED,
+                scale=scale, sliding_window=sliding_window, soft_cap=soft_cap,
             )  # fmt: skip
             return
     triton_prefill.prefill(query, kv_cache, meta, out, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap)

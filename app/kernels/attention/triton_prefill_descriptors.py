@@ -53,7 +53,7 @@ def prefill_descriptor_kernel(
     desc_kv, p_q, p_out, p_tables, p_query_start_loc, p_seq_lens, scale, soft_cap, window, first_request, first_table,
     stride_q_token, stride_q_head, stride_out_token, stride_out_head, stride_table, S,
     G: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    USE_WINDOW: tl.constexpr, USE_CAP: tl.constexpr, PRECISION: tl.constexpr, SPECIALIZE: tl.constexpr,
+    USE_WINDOW: tl.constexpr, USE_CAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Grid (tiles of the longest query, Hkv, requests from first_request on). `desc_kv` sees the cache as rows
     [B * 2 * HKV * S, D]; the table's row of request r is first_table + r - first_request."""
@@ -85,7 +85,7 @@ def prefill_descriptor_kernel(
         lo = tl.maximum(first_pos - window + 1, 0)
         i_masked = lo // BN * BN
     else:
-        for i_n in tl.range(0, i_masked, BN, warp_specialize=SPECIALIZE):
+        for i_n in range(0, i_masked, BN):
             i_row = (tl.load(p_table + i_n // S) * (2 * HKV) + i_head) * S + i_n % S
             b_k, b_v = desc_kv.load([i_row, 0]), desc_kv.load([i_row + HKV * S, 0])
             b_acc, b_sum, b_max = fold_tile(
@@ -164,9 +164,8 @@ def prefill(
     sliding_window: int | None,
     soft_cap: float | None,
     tile: PrefillTile = DEFAULT_TILE,
-    specialize: bool = False,
 ) -> None:
-    """As `triton_prefill.prefill`, where `serves` agrees. `specialize` asks the compiler for warps that only load."""
+    """As `triton_prefill.prefill`, where `serves` agrees."""
     num_heads, head_dim = query.shape[1:]
     num_kv_heads = kv_cache.shape[2]
     group = num_heads // num_kv_heads
@@ -184,5 +183,5 @@ def prefill(
         out.stride(1), tables.stride(0), kv_cache.shape[3],
         G=group, HKV=num_kv_heads, D=head_dim, BM=num_rows, BN=tile.keys, USE_WINDOW=sliding_window is not None,
         USE_CAP=soft_cap is not None, PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
-        SPECIALIZE=specialize, num_warps=tile.num_warps, num_stages=tile.num_stages,
+        num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
