@@ -227,6 +227,9 @@ class ChatRequest(GenerationBody):
     def field_names(self) -> dict[str, str]:
         """The words for errors: those that the client used."""
         names = {**super().field_names(), "prompt": "messages", "logprobs": "top_logprobs"}
+        offer = self.offer()
+        if offer is not None and (offer.mode == "required" or (offer.strict and self.response_format is None)):
+            names["structured_outputs"] = "tools"
         return names | ({"max_tokens": "max_completion_tokens"} if self.max_completion_tokens else {})
 
     def chat_options(self) -> ChatOptions:
@@ -307,15 +310,15 @@ class CompletionRequest(GenerationBody):
 class TokenizeRequest(Closed):
     """Body of POST /tokenize: a prompt, or the fields of a chat."""
 
-    model: str | None = None
-    prompt: str | None = None
-    messages: list[ChatMessage] | None = Field(None, min_length=1)
-    tools: list[Tool] | None = None
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
+    model: str | None = Field(None, description="Which model; the server's first one when not given.")
+    prompt: str | None = Field(None, description="A text.")
+    messages: list[ChatMessage] | None = Field(None, min_length=1, description="A conversation instead of a text.")
+    tools: list[Tool] | None = Field(None, description="Functions the model may call.")
+    add_generation_prompt: bool = Field(True, description="End the prompt where the assistant's turn begins.")
+    continue_final_message: bool = Field(False, description="Leave the last message open.")
     add_special_tokens: bool | None = Field(None, description="Default: true for a prompt, false for a chat.")
-    chat_template_kwargs: dict[str, Any] | None = None
-    return_token_strs: bool = False
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Further names for the template.")
+    return_token_strs: bool = Field(False, description="Add the text of each token.")
 
     @model_validator(mode="after")
     def _one_of(self) -> Self:
@@ -327,6 +330,6 @@ class TokenizeRequest(Closed):
 class DetokenizeRequest(Closed):
     """Body of POST /detokenize."""
 
-    model: str | None = None
-    tokens: list[int]
-    skip_special_tokens: bool = False
+    model: str | None = Field(None, description="Which model; the server's first one when not given.")
+    tokens: list[int] = Field(description="Token ids.")
+    skip_special_tokens: bool = Field(False, description="Leave special tokens out of the text.")

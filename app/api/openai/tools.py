@@ -6,7 +6,6 @@ import json
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, field_validator
-from pydantic_core import PydanticCustomError
 
 from app.api.openai.closed import Closed
 
@@ -128,19 +127,21 @@ class AllowedTools(Closed):
     allowed_tools: AllowedToolList
 
 
-def _kind(value: Any) -> str:
+def _kind(value: Any) -> str | None:
     if isinstance(value, AllowedTools) or (isinstance(value, dict) and value.get("type") == "allowed_tools"):
         return "allowed"
     if isinstance(value, dict | NamedTool):
         return "named"
-    if value not in ("none", "auto", "required"):
-        raise PydanticCustomError("tool_choice", "must be none, auto, required, or an object that names a function")
-    return "word"
+    return "word" if value in ("none", "auto", "required") else None
 
 
 ToolChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("word")]
     | Annotated[NamedTool, Tag("named")]
     | Annotated[AllowedTools, Tag("allowed")],
-    Discriminator(_kind),
+    Discriminator(
+        _kind,
+        custom_error_type="tool_choice",
+        custom_error_message="must be none, auto, required, or an object that names a function",
+    ),
 ]

@@ -114,10 +114,12 @@ def plan_parsers(
     offer: Offer | None = None,
     *,
     continued: str | None = None,
+    answer: StructuredOutputs | None = None,
     tools_param: str = "tools",
 ) -> ParserPlan:
     """The plan for a request; `continued` is the text of the assistant's message that the answer continues.
 
+    `answer` is what the answer must match, if anything must: where it is JSON, calls are allowed instead of it.
     UnsupportedError names `tools_param` when the way the model calls tools is not known, or cannot be enforced.
     """
     wanted = offer if offer is not None and offer.tools and offer.mode != "none" else None
@@ -127,13 +129,14 @@ def plan_parsers(
         reasoning = None  # one parser finds both
     end = model.tokenizer.decode(prompt_token_ids[-PROMPT_END_TOKENS:], skip_special_tokens=False)
     inside = reasoning is not None and reasoning.starts_inside(end, continued)
-    special = _special_ids(model, tools, reasoning)
+    ids = _marker_ids(model, tools, reasoning)
     enforced = None
     if tools is not None and wanted is not None:
-        enforced = _enforced(tools, wanted, special, inside, tools_param)
+        enforced = _enforced(tools, wanted, answer, ids, inside, tools_param)
+    shown = model.tokenizer.special_token_ids.intersection(ids.values())
     thought_end = reasoning.thought_end(inside) if reasoning is not None else ""
     end_ids = tuple(model.tokenizer.encode(thought_end, add_special_tokens=False)) if thought_end else ()
-    return ParserPlan(reasoning, tools, wanted, inside, frozenset(special.values()), enforced, end_ids)
+    return ParserPlan(reasoning, tools, wanted, inside, shown, enforced, end_ids)
 
 
 def load_tool_parser(model: ServedModel, param: str = "tools") -> type[ToolParser]:
@@ -151,32 +154,42 @@ def load_reasoning_parser(model: ServedModel) -> type[ReasoningParser] | None:
     return None if name is None or name == "none" else REASONING_PARSERS.load(name)
 
 
-def _special_ids(
+def _marker_ids(
     model: ServedModel, tools: type[ToolParser] | None, reasoning: type[ReasoningParser] | None
 ) -> Mapping[str, int]:
-    """Ids of the parsers' markers that the tokenizer calls special."""
-    special = model.tokenizer.special_token_ids
+    """Ids of the parsers' markers that are tokens of their own."""
     markers = [marker for parser in (tools, reasoning) if parser is not None for marker in parser.markers]
     ids = {marker: model.tokenizer.token_to_id(marker) for marker in markers}
-    return {marker: index for marker, index in ids.items() if index is not None and index in special}
+    return {marker: index for marker, index in ids.items() if index is not None}
 
 
 def _enforced(
-    parser: type[ToolParser], offer: Offer, special: Mapping[str, int], inside: bool, param: str
+    parser: type[ToolParser],
+    offer: Offer,
+    answer: StructuredOutputs | None,
+    marker_ids: Mapping[str, int],
+    inside: bool,
+    param: str,
 ) -> StructuredOutputs | None:
-    """The grammar that a required call, or strict arguments, ask for."""
-    grammar, lark = parser.call_grammar(special), Lark(special)
+    """The grammar that a required call, strict arguments, or a choice between calls and JSON ask for."""
+    grammar, lark = parser.call_grammar(marker_ids), Lark(marker_ids)
+    loose = {name: schema if name in offer.strict else _ANY_OBJECT for name, schema in offer.tools.items()}
     if offer.mode == "required":
         start = grammar.required(lark, offer.tools, offer.is_parallel)
-        if inside:  # after a thought the models write an empty line
-            start = f"({lark.literal(chr(10))}){{0,2}} {start}"
-        return StructuredOutputs(grammar=lark.finish(start))
-    if not offer.strict:
+    elif answer is not None:
+        if answer.kind not in ("json", "json_object"):
+            return None
+        schema = _ANY_OBJECT if answer.json_schema is None else answer.json_schema
+        start = f"({grammar.required(lark, loose, offer.is_parallel)} | {lark.json(schema)})"
+    elif not offer.strict:
         return None
-    if grammar.trigger is None:
+    elif grammar.trigger is None:
         raise UnsupportedError("this model's strict tools need a tool_choice of required or a named one", param=param)
-    loose = {name: schema if name in offer.strict else _ANY_OBJECT for name, schema in offer.tools.items()}
-    return StructuredOutputs(grammar=lark.finish(grammar.allowed(lark, loose, offer.is_parallel)))
+    else:
+        return StructuredOutputs(grammar=lark.finish(grammar.allowed(lark, loose, offer.is_parallel)))
+    if inside:  # after a thought the models write an empty line
+        start = f"({lark.literal(chr(10))}){{0,2}} {start}"
+    return StructuredOutputs(grammar=lark.finish(start))
 
 
 _ANY_OBJECT: Schema = {"type": "object"}

@@ -18,24 +18,24 @@ _JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separa
 
 
 class Lark:
-    """Builds one Lark text. Tokens that the tokenizer calls special can only be named by their ids."""
+    """Builds one Lark text. Markers that are tokens of their own are named by their ids, as no text matches them."""
 
-    def __init__(self, special_ids: Mapping[str, int]) -> None:
-        self._special = dict(special_ids)
-        self._split = re.compile("(" + "|".join(map(re.escape, self._special)) + ")") if self._special else None
+    def __init__(self, marker_ids: Mapping[str, int]) -> None:
+        self._ids = dict(marker_ids)
+        self._split = re.compile("(" + "|".join(map(re.escape, self._ids)) + ")") if self._ids else None
         self._names: dict[str, str] = {}
 
     def literal(self, text: str) -> str:
         """An expression for exactly this text."""
         pieces = self._split.split(text) if self._split else [text]
         return " ".join(
-            f"<[{self._special[piece]}]>" if piece in self._special else _quoted(piece) for piece in pieces if piece
+            f"<[{self._ids[piece]}]>" if piece in self._ids else _quoted(piece) for piece in pieces if piece
         )
 
     def text_before(self, marker: str) -> str:
         """An expression for any text without `marker`, followed by it."""
         body = f"{self.text()} {self.literal(marker)}"
-        return self.rule(body) if marker in self._special else self.rule(body, lazy=True)
+        return self.rule(body) if marker in self._ids else self.rule(body, lazy=True)
 
     def text(self) -> str:
         """An expression for any text."""
@@ -43,8 +43,9 @@ class Lark:
 
     def json(self, schema: Mapping[str, Any] | bool) -> str:
         """An expression for a JSON value of `schema`."""
-        styled = {"type": "object"} if schema is True or not schema else dict(schema)
-        return self.rule("%json " + json.dumps({**styled, "x-guidance": _JSON_STYLE}, ensure_ascii=False))
+        if isinstance(schema, bool):
+            schema = {} if schema else {"not": {}}
+        return self.rule("%json " + json.dumps({**schema, "x-guidance": _JSON_STYLE}, ensure_ascii=False))
 
     def rule(self, body: str, *, lazy: bool = False) -> str:
         """A name for an expression; the same name for the same one. A lazy one ends as soon as it can."""
@@ -63,7 +64,7 @@ Arguments = Callable[[Lark, str, Mapping[str, Any]], str]  # builder, tool's nam
 
 def json_arguments(lark: Lark, name: str, schema: Mapping[str, Any]) -> str:
     """Arguments as one JSON object."""
-    return lark.json(schema)
+    return lark.json({"type": "object", **schema})
 
 
 @dataclass(slots=True, frozen=True)
