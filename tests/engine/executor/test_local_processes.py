@@ -69,7 +69,7 @@ def test_letters_go_to_all_and_outputs_come_from_the_last_stage(fresh: Callable[
         executor.submit(letters[0])
 
 
-@pytest.mark.parametrize("victim", range(4))
+@pytest.mark.parametrize("victim", [0, 3])
 def test_a_killed_rank_takes_the_gang_with_it(fresh: Callable[..., ForkedExecutor], victim: int) -> None:
     executor = fresh()
     pids = executor.worker_pids

@@ -1,0 +1,93 @@
+"""A rank of a two-worker replica is killed or stopped under load, again and again: readable errors, nothing left over,
+and a new gang serves without help."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from typing import Any
+
+import openai
+import psutil
+import pytest
+
+from benchmarks.serve_process import ROOT, ServeProcess
+from tests.e2e.conftest import Record, wait_until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+ROUNDS = 20
+STEP_TIMEOUT_S = 3.0
+ENDED_S = {"SIGKILL": 10.0, "SIGSTOP": STEP_TIMEOUT_S + 12.0}  # until every request has ended, on a busy machine
+
+
+def edit(config: dict[str, Any]) -> None:
+    (model,) = config["applications"][0]["args"]["models"]
+    model["engine"]["step_timeout_s"] = STEP_TIMEOUT_S
+
+
+def workers(server: ServeProcess) -> list[psutil.Process]:
+    return sorted(server.find("ray::WorkerActor") + server.find("ray::Worker."), key=lambda process: process.pid)
+
+
+def shared_memory() -> int:
+    return len(os.listdir("/dev/shm"))
+
+
+class Load:
+    """Streams that last longer than anything that is done to the server."""
+
+    def __init__(self, server: ServeProcess, count: int) -> None:
+        self._client = openai.OpenAI(base_url=f"{server.base_url}/v1", api_key="none", max_retries=0, timeout=60)
+        self.outcomes: list[str] = []
+        self.tokens = 0
+        self._threads = [threading.Thread(target=self._stream, daemon=True) for _ in range(count)]
+        for thread in self._threads:
+            thread.start()
+
+    def _stream(self) -> None:
+        options: dict[str, Any] = {"max_tokens": 1800, "extra_body": {"ignore_eos": True}, "stream": True}
+        try:
+            for _ in self._client.completions.create(model="tiny-chat", prompt="count", **options):
+                self.tokens += 1
+            self.outcomes.append("finished")
+        except openai.APIError as error:
+            self.outcomes.append(f"error: {error.message}")
+
+    def join(self, timeout_s: float) -> float:
+        begun = time.monotonic()
+        for thread in self._threads:
+            thread.join(max(0.0, timeout_s - (time.monotonic() - begun)))
+        assert not any(thread.is_alive() for thread in self._threads), "a request hangs"
+        return time.monotonic() - begun
+
+
+def test_kill_and_stop_of_each_rank(record: Record) -> None:
+    rng = random.Random(0)
+    ended: dict[str, list[float]] = {"SIGKILL": [], "SIGSTOP": []}
+    back: list[float] = []
+    segments: list[int] = []
+    with ServeProcess(ROOT / "configs/serve/tp2-cpu.yaml", edit) as server:
+        for number in range(ROUNDS):
+            wait_until(lambda: len(workers(server)) == 2, 60, "two workers")
+            load = Load(server, 4)
+            wait_until(lambda load=load: load.tokens > 20, 30, "tokens flow")  # type: ignore[misc]
+            time.sleep(rng.random())
+            gang = workers(server)
+            pids = {process.pid for process in gang}
+            name = ("SIGKILL", "SIGSTOP")[number // 2 % 2]
+            os.kill(gang[number % 2].pid, getattr(signal, name))
+            ended[name].append(load.join(ENDED_S[name]))
+            assert all(outcome.startswith("error: ") and len(outcome) > 20 for outcome in load.outcomes), load.outcomes
+            begun = time.monotonic()
+            wait_until(lambda pids=pids: not pids & set(psutil.pids()), 10, "no orphan")  # type: ignore[misc]
+            wait_until(lambda: server.health() == 200, 90, "the replica is back")
+            back.append(time.monotonic() - begun)
+            segments.append(shared_memory())
+    assert max(segments[1:]) <= segments[0] + 1, f"shared memory leaks: {segments}"
+    for name, seconds in ended.items():
+        record(f"gang_{name.lower()}_requests_ended_s_max", round(max(seconds), 2))
+    record("gang_back_s_max", round(max(back), 2))
