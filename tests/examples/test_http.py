@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 
 import pytest
 
@@ -33,6 +34,14 @@ def test_openai_tools(run_example: RunExample, server: ServeProcess) -> None:
     assert "get_weather(" in printed
     assert "'city': 'Paris'" in printed
     assert "21" in printed.splitlines()[-1]
+
+
+def test_structured_output(run_example: RunExample, server: ServeProcess) -> None:
+    lines = dict(line.split(": ", 1) for line in run_example("structured_output", server.base_url).splitlines())
+    assert re.fullmatch(r"Sum\(left=\d{1,3}, operator='[-+*]', right=\d{1,3}\)", lines["pydantic"])
+    assert lines["choice"] in ("more than forty", "less than forty")
+    assert re.fullmatch(r"It is \d{2}\.", lines["regex"])
+    assert re.fullmatch(r"[1-9]\d \+ [1-9]\d = [1-9]\d", lines["grammar"])
 
 
 def test_several_models(run_example: RunExample, server: ServeProcess) -> None:

@@ -38,7 +38,7 @@ def with_ascii_patterns(schema: Any) -> Any:
         return [with_ascii_patterns(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    copy = {}
+    copy: dict[str, Any] = {}
     for key, value in schema.items():
         if key == "pattern" and isinstance(value, str):
             copy[key] = ascii_classes(value)

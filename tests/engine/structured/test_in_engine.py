@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from llguidance import LLExecutor
 
 from app.engine.model_info import ModelInfo
 from app.engine.sampling_params import SamplingParams, StructuredOutputs
+from app.engine.structured import masks
 from app.errors import InvalidRequestError
 from app.llm import LLM
 from tests.engine.structured.grammars import MAX_TOKENS, all_grammars
@@ -85,6 +87,26 @@ def test_same_tokens_sync_async_alone_and_preempted(llm: LLM) -> None:
     squeezed, preemptions = run(num_blocks=60, max_num_seqs=14)
     assert preemptions > 0
     assert squeezed == overlapped
+
+
+def test_text_that_is_a_token_of_its_own(llm: LLM) -> None:
+    """Added tokens are text, special ones are not, but what they look like can be written in other tokens."""
+    marker = llm.tokenizer.token_to_id("<tool_call>")
+    for text, inside in (("<tool_call>\n{}", True), ("<|im_end|> is no end", False)):
+        output = llm.generate("Answer: ", params(StructuredOutputs(choice=(text,)), 1), use_tqdm=False)[0].outputs[0]
+        assert (output.text, output.finish_reason) == (text, "stop")
+        assert (marker in output.token_ids) == inside
+        assert llm.tokenizer.special_token_ids.isdisjoint(output.token_ids)
+
+
+def test_masks_side_by_side_equal_masks_one_by_one(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["json-flat", "json-date-uuid", "regex-words", "choice-2", "grammar-sql", "json-enum"] * 3
+    wanted = [params(GRAMMARS[name][0], seed) for seed, name in enumerate(names)]
+    one_by_one = [a.outputs[0].token_ids for a in llm.generate(["Answer: "] * len(names), wanted, use_tqdm=False)]
+    executor = LLExecutor(num_threads=2)
+    monkeypatch.setattr(masks, "_executor", lambda: executor)
+    side_by_side = [a.outputs[0].token_ids for a in llm.generate(["Answer: "] * len(names), wanted, use_tqdm=False)]
+    assert side_by_side == one_by_one
 
 
 def test_choices_of_one_prompt_differ(llm: LLM) -> None:
