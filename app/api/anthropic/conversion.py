@@ -26,7 +26,8 @@ class MessagesChat(ChatRequest):
 
     def field_names(self) -> dict[str, str]:
         """The words for errors."""
-        return {"prompt": "messages", "stop": "stop_sequences"}
+        names = {**super().field_names(), "prompt": "messages", "stop": "stop_sequences"}
+        return {own: "output_config" if name == "response_format" else name for own, name in names.items()}
 
 
 def to_chat(body: CountTokensRequest, model: ServedModel) -> MessagesChat:

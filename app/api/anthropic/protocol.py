@@ -96,7 +96,7 @@ class Message(Closed):
         return [TextBlock(type="text", text=self.content)] if isinstance(self.content, str) else self.content
 
 
-class Tool(Closed):
+class CustomTool(Closed):
     """A function of the client. Tools that Anthropic's servers run are refused."""
 
     name: FunctionName
@@ -175,7 +175,7 @@ class CountTokensRequest(Closed):
     model: str = Field(description="Which model.")
     messages: list[Message] = Field(min_length=1, description="The conversation so far.")
     system: str | list[TextBlock] | None = Field(None, description="What the model is told first.")
-    tools: list[Tool] | None = Field(None, description="Functions the model may call.")
+    tools: list[CustomTool] | None = Field(None, description="Functions the model may call.")
     tool_choice: ToolChoice | None = Field(None, description="Whether it may, must or must not call.")
     thinking: Thinking | None = Field(None, description="Whether the model thinks first, if its template can tell it.")
     output_config: OutputConfig | None = Field(None, description="Effort, and a JSON schema for the answer.")

@@ -10,12 +10,12 @@ from app.api.openai.responses_protocol import (
     FunctionCallItem,
     FunctionCallOutputItem,
     InputItem,
+    ItemRefusal,
+    ItemText,
     MessageItem,
     NamedChoice,
     ReasoningItem,
-    RefusalPart,
     ResponsesRequest,
-    TextPart,
 )
 
 _SAME = (
@@ -30,7 +30,8 @@ class ResponsesChat(ChatRequest):
 
     def field_names(self) -> dict[str, str]:
         """The words for errors."""
-        return {"prompt": "input", "max_tokens": "max_output_tokens"}
+        names = {**super().field_names(), "prompt": "input", "max_tokens": "max_output_tokens"}
+        return {own: "text" if name == "response_format" else name for own, name in names.items()}
 
 
 def to_chat(body: ResponsesRequest, items: Sequence[InputItem], num_dropped: int = 0) -> ResponsesChat:
@@ -108,7 +109,7 @@ def _hear(messages: list[dict[str, Any]], role: str, content: str) -> None:
         messages.append({"role": role, "content": content})
 
 
-def _text(content: str | Sequence[TextPart | RefusalPart]) -> str:
+def _text(content: str | Sequence[ItemText | ItemRefusal]) -> str:
     return content if isinstance(content, str) else "\n".join(part.text for part in content)
 
 

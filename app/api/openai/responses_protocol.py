@@ -23,7 +23,7 @@ REFUSED: Mapping[str, str] = {
 INCLUDED = ("reasoning.encrypted_content",)
 
 
-class TextPart(Closed):
+class ItemText(Closed):
     """Text in a message."""
 
     type: Literal["input_text", "output_text"]
@@ -32,7 +32,7 @@ class TextPart(Closed):
     logprobs: list[Any] | None = None
 
 
-class RefusalPart(Closed):
+class ItemRefusal(Closed):
     """A refusal in an earlier answer."""
 
     type: Literal["refusal"]
@@ -44,7 +44,7 @@ class RefusalPart(Closed):
         return self.refusal
 
 
-Part = Annotated[TextPart | RefusalPart, Field(discriminator="type")]
+Part = Annotated[ItemText | ItemRefusal, Field(discriminator="type")]
 Status = Literal["in_progress", "completed", "incomplete"]
 
 
@@ -170,7 +170,7 @@ class Reasoning(Closed):
     generate_summary: Literal["auto", "concise", "detailed"] | None = Field(None, description="Same as summary.")
 
 
-class StreamOptions(Closed):
+class ResponseStreamOptions(Closed):
     """About the stream."""
 
     include_obfuscation: Literal[False] = Field(False, description="Padding against traffic analysis: only false.")
@@ -190,7 +190,7 @@ class ResponsesRequest(Closed):
     temperature: float | None = Field(None, ge=0, le=2, description="0 is greedy.")
     top_p: float | None = Field(None, gt=0, le=1, description="Keep the smallest set of tokens with this probability.")
     stream: bool = Field(False, description="Answer as server-sent events while tokens come.")
-    stream_options: StreamOptions | None = Field(None, description="About the stream.")
+    stream_options: ResponseStreamOptions | None = Field(None, description="About the stream.")
     text: TextConfig | None = Field(None, description="The shape of the answer's text.")
     reasoning: Reasoning | None = Field(None, description="How the model thinks, and what is shown of it.")
     tools: list[FunctionTool] | None = Field(None, description="Functions the model may call.")
