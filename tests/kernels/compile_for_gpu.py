@@ -1,0 +1,159 @@
+"""Compile the Triton kernels for an H200 on a machine without a GPU, with the arguments that models call them with.
+
+    env -u TRITON_INTERPRET python -m tests.kernels.compile_for_gpu
+
+The interpreter accepts programs that the compiler refuses (types, shapes, bf16). Launches are caught before the driver
+and compiled ahead of time instead. Prints registers and spilled bytes of each kernel; exits 1 if one does not compile.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from app.kernels.attention import AttentionMetadata, triton_prefill, triton_prefill_descriptors
+from app.kernels.attention.triton_ops import OPS
+from app.kernels.attention.triton_prefill import PrefillTile
+from app.kernels.fused import HeadNorm, triton_ops
+from app.kernels.gemm import triton_fp8
+from app.kernels.sampling import triton_ops as sampling_ops
+from app.kernels.sampling import triton_sample, triton_token_masks
+
+TARGET = GPUTarget("cuda", 90, 32)
+OPTIONS = {"num_warps", "num_stages"}
+TYPES = {
+    torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.float8_e4m3fn: "fp8e4nv",
+    torch.int32: "i32", torch.int64: "i64",
+}  # fmt: skip
+ALIGNED = [["tt.divisibility", 16]]
+results: dict[tuple[Any, ...], str] = {}
+
+
+def compile_instead(kernel: Any, *arguments: Any, grid: Any, warmup: bool = False, **keywords: Any) -> None:
+    """Stands in for JITFunction.run."""
+    options = {name: value for name, value in keywords.items() if name in OPTIONS}
+    values = dict(zip((p.name for p in kernel.params), arguments, strict=False)) | keywords
+    signature: dict[str, str] = {}
+    constants: dict[tuple[int, ...], Any] = {}
+    attributes: dict[tuple[int, ...], Any] = {}
+    for index, parameter in enumerate(kernel.params):
+        value = values[parameter.name]
+        kind, aligned = type_of(value, parameter.is_constexpr, parameter.do_not_specialize)
+        signature[parameter.name] = kind
+        if kind == "constexpr":
+            constants[(index,)] = value
+        if aligned:
+            attributes[(index,)] = ALIGNED
+    key = (kernel.__name__, *signature.items(), *map(str, constants.items()), *options.items())
+    if key not in results:
+        results[key] = compiled(ASTSource(kernel, signature, constants, attributes), options)
+        print(f"{kernel.__name__:28s} {options} {results[key]}", flush=True)
+
+
+def type_of(value: Any, is_constexpr: bool, do_not_specialize: bool) -> tuple[str, bool]:
+    """(the type as the compiler writes it, whether it is known to be a multiple of 16)."""
+    is_one = isinstance(value, int) and value == 1 and not do_not_specialize
+    if is_constexpr or value is None or is_one:
+        return "constexpr", False
+    if isinstance(value, TensorDescriptor):
+        return f"tensordesc<{TYPES[value.base.dtype]}{list(value.block_shape)}>", False
+    if isinstance(value, torch.Tensor):
+        return f"*{TYPES[value.dtype]}", True
+    if isinstance(value, int):
+        return "i32" if abs(value) < 1 << 31 else "i64", value % 16 == 0 and not do_not_specialize
+    assert isinstance(value, float), value
+    return "fp32", False
+
+
+def compiled(source: ASTSource, options: dict[str, Any]) -> str:
+    """Registers and stack, or what is wrong."""
+    try:
+        kernel = triton.compile(source, target=TARGET, options=options)
+    except Exception as error:
+        return f"FAILED {type(error).__name__}: {error}"
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        usage = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=False).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
+    return f"shared {kernel.metadata.shared}, {found.group(0) if found else 'usage unknown'}"
+
+
+def sampling(dtype: torch.dtype, vocab_size: int) -> None:
+    """Sampling of two rows."""
+    logits, floats = torch.zeros(2, vocab_size, dtype=dtype), torch.zeros(2)
+    keys, ints = torch.zeros(2, 2, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
+    triton_sample.sample_tokens(logits, floats, ints.int(), floats, floats, keys, ints)
+    sampling_ops.gumbel_argmax(logits.float(), keys, ints)
+    words = torch.zeros(2, -(-vocab_size // 32), dtype=torch.int32)
+    triton_token_masks.apply_token_masks(logits.float(), ints.int(), words)
+
+
+def fused(dtype: torch.dtype, hidden: int, heads: tuple[int, int, int], use_norm: bool) -> None:
+    """The fused functions at the sizes of a model; heads: queries, keys, head size."""
+    num_heads, num_kv_heads, head_dim = heads
+    x, weight = torch.zeros(4, hidden, dtype=dtype), torch.zeros(max(hidden, head_dim), dtype=dtype)
+    triton_ops.add_rms_norm(x, x, weight, 1e-6)
+    triton_ops.silu_and_mul(torch.zeros(4, 8 * hidden, dtype=dtype))
+    angles = torch.zeros(4, 1, head_dim, dtype=dtype)
+    cache = torch.zeros(2, 2, num_kv_heads, 16, head_dim, dtype=dtype)
+    norm = HeadNorm(weight, weight, 1e-6) if use_norm else None
+    all_heads = torch.zeros(4, num_heads + 2 * num_kv_heads, head_dim, dtype=dtype)
+    triton_ops.rotate_and_write(all_heads, angles, angles, norm, cache, torch.zeros(4, dtype=torch.int64))
+
+
+def attention(dtype: torch.dtype, heads: tuple[int, int, int], block_size: int, **masks: Any) -> None:
+    """A mixed step, a step that may be captured, and a chunk through the other prefill kernel."""
+    num_heads, num_kv_heads, head_dim = heads
+    cache = torch.zeros(64, 2, num_kv_heads, block_size, head_dim, dtype=dtype)
+    for is_static, counts in ((False, [1, 1, 30]), (True, [1, 1, 1])):
+        starts = torch.tensor([0, *counts]).cumsum(0).int()
+        meta = AttentionMetadata(
+            starts, torch.full((3,), 900, dtype=torch.int32), torch.zeros(3, 64, dtype=torch.int32),
+            torch.zeros(sum(counts), dtype=torch.int64), max(counts), 900, 3 if is_static else 2, is_static,
+        )  # fmt: skip
+        query = torch.zeros(sum(counts), num_heads, head_dim, dtype=dtype)
+        shape = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
+        OPS.prepare(meta, block_size=block_size, **shape)
+        OPS.paged_attention(query, cache, meta, scale=0.1, **masks)
+        OPS.write_kv(query[:, :num_kv_heads], query[:, :num_kv_heads], cache, meta.slot_mapping)
+        options = {"scale": 0.1, "sliding_window": None, "soft_cap": None, **masks}
+        if dtype == torch.float32 or is_static:
+            continue
+        for tile in (PrefillTile(128, 64, 8, 3), PrefillTile(128, 128, 8, 2), PrefillTile(64, 64, 4, 3)):
+            triton_prefill.prefill(query, cache, meta, query, tile=tile, **options)
+            triton_prefill_descriptors.prefill(query, cache, meta, query, tile=tile, **options)
+
+
+def main() -> int:
+    """Return 1 if a kernel does not compile."""
+    JITFunction.run = compile_instead
+    sampling(torch.float32, 151_936)
+    sampling(torch.bfloat16, 128_256)
+    qwen, llama = (16, 8, 128), (32, 8, 128)
+    for dtype in (torch.bfloat16, torch.float32):
+        fused(dtype, 1024, qwen, use_norm=True)
+        fused(dtype, 4096, llama, use_norm=False)
+        attention(dtype, llama, 16)
+    fused(torch.float16, 112, (7, 1, 80), use_norm=True)
+    attention(torch.bfloat16, qwen, 64, sliding_window=512, soft_cap=30.0)
+    attention(torch.float16, (14, 2, 64), 16)
+    triton_fp8.quantize_rows(torch.zeros(4, 14336, dtype=torch.bfloat16))
+    failed = [result for result in results.values() if result.startswith("FAILED")]
+    print(f"{len(results)} kernels, {len(failed)} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
