@@ -1,10 +1,11 @@
 """One command that says within minutes whether the decode graphs work on a GPU, and what they bring.
 
-    python -m benchmarks.gpu_check [--shape qwen3-0.6b] [--sections tokens latency eager throughput] [--out-dir results]
+    python -m benchmarks.gpu_check [--shape qwen3-0.6b] [--sections tokens latency ...] [--out-dir results]
 
 Every section is a process of its own with a time limit: a fault of one, even one that spoils the CUDA context, leaves
 the others alone. `tokens` compares the tokens of steps from graphs with those of ordinary steps, in fp32 over random
-weights; the others are the benchmarks of these names. A line PASS or FAIL for each; JSON after each.
+weights; `splits` times decode attention as it is launched and as
+it is captured; the others are the benchmarks of these names. A line PASS or FAIL for each; JSON after each.
 """
 
 from __future__ import annotations
@@ -101,6 +102,7 @@ def sections(args: argparse.Namespace) -> dict[str, tuple[list[str], int]]:
 
     return {
         "tokens": (["-m", "benchmarks.gpu_check", "--only-tokens", "--engine", engine], 90),
+        "splits": (["-m", "benchmarks.split_list", *out("splits")], 60),
         "latency": (["-m", "benchmarks.latency", *common, engine, *batches, *size, *out("latency")], 90),
         "throughput": (
             ["-m", "benchmarks.throughput", *common, engine, *requests, *out("throughput")],
@@ -117,7 +119,7 @@ def main() -> None:
     """Run the sections, print a summary; exit 1 when one failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=sorted(SHAPES), default="qwen3-0.6b")
-    parser.add_argument("--sections", nargs="+", default=["tokens", "latency", "throughput", "eager"])
+    parser.add_argument("--sections", nargs="+", default=["tokens", "latency", "throughput", "splits", "eager"])
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32, 128, 256])
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--steps", type=int, default=128)

@@ -74,6 +74,7 @@ class CudaGraphs:
                     told = time.monotonic()
                     logger.info("CUDA graphs: %d of %d sizes, %.0f s", done + 1, len(sizes), told - began)
         torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()  # what the runs before the captures used on the side stream
         return time.monotonic() - began
 
     def release(self) -> None:
