@@ -53,7 +53,7 @@ ANSWERS: list[tuple[str, str, Calls]] = [
     ("Short thought.", "Answer.", []),
     ('First this.\n\nThen <that>, {"a": 1}.', "", [("search.files-v2", {"options": {"depth": 2}, "text": "{[("})]),
     ("Hmm 🙂", "Calling.", [("get_weather", {"city": "Rome", "days": 0, "metric": False}), ("now", {})]),
-    ("", "", [("search.files-v2", {"text": "if a < b and b > c: print('x', \"y\")  # </tool> ]", "patterns": []})]),
+    ("", "", [("search.files-v2", {"patterns": [], "text": "if a < b and b > c: print('x', \"y\")  # </tool> ]"})]),
     ("", "Ends in {", []),
     ("A thought that names no tool and goes on for a while, over\nseveral\n\nlines.", "Long answer. " * 20, []),
 ]
