@@ -6,21 +6,16 @@ Nothing is compiled here; what can be told from the request alone is refused wit
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
 
+from app.engine.structured.json_style import json_options
 from app.engine.structured.patterns import ascii_classes, with_ascii_patterns
 from app.engine.structured.structural_tag import structural_tag_grammar
 from app.engine.structured.structured_outputs import StructuredOutputs
 from app.errors import InvalidRequestError
-
-if TYPE_CHECKING:  # the library declares it in its stub only
-    from llguidance._lib import JsonCompileOptions
-
-# White space between the parts of JSON. Bounded, since a model that may write it for ever sometimes does.
-WHITESPACE = r"[ \t\n\r]{1,32}"
 
 
 def grammar_text(spec: StructuredOutputs) -> str:
@@ -40,18 +35,6 @@ def grammar_text(spec: StructuredOutputs) -> str:
         return _lark(spec.grammar or "")
     assert spec.structural_tag is not None
     return structural_tag_grammar(spec.structural_tag)
-
-
-def json_options(disable_any_whitespace: bool = False, whitespace_pattern: str | None = None) -> JsonCompileOptions:
-    """How the text of JSON may look; laid over whatever the schema itself says about it (`x-guidance`)."""
-    return {
-        "item_separator": ",",
-        "key_separator": ":",
-        "whitespace_flexible": not disable_any_whitespace,
-        "whitespace_pattern": None if disable_any_whitespace else whitespace_pattern or WHITESPACE,
-        "coerce_one_of": False,
-        "lenient": False,
-    }
 
 
 def _json(schema: Any, spec: StructuredOutputs) -> str:

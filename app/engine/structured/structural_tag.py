@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from app.engine.structured.json_style import json_options
 from app.engine.structured.patterns import ascii_classes, with_ascii_patterns
 from app.errors import InvalidRequestError, UnsupportedError
 
@@ -119,8 +120,6 @@ class _Writer:
 
     def _json_schema(self, part: dict[str, Any], path: str) -> str:
         """{"json_schema"}"""
-        from app.engine.structured.grammar_text import json_options
-
         _closed(part, ("type", "json_schema"), path)
         schema = part.get("json_schema")
         if isinstance(schema, bool):
