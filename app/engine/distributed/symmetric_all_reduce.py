@@ -1,0 +1,105 @@
+"""Sums of small messages inside one host, faster than NCCL: torch's one- and two-shot kernels over symmetric memory.
+
+A decode step sums up a few hundred KB twice a layer; NCCL's launch and protocol then cost more than the bytes. Here
+each rank copies its part into memory that all ranks of the host have mapped; with one shot every rank reads all parts
+and adds them up, with two shots each rank adds up a slice and the others read it. Both add in the same order on every
+rank, so all ranks get the same bits. Larger messages, and hosts where the memory cannot be mapped, stay with NCCL.
+Multicast stays off.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+
+from app.engine.distributed.parallel_groups import ParallelGroups, RankGroup
+
+logger = logging.getLogger("manta.distributed")
+
+Limits = tuple[int, int]  # largest message for one shot, largest for two shots, in bytes
+
+# Ranks -> limits, from `python -m benchmarks.all_reduce` on the machines we run on. A number of ranks that is missing
+# has not been measured: `auto` leaves it to NCCL.
+MEASURED: dict[int, Limits] = {}
+ASKED_FOR: Limits = (256 << 10, 4 << 20)  # for small_all_reduce=symmetric_memory where nothing was measured
+ALIGNMENT_BYTES = 16  # the kernels read vectors of this size
+
+
+def shots(num_bytes: int, num_ranks: int, limits: Limits) -> int:
+    """How many shots a message takes: 1, 2, or 0 for NCCL."""
+    if num_bytes == 0 or num_bytes % (ALIGNMENT_BYTES * num_ranks):
+        return 0
+    if num_bytes <= limits[0]:
+        return 1
+    return 2 if num_bytes <= limits[1] else 0
+
+
+class SymmetricAllReduce:
+    """One group's buffer. Call it with a contiguous tensor on the device; the answer is the tensor, or None."""
+
+    def __init__(self, group: RankGroup, dtype: torch.dtype, device: torch.device, limits: Limits) -> None:
+        """Collective over the group. RuntimeError (torch's) where the memory cannot be shared."""
+        import torch.distributed._symmetric_memory as symmetric_memory
+
+        assert group.handle is not None
+        self._group_name = group.handle.group_name
+        self._num_ranks = group.size
+        self._limits = limits
+        self._buffer = symmetric_memory.empty(max(limits) // dtype.itemsize, dtype=dtype, device=device)
+        symmetric_memory.rendezvous(self._buffer, self._group_name)
+
+    def __call__(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Sum `tensor` over the ranks in place; None leaves it to NCCL."""
+        count = shots(tensor.nbytes, self._num_ranks, self._limits)
+        if count == 0 or tensor.dtype != self._buffer.dtype or not tensor.is_contiguous():
+            return None
+        part = self._buffer[: tensor.numel()]
+        part.copy_(tensor.view(-1))
+        if count == 1:
+            # The ranks meet again at the kernel's end: after it the buffer is free for the next message.
+            torch.ops.symm_mem.one_shot_all_reduce_out(part, "sum", self._group_name, tensor.view(-1))
+            return tensor
+        torch.ops.symm_mem.two_shot_all_reduce_(part, "sum", self._group_name)
+        return tensor.copy_(part.view(tensor.shape))
+
+
+def with_small_all_reduce(
+    groups: ParallelGroups, choice: str, dtype: torch.dtype, device: torch.device, one_node: bool
+) -> tuple[ParallelGroups, str]:
+    """`groups` with a faster sum for the TP group where `choice` (`small_all_reduce`) and the hardware allow it, and a
+    line that says which. Collective over the TP group."""
+    reason = _refusal(groups, choice, device, one_node)
+    if reason is None:
+        try:
+            limits = MEASURED.get(groups.tp.size, ASKED_FOR)
+            small = SymmetricAllReduce(groups.tp, dtype, device, limits)
+            ready = True
+        except (RuntimeError, ImportError, AttributeError) as error:
+            reason, ready = f"symmetric memory is not to be had: {error}", False
+            logger.warning("%s", reason)
+        if _all_agree(groups.tp, ready, device):
+            return replace(groups, tp=replace(groups.tp, small_all_reduce=small)), "all-reduce: symmetric memory, NCCL"
+        reason = reason or "another rank has no symmetric memory"
+    return groups, f"all-reduce: {'gloo' if device.type == 'cpu' else 'NCCL'} ({reason})"
+
+
+def _refusal(groups: ParallelGroups, choice: str, device: torch.device, one_node: bool) -> str | None:
+    if device.type != "cuda":
+        return "CPU"
+    if groups.tp.size == 1 or choice == "nccl":
+        return "as configured"
+    if not one_node:
+        return "the ranks lie on several nodes"
+    if choice == "auto" and groups.tp.size not in MEASURED:
+        return f"nothing else was measured for {groups.tp.size} ranks"
+    return None
+
+
+def _all_agree(group: RankGroup, ready: bool, device: torch.device) -> bool:
+    """Whether every rank is ready: one that is not would leave the others waiting in every sum."""
+    votes = torch.tensor([int(ready)], device=device)
+    dist.all_reduce(votes, op=dist.ReduceOp.MIN, group=group.handle)
+    return bool(votes.item())
