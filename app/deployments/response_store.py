@@ -69,13 +69,16 @@ class SharedResponseStore:
         return bool(await self._call("delete", tenant, response_id))
 
     async def _call(self, method: str, *arguments: Any) -> Any:
-        try:
-            if self._actor is None:
-                self._actor = await asyncio.to_thread(self._find)
-            return await asyncio.wait_for(getattr(self._actor, method).remote(*arguments), TIMEOUT_S)
-        except (ray.exceptions.RayError, TimeoutError) as error:
-            self._actor = None
-            raise EngineDeadError(f"the store of responses does not answer ({type(error).__name__})") from error
+        """Ask the actor; one that has died is made again, once."""
+        for is_last in (False, True):
+            try:
+                if self._actor is None:
+                    self._actor = await asyncio.to_thread(self._find)
+                return await asyncio.wait_for(getattr(self._actor, method).remote(*arguments), TIMEOUT_S)
+            except (ray.exceptions.RayError, TimeoutError) as error:
+                self._actor = None
+                if is_last or isinstance(error, TimeoutError):
+                    raise EngineDeadError(f"the store of responses does not answer ({type(error).__name__})") from error
 
     def _find(self) -> Any:
         """The actor; whoever asks first makes it."""
