@@ -68,7 +68,7 @@ def check_tokens(options: dict[str, Any]) -> bool:
     with make_llm("tiny", **{**SMALL, "cuda_graphs": "off", **options}) as llm:
         expected = {kind: _tokens(llm, kind) for kind in kinds}
     passed = True
-    for inflight, sizes in ((2, None), (1, None), (3, (4, 20))):
+    for inflight, sizes in ((2, None), (3, (4, 20))):
         more = {"max_inflight_steps": inflight, "cuda_graph_sizes": sizes}
         with make_llm("tiny", **{**SMALL, **more, **options}) as llm:
             print("  ", llm.worker_info.notes[-1], flush=True)
