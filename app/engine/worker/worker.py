@@ -18,11 +18,12 @@ from app.engine.attention.kv_cache import KVCacheSpec
 from app.engine.distributed.parallel_groups import ParallelGroups
 from app.engine.distributed.process_groups import connect_store, join_groups, leave_groups
 from app.engine.distributed.stage_link import StageLink
+from app.engine.distributed.symmetric_all_reduce import with_small_all_reduce
 from app.engine.layers.context import BuildContext
 from app.engine.model_info import ModelInfo
 from app.engine.models.loader import load_model
-from app.engine.quantization import select_quantization
 from app.engine.parallel_plan import stage_layers
+from app.engine.quantization import select_quantization
 from app.engine.step import ModelRunnerOutput, SchedulerOutput
 from app.engine.worker import kv_sizing
 from app.engine.worker.device import enter_thread, num_threads, select_device, select_dtype
@@ -71,7 +72,7 @@ class Worker:
         dtype, dtype_note = select_dtype(config.dtype, self._device, info)
         ops, attention_note = select_attention(config.attention_backend, self._device)
         self._enter_thread()
-        groups = self._join_groups()
+        groups, all_reduce_note = self._join_groups(dtype)
         with torch.inference_mode():
             layers = stage_layers(info.num_layers, config.pipeline_parallel_size, config.pipeline_partition)
             quantization, quantization_notes = select_quantization(config.quantization, self._device, dtype)
@@ -79,7 +80,7 @@ class Worker:
             if info.runner(config.runner) == "pooling":
                 self._runner, num_blocks, note = start_pooling(config, info, ctx)
                 notes = [device_note, dtype_note, attention_note, *quantization_notes]
-                notes += [*self._parallel_notes(layers), note]
+                notes += [*self._parallel_notes(layers, all_reduce_note), note]
                 return WorkerInfo(num_blocks, str(self._device), str(dtype).removeprefix("torch."), notes)
             model = load_model(info, ctx, config.load_format, config.seed)
             spec = KVCacheSpec.of(model.attention_layers, config.block_size, dtype)
@@ -98,7 +99,7 @@ class Worker:
             dtype_note,
             attention_note,
             *quantization_notes,
-            *self._parallel_notes(layers),
+            *self._parallel_notes(layers, all_reduce_note),
             kv_sizing.describe(spec, num_blocks),
         ]
         notes.append(f"threads: {self._threads}" if self._device.type == "cpu" else graphs.note)
@@ -121,22 +122,24 @@ class Worker:
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _join_groups(self) -> ParallelGroups:
+    def _join_groups(self, dtype: torch.dtype) -> tuple[ParallelGroups, str]:
+        """This rank's groups, and a line on how their sums are computed."""
         config, meeting = self._config, self._meeting
         if meeting is None:
-            return ParallelGroups()
+            return ParallelGroups(), ""
         store = connect_store(meeting.address, config.world_size)
         sizes = (config.tensor_parallel_size, config.pipeline_parallel_size)
-        return join_groups(store, self._rank, *sizes, self._device, meeting.one_node)
+        groups = join_groups(store, self._rank, *sizes, self._device, meeting.one_node)
+        return with_small_all_reduce(groups, config.small_all_reduce, dtype, self._device, meeting.one_node)
 
-    def _parallel_notes(self, layers: list[range]) -> list[str]:
+    def _parallel_notes(self, layers: list[range], all_reduce: str) -> list[str]:
         config = self._config
         if config.world_size == 1:
             return []
         note = f"parallel: TP {config.tensor_parallel_size} x PP {config.pipeline_parallel_size}"
         if config.pipeline_parallel_size > 1:
             note += f", layers a stage {'+'.join(str(len(stage)) for stage in layers)}"
-        return [note]
+        return [note, all_reduce] if config.tensor_parallel_size > 1 else [note]
 
     def _enter_thread(self) -> None:
         """A compiled graph calls `execute` from another thread than `start`."""
