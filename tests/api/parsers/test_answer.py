@@ -1,0 +1,187 @@
+"""Which parsers a model's answers get, what stays visible to them, and how calls go back into a template."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from app.api.openai.messages import ChatMessage
+from app.api.parsers import (
+    REASONING_PARSERS,
+    TOOL_PARSERS,
+    check_parser_names,
+    reasoning_parser_name,
+    tool_parser_name,
+)
+from app.api.parsers.answer import Offer, plan_parsers
+from app.api.parsers.base import ParsedAnswer
+from app.config import ModelConfig
+from app.deployments.served_models import load_served_model
+from app.errors import ConfigError, UnsupportedError
+from app.text.chat_template import ChatTemplate
+
+MARKS = {
+    "hermes": "Answer within <tool_call></tool_call>.",
+    "qwen3_coder": "<tool_call>\n<function=example>\n<parameter=one>",
+    "mistral": "{{- '[TOOL_CALLS] [' }}",
+    "deepseek_v3": "'<｜tool▁sep｜>' + name + '\\n' + '```json'",
+    "deepseek_v31": "name + '<｜tool▁sep｜>' + arguments",
+    "pythonic": "[func_name1(param1=value1, param2=value2), func_name2(...)]",
+    "llama3_json": "<|python_tag|>",
+    "harmony": "<|start|>assistant to=functions.x<|channel|>commentary",
+}
+WORDS: Any = [{"role": "user", "content": "hi"}]
+TOOL: Any = {"type": "function", "function": {"name": "now"}}
+
+
+def test_templates_name_their_parsers() -> None:
+    assert {name: tool_parser_name(text) for name, text in MARKS.items()} == {name: name for name in MARKS}
+    assert set(MARKS) == set(TOOL_PARSERS)
+    assert [reasoning_parser_name(text) for text in ("'</think>'", "[/THINK]", "<|channel|>", "")] == [
+        "think",
+        "mistral",
+        "harmony",
+        None,
+    ]
+
+
+def test_unknown_names_are_configuration_errors() -> None:
+    check_parser_names("auto", "none")
+    with pytest.raises(ConfigError, match=r"tool_parser: unknown parser 'herms'; known: auto, none, .*hermes"):
+        load_served_model(ModelConfig(name="m", tool_parser="herms"))
+    with pytest.raises(ConfigError, match=r"reasoning_parser: .*think"):
+        load_served_model(ModelConfig(name="m", reasoning_parser="thinking"))
+
+
+def test_options_choose_the_parsers() -> None:
+    offer = Offer({"now": {"type": "object"}})
+    auto = load_served_model(ModelConfig(name="m"))
+    plan = plan_parsers(auto, [1, 2, 3], offer)
+    assert (plan.tools, plan.reasoning) == (TOOL_PARSERS.load("hermes"), REASONING_PARSERS.load("think"))
+    none = load_served_model(ModelConfig(name="m", tool_parser="none", reasoning_parser="none"))
+    assert plan_parsers(none, [1, 2, 3]).is_plain
+    with pytest.raises(UnsupportedError) as caught:
+        plan_parsers(none, [1, 2, 3], offer)
+    assert caught.value.param == "tools"
+    own = load_served_model(ModelConfig(name="m", tool_parser="mistral", reasoning_parser="mistral"))
+    plan = plan_parsers(own, [1, 2, 3], offer)
+    assert (plan.tools, plan.reasoning) == (TOOL_PARSERS.load("mistral"), REASONING_PARSERS.load("mistral"))
+    assert len(plan.new_call_id()) == 9
+    assert plan.new_call_id().isalnum()
+
+
+@pytest.mark.parametrize(
+    ("name", "prompt_end", "continued", "inside"),
+    [
+        ("think", "<|im_start|>assistant\n<think>\n", None, True),
+        ("think", "<|im_start|>assistant\n", None, False),
+        ("think", "<|im_start|>assistant\n<think>\n\n</think>\n\n", None, False),
+        ("think", "Let me", "<think>\nLet me", True),
+        ("think", "Well", "<think>\nLet me</think>Well", False),
+        ("deepseek_r1", "<｜Assistant｜>", None, True),
+        ("deepseek_r1", "<｜Assistant｜><think>\n", None, True),
+        ("deepseek_r1", "<think>\n\n</think>\n\n", None, False),
+        ("deepseek_r1", "The answer", "The answer", False),
+        ("mistral", "[/INST]", None, False),
+        ("harmony", "<|start|>assistant", None, False),
+    ],
+)
+def test_where_an_answer_begins(name: str, prompt_end: str, continued: str | None, inside: bool) -> None:
+    assert REASONING_PARSERS.load(name).starts_inside(prompt_end, continued) == inside
+
+
+@pytest.mark.parametrize(
+    ("text", "reasoning", "content"),
+    [
+        ("so\n</think>\n\nDone.\n", "so", "Done.\n"),
+        ("<think>\nso\n\nand so\n</think>Done.", "so\n\nand so", "Done."),
+        ("</think>\n\nDone.", "", "Done."),
+        ("never closed </thin", "never closed </thin", ""),
+        ("\n\n  indented\n</think> x", "  indented", " x"),
+    ],
+)
+def test_inside_a_thought(text: str, reasoning: str, content: str) -> None:
+    for pieces in ([text], list(text)):
+        parser, answer = REASONING_PARSERS.load("think")(inside=True), ParsedAnswer()
+        for piece in pieces:
+            answer.add(parser.push(piece))
+        answer.add(parser.flush())
+        assert (answer.reasoning, answer.content) == (reasoning, content)
+
+
+def test_a_thought_only_begins_an_answer() -> None:
+    parser, answer = REASONING_PARSERS.load("think")(), ParsedAnswer()
+    text = "The tag <think> opens, </think> closes."
+    answer.add(parser.push(text) + parser.flush())
+    assert (answer.reasoning, answer.content) == ("", text)
+
+
+@pytest.fixture
+def harmony(
+    write_model_dir: Callable[..., Path], serve_model: Any, make_client: Any, serve: Any, tmp_path: Path
+) -> tuple[Any, str]:
+    """A served model whose tokenizer calls all markers of its form special."""
+    path = write_model_dir(tmp_path)
+    config = json.loads((path / "tokenizer_config.json").read_text())
+    config["additional_special_tokens"] = list(TOOL_PARSERS.load("harmony").markers)
+    (path / "tokenizer_config.json").write_text(json.dumps(config))
+    model = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**model, "vocab_size": model["vocab_size"] + 7}))
+    client = make_client(serve_model(path, tool_parser="harmony", reasoning_parser="harmony"))
+    return client, serve(client).url
+
+
+def test_markers_that_are_special_tokens(harmony: tuple[Any, str]) -> None:
+    """The parser sees its markers; the client sees neither them nor other special tokens."""
+    client, url = harmony
+    tokenizer = client.models["m"].tokenizer
+    text = (
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary to=functions.now "
+        '<|constrain|>json<|message|>{"a": <|im_start|>1}<|call|>'
+    )
+    client.script = lambda request: tokenizer.encode(text, add_special_tokens=False)
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as sdk:
+        whole = sdk.chat.completions.create(model="m", messages=WORDS, tools=[TOOL]).choices[0]
+        assert whole.finish_reason == "tool_calls"
+        assert whole.message.content is None
+        assert (whole.message.model_extra or {})["reasoning"] == "Hm."
+        assert whole.message.tool_calls
+        call = whole.message.tool_calls[0]
+        assert call.type == "function"
+        assert (call.function.name, call.function.arguments) == ("now", '{"a": 1}')
+        plain = sdk.chat.completions.create(model="m", messages=WORDS).choices[0]
+        assert plain.message.content == '{"a": 1}', "a call that nobody offered is what the model says"
+        required = sdk.chat.completions.create(model="m", messages=WORDS, tools=[TOOL], tool_choice="required")
+        assert required.choices[0].finish_reason == "tool_calls"
+    grammar = client.requests[-1].sampling_params.structured_outputs.grammar
+    ids = {marker: tokenizer.token_to_id(marker) for marker in TOOL_PARSERS.load("harmony").markers}
+    assert f'<[{ids["<|channel|>"]}]> "commentary to=functions.now " <[{ids["<|constrain|>"]}]> "json"' in grammar
+    assert client.requests[-1].end_of_thought_token_ids == ()
+    form = {"type": "json_object"}
+    httpx.post(f"{url}/v1/chat/completions", json={"messages": WORDS, "response_format": form})
+    final = tokenizer.encode("<|channel|>final<|message|>", add_special_tokens=False)
+    assert list(client.requests[-1].end_of_thought_token_ids) == final
+
+
+@pytest.mark.parametrize("arguments", ['{"b": 1, "a": "ü"}', {"b": 1, "a": "ü"}])
+def test_arguments_in_templates(arguments: Any) -> None:
+    """Published templates add them to a text, print them, walk through them or write them as JSON."""
+    source = (
+        "{%- set f = messages[0].tool_calls[0].function %}{{- 'x' + f.arguments + 'y' }}|{{ f.arguments }}|"
+        "{{- f.arguments | tojson }}|{% for k, v in f.arguments | items %}{{ k }}={{ v }};{% endfor %}|"
+        "{{- f.arguments is mapping }}|{{ f.arguments is string }}"
+    )
+    call = {"id": "c", "function": {"name": "f", "arguments": arguments}}
+    message = ChatMessage.model_validate({"role": "assistant", "tool_calls": [call], "reasoning_content": "t"})
+    turn = message.for_template()
+    text = '{"b": 1, "a": "ü"}'
+    expected = f"x{text}y|{text}|{text}|b=1;a=ü;|True|False"
+    assert ChatTemplate({"default": source}, {}).render([turn], add_generation_prompt=False) == expected
+    assert turn["reasoning"] == turn["reasoning_content"] == "t"
+    assert turn["content"] == ""
