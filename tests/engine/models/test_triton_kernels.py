@@ -63,7 +63,6 @@ def _triton_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("family", "changes"),
     [
-        ("llama", {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}),
         ("qwen2", {"num_attention_heads": 7, "num_key_value_heads": 1, "head_dim": 16}),
         ("qwen3", {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 80}),
         ("mistral", {"sliding_window": 24}),

@@ -106,19 +106,18 @@ def test_tokens_equal_numpy(path: Path, vocab_size: int, scale: float) -> None:
     torch.testing.assert_close(logprobs.cpu().double(), truth, rtol=0, atol=2e-5)
 
 
-@pytest.mark.parametrize("capacity", [4, 64])
-def test_search_in_the_whole_row_finds_the_same(capacity: int) -> None:
+def test_search_in_the_whole_row_finds_the_same() -> None:
     logits = torch.randn(len(ROWS), 1003, generator=torch.Generator().manual_seed(5)) * 3
     args = arguments(logits, ROWS)
     usual = triton_sample.sample_tokens(*args)
-    with mock.patch.object(triton_sample, "_CAPACITY", capacity):
+    with mock.patch.object(triton_sample, "_CAPACITY", 16):
         whole = triton_sample.sample_tokens(*args)
     assert torch.equal(usual[0], whole[0])
 
 
 def kept_tokens(path: Path, logits: list[float], row: tuple[float, int, float, float]) -> set[int]:
     """Tokens that come up in many draws of one row. The draws are always the same ones, so few are enough."""
-    draws = 10 if path is triton_sample.sample_tokens and DEVICE == "cpu" else 400
+    draws = 8 if path is triton_sample.sample_tokens and DEVICE == "cpu" else 400
     args = arguments(torch.tensor(logits).repeat(draws, 1), [row] * draws)
     return set(path(*args)[0].tolist())
 
@@ -152,7 +151,7 @@ def test_a_row_alone_draws_what_it_draws_in_a_batch() -> None:
     logits = torch.randn(len(ROWS), 2500, generator=torch.Generator().manual_seed(9)) * 4
     args = arguments(logits, ROWS)
     drawn, logprobs = triton_sample.sample_tokens(*args)
-    for row in (2, 4, 6, 11):
+    for row in (2, 11):
         alone = triton_sample.sample_tokens(*(tensor[row : row + 1] for tensor in args))
         assert alone[0][0] == drawn[row]
         assert alone[1][0] == logprobs[row]
@@ -165,7 +164,8 @@ def test_half_precision_row_stride_purpose_and_no_rows(path: Path) -> None:
     drawn, _ = path(*args)
     expected, sure = expected_tokens(args)
     np.testing.assert_array_equal(drawn.cpu().numpy()[sure], expected[sure])
-    assert not torch.equal(drawn, path(*args, purpose=3)[0])
+    unfiltered = tuple(tensor[[2, 12] * 4] for tensor in args)
+    assert not torch.equal(path(*unfiltered)[0], path(*unfiltered, purpose=3)[0])
     assert path(*(tensor[:0] for tensor in args))[0].shape == (0,)
 
 
