@@ -145,10 +145,21 @@ class EngineCounters:
 
 @dataclass(slots=True)
 class StepCosts:
-    """Moving averages of what a prefill token and a decode step cost, in seconds; 0 until measured."""
+    """Moving averages of what a prefill token and a decode step cost, in seconds; 0 until measured.
 
-    prefill_token_s: float = 0.0
+    A prefill token costs average seconds over average tokens, so that long prefills count for more: the rest of a
+    cached prompt, a few tokens in a whole step, says nothing about the cost of a token.
+    """
+
     decode_step_s: float = 0.0
+    _prefill_s: float = 0.0
+    _prefill_tokens: float = 0.0
+
+    @property
+    def prefill_token_s(self) -> float:
+        """Seconds per prefill token."""
+        tokens = self._prefill_tokens
+        return self._prefill_s / tokens if tokens else 0.0
 
     def observe(self, num_prefill_tokens: int, num_decodes: int, step_time_s: float) -> None:
         """Account one step: a mixed one costs a decode step plus its prefill tokens."""
@@ -160,7 +171,8 @@ class StepCosts:
             return
         prefill_s = step_time_s - (self.decode_step_s if num_decodes else 0.0)
         if prefill_s > 0:
-            self.prefill_token_s = _ewma(self.prefill_token_s, prefill_s / num_prefill_tokens)
+            self._prefill_s = _ewma(self._prefill_s, prefill_s)
+            self._prefill_tokens = _ewma(self._prefill_tokens, num_prefill_tokens)
 
 
 def _ewma(average: float, sample: float) -> float:

@@ -3,14 +3,15 @@
     queue    prefill tokens queued there x seconds per prefill token
     prefill  tokens of the prompt that are not cached there x seconds per prefill token; tokens in host memory count
              as a quarter of computed ones, since they come back by a copy
-    decode   expected output tokens x seconds per decode step x how full the replica is: the part of a decode step
-             that grows with the batch, for as long as the request decodes
+    decode   expected output tokens x seconds per decode step x half of how full the replica is: the part of a decode
+             step that grows with the batch, for as long as the request decodes
     eviction its new blocks push out as many others where the cache is full; a tenth of them is expected back
 
-Seconds are the replica's own, from its heartbeats, so unequal replicas are compared rightly. What was routed after the
-last report is added. A hot prefix spreads by itself: once the queue at its home costs more than a second prefill
-elsewhere, elsewhere is cheaper. Beside that, a replica with more than twice the mean number of requests is passed over
-while others are not: the cost of a decode load is an estimate, this is a bound.
+Seconds are measured by the replicas, and told in heartbeats. They are noisy, and a replica that looks slow gets few
+requests to show that it no longer is; so up to a factor of two from the median counts as equal, and of more than that
+only what is beyond. What was routed after the last report is added. A hot prefix spreads by itself: once the queue at
+its home costs more than a second prefill elsewhere, elsewhere is cheaper. Beside that, a replica with more than twice
+the mean number of requests is passed over while others are not: the decode load is an estimate, this is a bound.
 
 The shape of the cost (uncached prefill plus decode load, both in one unit) follows NVIDIA Dynamo's router.
 """
@@ -23,6 +24,9 @@ from app.deployments.policies.base import NO_MATCHES, Cost, Decision, Matches, R
 
 HOST_CREDIT = 0.75  # of a block in host memory, against one on the device
 EVICTION_WEIGHT = 0.1  # share of evicted blocks that somebody asks for again
+DECODE_GROWTH = 0.5  # of a decode step at a full cache
+NOISE = 2.0  # times slower or faster than the median that a replica may seem by chance
+MOST_UNEQUAL = 4.0  # times slower or faster than the median that a replica may count as
 OVERLOAD = 2.0  # times the mean number of requests
 OVERLOAD_SLACK = 4  # requests above the mean that are never an overload
 SAME_S = 1e-6  # costs closer than this are equal
@@ -64,11 +68,11 @@ class PrefixAware(RoutingPolicy):
 
 def _typical_speeds(candidates: Sequence[ReplicaLoad]) -> tuple[float, float]:
     """Seconds per prefill token and per decode step that stand in for those a replica has not measured yet."""
-    prefill = [s for load in candidates if (s := load.report.prefill_token_s) > 0]
-    decode = [s for load in candidates if (s := load.report.decode_step_s) > 0]
+    prefill = sorted([s for load in candidates if (s := load.report.prefill_token_s) > 0])
+    decode = sorted([s for load in candidates if (s := load.report.decode_step_s) > 0])
     return (
-        sum(prefill) / len(prefill) if prefill else UNMEASURED_PREFILL_TOKEN_S,
-        sum(decode) / len(decode) if decode else UNMEASURED_DECODE_STEP_S,
+        prefill[len(prefill) // 2] if prefill else UNMEASURED_PREFILL_TOKEN_S,
+        decode[len(decode) // 2] if decode else UNMEASURED_DECODE_STEP_S,
     )
 
 
@@ -82,7 +86,8 @@ def _estimates(
     for load in candidates:
         report = load.report
         num_blocks, block_size = report.num_blocks or 1, report.block_size
-        token_s = report.prefill_token_s or typical_prefill_s
+        token_s = _believed(report.prefill_token_s, typical_prefill_s)
+        step_s = _believed(report.decode_step_s, typical_decode_s)
         uncached = num_prompt_tokens
         match = matches.get(report.replica_id)
         if match is not None:
@@ -96,11 +101,21 @@ def _estimates(
             (
                 (report.queued_prefill_tokens + load.routed_prefill_tokens) * token_s,
                 prefill_s,
-                max_tokens * (report.decode_step_s or typical_decode_s) * fullness,
+                max_tokens * step_s * DECODE_GROWTH * fullness,
                 EVICTION_WEIGHT * prefill_s * (cache_share if cache_share < 1.0 else 1.0),
             )
         )
     return found
+
+
+def _believed(measured_s: float, typical_s: float) -> float:
+    """The seconds to reckon with; `measured_s` is 0 until there is a measurement."""
+    ratio = measured_s / typical_s
+    if measured_s <= 0 or 1 / NOISE <= ratio <= NOISE:
+        return typical_s
+    if ratio > NOISE:
+        return typical_s * min(ratio / NOISE, MOST_UNEQUAL)
+    return typical_s * max(ratio * NOISE, 1 / MOST_UNEQUAL)
 
 
 def _not_overloaded(candidates: Sequence[ReplicaLoad]) -> Sequence[ReplicaLoad]:

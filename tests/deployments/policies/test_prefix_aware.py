@@ -9,7 +9,7 @@ import pytest
 
 from app.deployments.policies import create_policy
 from app.deployments.policies.base import Matches, ReplicaLoad, RouteQuery
-from app.deployments.policies.prefix_aware import EVICTION_WEIGHT, HOST_CREDIT, PrefixAware
+from app.deployments.policies.prefix_aware import DECODE_GROWTH, EVICTION_WEIGHT, HOST_CREDIT, MOST_UNEQUAL, PrefixAware
 from app.deployments.prefix_index import PrefixMatch
 from app.deployments.wire import LoadReport
 
@@ -42,7 +42,8 @@ def test_the_parts_of_the_cost_are_seconds() -> None:
     uncached = 1600 - 50 * 16 - HOST_CREDIT * 20 * 16
     assert cost.queue_s == pytest.approx(0.7)
     assert cost.prefill_s == pytest.approx(uncached * 1e-3)
-    assert cost.decode_s == pytest.approx(100 * 0.01 * 0.5)  # half of the KV cache is in use, a tenth of the seats
+    fullness = 0.5  # of the KV cache; a tenth of the seats is taken
+    assert cost.decode_s == pytest.approx(100 * 0.01 * DECODE_GROWTH * fullness)
     assert cost.eviction_s == pytest.approx(EVICTION_WEIGHT * cost.prefill_s / 2)
     assert cost.total_s == pytest.approx(sum(cost[1:]))
 
@@ -62,8 +63,16 @@ def test_host_memory_is_worth_less_than_the_device_and_more_than_nothing() -> No
 
 
 def test_a_faster_replica_is_worth_a_longer_queue() -> None:
-    slow, fast = load("a"), load("b", prefill_token_s=1e-4, queued_prefill_tokens=5000)
+    slow, fast = load("a"), load("b", prefill_token_s=1e-4, queued_prefill_tokens=4000)
     assert choose([slow, fast]) == "b"
+
+
+def test_a_wild_measurement_counts_in_part() -> None:
+    loads = [load("a"), load("b"), load("c", prefill_token_s=1.0)]
+    costs = PrefixAware().costs(loads, QUERY)
+    assert costs["c"].prefill_s == pytest.approx(MOST_UNEQUAL * costs["a"].prefill_s)
+    noisy = [load("a"), load("b", prefill_token_s=1.9e-3), load("c", prefill_token_s=0.6e-3)]
+    assert len({cost.prefill_s for cost in PrefixAware().costs(noisy, QUERY).values()}) == 1
 
 
 def test_unmeasured_times_are_those_of_the_others() -> None:
