@@ -56,7 +56,7 @@ def _fit(parts: list[Any], room: int) -> list[Any]:
         return [_cut(parts[0], room)]
     shorter = min(lengths)
     each = (room - shorter, shorter) if room - shorter >= shorter else (room - room // 2, room // 2)
-    first_is_longer = lengths[0] >= lengths[1]
+    first_is_longer = lengths[0] > lengths[1]
     limits = each if first_is_longer else each[::-1]
     return [_cut(part, limit) for part, limit in zip(parts, limits, strict=True)]
 

@@ -6,13 +6,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from app.config import EngineConfig
 from app.engine.core import EngineCore
 from app.engine.executor import create_executor
 from app.engine.model_info import ModelInfo
+from app.engine.pooling_params import NO_SAMPLING, PoolingParams
 from app.engine.request import EngineRequest
 from app.engine.sampling_params import SamplingParams
+from app.text.tokenizer import Tokenizer
+from tests.tiny_encoders import hf_encoder, texts, tiny_encoder
 from tests.tiny_models import hf_greedy, hf_model, tiny_model
 
 MAX_TOKENS = 20
@@ -75,3 +79,27 @@ def test_all_executors_give_the_tokens_of_transformers(device: str) -> None:
             core.shutdown()
     assert sampled[0] == sampled[1] == sampled[2]
     assert sampled[0] != truth
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_embeddings_come_from_worker_actors_too() -> None:
+    directory = tiny_encoder("bert")
+    model, tokenizer = hf_encoder(directory), Tokenizer.from_directory(directory)
+    asked = [tokenizer.encode(text) for text in texts(12)]
+    options: dict[str, Any] = {"executor": "ray_workers", "step_transport": "socket", "device": "cpu", "num_threads": 1}
+    config = EngineConfig(model=str(directory), max_num_batched_tokens=130, **options)
+    core = EngineCore(config, ModelInfo.from_directory(str(directory)), create_executor(config), b"for tests")
+    found: dict[str, Any] = {}
+    try:
+        core.start()
+        params = PoolingParams(task="token_embed", use_activation=False)
+        for number, ids in enumerate(asked):
+            core.add_request(EngineRequest(str(number), ids, NO_SAMPLING, pooling_params=params))
+        while core.has_work():
+            found |= {output.request_id: output.pooled for output in core.step()}
+    finally:
+        core.shutdown()
+    for number, ids in enumerate(asked):
+        with torch.inference_mode():
+            expected = model(torch.tensor([ids])).last_hidden_state[0]
+        np.testing.assert_allclose(found[str(number)].array(), expected, atol=1e-4)

@@ -27,7 +27,7 @@ class PoolingDriver:
         info = ModelInfo.from_directory(str(directory))
         self.core = EngineCore(self.config, info, create_executor(self.config), b"a secret for tests")
         self.worker_info = self.core.start()
-        self.tokenizer = Tokenizer.from_directory(directory)
+        self.tokenizer = Tokenizer.from_directory(self.config.tokenizer or directory)
         self.pooling = PoolingInfo.of(info)
         self.num_requests = self.num_steps = 0
 

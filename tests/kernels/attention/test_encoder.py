@@ -1,0 +1,30 @@
+"""Attention of encoders against its definition, at odd sizes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from app.kernels.attention.encoder import encoder_attention, naive_encoder_attention, plan_encoder
+
+LENGTHS = ([1], [7, 1, 33, 8, 8, 64, 9, 2], [512, 3, 511], [16] * 40)
+
+
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_each_text_sees_itself_only(lengths: list[int], device: str) -> None:
+    torch.manual_seed(0)
+    starts = [0, *torch.tensor(lengths).cumsum(0).tolist()]
+    query, key, value = torch.randn(3, starts[-1], 3, 24, device=device).unbind()
+    found = encoder_attention(query, key, value, plan_encoder(starts, torch.device(device)), 24**-0.5)
+    torch.testing.assert_close(
+        found, naive_encoder_attention(query, key, value, starts, 24**-0.5), atol=1e-5, rtol=1e-5
+    )
+
+
+def test_padding_is_bounded() -> None:
+    starts = [0, *torch.randint(1, 300, (200,), generator=torch.Generator().manual_seed(1)).cumsum(0).tolist()]
+    plan = plan_encoder(starts, torch.device("cpu"))
+    padded = sum(group.shape[0] * group.shape[1] for group in plan.groups)
+    assert padded < 1.3 * starts[-1] + 8 * 200
+    assert sorted(int(row) for group in plan.groups for row in group.targets) == list(range(starts[-1]))
