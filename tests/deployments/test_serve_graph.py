@@ -205,6 +205,18 @@ def test_models(client: openai.OpenAI) -> None:
         client.completions.create(model="nobody", prompt=PROMPT)
 
 
+def test_a_kept_response_is_continued(client: openai.OpenAI) -> None:
+    """The ingress asks the store's actor, which is made for the first response."""
+    first = client.responses.create(model="fast", input="hi", max_output_tokens=5)
+    second = client.responses.create(model="fast", input="so?", max_output_tokens=5, previous_response_id=first.id)
+    assert first.usage is not None
+    assert second.usage is not None
+    assert second.usage.input_tokens > first.usage.input_tokens
+    assert client.responses.retrieve(second.id).previous_response_id == first.id
+    with pytest.raises(openai.BadRequestError, match="not kept"):
+        client.responses.create(model="fast", input="so?", previous_response_id="resp_none")
+
+
 def test_refusal_of_the_engine_names_the_field(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         client.completions.create(model="fast", prompt=PROMPT, seed=REFUSED_SEED)
