@@ -61,12 +61,12 @@ def hello(handle: Handle) -> RollCall:
 
 
 def test_all_answer() -> None:
-    assert hello(Handle(report("a"), report("b"))) == RollCall(frozenset("ab"), complete=True)
+    assert hello(Handle(report("a"), report("b"))) == RollCall(frozenset("ab"), True, (report("a"), report("b")))
 
 
 def test_one_hangs_or_fails_and_the_others_count() -> None:
-    assert hello(Handle(report("a"), None, report("b"))) == RollCall(frozenset("ab"), complete=False)
-    assert hello(Handle(report("a"), RuntimeError("died"))) == RollCall(frozenset("a"), complete=False)
+    assert hello(Handle(report("a"), None, report("b"))) == RollCall(frozenset("ab"), False, (report("a"), report("b")))
+    assert hello(Handle(report("a"), RuntimeError("died"))) == RollCall(frozenset("a"), False, (report("a"),))
 
 
 def test_no_answer_is_not_no_replica() -> None:

@@ -81,13 +81,16 @@ def _estimates(
 ) -> list[tuple[float, float, float, float]]:
     """Queue, prefill, decode and eviction seconds of each candidate; one plain loop, since it runs per request."""
     typical_prefill_s, typical_decode_s = typical
+    low_prefill_s, high_prefill_s = typical_prefill_s / NOISE, typical_prefill_s * NOISE
+    low_decode_s, high_decode_s = typical_decode_s / NOISE, typical_decode_s * NOISE
     num_prompt_tokens, max_tokens = query.num_prompt_tokens, query.max_tokens
     found = []
     for load in candidates:
         report = load.report
         num_blocks, block_size = report.num_blocks or 1, report.block_size
-        token_s = _believed(report.prefill_token_s, typical_prefill_s)
-        step_s = _believed(report.decode_step_s, typical_decode_s)
+        token_s, step_s = report.prefill_token_s, report.decode_step_s
+        token_s = typical_prefill_s if low_prefill_s <= token_s <= high_prefill_s else _believed(token_s, typical[0])
+        step_s = typical_decode_s if low_decode_s <= step_s <= high_decode_s else _believed(step_s, typical[1])
         uncached = num_prompt_tokens
         match = matches.get(report.replica_id)
         if match is not None:
@@ -109,9 +112,9 @@ def _estimates(
 
 
 def _believed(measured_s: float, typical_s: float) -> float:
-    """The seconds to reckon with; `measured_s` is 0 until there is a measurement."""
+    """The seconds to reckon with where a measurement is beyond the noise, or is 0: there is none yet."""
     ratio = measured_s / typical_s
-    if measured_s <= 0 or 1 / NOISE <= ratio <= NOISE:
+    if measured_s <= 0:
         return typical_s
     if ratio > NOISE:
         return typical_s * min(ratio / NOISE, MOST_UNEQUAL)
