@@ -33,6 +33,15 @@ def stage_layers(num_layers: int, num_stages: int, partition: tuple[int, ...] | 
     return [range(end - count, end) for end, count in zip(ends, partition, strict=True)]
 
 
+def refuse_stages(config: EngineConfig) -> None:
+    """ConfigError where a kind of model cannot be split into pipeline stages, and is asked to be."""
+    if config.pipeline_parallel_size > 1:
+        raise ConfigError(
+            f"pipeline_parallel_size={config.pipeline_parallel_size}: pooling models run in one stage",
+            param="pipeline_parallel_size",
+        )
+
+
 def check_parallel_sizes(config: EngineConfig, info: ModelInfo) -> None:
     """ConfigError when `config` cannot split this model: names the number that does not divide."""
     tp = config.tensor_parallel_size

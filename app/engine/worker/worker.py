@@ -22,7 +22,7 @@ from app.engine.distributed.symmetric_all_reduce import with_small_all_reduce
 from app.engine.layers.context import BuildContext
 from app.engine.model_info import ModelInfo
 from app.engine.models.loader import load_model
-from app.engine.parallel_plan import stage_layers
+from app.engine.parallel_plan import refuse_stages, stage_layers
 from app.engine.quantization import select_quantization
 from app.engine.step import ModelRunnerOutput, SchedulerOutput
 from app.engine.worker import kv_sizing
@@ -78,6 +78,7 @@ class Worker:
             quantization, quantization_notes = select_quantization(config.quantization, self._device, dtype)
             ctx = BuildContext(dtype, self._device, max_model_len, ops, groups, layers[groups.pp.rank], quantization)
             if info.runner(config.runner) == "pooling":
+                refuse_stages(config)
                 self._runner, num_blocks, note = start_pooling(config, info, ctx)
                 notes = [device_note, dtype_note, attention_note, *quantization_notes]
                 notes += [*self._parallel_notes(layers, all_reduce_note), note]
