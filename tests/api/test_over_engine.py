@@ -41,8 +41,8 @@ QUESTIONS = [
 class EngineInThisProcess:
     """EngineClient over one AsyncEngine."""
 
-    def __init__(self) -> None:
-        config = EngineConfig(model="tiny-chat", **OPTIONS)
+    def __init__(self, **options: Any) -> None:
+        config = EngineConfig(model="tiny-chat", **{**OPTIONS, **options})
         info = ModelInfo.from_directory("tiny-chat")
         tokenizer = Tokenizer.from_directory(info.directory)
         self._queues: dict[str, tuple[asyncio.AbstractEventLoop, asyncio.Queue[EngineOutput]]] = {}

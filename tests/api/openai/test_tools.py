@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Literal
 
 import httpx
@@ -12,6 +13,7 @@ import openai
 import pytest
 from pydantic import BaseModel, Field
 
+from app.engine.model_info import ModelInfo
 from tests.api.test_over_engine import EngineInThisProcess
 
 WEATHER: Any = {
@@ -250,3 +252,46 @@ def test_calls_in_the_history_are_objects(http: httpx.Client, arguments: str) ->
     answer = http.post("/v1/chat/completions", json={"messages": messages})
     assert answer.status_code == 400
     assert "tool_calls.0.function.arguments" in answer.json()["error"]["param"]
+
+
+@pytest.mark.slow
+def test_accuracy_with_and_without_the_grammar(sdk: openai.OpenAI) -> None:
+    """The built-in model's held-out tool calls: a grammar must not lead it off its way."""
+    path = Path(ModelInfo.from_directory("tiny-chat").directory) / "heldout.jsonl"
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    cases = [case for case in lines if case["family"] == "tool_call"]
+    right = {"auto": 0, "required": 0, "strict": 0}
+    for case in cases:
+        for way in right:
+            tools = [{**t, "function": {**t["function"], "strict": way == "strict"}} for t in case["tools"]]
+            choice: Any = "required" if way == "required" else "auto"
+            answer = sdk.chat.completions.create(
+                model="tiny-chat",
+                messages=case["messages"],
+                tools=tools,
+                tool_choice=choice,
+                temperature=0,
+                max_tokens=200,
+            )
+            found = [[name, json.loads(arguments)] for name, arguments in whole(answer)["calls"]]
+            right[way] += found == [[call["name"], call["arguments"]] for call in case["expected"]]
+    print({way: f"{count}/{len(cases)}" for way, count in right.items()})
+    assert min(right["required"], right["strict"]) >= right["auto"] >= 0.9 * len(cases), right
+
+
+@pytest.mark.slow
+def test_random_weights_make_valid_calls(serve: Any) -> None:
+    """A model that knows nothing still calls by the schema."""
+    client = EngineInThisProcess(load_format="dummy")
+    try:
+        with openai.OpenAI(base_url=f"{serve(client).url}/v1", api_key="none", max_retries=0) as sdk:
+            for seed in range(50):
+                answer = whole(
+                    sdk.chat.completions.create(
+                        **ASK, tools=TOOLS, tool_choice="required", parallel_tool_calls=False, temperature=1, seed=seed
+                    )
+                )
+                ((name, arguments),) = answer["calls"]
+                jsonschema.validate(json.loads(arguments), SCHEMAS[name])
+    finally:
+        client.engine.shutdown()
