@@ -3,7 +3,8 @@
     python -m benchmarks.parallel --shape llama-8b --layouts 1x1,2x1,4x1,1x2 [--batches 1,32,256] [--out FILE]
 
 A layout is TP x PP; weights are random, on the device. Step time: between two steps' outputs while `batch` requests
-decode together; with P stages a step holds about 1/P of them, so compare stages by tokens/s. Without GPUs, `--shape tiny` tries the command. A layout that fails is reported, and the next one runs.
+decode together; with P stages a step holds about 1/P of them, so compare stages by tokens/s. Without GPUs,
+`--shape tiny` tries the command. A layout that fails is reported, and the next one runs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""What a worker is told before and reports after it has started; plain data, so that the host half can read it without torch (I8)."""
+"""What a worker is told before it starts and reports afterwards; plain data, so that the host half can read it without
+torch (I8)."""
 
 from __future__ import annotations
 

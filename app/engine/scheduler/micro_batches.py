@@ -12,7 +12,9 @@ import numpy as np
 from app.engine.scheduler.row_table import IntArray
 
 
-def micro_batch(decodes: IntArray, last_step: IntArray, next_step: int, last_returned: int, num_stages: int) -> IntArray:
+def micro_batch(
+    decodes: IntArray, last_step: IntArray, next_step: int, last_returned: int, num_stages: int
+) -> IntArray:
     """Those of `decodes` (rows, ascending) that letter `next_step` takes; `last_step`: each row's last letter."""
     last = last_step[decodes]
     free = decodes[last <= max(next_step - num_stages, last_returned)]
