@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -182,9 +183,10 @@ def hostile_grammars() -> Iterator[StructuredOutputs]:
 def attack(engine: AsyncEngine) -> Iterator[list[float]]:
     """A client that sends one hostile grammar after another; seconds that each took to be answered."""
     done, took = threading.Event(), []
+    specs = list(islice(hostile_grammars(), 200))  # made beforehand: that is the client's work
 
     def run() -> None:
-        for i, spec in enumerate(hostile_grammars()):
+        for i, spec in enumerate(specs):
             if done.is_set():
                 return
             began = time.perf_counter()

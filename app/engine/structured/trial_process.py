@@ -7,6 +7,7 @@ Reads one StructuredOutputs as a line of JSON, writes one verdict as a line of J
 from __future__ import annotations
 
 import json
+import os
 import resource
 import signal
 import sys
@@ -30,6 +31,7 @@ def main() -> None:
     limit = psutil.Process().memory_info().vms + int(memory_bytes)
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.nice(5)  # the engine's steps come first where cores are few
     print(json.dumps("ready"), flush=True)
     for line in sys.stdin:
         signal.alarm(ORPHAN_S)
