@@ -19,6 +19,7 @@ from app.cli.machine import Machine
 from app.cli.model_memory import compute_dtype, kv_bytes_per_token, weights_bytes
 from app.config import EngineConfig, ModelConfig, ServeConfig
 from app.engine.model_info import BUILT_IN_MODELS, ModelInfo, resolve_model
+from app.engine.pooling_info import pooling_info, step_budget
 from app.errors import CheckpointError, ConfigError, UnsupportedError
 
 GIB = 1 << 30
@@ -76,13 +77,15 @@ def _check_schema(document: dict[str, Any], file: Path) -> None:
 def _check_model(model: ModelConfig) -> None:
     engine = model.engine
     info = read_model(engine.model)
-    _check_architecture(info)
+    _check_architecture(engine, info)
     most = _check_sizes(info)
     if engine.max_model_len is not None and engine.max_model_len > most:
         raise ConfigError(
             f"max_model_len={engine.max_model_len} is more than the model's context of {most} tokens: "
             f"set --max-model-len to {most} or less"
         )
+    pooling_info(engine, info)
+    step_budget(engine, info, engine.max_model_len or most)
     tokenizer = Path(engine.tokenizer).expanduser() if engine.tokenizer else info.directory
     if not (tokenizer / "tokenizer.json").is_file():
         raise CheckpointError(
@@ -113,12 +116,15 @@ def read_model(model: str) -> ModelInfo:
     return info
 
 
-def _check_architecture(info: ModelInfo) -> None:
-    from app.engine.models import MODELS
+def _check_architecture(engine: EngineConfig, info: ModelInfo) -> None:
+    from app.engine.models import MODELS, POOLING_MODELS
 
-    if info.architecture not in MODELS:
+    pools = info.runner(engine.runner) == "pooling"
+    known = sorted(POOLING_MODELS if pools else MODELS)
+    if info.architecture not in known:
+        use = " of a model for embeddings and scores" if pools else ""
         raise UnsupportedError(
-            f"{info.directory}: unknown architecture {info.architecture!r}; known: {', '.join(sorted(MODELS))}"
+            f"{info.directory}: unknown architecture {info.architecture!r}{use}; known: {', '.join(known)}"
         )
 
 
@@ -207,6 +213,8 @@ def _check_gpu_memory(engine: EngineConfig, weights: int, machine: Machine) -> N
 
 def _cpu_kv_bytes(engine: EngineConfig, info: ModelInfo, dtype: str) -> int:
     """Bytes that the KV cache will take; ConfigError when it could not hold one request."""
+    if not info.is_causal:
+        return 0  # an encoder has no cache
     per_block = kv_bytes_per_token(info, dtype) * engine.block_size
     if engine.num_blocks is not None:
         return engine.num_blocks * per_block
