@@ -105,7 +105,7 @@ def test_a_choice_is_enforced(sdk: openai.OpenAI, choice: Any, parallel: bool, t
     """At a temperature where the model by itself writes nonsense."""
     body = {**ASK, "tools": TOOLS, "tool_choice": choice, "parallel_tool_calls": parallel, "logprobs": True}
     body |= {"max_tokens": 400, "temperature": 1.2} | (THINK if thinks else {})
-    for seed in range(1 if thinks else 2):
+    for seed in range(1 if parallel else 2):
         answer = whole(sdk.chat.completions.create(**body, seed=seed))
         is_named = isinstance(choice, dict) and choice["type"] == "function"
         assert answer["finish"] == ("stop" if is_named else "tool_calls")
