@@ -95,7 +95,8 @@ class Ingress:
         context = serve.get_replica_context()
         if context.rank is not None and context.rank.rank != 0:
             return None
-        return asyncio.create_task(announce(context.app_name, self._config.models[0].name))
+        first = self.models[self._config.models[0].name]
+        return asyncio.create_task(announce(context.app_name, first.name, first.pooling is not None))
 
     async def generate(
         self, model: str, request: EngineRequest, route: RouteInfo | None = None

@@ -1,0 +1,54 @@
+"""Pooling on a GPU gives what it gives on a CPU, which transformers has judged."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.engine.pooling.pooling_driver import PoolingDriver
+from tests.engine.pooling.test_against_sentence_transformers import minilm, mixed_lengths
+from tests.tiny_encoders import add_modules, texts, tiny_encoder
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize(("dtype", "least"), [("float32", 0.99999), ("bfloat16", 0.999), ("float16", 0.9999)])
+def test_minilm(dtype: str, least: float) -> None:
+    asked = mixed_lengths(200)
+    with PoolingDriver(minilm()) as driver:
+        expected = np.stack(driver.pool(asked))
+    with PoolingDriver(minilm(), device="cuda", dtype=dtype) as driver:
+        found = np.stack(driver.pool(asked))
+    assert (found * expected).sum(1).min() >= least
+
+
+@pytest.mark.parametrize("mode", ["mean_tokens", "lasttoken", "max_tokens"])
+def test_a_decoder_in_chunks(mode: str, tmp_path: Path) -> None:
+    directory = tmp_path / "model"
+    shutil.copytree(tiny_encoder("qwen3"), directory)
+    add_modules(directory, {f"pooling_mode_{mode}": True})
+    options = {"max_num_batched_tokens": 32, "max_model_len": 128, "num_blocks": 64, "dtype": "float32"}
+    with PoolingDriver(directory, **options) as driver:
+        expected = driver.pool(texts(20))
+    with PoolingDriver(directory, **{**options, "device": "cuda"}) as driver:
+        for _ in range(2):
+            for result, judge in zip(driver.pool(texts(20)), expected, strict=True):
+                assert float(result @ judge) > 0.999
+
+
+def test_memory_is_measured_and_tokens_come_back() -> None:
+    with PoolingDriver(tiny_encoder("qwen3"), device="cuda", max_model_len=128, gpu_memory_utilization=0.1) as driver:
+        assert driver.worker_info.num_blocks > 8
+        (found,) = driver.pool(["the quick fox"], task="token_embed")
+        assert np.abs(np.linalg.norm(found, axis=1) - 1).max() < 1e-2
+
+
+@pytest.mark.parametrize("family", ["bert", "xlm-roberta"])
+def test_classes(family: str) -> None:
+    with PoolingDriver(tiny_encoder(family, 3)) as driver:
+        expected = np.stack(driver.pool(texts(9), task="classify"))
+    with PoolingDriver(tiny_encoder(family, 3), device="cuda", dtype="float32") as driver:
+        np.testing.assert_allclose(np.stack(driver.pool(texts(9), task="classify")), expected, atol=5e-3)
