@@ -29,8 +29,8 @@ class EngineConfig(Frozen):
     )
     runner: Literal["auto", "generate", "pooling"] = Field(
         "auto",
-        description="What the model is run for: to generate text, or for embeddings, scores and classes. `auto`: encoders, "
-        "classifiers and what sentence-transformers packed are for pooling, language models generate.",
+        description="What the model is run for: to generate text, or for embeddings, scores and classes. `auto`: "
+        "encoders, classifiers and what sentence-transformers packed are for pooling, language models generate.",
     )
     matryoshka: bool = Field(
         False, description="Let requests cut embeddings short (`dimensions`) although config.json does not offer it."
@@ -68,8 +68,8 @@ class EngineConfig(Frozen):
         2,
         ge=1,
         le=32,
-        description="Steps scheduled before the first one's tokens are back; 1 is synchronous stepping. When not given, "
-        "2, or pipeline_parallel_size + 1 where that is more: fewer would leave stages idle.",
+        description="Steps scheduled before the first one's tokens are back; 1 is synchronous stepping. When not "
+        "given, 2, or pipeline_parallel_size + 1 where that is more: fewer would leave stages idle.",
     )
 
     tensor_parallel_size: int = Field(1, ge=1, description="GPUs that share each layer.")
@@ -79,13 +79,13 @@ class EngineConfig(Frozen):
     )
     small_all_reduce: Literal["auto", "nccl", "symmetric_memory"] = Field(
         "auto",
-        description="How GPUs of one host sum up small messages: torch's symmetric-memory kernels or NCCL. `auto`: by a "
-        "measured table; NCCL where symmetric memory is not to be had. CPUs use gloo.",
+        description="How GPUs of one host sum up small messages: torch's symmetric-memory kernels or NCCL. `auto`: by "
+        "a measured table; NCCL where symmetric memory is not to be had. CPUs use gloo.",
     )
     executor: Literal["in_process", "local_processes", "ray_workers"] = Field(
         "ray_workers",
-        description="Where the workers run: in this process (one rank only), as child processes of it without Ray, or as "
-        "actors of the placement group.",
+        description="Where the workers run: in this process (one rank only), as child processes of it without Ray, or "
+        "as actors of the placement group.",
     )
     step_transport: Literal["auto", "compiled_graph", "socket"] = Field(
         "auto", description="How steps reach ray_workers. `auto`: compiled_graph on GPUs, socket on CPUs."
@@ -96,7 +96,8 @@ class EngineConfig(Frozen):
     cuda_graphs: Literal["auto", "on", "off"] = Field(
         "auto",
         description="Replay decode steps from CUDA graphs. `auto`: on a GPU where attention_backend is triton and one "
-        "worker holds the model, going on without them should the capture fail; `on`: an error where they cannot be had.",
+        "worker holds the model, going on without them should the capture fail; `on`: an error where they cannot be "
+        "had.",
     )
     cuda_graph_sizes: tuple[Annotated[int, Field(ge=1)], ...] | None = Field(
         None,
@@ -107,8 +108,8 @@ class EngineConfig(Frozen):
     num_threads: int | None = Field(
         None,
         ge=1,
-        description="CPU threads of each worker (CPU only). When not given: all cores for in_process; else all but one, "
-        "which the ingress and the engine need, shared out among the workers.",
+        description="CPU threads of each worker (CPU only). When not given: all cores for in_process; else all but "
+        "one, which the ingress and the engine need, shared out among the workers.",
     )
     grammar_max_bytes: int = Field(256 << 10, ge=1, description="Longest grammar or schema of structured outputs.")
     grammar_max_depth: int = Field(96, ge=1, description="Most levels of nesting in a schema of structured outputs.")
@@ -192,8 +193,8 @@ class IngressConfig(Frozen):
     admin: bool = Field(False, description="Open the administrator's routes (/debug/...).")
     api_keys_file: str | None = Field(
         None,
-        description="File of API keys, one a line: `key`, `sha256:<hex>`, each with an optional `tenant=` in front. The "
-        "environment (MANTA_API_KEYS, MANTA_API_KEYS_FILE) may name further ones; without any the server is open.",
+        description="File of API keys, one a line: `key`, `sha256:<hex>`, each with an optional `tenant=` in front. "
+        "The environment (MANTA_API_KEYS, MANTA_API_KEYS_FILE) may name further ones; without any the server is open.",
     )
     api_key_hashes: tuple[str, ...] = Field(
         (), description="API keys as `sha256:<hex>`, with an optional `tenant=` in front; never the keys themselves."
@@ -240,12 +241,13 @@ class ModelConfig(Frozen):
     chat_template: str | None = Field(None, description="File with a Jinja chat template instead of the model's own.")
     tool_parser: str = Field(
         "auto",
-        description="How the model writes tool calls (app/api/parsers). `auto`: by the chat template; `none`: it cannot.",
+        description="How the model writes tool calls (app/api/parsers). `auto`: by the chat template; `none`: it "
+        "cannot.",
     )
     reasoning_parser: str = Field(
         "auto",
-        description="How the model writes its thoughts (app/api/parsers). `auto`: by the chat template; `none`: thoughts "
-        "stay in the content.",
+        description="How the model writes its thoughts (app/api/parsers). `auto`: by the chat template; `none`: "
+        "thoughts stay in the content.",
     )
     health_check_period_s: float = Field(2.0, gt=0, description="How often Serve asks a replica for its health.")
     graceful_shutdown_timeout_s: float = Field(600.0, ge=0, description="Time running requests get on a shutdown.")
