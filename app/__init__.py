@@ -8,10 +8,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from app.engine.beam_search import BeamSearchParams
     from app.engine.sampling_params import SamplingParams
     from app.llm import LLM
 
-__all__ = ["LLM", "SamplingParams"]
+__all__ = ["LLM", "BeamSearchParams", "SamplingParams"]
 
 
 def __getattr__(name: str) -> Any:
@@ -23,4 +24,8 @@ def __getattr__(name: str) -> Any:
         from app.engine.sampling_params import SamplingParams
 
         return SamplingParams
+    if name == "BeamSearchParams":
+        from app.engine.beam_search import BeamSearchParams
+
+        return BeamSearchParams
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

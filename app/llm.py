@@ -26,6 +26,7 @@ from app.engine.request import EngineRequest, Request
 from app.engine.sampling_params import MAX_SEED, SamplingParams
 from app.engine.stats import EngineStats
 from app.errors import ConfigError, InvalidRequestError
+from app.llm_beam_search import BeamSearchMethods
 from app.llm_pooling import PoolingMethods
 from app.text.bad_words import bad_words_token_ids
 from app.text.chat_template import ChatTemplate
@@ -39,7 +40,7 @@ Prompt = str | Sequence[int] | Mapping[str, Any]
 Conversation = Sequence[Mapping[str, Any]]
 
 
-class LLM(PoolingMethods):
+class LLM(BeamSearchMethods, PoolingMethods):
     """A model ready to generate, or to give vectors and scores. Keywords besides `model` are options of EngineConfig.
 
     Raises ConfigError for a wrong option and CheckpointError for an unusable model directory.
