@@ -58,6 +58,12 @@ class EngineConfig(Frozen):
         0.9, gt=0, le=1, description="Share of the GPU's memory for weights, activations and KV cache together."
     )
     enable_prefix_caching: bool = Field(True, description="Reuse the KV blocks of prompts that share a prefix.")
+    kv_host_memory_bytes: int = Field(
+        0,
+        ge=0,
+        description="Host memory of each worker (pinned, on a GPU) for KV blocks that the device cache gave up: "
+        "a prompt that finds them copies them back instead of computing them. 0: none.",
+    )
 
     max_num_seqs: int = Field(128, ge=1, description="Most requests in one step; also the rows on the device.")
     max_num_batched_tokens: int = Field(2048, ge=1, description="Most tokens in one step; longer prompts are chunked.")
@@ -142,6 +148,8 @@ class EngineConfig(Frozen):
 
     @model_validator(mode="after")
     def _check(self) -> EngineConfig:
+        if self.kv_host_memory_bytes and not self.enable_prefix_caching:
+            raise ValueError("kv_host_memory_bytes keeps cached prefixes, but enable_prefix_caching is off")
         if self.executor == "in_process" and self.world_size > 1:
             raise ValueError(
                 f"executor=in_process runs one worker, but tensor_parallel_size={self.tensor_parallel_size} x "

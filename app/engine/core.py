@@ -15,6 +15,7 @@ from app.engine.executor.base import Executor
 from app.engine.kv_cache.kv_cache_manager import KVCacheManager
 from app.engine.kv_cache.kv_events import KVEventSink
 from app.engine.kv_cache.model_revision import model_revision
+from app.engine.kv_connector import create_connector
 from app.engine.model_info import ModelInfo
 from app.engine.outputs import EngineOutput
 from app.engine.parallel_plan import check_parallel_sizes
@@ -71,6 +72,7 @@ class EngineCore:
             hash_key=self._block_hash_key,
             enable_prefix_caching=self.config.enable_prefix_caching and self.info.is_causal,
             sink=self._kv_event_sink,
+            connector=create_connector(worker_info, self._kv_event_sink),
         )
         self._scheduler = Scheduler(
             kv,

@@ -65,6 +65,8 @@ class Request:
     status: RequestStatus = RequestStatus.WAITING
     paused: bool = False
     row: int = -1  # -1 while it has none
+    load_step: int = 0  # the letter that loads blocks it holds: until its return they may be written
+    is_loading: bool = False  # has a row, but waits for those blocks
     resume_after_step: int = 0  # letters up to this one must return before it may enter a row again
 
     block_ids: list[int] = field(default_factory=list)

@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from app.engine.kv_connector.base import ConnectorStats
 from app.engine.outputs import FinishReason
 from app.engine.request import Request
 
@@ -42,6 +43,7 @@ class EngineStats:
     finished_total: dict[str, int]  # by finish reason
     prefill_token_s: float  # average time per prefill token
     decode_step_s: float  # average time of a step that only decodes
+    kv_connector: ConnectorStats | None = None  # of the tier behind the device's prefix cache
 
     @property
     def kv_cache_usage(self) -> float:

@@ -7,8 +7,9 @@ computed tokens and the sampling state, and advances them itself:
 - a row whose scheduled tokens reach the end of its known tokens samples one token, which the device appends to the
   row's token ids, so that the next letter can be written before the token has come back (two letters in flight).
 
-Order within a letter: `freed_rows`, then `new_requests`, then `new_blocks`, then the step itself. A row may be freed
-and given away in the same letter.
+Order within a letter: `transfers`, then `freed_rows`, then `new_requests`, then `new_blocks`, then the step itself. A
+row may be freed and given away in the same letter. Loads may go on in the background: the step that first computes
+in a row waits for those of its blocks.
 
 Plain numpy and dataclasses, so that a letter pickles small and the host half never imports torch (I8).
 """
@@ -53,6 +54,20 @@ class TokenMasks:
 
 
 @dataclass(slots=True)
+class KVTransfers:
+    """KV blocks to copy between the device and the workers' host pools, before the letter's step.
+
+    In the order of stores, loads, step: a store reads what the blocks held before the letter, a load may read what the
+    same letter stored. No slot is stored to twice in one letter, and none is both loaded from and then given away.
+    """
+
+    store_blocks: Int32Array  # [n] device blocks
+    store_slots: Int32Array  # [n] host slots that they go to
+    load_slots: Int32Array  # [m] host slots
+    load_blocks: Int32Array  # [m] device blocks that they go to, each held by a request that has not computed yet
+
+
+@dataclass(slots=True)
 class SchedulerOutput:
     """One step. `rows[i]` computes `num_scheduled_tokens[i]` more tokens.
 
@@ -68,6 +83,7 @@ class SchedulerOutput:
     new_blocks: list[tuple[int, list[int]]] = field(default_factory=list)  # (row, block ids appended to its table)
     freed_rows: list[int] = field(default_factory=list)
     masks: TokenMasks | None = None
+    transfers: KVTransfers | None = None
     flush: bool = False  # return the output of every step up to this one, waiting for the device
 
     @property
@@ -102,4 +118,5 @@ class ModelRunnerOutput:
     logprobs: list[TokenLogprobs | None] | None = None
     prompt_logprobs: dict[int, tuple[int, list[TokenLogprobs]]] | None = None
     step_time_s: float = 0.0  # time the device took, as seen by the worker
+    loading_since: int = 0  # the oldest letter whose loads were still under way; 0: those of all letters were done
     pooled: list[Float32Array] | None = None  # of a pooling model, instead of tokens: the j-th True's result

@@ -14,6 +14,8 @@ class WorkerInfo:
     device: str
     dtype: str
     notes: list[str] = field(default_factory=list)  # one line for each choice made and why
+    num_host_blocks: int = 0  # of the host-memory tier
+    block_bytes: int = 0  # of one KV block, over all workers; known where there is a host-memory tier
 
 
 @dataclass(slots=True, frozen=True)

@@ -163,7 +163,14 @@ class GangExecutor(Executor):
         notes = list(dict.fromkeys(note for info in infos for note in info.notes))  # ranks mostly say the same
         notes.append(f"step transport: {name} ({reason})")
         blocks = min(info.num_blocks for info in infos)
-        return WorkerInfo(num_blocks=blocks, device=infos[0].device, dtype=infos[0].dtype, notes=notes)
+        return WorkerInfo(
+            num_blocks=blocks,
+            device=infos[0].device,
+            dtype=infos[0].dtype,
+            notes=notes,
+            num_host_blocks=min(info.num_host_blocks for info in infos),
+            block_bytes=sum(info.block_bytes for info in infos),
+        )
 
     def _load(self) -> list[WorkerInfo]:
         meeting = None

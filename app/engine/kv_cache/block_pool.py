@@ -9,18 +9,22 @@ freed while a letter that may still write it is in flight stays out of the free 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from app.engine.kv_cache.kv_events import KVEventSink
+
+Evicted = Callable[[list[bytes], list[int]], None]  # hashes, and the blocks that held them
 
 
 class BlockPool:
     """Hands out block ids 0 .. num_blocks - 1 and takes them back."""
 
-    def __init__(self, num_blocks: int, sink: KVEventSink | None = None) -> None:
+    def __init__(self, num_blocks: int, sink: KVEventSink | None = None, on_evict: Evicted | None = None) -> None:
+        """`on_evict` hears of cached blocks about to be handed out; their content is there until the next letter."""
         assert num_blocks > 0
         self.num_blocks = num_blocks
         self.sink = sink
+        self._on_evict = on_evict
         self._ref_counts = [0] * num_blocks
         self._hashes: list[bytes | None] = [None] * num_blocks
         self._by_hash: dict[bytes, int] = {}
@@ -63,6 +67,8 @@ class BlockPool:
             removed.append(block_hash)
         if self.sink is not None:
             self.sink.removed(removed)
+        if self._on_evict is not None:
+            self._on_evict(removed, evicted)
         return evicted
 
     def find(self, block_hash: bytes) -> int | None:

@@ -9,7 +9,9 @@ from __future__ import annotations
 from app.engine.kv_cache.block_hash import hash_blocks
 from app.engine.kv_cache.block_pool import BlockPool
 from app.engine.kv_cache.kv_events import KVEventSink
+from app.engine.kv_connector.base import KVConnector
 from app.engine.request import Request
+from app.engine.step import KVTransfers
 
 
 class KVCacheManager:
@@ -23,10 +25,13 @@ class KVCacheManager:
         hash_key: bytes,
         enable_prefix_caching: bool = True,
         sink: KVEventSink | None = None,
+        connector: KVConnector | None = None,
     ) -> None:
+        """`connector` is a further tier, which takes in what the device evicts."""
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
-        self.pool = BlockPool(num_blocks, sink)
+        self.connector = connector
+        self.pool = BlockPool(num_blocks, sink, connector.evicted if connector is not None else None)
         self._hash_key = hash_key
         self._coming: dict[bytes, Request] = {}  # prompt blocks being computed -> who computes them
 
@@ -54,6 +59,13 @@ class KVCacheManager:
             blocks.append(block)
         return blocks
 
+    def num_loadable(self, request: Request, num_found: int) -> int:
+        """Blocks after the first `num_found` that the connector can bring back now."""
+        if self.connector is None or request.skips_cache_read:
+            return 0
+        most = (request.num_tokens - 1) // self.block_size
+        return self.connector.match(request.block_hashes[num_found:most])
+
     def num_coming(self, request: Request, num_found: int) -> int:
         """Blocks after the first `num_found` that another request is computing for its own prompt just now."""
         if request.skips_cache_read:
@@ -67,18 +79,34 @@ class KVCacheManager:
             coming += 1
         return coming
 
-    def admit(self, request: Request, prefix: list[int], num_tokens: int) -> bool:
-        """Hold `prefix` and allocate slots up to `num_tokens`; False, with nothing changed, when blocks are short."""
+    def admit(self, request: Request, prefix: list[int], num_tokens: int, num_loads: int = 0) -> bool:
+        """Hold `prefix` and allocate slots up to `num_tokens`; False, with nothing changed, when blocks are short.
+
+        The `num_loads` blocks after `prefix` come from the connector, with the next letter. Like computed ones they are
+        published once a letter that reads them has returned.
+        """
         assert not request.block_ids
         needed = self.num_blocks_for(num_tokens) - len(prefix)
         if needed > self.num_free_after_hit(prefix):
             return False
         self.pool.touch(prefix)  # before `take`, which may evict what nobody holds
-        request.block_ids = prefix + self.pool.take(needed)
+        wanted = request.block_hashes[len(prefix) : len(prefix) + num_loads]
+        if wanted and self.connector is not None:
+            self.connector.hold(wanted)  # likewise
+        taken = self.pool.take(needed)
+        if wanted and self.connector is not None:
+            self.connector.load(wanted, taken[: len(wanted)])
+        if self.connector is not None and not request.skips_cache_read:
+            self.connector.looked_up((request.num_tokens - 1) // self.block_size - len(prefix), num_loads)
+        request.block_ids = prefix + taken
         request.num_published_blocks = len(prefix)
         for block_hash in request.block_hashes[len(prefix) :]:
             self._coming.setdefault(block_hash, request)
         return True
+
+    def take_transfers(self) -> KVTransfers | None:
+        """The connector's copies for the letter that is being written."""
+        return None if self.connector is None else self.connector.take_transfers()
 
     def num_free_after_hit(self, prefix: list[int]) -> int:
         """Blocks left to hand out once `prefix` is held."""

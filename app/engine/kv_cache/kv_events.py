@@ -27,7 +27,8 @@ class KVEventSink(Protocol):
     """
 
     def stored(self, parent: bytes, hashes: list[bytes], tier: KVTier = "device") -> None:
-        """`hashes` are now cached; the first one's parent is `parent`, each further one's the one before it."""
+        """`hashes` are now cached; the first one's parent is `parent`, each further one's the one before it. What
+        comes to the host has left the device in an order of its own: there, `parent` is empty and they are no chain."""
 
     def removed(self, hashes: list[bytes], tier: KVTier = "device") -> None:
         """`hashes` were evicted from this tier."""

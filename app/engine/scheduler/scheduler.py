@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from app.engine.kv_cache.kv_cache_manager import KVCacheManager
 from app.engine.outputs import EngineOutput, FinishReason
 from app.engine.request import Request, RequestStatus
+from app.engine.scheduler.loading import LoadingRequests
 from app.engine.scheduler.micro_batches import micro_batch
 from app.engine.scheduler.outbox import Outbox
 from app.engine.scheduler.reconciler import InFlightLetter, Reconciler
@@ -68,6 +69,7 @@ class Scheduler:
         self._clock = clock
         self._reconciler = Reconciler(self.rows, kv, eos_token_ids, self.finish, clock)
         self._outbox = Outbox()
+        self._loading = LoadingRequests(self.rows)
         self._in_flight: deque[InFlightLetter] = deque()
         self._next_step_id = 1
         self._last_returned = 0
@@ -97,7 +99,7 @@ class Scheduler:
             return
         request.paused = paused
         if request.row >= 0:
-            self.rows.runnable[request.row] = not paused
+            self.rows.runnable[request.row] = not paused and not request.is_loading
 
     def finish(
         self, request: Request, reason: FinishReason, *, stop_reason: int | None = None, error: str | None = None
@@ -125,8 +127,11 @@ class Scheduler:
     def _leave_row(self, request: Request) -> int:
         """Free row and blocks; blocks that a letter in flight may write stay out of the pool until it returned."""
         last_step = int(self.rows.last_step[request.row])
+        if request.is_loading:
+            self._loading.left(int(self.rows.ticket[request.row]), request)
         self._outbox.row_left(self.rows.leave(request))
-        self.kv.free(request, last_step if last_step > self._last_returned else None)
+        last_write = max(last_step, request.load_step)
+        self.kv.free(request, last_write if last_write > self._last_returned else None)
         return last_step
 
     # ---- what is left to do
@@ -152,6 +157,7 @@ class Scheduler:
         if self._num_stages > 1:
             ready = micro_batch(ready, self.rows.last_step, self._next_step_id, self._last_returned, self._num_stages)
         decodes = self._grant_decodes(ready, plan)
+        plan.has_decodes = bool(decodes.size)
         behind = np.flatnonzero((pending > 1) & self.rows.runnable)  # some may just have been preempted
         if behind.size or len(self.waiting):
             plan.budget.open_prefills(crowded=behind.size + len(self.waiting) > 1)
@@ -161,9 +167,11 @@ class Scheduler:
             else:  # while running requests lack blocks, nobody new gets in
                 self._admit_waiting(plan)
             self._spend_rest(plan)
-        if not decodes.size and not plan.chunks:
-            return None
-        return self._write_letter(decodes, plan)
+        if decodes.size or plan.chunks:
+            return self._write_letter(decodes, plan)
+        if not self._in_flight and self._loading.release_all():
+            return self.schedule()
+        return None
 
     @property
     def has_failed(self) -> bool:
@@ -251,24 +259,28 @@ class Scheduler:
             if request.resume_after_step > self._last_returned:
                 break  # its tokens are still coming; nobody takes its place meanwhile
             prefix = self.kv.find_prefix(request)
-            remaining = request.num_tokens - len(prefix) * self.kv.block_size
-            soon = self.kv.num_coming(request, len(prefix)) * self.kv.block_size
+            num_loads = self.kv.num_loadable(request, len(prefix))
+            num_found = len(prefix) + num_loads
+            remaining = request.num_tokens - num_found * self.kv.block_size
+            soon = self.kv.num_coming(request, num_found) * self.kv.block_size
             if soon >= MIN_SHARED_TOKENS or plan.budget.chunk(remaining) == 0:
                 passed += 1
                 continue
             if not self._make_room(request, prefix, plan):
                 break
             try:
-                self._admit(request, prefix, remaining, plan)
+                self._admit(request, prefix, num_loads, plan)
             except Exception as error:  # one request's trouble (I7)
                 logger.exception("request %s cannot be scheduled", request.request_id)
                 self._failed.append(self.finish(request, "error", error=f"internal error: {error}"))
 
-    def _admit(self, request: Request, prefix: list[int], remaining: int, plan: StepPlan) -> None:
-        """Give a waiting request a row and its first chunk."""
-        computed = request.num_tokens - remaining
+    def _admit(self, request: Request, prefix: list[int], num_loads: int, plan: StepPlan) -> None:
+        """Give a waiting request a row and its first chunk; that may wait for what it loads, if others compute."""
+        computed = (len(prefix) + num_loads) * self.kv.block_size
+        remaining = request.num_tokens - computed
+        waits = num_loads > 0 and plan.has_others
         chunk = plan.budget.chunk(remaining)
-        admitted = self.kv.admit(request, prefix, computed + chunk)
+        admitted = self.kv.admit(request, prefix, request.num_tokens if waits else computed + chunk, num_loads)
         assert admitted
         next_publish = self._reconciler.next_publish(request)
         self.rows.enter(request, computed, len(request.block_ids) * self.kv.block_size, next_publish)
@@ -279,6 +291,9 @@ class Scheduler:
             request.num_cached_tokens = computed
             self._statistics.request_started(request, computed)
         request.status = RequestStatus.RUNNING
+        if waits:
+            self._loading.add(request, self._next_step_id)
+            return
         plan.chunks[request] = chunk
         plan.budget.spend(chunk, remaining)
 
@@ -397,6 +412,7 @@ class Scheduler:
             new_requests=self._outbox.take_new_requests(),
             new_blocks=self._outbox.take_new_blocks(),
             freed_rows=self._outbox.take_freed_rows(),
+            transfers=self.kv.take_transfers(),
             flush=flush,
         )
 
@@ -411,6 +427,7 @@ class Scheduler:
         letter = self._in_flight.popleft()
         self._last_returned = letter.step_id
         self.kv.pool.step_returned(letter.step_id)
+        self._loading.returned(letter.step_id, output.loading_since)
         stats = StepStats(letter.num_tokens, 0, 0, 0, output.step_time_s)
         outputs = self._reconciler.reconcile(letter, output, stats)
         stats.num_running, stats.num_waiting = self.rows.num_occupied, len(self.waiting)
@@ -419,4 +436,4 @@ class Scheduler:
 
     def stats(self) -> EngineStats:
         """A snapshot; callable from any thread."""
-        return self._statistics.snapshot(self.rows, self.waiting, self.kv.pool)
+        return self._statistics.snapshot(self.rows, self.waiting, self.kv)

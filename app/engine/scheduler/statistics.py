@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from app.engine.kv_cache.block_pool import BlockPool
+from app.engine.kv_cache.kv_cache_manager import KVCacheManager
 from app.engine.outputs import FinishReason
 from app.engine.request import Request
 from app.engine.scheduler.row_table import RowTable
@@ -46,9 +46,9 @@ class Statistics:
         if self._recorder is not None:
             self._recorder.record_step(step)
 
-    def snapshot(self, rows: RowTable, waiting: WaitingQueue, pool: BlockPool) -> EngineStats:
+    def snapshot(self, rows: RowTable, waiting: WaitingQueue, kv: KVCacheManager) -> EngineStats:
         """Read everything once. Reads only, and walks no live dict, so any thread may call it while the engine runs."""
-        counters, costs = self.counters, self.costs
+        counters, costs, pool = self.counters, self.costs, kv.pool
         running, queued = rows.occupants(), list(waiting)
         # Read in the middle of a step, one counter may be ahead of the other.
         behind = np.maximum(np.minimum(rows.num_tokens, rows.limit) - rows.num_computed, 0)
@@ -72,6 +72,7 @@ class Statistics:
             finished_total=dict(counters.finished),
             prefill_token_s=costs.prefill_token_s,
             decode_step_s=costs.decode_step_s,
+            kv_connector=None if kv.connector is None else kv.connector.stats(),
         )
 
 

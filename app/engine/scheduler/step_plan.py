@@ -49,3 +49,9 @@ class StepPlan:
     budget: TokenBudget
     chunks: dict[Request, int] = field(default_factory=dict)  # request -> tokens
     preempted: bool = False
+    has_decodes: bool = False
+
+    @property
+    def has_others(self) -> bool:
+        """Whether the step computes anything so far."""
+        return self.has_decodes or bool(self.chunks)

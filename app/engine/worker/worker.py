@@ -29,6 +29,8 @@ from app.engine.worker import kv_sizing
 from app.engine.worker.device import enter_thread, num_threads, select_device, select_dtype
 from app.engine.worker.dummy_step import dummy_forward, full_step, warm_letters
 from app.engine.worker.graph_setup import GraphSetup
+from app.engine.worker.host_tier import HostTier, refuse_host_tier
+from app.engine.worker.kv_transfer import KVTransfer
 from app.engine.worker.model_runner import ModelRunner
 from app.engine.worker.pending_step import PendingStep
 from app.engine.worker.pooling_runner import PoolingRunner, start_pooling
@@ -58,6 +60,7 @@ class Worker:
         self._threads = num_threads(config)
         self._thread: int | None = None  # the one whose settings were made last
         self._runner: ModelRunner | PoolingRunner | None = None
+        self._transfer: KVTransfer | None = None  # to and from the host-memory tier, if there is one
         self._pending: deque[PendingStep] = deque()
 
     def start(self) -> WorkerInfo:
@@ -79,6 +82,7 @@ class Worker:
             ctx = BuildContext(dtype, self._device, max_model_len, ops, groups, layers[groups.pp.rank], quantization)
             if info.runner(config.runner) == "pooling":
                 refuse_stages(config)
+                refuse_host_tier(config)
                 self._runner, num_blocks, note = start_pooling(config, info, ctx)
                 notes = [device_note, dtype_note, attention_note, *quantization_notes]
                 notes += [*self._parallel_notes(layers, all_reduce_note), note]
@@ -88,12 +92,14 @@ class Worker:
             state = RowState(config.max_num_seqs, max_model_len, config.block_size, self._device)
             hidden_size = int(info.hf_config["hidden_size"])
             link = StageLink(groups, hidden_size, dtype, self._device, config.max_inflight_steps + 2)
+            tier = HostTier(config, spec, self._device)  # before sizing, which counts its buffers
             caches = spec.allocate(1, self._device)
             runner = ModelRunner(model, caches, state, info.vocab_size, self._device, link)
             graphs = GraphSetup(config, runner, dtype, self._device)
             num_blocks = self._allocate_kv_cache(runner, spec, max_model_len, graphs)
             graphs.capture()
             self._warm(runner, max_model_len)
+            self._transfer = tier.connect(runner.kv_caches)
             self._runner = runner
         notes = [
             device_note,
@@ -102,21 +108,31 @@ class Worker:
             *quantization_notes,
             *self._parallel_notes(layers, all_reduce_note),
             kv_sizing.describe(spec, num_blocks),
+            *tier.notes,
         ]
         notes.append(f"threads: {self._threads}" if self._device.type == "cpu" else graphs.note)
-        return WorkerInfo(num_blocks, str(self._device), str(dtype).removeprefix("torch."), notes)
+        name = str(dtype).removeprefix("torch.")
+        return WorkerInfo(num_blocks, str(self._device), name, notes, tier.num_blocks, tier.block_bytes)
 
     def execute(self, letter: SchedulerOutput) -> list[ModelRunnerOutput]:
         """Run the letter's step; returns the outputs that are ready, in the order of their steps."""
         assert self._runner is not None, "execute before start"
         self._enter_thread()
         with torch.inference_mode():
+            if self._transfer is not None:
+                self._transfer.execute(letter)
             self._pending.append(self._runner.execute(letter))
             keep = 1 if self._device.type == "cuda" and not letter.flush else 0
-            return [self._pending.popleft().finish() for _ in range(len(self._pending) - keep)]
+            outputs = [self._pending.popleft().finish() for _ in range(len(self._pending) - keep)]
+            if self._transfer is not None and outputs:
+                outputs[-1].loading_since = self._transfer.loading_since()
+            return outputs
 
     def shutdown(self) -> None:
         """Free the model and the KV cache; idempotent."""
+        if self._transfer is not None:
+            self._transfer.close()
+            self._transfer = None
         self._pending.clear()
         self._runner = None
         leave_groups()

@@ -1,0 +1,64 @@
+"""The contract of a tier behind the device's prefix cache: what it holds, and which copies the next letter asks for.
+
+A connector is bookkeeping in the host half; the workers move the bytes. Its copies travel in the letters (I2), so the
+order of letters is the order of contents: a block that is evicted while letter N is written is read before anything
+of letter N or later can overwrite it, and what letter N stores, letter N may load. Nothing here waits for a device.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from app.engine.kv_cache.kv_events import KVEventSink
+from app.engine.step import KVTransfers
+
+
+@dataclass(slots=True, frozen=True)
+class ConnectorStats:
+    """A connector at a moment; totals count blocks from its start."""
+
+    num_blocks: int
+    num_cached_blocks: int
+    block_bytes: int  # of one block, over all workers
+    queries_total: int  # looked up by admitted requests, after what the device held
+    hits_total: int  # of those, loaded
+    stored_total: int
+    dropped_total: int  # given up to make room
+
+
+class KVConnector(ABC):
+    """Finds, loads and takes in blocks by their hashes (I5). Used by the engine's thread; `stats` by any."""
+
+    @abstractmethod
+    def __init__(self, num_blocks: int, block_bytes: int = 0, sink: KVEventSink | None = None) -> None:
+        """Room for `num_blocks` blocks, of which each has `block_bytes` over all workers; `sink` hears of changes."""
+
+    @abstractmethod
+    def match(self, hashes: Sequence[bytes]) -> int:
+        """How many of `hashes`, from the first on, can be loaded now."""
+
+    @abstractmethod
+    def hold(self, hashes: Sequence[bytes]) -> None:
+        """Matched blocks stay until the next letter is written, whatever is evicted meanwhile."""
+
+    @abstractmethod
+    def load(self, hashes: Sequence[bytes], blocks: Sequence[int]) -> None:
+        """The next letter copies the held `hashes` into these device blocks."""
+
+    @abstractmethod
+    def evicted(self, hashes: list[bytes], blocks: list[int]) -> None:
+        """These device blocks lose their contents with the next letter, which may store them first."""
+
+    @abstractmethod
+    def looked_up(self, num_blocks: int, num_hits: int) -> None:
+        """A request was admitted that wanted `num_blocks` blocks more than the device had, and got `num_hits`."""
+
+    @abstractmethod
+    def take_transfers(self) -> KVTransfers | None:
+        """The copies for the letter that is being written."""
+
+    @abstractmethod
+    def stats(self) -> ConnectorStats:
+        """A snapshot; callable from any thread."""

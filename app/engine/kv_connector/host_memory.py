@@ -1,0 +1,120 @@
+"""A bounded pool of KV blocks in the workers' host memory: what the device evicts, least recently used first.
+
+Invariants: a slot is free or belongs to one hash. A slot that the next letter loads from is not given away before
+that letter is written. A block that was loaded stays in the pool too, so that evicting it again costs no copy.
+Every worker keeps its own share of each block under the same slot number, so one account serves all ranks.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import numpy as np
+
+from app.engine.kv_cache.kv_events import KVEventSink
+from app.engine.kv_connector.base import ConnectorStats, KVConnector
+from app.engine.step import KVTransfers
+
+
+class HostMemory(KVConnector):
+    """Slots 0 .. num_blocks - 1; every operation is O(1) per block."""
+
+    def __init__(self, num_blocks: int, block_bytes: int = 0, sink: KVEventSink | None = None) -> None:
+        assert num_blocks > 0
+        self.num_blocks = num_blocks
+        self._block_bytes = block_bytes
+        self._sink = sink
+        self._slots: OrderedDict[bytes, int] = OrderedDict()  # hash -> slot, least recently used first
+        self._free = list(range(num_blocks - 1, -1, -1))
+        self._held: set[bytes] = set()  # until the next letter
+        self._stores: dict[int, int] = {}  # slot -> device block, in the next letter
+        self._loads: list[tuple[int, int]] = []  # (slot, device block), in the next letter
+        self._num_queries = self._num_hits = self._num_stored = self._num_dropped = 0
+
+    def match(self, hashes: Sequence[bytes]) -> int:
+        """See KVConnector."""
+        slots = self._slots
+        for count, block_hash in enumerate(hashes):
+            if block_hash not in slots:
+                return count
+        return len(hashes)
+
+    def hold(self, hashes: Sequence[bytes]) -> None:
+        """See KVConnector; the first block becomes the most recently used, so what is left in the end is a prefix."""
+        for block_hash in reversed(hashes):
+            self._slots.move_to_end(block_hash)
+        self._held.update(hashes)
+
+    def load(self, hashes: Sequence[bytes], blocks: Sequence[int]) -> None:
+        """See KVConnector."""
+        assert self._held.issuperset(hashes), "load without hold"
+        self._loads += [(self._slots[block_hash], block) for block_hash, block in zip(hashes, blocks, strict=True)]
+
+    def evicted(self, hashes: list[bytes], blocks: list[int]) -> None:
+        """See KVConnector. Blocks come in the order in which the device gave them up, the least useful first."""
+        stored: dict[bytes, None] = {}
+        removed: list[bytes] = []
+        for block_hash, block in zip(hashes, blocks, strict=True):
+            if block_hash in self._slots:
+                self._slots.move_to_end(block_hash)
+                continue
+            slot = self._free.pop() if self._free else self._give_up(stored, removed)
+            if slot is None:  # everything is about to be loaded
+                break
+            self._slots[block_hash] = slot
+            self._stores[slot] = block
+            stored[block_hash] = None
+        self._num_stored += len(stored)
+        if self._sink is not None and removed:
+            self._sink.removed(removed, "host")
+        if self._sink is not None and stored:
+            self._sink.stored(b"", list(stored), "host")
+
+    def _give_up(self, stored: dict[bytes, None], removed: list[bytes]) -> int | None:
+        """The slot of the least recently used block that is not held, which is forgotten."""
+        victim = next((block_hash for block_hash in self._slots if block_hash not in self._held), None)
+        if victim is None:
+            return None
+        if victim in stored:  # of the same batch, and not announced yet
+            del stored[victim]
+        else:
+            removed.append(victim)
+        self._num_dropped += 1
+        return self._slots.pop(victim)
+
+    def looked_up(self, num_blocks: int, num_hits: int) -> None:
+        """See KVConnector."""
+        self._num_queries += num_blocks
+        self._num_hits += num_hits
+
+    def take_transfers(self) -> KVTransfers | None:
+        """See KVConnector."""
+        self._held.clear()
+        if not self._stores and not self._loads:
+            return None
+        stores, self._stores = self._stores, {}
+        loads, self._loads = np.array(self._loads, np.int32).reshape(-1, 2), []
+        return KVTransfers(
+            np.array(list(stores.values()), np.int32), np.array(list(stores), np.int32), loads[:, 0], loads[:, 1]
+        )
+
+    def stats(self) -> ConnectorStats:
+        """See KVConnector."""
+        return ConnectorStats(
+            self.num_blocks,
+            len(self._slots),
+            self._block_bytes,
+            self._num_queries,
+            self._num_hits,
+            self._num_stored,
+            self._num_dropped,
+        )
+
+    def check(self) -> None:
+        """Assert the invariants at the head of this file; for tests, O(num_blocks)."""
+        used = list(self._slots.values())
+        assert len(set(used)) == len(used)
+        assert sorted(used + self._free) == list(range(self.num_blocks))
+        assert self._held <= self._slots.keys()
+        assert len(dict(self._loads)) <= len(self._held)

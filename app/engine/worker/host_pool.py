@@ -1,0 +1,68 @@
+"""The host-memory tier's bytes on this rank: one tensor [H, L, E], a block of all layers in one piece.
+
+H host slots, L layers of this rank, E elements of a block in one layer. On a GPU the memory is page-locked, once, so
+that copies run in the background at the link's speed.
+"""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from app.engine.attention.kv_cache import KVCacheSpec
+from app.errors import ConfigError
+
+GIB = 1 << 30
+
+
+class HostPool:
+    """Allocated at start, freed by `close`."""
+
+    def __init__(self, memory_bytes: int, spec: KVCacheSpec, device: torch.device) -> None:
+        """As many blocks as `memory_bytes` holds; ConfigError: not one, or more than the machine has."""
+        self.num_blocks = memory_bytes // spec.bytes_per_block
+        if not self.num_blocks:
+            raise ConfigError(
+                f"kv_host_memory_bytes={memory_bytes} holds no block, which takes {spec.bytes_per_block} bytes",
+                param="kv_host_memory_bytes",
+            )
+        physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        if memory_bytes > physical:  # it would seem to work, until a page is touched
+            raise ConfigError(
+                f"kv_host_memory_bytes={memory_bytes} is more than this machine has ({physical} bytes)",
+                param="kv_host_memory_bytes",
+            )
+        elements = spec.bytes_per_block // spec.num_layers // spec.dtype.itemsize
+        self._is_pinned = False
+        try:
+            self.blocks = torch.empty(self.num_blocks, spec.num_layers, elements, dtype=spec.dtype)
+            if device.type == "cuda":
+                self._pin()
+        except RuntimeError as error:
+            raise ConfigError(
+                f"kv_host_memory_bytes={memory_bytes}: {memory_bytes / GIB:.1f} GiB are not to be had: {error}",
+                param="kv_host_memory_bytes",
+            ) from error
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the pool."""
+        return self.blocks.numel() * self.blocks.itemsize
+
+    def describe(self) -> str:
+        """A line for the start-up notes."""
+        pinned = "pinned " if self._is_pinned else ""
+        return f"host KV tier: {self.num_blocks} blocks ({self.num_bytes / GIB:.2f} GiB of {pinned}host memory)"
+
+    def _pin(self) -> None:
+        # Not torch's own pinned allocator, which rounds up to a power of two: tens of gigabytes for nothing.
+        register = torch.cuda.cudart().cudaHostRegister  # type: ignore[no-untyped-call]
+        torch.cuda.check_error(int(register(self.blocks.data_ptr(), self.num_bytes, 0)))
+        self._is_pinned = True
+
+    def close(self) -> None:
+        """Unlock the memory; no copy may be under way."""
+        if self._is_pinned:
+            self._is_pinned = False
+            torch.cuda.cudart().cudaHostUnregister(self.blocks.data_ptr())  # type: ignore[no-untyped-call]
