@@ -1,6 +1,7 @@
 // The chat page: settings, conversation (kept in localStorage), one request at a time.
 
 import { Answer } from "./answer.js";
+import { KeyForm, apiKey, keepKey } from "./key.js";
 import { element } from "./markdown.js";
 import { ChatError, listModels, streamChat } from "./stream.js";
 import { installTheme } from "./theme.js";
@@ -8,7 +9,6 @@ import { AnswerView, ToolResultView, UserView, copy } from "./view.js";
 
 const CONVERSATION = "manta.conversation";
 const SETTINGS = "manta.settings";
-const API_KEY = "manta.apiKey"; // in sessionStorage: gone with the tab
 
 const $ = (id) => document.getElementById(id);
 const options = $("options");
@@ -18,6 +18,7 @@ const prompt = $("prompt");
 let messages = load(CONVERSATION, []);
 if (!Array.isArray(messages)) messages = [];
 let running = null; // AbortController of the request under way
+let refused = false; // the last question was, for want of a key
 
 function load(key, otherwise) {
   try {
@@ -45,13 +46,13 @@ function restoreSettings() {
   for (const [name, value] of Object.entries(load(SETTINGS, {}))) {
     if (options.elements[name]) options.elements[name].value = value;
   }
-  $("api-key").value = sessionStorage.getItem(API_KEY) ?? "";
+  $("api-key").value = apiKey();
 }
 
 function saveSettings() {
-  const { apiKey, ...rest } = Object.fromEntries(new FormData(options));
+  const { apiKey: key, ...rest } = Object.fromEntries(new FormData(options));
   save(SETTINGS, rest);
-  sessionStorage.setItem(API_KEY, apiKey);
+  keepKey(key);
 }
 
 function sampling() {
@@ -81,12 +82,27 @@ async function fillModels() {
   const picker = $("model");
   const wanted = picker.value || load(SETTINGS, {}).model;
   try {
-    const models = await listModels(field("apiKey"));
+    const models = await listModels();
     picker.replaceChildren(...models.map((model) => new Option(model.id, model.id, false, model.id === wanted)));
     log.querySelector(".notice")?.remove();
+    if (refused) retry();
   } catch (error) {
-    notice(error.message);
+    if (error.status === 401) askForKey(error.said);
+    else notice(error.message);
   }
+}
+
+const keyForm = new KeyForm(() => {
+  $("api-key").value = apiKey();
+  fillModels();
+});
+
+function askForKey(said) {
+  log.querySelector(".notice")?.remove();
+  keyForm.explain(said);
+  log.append(keyForm.node);
+  scrollDown(true);
+  keyForm.field.focus();
 }
 
 // --- conversation -----------------------------------------------------------------------------------------------
@@ -189,6 +205,7 @@ function retry() {
 }
 
 async function ask() {
+  refused = false;
   const conversation = messages; // "Clear" puts another one in its place
   const view = newAnswerView();
   view.node.setAttribute("aria-busy", "true");
@@ -197,11 +214,14 @@ async function ask() {
   view.update(answer.parts);
   scrollDown(true);
   save(CONVERSATION, messages);
+  let said = "";
   try {
     await streamInto(answer, view);
   } catch (error) {
     if (error.name === "AbortError") answer.finish = "stopped";
     else answer.error = error instanceof ChatError ? error.message : `The page failed: ${error.message}`;
+    refused = error.status === 401;
+    said = error.said;
   }
   setRunning(null);
   if (messages !== conversation) return;
@@ -211,6 +231,7 @@ async function ask() {
   const follow = atBottom();
   view.finish(answer.message);
   scrollDown(follow);
+  if (refused) askForKey(said);
   $("announce").textContent = answer.error ? "" : answer.finish === "stopped" ? "Stopped." : "Answer complete.";
 }
 
@@ -232,7 +253,6 @@ async function streamInto(answer, view) {
   };
   try {
     await streamChat(body, {
-      apiKey: field("apiKey"),
       signal: running.signal,
       onHead: ({ replica }) => (answer.replica = replica),
       onChunk: (chunk) => {

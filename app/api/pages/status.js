@@ -1,5 +1,6 @@
 // The status page: reads /metrics and /health again and again, and draws what it finds.
 
+import { KeyForm, authorization } from "./key.js";
 import { element } from "./markdown.js";
 import { Reading, quantile, rate, share } from "./metrics.js";
 import { installTheme } from "./theme.js";
@@ -130,15 +131,27 @@ function say(className, text) {
 }
 
 async function get(path) {
-  const headers = {};
-  const apiKey = sessionStorage.getItem("manta.apiKey");
-  if (apiKey) headers.Authorization = `Bearer ${apiKey}`;
-  return fetch(path, { headers, cache: "no-store", signal: AbortSignal.timeout(TIMEOUT_MS) });
+  return fetch(path, { headers: authorization(), cache: "no-store", signal: AbortSignal.timeout(TIMEOUT_MS) });
+}
+
+const keyForm = new KeyForm(() => {
+  keyForm.node.remove();
+  turn();
+});
+
+function askForKey() {
+  say("bad", "The figures need an API key.");
+  if (keyForm.node.isConnected) return; // somebody may be typing
+  keyForm.explain();
+  $("health").after(keyForm.node);
+  keyForm.field.focus();
 }
 
 async function read() {
   const [metrics, health] = await Promise.all([get("metrics"), get("health")]);
+  if (metrics.status === 401) return askForKey();
   if (!metrics.ok) return say("bad", `/metrics answers with status ${metrics.status}.`);
+  keyForm.node.remove();
   const now = new Reading(await metrics.text(), performance.now() / 1000);
   readings.push(now);
   while (readings.length > 2 && now.timeS - readings[1].timeS >= WINDOW_S) readings.shift();
@@ -151,16 +164,18 @@ async function read() {
 
 let lastAnswer = null;
 
-async function poll() {
-  if (!paused && !document.hidden) {
-    try {
-      await read();
-      lastAnswer = new Date();
-    } catch {
-      const since = lastAnswer ? ` since ${lastAnswer.toLocaleTimeString()}` : "";
-      say("bad", `No answer from ${location.origin}${since}. What stands below is old.`);
-    }
+async function turn() {
+  try {
+    await read();
+    lastAnswer = new Date();
+  } catch {
+    const since = lastAnswer ? ` since ${lastAnswer.toLocaleTimeString()}` : "";
+    say("bad", `No answer from ${location.origin}${since}. What stands below is old.`);
   }
+}
+
+async function poll() {
+  if (!paused && !document.hidden) await turn();
   setTimeout(poll, PERIOD_MS);
 }
 

@@ -1,12 +1,16 @@
 // The server's chat endpoint: one streamed request, and every way it can fail as one readable message.
 
-export class ChatError extends Error {}
+import { authorization } from "./key.js";
 
-export function headers(apiKey) {
-  const made = { "Content-Type": "application/json" };
-  if (apiKey) made.Authorization = `Bearer ${apiKey}`;
-  return made;
+export class ChatError extends Error {
+  // `status` and `said` (the server's own words) of an answer that refused.
+  constructor(message, { status = 0, said = "" } = {}) {
+    super(message);
+    Object.assign(this, { status, said });
+  }
 }
+
+const headers = () => ({ "Content-Type": "application/json", ...authorization() });
 
 export async function readError(response) {
   let said = "";
@@ -26,7 +30,7 @@ export async function readError(response) {
     503: "The server cannot answer at the moment",
     504: "The server took too long",
   }[response.status] ?? (response.status < 500 ? "The server refused the request" : "The server failed");
-  return new ChatError(`${why} (${response.status})${said ? `: ${said}` : "."}`);
+  return new ChatError(`${why} (${response.status})${said ? `: ${said}` : "."}`, { status: response.status, said });
 }
 
 export async function request(path, options) {
@@ -63,8 +67,8 @@ async function* events(response) {
 }
 
 // Runs one chat request. `onChunk` gets each chunk; the returned head tells which replica answers.
-export async function streamChat(body, { apiKey, signal, onHead, onChunk }) {
-  const options = { method: "POST", headers: headers(apiKey), body: JSON.stringify(body), signal };
+export async function streamChat(body, { signal, onHead, onChunk }) {
+  const options = { method: "POST", headers: headers(), body: JSON.stringify(body), signal };
   const response = await request("v1/chat/completions", options);
   if (!response.ok) throw await readError(response);
   onHead({ replica: response.headers.get("x-manta-replica") });
@@ -74,8 +78,8 @@ export async function streamChat(body, { apiKey, signal, onHead, onChunk }) {
   }
 }
 
-export async function listModels(apiKey) {
-  const response = await request("v1/models", { headers: headers(apiKey) });
+export async function listModels() {
+  const response = await request("v1/models", { headers: headers() });
   if (!response.ok) throw await readError(response);
   return (await response.json()).data;
 }

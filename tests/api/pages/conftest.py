@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from app.api.app import create_app
+from app.api.auth import ApiKey, ApiKeys
 from app.config import RequestLimits
 from tests.api.pages.browser import CHROMIUM, DRIVER, Browser, chromium
 
@@ -26,6 +27,12 @@ def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 def application(client: Any) -> Any:
     """The HTTP application over the scripted client."""
     return create_app(client, RequestLimits())
+
+
+@pytest.fixture
+def guarded(client: Any) -> Any:
+    """The same for those who have the key "right-key"."""
+    return create_app(client, RequestLimits(), keys=ApiKeys([ApiKey.parse("right-key", "test")]))
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from starlette.responses import JSONResponse
 
 from app.errors import EngineDeadError
 from tests.api.pages.browser import ENTER, ESCAPE, NULL, SHIFT, TAB, Browser
@@ -206,38 +205,32 @@ def test_refusal_with_its_reason_and_another_try(page: Page, browser: Browser) -
     assert browser.texts(".error") == []
 
 
-class NeedsKey:
-    """The application behind an API key, as a gateway or a later version would put it."""
-
-    def __init__(self, app: Any, key: str) -> None:
-        self._app = app
-        self._key = key
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        given = dict(scope["headers"]).get(b"authorization", b"").decode()
-        if scope["path"].startswith("/v1/") and given != f"Bearer {self._key}":
-            body = {"error": {"message": "Incorrect API key provided", "type": "invalid_request_error"}}
-            await JSONResponse(body, 401)(scope, receive, send)
-        else:
-            await self._app(scope, receive, send)
-
-
-def test_api_key(browser: Browser, client: Any, make_server: Callable[[Any], Any], application: Any) -> None:
-    browser.open(make_server(NeedsKey(application, "right")).url)
-    refused = "The server refused the API key (401): Incorrect API key provided"
-    browser.wait_for_text(".notice", refused)
-    browser.type("#api-key", "wrong")
+def test_api_key(browser: Browser, client: Any, make_server: Callable[[Any], Any], guarded: Any) -> None:
+    browser.open(make_server(guarded).url)
+    browser.wait_for_text(".key-form p", "This server wants an API key.")
+    assert browser.focus() == "key"
     browser.type("#prompt", "Hi" + ENTER)
-    browser.wait_for_text(".error p", refused)
+    browser.wait_for_text(".error p", "The server refused the API key (401): no API key")
+    browser.type(".key-form input", "wrong-key" + ENTER)
+    browser.wait_for_text(".key-form p", "This API key is not accepted by the server: wrong API key.")
     assert client.requests == []
-    browser.run("document.querySelector('#api-key').value = ''")
-    browser.type("#api-key", "right" + TAB)
+    browser.type(".key-form input", "right-key" + ENTER)
+    browser.wait_for("document.querySelectorAll('.figures').length === 1")  # the question is asked again by itself
+    assert (browser.texts(".notice"), browser.texts(".error"), browser.texts(".user")) == ([], [], ["Hi"])
+    assert browser.run("return document.querySelector('#model').value") == "m"
+    assert len(client.requests) == 1
+    assert "right-key" not in browser.run("return JSON.stringify(localStorage)"), "a key does not outlive its tab"
+    browser.call("POST", "/refresh", {})
+    browser.wait_for("document.querySelector('#model').value === 'm'")
+    assert browser.texts(".key-form") == []
+
+
+def test_api_key_in_the_settings(browser: Browser, make_server: Callable[[Any], Any], guarded: Any) -> None:
+    browser.open(make_server(guarded).url)
+    browser.wait_for_text(".key-form p", "wants an API key")
+    browser.type("#api-key", "right-key" + TAB)
     browser.wait_for("document.querySelector('#model').value === 'm'")
     assert browser.texts(".notice") == []
-    browser.click(".error button")
-    browser.wait_for("document.querySelectorAll('.figures').length === 1")
-    assert len(client.requests) == 1
-    assert "right" not in browser.run("return JSON.stringify(localStorage)"), "a key does not outlive its tab"
 
 
 async def _cut(scope: Any, receive: Any, send: Any) -> None:

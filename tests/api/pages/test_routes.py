@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import httpx
 import pytest
+from starlette.testclient import TestClient
 
 from app.api.pages.routes import ASSETS, PAGES
 
@@ -64,3 +66,12 @@ def test_head_and_what_does_not_exist(http: httpx.Client) -> None:
 
 def test_pages_stay_out_of_the_api_description(http: httpx.Client) -> None:
     assert not {"/", "/status", "/pages/chat.js"} & http.get("/openapi.json").json()["paths"].keys()
+
+
+def test_pages_load_without_a_key_and_what_they_ask_for_does_not(guarded: Any) -> None:
+    with TestClient(guarded) as http:
+        for path in (*PAGES, *(f"/pages/{name}" for name in ASSETS)):
+            assert http.get(path).status_code == 200, path
+        for path in ("/v1/models", "/metrics"):
+            assert http.get(path).status_code == 401
+            assert http.get(path, headers={"authorization": "Bearer right-key"}).status_code == 200

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from app.telemetry.metrics import MetricsRecorder, decode_snapshot, render
-from tests.api.pages.browser import Browser
+from tests.api.pages.browser import ENTER, Browser
 
 
 class Engines:
@@ -106,6 +107,20 @@ def exposition(counter: float, hits: int, queries: int, buckets: tuple[int, ...]
     for bound, count in zip(("1.0", "2.0", "+Inf"), buckets, strict=True):
         lines.append(f't_bucket{{model_name="m",engine="0",le="{bound}"}} {count}')
     return "\n".join(["# HELP c Some text.", *lines]) + "\n"
+
+
+def test_api_key(browser: Browser, make_server: Callable[[Any], Any], guarded: Any, engines: Engines) -> None:
+    url = make_server(guarded).url
+    browser.open(f"{url}/status")
+    browser.wait_for_text("#health", "The figures need an API key.")
+    browser.type(".key-form input", "wrong-key" + ENTER)
+    browser.wait_for_text(".key-form p", "This API key is not accepted by the server.")
+    browser.type(".key-form input", "right-key" + ENTER)
+    browser.wait_for_text("#health", "Healthy: 2 replicas.")
+    assert tile(browser, "Requests running") == "5"
+    assert browser.texts(".key-form") == []
+    browser.open(url)  # the chat page of the same tab has the key
+    browser.wait_for("document.querySelector('#model').value === 'm'")
 
 
 def test_rates_shares_and_quantiles(browser: Browser, server: Any) -> None:
