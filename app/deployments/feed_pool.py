@@ -120,8 +120,9 @@ class FeedPool:
 
     def _take(self, frame: FeedFrame) -> bool:
         """False when something is missing before this frame."""
-        self.book.report(frame.load)
-        if frame.events is None or self.book.index is None:
-            return True
-        self.num_batches += 1
-        return self.book.index.apply(frame.events) != "gap"
+        outcome = None
+        if frame.events is not None and self.book.index is not None:
+            self.num_batches += 1
+            outcome = self.book.index.apply(frame.events)
+        self.book.report(frame.load)  # last, because it also counts what the index has by now
+        return outcome != "gap"

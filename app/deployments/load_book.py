@@ -23,6 +23,7 @@ from app.deployments.policies.base import (
     RouteQuery,
     RoutingPolicy,
 )
+from app.deployments.policies.load_table import LoadTable
 from app.deployments.prefix_index import PrefixIndex, PrefixMatch
 from app.deployments.wire import LoadReport
 
@@ -66,7 +67,8 @@ class LoadBook:
         self._policy = policy
         self._clock = clock
         self._entries: dict[str, _Entry] = {}
-        self._sorted: list[ReplicaLoad] | None = None  # by replica id; None when to be made anew
+        self._table: LoadTable | None = None  # in the order of replica ids; None when to be made anew
+        self._expires_s = 0.0  # no entry expires before
 
     def report(self, report: LoadReport) -> None:
         """Take a replica's report; one that accepts nothing leaves the book."""
@@ -76,26 +78,23 @@ class LoadBook:
         now = self._clock()
         entry = self._entries.get(report.replica_id)
         if entry is None or entry.load.report.incarnation != report.incarnation:
-            self._entries[report.replica_id] = _Entry(ReplicaLoad(report), now)
-            self._sorted = None
-            return
+            entry = self._entries[report.replica_id] = _Entry(ReplicaLoad(report), now)
+            self._table = None
         entry.load.report = report
         entry.reported_s = now
         entry.settle(now - REPORT_AGE_S)
+        if self.index is not None:
+            entry.load.indexed_blocks = self.index.num_blocks(report.replica_id)
+        self._refresh(report.replica_id)
 
     def remove(self, replica_id: str) -> None:
         """The replica is gone."""
         if self._entries.pop(replica_id, None) is not None:
-            self._sorted = None
+            self._table = None
 
     def replicas(self) -> list[ReplicaLoad]:
         """Those heard of lately, in the order of their ids."""
-        expired = self._clock() - REPORT_EXPIRES_S
-        for replica_id in [name for name, entry in self._entries.items() if entry.reported_s < expired]:
-            self.remove(replica_id)
-        if self._sorted is None:
-            self._sorted = [self._entries[name].load for name in sorted(self._entries)]
-        return list(self._sorted)
+        return list(self._candidates())
 
     def decide(
         self, query: RouteQuery, allowed: Collection[str] | None = None, *, explain: bool = False
@@ -104,7 +103,7 @@ class LoadBook:
 
         With `explain`, the index is asked even if the policy does not need it.
         """
-        candidates = self.replicas()
+        candidates: Sequence[ReplicaLoad] = self._candidates()
         if allowed is not None:
             candidates = [load for load in candidates if load.report.replica_id in allowed]
         if not candidates:
@@ -114,8 +113,6 @@ class LoadBook:
         matches = NO_MATCHES
         if index is not None:
             matches = index.match(query.block_hashes, now)
-            for load in candidates:
-                load.indexed_blocks = index.num_blocks(load.report.replica_id)
         decision = self._policy.choose(candidates, query, matches, now)
         match = matches.get(decision.replica_id, decision.match)
         level: Level = "load"
@@ -148,4 +145,20 @@ class LoadBook:
         load.routed_prefill_tokens += prefill_tokens
         load.routed_requests += 1
         if self.index is not None and self._policy.uses_index:
-            self.index.dispatched(replica_id, query.block_hashes, now)
+            self.index.dispatched(replica_id, query.block_hashes, now, match.device_blocks)
+        self._refresh(replica_id)
+
+    def _candidates(self) -> LoadTable:
+        now = self._clock()
+        if now > self._expires_s:
+            for name in [name for name, entry in self._entries.items() if entry.reported_s < now - REPORT_EXPIRES_S]:
+                self.remove(name)
+            oldest = min((entry.reported_s for entry in self._entries.values()), default=now)
+            self._expires_s = oldest + REPORT_EXPIRES_S
+        if self._table is None:
+            self._table = LoadTable([self._entries[name].load for name in sorted(self._entries)])
+        return self._table
+
+    def _refresh(self, replica_id: str) -> None:
+        if self._table is not None:
+            self._table.refresh(self._table.position[replica_id])

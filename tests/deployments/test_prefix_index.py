@@ -128,6 +128,33 @@ def test_siblings_find_what_is_only_on_its_way() -> None:
     assert index.num_speculative == 0
 
 
+def test_what_siblings_keep_asking_for_stays_expected_but_not_once_it_was_told() -> None:
+    index = PrefixIndex(speculative_life_s=4.0)
+    for second in range(9):  # longer than one life, and no event comes
+        known = index.match(chain(1, 2, 3), float(second)).get("a", PrefixMatch(0)).device_blocks
+        assert known == (3 if second else 0)
+        index.dispatched("a", chain(1, 2, 3), float(second), known)
+    index.apply(stored("a", 0, chain(1, 2, 3)))
+    for second in range(9, 18):
+        index.dispatched("a", chain(1, 2, 3), float(second), 3)
+    index.apply(KVEventBatch("a", "1", 1, [KVEvent("removed", "device", b"".join(chain(2, 3)))]))
+    assert matches(index, 1, 2, 3, now=18.0) == {"a": (1, 0)}
+
+
+def test_an_ended_generation_goes_bit_by_bit() -> None:
+    index = PrefixIndex(speculative_life_s=2.0)
+    index.apply(stored("a", 0, []))
+    for i in range(1000):
+        index.dispatched("a", chain(3 * i, 3 * i + 1, 3 * i + 2), 100.0)
+    index.match([], 102.5)
+    assert len(index._waste) == 3000
+    for i in range(500):
+        index.dispatched("a", chain(10_000 + i), 102.6)
+    index.apply(stored("a", 1, []))
+    assert len(index._waste) < 2000
+    assert index.num_speculative == 500
+
+
 def test_speculation_ends_with_the_replica() -> None:
     index = PrefixIndex()
     index.apply(stored("a", 0, []))

@@ -71,6 +71,19 @@ class ReplicaLoad:
         """Best guess of the requests it has."""
         return self.report.num_running + self.report.num_waiting + self.routed_requests
 
+    @property
+    def fullness(self) -> float:
+        """Share of the KV cache or of the seats that is taken, whichever is greater; above 1 where more waits."""
+        report = self.report
+        kv_tokens = (report.num_blocks or 1) * report.block_size
+        kv_share = (report.resident_tokens + self.routed_tokens) / kv_tokens
+        return max(kv_share, self.num_requests / report.max_num_seqs)
+
+    @property
+    def cache_share(self) -> float:
+        """How much of its KV cache holds blocks that a request may find again; at most 1."""
+        return min(1.0, self.indexed_blocks / (self.report.num_blocks or 1))
+
 
 class Cost(NamedTuple):
     """What a request would cost on one replica, in seconds, and of what that consists."""

@@ -20,7 +20,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from app.deployments.policies.base import NO_MATCHES, Cost, Decision, Matches, ReplicaLoad, RouteQuery, RoutingPolicy
+from app.deployments.policies.load_table import FloatArray, LoadTable
 
 HOST_CREDIT = 0.75  # of a block in host memory, against one on the device
 EVICTION_WEIGHT = 0.1  # share of evicted blocks that somebody asks for again
@@ -46,86 +50,65 @@ class PrefixAware(RoutingPolicy):
         self, candidates: Sequence[ReplicaLoad], query: RouteQuery, matches: Matches = NO_MATCHES, now: float = 0.0
     ) -> Decision:
         """See RoutingPolicy.choose."""
-        allowed = _not_overloaded(candidates)
-        totals = [sum(parts) for parts in _estimates(allowed, query, matches, _typical_speeds(candidates))]
-        least = min(totals) + SAME_S
-        best = [load for load, total in zip(allowed, totals, strict=True) if total <= least]
+        table = LoadTable.of(candidates)
+        totals = _estimates(table, query, matches).sum(axis=0)
+        totals[_overloaded(table)] = np.inf
+        best = np.flatnonzero(totals <= totals.min() + SAME_S)
         if len(best) > 1:
-            fewest = min(load.outstanding_tokens for load in best)
-            best = [load for load in best if load.outstanding_tokens == fewest]
+            outstanding = table.outstanding_tokens[best]
+            best = best[outstanding == outstanding.min()]
         self._turn += 1
-        return Decision(best[self._turn % len(best)].report.replica_id)
+        return Decision(table[int(best[self._turn % len(best)])].report.replica_id)
 
     def costs(
         self, candidates: Sequence[ReplicaLoad], query: RouteQuery, matches: Matches = NO_MATCHES
     ) -> dict[str, Cost]:
         """See RoutingPolicy.costs."""
-        estimates = _estimates(candidates, query, matches, _typical_speeds(candidates))
-        return {
-            load.report.replica_id: Cost(sum(parts), *parts) for load, parts in zip(candidates, estimates, strict=True)
-        }
+        parts = _estimates(LoadTable.of(candidates), query, matches).T.tolist()
+        return {load.report.replica_id: Cost(sum(own), *own) for load, own in zip(candidates, parts, strict=True)}
 
 
-def _typical_speeds(candidates: Sequence[ReplicaLoad]) -> tuple[float, float]:
-    """Seconds per prefill token and per decode step that stand in for those a replica has not measured yet."""
-    prefill = sorted([s for load in candidates if (s := load.report.prefill_token_s) > 0])
-    decode = sorted([s for load in candidates if (s := load.report.decode_step_s) > 0])
-    return (
-        prefill[len(prefill) // 2] if prefill else UNMEASURED_PREFILL_TOKEN_S,
-        decode[len(decode) // 2] if decode else UNMEASURED_DECODE_STEP_S,
-    )
+def _estimates(table: LoadTable, query: RouteQuery, matches: Matches) -> FloatArray:
+    """Queue, prefill, decode and eviction seconds of each replica: [4, R]."""
+    token_s = _believed(table.prefill_token_s, UNMEASURED_PREFILL_TOKEN_S)
+    step_s = _believed(table.decode_step_s, UNMEASURED_DECODE_STEP_S)
+    parts = np.empty((4, len(table)))
+    queue_s, prefill_s, decode_s, eviction_s = parts
+    np.multiply(table.queued_prefill_tokens, token_s, out=queue_s)
+    np.multiply(query.num_prompt_tokens - _cached_tokens(table, matches), token_s, out=prefill_s)
+    np.maximum(prefill_s, token_s, out=prefill_s)  # the last token is always computed
+    np.multiply(table.fullness, (query.max_tokens * DECODE_GROWTH) * step_s, out=decode_s)
+    np.multiply(table.cache_share, EVICTION_WEIGHT * prefill_s, out=eviction_s)
+    return parts
 
 
-def _estimates(
-    candidates: Sequence[ReplicaLoad], query: RouteQuery, matches: Matches, typical: tuple[float, float]
-) -> list[tuple[float, float, float, float]]:
-    """Queue, prefill, decode and eviction seconds of each candidate; one plain loop, since it runs per request."""
-    typical_prefill_s, typical_decode_s = typical
-    low_prefill_s, high_prefill_s = typical_prefill_s / NOISE, typical_prefill_s * NOISE
-    low_decode_s, high_decode_s = typical_decode_s / NOISE, typical_decode_s * NOISE
-    num_prompt_tokens, max_tokens = query.num_prompt_tokens, query.max_tokens
-    found = []
-    for load in candidates:
-        report = load.report
-        num_blocks, block_size = report.num_blocks or 1, report.block_size
-        token_s, step_s = report.prefill_token_s, report.decode_step_s
-        token_s = typical_prefill_s if low_prefill_s <= token_s <= high_prefill_s else _believed(token_s, typical[0])
-        step_s = typical_decode_s if low_decode_s <= step_s <= high_decode_s else _believed(step_s, typical[1])
-        uncached = num_prompt_tokens
-        match = matches.get(report.replica_id)
-        if match is not None:
-            uncached = max(1, num_prompt_tokens - int((match[0] + HOST_CREDIT * match[1]) * block_size))
-        prefill_s = uncached * token_s
-        kv_share = (report.resident_tokens + load.routed_tokens) / (num_blocks * block_size)
-        seat_share = (report.num_running + report.num_waiting + load.routed_requests) / report.max_num_seqs
-        fullness = kv_share if kv_share > seat_share else seat_share
-        cache_share = load.indexed_blocks / num_blocks
-        found.append(
-            (
-                (report.queued_prefill_tokens + load.routed_prefill_tokens) * token_s,
-                prefill_s,
-                max_tokens * step_s * DECODE_GROWTH * fullness,
-                EVICTION_WEIGHT * prefill_s * (cache_share if cache_share < 1.0 else 1.0),
-            )
-        )
+def _cached_tokens(table: LoadTable, matches: Matches) -> FloatArray:
+    """Tokens of the prompt that need not be computed on each replica; those in host memory count in part."""
+    blocks = np.zeros(len(table))
+    position = table.position
+    for name, (device_blocks, host_blocks) in matches.items():
+        if (at := position.get(name)) is not None:
+            blocks[at] = device_blocks + HOST_CREDIT * host_blocks
+    cached: FloatArray = blocks * table.block_size
+    return cached
+
+
+def _believed(measured_s: FloatArray, unmeasured_s: float) -> FloatArray:
+    """The seconds to reckon with: those of the median replica, but for what is beyond the noise. A replica without a
+    measurement (0) is taken for the median; `unmeasured_s` is that where nobody has one."""
+    known = measured_s[measured_s > 0]
+    if not len(known):
+        return np.full(len(measured_s), unmeasured_s)
+    known.sort()
+    typical_s = known[len(known) // 2]
+    ratio = np.where(measured_s > 0, measured_s / typical_s, 1.0)
+    ratio /= np.minimum(np.maximum(ratio, 1 / NOISE), NOISE)
+    believed: FloatArray = typical_s * np.minimum(np.maximum(ratio, 1 / MOST_UNEQUAL), MOST_UNEQUAL)
+    return believed
+
+
+def _overloaded(table: LoadTable) -> NDArray[np.bool_]:
+    """Those with more than twice the mean number of requests; never all."""
+    mean = table.num_requests.mean()
+    found: NDArray[np.bool_] = table.num_requests > max(OVERLOAD * mean, mean + OVERLOAD_SLACK)
     return found
-
-
-def _believed(measured_s: float, typical_s: float) -> float:
-    """The seconds to reckon with where a measurement is beyond the noise, or is 0: there is none yet."""
-    ratio = measured_s / typical_s
-    if measured_s <= 0:
-        return typical_s
-    if ratio > NOISE:
-        return typical_s * min(ratio / NOISE, MOST_UNEQUAL)
-    return typical_s * max(ratio * NOISE, 1 / MOST_UNEQUAL)
-
-
-def _not_overloaded(candidates: Sequence[ReplicaLoad]) -> Sequence[ReplicaLoad]:
-    """Those with at most twice the mean number of requests; never empty."""
-    if len(candidates) < 2:
-        return candidates
-    counts = [load.num_requests for load in candidates]
-    mean = sum(counts) / len(counts)
-    most = max(OVERLOAD * mean, mean + OVERLOAD_SLACK)
-    return [load for load, count in zip(candidates, counts, strict=True) if count <= most]
