@@ -1,0 +1,1 @@
+"""Discrete-event simulation of many engine replicas behind the real routing code; see loadtest/simulate.py."""
