@@ -8,12 +8,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import os
 import sys
 from typing import Any
 
 from app.cli.command import Command, CommandError
 from app.cli.sampling import add_sampling, sampling_given
+from app.cli.server_options import add_server, server_given
 from app.cli.server_queries import choose_model
 from app.cli.stream_client import Chunk, Server, StreamResult, stream_completion
 
@@ -23,9 +23,7 @@ HELP = "/exit leaves, /new starts again, /system TEXT starts again with a system
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Server, conversation, sampling."""
-    parser.add_argument("--url", default="http://127.0.0.1:8000", help="server to talk to (default: %(default)s)")
-    parser.add_argument("--api-key", default=os.environ.get("OPENAI_API_KEY"), help="(default: OPENAI_API_KEY)")
-    parser.add_argument("--model", help="name of the model (default: the server's first)")
+    add_server(parser)
     parser.add_argument("--system", metavar="TEXT", help="system prompt")
     parser.add_argument("-m", "--message", metavar="TEXT", help="send this one message, print the answer and leave")
     parser.add_argument("--stats", action="store_true", help="after each answer: time to first token, tokens/s")
@@ -35,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """One message, or a conversation until the end of input."""
     sampling = sampling_given(args)
-    server = Server(args.url, args.api_key)
+    server = server_given(args)
     chat = Conversation(server, choose_model(server, args.model), args.system, sampling, args.stats)
     if args.message is not None:
         return 0 if chat.say(args.message) else 1

@@ -54,8 +54,10 @@ def run(args: argparse.Namespace) -> int:
 
 def command_line(path: Path, environ: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
     """`serve run` of this Python, and its environment."""
-    # Ray runs workers at nice 15, where any other process of the machine starves a server.
-    environment = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0", **environ}
+    # Ray runs workers at nice 15, where any other process of the machine starves a server, and starts some at once that
+    # fit none of our actors and take the time of those that do.
+    ours = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0", "RAY_prestart_worker_first_driver": "0"}
+    environment = {**ours, **environ}
     if not environ.get("RAY_ADDRESS"):  # a cluster of its own, closed to other users of the machine
         environment.setdefault("RAY_AUTH_MODE", "token")
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), environ.get("PYTHONPATH")]))

@@ -38,7 +38,7 @@ def ask(server: Server, path: str, body: dict[str, Any] | None = None) -> dict[s
         with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
             answer = json.loads(response.read())
     except urllib.error.HTTPError as error:
-        hint = "; give the key with --api-key or OPENAI_API_KEY" if error.code == 401 else ""
+        hint = f"; {_key_hint(server)}" if error.code == 401 else ""
         raise CommandError(f"{server.base}{path}: HTTP {error.code} {error.reason}{hint}") from None
     except OSError as error:
         reason = getattr(error, "reason", error)
@@ -52,3 +52,9 @@ def ask(server: Server, path: str, body: dict[str, Any] | None = None) -> dict[s
     if not isinstance(answer, dict):
         raise CommandError(f"{server.base}{path} answers {str(answer)[:80]!r}: is this an OpenAI-compatible server?")
     return answer
+
+
+def _key_hint(server: Server) -> str:
+    if server.api_key:
+        return "the key is not accepted; give another with --api-key or MANTA_API_KEY"
+    return "the server wants a key; give it with --api-key or MANTA_API_KEY"

@@ -20,27 +20,29 @@ ANSWER_TIMEOUT_S = 5.0
 ANY_HOST = frozenset({"0.0.0.0", "::", ""})
 
 
-async def announce(app_name: str, model: str, pools: bool = False) -> None:
+async def announce(app_name: str, model: str, pools: bool = False, needs_key: bool = False) -> None:
     """Wait until the application answers at its address, then say so. Never raises: it is only a courtesy."""
     try:
         url = base_url(await asyncio.to_thread(_serve_details), app_name)
         if url is None:  # HTTP is switched off, or the application has no route
             return
         if await _opens(url):
-            logger.info("%s", opening_line(url, model, pools))
+            logger.info("%s", opening_line(url, model, pools, needs_key))
         else:
             logger.warning("%s does not answer this ingress replica; its proxy may run elsewhere", url)
     except Exception as error:
         logger.info("open; its address could not be found out (%s: %s)", type(error).__name__, error)
 
 
-def opening_line(url: str, model: str, pools: bool = False) -> str:
-    """One line, whose end from `curl` on can be pasted into a shell; a model that `pools` is asked for vectors."""
+def opening_line(url: str, model: str, pools: bool = False, needs_key: bool = False) -> str:
+    """One line, whose end from `curl` on can be pasted into a shell; a model that `pools` is asked for vectors. A key
+    comes from the environment of that shell."""
     chat, embedding = {"messages": [{"role": "user", "content": "Hello!"}]}, {"input": "Hello!"}
     body = json.dumps({"model": model, **(embedding if pools else chat)}, ensure_ascii=False)
     quoted = body.replace("'", "'\\''")
     path = "/pooling" if pools else "/v1/chat/completions"
-    request = f"curl {url}{path} -H 'Content-Type: application/json' -d '{quoted}'"
+    key = ' -H "Authorization: Bearer $MANTA_API_KEY"' if needs_key else ""
+    request = f"curl {url}{path} -H 'Content-Type: application/json'{key} -d '{quoted}'"
     return f"open at {url} (chat page; figures at {url}/status). Try: {request}"
 
 

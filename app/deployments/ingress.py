@@ -75,17 +75,26 @@ class Ingress:
             for name in (model.name, *model.aliases):
                 self.models[name] = served
         self._hasher = PromptHasher(await asyncio.to_thread(load_block_hash_key))
+        self._needs_key = False
+        self._app = await asyncio.to_thread(self._create_app)  # while the engines start
         await self._wait_ready()
         self._announcement = self._announce()
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Serve calls it after the constructor."""
+        return self._app
+
+    def _create_app(self) -> FastAPI:
+        """Runs in a thread: it imports much. ConfigError when the keys cannot be read."""
         from app.api.app import create_app
+        from app.api.auth import ApiKeys
         from app.api.debug import debug_routes
 
         ingress = self._config.ingress
+        keys = ApiKeys.load(ingress)
+        self._needs_key = keys.required
         store = SharedResponseStore(serve.get_replica_context().app_name, ingress)
-        app: FastAPI = create_app(self, ingress.limits, ingress, store=store)
+        app: FastAPI = create_app(self, ingress.limits, ingress, keys, store)
         if ingress.admin:
             app.include_router(debug_routes(self))
         return app
@@ -96,7 +105,7 @@ class Ingress:
         if context.rank is not None and context.rank.rank != 0:
             return None
         first = self.models[self._config.models[0].name]
-        return asyncio.create_task(announce(context.app_name, first.name, first.pooling is not None))
+        return asyncio.create_task(announce(context.app_name, first.name, first.pooling is not None, self._needs_key))
 
     async def generate(
         self, model: str, request: EngineRequest, route: RouteInfo | None = None

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from app.cli import main
+from app.cli.server_options import KEY_VARIABLES
 from benchmarks.serve_process import free_port
 
 
@@ -37,7 +38,8 @@ def manta(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setenv("RAY_ADDRESS", "local")
     for name in ("RAY_SERVE_HAPROXY_STATS_PORT", "RAY_SERVE_HAPROXY_METRICS_PORT"):  # a server may run beside the tests
         monkeypatch.setenv(name, str(free_port()))
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    for name in KEY_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
 
     def run(*argv: object) -> Done:
         capsys.readouterr()

@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import json
 import math
-import os
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,6 +18,7 @@ from app.cli.bench.metrics import METRICS, calculate, output_tokens, parse_goodp
 from app.cli.bench.workload import Shape, Work, arrival_times, random_work, read_work, token_source
 from app.cli.command import Command, CommandError
 from app.cli.numbers import at_least, between, positive
+from app.cli.server_options import add_server, server_given
 from app.cli.server_queries import choose_model
 from app.cli.stream_client import Server
 from app.errors import ConfigError
@@ -30,9 +30,7 @@ TITLES = {"ttft": "time to first token", "tpot": "time per output token", "itl":
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Server, load, lengths, what to report."""
     server = parser.add_argument_group("server")
-    server.add_argument("--url", default="http://127.0.0.1:8000", help="(default: %(default)s)")
-    server.add_argument("--api-key", default=os.environ.get("OPENAI_API_KEY"), help="(default: OPENAI_API_KEY)")
-    server.add_argument("--model", help="name of the model (default: the server's first)")
+    add_server(server)
     server.add_argument("--endpoint", choices=list(PATHS), default="completions", help="(default: %(default)s)")
 
     load = parser.add_argument_group("load")
@@ -70,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure, print a table, write JSON; 1 when a request failed."""
     percentiles, goodput, extra = _percentiles(args.percentiles), parse_goodput(args.goodput), _extra(args)
-    server = Server(args.url, args.api_key)
+    server = server_given(args)
     model = choose_model(server, args.model)
     rng = np.random.default_rng(args.seed)
     warm, work = _work(args, server, model, rng)
