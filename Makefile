@@ -8,6 +8,8 @@ export RAY_USAGE_STATS_ENABLED := 0
 export RAY_AUTH_MODE ?= token
 # Ray runs workers at nice 15, where any other process of the machine starves a server.
 export RAY_worker_niceness ?= 0
+# Ray starts a worker for every core at once; none of ours fits them, and they take the time of those that do.
+export RAY_prestart_worker_first_driver ?= 0
 
 .PHONY: help setup setup-dev serve test lint bench loadtest acceptance clean
 .DEFAULT_GOAL := help

@@ -100,6 +100,7 @@ class ServeProcess:
             **os.environ,
             "RAY_TMPDIR": str(self.tmp / "ray"),
             "RAY_worker_niceness": "0",  # as under `make serve`
+            "RAY_prestart_worker_first_driver": "0",
             "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
         }
         env.pop("RAY_ADDRESS", None)
