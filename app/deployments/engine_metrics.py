@@ -81,4 +81,10 @@ class EngineMetrics:
         recorder.set("vllm:generation_tokens_total", stats.generation_tokens_total)
         recorder.set("vllm:prefix_cache_queries_total", stats.prefix_cache_queries_total)
         recorder.set("vllm:prefix_cache_hits_total", stats.prefix_cache_hits_total)
+        if (tier := stats.kv_connector) is not None:
+            recorder.set("vllm:external_prefix_cache_queries_total", tier.query_tokens_total)
+            recorder.set("vllm:external_prefix_cache_hits_total", tier.hit_tokens_total)
+            recorder.set("manta:kv_host_usage_perc", tier.usage)
+            recorder.set("manta:kv_host_stored_bytes_total", tier.stored_blocks_total * tier.block_bytes)
+            recorder.set("manta:kv_host_loaded_bytes_total", tier.loaded_blocks_total * tier.block_bytes)
         return recorder.snapshot()

@@ -97,7 +97,8 @@ class KVCacheManager:
         if wanted and self.connector is not None:
             self.connector.load(wanted, taken[: len(wanted)])
         if self.connector is not None and not request.skips_cache_read:
-            self.connector.looked_up((request.num_tokens - 1) // self.block_size - len(prefix), num_loads)
+            wanted_blocks = (request.num_tokens - 1) // self.block_size - len(prefix)
+            self.connector.looked_up(wanted_blocks * self.block_size, num_loads * self.block_size)
         request.block_ids = prefix + taken
         request.num_published_blocks = len(prefix)
         for block_hash in request.block_hashes[len(prefix) :]:

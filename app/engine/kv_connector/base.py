@@ -17,15 +17,21 @@ from app.engine.step import KVTransfers
 
 @dataclass(slots=True, frozen=True)
 class ConnectorStats:
-    """A connector at a moment; totals count blocks from its start."""
+    """A connector at a moment; totals count from its start."""
 
     num_blocks: int
     num_cached_blocks: int
     block_bytes: int  # of one block, over all workers
-    queries_total: int  # looked up by admitted requests, after what the device held
-    hits_total: int  # of those, loaded
-    stored_total: int
-    dropped_total: int  # given up to make room
+    query_tokens_total: int  # looked up by requests that got a row, after what the device held
+    hit_tokens_total: int  # of those, loaded
+    loaded_blocks_total: int
+    stored_blocks_total: int
+    dropped_blocks_total: int  # given up to make room
+
+    @property
+    def usage(self) -> float:
+        """Share of the blocks that hold something, 0 to 1."""
+        return self.num_cached_blocks / self.num_blocks
 
 
 class KVConnector(ABC):
@@ -52,8 +58,8 @@ class KVConnector(ABC):
         """These device blocks lose their contents with the next letter, which may store them first."""
 
     @abstractmethod
-    def looked_up(self, num_blocks: int, num_hits: int) -> None:
-        """A request was admitted that wanted `num_blocks` blocks more than the device had, and got `num_hits`."""
+    def looked_up(self, num_tokens: int, num_hit_tokens: int) -> None:
+        """A request got a row that wanted so many tokens more than the device had, and loads so many of them."""
 
     @abstractmethod
     def take_transfers(self) -> KVTransfers | None:

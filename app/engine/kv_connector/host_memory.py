@@ -30,7 +30,8 @@ class HostMemory(KVConnector):
         self._held: set[bytes] = set()  # until the next letter
         self._stores: dict[int, int] = {}  # slot -> device block, in the next letter
         self._loads: list[tuple[int, int]] = []  # (slot, device block), in the next letter
-        self._num_queries = self._num_hits = self._num_stored = self._num_dropped = 0
+        self._query_tokens = self._hit_tokens = 0
+        self._num_loaded = self._num_stored = self._num_dropped = 0
 
     def match(self, hashes: Sequence[bytes]) -> int:
         """See KVConnector."""
@@ -65,7 +66,6 @@ class HostMemory(KVConnector):
             self._slots[block_hash] = slot
             self._stores[slot] = block
             stored[block_hash] = None
-        self._num_stored += len(stored)
         if self._sink is not None and removed:
             self._sink.removed(removed, "host")
         if self._sink is not None and stored:
@@ -83,10 +83,10 @@ class HostMemory(KVConnector):
         self._num_dropped += 1
         return self._slots.pop(victim)
 
-    def looked_up(self, num_blocks: int, num_hits: int) -> None:
+    def looked_up(self, num_tokens: int, num_hit_tokens: int) -> None:
         """See KVConnector."""
-        self._num_queries += num_blocks
-        self._num_hits += num_hits
+        self._query_tokens += num_tokens
+        self._hit_tokens += num_hit_tokens
 
     def take_transfers(self) -> KVTransfers | None:
         """See KVConnector."""
@@ -95,6 +95,8 @@ class HostMemory(KVConnector):
             return None
         stores, self._stores = self._stores, {}
         loads, self._loads = np.array(self._loads, np.int32).reshape(-1, 2), []
+        self._num_stored += len(stores)
+        self._num_loaded += len(loads)
         return KVTransfers(
             np.array(list(stores.values()), np.int32), np.array(list(stores), np.int32), loads[:, 0], loads[:, 1]
         )
@@ -105,8 +107,9 @@ class HostMemory(KVConnector):
             self.num_blocks,
             len(self._slots),
             self._block_bytes,
-            self._num_queries,
-            self._num_hits,
+            self._query_tokens,
+            self._hit_tokens,
+            self._num_loaded,
             self._num_stored,
             self._num_dropped,
         )
