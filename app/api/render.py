@@ -120,7 +120,7 @@ def engine_requests(
     ours, where it has a word of its own. Structured outputs begin after the tokens `end_of_thought`, if there are any.
     """
     check_limits(params, limits, names)
-    _check_number(len(prompts), params.n, limits, names)
+    check_number(len(prompts), params.n, limits, names)
     _check_token_ids(params, model)
     params = with_tokenizer_eos(params, model.tokenizer, model.info.eos_token_ids)
     bad_words = bad_words_token_ids(params.bad_words, model.tokenizer)
@@ -183,7 +183,8 @@ def max_tokens(
 def check_limits(params: SamplingParams, limits: RequestLimits, names: Mapping[str, str] = _OWN_NAMES) -> None:
     """Refuse what exceeds the server's limits for one request."""
     if params.n > limits.max_n:
-        raise InvalidRequestError(f"n={params.n} is more than the {limits.max_n} choices allowed", param="n")
+        field = names.get("n", "n")
+        raise InvalidRequestError(f"{field}={params.n} is more than the {limits.max_n} choices allowed", param=field)
     if len(params.stop) > limits.max_stop:
         field = names.get("stop", "stop")
         raise InvalidRequestError(f"{len(params.stop)} stop strings; at most {limits.max_stop}", param=field)
@@ -199,13 +200,13 @@ def check_limits(params: SamplingParams, limits: RequestLimits, names: Mapping[s
             raise InvalidRequestError(f"{field}={wanted}: at most {limits.max_logprobs} a token", param=field)
 
 
-def _check_number(num_prompts: int, n: int, limits: RequestLimits, names: Mapping[str, str]) -> None:
+def check_number(num_prompts: int, n: int, limits: RequestLimits, names: Mapping[str, str]) -> None:
     """Each choice is a request of its own to the engine: more than may be in flight here could never be served."""
-    most = limits.max_waiting_requests
+    most, field = limits.max_waiting_requests, names.get("n", "n")
     if num_prompts * n > most:
         raise InvalidRequestError(
-            f"{num_prompts} prompts with n={n} are {num_prompts * n} choices; at most {most} in one request",
-            param="n" if num_prompts <= most else names.get("prompt", "prompt"),
+            f"{num_prompts} prompts with {field}={n} are {num_prompts * n} choices; at most {most} in one request",
+            param=field if num_prompts <= most else names.get("prompt", "prompt"),
         )
 
 

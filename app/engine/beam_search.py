@@ -161,5 +161,6 @@ class BeamSearch:
 def as_output(request_id: str, beam: Beam, search: BeamSearch, eos_token_ids: Sequence[int]) -> EngineOutput:
     """A finished beam as an engine that generated it would have reported it, all at once."""
     last = beam.token_ids[-1]
-    stop_reason = last if beam.finish_reason == "stop" and last not in eos_token_ids else None
+    is_eos = last in eos_token_ids and not search.params.ignore_eos
+    stop_reason = last if beam.finish_reason == "stop" and not is_eos else None
     return EngineOutput(request_id, beam.token_ids, beam.finish_reason, stop_reason, logprobs=beam.logprobs)

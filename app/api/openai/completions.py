@@ -16,6 +16,7 @@ from app.api.openai.generation import open_stream, response_headers
 from app.api.openai.head import ResponseHead, usage
 from app.api.openai.logprobs import completion_logprobs, prompt_logprobs
 from app.api.openai.protocol import CompletionRequest
+from app.api.openai.ranking import best_choices
 from app.api.render import Prompt, encode_all, find_model, truncate
 from app.api.sse import EventStreamResponse
 from app.config import RequestLimits
@@ -41,7 +42,9 @@ def completion_routes(client: EngineClient, limits: RequestLimits) -> APIRouter:
             wishes = StreamWishes(body.include_usage, body.continuous_usage, has_logprobs, body.return_token_ids)
             form = CompletionChunks(head, stream.choices, model.tokenizer, wishes, echoes, hides_output)
             return EventStreamResponse(stream, form)
-        choices = [_choice(entry, echoes, body, model) for entry in await collect(stream)]
+        collected = await collect(stream)
+        shown = best_choices(collected, body.n) if body.must_rank else collected
+        choices = [_choice(entry, echoes, body, model) for entry in shown]
         answer = head.fields("text_completion") | {"choices": choices, "usage": usage(stream.choices, not hides_output)}
         return JSONResponse(answer, headers=response_headers(stream))
 

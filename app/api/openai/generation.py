@@ -7,8 +7,10 @@ from typing import Any
 
 from starlette.requests import Request
 
+from app.api.beam_search import BeamSearchClient
 from app.api.engine_client import EngineClient, ServedModel
 from app.api.events import Choice, EventStream
+from app.api.openai.beam_fields import beam_search_params
 from app.api.openai.head import ResponseHead
 from app.api.openai.protocol import GenerationBody
 from app.api.render import Prompt, engine_requests, must_generate, sampling_params
@@ -60,6 +62,8 @@ def open_stream(
         )
         for i, own in enumerate(requests)
     ]
+    if body.use_beam_search:
+        client = BeamSearchClient(client, beam_search_params(body, limits, len(prompts), params))
     return EventStream(client, model.name, choices, request.receive, body.field_names(), _session(request, body))
 
 

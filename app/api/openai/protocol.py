@@ -11,11 +11,13 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from app.api.openai.closed import Closed
+from app.api.openai.beam_fields import check_beam_fields
+from app.api.openai.closed import Closed, FirstFault
 from app.api.openai.messages import ChatMessage, ChatOptions
 from app.api.openai.response_format import ResponseFormat
 from app.api.openai.tools import AllowedTools, NamedTool, Tool, ToolChoice
 from app.api.parsers.answer import Offer, ToolMode, schema_of
+from app.engine.beam_search import EarlyStopping
 from app.engine.sampling_params import SamplingParams
 from app.errors import InvalidRequestError, UnsupportedError
 
@@ -36,8 +38,6 @@ class StreamOptions(Closed):
 
 
 REFUSED_EVERYWHERE = {
-    "use_beam_search": "beam search is not supported",
-    "length_penalty": "beam search is not supported",
     **{f"guided_{kind}": f"removed; use structured_outputs.{kind}" for kind in ("json", "regex", "choice", "grammar")},
     "guided_decoding_backend": "there is one backend",
     "guided_whitespace_pattern": "removed; use structured_outputs.whitespace_pattern",
@@ -45,7 +45,7 @@ REFUSED_EVERYWHERE = {
 }
 
 
-class GenerationBody(SamplingParams):
+class GenerationBody(FirstFault, SamplingParams):
     """What both ways of asking for text have in common, beyond SamplingParams."""
 
     refused: ClassVar[dict[str, str]] = REFUSED_EVERYWHERE
@@ -63,6 +63,17 @@ class GenerationBody(SamplingParams):
 
     response_format: ResponseFormat | None = Field(
         None, description="text, json_object, json_schema or structural_tag; excludes structured_outputs."
+    )
+    use_beam_search: bool = Field(
+        False, description="The n best beams of a search instead of samples; not with stream or what would sample."
+    )
+    length_penalty: float = Field(
+        1.0, ge=-10.0, le=10.0, description="Beams are ranked by logprob / tokens ** this; above 0 favours long ones."
+    )
+    early_stopping: EarlyStopping = Field(
+        False,
+        description="Beams: true ends once enough have finished, false when no other looks better at its present "
+        'length, "never" when none can become better.',
     )
     user: str | None = Field(None, description="Accepted; changes nothing.")
 
@@ -87,7 +98,13 @@ class GenerationBody(SamplingParams):
             raise UnsupportedError("prompt_logprobs is not available with stream=true", param="prompt_logprobs")
         if self.response_format is not None and self.structured_outputs is not None:
             raise InvalidRequestError("excludes structured_outputs", param="response_format")
+        check_beam_fields(self)
         return self
+
+    @property
+    def beam_width(self) -> int | None:
+        """Beams of a search; None without one."""
+        return self.n if self.use_beam_search else None
 
     @property
     def include_usage(self) -> bool:
@@ -278,20 +295,40 @@ class CompletionRequest(GenerationBody):
     prompt: PromptField = Field(description="A text, token ids, or a list of either.")
     max_tokens: int | None = Field(16, ge=0, description="Most tokens to generate; 0 only with echo.")
     echo: bool = Field(False, description="Put the prompt before the completion.")
-    best_of: int | None = Field(None, ge=1, description="Only equal to n.")
+    best_of: int | None = Field(
+        None, ge=1, description="Make so many choices and answer with the n likeliest; the width of a beam search."
+    )
     add_special_tokens: bool = Field(True, description="Add the tokenizer's special tokens, mostly a bos.")
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.best_of is not None and self.best_of != self.n:
-            raise UnsupportedError("best_of other than n is not supported", param="best_of")
+        if self.best_of is not None and self.best_of < self.n:
+            raise InvalidRequestError(f"{self.best_of} is less than n={self.n}", param="best_of")
+        if self.stream and self.best_of not in (None, self.n):
+            raise UnsupportedError("what is best is known at the end: not with stream=true", param="best_of")
         if self.max_tokens == 0 and not self.echo:
             raise InvalidRequestError("max_tokens=0 is only allowed with echo", param="max_tokens")
         return self
 
+    @property
+    def beam_width(self) -> int | None:
+        """Beams of a search; None without one."""
+        return (self.best_of or self.n) if self.use_beam_search else None
+
+    @property
+    def must_rank(self) -> bool:
+        """Whether more choices are made than are shown."""
+        return not self.use_beam_search and self.best_of not in (None, self.n)
+
+    def field_names(self) -> dict[str, str]:
+        """The words for errors: those that the client used."""
+        return super().field_names() | ({"n": "best_of"} if self.best_of not in (None, self.n) else {})
+
     def sampling_fields(self) -> dict[str, Any]:
         """SamplingParams' fields; echo with logprobs scores the prompt, max_tokens=0 costs one unseen token."""
         fields = super().sampling_fields()
+        if self.must_rank:
+            fields |= {"n": self.best_of, "logprobs": self.logprobs or 0}
         if self.echo and self.logprobs is not None:
             fields["prompt_logprobs"] = max(self.logprobs, self.prompt_logprobs or 0)
         if self.max_tokens == 0:

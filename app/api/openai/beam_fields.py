@@ -1,0 +1,56 @@
+"""Which fields go with `use_beam_search`. What would change nothing about a search is refused by name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from app.api.render import check_number
+from app.config import RequestLimits
+from app.engine.beam_search import BeamSearchParams
+from app.engine.sampling_params import SamplingParams
+from app.errors import InvalidRequestError, UnsupportedError
+
+if TYPE_CHECKING:
+    from app.api.openai.protocol import GenerationBody
+
+ONLY_WITH_BEAMS = ("length_penalty", "early_stopping")
+# They sample, or change the logits: a search ranks by the model's own logprobs.
+NOT_WITH_BEAMS = (
+    "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias",
+    "allowed_token_ids", "bad_words", "stop", "structured_outputs",
+)  # fmt: skip
+
+
+def check_beam_fields(body: GenerationBody) -> None:
+    """InvalidRequestError or UnsupportedError for a field that does not go with the search, or not without one."""
+    if not body.use_beam_search:
+        for name in ONLY_WITH_BEAMS:
+            if name in body.model_fields_set:
+                raise InvalidRequestError("is only allowed with use_beam_search=true", param=name)
+        return
+    if body.stream:
+        raise UnsupportedError("the best beam is known at the end: not with stream=true", param="use_beam_search")
+    for name in NOT_WITH_BEAMS:
+        if getattr(body, name) != SamplingParams.model_fields[name].default:
+            raise UnsupportedError("has no place in a beam search", param=name)
+    if body.temperature not in (0.0, 1.0):
+        raise UnsupportedError("a beam search ranks by the model's own logprobs: 0 or 1", param="temperature")
+
+
+def beam_search_params(
+    body: GenerationBody, limits: RequestLimits, num_prompts: int, params: SamplingParams
+) -> BeamSearchParams:
+    """The search that `body` asks for, within the server's limits. `params` are what its choices came to."""
+    names = body.field_names()
+    if params.structured_outputs is not None:  # asked for by a response format or by tools
+        raise UnsupportedError("not with use_beam_search", param=names.get("structured_outputs", "structured_outputs"))
+    width = body.beam_width or 1
+    if width > limits.max_n:
+        field = names.get("n", "n")
+        raise InvalidRequestError(f"{field}={width} is more than the {limits.max_n} beams allowed", param=field)
+    check_number(num_prompts, width, limits, names)
+    return BeamSearchParams(
+        beam_width=width,
+        length_penalty=body.length_penalty,
+        early_stopping=body.early_stopping,
+    )
