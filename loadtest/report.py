@@ -9,7 +9,7 @@ from html import escape
 from loadtest.chart import Line, line_chart
 from loadtest.summary import LatencySummary, LevelSummary
 
-_STYLE = """
+STYLE = """
 :root { color-scheme: light dark; --fg: #1c2430; --dim: #667085; --bg: #fff; --line: #e3e6ea; --bad: #b42318;
   --s0: #2563eb; --s1: #d97706; --s2: #9333ea; --s3: #059669; }
 @media (prefers-color-scheme: dark) { :root { --fg: #e6e9ee; --dim: #98a2b3; --bg: #14181f; --line: #2c333d;
@@ -63,7 +63,7 @@ def html_report(info: SweepInfo, levels: Sequence[Level]) -> str:
     details = "".join(_level_details(info, level, is_open=len(levels) == 1) for level in levels)
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(info.title)}</title>'
-        f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head><body>'
+        f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style></head><body>'
         f"<h1>{escape(info.title)}</h1>{facts}{verdict}"
         f"<h2>Levels</h2>{_level_table(info, levels)}{_notes(info)}"
         + (f'<div class="charts">{"".join(_charts(info, levels))}</div>' if len(levels) > 1 else "")

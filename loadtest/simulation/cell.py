@@ -82,8 +82,9 @@ class Result:
 
     def as_json(self) -> dict[str, Any]:
         """Flat."""
-        fields = asdict(self)
-        return fields.pop("setting") | fields
+        fields: dict[str, Any] = asdict(self)
+        cell: dict[str, Any] = fields.pop("setting")
+        return cell | fields
 
 
 def simulate(setting: Setting, speeds: Speeds | None = None) -> Result:

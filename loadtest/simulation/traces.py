@@ -46,7 +46,8 @@ def _questions(rng: random.Random, num_requests: int, times: Sequence[float]) ->
 def chat(rng: random.Random, num_requests: int, num_replicas: int) -> Trace:
     """Conversations of 2 to 12 turns under one of eight system prompts, with pauses between the turns."""
     systems = [Text().then(rng, 1024) for _ in range(8)]
-    roots, made = [], 0
+    roots: list[SimRequest] = []
+    made = 0
     while made < num_requests:
         turns = rng.randint(2, 12)
         made += turns
@@ -75,7 +76,8 @@ def _conversation(rng: random.Random, text: Text, turns: int, session: str, at: 
 def agents(rng: random.Random, num_requests: int, num_replicas: int) -> Trace:
     """A plan over a long context, four to eight steps at once that continue it, each with one or two steps after it."""
     tools = [Text().then(rng, 2048) for _ in range(16)]
-    roots, made = [], 0
+    roots: list[SimRequest] = []
+    made = 0
     while made < num_requests:
         at, session = rng.random() * 0.95, f"agent-{len(roots)}"
         root = answered(rng, rng.choice(tools).then(rng, rng.randint(1024, 6144)), _outputs(rng), at, session=session)

@@ -3,9 +3,9 @@
     queue    prefill tokens queued there x seconds per prefill token
     prefill  tokens of the prompt that are not cached there x seconds per prefill token; tokens in host memory count
              as a quarter of computed ones, since they come back by a copy
-    decode   expected output tokens x seconds per decode step x half of how full the replica is: the part of a decode
-             step that grows with the batch, for as long as the request decodes
-    eviction its new blocks push out as many others where the cache is full; a tenth of them is expected back
+    decode   expected output tokens x seconds per decode step x a tenth of how full the replica is: the part of a
+             decode step that grows with the batch, for as long as the request decodes
+    eviction its new blocks push out as many others where the cache is full; half of them are expected back
 
 Seconds are measured by the replicas, and told in heartbeats. They are noisy, and a replica that looks slow gets few
 requests to show that it no longer is; so up to a factor of two from the median counts as equal, and of more than that
@@ -27,8 +27,8 @@ from app.deployments.policies.base import NO_MATCHES, Cost, Decision, Matches, R
 from app.deployments.policies.load_table import FloatArray, LoadTable
 
 HOST_CREDIT = 0.75  # of a block in host memory, against one on the device
-EVICTION_WEIGHT = 0.1  # share of evicted blocks that somebody asks for again
-DECODE_GROWTH = 0.5  # of a decode step at a full cache
+EVICTION_WEIGHT = 0.5  # share of evicted blocks that somebody asks for again; tuned with loadtest.simulate
+DECODE_GROWTH = 0.1  # of a decode step at a full cache; more of it tears prefixes apart (docs/routing.md)
 NOISE = 2.0  # times slower or faster than the median that a replica may seem by chance
 MOST_UNEQUAL = 4.0  # times slower or faster than the median that a replica may count as
 OVERLOAD = 2.0  # times the mean number of requests
