@@ -76,7 +76,7 @@ class ReplicaLoad:
         """Share of the KV cache or of the seats that is taken, whichever is greater; above 1 where more waits."""
         report = self.report
         kv_tokens = (report.num_blocks or 1) * report.block_size
-        kv_share = (report.resident_tokens + self.routed_tokens) / kv_tokens
+        kv_share = (report.resident_tokens + self.routed_prefill_tokens) / kv_tokens  # what is cached is there already
         return max(kv_share, self.num_requests / report.max_num_seqs)
 
     @property
