@@ -21,7 +21,7 @@ class StageLink:
     """One rank's ends of the pipeline; with a single stage nothing is sent and nothing comes.
 
     `max_unfinished` sends are kept alive until they are waited for: more than letters can be in flight, so the oldest
-    one has long been received by then.
+    one's step is over by then, and who receives it has done so if it leaves at most `max_unread` behind.
     """
 
     def __init__(
@@ -33,6 +33,11 @@ class StageLink:
         self._device = device
         self._max_unfinished = max_unfinished
         self._unfinished: deque[tuple[dist.Work, torch.Tensor]] = deque()
+
+    @property
+    def max_unread(self) -> int:
+        """Tensors that may be left unread before the next one is sent: with more, the sender would wait for ever."""
+        return self._max_unfinished - 1
 
     @property
     def is_first(self) -> bool:

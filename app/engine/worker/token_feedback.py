@@ -2,7 +2,8 @@
 
 The first stage goes on with other requests while they travel and takes them in, in the order of the steps, only when
 a letter needs one of them: the tokens never pass through the driver, and no stage waits for a step that it could
-still overlap with another.
+still overlap with another. Tokens that nobody needs (the last ones of their requests) are taken in too, once their
+step is older than any that can still be in flight, because the last stage keeps each send until it is received.
 """
 
 from __future__ import annotations
@@ -43,20 +44,16 @@ class TokenFeedback:
             self._expected.append(ExpectedTokens(rows.copy(), lengths.copy()))
 
     def before(self, letter: SchedulerOutput) -> None:
-        """Forget tokens of rows that the letter frees, then wait for those that its step computes with."""
+        """Forget tokens of rows that the letter frees, then wait for those that its step computes with, and for those
+        that the last stage must be rid of."""
         for expected in self._expected:
             expected.rows[np.isin(expected.rows, letter.freed_rows)] = GONE
-        needed = 0
+        needed = max(0, len(self._expected) - self._link.max_unread)
         for number, expected in enumerate(self._expected, start=1):
             if np.isin(expected.rows, letter.rows).any():
-                needed = number
+                needed = max(needed, number)
         for _ in range(needed):
             self._take_in(self._expected.popleft())
-
-    @property
-    def num_expected(self) -> int:
-        """Steps whose tokens have not been taken in."""
-        return len(self._expected)
 
     def _take_in(self, expected: ExpectedTokens) -> None:
         tokens = self._link.receive_tokens(len(expected.rows))

@@ -121,6 +121,8 @@ def generate(config: EngineConfig, executor: Executor, count: int = NUM_PROMPTS)
         greedy = KeepsLogprobs()
         run(core, requests(count, temperature=0.0, logprobs=3), results=greedy)
         drawn = run(core, requests(count, temperature=1.0, top_p=0.9, presence_penalty=0.5, frequency_penalty=0.3))
+        single = run(core, requests(20, temperature=0.0, max_tokens=1))  # the stages never need these tokens again
+        assert all(single.tokens[name] == greedy.tokens[name][:1] for name in single.tokens)
         assert_idle(core)
         stats = core.stats()
         assert stats.preemptions_total > 0, "nothing was preempted"
