@@ -50,6 +50,24 @@ def test_several_models(run_example: RunExample, server: ServeProcess) -> None:
     assert "9" in lines[0]
 
 
+def test_anthropic_client(run_example: RunExample, server: ServeProcess) -> None:
+    answer, count, call, told = run_example("anthropic_client", server.base_url).splitlines()
+    assert "= 42" in answer
+    assert re.search(r" \d+ tokens$", answer)
+    assert ", ".join(map(str, range(1, 21))) in count
+    assert call == "get_weather({'city': 'Paris'})"
+    assert "21" in told
+
+
+def test_responses_client(run_example: RunExample, server: ServeProcess) -> None:
+    first, second, count, usage, end = run_example("responses_client", server.base_url).splitlines()
+    assert first.startswith("1: ")
+    assert "Ada" in second  # which the second request does not say: the server kept it
+    assert ", ".join(map(str, range(1, 21))) in count
+    assert re.fullmatch(r"\d+ tokens in, \d+ out", usage)
+    assert end == "forgotten"
+
+
 @pytest.mark.skipif(importlib.util.find_spec("gradio") is not None, reason="Gradio is installed")
 def test_gradio_missing_is_said(run_example: RunExample) -> None:
     assert "pip install gradio" in run_example("gradio_chat", expected_status=1)
