@@ -6,6 +6,7 @@ returns the outputs of the steps before; a `flush` letter returns everything (I2
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections import deque
 from functools import partial
@@ -134,9 +135,12 @@ class Worker:
             self._transfer.close()
             self._transfer = None
         self._pending.clear()
+        if isinstance(self._runner, ModelRunner):
+            self._runner.decode = None  # it refers back to the runner: together they would outlive this call
         self._runner = None
         leave_groups()
         if self._device.type == "cuda":
+            gc.collect()
             torch.cuda.empty_cache()
 
     def _join_groups(self, dtype: torch.dtype) -> tuple[ParallelGroups, str]:

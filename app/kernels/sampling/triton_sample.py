@@ -319,7 +319,8 @@ def sample_tokens(
     logprobs = torch.empty(num_rows, dtype=torch.float32, device=device)
     if num_rows == 0:
         return token_ids, logprobs
-    floats = torch.empty(3, num_rows, num_tiles, dtype=torch.float32, device=device)
+    # Three tensors and not one: parts of one start at addresses for which Triton compiles the kernels once more.
+    maxima, sums, best = (torch.empty(num_rows, num_tiles, dtype=torch.float32, device=device) for _ in range(3))
     best_token = torch.empty(num_rows, num_tiles, dtype=torch.int32, device=device)
     counts = torch.empty(num_rows, num_tiles, _NUM_CUTS.value + 1, dtype=torch.int32, device=device)
     masses = torch.empty(num_rows, num_tiles, _NUM_CUTS.value + 1, dtype=torch.float32, device=device)
@@ -328,7 +329,6 @@ def sample_tokens(
     found_token = torch.empty(num_rows, capacity, dtype=torch.int32, device=device)
     rows = (logits, temperature, top_k, top_p, min_p)
     draw = (keys.contiguous(), positions.contiguous())
-    maxima, sums, best = floats.unbind(0)
     shape = (logits.stride(0), vocab_size)
     tiles = {"BN": _TILE, "BT": triton.next_power_of_2(num_tiles), "num_warps": 4}
     grid = (num_rows, num_tiles)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from app.engine.worker.cuda_graphs import graph_sizes
 from app.engine.worker.decode_inputs import DecodeInputs
 from app.engine.worker.decode_step import DecodeStep
 from app.engine.worker.graph_setup import GraphSetup, refusal
+from app.engine.worker.model_runner import ModelRunner
 from app.engine.worker.row_state import RowState
 from app.errors import ConfigError
 from tests.engine.worker_driver import Driver, Run, greedy
@@ -240,3 +243,22 @@ def test_a_failed_capture_goes_on_without(directory: Path, monkeypatch: pytest.M
     forced = GraphSetup(EngineConfig(cuda_graphs="on"), runner, torch.float32, torch.device("cpu"))
     with pytest.raises(ConfigError, match="capture failed"):
         forced.reserve()
+
+
+def test_shutdown_frees_a_worker_with_static_steps(directory: Path) -> None:
+    """At once: the next engine of the process counts the free memory of the device before a collector runs."""
+    driver = Driver(str(directory), num_blocks=8)
+    runner = driver.worker._runner
+    assert isinstance(runner, ModelRunner)
+    runner.decode = runner.static_step([1, 2], torch.float32)
+    gone = weakref.ref(runner)
+    cache = weakref.ref(runner.kv_caches[0])
+    del runner
+    gc.collect()
+    gc.disable()
+    try:
+        driver.worker.shutdown()
+        assert gone() is None
+        assert cache() is None
+    finally:
+        gc.enable()
