@@ -22,6 +22,7 @@ COMMANDS: Registry[Command] = Registry(
         "chat": "app.cli.chat:COMMAND",
         "generate": "app.cli.generate:COMMAND",
         "run": "app.cli.run:COMMAND",
+        "run-batch": "app.cli.batch.command:COMMAND",
         "bench": "app.cli.bench.command:COMMAND",
         "config": "app.cli.config:COMMAND",
         "collect-env": "app.cli.collect_env:COMMAND",

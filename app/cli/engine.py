@@ -35,14 +35,20 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
     add_options(parser, "engine options", ENGINE_OPTIONS)
 
 
-def start_llm(args: argparse.Namespace) -> LLM:
-    """Check first, then load. Errors are those of the preflight and of LLM, one line each."""
+def offline_config(args: argparse.Namespace) -> EngineConfig:
+    """The engine that was asked for, checked against this machine. Errors are those of the preflight."""
     values = {("model",): args.model, **given(args, ENGINE_OPTIONS)}
     sizes = [values.get((f"{kind}_parallel_size",), 1) for kind in ("tensor", "pipeline")]
     values["executor",] = "in_process" if sizes == [1, 1] else "local_processes"
     config = build(EngineConfig, values, ENGINE_OPTIONS)
     check_offline(config, this_machine())
     logging.getLogger("app").setLevel(logging.WARNING)
+    return config
+
+
+def start_llm(args: argparse.Namespace) -> LLM:
+    """Check first, then load. Errors are those of the preflight and of LLM, one line each."""
+    config = offline_config(args)
     from app.llm import LLM
 
     options = config.model_dump(exclude_unset=True)

@@ -1,0 +1,90 @@
+"""`manta run-batch IN OUT`: a file of requests in OpenAI's batch format, through a server or without one."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from pathlib import Path
+
+from tqdm import tqdm
+
+from app.cli.batch.lines import Results, read_requests
+from app.cli.batch.runner import Runner, Summary
+from app.cli.batch.transport import HttpTransport, Transport
+from app.cli.command import Command
+from app.cli.engine import ENGINE_OPTIONS, add_engine, offline_config
+from app.cli.options import given
+from app.cli.server_options import server_given
+from app.errors import ConfigError
+
+MAX_CONCURRENCY = 1024
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Files, where to send them, model and engine."""
+    parser.add_argument("input", metavar="IN.jsonl", type=Path, help="one request a line: custom_id, method, url, body")
+    parser.add_argument(
+        "output", metavar="OUT.jsonl", type=Path,
+        help="one result a line; requests whose results are there already are not sent again",
+    )  # fmt: skip
+    parser.add_argument("--url", help="send them to this server, instead of loading the model here")
+    parser.add_argument("--api-key", metavar="KEY", help="the server's key (default: of the environment); with --url")
+    parser.add_argument("--concurrency", type=int, default=64, metavar="N", help="at a time (default: %(default)s)")
+    parser.add_argument(
+        "--retries", type=int, default=10, metavar="N",
+        help="attempts after the first while a server is full or away, then the run ends (default: %(default)s)",
+    )  # fmt: skip
+    add_engine(parser)
+    parser.set_defaults(defaults={name: parser.get_default(name) for name in ("model", "chat_template")})
+
+
+def run(args: argparse.Namespace) -> int:
+    """1 when any line failed; its reason is in the output."""
+    if not 1 <= args.concurrency <= MAX_CONCURRENCY:
+        raise ConfigError(f"--concurrency: from 1 to {MAX_CONCURRENCY}")
+    if args.retries < 0:
+        raise ConfigError("--retries: at least 0")
+    if args.input.resolve() == args.output.resolve():
+        raise ConfigError("OUT.jsonl is IN.jsonl")
+    total = sum(1 for _ in read_requests(args.input))  # before a model is loaded
+    with Results.open(args.output) as results:
+        if len(results) >= total:  # nothing is left to do
+            summary = Summary(num_skipped=total)
+        else:
+            summary = _run(args, results, total)
+    print(f"{summary.num_done} done, {summary.num_failed} failed, {summary.num_skipped} had results", file=sys.stderr)
+    return 1 if summary.num_failed else 0
+
+
+def _run(args: argparse.Namespace, results: Results, total: int) -> Summary:
+    transport = _transport(args)
+    try:
+        with tqdm(total=total, unit="request", disable=not sys.stderr.isatty()) as bar:
+
+            async def go() -> Summary:
+                runner = Runner(transport, results, args.concurrency, args.retries, bar.update)
+                return await runner.run(read_requests(args.input))
+
+            return asyncio.run(go())
+    finally:
+        transport.close()
+
+
+def _transport(args: argparse.Namespace) -> Transport:
+    if args.url is not None:
+        mine = [option.flag for option in ENGINE_OPTIONS if option.path in given(args, ENGINE_OPTIONS)]
+        for name in ("model", "chat_template"):
+            if getattr(args, name) != args.defaults[name]:
+                mine.append("--" + name.replace("_", "-"))
+        if mine:
+            raise ConfigError(f"{mine[0]} is the server's own matter: not with --url")
+        return HttpTransport(server_given(args))
+    if args.api_key is not None:
+        raise ConfigError("--api-key is only for a server: give its --url")
+    from app.cli.batch.local_engine import local_transport
+
+    return local_transport(offline_config(args), args.chat_template)
+
+
+COMMAND = Command("answer a file of requests in OpenAI's batch format", add_arguments, run)

@@ -1,0 +1,180 @@
+"""The two files of a batch: requests in, one JSON object a line; results out, in the order in which they came.
+
+A result is written with one call and never changed, so after a kill only the last line can be cut. It is taken off
+when the file is opened again; the requests whose results are there are not sent again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from app.errors import ConfigError
+
+URLS = frozenset(
+    {
+        "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/embeddings",
+        "/v1/score", "/score", "/v1/rerank", "/rerank", "/v2/rerank", "/classify", "/pooling",
+    }
+)  # fmt: skip
+_FIELDS = ("custom_id", "method", "url", "body")
+_BEGINNING = b'{"id": "batch_req_'
+
+
+@dataclass(slots=True, frozen=True)
+class BatchRequest:
+    """One line of the input."""
+
+    number: int  # from 1
+    custom_id: str
+    url: str
+    body: dict[str, Any]
+
+
+@dataclass(slots=True, frozen=True)
+class BadLine:
+    """A line that is no request."""
+
+    number: int
+    custom_id: str | None
+    message: str
+
+
+def read_requests(path: Path) -> Iterator[BatchRequest | BadLine]:
+    """The lines of a batch, one at a time; empty ones do not count. ConfigError when the file cannot be read."""
+    seen: set[str] = set()
+    try:
+        with path.open("rb") as file:
+            for number, raw in enumerate(file, 1):
+                if raw.strip():
+                    line = _parse(number, raw)
+                    if isinstance(line, BatchRequest):
+                        if line.custom_id in seen:
+                            line = BadLine(number, line.custom_id, f"custom_id {line.custom_id!r} is there twice")
+                        else:
+                            seen.add(line.custom_id)
+                    yield line
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+
+
+def _parse(number: int, raw: bytes) -> BatchRequest | BadLine:
+    try:
+        entry = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        return BadLine(number, None, f"no JSON: {error}")
+    if not isinstance(entry, dict):
+        return BadLine(number, None, "not a JSON object")
+    custom_id = entry.get("custom_id")
+    if not isinstance(custom_id, str) or not custom_id:
+        return BadLine(number, None, "custom_id: expected a text that is not empty")
+    fault = _fault(entry)
+    if fault is not None:
+        return BadLine(number, custom_id, fault)
+    return BatchRequest(number, custom_id, entry["url"], entry["body"])
+
+
+def _fault(entry: dict[str, Any]) -> str | None:
+    """What is wrong with a request, if anything."""
+    unknown = sorted(set(entry) - set(_FIELDS))
+    if unknown:
+        return f"{unknown[0]}: unknown field; a line has {', '.join(_FIELDS)}"
+    if entry.get("method") != "POST":
+        return "method: only POST"
+    if entry.get("url") not in URLS:
+        return f"url: expected one of {', '.join(sorted(URLS))}"
+    if not isinstance(entry.get("body"), dict):
+        return "body: expected a JSON object"
+    return "body.stream: a batch has no streams" if entry["body"].get("stream") else None
+
+
+@dataclass(slots=True)
+class Results:
+    """The file of results, open to be added to. Use as `with Results.open(path) as results`."""
+
+    _descriptor: int
+    _custom_ids: set[str] = field(default_factory=set)  # of requests that have a result
+    _bad_lines: set[int] = field(default_factory=set)  # numbers of the bad lines that have one
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """What is there stays, except a last line that was cut. ConfigError when it is no file of results, or when
+        another run has it open.
+        """
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            results = cls(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644))
+        except OSError as error:
+            raise ConfigError(f"{path}: {error.strerror}") from None
+        try:
+            results._take_up(path)
+        except BaseException:
+            os.close(results._descriptor)
+            raise
+        return results
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._descriptor)
+
+    def __len__(self) -> int:
+        return len(self._custom_ids) + len(self._bad_lines)
+
+    def has(self, line: BatchRequest | BadLine) -> bool:
+        """Whether a line of the input needs nothing more."""
+        return line.number in self._bad_lines if isinstance(line, BadLine) else line.custom_id in self._custom_ids
+
+    def add_answer(self, request: BatchRequest, status: int, request_id: str, body: Any) -> None:
+        """What the server said, good or bad."""
+        self._custom_ids.add(request.custom_id)
+        response = {"status_code": status, "request_id": request_id, "body": body}
+        self._write({"custom_id": request.custom_id, "response": response, "error": None})
+
+    def add_fault(self, line: BadLine) -> None:
+        """A line that was never sent."""
+        self._bad_lines.add(line.number)
+        error = {"code": "invalid_line", "message": f"line {line.number}: {line.message}", "line": line.number}
+        self._write({"custom_id": line.custom_id, "response": None, "error": error})
+
+    def _write(self, fields: dict[str, Any]) -> None:
+        line = json.dumps({"id": f"batch_req_{uuid.uuid4().hex}", **fields}, ensure_ascii=False) + "\n"
+        rest = memoryview(line.encode("utf-8", "surrogatepass"))
+        while rest:
+            rest = rest[os.write(self._descriptor, rest) :]
+
+    def _take_up(self, path: Path) -> None:
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ConfigError(f"{path}: another run is writing it") from None
+        end = 0
+        with path.open("rb") as file:
+            for number, raw in enumerate(file, 1):
+                whole = raw.endswith(b"\n")
+                if not raw.startswith(_BEGINNING) and not (not whole and _BEGINNING.startswith(raw)):
+                    raise ConfigError(f"{path}: line {number} is no result of a batch; give another file")
+                if whole:
+                    self._remember(raw, f"{path}: line {number}")
+                    end += len(raw)
+        os.ftruncate(self._descriptor, end)
+
+    def _remember(self, raw: bytes, where: str) -> None:
+        try:
+            entry = json.loads(raw)
+            if entry["error"] is None:
+                self._custom_ids.add(str(entry["custom_id"]))
+            else:
+                self._bad_lines.add(int(entry["error"]["line"]))
+        except (ValueError, KeyError, TypeError):
+            raise ConfigError(f"{where} is no result of a batch; give another file") from None

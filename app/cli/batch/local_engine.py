@@ -1,0 +1,81 @@
+"""The server's application over an engine in this process, without Ray: the same answers as from a server."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+from app.api.app import create_app
+from app.api.auth import ApiKeys
+from app.api.engine_client import RouteInfo
+from app.cli.batch.transport import AsgiTransport
+from app.config import EngineConfig, IngressConfig, ModelConfig, RequestLimits
+from app.deployments.served_models import load_served_model
+from app.engine.outputs import EngineOutput
+from app.engine.request import EngineRequest
+from app.errors import EngineDeadError
+
+
+class LocalEngine:
+    """EngineClient over one AsyncEngine, served under the last part of its directory's name and as it was given."""
+
+    def __init__(self, config: EngineConfig, chat_template: str | None) -> None:
+        from app.engine.async_engine import AsyncEngine
+        from app.engine.core import EngineCore
+        from app.engine.executor import create_executor
+
+        name = Path(config.model).name or config.model
+        aliases = (config.model,) if config.model != name else ()
+        model = load_served_model(ModelConfig(name=name, aliases=aliases, engine=config, chat_template=chat_template))
+        self.models = dict.fromkeys((name, *aliases), model)
+        self._queues: dict[str, tuple[asyncio.AbstractEventLoop, asyncio.Queue[EngineOutput]]] = {}
+        core = EngineCore(config, model.info, create_executor(config), secrets.token_bytes(32))
+        self.engine = AsyncEngine(core, self._deliver, lambda error: None)
+        worker = self.engine.start()
+        model.max_kv_tokens = worker.num_blocks * config.block_size
+
+    def _deliver(self, outputs: list[EngineOutput]) -> None:
+        for output in outputs:
+            found = self._queues.get(output.request_id)
+            if found is not None:
+                loop, queue = found
+                loop.call_soon_threadsafe(queue.put_nowait, output)
+
+    async def generate(
+        self, model: str, request: EngineRequest, route: RouteInfo | None = None
+    ) -> AsyncGenerator[EngineOutput, None]:
+        """See EngineClient."""
+        queue: asyncio.Queue[EngineOutput] = asyncio.Queue()
+        self._queues[request.request_id] = asyncio.get_running_loop(), queue
+        finished = False
+        try:
+            self.engine.add_request(request)
+            while not finished:
+                output = await queue.get()
+                finished = output.finish_reason is not None
+                if output.finish_reason == "abort":
+                    raise EngineDeadError("the engine is shutting down")
+                yield output
+        finally:
+            del self._queues[request.request_id]
+            if not finished:
+                self.engine.abort([request.request_id])
+
+    async def is_healthy(self) -> bool:
+        """See EngineClient."""
+        self.engine.check_health()
+        return True
+
+    async def metrics_text(self) -> str:
+        """See EngineClient."""
+        return ""
+
+
+def local_transport(config: EngineConfig, chat_template: str | None) -> AsgiTransport:
+    """Loads the model. CheckpointError and ConfigError are those of the engine."""
+    client = LocalEngine(config, chat_template)
+    # Whoever runs this has the machine: no key is asked for, whatever the environment holds.
+    app = create_app(client, RequestLimits(), IngressConfig(), ApiKeys())
+    return AsgiTransport(app, client.engine.check_health, client.engine.shutdown)

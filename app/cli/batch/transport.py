@@ -1,0 +1,154 @@
+"""Where the requests of a batch go: to a server, or to an application in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from starlette.types import ASGIApp, Message, Scope
+
+from app.cli.stream_client import Server
+
+TIMEOUT_S = 6 * 3600.0
+
+
+class UnreachableError(Exception):
+    """No answer came; the request may be sent again."""
+
+
+@dataclass(slots=True, frozen=True)
+class Answer:
+    """What came back."""
+
+    status: int
+    body: Any  # JSON, or the text where it is none
+    request_id: str = ""
+    retry_after_s: float | None = None
+
+    @classmethod
+    def of(cls, status: int, headers: dict[str, str], raw: bytes) -> Answer:
+        """An answer as it was on the wire; `headers` have names in lower case."""
+        try:
+            body = json.loads(raw)
+        except ValueError:
+            body = raw.decode("utf-8", "replace")
+        after = headers.get("retry-after", "")
+        return cls(status, body, headers.get("x-request-id", ""), float(after) if after.isdigit() else None)
+
+
+class Transport(Protocol):
+    """Somewhere to post JSON to."""
+
+    async def post(self, path: str, body: dict[str, Any]) -> Answer:
+        """The answer, whatever its status. UnreachableError when there is none."""
+        ...
+
+    def close(self) -> None:
+        """Let go of threads and engines."""
+        ...
+
+
+class HttpTransport:
+    """A server; one thread for each request under way, which nobody waits for when the run is interrupted."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    async def post(self, path: str, body: dict[str, Any]) -> Answer:
+        """See Transport."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Answer] = loop.create_future()
+
+        def settle(answer: Answer | None, error: UnreachableError | None) -> None:
+            if future.cancelled():
+                return
+            if answer is not None:
+                future.set_result(answer)
+            elif error is not None:
+                future.set_exception(error)
+
+        def work() -> None:
+            answer, failure = None, None
+            try:
+                answer = self._post(path, body)
+            except UnreachableError as error:
+                failure = error
+            with contextlib.suppress(RuntimeError):  # the loop was closed: the run is over
+                loop.call_soon_threadsafe(settle, answer, failure)
+
+        threading.Thread(target=work, name="batch", daemon=True).start()
+        return await future
+
+    def close(self) -> None:
+        """See Transport."""
+
+    def _post(self, path: str, body: dict[str, Any]) -> Answer:
+        headers = {**self._server.headers(), "Content-Type": "application/json"}
+        request = urllib.request.Request(self._server.base + path, json.dumps(body).encode(), headers)
+        try:
+            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
+                return Answer.of(response.status, _lower(response.headers), response.read())
+        except urllib.error.HTTPError as error:
+            with error:
+                return Answer.of(error.code, _lower(error.headers), error.read())
+        except Exception as error:  # URLError, a connection that was cut, a body that broke off
+            raise UnreachableError(str(getattr(error, "reason", error)) or type(error).__name__) from error
+
+
+class AsgiTransport:
+    """An application in this process. `check` raises when it can answer no more."""
+
+    def __init__(self, app: ASGIApp, check: Callable[[], None], close: Callable[[], None]) -> None:
+        self._app = app
+        self._check = check
+        self._close = close
+
+    async def post(self, path: str, body: dict[str, Any]) -> Answer:
+        """See Transport."""
+        payload = json.dumps(body).encode()
+        status, headers, parts = 500, {}, []
+        was_read = False
+
+        async def receive() -> Message:
+            nonlocal was_read
+            if was_read:
+                await asyncio.Event().wait()  # this client never leaves
+            was_read = True
+            return {"type": "http.request", "body": payload, "more_body": False}
+
+        async def send(message: Message) -> None:
+            nonlocal status, headers
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = {name.decode().lower(): value.decode() for name, value in message["headers"]}
+            else:
+                parts.append(message.get("body", b""))
+
+        await self._app(_scope(path, len(payload)), receive, send)
+        if status >= 500:
+            self._check()
+        return Answer.of(status, headers, b"".join(parts))
+
+    def close(self) -> None:
+        """See Transport."""
+        self._close()
+
+
+def _scope(path: str, length: int) -> Scope:
+    headers = [(b"host", b"localhost"), (b"content-type", b"application/json"), (b"content-length", b"%d" % length)]
+    return {
+        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http",
+        "path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "", "headers": headers,
+        "client": ("127.0.0.1", 0), "server": ("localhost", 80),
+    }  # fmt: skip
+
+
+def _lower(headers: Any) -> dict[str, str]:
+    return {name.lower(): value for name, value in headers.items()}
