@@ -10,6 +10,7 @@ import json
 import re
 from typing import Any, TypeVar
 
+import numpy as np
 from pydantic import BaseModel, ValidationError
 from pydantic.json_schema import models_json_schema
 from starlette.requests import ClientDisconnect, Request
@@ -21,9 +22,11 @@ BodyT = TypeVar("BodyT", bound=BaseModel)
 
 # Bodies above this many bytes (some milliseconds of work) are parsed in a thread, beside the event loop.
 THREAD_BYTES = 1 << 18
+MAX_MEMBERS = 1 << 17  # of all objects of a body; each may be a fault, and faults cost more than what is right
 MAX_DEPTH = 64  # of nested arrays and objects, unless the application's limits say otherwise
-_STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
-_BRACKET = re.compile(rb"[][{}]")
+# An unclosed string takes all that is left: tried again at each of its quotes, it would cost the square of its length.
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 REF = "#/components/schemas/{model}"
 
 
@@ -40,8 +43,7 @@ async def read_body(request: Request, model: type[BodyT]) -> BodyT:
 
 
 def _parse(raw: bytes, model: type[BodyT], max_depth: int) -> BodyT:
-    if _is_deeper(raw, max_depth):
-        raise InvalidRequestError(f"the body nests arrays and objects more than {max_depth} deep")
+    _check_shape(raw, max_depth)
     try:
         return model.model_validate_json(raw)
     except ValidationError as error:
@@ -56,16 +58,19 @@ def _structure(raw: bytes) -> Any:
         return None
 
 
-def _is_deeper(raw: bytes, max_depth: int) -> bool:
-    """Whether arrays and objects nest more than `max_depth` deep. Most bodies have too few brackets to ask."""
-    if raw.count(b"[") + raw.count(b"{") <= max_depth:
-        return False
-    depth = 0
-    for match in _BRACKET.finditer(_STRING.sub(b"", raw)):
-        depth += 1 if match[0] in b"[{" else -1
-        if depth > max_depth:
-            return True
-    return False
+def _check_shape(raw: bytes, max_depth: int) -> None:
+    """Refuse what nests arrays and objects too deeply, or has too many members. Most bodies are too short to ask."""
+    may_be_deep = raw.count(b"[") + raw.count(b"{") > max_depth
+    if not may_be_deep and raw.count(b":") <= MAX_MEMBERS:
+        return
+    bare = _STRING.sub(b"", raw)
+    if bare.count(b":") > MAX_MEMBERS:
+        raise InvalidRequestError(f"the objects of the body have more than {MAX_MEMBERS} members")
+    brackets = np.frombuffer(bare.translate(None, _NO_BRACKETS), np.uint8)
+    is_opening = (brackets == ord("[")) | (brackets == ord("{"))
+    depths = np.cumsum(np.where(is_opening, 1, -1), dtype=np.int32)
+    if depths.size and depths.max() > max_depth:
+        raise InvalidRequestError(f"the body nests arrays and objects more than {max_depth} deep")
 
 
 def describe_body(model: type[BaseModel]) -> dict[str, Any]:

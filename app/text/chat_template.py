@@ -103,7 +103,7 @@ class ChatTemplate:
         template = self._select(tools)
         if continue_final_message:
             return self._render_open(template, chat, values, caps)
-        return _render(template, caps, messages=chat, add_generation_prompt=add_generation_prompt, **values)
+        return _render(template, caps, {**values, "messages": chat, "add_generation_prompt": add_generation_prompt})
 
     def _select(self, tools: Sequence[dict[str, Any]] | None) -> jinja2.Template:
         template = self._compiled.get("tool_use") if tools else None
@@ -125,7 +125,7 @@ class ChatTemplate:
         final = _mark_end(chat[-1]) if chat else None
         if final is None:
             raise InvalidRequestError("the final message has no text to continue", param="messages")
-        rendered = _render(template, caps, messages=chat, add_generation_prompt=False, **values)
+        rendered = _render(template, caps, {**values, "messages": chat, "add_generation_prompt": False})
         mark = rendered.rfind(_END_MARK.strip())
         if mark < 0 or final.strip() not in rendered:
             raise InvalidRequestError(
@@ -163,10 +163,10 @@ class _Caps:
     max_chars: int
 
 
-def _render(template: jinja2.Template, caps: _Caps, **values: Any) -> str:
+def _render(template: jinja2.Template, caps: _Caps, values: Mapping[str, Any]) -> str:
     deadline, pieces, num_chars = time.monotonic() + caps.max_s, [], 0
     try:
-        for piece in template.generate(**values):
+        for piece in template.generate(values):
             pieces.append(piece)
             num_chars += len(piece)
             if num_chars > caps.max_chars:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from typing import Any
 
 import httpx
@@ -76,6 +77,24 @@ def test_depth(client: Any, depth: int, opening: str) -> None:
         assert "more than 64 deep" in refused(app, body.encode())["message"]
     brackets = [{"role": "user", "content": '[{"\\' * depth}]  # in a text they are only text
     assert " deep" not in post(app, CHAT, {"messages": brackets}).text
+
+
+FAULTY = {
+    "messages": b'{"messages": [' + b"{}," * 1_000_000 + b"{}]}",
+    "prompt": b'{"prompt": [1,' + b'"",' * 1_000_000 + b"1]}",
+    "logit_bias": b'{"prompt": "x", "logit_bias": {' + b",".join(b'"a%d": 1' % i for i in range(100_000)) + b"}}",
+    "members": b"{" + b",".join(b'"a%d": 1' % i for i in range(200_000)) + b"}",
+    "valid JSON": b"[" + b"[]," * 65 + b'"' + b'\\"' * 300_000,  # a string without an end
+}
+
+
+@pytest.mark.parametrize("named", FAULTY)
+def test_a_body_with_a_fault_in_every_place_costs_no_more_than_one_with_one(client: Any, named: str) -> None:
+    """Each took from ten seconds to hours, in which the event loop stood still, and gigabytes."""
+    path = CHAT if named == "messages" else "/v1/completions"
+    started = time.process_time()
+    assert named in refused(create_app(client, RequestLimits()), FAULTY[named], path)["message"]
+    assert time.process_time() - started < 5
 
 
 def test_a_page_of_an_allowed_origin_may_call(client: Any) -> None:

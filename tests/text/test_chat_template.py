@@ -224,3 +224,16 @@ def test_errors_name_the_field() -> None:
         ChatTemplate({}, {}).render(CHATS["short"])
     with pytest.raises(CheckpointError, match="'default' does not parse"):
         ChatTemplate({"default": "{% if %}"}, {})
+
+
+@pytest.mark.parametrize("name", ["template", "caps", "values", "args", "context", "environment"])
+@pytest.mark.parametrize("continued", [False, True])
+def test_any_name_may_be_given_to_a_template(name: str, continued: bool) -> None:
+    template = ChatTemplate({"default": "{{ %s }}{{ messages[0].content }}" % name}, {})  # noqa: UP031
+    text = template.render(
+        [{"role": "user", "content": "x"}],
+        chat_template_kwargs={name: 7},
+        add_generation_prompt=not continued,
+        continue_final_message=continued,
+    )
+    assert text == "7x"

@@ -4,10 +4,37 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, model_validator
+from pydantic_core import CoreSchema
+
+_COLLECTIONS = ("list", "tuple", "set", "frozenset", "dict")
 
 
-class Closed(BaseModel):
+def _stop_early(schema: Any) -> None:
+    """Mark every collection inside a core schema."""
+    if isinstance(schema, dict):
+        if schema.get("type") in _COLLECTIONS:
+            schema["fail_fast"] = True
+        for key, part in schema.items():
+            if key not in ("metadata", "serialization"):
+                _stop_early(part)
+    elif isinstance(schema, list | tuple):
+        for part in schema:
+            _stop_early(part)
+
+
+class FirstFault(BaseModel):
+    """Stops at the first wrong entry of a list or an object: a body holds millions, each of which would be described
+    at length, and one is named to the client anyway."""
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        schema = handler(source)
+        _stop_early(schema)
+        return schema
+
+
+class Closed(FirstFault):
     """Immutable, closed to unknown fields; null means not given."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -8,6 +8,7 @@ Two notations are read. The older one, `{"type": "structural_tag", "structures":
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,7 @@ from app.errors import InvalidRequestError, UnsupportedError
 FIELD = "structured_outputs.structural_tag"
 # Leading part of every grammar: without it Lark text is taken for the plain dialect without JSON schemas.
 HEADER = "%llguidance {}\n"
+_OPEN_SLASH = re.compile(r"\\.|/", re.DOTALL)
 
 
 def structural_tag_grammar(tag: dict[str, Any]) -> str:
@@ -131,8 +133,8 @@ class _Writer:
     def _regex(self, part: dict[str, Any], path: str) -> str:
         """{"pattern"}"""
         _closed(part, ("type", "pattern"), path)
-        pattern = ascii_classes(_text(part, "pattern", path)).replace("/", r"\/").replace("\n", r"\n")
-        return self._add(f"/{pattern}/", terminal=True)
+        pattern = ascii_classes(_text(part, "pattern", path)).replace("\n", r"\n")
+        return self._add(f"/{_OPEN_SLASH.sub(_escaped_slash, pattern)}/", terminal=True)
 
     def _any_text(self, part: dict[str, Any], path: str) -> str:
         """{}: anything"""
@@ -164,6 +166,11 @@ class _Writer:
         if not self._has_text:
             self._has_text = True
             self.rules.append(r"TEXT: /(.|\n)*/")
+
+
+def _escaped_slash(found: re.Match[str]) -> str:
+    """An escape as it is, a bare slash escaped: it would end the terminal."""
+    return r"\/" if found.group() == "/" else found.group()
 
 
 def _quoted(text: str) -> str:

@@ -82,9 +82,13 @@ CALL: dict[str, Any] = {
 }
 
 
+SLASHES = {"type": "structural_tag", "format": {"type": "regex", "pattern": r"a\/b/[c/]\\/"}}
+
+
 @pytest.mark.parametrize(
     ("spec", "good", "bad"),
     [
+        ({"structural_tag": SLASHES}, ["a/b/c\\/", "a/b//\\/"], ["a/b/c/"]),
         ({"json": {"const": "é\n"}}, ['"é\\n"'], ['"e"', '"é']),
         ({"json": {"type": "array", "maxItems": 2}}, ["[1, [ ]]", "[\n]"], ["[1,2,3]", "[" + " " * 33 + "]"]),
         ({"json": True}, ["1", "{}"], ["x"]),
