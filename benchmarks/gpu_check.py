@@ -101,7 +101,7 @@ def sections(args: argparse.Namespace) -> dict[str, tuple[list[str], int]]:
         return ["--out", str(args.out_dir / f"{args.shape}-{name}.json")]
 
     return {
-        "tokens": (["-m", "benchmarks.gpu_check", "--only-tokens", "--engine", engine], 90),
+        "tokens": (["-m", "benchmarks.gpu_check", "--only-tokens", "--engine", engine], 120),
         "splits": (["-m", "benchmarks.split_list", *out("splits")], 60),
         "latency": (["-m", "benchmarks.latency", *common, engine, *batches, *size, *out("latency")], 90),
         "throughput": (
