@@ -30,7 +30,7 @@ from app.engine.worker.host_pool import HostPool
 from app.engine.worker.lanes import Lane, Mark
 
 STORE_STAGING_BYTES = 256 << 20
-LOAD_STAGING_BYTES = 64 << 20
+LOAD_STAGING_BYTES = 256 << 20
 
 
 class KVTransfer:

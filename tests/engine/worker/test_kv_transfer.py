@@ -128,7 +128,8 @@ class Device:
         idle = [b for b in range(len(self.block)) if not any(b in blocks for blocks in self.rows.values())]
         rng.shuffle(idle)
         known = [block for block in idle if block not in self.unread]
-        stored = list(zip(known[:7], rng.sample(range(10), 7), strict=False))[: rng.randint(0, 7)]
+        stored = list(zip(known[:7], rng.sample(range(10), 7), strict=False))
+        stored = stored[: rng.choice([0, 0, 0, rng.randint(1, 7)])]  # rare, or every load would wait for a store
         for block, slot in stored:
             self.slot[slot] = self.block[block]
         new: list[NewRequest] = []
@@ -177,10 +178,11 @@ class Device:
     def drain(self) -> None:
         while any(lane.go_on() for lane in (self.steps, self.outward, self.inward)):
             pass
-        assert not (self.steps.queue or self.outward.queue or self.inward.queue), "the lanes wait for each other"
+        left = [lane.queue for lane in (self.steps, self.outward, self.inward)]
+        assert not any(left), "the lanes wait for each other"
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(6))
 def test_every_step_reads_what_the_letters_say(seed: int) -> None:
     """Whichever lane lags: no block is overwritten too early, read too early, or loaded over a later owner's."""
     device = Device(seed)
