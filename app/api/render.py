@@ -93,12 +93,14 @@ def sampling_params(fields: Mapping[str, Any], model: ServedModel, given: Iterab
         raise validation_error(error, values) from error
 
 
-def truncate(prompt: Prompt, limit: int | None, model: ServedModel) -> Prompt:
-    """The last `limit` tokens of the prompt; -1 means as many as the model's context holds."""
+def truncate(prompt: Prompt, limit: int | None, model: ServedModel, side: str = "left") -> Prompt:
+    """The last `limit` tokens of the prompt, or the first where it is cut on the right; -1 means as many as the model's
+    context holds."""
     if limit is None:
         return prompt
     limit = model.max_model_len - 1 if limit == -1 else limit
-    return Prompt(prompt.token_ids[-limit:], None) if len(prompt.token_ids) > limit else prompt
+    kept = slice(0, limit) if side == "right" else slice(-limit, None)
+    return Prompt(prompt.token_ids[kept], None) if len(prompt.token_ids) > limit else prompt
 
 
 def engine_requests(

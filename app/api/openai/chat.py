@@ -15,7 +15,7 @@ from app.api.openai.chunks import ChatChunks, StreamWishes, call_fields, chat_fi
 from app.api.openai.conversation import Conversation, open_conversation
 from app.api.openai.generation import response_headers
 from app.api.openai.head import ResponseHead, usage
-from app.api.openai.logprobs import chat_logprobs, prompt_logprobs
+from app.api.openai.logprobs import chat_logprobs, prompt_logprobs, token_names
 from app.api.openai.protocol import ChatRequest
 from app.api.parsers.base import ParsedAnswer
 from app.api.render import find_model
@@ -43,6 +43,7 @@ def chat_routes(client: EngineClient, limits: RequestLimits) -> APIRouter:
                 body.logprobs,
                 body.return_token_ids,
                 body.include_reasoning,
+                body.return_tokens_as_token_ids,
             )
             return EventStreamResponse(stream, ChatChunks(conversation, wishes, body.calls_finish_reason()))
         collected = await collect(stream)
@@ -54,12 +55,13 @@ def chat_routes(client: EngineClient, limits: RequestLimits) -> APIRouter:
 
 
 def _choice(entry: Collected, conversation: Conversation, body: ChatRequest) -> dict[str, Any]:
-    output, tokenizer = entry.output, conversation.model.tokenizer
+    output = entry.output
+    names = token_names(conversation.model.tokenizer, body.return_tokens_as_token_ids)
     message, num_calls = _message(output, conversation, body.include_reasoning)
     choice: dict[str, Any] = {
         "index": output.index,
         "message": message,
-        "logprobs": chat_logprobs(output.logprobs or (), tokenizer) if body.logprobs else None,
+        "logprobs": chat_logprobs(output.logprobs or (), names) if body.logprobs else None,
         "finish_reason": chat_finish_reason(output.finish_reason, num_calls, body.calls_finish_reason()),
         "stop_reason": output.stop_reason,
     }

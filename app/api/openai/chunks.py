@@ -15,7 +15,7 @@ from app.api.events import Choice, Event
 from app.api.openai.conversation import Conversation
 from app.api.openai.echo import Echo
 from app.api.openai.head import ResponseHead, usage
-from app.api.openai.logprobs import chat_logprobs, completion_logprobs
+from app.api.openai.logprobs import chat_logprobs, completion_logprobs, token_names
 from app.api.parsers.scanner import Part
 from app.api.sse import DONE, EventFormat, json_string
 from app.text.output_processor import TextDelta
@@ -33,6 +33,7 @@ class StreamWishes:
     logprobs: bool = False
     token_ids: bool = False
     reasoning: bool = True
+    names_are_ids: bool = False
 
 
 class ChunkFormat(EventFormat):
@@ -50,7 +51,7 @@ class ChunkFormat(EventFormat):
     ) -> None:
         self._choices = choices
         self._counts_output = counts_output
-        self._tokenizer = tokenizer
+        self._names = token_names(tokenizer, wishes.names_are_ids)
         self._wishes = wishes
         fields = json.dumps(head.fields(self.object_name), ensure_ascii=False)
         self._frame = f'data: {fields[:-1]}, "choices": ['
@@ -135,7 +136,7 @@ class ChatChunks(ChunkFormat):
         """What goes with the tokens of a delta: all of it into its first chunk."""
         extra: dict[str, Any] = {}
         if self._wishes.logprobs and delta.logprobs:
-            extra["logprobs"] = chat_logprobs(delta.logprobs, self._tokenizer)
+            extra["logprobs"] = chat_logprobs(delta.logprobs, self._names)
         if self._wishes.token_ids and delta.token_ids:
             extra["token_ids"] = delta.token_ids
         return extra
@@ -196,14 +197,14 @@ class CompletionChunks(ChunkFormat):
         if not self._echoes or delta.prompt_logprobs is None:
             return ""
         echo = self._echoes[choice.index]
-        return self._text(choice, echo.text, logprobs=echo.logprobs(delta.prompt_logprobs, self._tokenizer))
+        return self._text(choice, echo.text, logprobs=echo.logprobs(delta.prompt_logprobs, self._names))
 
     def _content(self, choice: Choice, delta: TextDelta) -> str:
         extra: dict[str, Any] = {}
         if self._wishes.logprobs and delta.logprobs:
             start = len(self._echoes[choice.index].text) if self._echoes else 0
             offsets = [start + offset for offset in delta.text_offsets or ()]
-            extra["logprobs"] = completion_logprobs(delta.logprobs, delta.token_ids, offsets, self._tokenizer)
+            extra["logprobs"] = completion_logprobs(delta.logprobs, delta.token_ids, offsets, self._names)
         if self._wishes.token_ids and delta.token_ids:
             extra["token_ids"] = delta.token_ids
         return self._text(choice, delta.text, **extra) if delta.text or extra else ""

@@ -14,7 +14,7 @@ from app.api.openai.chunks import CompletionChunks, StreamWishes
 from app.api.openai.echo import Echo
 from app.api.openai.generation import open_stream, response_headers
 from app.api.openai.head import ResponseHead, usage
-from app.api.openai.logprobs import completion_logprobs, prompt_logprobs
+from app.api.openai.logprobs import TokenNames, completion_logprobs, prompt_logprobs, token_names
 from app.api.openai.protocol import CompletionRequest
 from app.api.openai.ranking import best_choices
 from app.api.render import Prompt, encode_all, find_model, truncate
@@ -32,14 +32,23 @@ def completion_routes(client: EngineClient, limits: RequestLimits) -> APIRouter:
         """Continue each prompt; `stream` makes it server-sent events."""
         body = await read_body(request, CompletionRequest)
         model = find_model(client, body.model)
-        prompts = [truncate(p, body.truncate_prompt_tokens, model) for p in await _prompts(body, model, limits)]
+        prompts = [
+            truncate(p, body.truncate_prompt_tokens, model, body.truncation_side)
+            for p in await _prompts(body, model, limits)
+        ]
         head = ResponseHead.of("cmpl", model, body.model)
         stream = open_stream(client, limits, request, body, model, prompts, head, body.sampling_fields())
         echoes = _echoes(body, prompts, model)
         hides_output = body.max_tokens == 0
         if body.stream:
             has_logprobs = body.logprobs is not None
-            wishes = StreamWishes(body.include_usage, body.continuous_usage, has_logprobs, body.return_token_ids)
+            wishes = StreamWishes(
+                body.include_usage,
+                body.continuous_usage,
+                has_logprobs,
+                body.return_token_ids,
+                names_are_ids=body.return_tokens_as_token_ids,
+            )
             form = CompletionChunks(head, stream.choices, model.tokenizer, wishes, echoes, hides_output)
             return EventStreamResponse(stream, form)
         collected = await collect(stream)
@@ -76,11 +85,12 @@ def _choice(entry: Collected, echoes: list[Echo], body: CompletionRequest, model
     output = entry.output
     echo = echoes[output.index] if echoes else None
     is_scored_only = body.max_tokens == 0
+    names = token_names(model.tokenizer, body.return_tokens_as_token_ids)
     text = (echo.text if echo else "") + ("" if is_scored_only else output.text)
     choice: dict[str, Any] = {
         "index": output.index,
         "text": text,
-        "logprobs": None if body.logprobs is None else _logprobs(entry, echo, is_scored_only, model),
+        "logprobs": None if body.logprobs is None else _logprobs(entry, echo, is_scored_only, names),
         "finish_reason": "length" if is_scored_only else output.finish_reason,
         "stop_reason": None if is_scored_only else output.stop_reason,
     }
@@ -92,11 +102,11 @@ def _choice(entry: Collected, echoes: list[Echo], body: CompletionRequest, model
     return choice
 
 
-def _logprobs(entry: Collected, echo: Echo | None, is_scored_only: bool, model: ServedModel) -> dict[str, Any]:
+def _logprobs(entry: Collected, echo: Echo | None, is_scored_only: bool, names: TokenNames) -> dict[str, Any]:
     start = len(echo.text) if echo else 0
     offsets = [start + offset for offset in entry.text_offsets]
-    own = completion_logprobs(entry.output.logprobs or (), entry.output.token_ids, offsets, model.tokenizer)
+    own = completion_logprobs(entry.output.logprobs or (), entry.output.token_ids, offsets, names)
     if echo is None:
         return own
-    prompt = echo.logprobs(entry.prompt_logprobs or (), model.tokenizer)
+    prompt = echo.logprobs(entry.prompt_logprobs or (), names)
     return prompt if is_scored_only else {name: prompt[name] + own[name] for name in prompt}

@@ -47,7 +47,9 @@ async def open_conversation(
     offer = body.offer()
     if offer is not None:
         load_tool_parser(model)  # before the template refuses the tools in words of its own
-    prompt = truncate(await render_chat(model, body.chat_options(), limits), body.truncate_prompt_tokens, model)
+    prompt = truncate(
+        await render_chat(model, body.chat_options(), limits), body.truncate_prompt_tokens, model, body.truncation_side
+    )
     fields = body.sampling_fields()
     answer = fields.get("structured_outputs")
     plan = plan_parsers(model, prompt.token_ids, offer, continued=body.continued_text(), answer=answer)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from app.api.openai.logprobs import completion_logprobs
+from app.api.openai.logprobs import TokenNames, completion_logprobs
 from app.api.render import Prompt
 from app.engine.step import TokenLogprobs
 from app.text.detokenizer import create_detokenizer
@@ -35,6 +35,6 @@ class Echo:
             text = tokenizer.decode(prompt.token_ids, skip_special_tokens)
         return cls(text, prompt.token_ids, offsets)
 
-    def logprobs(self, entries: Sequence[TokenLogprobs | None], tokenizer: Tokenizer) -> dict[str, Any]:
+    def logprobs(self, entries: Sequence[TokenLogprobs | None], tokenizer: TokenNames) -> dict[str, Any]:
         """The prompt's part of `choices[].logprobs`; the first token has none."""
         return completion_logprobs(entries, self.token_ids, self.offsets, tokenizer)

@@ -68,8 +68,8 @@ def open_stream(
 
 
 def _session(request: Request, body: GenerationBody) -> str:
-    """What the client says belongs together: the header `x-session-id`, or OpenAI's `prompt_cache_key`."""
-    named = request.headers.get("x-session-id") or getattr(body, "prompt_cache_key", None) or ""
+    """What the client says belongs together: header `x-session-id`, `session_id`, or OpenAI's `prompt_cache_key`."""
+    named = request.headers.get("x-session-id") or body.session_id or getattr(body, "prompt_cache_key", None) or ""
     return named[:MAX_SESSION_CHARS]
 
 

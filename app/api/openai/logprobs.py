@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from app.engine.step import TokenLogprobs
 from app.text.tokenizer import Tokenizer
@@ -11,7 +11,28 @@ from app.text.tokenizer import Tokenizer
 _FLOOR = -9999.0  # JSON has no infinity
 
 
-def chat_logprobs(entries: Sequence[TokenLogprobs], tokenizer: Tokenizer) -> dict[str, Any]:
+class TokenNames(Protocol):
+    """How tokens are called; a Tokenizer calls them by their text."""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that a token stands for."""
+        ...
+
+
+class TokenIdNames:
+    """Calls tokens `token_id:5`, as vLLM does for `return_tokens_as_token_ids`: no two have one name."""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The name, in ASCII."""
+        return b"token_id:%d" % token_id
+
+
+def token_names(tokenizer: Tokenizer, as_ids: bool) -> TokenNames:
+    """What logprobs call the tokens."""
+    return TokenIdNames() if as_ids else tokenizer
+
+
+def chat_logprobs(entries: Sequence[TokenLogprobs], tokenizer: TokenNames) -> dict[str, Any]:
     """`choices[].logprobs` of a chat: content[{token, logprob, bytes, top_logprobs}]."""
     content = []
     for entry in entries:
@@ -20,13 +41,13 @@ def chat_logprobs(entries: Sequence[TokenLogprobs], tokenizer: Tokenizer) -> dic
     return {"content": content, "refusal": None}
 
 
-def _chat_token(token_id: int, logprob: float, tokenizer: Tokenizer) -> dict[str, Any]:
+def _chat_token(token_id: int, logprob: float, tokenizer: TokenNames) -> dict[str, Any]:
     raw = tokenizer.token_bytes(token_id)
     return {"token": raw.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(raw)}
 
 
 def completion_logprobs(
-    entries: Sequence[TokenLogprobs | None], token_ids: Sequence[int], offsets: Sequence[int], tokenizer: Tokenizer
+    entries: Sequence[TokenLogprobs | None], token_ids: Sequence[int], offsets: Sequence[int], tokenizer: TokenNames
 ) -> dict[str, Any]:
     """`choices[].logprobs` of a completion: one list each, null where a prompt's first token has none."""
     return {
@@ -37,7 +58,7 @@ def completion_logprobs(
     }
 
 
-def _top(entry: TokenLogprobs, tokenizer: Tokenizer) -> dict[str, float]:
+def _top(entry: TokenLogprobs, tokenizer: TokenNames) -> dict[str, float]:
     """Most likely tokens first; the chosen one is always among them."""
     pairs = _pairs(entry)
     top: dict[str, float] = {}
@@ -46,7 +67,7 @@ def _top(entry: TokenLogprobs, tokenizer: Tokenizer) -> dict[str, float]:
     return top
 
 
-def _completion_token(token_id: int, tokenizer: Tokenizer) -> str:
+def _completion_token(token_id: int, tokenizer: TokenNames) -> str:
     """The token's text; a part of a character is written by its bytes, so that two parts stay two keys."""
     raw = tokenizer.token_bytes(token_id)
     try:

@@ -42,6 +42,16 @@ REFUSED_EVERYWHERE = {
     "guided_decoding_backend": "there is one backend",
     "guided_whitespace_pattern": "removed; use structured_outputs.whitespace_pattern",
     "kv_transfer_params": "KV transfer is not supported yet",
+    "ec_transfer_params": "there is no encoder cache to transfer",
+    "logprob_token_ids": "not supported; logprobs gives the likeliest tokens",
+    "media_io_kwargs": "the model reads text only",
+    "mm_processor_kwargs": "the model reads text only",
+    "repetition_detection": "not supported; see repetition_penalty",
+    "return_prompt_text": "not supported; see echo and return_token_ids",
+    "return_token_offsets": "not supported; see logprobs.text_offset of /v1/completions",
+    "stream_interval": "not supported: tokens are sent as they come",
+    "vllm_xargs": "there are no plugins to give them to",
+    "watermarking": "not supported",
 }
 
 
@@ -55,6 +65,16 @@ class GenerationBody(FirstFault, SamplingParams):
     stream_options: StreamOptions | None = Field(None, description="Only with stream.")
     truncate_prompt_tokens: int | None = Field(
         None, ge=-1, description="Keep only the last so many prompt tokens; -1: as many as the context holds."
+    )
+    truncation_side: Literal["left", "right"] = Field(
+        "left", description="Where truncate_prompt_tokens cuts: what comes first goes, or what comes last."
+    )
+    return_tokens_as_token_ids: bool = Field(
+        False, description="Logprobs call tokens token_id:N, so that no two have one name."
+    )
+    spaces_between_special_tokens: Literal[True] = Field(True, description="Only true, which is as they are.")
+    session_id: str | None = Field(
+        None, min_length=1, description="Names the session, for routing policies that keep one on a replica."
     )
     return_token_ids: bool = Field(False, description="Add token_ids to each choice and prompt_token_ids.")
     priority: int = Field(0, description="Lower goes first, where the engine schedules by priority.")
@@ -92,6 +112,10 @@ class GenerationBody(FirstFault, SamplingParams):
     def _check_options(self) -> Self:
         if self.stream_options is not None and not self.stream:
             raise InvalidRequestError("stream_options is only allowed with stream=true", param="stream_options")
+        if "truncation_side" in self.model_fields_set and self.truncate_prompt_tokens is None:
+            raise InvalidRequestError("is only allowed with truncate_prompt_tokens", param="truncation_side")
+        if self.return_tokens_as_token_ids and (self.logprobs is None or self.logprobs is False):
+            raise InvalidRequestError("is only allowed with logprobs", param="return_tokens_as_token_ids")
         if self.truncate_prompt_tokens == 0:
             raise InvalidRequestError("must be -1 or at least 1", param="truncate_prompt_tokens")
         if self.stream and self.prompt_logprobs is not None:

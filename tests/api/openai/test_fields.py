@@ -1,0 +1,150 @@
+"""vLLM's extension fields through the real SDK over an engine: each changes what it says, or is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from app.api.engine_client import RouteInfo
+from app.engine.request import EngineRequest
+from tests.api.test_over_engine import EngineInThisProcess
+
+PROMPT = "The quick brown fox jumps over the lazy dog and then it"
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[EngineInThisProcess]:
+    client = EngineInThisProcess()
+    yield client
+    client.engine.shutdown()
+
+
+@pytest.fixture
+def client(engine: EngineInThisProcess) -> EngineInThisProcess:
+    return engine
+
+
+def complete(sdk: openai.OpenAI, *, logprobs: int | None = None, prompt: Any = PROMPT, **extra: Any) -> Any:
+    """One greedy completion of 8 tokens with these extension fields."""
+    body = {"return_token_ids": True, **extra}
+    return sdk.completions.create(
+        model="tiny-chat", prompt=prompt, max_tokens=8, temperature=0, logprobs=logprobs, extra_body=body
+    )
+
+
+def ids(answer: Any) -> list[int]:
+    found: list[int] = answer.choices[0].token_ids
+    return found
+
+
+def test_what_changes_the_tokens(sdk: openai.OpenAI, engine: EngineInThisProcess) -> None:
+    plain = ids(complete(sdk, ignore_eos=True))
+    assert len(plain) == 8
+    first = plain[0]
+    assert ids(complete(sdk, ignore_eos=True, logit_bias={str(first): -100}))[0] != first
+    assert set(ids(complete(sdk, ignore_eos=True, logit_bias={"7": 100}))) == {7}
+    assert set(ids(complete(sdk, ignore_eos=True, allowed_token_ids=[5, 9]))) <= {5, 9}
+    stopped = complete(sdk, ignore_eos=True, stop_token_ids=[plain[3]])
+    assert ids(stopped) == plain[: plain.index(plain[3]) + 1]
+    assert stopped.choices[0].stop_reason == plain[3]
+    later = ids(complete(sdk, ignore_eos=True, stop_token_ids=[plain[0]], min_tokens=4))
+    assert len(later) >= 4
+    assert plain[0] not in later[:3], "an end is masked until then"
+    assert ids(complete(sdk, prompt=complete(sdk).choices[0].prompt_token_ids, ignore_eos=True)) == plain
+
+
+def test_truncation(sdk: openai.OpenAI, engine: EngineInThisProcess) -> None:
+    whole = engine.models["tiny-chat"].tokenizer.encode(PROMPT)
+    assert complete(sdk, truncate_prompt_tokens=4).choices[0].prompt_token_ids == whole[-4:]
+    right = complete(sdk, truncate_prompt_tokens=4, truncation_side="right")
+    assert right.choices[0].prompt_token_ids == whole[:4]
+    assert right.usage.prompt_tokens == 4
+    messages: Any = [{"role": "user", "content": PROMPT}]
+    chat: Any = sdk.chat.completions.create(
+        model="tiny-chat", messages=messages, max_tokens=1,
+        extra_body={"truncate_prompt_tokens": 5, "truncation_side": "right", "return_token_ids": True},
+    )  # fmt: skip
+    full: Any = sdk.chat.completions.create(
+        model="tiny-chat", messages=messages, max_tokens=1, extra_body={"return_token_ids": True}
+    )
+    assert chat.prompt_token_ids == full.prompt_token_ids[:5]
+
+
+def test_tokens_named_by_their_ids(sdk: openai.OpenAI) -> None:
+    plain = complete(sdk, logprobs=2, echo=True)
+    named = complete(sdk, logprobs=2, echo=True, return_tokens_as_token_ids=True)
+    choice = named.choices[0]
+    assert choice.text == plain.choices[0].text
+    assert choice.logprobs.tokens == [f"token_id:{i}" for i in choice.prompt_token_ids + choice.token_ids]
+    assert choice.logprobs.token_logprobs == plain.choices[0].logprobs.token_logprobs
+    assert all(name.startswith("token_id:") for top in choice.logprobs.top_logprobs[1:] for name in top)
+    messages: Any = [{"role": "user", "content": "hi"}]
+    body: Any = {"model": "tiny-chat", "messages": messages, "max_tokens": 4, "temperature": 0, "logprobs": True}
+    extra = {"return_tokens_as_token_ids": True, "return_token_ids": True}
+    whole: Any = sdk.chat.completions.create(**body, top_logprobs=1, extra_body=extra)
+    content = whole.choices[0].logprobs.content
+    assert [entry.token for entry in content] == [f"token_id:{i}" for i in whole.choices[0].token_ids]
+    assert all(bytes(entry.bytes).decode() == entry.token for entry in content)
+    chunks = list(sdk.chat.completions.create(**body, top_logprobs=1, extra_body=extra, stream=True))
+    streamed = [e for chunk in chunks for c in chunk.choices if c.logprobs for e in c.logprobs.content or []]
+    assert streamed == content
+
+
+def test_cache_salt_keeps_prefixes_apart(sdk: openai.OpenAI) -> None:
+    def cached(**extra: Any) -> int:
+        answer = complete(sdk, prompt=list(range(30, 100)), **extra)
+        return int(answer.usage.prompt_tokens_details.cached_tokens)
+
+    assert cached(cache_salt="one") == 0
+    assert cached(cache_salt="one") > 0
+    assert cached(cache_salt="two") == 0
+
+
+def test_what_goes_with_the_request(
+    sdk: openai.OpenAI, engine: EngineInThisProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[EngineRequest, RouteInfo]] = []
+    generate = engine.generate
+
+    def spy(model: str, request: EngineRequest, route: RouteInfo) -> Any:
+        seen.append((request, route))
+        return generate(model, request, route)
+
+    monkeypatch.setattr(engine, "generate", spy)
+    complete(sdk, priority=-3, session_id="mine")
+    raw = sdk.completions.with_raw_response.create(model="tiny-chat", prompt="x", extra_body={"request_id": "r-1"})
+    assert [(request.priority, route.session) for request, route in seen] == [(-3, "mine"), (0, "")]
+    assert raw.headers["x-request-id"] == "r-1"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"truncation_side": "left"}, "truncation_side"),
+        ({"truncation_side": "middle", "truncate_prompt_tokens": 2}, "truncation_side"),
+        ({"return_tokens_as_token_ids": True}, "return_tokens_as_token_ids"),
+        ({"spaces_between_special_tokens": False}, "spaces_between_special_tokens"),
+        ({"session_id": ""}, "session_id"),
+        *(
+            ({name: value}, name)
+            for name, value in {
+                "suffix": "x", "logprob_token_ids": [1], "vllm_xargs": {}, "watermarking": {}, "stream_interval": 2,
+                "mm_processor_kwargs": {}, "media_io_kwargs": {}, "repetition_detection": {}, "guided_json": {},
+                "return_prompt_text": True, "return_token_offsets": True, "ec_transfer_params": {},
+                "kv_transfer_params": {}, "prompt_embeds": "x",
+            }.items()
+        ),
+    ],
+)  # fmt: skip
+def test_refused_by_name(http: httpx.Client, fields: dict[str, Any], param: str) -> None:
+    chat = {"messages": [{"role": "user", "content": "x"}], **fields}
+    for path, body in (("completions", {"prompt": "x", **fields}), ("chat/completions", chat)):
+        answer = http.post(f"/v1/{path}", json=body)
+        assert answer.status_code == 400, answer.text
+        error = answer.json()["error"]
+        assert error["param"] == param
+        assert error["message"]
