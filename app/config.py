@@ -10,6 +10,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+# Of the environment, for what does not belong in a file: API keys, separated by commas or white space; a file of them.
+KEYS_VARIABLE = "MANTA_API_KEYS"
+KEYS_FILE_VARIABLE = "MANTA_API_KEYS_FILE"
+
 
 class Frozen(BaseModel):
     """Immutable, and closed to unknown fields."""

@@ -20,11 +20,9 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.api.errors import error_response
-from app.config import IngressConfig
+from app.config import KEYS_FILE_VARIABLE, KEYS_VARIABLE, IngressConfig
 from app.errors import AuthenticationError, ConfigError
 
-KEYS_VARIABLE = "MANTA_API_KEYS"  # keys, separated by commas or white space
-KEYS_FILE_VARIABLE = "MANTA_API_KEYS_FILE"
 MIN_KEY_CHARS = 8
 ANONYMOUS = ""  # the tenant of a server without keys
 

@@ -17,6 +17,7 @@ from app.cli.configuration import Configuration, resolve
 from app.cli.machine import find_machine
 from app.cli.preflight import check
 from app.cli.target import add_target, options_given
+from app.config import KEYS_FILE_VARIABLE, KEYS_VARIABLE
 from app.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parent.parent.parent  # of the package: replicas must be able to import it
@@ -85,11 +86,22 @@ def _cache_directory() -> Path:
 def _announce(configuration: Configuration) -> None:
     host, port = configuration.address
     url = f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"
-    name = next(iter(configuration.applications.values())).models[0].name
+    config = next(iter(configuration.applications.values()))
+    name, key = config.models[0].name, ""
+    if config.ingress.api_keys_file or config.ingress.api_key_hashes or _keys_in(os.environ):
+        key = ' -H "Authorization: Bearer $MANTA_API_KEY"'
+        print("API keys:      wanted; the commands below take one from MANTA_API_KEY")
     body = f'{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
     print(f"address:       {url} (once the application is deployed)")
     print(f"try it:        manta chat --url {url}")
-    print(f"               curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'", flush=True)
+    print(
+        f"               curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'",
+        flush=True,
+    )
+
+
+def _keys_in(environ: Mapping[str, str]) -> bool:
+    return bool(environ.get(KEYS_VARIABLE) or environ.get(KEYS_FILE_VARIABLE))
 
 
 class _PlainDumper(yaml.SafeDumper):

@@ -128,3 +128,13 @@ def test_effective_arguments_are_a_serve_config(manta: Manta) -> None:
     assert ServeConfig(**document["applications"][0]["args"]) == ServeConfig(
         models=({"name": "tiny-chat", "engine": {"model": "tiny-chat"}},)
     )
+
+
+def test_keys_in_the_lines_to_paste(manta: Manta, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    command = ("serve", "tiny-chat", "--port", free_port(), "-o", tmp_path / "mine.yaml")
+    bearer = '-H "Authorization: Bearer $MANTA_API_KEY" -d'
+    assert bearer not in manta(*command).out
+    monkeypatch.setenv("MANTA_API_KEYS", "a-secret-key")
+    shown = manta(*command).out
+    assert bearer in shown
+    assert "a-secret-key" not in shown

@@ -7,6 +7,7 @@ import http.server
 import json
 import logging
 import shlex
+import subprocess
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -51,6 +52,13 @@ def test_request_survives_a_shell() -> None:
     assert words[2:4] == ["-H", "Content-Type: application/json"]
     body = json.loads(words[words.index("-d") + 1])
     assert body == {"model": 'it\'s "mine"', "messages": [{"role": "user", "content": "Hello!"}]}
+
+
+def test_request_of_a_server_with_keys_takes_one_from_the_shell() -> None:
+    line = opening_line("http://h:1", "m", needs_key=True)
+    request = "printf '%s\\n' " + line[line.index("curl ") :]
+    printed = subprocess.run(["sh", "-c", request], env={"MANTA_API_KEY": "k 1"}, capture_output=True, text=True)
+    assert "Authorization: Bearer k 1" in printed.stdout.splitlines()
 
 
 class Health(http.server.BaseHTTPRequestHandler):
