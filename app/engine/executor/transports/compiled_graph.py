@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ray.dag import DAGContext, InputNode, MultiOutputNode
+from ray.exceptions import RayChannelTimeoutError
 
 from app.engine.executor.transports.base import StepTransport
 from app.engine.executor.transports.gang import Gang, RankFailedError
@@ -130,8 +131,15 @@ class CompiledGraphTransport(StepTransport):
         return references
 
     def _read(self, references: list[Any]) -> list[bytes]:
+        replies: list[bytes] = []
         try:
-            return [reference.get(_READ_TIMEOUT_S) for reference in references]
+            for reference in references:
+                replies.append(reference.get(_READ_TIMEOUT_S))
+            return replies
+        except RayChannelTimeoutError as error:  # it was stopped between its ring and its reply
+            rank = self._gang.ranks[len(replies)]
+            reason = f"did not answer within {_READ_TIMEOUT_S:g} s of its ring: it hangs"
+            raise RankFailedError(rank, reason, hangs=True) from error
         except Exception as error:
             raise self._failure(error) from error
 
