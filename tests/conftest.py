@@ -5,6 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+if worker := os.environ.get("PYTEST_XDIST_WORKER"):
+    # A core for each: threads of two processes that wait for the same cores take many times as long.
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[int(worker.removeprefix("gw")) % len(cores)]})
+    os.environ["OMP_NUM_THREADS"] = "1"
+
 # Before torch, Ray or transformers are imported anywhere.
 os.environ.setdefault("OMP_NUM_THREADS", "2")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -24,8 +30,18 @@ def _gpu_count() -> int:
     return torch.cuda.device_count()
 
 
+# Tests that start servers, clusters or gangs of processes, or watch the clock: one at a time, with the machine to
+# themselves. All others run beside each other.
+SERIAL = ("cli", "deployments", "e2e", "engine/distributed", "engine/executor", "examples", "loadtest")
+
+
+@pytest.hookimpl(tryfirst=True)  # before the marks are selected by
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs GPUs this machine has not got."""
+    """Mark what must run alone; skip what needs GPUs this machine has not got."""
+    here = Path(__file__).parent
+    for item in items:
+        if any(item.path.is_relative_to(here / folder) for folder in SERIAL):
+            item.add_marker("serial")
     needs = {"gpu": 1, "multi_gpu": 2}
     marked = [(item, count) for item in items for name, count in needs.items() if item.get_closest_marker(name)]
     if not marked:
