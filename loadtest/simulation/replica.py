@@ -208,6 +208,19 @@ class SimReplica:
             blocks.append(block)
         return blocks
 
+    def _num_known_tokens(self, job: Job) -> int:
+        """As KVCacheManager.num_known_tokens."""
+        hashes = job.request.whole.hashes
+        low, high = 0, (job.num_known - 1) // BLOCK_SIZE
+        while low < high:
+            middle = (low + high + 1) // 2
+            block_hash = hashes[middle - 1]
+            if self._pool.find(block_hash) is not None or block_hash in self._coming:
+                low = middle
+            else:
+                high = middle - 1
+        return low * BLOCK_SIZE
+
     # ---- what it tells
 
     def num_generated(self, job: Job, now: float) -> int:
@@ -221,7 +234,7 @@ class SimReplica:
     def report(self, now: float) -> LoadReport:
         """Its heartbeat, with the numbers that EngineReplica would send."""
         left = sum(job.num_known - job.num_computed for job in self._prefilling)
-        queued = left + sum(job.num_known for job in self.waiting)
+        queued = left + sum(job.num_known - self._num_known_tokens(job) for job in self.waiting)
         rest = sum(max(1, round(self._mean_output) - self.num_generated(job, now)) for job in self.jobs())
         held = self.num_blocks - self._pool.num_free
         return LoadReport(

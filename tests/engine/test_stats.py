@@ -87,6 +87,17 @@ def test_outstanding_work_is_what_is_left() -> None:
     assert core.stats().num_paused == 1
 
 
+def test_what_waits_for_a_known_prefix_is_no_outstanding_prefill() -> None:
+    core = make_core(num_blocks=1000, max_num_batched_tokens=512, max_num_seqs=1, max_inflight_steps=1)
+    core.add_request(make_request("first", list(range(100)), max_tokens=4))
+    core.step()
+    core.add_request(make_request("same", [*range(64), 7, 8, 9], max_tokens=4))
+    core.add_request(make_request("other", [5] * 67, max_tokens=4))
+    block_size = core.config.block_size
+    first_next = 1
+    assert core.stats().outstanding_prefill_tokens == first_next + 67 - 64 // block_size * block_size + 67
+
+
 def test_expected_output_length_follows_what_ends() -> None:
     counters = EngineCounters()
     for _ in range(200):

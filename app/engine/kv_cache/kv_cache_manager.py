@@ -79,6 +79,24 @@ class KVCacheManager:
             coming += 1
         return coming
 
+    def num_known_tokens(self, request: Request) -> int:
+        """About how many tokens of a waiting request need no computing: cached, or being computed for another one.
+
+        Any thread may ask, for the load report: a bisection, which takes the known blocks for a prefix.
+        """
+        if not self.enable_prefix_caching or request.skips_cache_read:
+            return 0
+        hashes = request.block_hashes
+        low, high = 0, min((request.num_tokens - 1) // self.block_size, len(hashes))
+        while low < high:
+            middle = (low + high + 1) // 2
+            block_hash = hashes[middle - 1]
+            if self.pool.find(block_hash) is not None or block_hash in self._coming:
+                low = middle
+            else:
+                high = middle - 1
+        return low * self.block_size
+
     def admit(self, request: Request, prefix: list[int], num_tokens: int, num_loads: int = 0) -> bool:
         """Hold `prefix` and allocate slots up to `num_tokens`; False, with nothing changed, when blocks are short.
 

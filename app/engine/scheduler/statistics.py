@@ -60,7 +60,8 @@ class Statistics:
             num_blocks=pool.num_blocks,
             num_free_blocks=pool.num_free,
             num_cached_blocks=pool.num_cached,
-            outstanding_prefill_tokens=sum(r.num_tokens for r in queued) + int(behind[rows.ticket > 0].sum()),
+            outstanding_prefill_tokens=sum(r.num_tokens - kv.num_known_tokens(r) for r in queued)
+            + int(behind[rows.ticket > 0].sum()),
             outstanding_decode_tokens=sum(_expected_rest(request, expected) for request in running + queued),
             prompt_tokens_total=counters.prompt_tokens,
             generation_tokens_total=counters.generation_tokens,
