@@ -61,7 +61,7 @@ def test_each_column_is_its_figure() -> None:
     assert table.num_requests[0] == told.num_running + told.num_waiting + 2
     assert table.outstanding_tokens[0] == told.outstanding_tokens + 700
     assert table.queued_prefill_tokens[0] == told.queued_prefill_tokens + 300
-    assert table.fullness[0] == max((told.resident_tokens + 700) / 16_000, load.num_requests / 64)
+    assert table.fullness[0] == load.fullness == max((told.resident_tokens + 300) / 16_000, load.num_requests / 64)
     assert table.cache_share[0] == 1.0  # never more
     assert (table.prefill_token_s[0], table.decode_step_s[0]) == (told.prefill_token_s, told.decode_step_s)
     assert table.block_size[0] == 16
