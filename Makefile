@@ -4,6 +4,8 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 CONFIG ?= configs/serve/quickstart.yaml
 ORDINARY := not slow and not gpu and not multi_gpu
+# They start servers, clusters or gangs of processes: one at a time, after the others, which run a core for each.
+ALONE := $(addprefix tests/,cli deployments e2e engine/distributed engine/executor examples loadtest)
 LOADTEST_ARGS ?= --users 1,4,16 --duration 15
 export RAY_USAGE_STATS_ENABLED := 0
 export RAY_AUTH_MODE ?= token
@@ -39,8 +41,8 @@ serve: setup  ## serve the built-in model at http://127.0.0.1:8000 (another: mak
 	$(BIN)/serve run $(CONFIG)
 
 test: setup-dev  ## run the test suite (under 15 minutes on two cores)
-	$(BIN)/python -m pytest -m "$(ORDINARY) and not serial" -n logical --maxprocesses 8 --dist loadfile $(PYTEST_ARGS)
-	$(BIN)/python -m pytest -m "$(ORDINARY) and serial" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "$(ORDINARY)" tests $(ALONE:%=--ignore=%) -n logical --maxprocesses 8 --dist loadfile $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "$(ORDINARY)" $(ALONE) $(PYTEST_ARGS)
 
 lint: setup-dev  ## ruff and mypy --strict
 	$(BIN)/ruff check .

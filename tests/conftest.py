@@ -30,18 +30,8 @@ def _gpu_count() -> int:
     return torch.cuda.device_count()
 
 
-# Tests that start servers, clusters or gangs of processes, or watch the clock: one at a time, with the machine to
-# themselves. All others run beside each other.
-SERIAL = ("cli", "deployments", "e2e", "engine/distributed", "engine/executor", "examples", "loadtest")
-
-
-@pytest.hookimpl(tryfirst=True)  # before the marks are selected by
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what must run alone; skip what needs GPUs this machine has not got."""
-    here = Path(__file__).parent
-    for item in items:
-        if any(item.path.is_relative_to(here / folder) for folder in SERIAL):
-            item.add_marker("serial")
+    """Skip what needs GPUs this machine has not got."""
     needs = {"gpu": 1, "multi_gpu": 2}
     marked = [(item, count) for item in items for name, count in needs.items() if item.get_closest_marker(name)]
     if not marked:
