@@ -69,6 +69,7 @@ class Outcome:
     wall_s: float
     hot_replicas: int  # that took at least a twentieth of the crowd
     hot_home_share: float  # of the crowd, on the replica that took most
+    failed: int
 
 
 class Prompts:
@@ -126,14 +127,15 @@ def main(argv: Sequence[str] | None = None) -> list[Outcome]:
 def markdown(outcomes: Sequence[Outcome]) -> str:
     """The table."""
     lines = [
-        "| router | cached / perfect | max/mean load | TTFT p50 / p90 / p99, ms | crowd: replicas, busiest's share |",
-        "|---|---|---|---|---|",
+        "| router | cached / perfect | max/mean load | TTFT p50 / p90 / p99, ms | crowd: replicas, busiest's share "
+        "| failed |",
+        "|---|---|---|---|---|---|",
     ]
     for o in outcomes:
         lines.append(
             f"| {o.router} | {o.cached_of_perfect:.1%} | {o.max_mean_load:.2f} | "
             f"{o.ttft_p50_ms:.0f} / {o.ttft_p90_ms:.0f} / {o.ttft_p99_ms:.0f} | "
-            f"{o.hot_replicas}, {o.hot_home_share:.0%} |"
+            f"{o.hot_replicas}, {o.hot_home_share:.0%} | {o.failed} |"
         )
     return "\n".join(lines) + "\n"
 
@@ -152,7 +154,8 @@ def _run(router: str, prompts: Prompts, concurrency: int) -> Outcome:
         answers = asyncio.run(_ask_all(server.base_url, prompts.jobs, concurrency))
         wall_s = time.monotonic() - began
         crowd = asyncio.run(_ask_all(server.base_url, prompts.crowd, 4 * concurrency))
-    return _outcome(router, answers, crowd, prompts.perfect(), wall_s)
+    failed = len(prompts.jobs) + len(prompts.crowd) - len(answers) - len(crowd)
+    return _outcome(router, answers, crowd, prompts.perfect(), wall_s, failed)
 
 
 def _edit(config: dict[str, Any], router: str, engine: dict[str, Any]) -> None:
@@ -167,14 +170,17 @@ def _edit(config: dict[str, Any], router: str, engine: dict[str, Any]) -> None:
 
 
 async def _ask_all(base_url: str, jobs: Sequence[tuple[int, str]], concurrency: int) -> list[Answer]:
-    """Closed loop: `concurrency` clients take the jobs in order. A request that fails raises."""
+    """Closed loop: `concurrency` clients take the jobs in order. A request that fails is told, and has no answer."""
     queue = list(reversed(jobs))
     answers: list[Answer] = []
 
     async def client(http: httpx.AsyncClient) -> None:
         while queue:
             group, prompt = queue.pop()
-            answers.append(await _ask(http, group, prompt))
+            try:
+                answers.append(await _ask(http, group, prompt))
+            except (RuntimeError, httpx.HTTPError) as error:
+                print(f"request failed: {error}", file=sys.stderr, flush=True)
 
     async with httpx.AsyncClient(base_url=base_url, timeout=300) as http:
         await asyncio.gather(*(client(http) for _ in range(concurrency)))
@@ -212,7 +218,9 @@ async def _ask(http: httpx.AsyncClient, group: int, prompt: str) -> Answer:
     return Answer(group, replica, ttft_s, usage["prompt_tokens"], details.get("cached_tokens") or 0)
 
 
-def _outcome(router: str, answers: list[Answer], crowd: list[Answer], perfect: int, wall_s: float) -> Outcome:
+def _outcome(
+    router: str, answers: list[Answer], crowd: list[Answer], perfect: int, wall_s: float, failed: int
+) -> Outcome:
     load = Counter(answer.replica for answer in answers)
     hot = Counter(answer.replica for answer in crowd)
     ttft = np.percentile([answer.ttft_s * 1e3 for answer in answers], [50, 90, 99])
@@ -227,6 +235,7 @@ def _outcome(router: str, answers: list[Answer], crowd: list[Answer], perfect: i
         wall_s=wall_s,
         hot_replicas=sum(count >= len(crowd) / 20 for count in hot.values()),
         hot_home_share=max(hot.values()) / len(crowd),
+        failed=failed,
     )
 
 
