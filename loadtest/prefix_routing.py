@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import json
 import random
+import re
 import sys
 import time
 from collections import Counter
@@ -40,8 +41,11 @@ POOL_PREFIXES = 16
 IN_FLIGHT_BLOCKS = 4  # of a request beside its prefix
 PREFIX_WORDS = 260
 MAX_TOKENS = 8
+# On a crowded machine the ingress would soon place by itself: this compares routers, not what happens without one.
+PATIENCE = {"route_timeout_s": 5.0, "lease_s": 60.0}
 AFFINITY_ROUTER = "ray.llm._internal.serve.routing_policies.prefix_aware.prefix_aware_router:PrefixCacheAffinityRouter"
-ROUTERS = ("prefix_aware", "power_of_two", "serve_default", "ray_prefix_affinity")
+OURS = ("prefix_aware", "power_of_two")
+ROUTERS = (*OURS, "serve_default", "ray_prefix_affinity")
 
 
 @dataclass(slots=True)
@@ -70,6 +74,7 @@ class Outcome:
     hot_replicas: int  # that took at least a twentieth of the crowd
     hot_home_share: float  # of the crowd, on the replica that took most
     failed: int
+    levels: dict[str, int]  # how many prompts were placed by what: "ingress" is without the Router
 
 
 class Prompts:
@@ -154,15 +159,24 @@ def _run(router: str, prompts: Prompts, concurrency: int) -> Outcome:
         answers = asyncio.run(_ask_all(server.base_url, prompts.jobs, concurrency))
         wall_s = time.monotonic() - began
         crowd = asyncio.run(_ask_all(server.base_url, prompts.crowd, 4 * concurrency))
+        levels = _levels(server.base_url) if router in OURS else {}
     failed = len(prompts.jobs) + len(prompts.crowd) - len(answers) - len(crowd)
-    return _outcome(router, answers, crowd, prompts.perfect(), wall_s, failed)
+    return _outcome(router, answers, crowd, prompts.perfect(), wall_s, failed, levels)
+
+
+def _levels(base_url: str) -> dict[str, int]:
+    found: Counter[str] = Counter()
+    for line in httpx.get(f"{base_url}/metrics", timeout=60).text.splitlines():
+        if match := re.match(r'manta:ingress_routes_total\{.*level="(\w+)".*\} ([\d.e+]+)', line):
+            found[match[1]] += int(float(match[2]))
+    return dict(found)
 
 
 def _edit(config: dict[str, Any], router: str, engine: dict[str, Any]) -> None:
     (application,) = config["applications"]
-    if router in ("prefix_aware", "power_of_two"):
+    if router in OURS:
         model = {"name": MODEL, "num_replicas": NUM_REPLICAS, "cpus_per_worker": 0, "replica_cpus": 0, "engine": engine}
-        application["args"] = {"models": [model], "router": {"policy": router}}
+        application["args"] = {"models": [model], "router": {"policy": router}, "ingress": PATIENCE}
         return
     application["import_path"] = "loadtest.plain_app:build"
     request_router = AFFINITY_ROUTER if router == "ray_prefix_affinity" else ""
@@ -219,7 +233,13 @@ async def _ask(http: httpx.AsyncClient, group: int, prompt: str) -> Answer:
 
 
 def _outcome(
-    router: str, answers: list[Answer], crowd: list[Answer], perfect: int, wall_s: float, failed: int
+    router: str,
+    answers: list[Answer],
+    crowd: list[Answer],
+    perfect: int,
+    wall_s: float,
+    failed: int,
+    levels: dict[str, int],
 ) -> Outcome:
     load = Counter(answer.replica for answer in answers)
     hot = Counter(answer.replica for answer in crowd)
@@ -236,6 +256,7 @@ def _outcome(
         hot_replicas=sum(count >= len(crowd) / 20 for count in hot.values()),
         hot_home_share=max(hot.values()) / len(crowd),
         failed=failed,
+        levels=levels,
     )
 
 
