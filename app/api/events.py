@@ -119,6 +119,8 @@ class EventStream:
         async for output in outputs:
             delta = choice.processor.process(output)
             if delta.finish_reason == "error":
+                if delta.error_param is not None:
+                    raise InvalidRequestError(str(delta.error), param=delta.error_param)
                 raise MantaError(delta.error or "the engine failed on this request")
             self._ready.append((choice, delta))
             self._wake.set()

@@ -27,6 +27,7 @@ class OutputRecord(msgspec.Struct, array_like=True):
     num_preemptions: int = 0
     queue_time_s: float = 0.0
     pooled: PooledResult | None = None
+    error_param: str | None = None
 
     @classmethod
     def pack(cls, stream_id: int, output: EngineOutput) -> OutputRecord:
@@ -43,6 +44,7 @@ class OutputRecord(msgspec.Struct, array_like=True):
             output.num_preemptions,
             output.queue_time_s,
             output.pooled,
+            output.error_param,
         )
 
     def unpack(self, request_id: str) -> EngineOutput:
@@ -59,6 +61,7 @@ class OutputRecord(msgspec.Struct, array_like=True):
             self.num_preemptions,
             self.queue_time_s,
             self.pooled,
+            self.error_param,
         )
 
 

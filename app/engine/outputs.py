@@ -44,6 +44,7 @@ class EngineOutput:
     num_preemptions: int = 0
     queue_time_s: float = 0.0  # arrival at the engine to first being scheduled; on the first output
     pooled: PooledResult | None = None  # what a pooling request asked for, with its only output
+    error_param: str | None = None  # with `error`: the field of the request that is to blame; None: the engine is
 
 
 @dataclass(slots=True)

@@ -31,6 +31,7 @@ class TextDelta:
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     error: str | None = None  # with finish_reason "error"
+    error_param: str | None = None  # the field of the request that is to blame for it
     must_abort: bool = False
     prompt_logprobs: list[TokenLogprobs | None] | None = None  # whole prompt, once
 
@@ -139,7 +140,7 @@ class OutputProcessor:
                 self._finish(delta, "stop", self._stops.found)
                 return
             delta.text += self._stops.flush()
-        delta.error = output.error
+        delta.error, delta.error_param = output.error, output.error_param
         stop_reason = None if output.stop_reason == self._eos_token_id else output.stop_reason
         self._finish(delta, output.finish_reason, stop_reason)
 

@@ -167,7 +167,7 @@ class Server:
         self._thread.join(10)
 
 
-def _wait_for(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+def _wait_for(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
     """Return once `condition` holds; AssertionError after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while not condition():
@@ -229,11 +229,11 @@ def server(client: ScriptedClient, serve: Callable[..., Server]) -> Server:
 
 @pytest.fixture
 def http(server: Server) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=20) as http:
+    with httpx.Client(base_url=server.url, timeout=120) as http:
         yield http
 
 
 @pytest.fixture
 def sdk(server: Server) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=20) as sdk:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=120) as sdk:
         yield sdk

@@ -40,7 +40,7 @@ def test_deltas_of_any_text_concatenate(text: str, skip: bool, kinds: list[Token
         assert "".join(deltas(tokenizer, ids, skip)) == tokenizer.decode(ids, skip_special_tokens=skip)
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(data=st.data(), skip=st.booleans())
 def test_deltas_of_any_tokens_concatenate(data: st.DataObject, skip: bool, kinds: list[Tokenizer]) -> None:
     # Random ids: broken bytes, special tokens in the middle of characters, ids that do not exist.

@@ -22,7 +22,7 @@ def run(pieces: list[str], stop: list[str], include: bool = False, free: int = 0
     return [*shown, watcher.flush()], None
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(text=letters, stop=stops, include=st.booleans())
 def test_char_by_char_equals_a_search(text: str, stop: list[str], include: bool) -> None:
     # Reading character by character, the match that is complete first wins; among those the earliest begun.
@@ -36,7 +36,7 @@ def test_char_by_char_equals_a_search(text: str, stop: list[str], include: bool)
         assert "".join(shown) == text[: end if include else start]
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(pieces=st.lists(st.text(alphabet="ab\n", max_size=5), max_size=8), stop=stops, include=st.booleans())
 def test_nothing_of_a_stop_string_is_ever_shown(pieces: list[str], stop: list[str], include: bool) -> None:
     shown, found = run(pieces, stop, include)
@@ -53,7 +53,7 @@ def test_nothing_of_a_stop_string_is_ever_shown(pieces: list[str], stop: list[st
         assert not any(s in out for s in stop)
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(pieces=st.lists(st.text(alphabet="ab", min_size=1, max_size=3), max_size=8), stop=stops, free=st.integers(0, 8))
 def test_a_match_counts_only_when_completed_after_min_tokens(pieces: list[str], stop: list[str], free: int) -> None:
     shown, found = run(pieces, stop, free=free)

@@ -219,11 +219,12 @@ class Reconciler:
             if wants_logprobs and logprobs is None:
                 raise ValueError("the step brought no logprobs")
             stop = check_stop(request)
+            ends_grammar = grammar_ends(request)
             if stop is not None:
                 output = self._finish(request, stop[0], stop_reason=stop[1])
             else:
                 output = EngineOutput(request.request_id, [])
-                if grammar_ends(request):
+                if ends_grammar:
                     self._ended_by_grammar.append(request)
                 if request.row >= 0:
                     self._rows.careful[request.row] = needs_care(request)
@@ -237,7 +238,9 @@ class Reconciler:
                 output.queue_time_s = (request.first_scheduled or now) - request.queued
             return output
         except GrammarFailure as error:
-            return self._finish(request, "error", error=str(error))
+            failed = self._finish(request, "error", error=str(error))
+            failed.error_param = "structured_outputs"
+            return failed
         except Exception as error:  # one request's trouble
             logger.exception("request %s failed", request.request_id)
             return self._finish(request, "error", error=f"internal error: {error}")

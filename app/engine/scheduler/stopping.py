@@ -25,10 +25,11 @@ def check_stop(request: Request) -> tuple[FinishReason, int | None] | None:
 
 
 def grammar_ends(request: Request) -> bool:
-    """Take the latest token, which did not end the request, into its grammar; whether nothing can follow it.
+    """Take the latest token into the request's grammar; whether nothing can follow it.
 
     Such an end needs no end token, so `min_tokens` and `ignore_eos` cannot ask for what the grammar forbids. Raises
-    GrammarFailure when the token cannot follow those before it.
+    GrammarFailure when the token cannot follow those before it. An end token is asked about too: where a mask failed,
+    or left nothing to choose from, one may come that ends an answer which does not match.
     """
     if request.matcher is None:
         return False

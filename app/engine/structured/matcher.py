@@ -39,7 +39,7 @@ class Matcher:
         return self._recent is None and bool(self.grammar.is_stopped()) and not self.grammar.is_error()
 
     def accept(self, token: int) -> None:
-        """Take in the output's next token, which is not one that ends it; GrammarFailure when it cannot follow."""
+        """Take in the output's next token, end tokens included; GrammarFailure when it cannot follow."""
         if self._recent is not None:
             self._think(self._recent + self._vocabulary.decode_bytes([token]))
             return

@@ -64,7 +64,8 @@ def test_the_sdk_gets_what_sentence_transformers_gives(sdk: openai.OpenAI, refer
     whole = sdk.embeddings.create(model="embed", input=asked)  # base64 on the wire, unless told otherwise
     plain = sdk.embeddings.create(model="embed", input=asked, encoding_format="float", user="me")
     assert [entry.index for entry in whole.data] == list(range(16))
-    assert [entry.embedding for entry in whole.data] == [entry.embedding for entry in plain.data]
+    # Not to the bit: the two may have shared their steps with others, whose lengths change the order of sums.
+    np.testing.assert_allclose([e.embedding for e in whole.data], [e.embedding for e in plain.data], atol=1e-6)
     np.testing.assert_allclose([entry.embedding for entry in whole.data], reference.encode(asked), atol=1e-5)
     tokens = sum(len(ids) for ids in reference.tokenizer(asked)["input_ids"])
     assert whole.usage.prompt_tokens == whole.usage.total_tokens == tokens

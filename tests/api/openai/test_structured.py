@@ -196,3 +196,17 @@ def test_hostile_grammars_are_refused_and_nobody_is_harmed(http: httpx.Client, n
     schema["additionalProperties"] = False
     after = sdk.chat.completions.create(**CHAT, extra_body=compact(schema), max_tokens=20)
     jsonschema.validate(json.loads(after.choices[0].message.content or ""), schema)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_grammar_that_cannot_go_on_is_the_request_s_fault(http: httpx.Client, stream: bool) -> None:
+    """Whether it grew too much work, or the request itself forbids all that it allows: no error of the server's, and
+    no answer that ends as if it matched."""
+    costly = {"structured_outputs": {"regex": "(a|b|ab){1,5000}{1,5000}c"}, "seed": 1}
+    stuck = {"structured_outputs": {"regex": "~{9}"}, "bad_words": ["~" * count for count in range(1, 10)]}
+    for change in (costly, stuck):
+        answer = http.post("/v1/completions", json={"prompt": "x", "max_tokens": 300, "stream": stream, **change})
+        lines = [line for line in answer.text.splitlines() if '"error"' in line]
+        error = json.loads(lines[-1].removeprefix("data: "))["error"]
+        assert (error["type"], error["param"]) == ("invalid_request_error", "structured_outputs"), answer.text
+        assert answer.status_code == 400 or (stream and answer.status_code == 200)

@@ -47,7 +47,7 @@ def test_whole_and_by_character(text: str, content: str, names: list[str]) -> No
         assert (parsed.content, [c.name for c in parsed.calls]) == (content, names)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(case=st.sampled_from(CASES[:-1]), cuts=st.lists(st.integers(0, 120), max_size=6))
 def test_cut_anywhere(case: tuple[str, str, list[str]], cuts: list[int]) -> None:
     text = case[0]

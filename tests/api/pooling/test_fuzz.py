@@ -48,7 +48,7 @@ def app(engines: PoolingEngines) -> Any:
     return create_app(engines, RequestLimits(max_prompts=64))
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_every_answer_is_an_answer_or_a_refusal(app: Any, data: st.DataObject) -> None:
     path = data.draw(st.sampled_from(sorted(BODIES)))

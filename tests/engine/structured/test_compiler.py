@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -172,6 +173,17 @@ def test_a_grammar_that_takes_too_long_costs_a_process(compiler: GrammarCompiler
     after = {child.pid for child in psutil.Process(os.getpid()).children()}
     assert len(before - after) == 1
     compiler.matcher(StructuredOutputs(regex="next"))
+
+
+def test_a_busy_machine_refuses_nothing(compiler: GrammarCompiler) -> None:
+    """The limit of one second is of the process's own time."""
+    compiler.matcher(StructuredOutputs(regex="before"))
+    (child,) = [c for c in psutil.Process(os.getpid()).children() if "trial_process" in " ".join(c.cmdline())]
+    child.suspend()
+    timer = threading.Timer(1.5, child.resume)
+    timer.start()
+    compiler.matcher(StructuredOutputs(regex="late"))
+    timer.join()
 
 
 def test_a_grammar_that_takes_too_much_memory_costs_a_process() -> None:
