@@ -25,7 +25,7 @@ from app.kernels.attention import AttentionMetadata, triton_prefill, triton_pref
 from app.kernels.attention.triton_ops import OPS
 from app.kernels.attention.triton_prefill import PrefillTile
 from app.kernels.fused import HeadNorm, triton_ops
-from app.kernels.gemm import triton_fp8
+from app.kernels.gemm import triton_fp8, triton_small
 from app.kernels.sampling import triton_ops as sampling_ops
 from app.kernels.sampling import triton_sample, triton_token_masks
 
@@ -90,6 +90,16 @@ def compiled(source: ASTSource, options: dict[str, Any]) -> str:
     return f"shared {kernel.metadata.shared}, {found.group(0) if found else 'usage unknown'}"
 
 
+def linear(columns: int, size: int) -> None:
+    """Products of few rows: whole, in parts, gated; a head."""
+    for rows in (1, 32, 64):
+        x, weight = torch.zeros(rows, size, dtype=torch.bfloat16), torch.zeros(2 * columns, size, dtype=torch.bfloat16)
+        triton_small.linear_parts(x, weight[:columns], None)
+        triton_small.linear_parts(x, weight[:columns], weight[0, :1].expand(columns).contiguous())
+        triton_small.gated_linear(x, weight, None)
+        triton_small.linear(x, torch.zeros(1, size, dtype=torch.bfloat16).expand(151_936, size).contiguous(), None)
+
+
 def sampling(dtype: torch.dtype, vocab_size: int) -> None:
     """Sampling of two rows."""
     logits, floats = torch.zeros(2, vocab_size, dtype=dtype), torch.zeros(2)
@@ -149,6 +159,8 @@ def main() -> int:
     fused(torch.float16, 112, (7, 1, 80), use_norm=True)
     attention(torch.bfloat16, qwen, 64, sliding_window=512, soft_cap=30.0)
     attention(torch.float16, (14, 2, 64), 16)
+    linear(1024, 3072)
+    linear(14336, 4096)
     triton_fp8.quantize_rows(torch.zeros(4, 14336, dtype=torch.bfloat16))
     failed = [result for result in results.values() if result.startswith("FAILED")]
     print(f"{len(results)} kernels, {len(failed)} failed")

@@ -19,7 +19,7 @@ from app.kernels.attention import AttentionMetadata, triton_splits
 from app.kernels.attention.triton_splits import SplitList, cut_context, list_splits, most_splits, programs_for
 from app.kernels.attention.triton_tile import NO_MAX, attend_tile
 
-_MERGE_TILE = 16
+_MERGE_TILE = 8  # splits
 
 
 @dataclass(slots=True, frozen=True)
@@ -157,45 +157,39 @@ def decode_kernel(
 
 @triton.jit(do_not_specialize=["window", "num_splits"])
 def merge_kernel(
-    p_partial,
-    p_log_sum,
-    p_out,
-    p_seq_lens,
-    window,
-    num_splits,
-    stride_out_token,
-    stride_out_head,
-    D: tl.constexpr,
-    BN: tl.constexpr,
-    BD: tl.constexpr,
-    BS: tl.constexpr,
-    MAX_SPLITS: tl.constexpr,
-    SPLIT_KEYS: tl.constexpr,
-    USE_WINDOW: tl.constexpr,
-):
-    """Grid (Hq, Rd): out = sum of partials weighted by exp2(log_sum - their total), BS splits at a time."""
-    i_head, i_r = tl.program_id(0), tl.program_id(1)
+    p_partial, p_log_sum, p_out, p_seq_lens, window, num_splits, stride_out_token, stride_out_head,
+    G: tl.constexpr, BG: tl.constexpr, D: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BS: tl.constexpr,
+    MAX_SPLITS: tl.constexpr, SPLIT_KEYS: tl.constexpr, USE_WINDOW: tl.constexpr,
+):  # fmt: skip
+    """Grid (Hkv, Rd): out = sum of partials weighted by exp2(log_sum - their total), for G query heads; the loads of BS
+    splits are under way at a time."""
+    i_kv, i_r = tl.program_id(0), tl.program_id(1)
     b_len = tl.load(p_seq_lens + i_r)
     _, start, split = cut_context(b_len, window, BN, USE_WINDOW, MAX_SPLITS, SPLIT_KEYS)
     num_active = tl.cdiv(b_len - start, split)
     if num_active == 1:  # the first kernel wrote the output itself
         return
-    i_first = (i_r.to(tl.int64) * tl.num_programs(0) + i_head) * num_splits
+    o_g = tl.arange(0, BG)
+    o_head = i_kv * G + o_g
+    m_g = o_g < G
+    o_first = (i_r.to(tl.int64) * tl.num_programs(0) * G + o_head) * num_splits
     o_all = tl.arange(0, MAX_SPLITS)
-    b_logs = tl.load(p_log_sum + i_first + o_all, mask=o_all < num_active, other=NO_MAX)
-    b_max = tl.max(b_logs, 0)
-    b_total = tl.sum(tl.exp2(b_logs - b_max), 0)
+    m_all = m_g[:, None] & (o_all[None, :] < num_active)
+    b_logs = tl.load(p_log_sum + o_first[:, None] + o_all[None, :], mask=m_all, other=NO_MAX)
+    b_max = tl.max(b_logs, 1)
+    b_total = tl.sum(tl.exp2(b_logs - b_max[:, None]), 1)
     o_d = tl.arange(0, BD)
-    b_out = tl.zeros([BD], dtype=tl.float32)
+    m_o = m_g[:, None] & (o_d[None, :] < D)
+    b_out = tl.zeros([BG, BD], dtype=tl.float32)
     for i_s in range(0, num_active, BS):
-        o_s = i_s + tl.arange(0, BS)
-        m_s = o_s < num_active
-        b_weight = tl.exp2(tl.load(p_log_sum + i_first + o_s, mask=m_s, other=NO_MAX) - b_max) / b_total
-        p_part = p_partial + (i_first + o_s)[:, None] * D + o_d[None, :]
-        b_part = tl.load(p_part, mask=m_s[:, None] & (o_d[None, :] < D), other=0.0)
-        b_out += tl.sum(b_part * b_weight[:, None], 0)
-    p_o = p_out + i_r.to(tl.int64) * stride_out_token + i_head * stride_out_head + o_d
-    tl.store(p_o, b_out.to(p_out.dtype.element_ty), mask=o_d < D)
+        for i in tl.static_range(BS):
+            is_there = i_s + i < num_active
+            b_log = tl.load(p_log_sum + o_first + i_s + i, mask=m_g & is_there, other=NO_MAX)
+            p_part = p_partial + (o_first + i_s + i)[:, None] * D + o_d[None, :]
+            b_part = tl.load(p_part, mask=m_o & is_there, other=0.0)
+            b_out += b_part * tl.exp2(b_log - b_max)[:, None]
+    p_o = p_out + i_r.to(tl.int64) * stride_out_token + o_head[:, None] * stride_out_head + o_d[None, :]
+    tl.store(p_o, (b_out / b_total[:, None]).to(p_out.dtype.element_ty), mask=m_o)
 
 
 def decode(
@@ -245,7 +239,7 @@ def decode(
         **cut,
     )  # fmt: skip
     if scratch.num_splits > 1:
-        _merge(meta, scratch, out, sliding_window, cut)
+        _merge(meta, scratch, out, sliding_window, cut, num_kv_heads)
 
 
 def _merge(
@@ -254,19 +248,14 @@ def _merge(
     out: torch.Tensor,
     sliding_window: int | None,
     cut: dict[str, int | bool],
+    num_kv_heads: int,
 ) -> None:
     """Second launch: combine the partial results. `cut` must be what the first launch cut the contexts by."""
-    merge_kernel[(out.shape[1], meta.num_decodes)](
-        scratch.partial,
-        scratch.log_sum,
-        out,
-        meta.seq_lens,
-        sliding_window or 0,
-        scratch.num_splits,
-        out.stride(0),
-        out.stride(1),
-        D=out.shape[2],
-        BS=_MERGE_TILE,
-        num_warps=4,
+    group = out.shape[1] // num_kv_heads
+    merge_kernel[(num_kv_heads, meta.num_decodes)](
+        scratch.partial, scratch.log_sum, out, meta.seq_lens, sliding_window or 0, scratch.num_splits,
+        out.stride(0), out.stride(1),
+        G=group, BG=triton.next_power_of_2(group), D=out.shape[2], BS=_MERGE_TILE,
+        num_warps=max(1, min(8, triton.next_power_of_2(group) * int(cut["BD"]) // 128)),
         **cut,
-    )
+    )  # fmt: skip
