@@ -114,14 +114,14 @@ def fused(dtype: torch.dtype, hidden: int, heads: tuple[int, int, int], use_norm
 
 
 def attention(dtype: torch.dtype, heads: tuple[int, int, int], block_size: int, **masks: Any) -> None:
-    """A mixed step, a step that may be captured, and a chunk through the other prefill kernel."""
+    """A mixed step, steps that may be captured (one that shares splits), a chunk through the other prefill kernel."""
     num_heads, num_kv_heads, head_dim = heads
     cache = torch.zeros(64, 2, num_kv_heads, block_size, head_dim, dtype=dtype)
-    for is_static, counts in ((False, [1, 1, 30]), (True, [1, 1, 1])):
+    for is_static, cascade, counts in ((False, False, [1, 1, 30]), (True, False, [1, 1, 1]), (True, True, [1, 1, 1])):
         starts = torch.tensor([0, *counts]).cumsum(0).int()
         meta = AttentionMetadata(
             starts, torch.full((3,), 900, dtype=torch.int32), torch.zeros(3, 64, dtype=torch.int32),
-            torch.zeros(sum(counts), dtype=torch.int64), max(counts), 900, 3 if is_static else 2, is_static,
+            torch.zeros(sum(counts), dtype=torch.int64), max(counts), 900, 3 if is_static else 2, is_static, cascade,
         )  # fmt: skip
         query = torch.zeros(sum(counts), num_heads, head_dim, dtype=dtype)
         shape = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
@@ -133,7 +133,8 @@ def attention(dtype: torch.dtype, heads: tuple[int, int, int], block_size: int, 
             continue
         for tile in (PrefillTile(128, 64, 8, 3), PrefillTile(128, 128, 8, 2), PrefillTile(64, 64, 4, 3)):
             triton_prefill.prefill(query, cache, meta, query, tile=tile, **options)
-            triton_prefill_descriptors.prefill(query, cache, meta, query, tile=tile, **options)
+            if head_dim & (head_dim - 1) == 0:
+                triton_prefill_descriptors.prefill(query, cache, meta, query, tile=tile, **options)
 
 
 def main() -> int:
@@ -149,6 +150,8 @@ def main() -> int:
     fused(torch.float16, 112, (7, 1, 80), use_norm=True)
     attention(torch.bfloat16, qwen, 64, sliding_window=512, soft_cap=30.0)
     attention(torch.float16, (14, 2, 64), 16)
+    attention(torch.bfloat16, (8, 4, 256), 16, soft_cap=50.0)
+    attention(torch.float16, (7, 1, 80), 32)
     triton_fp8.quantize_rows(torch.zeros(4, 14336, dtype=torch.bfloat16))
     failed = [result for result in results.values() if result.startswith("FAILED")]
     print(f"{len(results)} kernels, {len(failed)} failed")

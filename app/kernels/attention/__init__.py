@@ -31,6 +31,7 @@ class AttentionMetadata:
     # The step may be captured and replayed with other values in these tensors: a backend may take from the host only
     # what the fields above it say (bounds), and read lengths and tables on the device.
     is_static: bool = False
+    cascade: bool = False  # worth reading once what decodes share; a backend that cannot gives the same result without
     plan: object | None = None  # a backend's own precomputation for the step, filled by its `prepare`
 
 
