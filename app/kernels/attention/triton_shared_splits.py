@@ -21,6 +21,8 @@ from app.kernels.attention.triton_splits import SplitList, cut_context
 
 RUN_WORDS = 4  # first split, number of splits, members, unused
 _DEPTH_TILE = 64
+# One compiled kernel serves every batch of up to so many requests.
+_GROUP_TILE = 256
 _GROUP_ELEMENTS = 4096
 
 
@@ -143,12 +145,12 @@ def share_splits(
     cut = {"BN": tile_keys, "MAX_SPLITS": triton_splits.MAX_SPLITS, "SPLIT_KEYS": triton_splits.SPLIT_KEYS}
     depth_kernel[(num_decodes, triton.cdiv(num_decodes, _DEPTH_TILE))](
         meta.block_table, meta.seq_lens, depth, num_decodes, meta.block_table.stride(0),
-        S=block_size, BC=_DEPTH_TILE, BJ=triton.next_power_of_2(max_splits), num_warps=4, **cut,
+        S=block_size, BC=_DEPTH_TILE, BJ=triton_splits.MAX_SPLITS, num_warps=4, **cut,
     )  # fmt: skip
-    requests = max(_DEPTH_TILE, triton.next_power_of_2(num_decodes))
+    requests = max(_GROUP_TILE, triton.next_power_of_2(num_decodes))
     group_kernel[(num_decodes,)](
         depth, meta.seq_lens, singles, runs, members, counts, num_decodes,
         SEATS=seats, RUN=run, RUN_WORDS=RUN_WORDS, BR=requests,
-        BJ=max(1, min(_GROUP_ELEMENTS // requests, triton.next_power_of_2(max_splits))), num_warps=4, **cut,
+        BJ=max(1, _GROUP_ELEMENTS // requests), num_warps=4, **cut,
     )  # fmt: skip
     return SharedSplits(SplitList(singles, counts[:1]), runs, members, counts[1:])

@@ -46,7 +46,8 @@ class FakeCuda:
 
             def replay(self) -> None:
                 for name, size in self.recorded:
-                    getattr(DecodeStep, name)(fake.steps[-1], size)
+                    repeated, _, how = name.partition(" ")
+                    getattr(DecodeStep, repeated)(fake.steps[-1], size, **({how: True} if how else {}))
                     fake.replayed.append((name, size))
 
             def reset(self) -> None:
@@ -72,9 +73,9 @@ class FakeCuda:
             setattr(step, name, self._noted(step, name))
 
     def _noted(self, step: DecodeStep, name: str) -> Any:
-        def call(size: int) -> None:
-            self.calls.append((name, size))
-            getattr(DecodeStep, name)(step, size)
+        def call(size: int, **how: bool) -> None:
+            self.calls.append((" ".join([name, *how]), size))
+            getattr(DecodeStep, name)(step, size, **how)
 
         return call
 
