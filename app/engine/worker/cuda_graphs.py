@@ -43,7 +43,7 @@ def graph_sizes(config: EngineConfig) -> list[int]:
 def cascade_sizes(sizes: list[int]) -> list[int]:
     """Those of `sizes` to capture a second time, for steps that read shared prefixes once: few, as these steps bear
     the padding."""
-    return [size for size in sizes if size >= 8 and size & (size - 1) == 0 or size == sizes[-1] > 1]
+    return [size for size in sizes if (size >= 8 and size & (size - 1) == 0) or size == sizes[-1] > 1]
 
 
 class CudaGraphs:

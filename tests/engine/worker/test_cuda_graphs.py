@@ -111,6 +111,30 @@ def test_captured_largest_first_and_replayed(directory: Path, driver: Driver, mo
     assert fake.free == 1 << 33
 
 
+def test_steps_that_share_prefixes_have_graphs_of_their_own(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = driver.worker._runner
+    assert runner is not None
+    fake = FakeCuda(monkeypatch)
+    with torch.inference_mode():
+        step = runner.static_step([1, 2, 4], torch.float32, [2, 4])
+        fake.watch(step)
+        assert cuda_graphs.measure(step, CPU) == (9 << 20) + (6 << 20) * 3
+        graphs = CudaGraphs(step, CPU)
+        fake.captured.clear()
+        graphs.capture(step.sizes)
+        assert fake.captured == [
+            ("forward", 4), ("forward cascade", 4), ("sample", 4), ("forward", 2), ("forward cascade", 2),
+            ("sample", 2), ("forward", 1), ("sample", 1),
+        ]  # fmt: skip
+        assert [graphs.size_for(n, cascade=True) for n in (1, 2, 3, 5)] == [2, 2, 4, None]
+        step.inputs.pad_all(4)
+        graphs.forward(4, cascade=True)
+        graphs.forward(4)
+    assert fake.replayed == [("forward cascade", 4), ("forward", 4)]
+    graphs.release()
+    assert fake.free == 1 << 33
+
+
 def test_measured_by_a_trial_that_leaves_nothing(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = driver.worker._runner
     assert runner is not None

@@ -58,7 +58,7 @@ def make_batch(
         mine = table[request, : len(mine)]
         positions = torch.arange(seq_len)
         slot = mine.long()[positions // block_size] * block_size + positions % block_size
-        for index in range(seq_len):  # one by one: the judge's own way of writing
+        for index in range(shared, seq_len):  # one by one: the judge's own way of writing
             block, offset = divmod(int(slot[index]), block_size)
             kv_cache[block, 0, :, offset] = keys[-1][index]
             kv_cache[block, 1, :, offset] = values[-1][index]
