@@ -91,8 +91,9 @@ class Layer:
 
     def lists_s(self) -> float:
         """Of finding what is shared, once a step."""
-        tile = choose_cascade_tile(self.sizes["head_dim"], self.dtype)
-        seats = seats_of(tile, self.heads // self.sizes["num_kv_heads"])
+        group = self.heads // self.sizes["num_kv_heads"]
+        tile = choose_cascade_tile(self.batch * group, self.sizes["head_dim"], self.dtype)
+        seats = seats_of(tile, group)
         keys = triton_decode.choose_tile(self.sizes["head_dim"], self.dtype).keys
         meta = self.metadata(cascade=True)
         most = triton_decode.make_scratch(meta, self.heads, self.sizes["head_dim"]).num_splits

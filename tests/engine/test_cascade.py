@@ -53,8 +53,8 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
 
 def started(**options: Any) -> Iterator[EngineCore]:
     config = EngineConfig(
-        model=str(tiny_model("llama", num_hidden_layers=1)), device="cpu", num_threads=1, executor="in_process", max_model_len=256,
-        max_num_seqs=8, **options,
+        model=str(tiny_model("llama", num_hidden_layers=1)), device="cpu", num_threads=1, executor="in_process",
+        max_model_len=256, max_num_seqs=8, **options,
     )  # fmt: skip
     executor = InProcessExecutor(config)
     core = EngineCore(config, ModelInfo.from_directory(config.model), executor, KEY)

@@ -117,11 +117,14 @@ def attention(dtype: torch.dtype, heads: tuple[int, int, int], block_size: int, 
     """A mixed step, steps that may be captured (one that shares splits), a chunk through the other prefill kernel."""
     num_heads, num_kv_heads, head_dim = heads
     cache = torch.zeros(64, 2, num_kv_heads, block_size, head_dim, dtype=dtype)
-    for is_static, cascade, counts in ((False, False, [1, 1, 30]), (True, False, [1, 1, 1]), (True, True, [1, 1, 1])):
+    for is_static, cascade, counts in (
+        (False, False, [1, 1, 30]), (True, False, [1] * 3), (True, True, [1] * 3), (True, True, [1] * 128),
+    ):  # fmt: skip
         starts = torch.tensor([0, *counts]).cumsum(0).int()
         meta = AttentionMetadata(
-            starts, torch.full((3,), 900, dtype=torch.int32), torch.zeros(3, 64, dtype=torch.int32),
-            torch.zeros(sum(counts), dtype=torch.int64), max(counts), 900, 3 if is_static else 2, is_static, cascade,
+            starts, torch.full((len(counts),), 900, dtype=torch.int32),
+            torch.zeros(len(counts), 64, dtype=torch.int32), torch.zeros(sum(counts), dtype=torch.int64), max(counts),
+            900, len(counts) if is_static else 2, is_static, cascade,
         )  # fmt: skip
         query = torch.zeros(sum(counts), num_heads, head_dim, dtype=dtype)
         shape = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}

@@ -186,10 +186,12 @@ class Worker:
         """A decode and a prefill, short and (where kernels are compiled) long, so that the first request finds all
         made that it needs."""
         length = min(self._config.max_num_batched_tokens, max_model_len, 64)
-        batch = min(self._config.max_num_seqs, self._config.max_num_batched_tokens, 4)
+        most = min(self._config.max_num_seqs, self._config.max_num_batched_tokens)
+        batch = min(most, 4)
         steps = [([1], 0), ([1] * batch, 0), ([length], 0)]
         if self._device.type == "cuda":
             steps += [([1], max_model_len - 1), ([1] * batch, max_model_len - 1)]
+            steps += [([1] * min(most, 64), max_model_len - 1)] if runner.cascade is not None else []
         for counts, context in steps:
             hidden = dummy_forward(runner, counts, context, self._config.block_size, self._device)
             if runner.is_last_stage:

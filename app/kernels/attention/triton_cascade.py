@@ -15,9 +15,8 @@ import torch
 import triton
 import triton.language as tl
 
-from app.kernels.attention import AttentionMetadata, triton_splits
+from app.kernels.attention import AttentionMetadata
 from app.kernels.attention.triton_shared_splits import RUN_WORDS, SharedSplits
-from app.kernels.attention.triton_splits import cut_context
 from app.kernels.attention.triton_tile import NO_MAX, attend_tile
 
 # Programs of a launch, for each multiprocessor: as many as run at once, and a second round to even the ends out.
@@ -35,15 +34,17 @@ class CascadeTile:
     num_stages: int
 
 
-def choose_cascade_tile(head_dim: int, dtype: torch.dtype) -> CascadeTile:
-    """A table by the bytes of a key, as the decode kernel's; fp32 products are not the tensor cores' and want small
-    tiles."""
+def choose_cascade_tile(num_rows: int, head_dim: int, dtype: torch.dtype) -> CascadeTile:
+    """A table by the bytes of a key, as the decode kernel's, and by the rows there would be if all requests were one
+    group. fp32 products are not the tensor cores' and want small tiles."""
     key_bytes = triton.next_power_of_2(head_dim) * dtype.itemsize
     if dtype == torch.float32:
         return CascadeTile(rows=32 if key_bytes <= 512 else 16, run=2, num_warps=4, num_stages=2)
-    if key_bytes <= 256:
-        return CascadeTile(rows=64, run=2, num_warps=4, num_stages=3)
-    return CascadeTile(rows=64, run=2, num_warps=8, num_stages=2)
+    if key_bytes > 256:
+        return CascadeTile(rows=64, run=2, num_warps=8, num_stages=2)
+    if num_rows <= 64:
+        return CascadeTile(rows=64, run=1, num_warps=4, num_stages=3)
+    return CascadeTile(rows=128, run=2, num_warps=8, num_stages=3)
 
 
 def seats_of(tile: CascadeTile, group: int) -> int:
@@ -53,12 +54,11 @@ def seats_of(tile: CascadeTile, group: int) -> int:
 
 @triton.jit(do_not_specialize=["stride_table", "stride_split"])
 def cascade_kernel(
-    p_q, p_cache, p_partial, p_log_sum, p_tables, p_seq_lens, p_runs, p_members, p_count,
+    p_q, p_cache, p_partial, p_log_sum, p_tables, p_runs, p_members, p_count,
     scale, soft_cap,
     stride_q_token, stride_q_head, stride_block, stride_value, stride_head, stride_slot, stride_table, stride_split,
     G: tl.constexpr, D: tl.constexpr, S: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
-    SEATS: tl.constexpr, RUN_WORDS: tl.constexpr, MAX_SPLITS: tl.constexpr, SPLIT_KEYS: tl.constexpr,
-    USE_CAP: tl.constexpr, PRECISION: tl.constexpr,
+    SEATS: tl.constexpr, RUN_WORDS: tl.constexpr, USE_CAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Grid (any number, Hkv), which share out the runs. Every member sees every position: no mask."""
     i_head = tl.program_id(1)
@@ -67,16 +67,14 @@ def cascade_kernel(
     o_head = i_head * G + o_m % G
     p_head = p_cache + i_head * stride_head
     for i_run in range(tl.program_id(0), tl.load(p_count), tl.num_programs(0)):
-        i_split = tl.load(p_runs + i_run * RUN_WORDS)
-        num_splits = tl.load(p_runs + i_run * RUN_WORDS + 1)
-        m_m = o_m < tl.load(p_runs + i_run * RUN_WORDS + 2) * G
-        p_member = p_members + i_run * SEATS
-        b_row = tl.load(p_member + o_m // G, mask=m_m, other=0).to(tl.int64)
+        # All at once, not one after another: seats that nobody has hold any number, and are masked below.
+        p_words, p_member = p_runs + i_run * RUN_WORDS, p_members + i_run * SEATS
+        i_split, i_end = tl.load(p_words), tl.load(p_words + 1)
+        split, num_members = tl.load(p_words + 2), tl.load(p_words + 3)
         i_first = tl.load(p_member).to(tl.int64)
-        b_len = tl.load(p_seq_lens + i_first)
-        _, _, split = cut_context(b_len, 0, BN, False, MAX_SPLITS, SPLIT_KEYS)
-        begin = i_split * split
-        end = begin + num_splits * split
+        b_row = tl.load(p_member + o_m // G, mask=o_m // G < SEATS, other=0).to(tl.int64)
+        m_m = o_m < num_members * G
+        begin, end = i_split * split, i_end * split
         m_q = m_m[:, None] & (o_d[None, :] < D)
         p_query = p_q + b_row[:, None] * stride_q_token + o_head[:, None] * stride_q_head + o_d[None, :]
         b_q = tl.load(p_query, mask=m_q, other=0.0)
@@ -92,7 +90,7 @@ def cascade_kernel(
         o_part = (b_row * tl.num_programs(1) * G + o_head) * stride_split + i_split
         tl.store(p_partial + o_part[:, None] * D + o_d[None, :], b_acc / b_sum[:, None], mask=m_q)
         tl.store(p_log_sum + o_part, b_max + tl.log2(b_sum), mask=m_m)
-        for i_rest in range(1, num_splits):
+        for i_rest in range(1, i_end - i_split):
             tl.store(p_log_sum + o_part + i_rest, tl.zeros([BM], dtype=tl.float32) + NO_MAX, mask=m_m)
 
 
@@ -116,8 +114,7 @@ def attend_runs(
     sms = torch.cuda.get_device_properties(query.device).multi_processor_count if on_gpu else _INTERPRETED_SMS
     programs = min(shared.runs.shape[0], max(1, _PROGRAMS_PER_SM * sms // num_kv_heads))
     cascade_kernel[(programs, num_kv_heads)](
-        query, kv_cache, partial, log_sum, meta.block_table, meta.seq_lens,
-        shared.runs, shared.members, shared.count,
+        query, kv_cache, partial, log_sum, meta.block_table, shared.runs, shared.members, shared.count,
         scale, soft_cap or 1.0,
         query.stride(0), query.stride(1), *kv_cache.stride()[:4], meta.block_table.stride(0), log_sum.shape[2],
         G=num_heads // num_kv_heads,
@@ -128,8 +125,6 @@ def attend_runs(
         BD=triton.next_power_of_2(head_dim),
         SEATS=shared.members.shape[1],
         RUN_WORDS=RUN_WORDS,
-        MAX_SPLITS=triton_splits.MAX_SPLITS,
-        SPLIT_KEYS=triton_splits.SPLIT_KEYS,
         USE_CAP=soft_cap is not None,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
         num_warps=tile.num_warps,

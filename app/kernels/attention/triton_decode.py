@@ -258,7 +258,7 @@ def decode(
     if shared is not None:
         attend_runs(
             query, kv_cache, meta, shared, scratch.partial, scratch.log_sum, scale=scale, soft_cap=soft_cap,
-            tile_keys=tile.keys, tile=choose_cascade_tile(head_dim, query.dtype),
+            tile_keys=tile.keys, tile=choose_cascade_tile(meta.num_decodes * group, head_dim, query.dtype),
         )  # fmt: skip
     if scratch.num_splits > 1:
         _merge(meta, scratch, out, sliding_window, cut, has_runs=shared is not None)
@@ -269,8 +269,9 @@ def _shared_splits(
 ) -> SharedSplits | None:
     """How a layer without a window shares its splits; None: not at all."""
     num_kv_heads, block_size = kv_cache.shape[2:4]
-    cascade_tile = choose_cascade_tile(query.shape[2], query.dtype)
-    seats = seats_of(cascade_tile, query.shape[1] // num_kv_heads)
+    group = query.shape[1] // num_kv_heads
+    cascade_tile = choose_cascade_tile(meta.num_decodes * group, query.shape[2], query.dtype)
+    seats = seats_of(cascade_tile, group)
     if scratch.shared is None or seats == 1:
         return None
     key = (tile.keys, seats)

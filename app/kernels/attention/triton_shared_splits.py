@@ -19,7 +19,7 @@ import triton.language as tl
 from app.kernels.attention import AttentionMetadata, triton_splits
 from app.kernels.attention.triton_splits import SplitList, cut_context
 
-RUN_WORDS = 4  # first split, number of splits, members, unused
+RUN_WORDS = 4  # first split, one past the last, positions of a split, members
 _DEPTH_TILE = 64
 # One compiled kernel serves every batch of up to so many requests.
 _GROUP_TILE = 256
@@ -119,9 +119,11 @@ def group_kernel(
         tl.store(p_singles + o_single, i_r * MAX_SPLITS + o_j, mask=m_single)
         b_run = m_run.to(tl.int32)
         o_run = tl.atomic_add(p_counts + 1, tl.sum(b_run, 0)) + tl.cumsum(b_run, 0) - 1
-        tl.store(p_runs + o_run * RUN_WORDS, o_j, mask=m_run)
-        tl.store(p_runs + o_run * RUN_WORDS + 1, b_end - o_j, mask=m_run)
-        tl.store(p_runs + o_run * RUN_WORDS + 2, b_count, mask=m_run)
+        p_words = p_runs + o_run * RUN_WORDS
+        tl.store(p_words, o_j, mask=m_run)
+        tl.store(p_words + 1, b_end, mask=m_run)
+        tl.store(p_words + 2, split, mask=m_run)
+        tl.store(p_words + 3, b_count, mask=m_run)
         o_seat = tl.cumsum(m_after.to(tl.int32), 1) - 1
         b_member = tl.zeros([BJ, BR], dtype=tl.int32) + o_c[None, :]
         tl.store(
