@@ -32,8 +32,19 @@ from benchmarks.split_list import BLOCK, COLD_BYTES
 from benchmarks.split_list import timed as graph_s
 
 TILES = [
-    CascadeTile(rows, run, warps, stages)
-    for rows, warps, stages in ((32, 4, 3), (64, 4, 2), (64, 4, 3), (64, 8, 3), (128, 8, 2), (128, 8, 3))
+    CascadeTile(rows, keys, run, warps, stages)
+    for rows, keys, warps, stages in (
+        (32, 64, 4, 3),
+        (64, 32, 4, 4),
+        (64, 64, 4, 2),
+        (64, 64, 4, 3),
+        (64, 64, 4, 4),
+        (64, 64, 8, 3),
+        (128, 32, 8, 4),
+        (128, 64, 8, 2),
+        (128, 64, 8, 3),
+        (128, 64, 8, 4),
+    )
     for run in (1, 2, 4)
 ]
 

@@ -24,6 +24,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from app.kernels.attention import AttentionMetadata, triton_prefill, triton_prefill_descriptors
 from app.kernels.attention.triton_ops import OPS
 from app.kernels.attention.triton_prefill import PrefillTile
+from app.kernels.attention.triton_shared_splits import share_splits
 from app.kernels.fused import HeadNorm, triton_ops
 from app.kernels.gemm import triton_fp8
 from app.kernels.sampling import triton_ops as sampling_ops
@@ -140,6 +141,13 @@ def attention(dtype: torch.dtype, heads: tuple[int, int, int], block_size: int, 
                 triton_prefill_descriptors.prefill(query, cache, meta, query, tile=tile, **options)
 
 
+def sharing(num_requests: int) -> None:
+    """The search for shared splits among many requests."""
+    lens, table = torch.ones(num_requests, dtype=torch.int32), torch.zeros(num_requests, 64, dtype=torch.int32)
+    meta = AttentionMetadata(lens, lens, table, lens.long(), 1, 900, num_requests, True, True)
+    share_splits(meta, 4, 64, 16, 16, 2)
+
+
 def main() -> int:
     """Return 1 if a kernel does not compile."""
     JITFunction.run = compile_instead
@@ -155,6 +163,8 @@ def main() -> int:
     attention(torch.float16, (14, 2, 64), 16)
     attention(torch.bfloat16, (8, 4, 256), 16, soft_cap=50.0)
     attention(torch.float16, (7, 1, 80), 32)
+    for num_requests in (256, 512, 4096):
+        sharing(num_requests)
     triton_fp8.quantize_rows(torch.zeros(4, 14336, dtype=torch.bfloat16))
     failed = [result for result in results.values() if result.startswith("FAILED")]
     print(f"{len(results)} kernels, {len(failed)} failed")

@@ -26,9 +26,10 @@ _INTERPRETED_SMS = 2
 
 @dataclass(slots=True, frozen=True)
 class CascadeTile:
-    """Tile sizes and launch options of the kernel; its tiles of keys are those of the decode kernel."""
+    """Tile sizes and launch options of the kernel."""
 
     rows: int  # (request, query head of one KV head) pairs
+    keys: int  # at most those of the decode kernel, which a split is a multiple of
     run: int  # splits that one partial result covers at most: fewer to write and merge, but fewer programs too
     num_warps: int
     num_stages: int
@@ -39,12 +40,12 @@ def choose_cascade_tile(num_rows: int, head_dim: int, dtype: torch.dtype) -> Cas
     group. fp32 products are not the tensor cores' and want small tiles."""
     key_bytes = triton.next_power_of_2(head_dim) * dtype.itemsize
     if dtype == torch.float32:
-        return CascadeTile(rows=32 if key_bytes <= 512 else 16, run=2, num_warps=4, num_stages=2)
+        return CascadeTile(rows=32 if key_bytes <= 512 else 16, keys=32, run=2, num_warps=4, num_stages=2)
     if key_bytes > 256:
-        return CascadeTile(rows=64, run=2, num_warps=8, num_stages=2)
+        return CascadeTile(rows=64, keys=32, run=2, num_warps=8, num_stages=2)
     if num_rows <= 64:
-        return CascadeTile(rows=64, run=1, num_warps=4, num_stages=3)
-    return CascadeTile(rows=128, run=2, num_warps=8, num_stages=3)
+        return CascadeTile(rows=64, keys=64, run=1, num_warps=4, num_stages=3)
+    return CascadeTile(rows=128, keys=64, run=2, num_warps=8, num_stages=3)
 
 
 def seats_of(tile: CascadeTile, group: int) -> int:
@@ -107,7 +108,10 @@ def attend_runs(
     tile_keys: int,
     tile: CascadeTile,
 ) -> None:
-    """Partial results of the shared splits: into partial [Rd, Hq, splits, D] and log_sum [Rd, Hq, splits]."""
+    """Partial results of the shared splits: into partial [Rd, Hq, splits, D] and log_sum [Rd, Hq, splits].
+
+    `tile_keys`: those of the decode kernel, by which the contexts were cut.
+    """
     num_heads, head_dim = query.shape[1:]
     num_kv_heads, block_size = kv_cache.shape[2:4]
     on_gpu = query.device.type == "cuda"
@@ -121,7 +125,7 @@ def attend_runs(
         D=head_dim,
         S=block_size,
         BM=tile.rows,
-        BN=tile_keys,
+        BN=min(tile.keys, tile_keys),
         BD=triton.next_power_of_2(head_dim),
         SEATS=shared.members.shape[1],
         RUN_WORDS=RUN_WORDS,
