@@ -28,7 +28,7 @@ class StageLink:
         self, groups: ParallelGroups, hidden_size: int, dtype: torch.dtype, device: torch.device, max_unfinished: int
     ) -> None:
         self._pp, self._feedback = groups.pp, groups.feedback
-        self._hidden_size = hidden_size
+        self.hidden_size = hidden_size
         self._dtype = dtype
         self._device = device
         self._max_unfinished = max_unfinished
@@ -53,7 +53,7 @@ class StageLink:
         """[T, C] from the stage before; None in the first stage."""
         if self.is_first:
             return None
-        hidden = torch.empty(num_tokens, self._hidden_size, dtype=self._dtype, device=self._device)
+        hidden = torch.empty(num_tokens, self.hidden_size, dtype=self._dtype, device=self._device)
         self._receive(self._pp, hidden, self._pp.rank - 1)
         return hidden
 

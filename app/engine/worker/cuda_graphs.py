@@ -79,7 +79,8 @@ class CudaGraphs:
                 self._forward[size] = self._captured(self.step.forward, size)
                 if size in self.step.cascade_sizes:
                     self._cascade[size] = self._captured(partial(self.step.forward, cascade=True), size)
-                self._sample[size] = self._captured(self.step.sample, size)
+                if self.step.sent is None:
+                    self._sample[size] = self._captured(self.step.sample, size)
                 if time.monotonic() - told > SILENT_S:
                     told = time.monotonic()
                     logger.info("CUDA graphs: %d of %d sizes, %.0f s", done + 1, len(sizes), told - began)

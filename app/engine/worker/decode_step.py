@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from app.engine.distributed.stage_link import StageLink
 from app.engine.sampling.sampling_batch import HostParameters
 from app.engine.worker.decode_inputs import DecodeInputs
 from app.engine.worker.row_state import RowState
@@ -25,8 +26,18 @@ from app.kernels.sampling import sample_tokens
 class Model(Protocol):
     """What the step needs of a model runner."""
 
-    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, attention: AttentionMetadata) -> torch.Tensor:
-        """int [T] -> hidden states [T, C]."""
+    @property
+    def link(self) -> StageLink:
+        """To the other pipeline stages."""
+
+    def compute(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        attention: AttentionMetadata,
+        received: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """int [T], and hidden states [T, C] of the stage before -> hidden states [T, C]."""
 
     def raw_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden states [N, C] -> [N, V] in the model's type."""
@@ -48,7 +59,11 @@ class Decode(Protocol):
 
 
 class DecodeStep:
-    """Static tensors for up to sizes[-1] rows, and the step over them."""
+    """Static tensors for up to sizes[-1] rows, and the step over them.
+
+    In a pipeline it is this stage's part of the step: what the stages send each other lies in static tensors too, and
+    travels outside of the step.
+    """
 
     def __init__(
         self,
@@ -62,8 +77,13 @@ class DecodeStep:
         self.sizes = sorted(sizes)
         self.cascade_sizes = sorted(cascade_sizes)
         self.inputs = DecodeInputs(self.sizes[-1], state)
-        self.logits = torch.zeros(self.sizes[-1], vocab_size, dtype=dtype, device=state.device)
-        self.token_ids = torch.zeros(self.sizes[-1], dtype=torch.int64, device=state.device)
+        link, most = model.link, self.sizes[-1]
+        alone = link.is_first and link.is_last
+        hidden = torch.zeros(2, 0 if alone else most, link.hidden_size, dtype=dtype, device=state.device)
+        self.received = None if link.is_first else hidden[0]  # from the stage before
+        self.sent = None if link.is_last else hidden[1]  # to the next one
+        self.logits = torch.zeros(most if link.is_last else 0, vocab_size, dtype=dtype, device=state.device)
+        self.token_ids = torch.zeros(most, dtype=torch.int64, device=state.device)
         self._starts = torch.arange(self.sizes[-1] + 1, dtype=torch.int32, device=state.device)
         self._model = model
         self._state = state
@@ -84,7 +104,7 @@ class DecodeStep:
         self.inputs.load(rows, parameters, size)
 
     def forward(self, size: int, *, cascade: bool = False) -> None:
-        """Input tokens -> logits[:size]; keys and values go into the cache."""
+        """Input tokens, or received[:size] -> logits[:size], or sent[:size]; keys and values go into the cache."""
         state, fields = self._state, self.inputs.view(size)
         meta = AttentionMetadata(
             query_start_loc=self._starts[: size + 1],
@@ -98,11 +118,15 @@ class DecodeStep:
             cascade=cascade,
         )
         input_ids = state.flat_token_ids.index_select(0, fields.sources)
-        hidden = self._model.forward(input_ids, fields.positions, meta)
+        received = None if self.received is None else self.received[:size]
+        hidden = self._model.compute(input_ids, fields.positions, meta, received)
+        if self.sent is not None:
+            self.sent[:size].copy_(hidden)
+            return
         self.logits[:size].copy_(self._model.raw_logits(hidden))
 
     def sample(self, size: int) -> None:
-        """logits[:size] -> token_ids[:size], and into the rows' token ids."""
+        """In the last stage: logits[:size] -> token_ids[:size], and into the rows' token ids."""
         f = self.inputs.view(size)
         drawn, _ = sample_tokens(self.logits[:size], f.temperature, f.top_k, f.top_p, f.min_p, f.keys, f.lengths)
         self.token_ids[:size].copy_(drawn)

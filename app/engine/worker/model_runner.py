@@ -49,8 +49,8 @@ class ModelRunner:
         self._prompt_logprobs = PromptLogprobs(vocab_size)
         self._copy_stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._attention = model.attention_layers[0]
-        self._link = link or StageLink(ParallelGroups(), 0, torch.float32, device, 0)
-        self._feedback = TokenFeedback(self._link, state) if self._link.is_first and not self._link.is_last else None
+        self.link = link or StageLink(ParallelGroups(), 0, torch.float32, device, 0)
+        self._feedback = TokenFeedback(self.link, state) if self.link.is_first and not self.link.is_last else None
         self._vocab_size = vocab_size
         self.cascade: CascadeChoice | None = None  # None: no step reads shared prefixes once
         self.decode: Decode | None = None  # how steps that only decode run; None: as all others
@@ -74,7 +74,20 @@ class ModelRunner:
         return PendingStep(results, clock, self._copy_stream)
 
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, attention: AttentionMetadata) -> torch.Tensor:
-        """int [T] -> hidden states [T, C]; the tokens' keys and values go into the cache."""
+        """`compute`, between what comes from the stage before and what goes to the next one."""
+        hidden = self.compute(input_ids, positions, attention, self.link.receive_hidden(len(positions)))
+        self.link.send_hidden(hidden)
+        return hidden
+
+    def compute(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        attention: AttentionMetadata,
+        received: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """int [T], or hidden states [T, C] of the stage before -> hidden states [T, C]; the tokens' keys and values go
+        into the cache."""
         layer = self._attention
         layer.ops.prepare(
             attention,
@@ -83,15 +96,13 @@ class ModelRunner:
             head_dim=layer.head_dim,
             block_size=self._state.block_size,
         )
-        received = self._link.receive_hidden(len(positions))
         hidden: torch.Tensor = self._model(input_ids, ForwardContext(positions, attention, self.kv_caches, received))
-        self._link.send_hidden(hidden)
         return hidden
 
     @property
     def is_last_stage(self) -> bool:
         """Whether logits and tokens are computed here, and not in a later pipeline stage."""
-        return self._link.is_last
+        return self.link.is_last
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden states [N, C] -> fp32 [N, V]."""
@@ -121,17 +132,15 @@ class ModelRunner:
             decodes = letter.rows[: batch.attention.num_decodes].astype(np.int64)
             batch.attention.cascade = self.cascade.wanted(decodes)
         hidden = self.forward(batch.input_ids, batch.positions, batch.attention)
-        if not self._link.is_last:
-            if self._feedback is not None:
-                self._feedback.expect(batch.sample_rows, batch.sample_lengths)
-            return StepResults(letter.step_id, torch.empty(0, dtype=torch.int64, device=self._device))
+        if not self.link.is_last:
+            return self._elsewhere(letter, batch.sample_rows, batch.sample_lengths)
         if len(batch.sample_rows) == 0:
             results = StepResults(letter.step_id, torch.empty(0, dtype=torch.int64, device=self._device))
         else:
             logits = self._model.logits(hidden[batch.logits_indices])
             lengths = (batch.sample_lengths, batch.device_sample_lengths)
             results = self._sample(letter.step_id, logits, batch.sample_rows, *lengths)
-            self._link.send_tokens(results.sampled_token_ids)
+            self.link.send_tokens(results.sampled_token_ids)
         if self._prompt_logprobs:
             rows = letter.rows.tolist()
             results.prompt_pieces = self._prompt_logprobs.compute(rows, batch, self._state, hidden, self._model.logits)
@@ -149,14 +158,29 @@ class ModelRunner:
         size = size or decode.size_for(count)
         assert size is not None, "the caller asked"
         step.load(rows, parameters, size)
+        received = self.link.receive_hidden(count)
+        if step.received is not None and received is not None:
+            step.received[:count].copy_(received)
         decode.forward(size, cascade=cascade)
+        if step.sent is not None:
+            self.link.send_hidden(step.sent[:count].clone())  # the next step may overwrite it before it has left
+            return self._elsewhere(letter, rows, lengths)
         if parameters is None:
             device_lengths = step.inputs.view(size).lengths[:count]
-            return self._sample(letter.step_id, step.logits[:count].float(), rows, lengths, device_lengths)
+            results = self._sample(letter.step_id, step.logits[:count].float(), rows, lengths, device_lengths)
+            self.link.send_tokens(results.sampled_token_ids)
+            return results
         decode.sample(size)
+        self.link.send_tokens(step.token_ids[:count])
         # Copied within the step: the next one writes to the same place.
         tokens = torch.empty(count, dtype=torch.int64, pin_memory=self._device.type == "cuda")
         return StepResults(letter.step_id, tokens.copy_(step.token_ids[:count], non_blocking=True), is_host=True)
+
+    def _elsewhere(self, letter: SchedulerOutput, rows: NDArray[np.int64], lengths: NDArray[np.int64]) -> StepResults:
+        """Of a stage that is not the last: `rows` get their tokens there."""
+        if self._feedback is not None:
+            self._feedback.expect(rows, lengths)
+        return StepResults(letter.step_id, torch.empty(0, dtype=torch.int64, device=self._device))
 
     def _sample(
         self,

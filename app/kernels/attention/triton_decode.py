@@ -23,6 +23,9 @@ from app.kernels.attention.triton_splits import SplitList, cut_context, list_spl
 from app.kernels.attention.triton_tile import NO_MAX, attend_tile
 
 _MERGE_TILE = 8  # splits
+# Of one split for each request: with few, each multiprocessor has room to have more of its own under way. The bits are
+# the same for any number of stages.
+_FEW_PROGRAMS = 64
 
 
 @dataclass(slots=True, frozen=True)
@@ -246,7 +249,7 @@ def decode(
         USE_LIST=listed is not None,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
         num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
+        num_stages=max(tile.num_stages, 3) if meta.num_decodes * num_kv_heads <= _FEW_PROGRAMS else tile.num_stages,
         **cut,
     )  # fmt: skip
     if shared is not None:

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import multiprocessing
+from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+import torch
+
 from app.engine.executor.local_processes import LocalProcessesExecutor
 from app.engine.executor.local_worker import serve
+from app.engine.worker.graph_setup import GraphSetup
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["app.engine.worker.worker", "app.engine.executor.local_worker", __name__])
+
+
+UNCAPTURED = "decodes over static tensors"
 
 
 class ForkedProcess:
@@ -37,7 +44,21 @@ class ForkedProcess:
 class ForkedExecutor(LocalProcessesExecutor):
     """All else is as in LocalProcessesExecutor."""
 
+    target: Callable[..., None] = staticmethod(serve)
+
     def _spawn(self, arguments: tuple[Any, ...]) -> Any:
-        process = CONTEXT.Process(target=serve, args=arguments, daemon=True)
+        process = CONTEXT.Process(target=self.target, args=arguments, daemon=True)
         process.start()
         return ForkedProcess(process)
+
+
+def serve_static(*arguments: Any) -> None:
+    """A worker that decodes over static tensors, as one on a GPU does, without the capture."""
+
+    def run_uncaptured(setup: GraphSetup) -> None:
+        runner = setup._runner
+        runner.decode = runner.static_step([1, 2, 4, 8, 16], torch.float32)
+        setup.note = UNCAPTURED
+
+    GraphSetup.capture = run_uncaptured  # type: ignore[method-assign]
+    serve(*arguments)

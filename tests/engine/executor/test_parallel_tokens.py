@@ -19,8 +19,9 @@ from app.engine.model_info import ModelInfo
 from app.engine.request import EngineRequest
 from app.engine.sampling_params import SamplingParams
 from app.engine.step import ModelRunnerOutput, SchedulerOutput
+from app.engine.worker_info import WorkerInfo
 from tests.engine.core_driver import Results, assert_idle, run
-from tests.engine.executor.forked_executor import ForkedExecutor
+from tests.engine.executor.forked_executor import UNCAPTURED, ForkedExecutor, serve_static
 from tests.tiny_models import hf_greedy, hf_model, tiny_model
 
 NUM_PROMPTS, MAX_TOKENS = 50, 12
@@ -144,6 +145,27 @@ class KeepsLogprobs(Results):
         super().take(outputs)
         for output in outputs:
             self.logprobs.setdefault(output.request_id, []).extend(entry.logprobs for entry in output.logprobs or [])
+
+
+class Static(Watched):
+    """Over static tensors, as from CUDA graphs."""
+
+    target = staticmethod(serve_static)
+
+    def start(self) -> WorkerInfo:
+        info = super().start()
+        assert UNCAPTURED in info.notes, info.notes
+        return info
+
+
+@pytest.mark.parametrize("pp", [2, 3])
+def test_stages_over_static_tensors(
+    pp: int, directory: Path, truth: list[list[int]], one_rank: tuple[Results, Results]
+) -> None:
+    config = make_config(directory, pipeline_parallel_size=pp)
+    greedy, drawn = generate(config, Static(config))
+    assert [greedy.tokens[f"{number}"] for number in range(NUM_PROMPTS)] == truth
+    assert drawn.tokens == one_rank[1].tokens
 
 
 @pytest.mark.parametrize(("tp", "pp", "count"), [(2, 1, 50), (1, 2, 50), (2, 2, 50), (4, 1, 20), (1, 3, 50)])
