@@ -41,6 +41,7 @@ from app.errors import MantaError
 
 STREAM_TOKENS = 400  # a stream that ends is followed by a new one, so that contexts stay as long as they are
 SMALL_PER_S = 20  # small grammars a second; each is also a request of its own, which is not what is measured
+MIN_TOKENS = 200  # in a phase
 PER_KIND = 12  # grammars that a client cycles through; the cache holds one
 
 Figures = dict[str, float]
@@ -114,9 +115,13 @@ class Neighbours:
                 self._ended.put(1)
 
     def phase(self, seconds: float) -> Figures:
-        """Inter-token latency of the streams in the next `seconds`."""
+        """Inter-token latency of the streams in the next `seconds`, or as many more as MIN_TOKENS take."""
         self._arrivals = arrivals = {}
-        time.sleep(seconds)
+        began = time.monotonic()
+        while (passed := time.monotonic() - began) < seconds or sum(map(len, list(arrivals.values()))) < MIN_TOKENS:
+            if passed > seconds + 60:
+                raise RuntimeError(f"the streams gave fewer than {MIN_TOKENS} tokens in {passed:.0f} s")
+            time.sleep(max(0.05, seconds - passed))
         self._arrivals = {}
         gaps = np.concatenate([np.diff(times) for times in list(arrivals.values())])
         p50, p99 = np.percentile(gaps, [50, 99])
