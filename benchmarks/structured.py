@@ -1,10 +1,9 @@
 """What structured outputs cost: compiling, masks, and the neighbours of whoever brings a hostile grammar.
 
-    python -m benchmarks.structured [--vocabulary 128000] [--streams 8] [--seconds 6] [--out results/structured.json]
+    python -m benchmarks.structured [--vocabulary 128000] [--streams 8] [--seconds 2] [--rounds 6] [--out FILE]
 
 `compile` is from a StructuredOutputs to a matcher, in the trial's process and in the engine; `mask` and `accept` are of
-one row, on a walk of random allowed tokens. Neighbours are greedy streams of the built-in model, whose inter-token
-latency is taken in three phases of equal length: alone, while hostile grammars come one after another, and alone again.
+one row, on a walk of random allowed tokens. `neighbours` is `benchmarks.grammar_neighbours`, which also runs alone.
 `tools` is the share of held-out tool calls that the built-in model makes right at temperature 1, with and without a
 grammar that enforces a call.
 """
@@ -13,12 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import secrets
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from itertools import islice
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -30,21 +24,15 @@ from app import LLM, SamplingParams
 from app.api.parsers.base import Schema
 from app.api.parsers.grammar import Lark
 from app.api.parsers.hermes import HermesParser
-from app.config import EngineConfig
-from app.engine.async_engine import AsyncEngine
-from app.engine.core import EngineCore
-from app.engine.executor import create_executor
 from app.engine.model_info import ModelInfo
-from app.engine.outputs import EngineOutput
-from app.engine.request import EngineRequest
 from app.engine.structured.compiler import GrammarCompiler
 from app.engine.structured.grammar import compile_grammar
 from app.engine.structured.limits import GrammarLimits
 from app.engine.structured.matcher import Matcher
 from app.engine.structured.structured_outputs import StructuredOutputs
 from app.engine.structured.vocabulary import VocabularySource
-from app.errors import MantaError
 from app.text.tokenizer import Tokenizer
+from benchmarks.grammar_neighbours import neighbours, table
 from tests.engine.structured.grammars import all_grammars
 from tools.tiny_chat.evaluate import parse_tool_calls, same_calls
 
@@ -139,93 +127,6 @@ def trial() -> dict[str, float]:
         compiler.close()
 
 
-class Neighbours:
-    """Streams of tokens from one engine, and when each came."""
-
-    def __init__(self, streams: int) -> None:
-        config = EngineConfig(model="tiny-chat", executor="in_process", num_threads=1, max_num_seqs=64)
-        self._arrivals: dict[str, list[float]] = {}
-        core = EngineCore(config, MODEL, create_executor(config), secrets.token_bytes(32))
-        self.engine = AsyncEngine(core, self._deliver, lambda error: None, warm_grammars=True)
-        self.engine.start()
-        for i in range(streams):
-            params = SamplingParams(temperature=0, max_tokens=4000, ignore_eos=True, seed=0)
-            self.engine.add_request(EngineRequest(f"stream-{i}", [5, 6, 7 + i], params))
-
-    def _deliver(self, outputs: list[EngineOutput]) -> None:
-        now = time.perf_counter()
-        for output in outputs:
-            if output.new_token_ids:
-                self._arrivals.setdefault(output.request_id, []).append(now)
-
-    def phase(self, seconds: float) -> dict[str, float]:
-        """Inter-token latency of the streams in the next `seconds`."""
-        self._arrivals = {}
-        time.sleep(seconds)
-        arrivals = [times for name, times in list(self._arrivals.items()) if name.startswith("stream-")]
-        gaps = [float(gap) for times in arrivals for gap in np.diff(times)]
-        return {"mean_ms": 1e3 * float(np.mean(gaps)), **_spread("itl_ms", gaps, 1e3), "tokens": float(len(gaps))}
-
-
-def hostile_grammars() -> Iterator[StructuredOutputs]:
-    """Grammars that the limits let in, or stop only in the process that tries them; each is new."""
-    i = 0
-    while True:
-        i += 1
-        many = {f"p{i}_{j}": {"type": "string"} for j in range(6000)}
-        yield StructuredOutputs(json={"type": "object", "properties": many, "additionalProperties": False})
-        yield StructuredOutputs(json={"enum": [f"{i}-{j}" for j in range(10_000)]})
-        yield StructuredOutputs(json={"type": "integer", "multipleOf": 40_000 + i})
-        yield StructuredOutputs(regex="|".join(f"w{i}x{j}" for j in range(15_000)))
-
-
-@contextmanager
-def attack(engine: AsyncEngine) -> Iterator[list[float]]:
-    """A client that sends one hostile grammar after another; seconds that each took to be answered."""
-    done, took = threading.Event(), []
-    specs = list(islice(hostile_grammars(), 200))  # made beforehand: that is the client's work
-
-    def run() -> None:
-        for i, spec in enumerate(specs):
-            if done.is_set():
-                return
-            began = time.perf_counter()
-            params = SamplingParams(max_tokens=2, seed=0, structured_outputs=spec)
-            with suppress(MantaError):
-                engine.add_request(EngineRequest(f"hostile-{i}", [5], params))
-            took.append(time.perf_counter() - began)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield took
-    finally:
-        done.set()
-        thread.join()
-
-
-def neighbours(streams: int, seconds: float) -> dict[str, Any]:
-    """Inter-token latency alone, under attack, and alone again."""
-    running = Neighbours(streams)
-    try:
-        running.phase(1.0)
-        before = running.phase(seconds)
-        with attack(running.engine) as took:
-            under = running.phase(seconds)
-        after = running.phase(seconds)
-    finally:
-        running.engine.shutdown()
-    alone = (before["mean_ms"] + after["mean_ms"]) / 2
-    return {
-        "before": before,
-        "under": under,
-        "after": after,
-        "ratio": under["mean_ms"] / alone,
-        "grammars": len(took),
-        "answered_max_s": max(took),
-    }
-
-
 def tool_calls(seeds: int = 3) -> dict[str, float]:
     """Share of held-out calls made right at temperature 1: left alone, and under the grammar of a required call."""
     lines = (MODEL.directory / "heldout.jsonl").read_text().splitlines()
@@ -256,18 +157,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vocabulary", type=int, default=128_000)
     parser.add_argument("--streams", type=int, default=8)
-    parser.add_argument("--seconds", type=float, default=6.0)
+    parser.add_argument("--seconds", type=float, default=2.0, help="of one phase of `neighbours`")
+    parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     source = VocabularySource(MODEL.directory, MODEL.vocab_size, MODEL.eos_token_ids)
-    report = {
+    report: dict[str, Any] = {
         "grammars": [grammars(source.load()), grammars(big_vocabulary(options.vocabulary))],
         "trial": trial(),
-        "neighbours": neighbours(options.streams, options.seconds),
+        "neighbours": neighbours(options.streams, options.seconds, options.rounds),
         "tools": tool_calls(),
     }
     text = json.dumps(report, indent=1)
     print(text)
+    print(table(report["neighbours"]))
     if options.out is not None:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(text + "\n")

@@ -72,6 +72,26 @@ class ChatTemplate:
         tree = self._environment.parse(self._sources.get("default", ""))
         return any(_is_content(loop.iter) for loop in tree.find_all(nodes.For))
 
+    @cached_property
+    def takes_none(self) -> bool:
+        """Whether the template that a chat with tools uses asks if a message's content is none.
+
+        DeepSeek's do, and write calls only, or write them rightly only, where it is. An `or` beside the question says
+        that empty text means the same.
+        """
+        tree = self._environment.parse(self.source)
+        tests = [
+            *(node.test for node in tree.find_all(nodes.If)),
+            *(node.test for node in tree.find_all(nodes.CondExpr)),
+        ]
+        return any(_asks_for_none(part) for test in tests for part in _conjuncts(test))
+
+    @cached_property
+    def takes_thought_parts(self) -> bool:
+        """Whether the default template reads thoughts as parts of the content, of type "thinking" (Mistral's do)."""
+        tree = self._environment.parse(self._sources.get("default", ""))
+        return self.takes_parts and any(_asks_for_thought_part(node) for node in tree.find_all(nodes.Compare))
+
     def render(
         self,
         messages: Sequence[Message],
@@ -117,6 +137,14 @@ class ChatTemplate:
         if isinstance(content, list) and not self.takes_parts:
             parts = (part if isinstance(part, str) else str(part.get("text", "")) for part in content)
             return {**message, "content": "\n".join(parts)}
+        if message.get("role") != "assistant":
+            return message
+        thought = message.get("reasoning") or message.get("reasoning_content")
+        if thought and self.takes_thought_parts:
+            texts = [{"type": "text", "text": content}] if isinstance(content, str) and content else content or []
+            return {**message, "content": [{"type": "thinking", "thinking": thought}, *texts]}
+        if content == "" and message.get("tool_calls") and self.takes_none:
+            return {**message, "content": None}
         return message
 
     def _render_open(self, template: jinja2.Template, chat: list[Message], values: dict[str, Any], caps: _Caps) -> str:
@@ -202,6 +230,34 @@ def _is_content(node: nodes.Node) -> bool:
             return bool(attr == "content")
         case nodes.Getitem(arg=nodes.Const(value=value)):
             return bool(value == "content")
+    return False
+
+
+def _conjuncts(test: nodes.Node) -> list[nodes.Node]:
+    """What a condition demands: the parts that `and` joins, each without its `not`."""
+    match test:
+        case nodes.And(left=left, right=right):
+            return _conjuncts(left) + _conjuncts(right)
+        case nodes.Not(node=node):
+            return _conjuncts(node) if isinstance(node, nodes.Test) else [node]
+    return [test]
+
+
+def _asks_for_none(node: nodes.Node) -> bool:
+    """Whether an expression is `message.content is none`."""
+    if not isinstance(node, nodes.Test) or node.name != "none":
+        return False
+    return not isinstance(node.node, nodes.Name) and _is_content(node.node)
+
+
+def _asks_for_thought_part(node: nodes.Compare) -> bool:
+    """Whether an expression is `part.type == "thinking"`."""
+    match node:
+        case nodes.Compare(
+            expr=nodes.Getattr(attr="type") | nodes.Getitem(arg=nodes.Const(value="type")),
+            ops=[nodes.Operand(op="eq", expr=nodes.Const(value="thinking"))],
+        ):
+            return True
     return False
 
 

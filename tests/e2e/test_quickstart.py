@@ -10,8 +10,11 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from app.engine.model_info import resolve_model
 from benchmarks.serve_process import ServeProcess
+from tests.api.openai.test_beam_search import judge
 from tests.e2e.conftest import heldout, metric, wait_until
+from tests.tiny_models import hf_model
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -52,6 +55,29 @@ def test_n_choices_and_seed(client: openai.OpenAI) -> None:
     texts = [choice.message.content for choice in first.choices]
     assert [choice.index for choice in first.choices] == [0, 1, 2]
     assert texts == [choice.message.content for choice in second.choices]
+
+
+def test_beam_search_over_the_graph(client: openai.OpenAI, quickstart: ServeProcess) -> None:
+    """The ingress asks a replica step by step; the beams are those of transformers, and nothing stays behind."""
+    messages = _messages("Who are you?")
+    extra = {"use_beam_search": True, "return_token_ids": True, "length_penalty": 0.8}
+    whole = client.chat.completions.create(
+        model="tiny-chat", messages=messages, n=3, max_tokens=16, temperature=0, extra_body=extra
+    )
+    reference = hf_model(resolve_model("tiny-chat"))
+    expected = judge(reference, whole.prompt_token_ids, 3, 3, 16, length_penalty=0.8)
+    assert [choice.token_ids for choice in whole.choices] == expected
+    assert [choice.index for choice in whole.choices] == [0, 1, 2]
+    assert len({tuple(beam) for beam in expected}) == 3
+    with pytest.raises(openai.BadRequestError, match="use_beam_search"):
+        client.chat.completions.create(
+            model="tiny-chat", messages=messages, stream=True, extra_body={"use_beam_search": True}
+        )
+    wait_until(
+        lambda: metric(httpx.get(f"{quickstart.base_url}/metrics").text, "vllm:num_requests_running") == 0,
+        10,
+        "the beams' requests are gone",
+    )
 
 
 def test_completions_models_tokenize(client: openai.OpenAI, quickstart: ServeProcess) -> None:

@@ -153,6 +153,51 @@ def test_parts_stay_parts_where_the_template_iterates(models: dict[str, Path]) -
     assert ChatTemplate.from_directory(models["tiny-chat"]).takes_parts
 
 
+CALLS = [{"type": "function", "function": {"name": "f", "arguments": "{}"}}]
+
+
+@pytest.mark.parametrize(
+    ("test", "expected"),
+    [
+        ("message.content is none", None),
+        ("message['role'] == 'assistant' and message['content'] is not none", None),
+        ("not (message.content is none)", None),
+        ("(message.content is none or message.content == '') and not message.tool_calls", ""),
+        ("message.content", ""),
+        ("message.name is none", ""),
+    ],
+)
+def test_empty_text_beside_calls_is_what_the_template_asks_for(test: str, expected: str | None) -> None:
+    ours = ChatTemplate(
+        {
+            "default": "{% for message in messages %}{% if "
+            + test
+            + " %}{% endif %}{{ message.content | tojson }}{% endfor %}"
+        },
+        {},
+    )
+    for calls, content in ((CALLS, expected), ([], "")):
+        turn = {"role": "assistant", "content": "", "tool_calls": calls}
+        assert ours.render([turn], add_generation_prompt=False) == json.dumps(content)
+    assert ours.render([{"role": "assistant", "content": "x", "tool_calls": CALLS}]) == '"x"'
+
+
+def test_thoughts_are_parts_where_the_template_reads_such_parts() -> None:
+    loop = (
+        "{% for part in message.content %}{% if part['type'] == WORD %}({{ part.thinking }}){% else %}{{ part.text }}"
+    )
+    loop = "{% for message in messages %}" + loop + "{% endif %}{% endfor %}{% endfor %}"
+    ours = ChatTemplate({"default": loop.replace("WORD", "'thinking'")}, {})
+    text = [{"type": "text", "text": "say"}]
+    for content, expected in (("say", "(why)say"), (text, "(why)say"), ("", "(why)")):
+        assert ours.render([{"role": "assistant", "content": content, "reasoning": "why"}]) == expected
+        assert ours.render([{"role": "assistant", "content": content, "reasoning_content": "why"}]) == expected
+    assert ours.render([{"role": "assistant", "content": text}]) == "say"
+    assert ours.render([{"role": "user", "content": text, "reasoning": "why"}]) == "say"
+    other = ChatTemplate({"default": loop.replace("WORD", "'image'")}, {})
+    assert other.render([{"role": "assistant", "content": text, "reasoning": "why"}]) == "say"
+
+
 def test_strftime_now(models: dict[str, Path]) -> None:
     assert ChatTemplate.from_directory(models["parts"]).render(CHATS["short"]).endswith(str(datetime.now().year))
 

@@ -50,12 +50,17 @@ class ChatMessage(Closed):
         return self
 
     def for_template(self) -> dict[str, Any]:
-        """The message as chat templates expect it: call arguments as objects, thoughts under both names, content."""
+        """The message as chat templates expect it: call arguments as objects, thoughts under all their names, content.
+
+        gpt-oss's template reads `thinking`, and refuses it beside both text and calls.
+        """
         message = self.model_dump(exclude_none=True, exclude={"refusal", "annotations", "tool_calls"})
         if self.tool_calls:
             message["tool_calls"] = [call.for_template() for call in self.tool_calls]
         if thought := self.reasoning or self.reasoning_content:
             message |= {"reasoning": thought, "reasoning_content": thought}
+            if not (self.tool_calls and self.content):
+                message["thinking"] = thought
         return {**message, "content": message.get("content", self.refusal or "")}
 
     def text(self) -> str:

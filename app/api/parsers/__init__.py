@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from app.api.parsers.base import ReasoningParser, ToolParser
 from app.errors import ConfigError
 from app.registry import Registry
@@ -31,7 +33,13 @@ REASONING_PARSERS: Registry[type[ReasoningParser]] = Registry(
 )
 
 # A template that writes all of these belongs to a model that answers in the form of the parser. First match wins.
-_TOOL_MARKS = (
+# None: forms with markers like those below that no parser reads: GLM's, Seed's, MiniMax's, Apriel's, Functionary's.
+_TOOL_MARKS: tuple[tuple[str | None, tuple[str, ...]], ...] = (
+    (None, ("<arg_key>",)),
+    (None, ("<seed:tool_call>",)),
+    (None, ("<invoke name=",)),
+    (None, ("<tool_calls>[",)),
+    (None, ("<|python_tag|>", "<function=")),
     ("harmony", ("<|channel|>", "functions.")),
     ("qwen3_coder", ("<function=", "<parameter=")),
     ("hermes", ("<tool_call>",)),
@@ -39,6 +47,7 @@ _TOOL_MARKS = (
     ("deepseek_v3", ("<｜tool▁sep｜>", "```json")),
     ("deepseek_v31", ("<｜tool▁sep｜>",)),
     ("pythonic", ("[func_name1(",)),
+    ("pythonic", ("<|tool_call_start|>[",)),
     ("llama3_json", ("<|python_tag|>",)),
     ("llama3_json", ('"parameters": dictionary of argument name',)),
 )
@@ -66,5 +75,5 @@ def check_parser_names(tool_parser: str, reasoning_parser: str) -> None:
             raise ConfigError(f"{option}: unknown parser {name!r}; known: {known}", param=option)
 
 
-def _by_marks(table: tuple[tuple[str, tuple[str, ...]], ...], source: str) -> str | None:
+def _by_marks(table: Iterable[tuple[str | None, tuple[str, ...]]], source: str) -> str | None:
     return next((name for name, marks in table if all(mark in source for mark in marks)), None)

@@ -11,6 +11,7 @@ import json
 import re
 import warnings
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 from app.api.parsers.base import ToolParser
@@ -18,26 +19,28 @@ from app.api.parsers.grammar import CallGrammar, Lark, in_order, property_schema
 from app.api.parsers.scanner import MAX_NAME, Mismatch, Scanner, Steps
 
 START, END = "<|python_start|>", "<|python_end|>"
+LFM_START, LFM_END = "<|tool_call_start|>", "<|tool_call_end|>"
 _JSON_NAMES = {"true": True, "false": False, "null": None}
+_STRING = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*\"""", re.S)
 _MATTERS = re.compile(r"""["'()\[\]{}\\]""")
 
 
 class PythonicParser(ToolParser):
-    """Llama 3.2 (small), Llama 4 and others that were taught to answer in Python."""
+    """Llama 3.2 (small), Llama 4, LFM2 and others that were taught to answer in Python."""
 
-    markers = (START, END)
+    markers = (START, END, LFM_START, LFM_END)
 
     def parse(self) -> Steps[None]:
         """A list of calls if the answer begins with one, or after the marker; all else is content."""
         scan = self.scan
         before = yield from scan.space()
-        marked = yield from scan.match(START)
+        marked = yield from scan.match(START, LFM_START)
         scan.gap = before + ((yield from scan.space()) if marked else "")
         if (yield from scan.match("[")):
             yield from self._calls("[")
         else:
             scan.say_content(scan.gap)
-        while (yield from scan.content(START, END)):
+        while (yield from scan.content(*self.markers)):
             gap = scan.gap
             if (yield from scan.accept("[")):
                 scan.gap = gap
@@ -66,9 +69,12 @@ class PythonicParser(ToolParser):
     @classmethod
     def call_grammar(cls, special: Collection[str]) -> CallGrammar:
         """A list of calls; JSON's words for constants are understood too, so values may be JSON."""
-        return CallGrammar(
+        calls = CallGrammar(
             "{name}(", ")", begin="[", separator=", ", end="]", trigger="[", is_first=True, arguments=_lark_arguments
         )
+        if LFM_START not in special:
+            return calls
+        return replace(calls, begin=f"{LFM_START}[", end=f"]{LFM_END}", trigger=LFM_START, is_first=False)
 
 
 def _to_bracket(scan: Scanner) -> Steps[str]:
@@ -102,6 +108,8 @@ def _keywords(text: str) -> str:
     try:
         with warnings.catch_warnings():  # about escapes that Python does not know
             warnings.simplefilter("ignore")
+            # Some models' templates write the lines of a string as they are.
+            text = _STRING.sub(lambda found: found.group().replace("\n", "\\n").replace("\r", "\\r"), text)
             tree = ast.parse(f"f({text.strip()}\n)", mode="eval").body
         if not isinstance(tree, ast.Call) or tree.args:
             raise Mismatch

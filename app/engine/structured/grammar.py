@@ -22,7 +22,7 @@ MAX_REASON = 400  # characters of the library's own words that a client gets to 
 def compile_grammar(spec: StructuredOutputs, vocabulary: LLTokenizer) -> LLMatcher:
     """A matcher at the grammar's start, its first mask computed; InvalidRequestError says what is wrong with it."""
     field = f"structured_outputs.{spec.kind}"
-    matcher = LLMatcher(vocabulary, grammar_text(spec), log_level=0, limits=parser_limits())
+    matcher = LLMatcher(vocabulary, grammar_text(spec, vocabulary), log_level=0, limits=parser_limits())
     if matcher.is_error():
         raise InvalidRequestError(f"{field}: {_reason(matcher)}", param=field)
     mask = np.zeros(num_mask_words(vocabulary), np.int32)

@@ -8,18 +8,22 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from llguidance import LLMatcher
+from llguidance import LLMatcher, LLTokenizer
 from llguidance.gbnf_to_lark import any_to_lark
 
 from app.engine.structured.json_style import json_options
+from app.engine.structured.markers import special_tokens, with_token_ids
 from app.engine.structured.patterns import ascii_classes, with_ascii_patterns
 from app.engine.structured.structural_tag import structural_tag_grammar
 from app.engine.structured.structured_outputs import StructuredOutputs
 from app.errors import InvalidRequestError
 
 
-def grammar_text(spec: StructuredOutputs) -> str:
-    """The grammar of `spec` in llguidance's own notation; InvalidRequestError names the field at fault."""
+def grammar_text(spec: StructuredOutputs, vocabulary: LLTokenizer) -> str:
+    """The grammar of `spec` in llguidance's own notation; InvalidRequestError names the field at fault.
+
+    The vocabulary only says which names stand for tokens.
+    """
     kind = spec.kind
     if kind == "json":
         return _json(spec.json_schema, spec)
@@ -32,9 +36,9 @@ def grammar_text(spec: StructuredOutputs) -> str:
         options = " | ".join(json.dumps(text, ensure_ascii=False) for text in spec.choice or ())
         return str(LLMatcher.grammar_from_lark(f"start: {options}"))
     if kind == "grammar":
-        return _lark(spec.grammar or "")
+        return _lark(spec.grammar or "", vocabulary)
     assert spec.structural_tag is not None
-    return structural_tag_grammar(spec.structural_tag)
+    return structural_tag_grammar(spec.structural_tag, special_tokens(vocabulary))
 
 
 def _json(schema: Any, spec: StructuredOutputs) -> str:
@@ -49,12 +53,12 @@ def _json(schema: Any, spec: StructuredOutputs) -> str:
         raise InvalidRequestError(f"structured_outputs.json: {error}", param="structured_outputs.json") from error
 
 
-def _lark(text: str) -> str:
-    """Lark as it is; GBNF (`name ::= ...`) translated."""
+def _lark(text: str, vocabulary: LLTokenizer) -> str:
+    """Lark as it is, but for names of tokens; GBNF (`name ::= ...`) translated."""
     if text.lstrip().startswith("%llguidance"):  # Lark for certain, whatever its strings hold
-        return str(LLMatcher.grammar_from_lark(text))
+        return str(LLMatcher.grammar_from_lark(with_token_ids(text, vocabulary)))
     try:
-        return str(LLMatcher.grammar_from_lark(any_to_lark(text)))
+        return str(LLMatcher.grammar_from_lark(with_token_ids(any_to_lark(text), vocabulary)))
     except Exception as error:  # the translator raises whatever its reading of the text runs into
         raise InvalidRequestError(
             f"structured_outputs.grammar: cannot be read: {error}", param="structured_outputs.grammar"

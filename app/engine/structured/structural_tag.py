@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from app.engine.structured.json_style import json_options
+from app.engine.structured.markers import literal, quoted, split_markers
 from app.engine.structured.patterns import ascii_classes, with_ascii_patterns
 from app.errors import InvalidRequestError, UnsupportedError
 
@@ -22,11 +23,14 @@ HEADER = "%llguidance {}\n"
 _OPEN_SLASH = re.compile(r"\\.|/", re.DOTALL)
 
 
-def structural_tag_grammar(tag: dict[str, Any]) -> str:
-    """The grammar of a structural tag; InvalidRequestError or UnsupportedError names the part at fault."""
+def structural_tag_grammar(tag: dict[str, Any], markers: Mapping[str, int]) -> str:
+    """The grammar of a structural tag; InvalidRequestError or UnsupportedError names the part at fault.
+
+    `markers` are the model's special tokens: where fixed text holds the name of one, that token is meant.
+    """
     if tag.get("type", "structural_tag") != "structural_tag":
         raise _wrong("type", "must be 'structural_tag'")
-    writer = _Writer()
+    writer = _Writer(markers)
     if "format" in tag:
         _closed(tag, ("type", "format"), "")
         start = writer.read(tag["format"], "format")
@@ -55,8 +59,9 @@ def _structures(tag: dict[str, Any]) -> list[dict[str, Any]]:
 class _Writer:
     """Collects rules; each `read` returns what stands for the format in another rule's body."""
 
-    def __init__(self) -> None:
+    def __init__(self, markers: Mapping[str, int]) -> None:
         self.rules: list[str] = []
+        self._markers = markers
         self._has_text = False
         self._readers: dict[str, Callable[[dict[str, Any], str], str]] = {
             "const_string": self._const_string,
@@ -94,9 +99,7 @@ class _Writer:
             if trigger is None:
                 raise _wrong(_at(where, "begin"), f"{begin!r} begins with none of the triggers")
             rest = self._tag({**tag, "begin": begin[len(trigger) :]}, where)
-            opening = self._add(f"TEXT {_quoted(trigger)}", lazy=True)
-            names.append(self._add(f"{opening} {rest}"))
-        self._need_text()
+            names.append(self._add(f"{self._text_before(trigger)} {rest}"))
         repeat = {(False, False): "*", (True, False): "+", (False, True): "?", (True, True): ""}[at_least_one, once]
         return f"({' | '.join(names)}){repeat} " + ("" if once and at_least_one else "TEXT")
 
@@ -112,13 +115,13 @@ class _Writer:
         begin, end = _text(part, "begin", path), _text(part, "end", path)
         content = part.get("content")
         if isinstance(content, dict) and content.get("type") == "any_text" and end:
-            return f"{_quoted(begin)} {self._add(f'TEXT {_quoted(end)}', lazy=True, needs_text=True)}"
-        return f"{_quoted(begin)} {self.read(content, _at(path, 'content'))} {_quoted(end)}"
+            return f"{self._literal(begin)} {self._text_before(end)}"
+        return f"{self._literal(begin)} {self.read(content, _at(path, 'content'))} {self._literal(end)}"
 
     def _const_string(self, part: dict[str, Any], path: str) -> str:
         """{"value"}"""
         _closed(part, ("type", "value"), path)
-        return _quoted(_text(part, "value", path))
+        return self._literal(_text(part, "value", path))
 
     def _json_schema(self, part: dict[str, Any], path: str) -> str:
         """{"json_schema"}"""
@@ -155,11 +158,23 @@ class _Writer:
         parts = [self.read(element, _at(path, f"elements.{i}")) for i, element in enumerate(elements)]
         return f"({' | '.join(parts)})"
 
-    def _add(self, body: str, *, lazy: bool = False, terminal: bool = False, needs_text: bool = False) -> str:
+    def _literal(self, text: str) -> str:
+        return literal(text, self._markers)
+
+    def _text_before(self, end: str) -> str:
+        """Any text up to the first `end`, and that. Text cannot hold a special token, so it ends by itself there."""
+        self._need_text()
+        head, *rest = split_markers(end, self._markers)
+        if head in self._markers:
+            return f"TEXT {self._literal(end)}"
+        if not rest:
+            return self._add(f"TEXT {quoted(head)}", lazy=True)
+        text = self._add(f"/(.|\\n)*{_pattern(head)}/", terminal=True)
+        return f"{text} {self._literal(''.join(rest))}"
+
+    def _add(self, body: str, *, lazy: bool = False, terminal: bool = False) -> str:
         name = f"{'R' if terminal else 'r'}{len(self.rules)}"
         self.rules.append(f"{name}{'[lazy]' if lazy else ''}: {body}")
-        if needs_text:
-            self._need_text()
         return name
 
     def _need_text(self) -> None:
@@ -173,8 +188,9 @@ def _escaped_slash(found: re.Match[str]) -> str:
     return r"\/" if found.group() == "/" else found.group()
 
 
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False) if text else '""'
+def _pattern(text: str) -> str:
+    """A regular expression for exactly this text, as it stands between two slashes."""
+    return r"\n".join(re.escape(line).replace("/", r"\/") for line in text.split("\n"))
 
 
 def _at(path: str, name: str) -> str:

@@ -84,6 +84,7 @@ KINDS = [
     Kind("deepseek_v31", "think", "deepseek_v31"),
     Kind("pythonic", None, "pythonic"),
     Kind("pythonic", None, "pythonic", ("marked",)),
+    Kind("pythonic", "think", "pythonic", ("lfm",)),
     Kind("harmony", None, "harmony"),
     Kind("harmony", None, "harmony", ("in_role",)),
 ]

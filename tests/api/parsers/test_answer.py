@@ -42,6 +42,7 @@ TOOL: Any = {"type": "function", "function": {"name": "now"}}
 
 def test_templates_name_their_parsers() -> None:
     assert {name: tool_parser_name(text) for name, text in MARKS.items()} == {name: name for name in MARKS}
+    assert tool_parser_name("'<|tool_call_start|>[' + name + '('") == "pythonic"
     assert set(MARKS) == set(TOOL_PARSERS)
     assert [reasoning_parser_name(text) for text in ("'</think>'", "[/THINK]", "<|channel|>", "")] == [
         "think",
@@ -49,6 +50,21 @@ def test_templates_name_their_parsers() -> None:
         "harmony",
         None,
     ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<tool_call>{name}\n<arg_key>k</arg_key>\n<arg_value>v</arg_value></tool_call>",
+        "<seed:tool_call>\n<function=f>\n<parameter=k>v</parameter>\n</function>\n</seed:tool_call>",
+        '<tool_call>\n<invoke name="f"></invoke></tool_call>',
+        "within <tool_call></tool_call>: <tool_calls>[{...}]</tool_calls>",
+        "<function=f>{}</function> or <|python_tag|>",
+    ],
+)
+def test_forms_that_only_look_alike_have_no_parser(text: str) -> None:
+    """GLM, Seed, MiniMax, Apriel, Functionary: a wrong parser would give their calls as content."""
+    assert tool_parser_name(text) is None
 
 
 def test_unknown_names_are_configuration_errors() -> None:
@@ -183,5 +199,12 @@ def test_arguments_in_templates(arguments: Any) -> None:
     text = '{"b": 1, "a": "ü"}'
     expected = f"x{text}y|{text}|{text}|b=1;a=ü;|True|False"
     assert ChatTemplate({"default": source}, {}).render([turn], add_generation_prompt=False) == expected
-    assert turn["reasoning"] == turn["reasoning_content"] == "t"
+    assert turn["reasoning"] == turn["reasoning_content"] == turn["thinking"] == "t"
     assert turn["content"] == ""
+
+
+def test_gpt_oss_takes_a_thought_or_a_text_beside_calls() -> None:
+    turn = {"role": "assistant", "reasoning": "t", "content": "c"}
+    assert ChatMessage.model_validate(turn).for_template()["thinking"] == "t"
+    call = {"id": "c", "function": {"name": "f"}}
+    assert "thinking" not in ChatMessage.model_validate({**turn, "tool_calls": [call]}).for_template()

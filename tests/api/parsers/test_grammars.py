@@ -14,7 +14,8 @@ from app.api.parsers import TOOL_PARSERS
 from app.api.parsers.grammar import Lark, in_order
 from tests.api.parsers.conftest import KINDS, TOOLS, Kind, parse, transcripts
 
-OTHER_FORMS = {"mistral_args", "llama3_json-tagged", "pythonic-marked", "harmony-in_role", "mistral_args-numbered"}
+OTHER_FORMS = {"mistral_args", "llama3_json-tagged", "pythonic-marked", "pythonic-lfm", "harmony-in_role"}
+OTHER_FORMS |= {"mistral_args-numbered"}
 OWN_FORMS = [kind for kind in KINDS if str(kind) not in OTHER_FORMS]
 
 
@@ -102,6 +103,26 @@ def test_markers_that_are_tokens_go_by_their_ids() -> None:
     assert '"}\\n"' in text.replace('"}\\n" <[8]>', '"}\\n"')
     newer = TOOL_PARSERS.load("mistral").call_grammar({"[ARGS]": 9})
     assert newer.before == "[TOOL_CALLS]{name}[ARGS]"
+
+
+def test_the_form_of_python_calls_follows_the_vocabulary(vocabulary: LLTokenizer) -> None:
+    """With markers of their own the calls may stand anywhere; without, only at the beginning."""
+    tools, call = {"now": {"type": "object", "properties": {"n": {"type": "integer"}}}}, "[now(n=1), now()]"
+    for special, text, other in (
+        ((), call, f"<|tool_call_start|>{call}<|tool_call_end|>"),
+        (("<|tool_call_start|>",), f"<|tool_call_start|>{call}<|tool_call_end|>", call),
+    ):
+        form = TOOL_PARSERS.load("pythonic").call_grammar(special)
+        lark = Lark({})
+        required = lark.finish(form.required(lark, tools, True))
+        assert accepts(vocabulary, required, text)
+        assert not accepts(vocabulary, required, other)
+        lark = Lark({})
+        allowed = lark.finish(form.allowed(lark, tools, True))
+        assert accepts(vocabulary, allowed, f"Words. {text}")
+        assert accepts(vocabulary, allowed, text)
+        assert not accepts(vocabulary, allowed, text.replace("1", "x"))
+        assert accepts(vocabulary, allowed, f"Words. {text}".replace("1", "x")) == (not special)
 
 
 @pytest.mark.parametrize("separator", ["", '", "'])
