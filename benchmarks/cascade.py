@@ -2,7 +2,8 @@
 
     python -m benchmarks.cascade [--shape llama-8b] [--batches 16 64 256] [--out results/cascade.json]
 
-Each request has `--prefix` tokens in common with the others and `--own` of its own. First one layer's attention, as
+Each request has `--prefix` tokens in common with the others of its group (`--groups`: how many; 1) and `--own` of its
+own. First one layer's attention, as
 captured steps run it: each case one graph over several layers' caches, so that the L2 cache is cold and the host does
 not count; `--tiles` sweeps the kernel's tile sizes. Then the engine's decode step with the option off and auto, timed
 as benchmarks/latency.py does. Floors read the prefix once. Where there is no GPU: `TRITON_INTERPRET=1 ... --shape tiny
@@ -52,17 +53,17 @@ TILES = [
 class Layer:
     """One layer's attention over a shared prefix, in several copies of its cache."""
 
-    def __init__(self, shape: str, batch: int, prefix: int, own: int, device: torch.device) -> None:
-        s = SHAPES[shape]
+    def __init__(self, args: argparse.Namespace, batch: int, device: torch.device) -> None:
+        s, prefix, own, groups = SHAPES[args.shape], args.prefix, args.own, min(args.groups, batch)
         self.heads, kv_heads, dim = s["num_attention_heads"], s["num_key_value_heads"], s["head_dim"]
         self.dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
         self.device, self.batch, self.length = device, batch, prefix + own
         shared, each = prefix // BLOCK, -(-own // BLOCK)
-        order = torch.randperm(shared + batch * each, device=device).int()
+        order = torch.randperm(groups * shared + batch * each, device=device).int()
         self.table = torch.zeros(batch, shared + each, dtype=torch.int32, device=device)
-        self.table[:, :shared] = order[:shared]
-        self.table[:, shared:] = order[shared:].view(batch, each)
-        self.read = 2 * kv_heads * dim * self.dtype.itemsize * (prefix + batch * own)
+        self.table[:, :shared] = order[: groups * shared].view(groups, shared)[torch.arange(batch) % groups]
+        self.table[:, shared:] = order[groups * shared :].view(batch, each)
+        self.read = 2 * kv_heads * dim * self.dtype.itemsize * (groups * prefix + batch * own)
         cache_shape = (len(order), 2, kv_heads, BLOCK, dim)
         copies = max(2, min(16, COLD_BYTES // self.read))
         self.caches = [torch.randn(cache_shape, dtype=self.dtype, device=device) for _ in range(copies)]
@@ -70,7 +71,7 @@ class Layer:
         self.sizes = {"num_heads": self.heads, "num_kv_heads": kv_heads, "head_dim": dim, "block_size": BLOCK}
 
     def metadata(self, cascade: bool) -> AttentionMetadata:
-        """A static step's, at a length where the next larger context would still fit the same plan."""
+        """A static step's."""
         meta = AttentionMetadata(
             query_start_loc=torch.arange(self.batch + 1, dtype=torch.int32, device=self.device),
             seq_lens=torch.full((self.batch,), self.length, dtype=torch.int32, device=self.device),
@@ -147,15 +148,17 @@ def tile_rows(layer: Layer) -> list[dict[str, Any]]:
 def engine_row(llm: LLM, args: argparse.Namespace, batch: int) -> dict[str, float]:
     """The decode step of requests whose prefix is in the cache."""
     rng = random.Random(0)
-    prefix = random_prompt(rng, args.prefix, args.shape)
-    prompts = [prefix + random_prompt(rng, args.own, args.shape) for _ in range(batch)]
-    timed(llm, [prefix], [1])
+    prefixes = [random_prompt(rng, args.prefix, args.shape) for _ in range(min(args.groups, batch))]
+    prompts = [prefixes[i % len(prefixes)] + random_prompt(rng, args.own, args.shape) for i in range(batch)]
+    timed(llm, prefixes, [1] * len(prefixes))
     timed(llm, prompts, [2] * batch)
     short = timed(llm, prompts, [1] * batch)
     with watched_steps() as watch:
         long = timed(llm, prompts, [args.steps + 1] * batch)
     floor = Floor.of(args.shape)
-    seconds = floor.decode_s(batch, args.own + args.steps / 2) + args.prefix * floor.kv_bytes / BANDWIDTH
+    seconds = (
+        floor.decode_s(batch, args.own + args.steps / 2) + len(prefixes) * args.prefix * floor.kv_bytes / BANDWIDTH
+    )
     return {
         "step_ms": 1e3 * (long - short) / args.steps,
         "device_ms": 1e3 * median(watch.device),
@@ -188,17 +191,18 @@ def main() -> None:
     parser = arguments(__doc__, shape="llama-8b")
     parser.add_argument("--batches", type=int, nargs="+", default=[16, 64, 256])
     parser.add_argument("--prefix", type=int, default=8192, help="tokens in common")
+    parser.add_argument("--groups", type=int, default=1, help="prefixes there are")
     parser.add_argument("--own", type=int, default=128, help="tokens of each request alone")
     parser.add_argument("--steps", type=int, default=128)
     parser.add_argument("--only", choices=["kernels", "engine"])
     parser.add_argument("--tiles", action="store_true", help="sweep the kernel's tile sizes too")
     args = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    figures: dict[str, Any] = {"shape": args.shape, "prefix": args.prefix, "own": args.own}
+    figures: dict[str, Any] = {"shape": args.shape, "prefix": args.prefix, "own": args.own, "groups": args.groups}
     if args.only != "engine":
         with torch.inference_mode():
             for batch in args.batches:
-                layer = Layer(args.shape, batch, args.prefix, args.own, device)
+                layer = Layer(args, batch, device)
                 figures[f"layer {batch}"] = row = kernel_row(layer)
                 print(f"one layer, {batch} requests: {shown(row)}", flush=True)
                 if args.tiles:
