@@ -11,13 +11,13 @@ import torch
 
 from app.engine.executor.local_processes import LocalProcessesExecutor
 from app.engine.executor.local_worker import serve
+from app.engine.step import SchedulerOutput
 from app.engine.worker.graph_setup import GraphSetup
+from app.engine.worker.model_runner import ModelRunner, _is_decode
+from app.engine.worker.pending_step import StepResults
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["app.engine.worker.worker", "app.engine.executor.local_worker", __name__])
-
-
-UNCAPTURED = "decodes over static tensors"
 
 
 class ForkedProcess:
@@ -54,11 +54,15 @@ class ForkedExecutor(LocalProcessesExecutor):
 
 def serve_static(*arguments: Any) -> None:
     """A worker that decodes over static tensors, as one on a GPU does, without the capture."""
+    dynamic = ModelRunner._dynamic
 
     def run_uncaptured(setup: GraphSetup) -> None:
-        runner = setup._runner
-        runner.decode = runner.static_step([1, 2, 4, 8, 16], torch.float32)
-        setup.note = UNCAPTURED
+        setup._runner.decode = setup._runner.static_step([1, 2, 4, 8, 16], torch.float32)
+
+    def refuse_decodes(runner: ModelRunner, letter: SchedulerOutput) -> StepResults:
+        assert runner.decode is None or not _is_decode(letter), "a step that only decodes is to be static"
+        return dynamic(runner, letter)
 
     GraphSetup.capture = run_uncaptured  # type: ignore[method-assign]
+    ModelRunner._dynamic = refuse_decodes  # type: ignore[method-assign]
     serve(*arguments)

@@ -19,9 +19,8 @@ from app.engine.model_info import ModelInfo
 from app.engine.request import EngineRequest
 from app.engine.sampling_params import SamplingParams
 from app.engine.step import ModelRunnerOutput, SchedulerOutput
-from app.engine.worker_info import WorkerInfo
 from tests.engine.core_driver import Results, assert_idle, run
-from tests.engine.executor.forked_executor import UNCAPTURED, ForkedExecutor, serve_static
+from tests.engine.executor.forked_executor import ForkedExecutor, serve_static
 from tests.tiny_models import hf_greedy, hf_model, tiny_model
 
 NUM_PROMPTS, MAX_TOKENS = 50, 12
@@ -151,11 +150,6 @@ class Static(Watched):
     """Over static tensors, as from CUDA graphs."""
 
     target = staticmethod(serve_static)
-
-    def start(self) -> WorkerInfo:
-        info = super().start()
-        assert UNCAPTURED in info.notes, info.notes
-        return info
 
 
 @pytest.mark.parametrize("pp", [2, 3])
