@@ -78,7 +78,7 @@ def make_scratch(meta: AttentionMetadata, num_heads: int, head_dim: int) -> Deco
 @triton.jit
 def attend_split(
     i_r, i_split, b_len, lo, begin, end,
-    p_q, p_cache, p_out, p_partial, p_log_sum, p_tables,
+    p_q, p_cache, p_scales, p_out, p_partial, p_log_sum, p_tables,
     scale, soft_cap, window,
     stride_q_token, stride_q_head, stride_out_token, stride_out_head,
     stride_block, stride_value, stride_head, stride_slot, stride_table, stride_split,
@@ -100,12 +100,16 @@ def attend_split(
     b_max = tl.zeros([BM], dtype=tl.float32) + NO_MAX
     p_head = p_cache + i_head * stride_head
     p_table = p_tables + i_r.to(tl.int64) * stride_table
+    if p_scales is not None:
+        scale = scale * tl.load(p_scales + i_head)
     for i_n in range(begin, end, BN):
         b_acc, b_sum, b_max = attend_tile(
             b_q, b_acc, b_sum, b_max, p_head, p_table, i_n, lo, end, o_pos, scale, soft_cap, window,
             stride_block, stride_value, stride_slot, D, S, BN, BD, True, USE_WINDOW, USE_CAP, PRECISION,
         )  # fmt: skip
     b_out = b_acc / b_sum[:, None]
+    if p_scales is not None:
+        b_out = b_out * tl.load(p_scales + tl.num_programs(1) + i_head)
     if is_whole:
         p_o = p_out + i_r.to(tl.int64) * stride_out_token + o_head[:, None] * stride_out_head + o_d[None, :]
         tl.store(p_o, b_out.to(p_out.dtype.element_ty), mask=m_q)
@@ -117,7 +121,7 @@ def attend_split(
 
 @triton.jit(do_not_specialize=["window", "stride_table", "stride_split"])
 def decode_kernel(
-    p_q, p_cache, p_out, p_partial, p_log_sum, p_tables, p_seq_lens, p_items, p_count,
+    p_q, p_cache, p_scales, p_out, p_partial, p_log_sum, p_tables, p_seq_lens, p_items, p_count,
     scale, soft_cap, window,
     stride_q_token, stride_q_head, stride_out_token, stride_out_head,
     stride_block, stride_value, stride_head, stride_slot, stride_table, stride_split,
@@ -135,7 +139,7 @@ def decode_kernel(
             begin = start + i_split * split
             end = tl.minimum(begin + split, b_len)
             attend_split(
-                i_r, i_split, b_len, lo, begin, end, p_q, p_cache, p_out, p_partial, p_log_sum, p_tables,
+                i_r, i_split, b_len, lo, begin, end, p_q, p_cache, p_scales, p_out, p_partial, p_log_sum, p_tables,
                 scale, soft_cap, window, stride_q_token, stride_q_head, stride_out_token, stride_out_head,
                 stride_block, stride_value, stride_head, stride_slot, stride_table, stride_split,
                 start + split >= b_len, G, D, S, BM, BN, BD, USE_WINDOW, USE_CAP, PRECISION,
@@ -148,7 +152,7 @@ def decode_kernel(
         end = tl.minimum(begin + split, b_len)
         if begin < end:
             attend_split(
-                i_r, i_split, b_len, lo, begin, end, p_q, p_cache, p_out, p_partial, p_log_sum, p_tables,
+                i_r, i_split, b_len, lo, begin, end, p_q, p_cache, p_scales, p_out, p_partial, p_log_sum, p_tables,
                 scale, soft_cap, window, stride_q_token, stride_q_head, stride_out_token, stride_out_head,
                 stride_block, stride_value, stride_head, stride_slot, stride_table, stride_split,
                 start + split >= b_len, G, D, S, BM, BN, BD, USE_WINDOW, USE_CAP, PRECISION,
@@ -208,6 +212,7 @@ def decode(
     scale: float,
     sliding_window: int | None,
     soft_cap: float | None,
+    kv_scales: torch.Tensor | None = None,
     tile: DecodeTile | None = None,
 ) -> None:
     """Write rows [0, num_decodes) of out [T, Hq, D] from the same rows of query [T, Hq, D]."""
@@ -227,7 +232,7 @@ def decode(
     if listed is not None:
         grid = (programs_for(listed, num_kv_heads), num_kv_heads, 1)
     decode_kernel[grid](
-        query, kv_cache, out, scratch.partial, scratch.log_sum, meta.block_table, meta.seq_lens,
+        query, kv_cache, kv_scales, out, scratch.partial, scratch.log_sum, meta.block_table, meta.seq_lens,
         meta.seq_lens if listed is None else listed.items,
         meta.seq_lens if listed is None else listed.count,
         scale, soft_cap or 1.0, sliding_window or 0,

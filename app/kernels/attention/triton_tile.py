@@ -3,7 +3,8 @@
 
 Rows of the query tile are (token, query head) pairs of one KV head. Softmax runs online in base 2: `b_max` and
 `b_sum` are per row, `b_acc` holds the weighted values, not yet divided by `b_sum`. A slot that no query of the tile
-sees is never loaded: it may hold NaN.
+sees is never loaded: it may hold NaN. Of a quantized cache the tiles are converted here; its scales are the caller's:
+the key's a factor of `scale`, the value's of the result.
 """
 
 from __future__ import annotations
@@ -73,6 +74,7 @@ def attend_tile(
         b_k = tl.load(p_k)
     else:
         b_k = tl.load(p_k, mask=o_d[None, :] < D, other=0.0)
+    b_k = b_k.to(b_q.dtype)  # exact, from a quantized cache; else nothing
     b_s = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
     # The factor to base-2 scores is applied after the maximum, where it fuses with the subtraction.
     factor = scale * LOG2_E
@@ -94,5 +96,6 @@ def attend_tile(
         b_v = tl.load(p_v)
     else:
         b_v = tl.load(p_v, mask=o_d[None, :] < D, other=0.0)
+    b_v = b_v.to(b_q.dtype)
     b_acc = tl.dot(b_p.to(b_v.dtype), b_v, b_acc * b_scale[:, None], input_precision=PRECISION)
     return b_acc, b_sum, b_new_max
