@@ -8,8 +8,8 @@ There is no prefill or decode mode (I1): a request brings any number of query to
 
 The cache has the model's type, or it is quantized: then its type is `KV_FP8`, and `kv_scales` fp32 [2, Hkv] holds a
 scale for the keys and one for the values of each head. What is written is x / scale, clamped to +-`KV_FP8_MAX` and
-rounded once; what is read is the stored number times its scale. Arithmetic stays in the query's type: stored numbers
-are converted to it exactly, the key's scale joins that of the scores, the value's the result.
+rounded once; what is read is the stored number times its scale. Arithmetic is that of an unquantized cache, in 16 or
+32 bits: stored numbers convert exactly, the key's scale joins that of the scores, the value's the result.
 """
 
 from __future__ import annotations

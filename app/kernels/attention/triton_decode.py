@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from app.kernels.attention import AttentionMetadata, triton_splits
+from app.kernels.attention.triton_quantize import query_to_fp8_keys
 from app.kernels.attention.triton_splits import SplitList, cut_context, list_splits, most_splits, programs_for
 from app.kernels.attention.triton_tile import NO_MAX, attend_tile
 
@@ -102,6 +103,7 @@ def attend_split(
     p_table = p_tables + i_r.to(tl.int64) * stride_table
     if p_scales is not None:
         scale = scale * tl.load(p_scales + i_head)
+        b_q = query_to_fp8_keys(b_q)
     for i_n in range(begin, end, BN):
         b_acc, b_sum, b_max = attend_tile(
             b_q, b_acc, b_sum, b_max, p_head, p_table, i_n, lo, end, o_pos, scale, soft_cap, window,

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from app.kernels.attention import AttentionMetadata
+from app.kernels.attention.triton_quantize import query_to_fp8_keys
 from app.kernels.attention.triton_tile import NO_MAX, attend_tile
 
 
@@ -99,6 +100,7 @@ def prefill_kernel(
     o_pos = b_len - b_num_query + o_token
     if p_scales is not None:
         scale = scale * tl.load(p_scales + i_head)
+        b_q = query_to_fp8_keys(b_q)
     hi = tl.minimum(first_pos + BQ, b_len)
     lo = 0
     i_masked = (first_pos + 1) // BN * BN  # keys before it are seen by all of the tile
