@@ -155,7 +155,7 @@ def test_what_the_built_in_model_loses() -> None:
         entries = [entry for output in outputs for entry in output.prompt_logprobs or [] if entry is not None]
         best.append(torch.tensor([entry.token_ids[1] for entry in entries]))
         logprobs.append(torch.tensor([entry.logprobs[0] for entry in entries]))
-    assert len(best[0]) > 1000
+    assert len(best[0]) > 800
     assert float((best[0] == best[1]).float().mean()) > 0.975
     assert 0 < float((logprobs[0] - logprobs[1]).abs().mean()) < 0.02
 
