@@ -15,10 +15,11 @@ import torch
 import triton
 import triton.language as tl
 
-from app.kernels.attention import AttentionMetadata, triton_splits
+from app.kernels.attention import KV_FP8, AttentionMetadata, triton_splits
 from app.kernels.attention.triton_quantize import query_to_fp8_keys
 from app.kernels.attention.triton_splits import SplitList, cut_context, list_splits, most_splits, programs_for
 from app.kernels.attention.triton_tile import NO_MAX, attend_tile
+from app.kernels.attention.triton_tile_fp8 import attend_fp8_tile, joined
 
 _MERGE_TILE = 16
 
@@ -53,9 +54,12 @@ class DecodeScratch:
         return self.lists[key]
 
 
-def choose_tile(head_dim: int, dtype: torch.dtype) -> DecodeTile:
-    """A table by the bytes of a key; 256 bytes (bf16, head size 128) were swept on an H200."""
+def choose_tile(head_dim: int, dtype: torch.dtype, kv_dtype: torch.dtype | None = None) -> DecodeTile:
+    """A table by the bytes of a key; 256 bytes (bf16, head size 128) were swept on an H200. `kv_dtype`: the cache's, if
+    not that of the queries; its keys take registers as the queries' type, but the way there by their own size."""
     key_bytes = triton.next_power_of_2(head_dim) * dtype.itemsize
+    if kv_dtype == KV_FP8 and key_bytes <= 256:
+        return DecodeTile(keys=128, num_warps=4, num_stages=2)
     if key_bytes <= 128:
         return DecodeTile(keys=128, num_warps=4, num_stages=3)
     if key_bytes <= 256:
@@ -104,14 +108,21 @@ def attend_split(
     if p_scales is not None:
         scale = scale * tl.load(p_scales + i_head)
         b_q = query_to_fp8_keys(b_q)
-    for i_n in range(begin, end, BN):
-        b_acc, b_sum, b_max = attend_tile(
-            b_q, b_acc, b_sum, b_max, p_head, p_table, i_n, lo, end, o_pos, scale, soft_cap, window,
-            stride_block, stride_value, stride_slot, D, S, BN, BD, True, USE_WINDOW, USE_CAP, PRECISION,
-        )  # fmt: skip
-    b_out = b_acc / b_sum[:, None]
-    if p_scales is not None:
-        b_out = b_out * tl.load(p_scales + tl.num_programs(1) + i_head)
+        b_even = tl.zeros([BM, BD // 2], dtype=tl.float32)
+        b_odd = tl.zeros([BM, BD // 2], dtype=tl.float32)
+        for i_n in range(begin, end, BN):
+            b_even, b_odd, b_sum, b_max = attend_fp8_tile(
+                b_q, b_even, b_odd, b_sum, b_max, p_head, p_table, i_n, lo, end, o_pos, scale, soft_cap, window,
+                stride_block, stride_value, stride_slot, D, S, BN, BD, USE_WINDOW, USE_CAP, PRECISION,
+            )  # fmt: skip
+        b_out = joined(b_even, b_odd, BM, BD) / b_sum[:, None] * tl.load(p_scales + tl.num_programs(1) + i_head)
+    else:
+        for i_n in range(begin, end, BN):
+            b_acc, b_sum, b_max = attend_tile(
+                b_q, b_acc, b_sum, b_max, p_head, p_table, i_n, lo, end, o_pos, scale, soft_cap, window,
+                stride_block, stride_value, stride_slot, D, S, BN, BD, True, USE_WINDOW, USE_CAP, PRECISION,
+            )  # fmt: skip
+        b_out = b_acc / b_sum[:, None]
     if is_whole:
         p_o = p_out + i_r.to(tl.int64) * stride_out_token + o_head[:, None] * stride_out_head + o_d[None, :]
         tl.store(p_o, b_out.to(p_out.dtype.element_ty), mask=m_q)
@@ -220,7 +231,8 @@ def decode(
     """Write rows [0, num_decodes) of out [T, Hq, D] from the same rows of query [T, Hq, D]."""
     num_heads, head_dim = query.shape[1:]
     num_kv_heads, block_size = kv_cache.shape[2:4]
-    tile = tile or choose_tile(head_dim, query.dtype)
+    assert kv_scales is None or head_dim % 2 == 0, "values of a quantized cache are read in pairs"
+    tile = tile or choose_tile(head_dim, query.dtype, kv_cache.dtype)
     group = num_heads // num_kv_heads
     cut: dict[str, int | bool] = {
         "BN": tile.keys,
