@@ -56,9 +56,9 @@ class DecodeScratch:
 
 def choose_tile(head_dim: int, dtype: torch.dtype, kv_dtype: torch.dtype | None = None) -> DecodeTile:
     """A table by the bytes of a key; 256 bytes (bf16, head size 128) were swept on an H200. `kv_dtype`: the cache's, if
-    not that of the queries; its keys take registers as the queries' type, but the way there by their own size."""
+    not that of the queries."""
     key_bytes = triton.next_power_of_2(head_dim) * dtype.itemsize
-    if kv_dtype == KV_FP8 and key_bytes <= 256:
+    if kv_dtype == KV_FP8 and dtype.itemsize == 2 and key_bytes <= 256:
         return DecodeTile(keys=128, num_warps=4, num_stages=2)
     if key_bytes <= 128:
         return DecodeTile(keys=128, num_warps=4, num_stages=3)
