@@ -53,7 +53,7 @@ class EngineConfig(Frozen):
         "auto",
         description="`fp8`: keep keys and values in 8 bits (e4m3; also written fp8_e4m3), which halves the KV cache of "
         "a 16-bit model and the reading of it; arithmetic stays in 16 or 32 bits. With the checkpoint's k_scale and "
-        "v_scale where it has them, else 1. On a GPU of compute capability 8.9 or later, or on a CPU. `auto`: as dtype.",
+        "v_scale where it has them, else 1. On GPUs of compute capability 8.9 or later, and CPUs. `auto`: as dtype.",
     )
     quantization: Literal["fp8"] | None = Field(
         None,

@@ -13,6 +13,33 @@ import triton.language as tl
 
 from app.kernels.attention.triton_tile import score_tile, tile_offsets
 
+# The interpreter knows no assembly; what it runs instead is what a compiler turns into more instructions.
+_BY_ASSEMBLY = tl.constexpr(not triton.knobs.runtime.interpret)
+# Of two pairs in a register, the low bytes and the high bytes, each two converted at once.
+_UNPACK = tl.constexpr("""{
+    .reg .b32 even, odd;
+    .reg .b16 left, right, unused;
+    prmt.b32 even, $2, $2, 0x0020;
+    prmt.b32 odd, $2, $2, 0x0031;
+    mov.b32 {left, unused}, even;
+    mov.b32 {right, unused}, odd;
+    cvt.rn.f16x2.e4m3x2 $0, left;
+    cvt.rn.f16x2.e4m3x2 $1, right;
+}""")
+
+
+@triton.jit
+def unpack_pairs(b_pairs, dtype: tl.constexpr):
+    """uint16 [N, M], two e4m3 each -> the low ones and the high ones, both [N, M] of `dtype`."""
+    if _BY_ASSEMBLY:
+        b_low, b_high = tl.inline_asm_elementwise(
+            _UNPACK, "=r,=r,r", [b_pairs], dtype=(tl.float16, tl.float16), is_pure=True, pack=2
+        )
+    else:
+        b_low = (b_pairs & 0xFF).to(tl.uint8).to(tl.float8e4nv, bitcast=True)
+        b_high = (b_pairs >> 8).to(tl.uint8).to(tl.float8e4nv, bitcast=True)
+    return b_low.to(dtype), b_high.to(dtype)
+
 
 @triton.jit
 def attend_fp8_tile(
@@ -37,10 +64,9 @@ def attend_fp8_tile(
     p_v = (p_k + stride_value).to(tl.pointer_type(tl.uint16)) + o_pair[None, :]
     b_v = tl.load(p_v, mask=m_n[:, None] & (o_pair[None, :] < D // 2), other=0)
     b_p = b_p.to(b_q.dtype)
-    b_left = (b_v & 0xFF).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(b_q.dtype)
-    b_right = (b_v >> 8).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(b_q.dtype)
-    b_even = tl.dot(b_p, b_left, b_even * b_scale[:, None], input_precision=PRECISION)
-    b_odd = tl.dot(b_p, b_right, b_odd * b_scale[:, None], input_precision=PRECISION)
+    b_low, b_high = unpack_pairs(b_v, b_q.dtype)
+    b_even = tl.dot(b_p, b_low, b_even * b_scale[:, None], input_precision=PRECISION)
+    b_odd = tl.dot(b_p, b_high, b_odd * b_scale[:, None], input_precision=PRECISION)
     return b_even, b_odd, b_sum, b_max
 
 
