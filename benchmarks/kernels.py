@@ -4,7 +4,6 @@
     python -m benchmarks.kernels --quick --out kernels.json    (no checks; timings for at most 45 s)
     TRITON_INTERPRET=1 python -m benchmarks.kernels --quick    (on a CPU: a few checks, no timings)
     python -m benchmarks.kernels --only sample                 (no checks; timings whose name holds the word)
-    python -m benchmarks.kernels --only "decode fp8" --sweep --jobs 12                   (and tiles for them)
 
 Decode is bound by reading keys and values: the table gives GB/s and the fraction of 4.3 TB/s, what a copy reaches on
 an H200. Prefill is bound by arithmetic: the table gives TFLOP/s beside torch's own attention on contiguous tensors.
@@ -18,7 +17,6 @@ import itertools
 import json
 import multiprocessing
 import time
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -28,13 +26,13 @@ from unittest import mock
 import torch
 import triton.testing
 
-from app.kernels.attention import KV_FP8, triton_decode, triton_prefill, triton_splits
+from app.kernels.attention import triton_decode, triton_prefill, triton_splits
 from app.kernels.attention.reference import write_kv
 from app.kernels.attention.triton_decode import DecodeTile
 from app.kernels.attention.triton_ops import OPS, TritonPlan
 from app.kernels.attention.triton_prefill import PrefillTile
 from app.kernels.sampling import gumbel_argmax, reference, uniform
-from benchmarks.kernel_timings import HEAD_DIM, Row, decode_row, large_batch, prepare, scales_for, timings
+from benchmarks.kernel_timings import HEAD_DIM, Row, decode_row, large_batch, prepare, timings
 from tests.kernels.attention.cases import Batch, contiguous_attention, make_batch
 
 QUICK_BUDGET_S = 45.0
@@ -131,20 +129,18 @@ def check_invariance(device: str, quick: bool) -> dict[str, Any]:
     }
 
 
-def sweep(jobs: int, word: str = "") -> list[dict[str, Any]]:
-    """Every tile on one shape for each kernel (whose name holds `word`) and block size: what the tables in choose_tile
-    were read off."""
+def sweep(jobs: int) -> list[dict[str, Any]]:
+    """Every tile on one shape for each kernel and block size: what the tables in choose_tile were read off."""
     decode_tiles = [DecodeTile(*sizes) for sizes in itertools.product((32, 64, 128), (2, 4), (2, 3, 5))]
     prefill_tiles = [PrefillTile(*sizes) for sizes in itertools.product((64, 128), (64, 128), (4, 8), (2, 3, 4))]
-    tiles: dict[str, Sequence[DecodeTile | PrefillTile]] = {"decode": decode_tiles, "prefill": prefill_tiles}
-    kinds = [kind for kind in ("decode", "decode fp8", "prefill", "prefill fp8") if word in kind]
-    table = [(kind, block, tile) for kind in kinds for block in (16, 64) for tile in tiles[kind.split()[0]]]
     with concurrent.futures.ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        list(pool.map(_compile_tile, table))
+        list(pool.map(_compile_tile, itertools.product(("decode", "prefill"), (16, 64), decode_tiles + prefill_tiles)))
     rows = []
-    for (kind, block), group in itertools.groupby(table, lambda entry: entry[:2]):
-        batch = _sweep_batch(kind, block, (64, 1, 4096) if kind.startswith("decode") else (1, 8192, 8192))
-        rows += [_sweep_row(batch, f"{kind} block {block}", tile) for *_, tile in group]
+    for block in (16, 64):
+        batch = large_batch(64, 1, 4096, block)
+        rows += [_sweep_row(batch, f"decode block {block}", tile) for tile in decode_tiles]
+        batch = large_batch(1, 8192, 8192, block)
+        rows += [_sweep_row(batch, f"prefill block {block}", tile) for tile in prefill_tiles]
     rows.sort(key=lambda row: (row["what"], row["ms"]))
     return [row for row in rows if row["ms"] < 1.25 * min(r["ms"] for r in rows if r["what"] == row["what"])]
 
@@ -162,17 +158,13 @@ def sweep_splits() -> list[dict[str, Any]]:
 
 def _compile_tile(job: tuple[str, int, DecodeTile | PrefillTile]) -> None:
     """Leave one tile's kernel in Triton's cache on disk."""
-    kind, block, tile = job
-    _sweep_row(_sweep_batch(kind, block, (1, 1 if kind.startswith("decode") else 128, 1024)), kind, tile)
-
-
-def _sweep_batch(kind: str, block: int, sizes: tuple[int, int, int]) -> Batch:
-    return large_batch(*sizes, block, kv_dtype=KV_FP8 if kind.endswith("fp8") else torch.bfloat16)
+    what, block, tile = job
+    if (what == "decode") == isinstance(tile, DecodeTile):
+        _sweep_row(large_batch(1, 1 if what == "decode" else 128, 1024, block), what, tile)
 
 
 def _sweep_row(batch: Batch, what: str, tile: DecodeTile | PrefillTile) -> dict[str, Any]:
     options: dict[str, Any] = {"scale": HEAD_DIM**-0.5, "sliding_window": None, "soft_cap": None, "tile": tile}
-    options["kv_scales"] = scales_for(batch.kv_cache.dtype)
     out = torch.empty_like(batch.query)
     if isinstance(tile, DecodeTile):
         assert isinstance(batch.meta.plan, TritonPlan)
@@ -247,8 +239,8 @@ def main() -> int:
             result["timings"].append(row)
             result["num_failed"] += "error" in row
         if arguments.sweep:
-            result["sweep"] = sweep(arguments.jobs, arguments.only or "")
-            result["sweep_splits"] = sweep_splits() if not arguments.only else []
+            result["sweep"] = sweep(arguments.jobs)
+            result["sweep_splits"] = sweep_splits()
             for row in result["sweep"] + result["sweep_splits"]:
                 show(row)
     if arguments.out is not None:
