@@ -125,11 +125,11 @@ def test_chunks_prefix_hits_and_the_host_tier_change_nothing(options: dict[str, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_tensor_parallel_ranks_take_their_heads_scales(ranks: int) -> None:
-    """Two KV heads: one a rank, or each held by two ranks."""
-    parallel = {"executor": "local_processes", "tensor_parallel_size": ranks}
-    with engine(str(scaled_model("llama")), kv_cache_dtype="fp8", **parallel) as llm:
+@pytest.mark.parametrize("sizes", [(2, 1), (4, 1), (1, 2)], ids=str)
+def test_ranks_take_the_scales_of_their_heads_and_layers(sizes: tuple[int, int]) -> None:
+    """Two KV heads in two layers: a head a rank, each head held by two ranks, a layer a stage."""
+    parallel = dict(zip(("tensor_parallel_size", "pipeline_parallel_size"), sizes, strict=True))
+    with engine(str(scaled_model("llama")), kv_cache_dtype="fp8", executor="local_processes", **parallel) as llm:
         assert tokens(llm) == judged("llama")
 
 
@@ -198,6 +198,18 @@ def test_what_cannot_be_is_refused_by_name() -> None:
     assert raised.value.param == "kv_cache_dtype"
     with mock.patch("torch.cuda.get_device_capability", return_value=(8, 9)):
         assert select_kv_dtype("fp8", CUDA) == KV_FP8
+
+
+def test_embeddings_of_a_decoder_lie_near() -> None:
+    texts = ["the quick brown fox jumps over the lazy dog", "rain and sun over paris, fish in the river water"]
+    found = []
+    for kind in ("auto", "fp8"):
+        options = {"runner": "pooling", "device": "cpu", "num_threads": 1, "kv_cache_dtype": kind}
+        with LLM(str(tiny_encoder("qwen3")), **options) as llm:
+            found.append(torch.tensor([output.outputs.embedding for output in llm.embed(texts, use_tqdm=False)]))
+    cosines = torch.cosine_similarity(*found)
+    assert float(cosines.min()) > 0.99
+    assert float(cosines.max()) < 1.0 - 1e-6
 
 
 def test_an_encoder_has_no_cache_to_quantize() -> None:
