@@ -128,6 +128,11 @@ class EngineConfig(Frozen):
         description="Numbers of requests to capture a step for; a step runs at the next larger one, beyond the largest "
         "without a graph. When not given: 1, 2, 4, 8, 16, 24, ... up to max_num_seqs.",
     )
+    cascade_attention: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="Decodes read a prefix that they share once for all (Triton attention only; results differ by "
+        "rounding). `auto`: in steps where that saves enough reading; `on`: in every step with two decodes or more.",
+    )
     num_threads: int | None = Field(
         None,
         ge=1,

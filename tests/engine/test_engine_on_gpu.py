@@ -76,6 +76,24 @@ def test_graphs_say_what_ordinary_steps_say() -> None:
     assert check_tokens({})
 
 
+@pytest.mark.parametrize("graphs", ["on", "off"])
+def test_shared_prefixes_give_transformers_tokens(graphs: str) -> None:
+    """Prefixes of several splits, read once by up to 12 requests; cached by the first one alone."""
+    directory = tiny_model("llama", max_position_embeddings=4096)
+    judge = hf_model(directory)
+    generator = torch.Generator().manual_seed(2)
+    outer, inner = (torch.randint(3, 331, (n,), generator=generator).tolist() for n in (800, 560))
+    prompts = [outer + inner * (i % 2) + prompt for i, prompt in enumerate(_prompts(12))] + _prompts(3)
+    expected = [hf_greedy(judge, prompt, 24) for prompt in prompts]
+    with _engine(str(directory), cuda_graphs=graphs, cascade_attention="on") as llm:
+        assert any("shared prefixes" in note for note in llm.worker_info.notes)
+        _tokens(llm, [outer + inner])
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            assert _tokens(llm, prompts) == expected
+    launches = {event.key: event.count for event in profile.key_averages()}
+    assert sum(count for name, count in launches.items() if "cascade_kernel" in name) >= 2 * 20, launches
+
+
 def test_aborted_and_preempted_while_steps_are_in_flight() -> None:
     requests = [
         make_request(f"r{i}", prompt, temperature=0.8 * (i % 2), seed=i, max_tokens=60, ignore_eos=True)

@@ -24,8 +24,9 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from app.kernels.attention import KV_FP8, AttentionMetadata, triton_prefill, triton_prefill_descriptors
 from app.kernels.attention.triton_ops import OPS
 from app.kernels.attention.triton_prefill import PrefillTile
+from app.kernels.attention.triton_shared_splits import share_splits
 from app.kernels.fused import HeadNorm, triton_ops
-from app.kernels.gemm import triton_fp8
+from app.kernels.gemm import triton_fp8, triton_small
 from app.kernels.sampling import triton_ops as sampling_ops
 from app.kernels.sampling import triton_sample, triton_token_masks
 
@@ -90,6 +91,16 @@ def compiled(source: ASTSource, options: dict[str, Any]) -> str:
     return f"shared {kernel.metadata.shared}, {found.group(0) if found else 'usage unknown'}"
 
 
+def linear(columns: int, size: int) -> None:
+    """Products of few rows: whole, in parts, gated; a head."""
+    for rows in (1, 32, 64):
+        x, weight = torch.zeros(rows, size, dtype=torch.bfloat16), torch.zeros(2 * columns, size, dtype=torch.bfloat16)
+        triton_small.linear_parts(x, weight[:columns], None)
+        triton_small.linear_parts(x, weight[:columns], weight[0, :1].expand(columns).contiguous())
+        triton_small.gated_linear(x, weight, None)
+        triton_small.linear(x, torch.zeros(1, size, dtype=torch.bfloat16).expand(151_936, size).contiguous(), None)
+
+
 def sampling(dtype: torch.dtype, vocab_size: int) -> None:
     """Sampling of two rows."""
     logits, floats = torch.zeros(2, vocab_size, dtype=dtype), torch.zeros(2)
@@ -119,15 +130,18 @@ def fused(dtype: torch.dtype, hidden: int, heads: tuple[int, int, int], use_norm
 def attention(
     dtype: torch.dtype, heads: tuple[int, int, int], block_size: int, kv_dtype: torch.dtype | None = None, **masks: Any
 ) -> None:
-    """A mixed step, a step that may be captured, and a chunk through the other prefill kernel."""
+    """A mixed step, steps that may be captured (one that shares splits), a chunk through the other prefill kernel."""
     num_heads, num_kv_heads, head_dim = heads
     cache = torch.zeros(64, 2, num_kv_heads, block_size, head_dim, dtype=kv_dtype or dtype)
     scales = torch.ones(2, num_kv_heads) if kv_dtype is not None else None
-    for is_static, counts in ((False, [1, 1, 30]), (True, [1, 1, 1])):
+    for is_static, cascade, counts in (
+        (False, False, [1, 1, 30]), (True, False, [1] * 3), (True, True, [1] * 3), (True, True, [1] * 128),
+    ):  # fmt: skip
         starts = torch.tensor([0, *counts]).cumsum(0).int()
         meta = AttentionMetadata(
-            starts, torch.full((3,), 900, dtype=torch.int32), torch.zeros(3, 64, dtype=torch.int32),
-            torch.zeros(sum(counts), dtype=torch.int64), max(counts), 900, 3 if is_static else 2, is_static,
+            starts, torch.full((len(counts),), 900, dtype=torch.int32),
+            torch.zeros(len(counts), 64, dtype=torch.int32), torch.zeros(sum(counts), dtype=torch.int64), max(counts),
+            900, len(counts) if is_static else 2, is_static, cascade,
         )  # fmt: skip
         query = torch.zeros(sum(counts), num_heads, head_dim, dtype=dtype)
         shape = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
@@ -139,7 +153,15 @@ def attention(
             continue
         for tile in (PrefillTile(128, 64, 8, 3), PrefillTile(128, 128, 8, 2), PrefillTile(64, 64, 4, 3)):
             triton_prefill.prefill(query, cache, meta, query, tile=tile, **options)
-            triton_prefill_descriptors.prefill(query, cache, meta, query, tile=tile, **options)
+            if head_dim & (head_dim - 1) == 0:
+                triton_prefill_descriptors.prefill(query, cache, meta, query, tile=tile, **options)
+
+
+def sharing(num_requests: int) -> None:
+    """The search for shared splits among many requests."""
+    lens, table = torch.ones(num_requests, dtype=torch.int32), torch.zeros(num_requests, 64, dtype=torch.int32)
+    meta = AttentionMetadata(lens, lens, table, lens.long(), 1, 900, num_requests, True, True)
+    share_splits(meta, 4, 64, 16, 16, 2)
 
 
 def main() -> int:
@@ -159,6 +181,12 @@ def main() -> int:
     fused(torch.float16, 112, (7, 1, 80), use_norm=True)
     attention(torch.bfloat16, qwen, 64, sliding_window=512, soft_cap=30.0)
     attention(torch.float16, (14, 2, 64), 16)
+    linear(1024, 3072)
+    linear(14336, 4096)
+    attention(torch.bfloat16, (8, 4, 256), 16, soft_cap=50.0)
+    attention(torch.float16, (7, 1, 80), 32)
+    for num_requests in (256, 512, 4096):
+        sharing(num_requests)
     triton_fp8.quantize_rows(torch.zeros(4, 14336, dtype=torch.bfloat16))
     failed = [result for result in results.values() if result.startswith("FAILED")]
     print(f"{len(results)} kernels, {len(failed)} failed")

@@ -50,7 +50,7 @@ class Attention(nn.Module):
         self.fused = fused_ops(ctx.device)
 
     def forward(self, x: torch.Tensor, rotation: Rotation, ctx: ForwardContext) -> torch.Tensor:
-        """[T, C] -> [T, C]; writes the tokens' keys and values into the cache on the way."""
+        """[T, C] -> [T, C], or parts of it (`RowLinear.parts`); writes the tokens' keys and values into the cache."""
         kv_cache, meta = ctx.kv_caches[self.layer_index], ctx.attention
         heads = self.qkv_proj(x).view(x.shape[0], -1, self.head_dim)
         norm = self._head_norm()
@@ -61,7 +61,7 @@ class Attention(nn.Module):
         out = self.ops.paged_attention(
             query, kv_cache, meta, scale=self.scale, sliding_window=self.sliding_window, kv_scales=scales
         )
-        return self.o_proj(out.reshape(x.shape[0], -1))  # type: ignore[no-any-return]
+        return self.o_proj.parts(out.reshape(x.shape[0], -1))
 
     def _head_norm(self) -> HeadNorm | None:
         if self.q_norm is None or self.k_norm is None:

@@ -13,8 +13,8 @@ from torch import nn
 from app.engine.distributed.parallel_groups import RankGroup
 from app.engine.layers.context import BuildContext
 from app.engine.layers.weight import CheckpointTensor, Weight, WeightSpec, expect_shape, load_replicated
-from app.kernels.gemm import PackedWeight, pack_weight
-from app.kernels.gemm.reference import linear
+from app.kernels.fused import fused_ops
+from app.kernels.gemm import PackedWeight, linear_ops, pack_weight
 
 
 class Linear(nn.Module):
@@ -31,6 +31,7 @@ class Linear(nn.Module):
         )
         self.packed: PackedWeight | None = None
         self.quantization = ctx.quantization
+        self.ops = linear_ops(ctx.device)
 
     def load_weight(self, weight: Weight, tensor: CheckpointTensor, shard_id: str) -> None:
         """Copy this rank's share of a checkpoint's weight."""
@@ -43,7 +44,7 @@ class Linear(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[T, input_size] -> [T, output_size]."""
         if self.packed is None:
-            return linear(x, self.weight, self.bias)
+            return self.ops.linear(x, self.weight, self.bias)
         return self.packed.linear(x, self.bias)
 
     def pack(self) -> None:
@@ -63,6 +64,13 @@ class MergedColumnLinear(Linear):
         parts = tuple(output_sizes) if len(output_sizes) > 1 else ()
         super().__init__(ctx, input_size, sum(self.shares.values()), bias, parts)
         self.input_size = input_size
+        self.silu_and_mul = fused_ops(ctx.device).silu_and_mul
+
+    def gated(self, x: torch.Tensor) -> torch.Tensor:
+        """Of two outputs, gate and up: silu(gate) * up, [T, output_size / 2]."""
+        if self.packed is None:
+            return self.ops.gated_linear(x, self.weight, self.bias)
+        return self.silu_and_mul(self.packed.linear(x, self.bias))
 
     def shard(self, shard_id: str) -> tuple[int, int, int]:
         """(offset in the parameter, rows in it, number of the share in the checkpoint's tensor)."""
@@ -143,3 +151,9 @@ class RowLinear(Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[T, input_size / ranks] -> [T, output_size], the same on every rank."""
         return self.tp.all_reduce(super().forward(x))
+
+    def parts(self, x: torch.Tensor) -> torch.Tensor:
+        """As `forward`, but perhaps fp32 [P, T, output_size] for `RMSNorm.after_add` to add up."""
+        if self.packed is not None or self.tp.size > 1:
+            return self(x)  # type: ignore[no-any-return]
+        return self.ops.linear_parts(x, self.weight, self.bias)

@@ -8,7 +8,6 @@ from torch import nn
 from app.engine.layers.activation import activation
 from app.engine.layers.context import BuildContext
 from app.engine.layers.linear import MergedColumnLinear, RowLinear
-from app.kernels.fused import fused_ops
 
 
 class GatedMLP(nn.Module):
@@ -22,12 +21,11 @@ class GatedMLP(nn.Module):
         self.gate_up_proj = MergedColumnLinear(ctx, hidden_size, sizes, bias)
         self.down_proj = RowLinear(ctx, intermediate_size, hidden_size, bias)
         self.act = activation(hidden_act)
-        self.silu_and_mul = fused_ops(ctx.device).silu_and_mul if hidden_act in ("silu", "swish") else None
+        self.is_silu = hidden_act in ("silu", "swish")
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[T, C] -> [T, C]."""
-        gate_up = self.gate_up_proj(x)
-        if self.silu_and_mul is not None:
-            return self.down_proj(self.silu_and_mul(gate_up))  # type: ignore[no-any-return]
-        gate, up = gate_up.chunk(2, dim=-1)
-        return self.down_proj(self.act(gate).mul_(up))  # type: ignore[no-any-return]
+        """[T, C] -> [T, C], or parts of it (`RowLinear.parts`)."""
+        if self.is_silu:
+            return self.down_proj.parts(self.gate_up_proj.gated(x))
+        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
+        return self.down_proj.parts(self.act(gate).mul_(up))

@@ -26,5 +26,5 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x, self.size, self.weight, self.eps)
 
     def after_add(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """x, residual [T, C] -> (the norm of their sum, the sum): one kernel on a GPU."""
+        """x [T, C] or its parts, residual [T, C] -> (the norm of their sum, the sum): one kernel on a GPU."""
         return self.fused.add_rms_norm(x, residual, self.weight, self.eps)

@@ -12,8 +12,7 @@ from torch import nn
 
 from app.engine.layers.context import BuildContext
 from app.engine.layers.weight import CheckpointTensor, Weight, WeightSpec, expect_shape
-from app.kernels.gemm import PackedWeight, pack_weight
-from app.kernels.gemm.reference import linear
+from app.kernels.gemm import PackedWeight, linear_ops, pack_weight
 
 
 class VocabShard(nn.Module):
@@ -56,6 +55,7 @@ class LMHead(VocabShard):
         super().__init__(ctx, vocab_size, hidden_size)
         self.tied = False
         self.packed: PackedWeight | None = None
+        self.ops = linear_ops(ctx.device)
 
     def tie(self, embedding: VocabEmbedding) -> None:
         """Use the embedding's table."""
@@ -73,6 +73,9 @@ class LMHead(VocabShard):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[N, C] -> [N, V], the whole vocabulary on every rank."""
-        local = linear(hidden, self.weight, None) if self.packed is None else self.packed.linear(hidden, None)
+        if self.packed is None:
+            local = self.ops.linear(hidden, self.weight, None)
+        else:
+            local = self.packed.linear(hidden, None)
         logits = self.tp.all_gather(local)
         return logits[:, : self.vocab_size]

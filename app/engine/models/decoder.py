@@ -46,8 +46,8 @@ class DecoderLayer(nn.Module):
     def forward(
         self, x: torch.Tensor, residual: torch.Tensor | None, rotation: Rotation, ctx: ForwardContext
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """[T, C] -> (mlp's output, what it is still to be added to): the next norm adds them. The first layer of a
-        stage has no residual yet."""
+        """[T, C] -> (mlp's output or parts of it, what they are still to be added to): the next norm adds them. The
+        first layer of a stage has no residual yet."""
         if residual is None:
             normed, residual = self.input_layernorm(x), x
         else:
@@ -83,7 +83,10 @@ class Decoder(nn.Module):
             x, residual = layer(x, residual, rotation, ctx)
         if residual is None:
             return x if self.norm is None else self.norm(x)
-        return x + residual if self.norm is None else self.norm.after_add(x, residual)[0]
+        if self.norm is None:  # the next stage takes whole hidden states
+            total: torch.Tensor = (x.sum(0).to(residual.dtype) if x.dim() == 3 else x) + residual
+            return total
+        return self.norm.after_add(x, residual)[0]
 
 
 class CausalLM(nn.Module, ABC):

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 
@@ -39,6 +40,12 @@ def graph_sizes(config: EngineConfig) -> list[int]:
     return sizes
 
 
+def cascade_sizes(sizes: list[int]) -> list[int]:
+    """Those of `sizes` to capture a second time, for steps that read shared prefixes once: few, as these steps bear
+    the padding."""
+    return [size for size in sizes if (size >= 8 and size & (size - 1) == 0) or size == sizes[-1] > 1]
+
+
 class CudaGraphs:
     """The captured forms of a DecodeStep. Made by `capture`; same interface as the step itself."""
 
@@ -48,15 +55,16 @@ class CudaGraphs:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle()
         self._forward: dict[int, torch.cuda.CUDAGraph] = {}
+        self._cascade: dict[int, torch.cuda.CUDAGraph] = {}  # the same, with shared prefixes read once
         self._sample: dict[int, torch.cuda.CUDAGraph] = {}
 
-    def size_for(self, num_rows: int) -> int | None:
+    def size_for(self, num_rows: int, *, cascade: bool = False) -> int | None:
         """The smallest captured size that holds so many rows; None: no size does."""
-        return self.step.size_for(num_rows)
+        return self.step.size_for(num_rows, cascade=cascade)
 
-    def forward(self, size: int) -> None:
+    def forward(self, size: int, *, cascade: bool = False) -> None:
         """Replay the step up to its logits."""
-        self._forward[size].replay()
+        (self._cascade if cascade else self._forward)[size].replay()
 
     def sample(self, size: int) -> None:
         """Replay the draw."""
@@ -69,6 +77,8 @@ class CudaGraphs:
             for done, size in enumerate(sorted(sizes, reverse=True)):
                 self.step.inputs.pad_all(size)
                 self._forward[size] = self._captured(self.step.forward, size)
+                if size in self.step.cascade_sizes:
+                    self._cascade[size] = self._captured(partial(self.step.forward, cascade=True), size)
                 self._sample[size] = self._captured(self.step.sample, size)
                 if time.monotonic() - told > SILENT_S:
                     told = time.monotonic()
@@ -80,10 +90,10 @@ class CudaGraphs:
     def release(self) -> None:
         """Give the graphs' memory back."""
         torch.cuda.synchronize(self._device)
-        for graph in (*self._forward.values(), *self._sample.values()):
-            graph.reset()
-        self._forward.clear()
-        self._sample.clear()
+        for graphs in (self._forward, self._cascade, self._sample):
+            for graph in graphs.values():
+                graph.reset()
+            graphs.clear()
 
     def _captured(self, run: Callable[[int], None], size: int) -> torch.cuda.CUDAGraph:
         """Run once on the side stream (compiles kernels, makes library workspaces), then record."""
@@ -115,7 +125,7 @@ def measure(step: DecodeStep, device: torch.device) -> int:
     gc.collect()
     torch.cuda.empty_cache()
     pool, each = max(0, free[0] - free[1]), max(MIB, free[1] - free[2])
-    return pool + each * (len(step.sizes) - 1)
+    return pool + each * (len(step.sizes) - 1 + len(step.cascade_sizes[:-1]))
 
 
 @contextmanager

@@ -37,10 +37,10 @@ class Decode(Protocol):
 
     step: DecodeStep
 
-    def size_for(self, num_rows: int) -> int | None:
-        """The smallest size that holds so many rows; None: no size does."""
+    def size_for(self, num_rows: int, *, cascade: bool = False) -> int | None:
+        """The smallest size that holds so many rows; None: no size does. `cascade`: of those that share prefixes."""
 
-    def forward(self, size: int) -> None:
+    def forward(self, size: int, *, cascade: bool = False) -> None:
         """From the step's inputs to its logits."""
 
     def sample(self, size: int) -> None:
@@ -51,9 +51,16 @@ class DecodeStep:
     """Static tensors for up to sizes[-1] rows, and the step over them."""
 
     def __init__(
-        self, model: Model, state: RowState, vocab_size: int, dtype: torch.dtype, sizes: Sequence[int]
+        self,
+        model: Model,
+        state: RowState,
+        vocab_size: int,
+        dtype: torch.dtype,
+        sizes: Sequence[int],
+        cascade_sizes: Sequence[int] = (),  # of these sizes, those at which a step may read shared prefixes once
     ) -> None:
         self.sizes = sorted(sizes)
+        self.cascade_sizes = sorted(cascade_sizes)
         self.inputs = DecodeInputs(self.sizes[-1], state)
         self.logits = torch.zeros(self.sizes[-1], vocab_size, dtype=dtype, device=state.device)
         self.token_ids = torch.zeros(self.sizes[-1], dtype=torch.int64, device=state.device)
@@ -66,16 +73,17 @@ class DecodeStep:
         """Itself: the uncaptured way to run it."""
         return self
 
-    def size_for(self, num_rows: int) -> int | None:
-        """The smallest size that holds so many rows; None: no size does."""
-        index = bisect_left(self.sizes, num_rows)
-        return self.sizes[index] if index < len(self.sizes) else None
+    def size_for(self, num_rows: int, *, cascade: bool = False) -> int | None:
+        """The smallest size that holds so many rows; None: no size does. `cascade`: of those that share prefixes."""
+        sizes = self.cascade_sizes if cascade else self.sizes
+        index = bisect_left(sizes, num_rows)
+        return sizes[index] if index < len(sizes) else None
 
     def load(self, rows: NDArray[np.int64], parameters: HostParameters | None, size: int) -> None:
         """Send the inputs of a step of these rows; `parameters` may be None where `sample` is not run."""
         self.inputs.load(rows, parameters, size)
 
-    def forward(self, size: int) -> None:
+    def forward(self, size: int, *, cascade: bool = False) -> None:
         """Input tokens -> logits[:size]; keys and values go into the cache."""
         state, fields = self._state, self.inputs.view(size)
         meta = AttentionMetadata(
@@ -87,6 +95,7 @@ class DecodeStep:
             max_seq_len=state.token_ids.shape[1],
             num_decodes=size,
             is_static=True,
+            cascade=cascade,
         )
         input_ids = state.flat_token_ids.index_select(0, fields.sources)
         hidden = self._model.forward(input_ids, fields.positions, meta)

@@ -31,6 +31,7 @@ def dummy_forward(
         max_query_len=int(lengths.max()),
         max_seq_len=longest,
         num_decodes=len(counts) if int(lengths.max()) == 1 else 0,
+        cascade=runner.cascade is not None,
     )
     input_ids = torch.zeros(int(starts[-1]), dtype=torch.int32, device=device)
     return runner.forward(input_ids, torch.from_numpy(positions).to(device), meta)

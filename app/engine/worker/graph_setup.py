@@ -30,7 +30,9 @@ class GraphSetup:
         self.note = ""
         refused = refusal(config, device)
         if refused is None:
-            self._step = runner.static_step(cuda_graphs.graph_sizes(config), dtype)
+            sizes = cuda_graphs.graph_sizes(config)
+            shared = cuda_graphs.cascade_sizes(sizes) if runner.cascade is not None else []
+            self._step = runner.static_step(sizes, dtype, shared)
         else:
             self._go_without(refused)
 
@@ -57,8 +59,11 @@ class GraphSetup:
             self._fail(error)
             return
         self._runner.decode = graphs
-        sizes = self._step.sizes
-        self.note = f"CUDA graphs: {len(sizes)} batch sizes up to {sizes[-1]}, {mib} MiB, captured in {seconds:.1f} s"
+        sizes, shared = self._step.sizes, self._step.cascade_sizes
+        extra = f" ({len(shared)} also for shared prefixes)" if shared else ""
+        self.note = (
+            f"CUDA graphs: {len(sizes)} batch sizes up to {sizes[-1]}{extra}, {mib} MiB, captured in {seconds:.1f} s"
+        )
 
     def _fail(self, error: Exception) -> None:
         self._step = None

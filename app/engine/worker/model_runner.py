@@ -19,6 +19,7 @@ from app.engine.logits_processors.base import SamplingStep
 from app.engine.models.decoder import CausalLM
 from app.engine.sampling.sampler import Sampler
 from app.engine.step import SchedulerOutput
+from app.engine.worker.cascade_choice import CascadeChoice
 from app.engine.worker.decode_step import Decode, DecodeStep
 from app.engine.worker.input_batch import build_input_batch, check_rows
 from app.engine.worker.pending_step import PendingStep, StepClock, StepResults
@@ -51,11 +52,12 @@ class ModelRunner:
         self._link = link or StageLink(ParallelGroups(), 0, torch.float32, device, 0)
         self._feedback = TokenFeedback(self._link, state) if self._link.is_first and not self._link.is_last else None
         self._vocab_size = vocab_size
+        self.cascade: CascadeChoice | None = None  # None: no step reads shared prefixes once
         self.decode: Decode | None = None  # how steps that only decode run; None: as all others
 
-    def static_step(self, sizes: Sequence[int], dtype: torch.dtype) -> DecodeStep:
+    def static_step(self, sizes: Sequence[int], dtype: torch.dtype, cascade_sizes: Sequence[int] = ()) -> DecodeStep:
         """A decode step over static tensors, for `decode`."""
-        return DecodeStep(self, self._state, self._vocab_size, dtype, sizes)
+        return DecodeStep(self, self._state, self._vocab_size, dtype, sizes, cascade_sizes)
 
     def execute(self, letter: SchedulerOutput) -> PendingStep:
         """Compute (on a GPU: enqueue) the letter's step."""
@@ -64,9 +66,8 @@ class ModelRunner:
         if len(letter.rows) == 0:
             none = torch.empty(0, dtype=torch.int64, device=self._device)
             return PendingStep(StepResults(letter.step_id, none), clock, self._copy_stream)
-        size = self.decode.size_for(len(letter.rows)) if self.decode is not None and _is_decode(letter) else None
-        if self.decode is not None and size is not None:
-            results = self._static(letter, self.decode, size)
+        if self.decode is not None and _is_decode(letter) and self.decode.size_for(len(letter.rows)) is not None:
+            results = self._static(letter, self.decode)
         else:
             results = self._dynamic(letter)
         self._state.advance(letter)
@@ -116,6 +117,9 @@ class ModelRunner:
     def _dynamic(self, letter: SchedulerOutput) -> StepResults:
         """A step of any mix of prefills and decodes."""
         batch = build_input_batch(letter, self._state)
+        if self.cascade is not None:
+            decodes = letter.rows[: batch.attention.num_decodes].astype(np.int64)
+            batch.attention.cascade = self.cascade.wanted(decodes)
         hidden = self.forward(batch.input_ids, batch.positions, batch.attention)
         if not self._link.is_last:
             if self._feedback is not None:
@@ -133,15 +137,19 @@ class ModelRunner:
             results.prompt_pieces = self._prompt_logprobs.compute(rows, batch, self._state, hidden, self._model.logits)
         return results
 
-    def _static(self, letter: SchedulerOutput, decode: Decode, size: int) -> StepResults:
+    def _static(self, letter: SchedulerOutput, decode: Decode) -> StepResults:
         """A step in which each row brings one token and samples: over static tensors, on a GPU from graphs."""
         step, count = decode.step, len(letter.rows)
         rows = letter.rows.astype(np.int64)
         lengths = self._state.num_computed_tokens[rows] + 1
         check_rows(self._state, rows, letter.num_scheduled_tokens, lengths, letter.samples)
         parameters = self._sampler.plain(rows)
+        size = decode.size_for(count, cascade=True) if self.cascade is not None and self.cascade.wanted(rows) else None
+        cascade = size is not None
+        size = size or decode.size_for(count)
+        assert size is not None, "the caller asked"
         step.load(rows, parameters, size)
-        decode.forward(size)
+        decode.forward(size, cascade=cascade)
         if parameters is None:
             device_lengths = step.inputs.view(size).lengths[:count]
             return self._sample(letter.step_id, step.logits[:count].float(), rows, lengths, device_lengths)

@@ -31,6 +31,7 @@ class RowState:
         self.token_ids = self.flat_token_ids[: self.spare].view(max_num_seqs, max_model_len)
         # On a CPU both tables are the same memory.
         self.block_table = torch.from_numpy(self.host_block_table).to(device)
+        self.num_entered = 0  # requests so far: rows with other requests than before are told apart by it
         self._changed: list[tuple[int, int, int]] = []  # (row, first, end) of table entries not yet on the device
 
     def apply(self, letter: SchedulerOutput) -> None:
@@ -51,6 +52,7 @@ class RowState:
 
     def _enter(self, request: NewRequest) -> None:
         row, tokens = request.row, len(request.token_ids)
+        self.num_entered += 1
         assert tokens <= self.token_ids.shape[1], f"{tokens} tokens in a row of {self.token_ids.shape[1]}"
         self.num_tokens[row] = tokens
         self.num_prompt_tokens[row] = request.num_prompt_tokens

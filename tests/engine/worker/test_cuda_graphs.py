@@ -46,7 +46,8 @@ class FakeCuda:
 
             def replay(self) -> None:
                 for name, size in self.recorded:
-                    getattr(DecodeStep, name)(fake.steps[-1], size)
+                    repeated, _, how = name.partition(" ")
+                    getattr(DecodeStep, repeated)(fake.steps[-1], size, **({how: True} if how else {}))
                     fake.replayed.append((name, size))
 
             def reset(self) -> None:
@@ -72,9 +73,9 @@ class FakeCuda:
             setattr(step, name, self._noted(step, name))
 
     def _noted(self, step: DecodeStep, name: str) -> Any:
-        def call(size: int) -> None:
-            self.calls.append((name, size))
-            getattr(DecodeStep, name)(step, size)
+        def call(size: int, **how: bool) -> None:
+            self.calls.append((" ".join([name, *how]), size))
+            getattr(DecodeStep, name)(step, size, **how)
 
         return call
 
@@ -106,6 +107,30 @@ def test_captured_largest_first_and_replayed(directory: Path, driver: Driver, mo
     assert [run.tokens for run in done] == [hf_greedy(judge, p, 4 + 2 * i) for i, p in enumerate(prompts)]
     assert [size for name, size in fake.replayed if name == "forward"] == [4] * 3 + [2] * 2 + [1] * 2
     assert len(fake.replayed) == 2 * 7
+    graphs.release()
+    assert fake.free == 1 << 33
+
+
+def test_steps_that_share_prefixes_have_graphs_of_their_own(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = driver.worker._runner
+    assert runner is not None
+    fake = FakeCuda(monkeypatch)
+    with torch.inference_mode():
+        step = runner.static_step([1, 2, 4], torch.float32, [2, 4])
+        fake.watch(step)
+        assert cuda_graphs.measure(step, CPU) == (9 << 20) + (6 << 20) * 3
+        graphs = CudaGraphs(step, CPU)
+        fake.captured.clear()
+        graphs.capture(step.sizes)
+        assert fake.captured == [
+            ("forward", 4), ("forward cascade", 4), ("sample", 4), ("forward", 2), ("forward cascade", 2),
+            ("sample", 2), ("forward", 1), ("sample", 1),
+        ]  # fmt: skip
+        assert [graphs.size_for(n, cascade=True) for n in (1, 2, 3, 5)] == [2, 2, 4, None]
+        step.inputs.pad_all(4)
+        graphs.forward(4, cascade=True)
+        graphs.forward(4)
+    assert fake.replayed == [("forward cascade", 4), ("forward", 4)]
     graphs.release()
     assert fake.free == 1 << 33
 

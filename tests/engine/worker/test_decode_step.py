@@ -35,8 +35,8 @@ class Counted(DecodeStep):
         self.forwards: list[int] = []
         self.samples: list[int] = []
 
-    def forward(self, size: int) -> None:
-        super().forward(size)
+    def forward(self, size: int, *, cascade: bool = False) -> None:
+        super().forward(size, cascade=cascade)
         self.forwards.append(size)
 
     def sample(self, size: int) -> None:

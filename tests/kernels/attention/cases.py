@@ -30,7 +30,9 @@ def make_batch(
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
     seed: int = 0,
+    prefix_of: dict[int, tuple[int, int]] | None = None,
 ) -> Batch:
+    """`prefix_of[r] = (other, n)`: r has its first n tokens, whole blocks, from an earlier request."""
     generator = torch.Generator().manual_seed(seed)
 
     def randn(*shape: int) -> torch.Tensor:
@@ -49,9 +51,14 @@ def make_batch(
         table[request, : len(mine)] = mine
         keys.append(randn(seq_len, num_kv_heads, head_dim))
         values.append(randn(seq_len, num_kv_heads, head_dim))
+        other, shared = (prefix_of or {}).get(request, (0, 0))
+        assert shared % block_size == 0
+        table[request, : shared // block_size] = table[other, : shared // block_size]
+        keys[-1][:shared], values[-1][:shared] = keys[other][:shared], values[other][:shared]
+        mine = table[request, : len(mine)]
         positions = torch.arange(seq_len)
         slot = mine.long()[positions // block_size] * block_size + positions % block_size
-        for index in range(seq_len):  # one by one: the judge's own way of writing
+        for index in range(shared, seq_len):  # one by one: the judge's own way of writing
             block, offset = divmod(int(slot[index]), block_size)
             kv_cache[block, 0, :, offset] = keys[-1][index]
             kv_cache[block, 1, :, offset] = values[-1][index]

@@ -1,0 +1,81 @@
+"""Whether a step's decodes share enough of their prefixes to read these once (app/kernels/attention/triton_cascade.py).
+
+Finding the groups and one more launch a layer cost a few microseconds, which an ordinary step does not pay: the host
+decides for each step, from its copy of the block tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from app.engine.layers.attention import Attention
+from app.engine.worker.row_state import RowState
+from app.errors import ConfigError
+
+# Of one layer. The further launch and the layer's share of the search take about 4 us, in which an H200 reads 17 MB;
+# and what many requests read is partly in its L2 cache anyway.
+MIN_SAVED_BYTES = 40 << 20
+FIRST_PROBE = 256  # positions: kernels share nothing shorter
+
+
+class CascadeChoice:
+    """Decides for one step after another; repeats its answer while the rows are the same."""
+
+    def __init__(self, state: RowState, min_saved_positions: int | None) -> None:
+        """`min_saved_positions`: how many positions fewer a step must read; None: share whatever there is."""
+        self._state = state
+        self._least = min_saved_positions
+        longest = state.host_block_table.shape[1] * state.block_size
+        count = max(0, (longest - 1) // FIRST_PROBE).bit_length()
+        self._ends = FIRST_PROBE << np.arange(count)
+        self._columns = (self._ends - 1) // state.block_size
+        self._spans = np.diff(self._ends, prepend=0)
+        self._last: tuple[int, NDArray[np.int64], bool] | None = None  # (requests entered, rows, answer)
+
+    @property
+    def note(self) -> str:
+        """A line for the start-up notes."""
+        if self._least is None:
+            return "shared prefixes: read once for all decodes"
+        return f"shared prefixes: read once where a step's decodes save {self._least} positions or more"
+
+    def wanted(self, rows: NDArray[np.int64]) -> bool:
+        """For decodes of these rows, one token each, whose letter was applied to the state."""
+        if len(rows) < 2 or self._least is None:
+            return len(rows) >= 2
+        entered = self._state.num_entered
+        if self._last is None or self._last[0] != entered or not np.array_equal(self._last[1], rows):
+            self._last = (entered, rows.copy(), self.saved_positions(rows) >= self._least)
+        return self._last[2]
+
+    def saved_positions(self, rows: NDArray[np.int64]) -> int:
+        """At least so many positions are read again by other rows. Looks at a few places only, each twice as far as
+        the one before: rows with the same block there share all before it (I5)."""
+        lengths, others = self._state.num_computed_tokens[rows], -1 - np.arange(len(rows), dtype=np.int32)
+        blocks = self._state.host_block_table[rows, self._columns[:, None]]
+        blocks = np.where(lengths >= self._ends[:, None], blocks, others)  # [places, N]
+        blocks.sort(axis=1)
+        repeated = (blocks[:, 1:] == blocks[:, :-1]).sum(axis=1)
+        return int(repeated @ self._spans)
+
+
+def select_cascade(
+    mode: Literal["auto", "on", "off"], state: RowState, layers: Sequence[Attention], dtype: torch.dtype
+) -> CascadeChoice | None:
+    """By the option `cascade_attention`, the backend and the model. ConfigError where `on` cannot be."""
+    refused = None
+    if not layers[0].ops.shares_prefixes:
+        refused = "the torch attention backend reads each request's context by itself: attention_backend=triton shares"
+    elif all(layer.sliding_window is not None for layer in layers):
+        refused = "every layer of the model has a sliding window"
+    if mode == "on" and refused is not None:
+        raise ConfigError(f"cascade_attention=on: {refused}; use auto", param="cascade_attention")
+    if mode == "off" or refused is not None:
+        return None
+    position_bytes = 2 * layers[0].num_kv_heads * layers[0].head_dim * dtype.itemsize
+    return CascadeChoice(state, None if mode == "on" else -(-MIN_SAVED_BYTES // position_bytes))

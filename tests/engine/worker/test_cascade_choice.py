@@ -1,0 +1,80 @@
+"""When shared prefixes are worth reading once, against a count over whole tables."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from app.engine.worker.cascade_choice import CascadeChoice
+from app.engine.worker.cuda_graphs import cascade_sizes
+from app.engine.worker.row_state import RowState
+
+BLOCK = 16
+
+
+def state_of(lengths: list[int], shared: list[tuple[int, int]], longest: int = 4096) -> RowState:
+    """Rows of `lengths` tokens; `shared[r] = (other, blocks)` of an earlier row."""
+    state = RowState(len(lengths), longest, BLOCK, torch.device("cpu"))
+    blocks = iter(np.random.default_rng(0).permutation(1 << 15).tolist())
+    for row, (length, (other, count)) in enumerate(zip(lengths, shared, strict=True)):
+        num_blocks = -(-length // BLOCK)
+        state.host_block_table[row, :num_blocks] = [next(blocks) for _ in range(num_blocks)]
+        state.host_block_table[row, :count] = state.host_block_table[other, :count]
+        state.num_computed_tokens[row] = length - 1
+        state.num_blocks[row] = num_blocks
+    return state
+
+
+def repeated_positions(state: RowState, rows: list[int]) -> int:
+    """Positions in whole blocks that another row reads too, less once each."""
+    seen = [set(state.host_block_table[row, : state.num_computed_tokens[row] // BLOCK].tolist()) for row in rows]
+    return BLOCK * (sum(map(len, seen)) - len(set().union(*seen)))
+
+
+def test_never_more_than_there_is_and_at_least_half_of_long_prefixes() -> None:
+    rng = np.random.default_rng(1)
+    for _ in range(20):
+        lengths = rng.integers(1, 4000, 24).tolist()
+        shared = [(int(rng.integers(0, max(1, row))), int(rng.integers(0, 220))) for row in range(24)]
+        shared = [(o, min(n, lengths[row] // BLOCK, lengths[o] // BLOCK)) for row, (o, n) in enumerate(shared)]
+        state = state_of(lengths, shared)
+        rows = rng.permutation(24)[:17]
+        found = CascadeChoice(state, 1).saved_positions(rows)
+        truth = repeated_positions(state, rows.tolist())
+        assert truth / 2 - 17 * 256 <= found <= truth
+
+
+def test_exact_at_powers_of_two() -> None:
+    state = state_of([3000, 2500, 2100, 600, 10], [(0, 0), (0, 128), (1, 128), (0, 32), (0, 0)])
+    choice = CascadeChoice(state, 2 * 2048 + 512)
+    rows = np.arange(5)
+    assert choice.saved_positions(rows) == 2 * 2048 + 512
+    assert choice.wanted(rows)
+    assert not choice.wanted(rows[1:])
+    assert not CascadeChoice(state, 2 * 2048 + 513).wanted(rows)
+    assert not choice.wanted(rows[:1])
+
+
+def test_the_answer_is_kept_until_other_requests_come() -> None:
+    state = state_of([600, 600], [(0, 0), (0, 32)])
+    choice, rows = CascadeChoice(state, 512), np.array([0, 1])
+    assert choice.wanted(rows)
+    state.host_block_table[1] += 10_000
+    assert choice.wanted(np.array([0, 1])), "the same rows with the same requests share what they shared"
+    state.num_entered += 1
+    assert not choice.wanted(rows)
+
+
+def test_contexts_too_short_to_share_and_forced() -> None:
+    state = state_of([40, 40], [(0, 0), (0, 2)], longest=100)
+    rows = np.array([0, 1])
+    assert CascadeChoice(state, 1).saved_positions(rows) == 0
+    assert not CascadeChoice(state, 1).wanted(rows)
+    assert CascadeChoice(state, None).wanted(rows)
+    assert not CascadeChoice(state, None).wanted(rows[:1])
+
+
+def test_few_sizes_are_captured_twice() -> None:
+    assert cascade_sizes([1]) == []
+    assert cascade_sizes([1, 2, 4]) == [4]
+    assert cascade_sizes([1, 2, 4, 8, 16, 24, 32, 40, 48]) == [8, 16, 32, 48]
