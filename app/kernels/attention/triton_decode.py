@@ -271,7 +271,8 @@ def decode(
     if shared is not None:
         attend_runs(
             query, kv_cache, meta, shared, scratch.partial, scratch.log_sum, scale=scale, soft_cap=soft_cap,
-            tile_keys=tile.keys, tile=choose_cascade_tile(meta.num_decodes * group, head_dim, query.dtype),
+            kv_scales=kv_scales, tile_keys=tile.keys,
+            tile=choose_cascade_tile(meta.num_decodes * group, head_dim, query.dtype),
         )  # fmt: skip
     if scratch.num_splits > 1:
         _merge(meta, scratch, out, sliding_window, cut, num_kv_heads, has_runs=shared is not None)

@@ -163,3 +163,15 @@ def test_long_decodes_on_the_gpu(block_size: int, group: int) -> None:
         cache = quantized(batch, scales).kv_cache
         found.append(triton_ops.OPS.paged_attention(batch.query, cache, meta, scale=0.1, kv_scales=scales))
     assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("dtype", [FP32, FP16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)])
+def test_shared_prefixes(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    monkeypatch.setattr(triton_splits, "SPLIT_KEYS", 32)
+    monkeypatch.setattr(triton_splits, "MAX_SPLITS", 8)
+    prefixes = {1: (0, 256), 2: (0, 128)}
+    batch = make_batch([(1, 300), (1, 299), (1, 260), (1, 40)], prefix_of=prefixes, dtype=dtype, device=DEVICE)
+    meta = dataclasses.replace(batch.meta, cascade=True)
+    check(triton_ops.OPS, dataclasses.replace(batch, meta=meta))
+    assert isinstance(meta.plan, triton_ops.TritonPlan)
+    assert any(int(shared.count) > 0 for shared in (meta.plan.scratch.shared or {}).values())
