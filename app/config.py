@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 # Of the environment, for what does not belong in a file: API keys, separated by commas or white space; a file of them.
 KEYS_VARIABLE = "MANTA_API_KEYS"
@@ -19,6 +19,11 @@ class Frozen(BaseModel):
     """Immutable, and closed to unknown fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+def _kv_cache_dtype(value: Any) -> Any:
+    """Two spellings, one meaning."""
+    return "fp8" if value == "fp8_e4m3" else value
 
 
 class EngineConfig(Frozen):
@@ -40,7 +45,15 @@ class EngineConfig(Frozen):
         False, description="Let requests cut embeddings short (`dimensions`) although config.json does not offer it."
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="Compute and KV-cache type. `auto`: float32 on a CPU, the checkpoint's type on a GPU."
+        "auto",
+        description="Compute type, and that of the KV cache unless kv_cache_dtype says otherwise. `auto`: float32 on a "
+        "CPU, the checkpoint's type on a GPU.",
+    )
+    kv_cache_dtype: Annotated[Literal["auto", "fp8"], BeforeValidator(_kv_cache_dtype)] = Field(
+        "auto",
+        description="`fp8`: keep keys and values in 8 bits (e4m3; also written fp8_e4m3), which halves the KV cache of "
+        "a 16-bit model and the reading of it; arithmetic stays in 16 or 32 bits. With the checkpoint's k_scale and "
+        "v_scale where it has them, else 1. On GPUs of compute capability 8.9 or later, and CPUs. `auto`: as dtype.",
     )
     quantization: Literal["fp8"] | None = Field(
         None,

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 import triton.testing
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from app.kernels.attention import AttentionMetadata, cudnn_prefill, triton_prefill, triton_prefill_descriptors
+from app.kernels.attention import KV_FP8, AttentionMetadata, cudnn_prefill, triton_prefill, triton_prefill_descriptors
 from app.kernels.attention.triton_ops import OPS
 from app.kernels.attention.triton_prefill import PrefillTile
 from app.kernels.fused import HeadNorm
@@ -72,11 +72,15 @@ def entries() -> list[Entry]:
     table += sampling_entries()
     table += fused_entries() + fp8_entries()
     table += prefill_entries(2048, 32768)
-    for shape in ((1, 32768), (64, 4096), (256, 1024)):
-        for block in (16, 64):
-            for is_static in (False, True):
-                name = f"decode {shape[0]} x {shape[1]}, block {block}{', static' if is_static else ''}"
-                table.append(Entry(name, partial(decode_row, *shape, block, is_static)))
+    for kv_dtype, kind in ((torch.bfloat16, "decode"), (KV_FP8, "decode fp8")):
+        for shape in ((1, 32768), (64, 4096), (256, 1024)):
+            for block in (16, 64):
+                for is_static in (False, True):
+                    name = f"{kind} {shape[0]} x {shape[1]}, block {block}{', static' if is_static else ''}"
+                    table.append(Entry(name, partial(decode_row, *shape, block, is_static, kv_dtype)))
+    for num_query, seq_len in ((8192, 8192), (2048, 32768)):
+        name = f"prefill fp8 {num_query} of {seq_len}, block 16, paged"
+        table.append(Entry(name, partial(prefill_fp8_row, num_query, seq_len)))
     table += prefill_entries(32768, 32768)
     return table
 
@@ -88,13 +92,21 @@ def prepare(batch: Batch) -> None:
     OPS.prepare(batch.meta, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, block_size=block_size)
 
 
-def large_batch(num_requests: int, num_query: int, seq_len: int, block_size: int, is_static: bool = False) -> Batch:
-    """bf16, blocks in random order, every request of one length; keys and values are not kept contiguous."""
+def large_batch(
+    num_requests: int,
+    num_query: int,
+    seq_len: int,
+    block_size: int,
+    is_static: bool = False,
+    kv_dtype: torch.dtype = torch.bfloat16,
+) -> Batch:
+    """bf16, the cache of `kv_dtype`; blocks in random order, every request of one length; keys and values are not kept
+    contiguous."""
     blocks = seq_len // block_size
     table = torch.randperm(num_requests * blocks, device="cuda").int().view(num_requests, blocks)
     cache = torch.randn(
         num_requests * blocks, 2, NUM_KV_HEADS, block_size, HEAD_DIM, dtype=torch.bfloat16, device="cuda"
-    )
+    ).to(kv_dtype)
     meta = AttentionMetadata(
         query_start_loc=torch.arange(num_requests + 1, dtype=torch.int32, device="cuda") * num_query,
         seq_lens=torch.full((num_requests,), seq_len, dtype=torch.int32, device="cuda"),
@@ -122,13 +134,47 @@ def graph_ms(call: Callable[[], object]) -> float:
     return float(triton.testing.do_bench_cudagraph(call, rep=5))
 
 
-def decode_row(num_requests: int, seq_len: int, block_size: int, is_static: bool = False) -> Row:
+def scales_for(kv_dtype: torch.dtype) -> torch.Tensor | None:
+    """Of a quantized cache: powers of 2, so that the same cache can be written in bf16 without loss."""
+    return 2.0 ** torch.arange(-8.0, 8.0, device="cuda").view(2, NUM_KV_HEADS) if kv_dtype == KV_FP8 else None
+
+
+def _fp8_difference(batch: Batch, out: torch.Tensor, scales: torch.Tensor) -> Row:
+    """How far `out` is from bf16 kernels over the same numbers in a bf16 cache; an error if they disagree."""
+    plain = (batch.kv_cache.float() * scales[:, :, None, None]).to(batch.query.dtype)
+    truth = OPS.paged_attention(batch.query, plain, batch.meta, scale=HEAD_DIM**-0.5)
+    # Head by head: the scales of the values lie far apart.
+    distance = (out.float() - truth.float()).norm(dim=(0, 2)) / truth.float().norm(dim=(0, 2))
+    difference = float(distance.max())
+    row: Row = {"difference": difference}
+    return row if difference < 8e-3 else {**row, "error": "the output differs from that over a bf16 cache"}
+
+
+def decode_row(
+    num_requests: int,
+    seq_len: int,
+    block_size: int,
+    is_static: bool = False,
+    kv_dtype: torch.dtype = torch.bfloat16,
+) -> Row:
     """bf16 decode: keys and values read once, queries read, output written."""
-    batch = large_batch(num_requests, 1, seq_len, block_size, is_static)
-    ms = time_ms(partial(OPS.paged_attention, batch.query, batch.kv_cache, batch.meta, scale=HEAD_DIM**-0.5))
-    num_bytes = num_requests * (seq_len * 2 * NUM_KV_HEADS + 2 * NUM_HEADS) * HEAD_DIM * 2
-    rate = num_bytes / ms * 1e3
-    return {"ms": ms, "GB/s": rate / 1e9, "fraction": rate / COPY_BYTES_PER_S}
+    batch, scales = large_batch(num_requests, 1, seq_len, block_size, is_static, kv_dtype), scales_for(kv_dtype)
+    call = partial(OPS.paged_attention, batch.query, batch.kv_cache, batch.meta, scale=HEAD_DIM**-0.5, kv_scales=scales)
+    ms = time_ms(call)
+    kv_bytes = seq_len * 2 * NUM_KV_HEADS * HEAD_DIM * batch.kv_cache.itemsize
+    rate = num_requests * (kv_bytes + 2 * NUM_HEADS * HEAD_DIM * 2) / ms * 1e3
+    row = {"ms": ms, "GB/s": rate / 1e9, "fraction": rate / COPY_BYTES_PER_S}
+    return row if scales is None else row | _fp8_difference(batch, call(), scales)
+
+
+def prefill_fp8_row(num_query: int, seq_len: int) -> Row:
+    """The paged kernel over a quantized cache."""
+    batch, scales = large_batch(1, num_query, seq_len, 16, kv_dtype=KV_FP8), scales_for(KV_FP8)
+    assert scales is not None
+    call = partial(OPS.paged_attention, batch.query, batch.kv_cache, batch.meta, scale=HEAD_DIM**-0.5, kv_scales=scales)
+    ms = time_ms(call)
+    row = {"ms": ms, "TFLOP/s": prefill_flops(num_query, seq_len) / ms / 1e9}
+    return row | _fp8_difference(batch, call(), scales)
 
 
 def prefill_entries(num_query: int, seq_len: int) -> list[Entry]:
@@ -256,6 +302,7 @@ def fused_entries() -> list[Entry]:
         for use_norm in (False, True):
             what = f"rotate_and_write{' with norm' if use_norm else ''} {num_tokens} tokens"
             table.append(Entry(what, partial(rotate_row, num_tokens, use_norm)))
+        table.append(Entry(f"rotate_and_write fp8 {num_tokens} tokens", partial(rotate_row, num_tokens, False, KV_FP8)))
     return table
 
 
@@ -279,17 +326,18 @@ def silu_row(num_tokens: int) -> Row:
     return _compared(partial(fused.silu_and_mul, x), partial(plain_fused.silu_and_mul, x), 3 * x.numel())
 
 
-def rotate_row(num_tokens: int, use_norm: bool) -> Row:
+def rotate_row(num_tokens: int, use_norm: bool, kv_dtype: torch.dtype = torch.bfloat16) -> Row:
     """Heads read; queries, keys and values written. PyTorch's twin waits for the host and has no place in a graph."""
     heads = torch.randn(num_tokens, NUM_HEADS + 2 * NUM_KV_HEADS, HEAD_DIM, dtype=torch.bfloat16, device="cuda")
     cos, sin = torch.randn(2, num_tokens, 1, HEAD_DIM, dtype=torch.bfloat16, device="cuda").unbind()
     weight = torch.ones(HEAD_DIM, dtype=torch.bfloat16, device="cuda")
     norm = HeadNorm(weight, weight, 1e-6) if use_norm else None
     shape = (num_tokens // 16 + 1, 2, NUM_KV_HEADS, 16, HEAD_DIM)
-    cache = torch.zeros(shape, dtype=torch.bfloat16, device="cuda")
+    cache = torch.zeros(shape, dtype=kv_dtype, device="cuda")
     slots = torch.randperm(num_tokens, device="cuda")
-    ms = graph_ms(partial(fused.rotate_and_write, heads, cos, sin, norm, cache, slots))
-    return {"us": ms * 1e3, "GB/s": 4 * heads.numel() / ms / 1e6}
+    ms = graph_ms(partial(fused.rotate_and_write, heads, cos, sin, norm, cache, slots, scales_for(kv_dtype)))
+    num_bytes = 2 * heads.numel() + num_tokens * HEAD_DIM * (2 * NUM_HEADS + 2 * NUM_KV_HEADS * cache.itemsize)
+    return {"us": ms * 1e3, "GB/s": num_bytes / ms / 1e6}
 
 
 def fp8_entries() -> list[Entry]:

@@ -26,18 +26,19 @@ from unittest import mock
 import torch
 import triton.testing
 
-from app.kernels.attention import triton_decode, triton_prefill, triton_splits
+from app.kernels.attention import KV_FP8, triton_decode, triton_prefill, triton_splits
 from app.kernels.attention.reference import write_kv
 from app.kernels.attention.triton_decode import DecodeTile
 from app.kernels.attention.triton_ops import OPS, TritonPlan
 from app.kernels.attention.triton_prefill import PrefillTile
 from app.kernels.sampling import gumbel_argmax, reference, uniform
-from benchmarks.kernel_timings import HEAD_DIM, Row, decode_row, graph_ms, large_batch, prepare, timings
+from benchmarks.kernel_timings import HEAD_DIM, Row, decode_row, graph_ms, large_batch, prepare, scales_for, timings
 from tests.kernels.attention.cases import Batch, contiguous_attention, make_batch
 
 QUICK_BUDGET_S = 45.0
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 TOLERANCE = {"bf16": 8e-3, "fp16": 1e-3, "fp32": 2e-6}  # of norm(out - truth) / norm(truth)
+SWEPT = ("decode", "decode-fp8", "prefill", "prefill-fp8")  # fp8: of the KV cache
 SWEPT_DECODES = [(1, 1, 576), (8, 1, 576), (32, 1, 576), (256, 1, 1024), (64, 1, 4096), (1, 1, 32768)]
 MIXED = [(1, 1), (1, 2500), (1, 257), (1, 1024), (1, 16), (300, 300), (129, 900), (1, 9), (64, 1100)]
 MIXED_QUICK = [(1, 1), (1, 40), (5, 5), (19, 40)]
@@ -135,17 +136,16 @@ def sweep(jobs: int, what: list[str]) -> list[dict[str, Any]]:
     decode_tiles = [DecodeTile(*sizes) for sizes in itertools.product((32, 64, 128), (2, 4, 8), (2, 3, 4))]
     prefill_tiles = [PrefillTile(*sizes) for sizes in itertools.product((64, 128), (64, 128), (4, 8), (2, 3, 4))]
     tiles: dict[str, Any] = {"decode": decode_tiles, "prefill": prefill_tiles}
-    work = [(kind, block, tile) for kind in what for block in (16, 64) for tile in tiles[kind]]
+    work = [(kind, block, tile) for kind in what for block in (16, 64) for tile in tiles[kind.split("-")[0]]]
     with concurrent.futures.ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
         list(pool.map(_compile_tile, work, chunksize=2))
     rows = []
-    for shape in SWEPT_DECODES if "decode" in what else ():
-        for block in (16, 64):
-            batch = large_batch(*shape, block, is_static=True)
-            rows += [_sweep_row(batch, f"decode {shape[0]} x {shape[2]}, block {block}", tile) for tile in decode_tiles]
-    for block in (16, 64) if "prefill" in what else ():
-        batch = large_batch(1, 8192, 8192, block)
-        rows += [_sweep_row(batch, f"prefill, block {block}", tile) for tile in prefill_tiles]
+    for kind, block in itertools.product(what, (16, 64)):
+        is_decode = kind.startswith("decode")
+        for shape in SWEPT_DECODES if is_decode else [(1, 8192, 8192)]:
+            batch = _sweep_batch(kind, shape, block)
+            name = f"{kind} {shape[0]} x {shape[2]}, block {block}"
+            rows += [_sweep_row(batch, name, tile) for tile in (decode_tiles if is_decode else prefill_tiles)]
     rows.sort(key=lambda row: (row["what"], row["ms"]))
     return [row for row in rows if row["ms"] < 1.25 * min(r["ms"] for r in rows if r["what"] == row["what"])]
 
@@ -164,11 +164,17 @@ def sweep_splits() -> list[dict[str, Any]]:
 def _compile_tile(job: tuple[str, int, DecodeTile | PrefillTile]) -> None:
     """Leave one tile's kernel in Triton's cache on disk."""
     what, block, tile = job
-    _sweep_row(large_batch(1, 1 if what == "decode" else 128, 1024, block, what == "decode"), what, tile)
+    _sweep_row(_sweep_batch(what, (1, 1 if what.startswith("decode") else 128, 1024), block), what, tile)
+
+
+def _sweep_batch(kind: str, shape: tuple[int, int, int], block: int) -> Batch:
+    kv_dtype = KV_FP8 if kind.endswith("fp8") else torch.bfloat16
+    return large_batch(*shape, block, is_static=kind.startswith("decode"), kv_dtype=kv_dtype)
 
 
 def _sweep_row(batch: Batch, what: str, tile: DecodeTile | PrefillTile) -> dict[str, Any]:
     options: dict[str, Any] = {"scale": HEAD_DIM**-0.5, "sliding_window": None, "soft_cap": None, "tile": tile}
+    options["kv_scales"] = scales_for(batch.kv_cache.dtype)
     out = torch.empty_like(batch.query)
     if isinstance(tile, DecodeTile):
         assert isinstance(batch.meta.plan, TritonPlan)
@@ -229,7 +235,7 @@ def main() -> int:
         "--quick", action="store_true", help="on a GPU only timings, within a time limit; else few checks"
     )
     parser.add_argument("--only", help="no checks; only timings whose name holds this word")
-    parser.add_argument("--sweep", nargs="+", choices=["decode", "prefill", "splits"], default=[], help="every tile")
+    parser.add_argument("--sweep", nargs="+", choices=[*SWEPT, "splits"], default=[], help="every tile")
     parser.add_argument("--jobs", type=int, default=1, help="processes for the checks (compiling takes longest)")
     arguments = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"

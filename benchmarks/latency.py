@@ -30,7 +30,7 @@ def measure(llm: LLM, shape: str, batch: int, context: int = CONTEXT, steps: int
     with watched_steps() as watch:
         long = timed(llm, prompts, [steps + 1] * batch)
     step = (long - short) / steps
-    floor = Floor.of(shape).decode_s(batch, context + steps / 2)
+    floor = Floor.of(shape, llm.config.kv_cache_dtype).decode_s(batch, context + steps / 2)
     return {
         "step_ms": 1e3 * step,
         "floor_ms": 1e3 * floor,

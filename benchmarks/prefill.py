@@ -23,7 +23,7 @@ def measure(llm: LLM, shape: str, length: int, repeats: int) -> dict[str, float]
     timed(llm, prompts[:1], [1])
     with watched_steps() as watch:
         best = min(timed(llm, [prompt], [1]) for prompt in prompts[1:])
-    floor = Floor.of(shape).prefill_s(length)
+    floor = Floor.of(shape, llm.config.kv_cache_dtype).prefill_s(length)
     return {
         "best_ms": 1e3 * best,
         "device_ms": 1e3 * median(watch.device),

@@ -13,7 +13,7 @@ from benchmarks.shapes import SHAPES
 BANDWIDTH = 4.3e12  # bytes/s
 FLOPS = 790e12
 ATTENTION_FLOPS = 0.75 * FLOPS
-BYTES = 2  # of a weight and of an element of the KV cache: bf16
+BYTES = 2  # of a weight, and of an element of the KV cache unless that is in fp8: bf16
 
 
 @dataclass(slots=True, frozen=True)
@@ -26,14 +26,15 @@ class Floor:
     attention_width: int  # layers * query heads * head size
 
     @classmethod
-    def of(cls, shape: str) -> Floor:
+    def of(cls, shape: str, kv_cache_dtype: str = "auto") -> Floor:
+        """`kv_cache_dtype` as in EngineConfig."""
         s = SHAPES[shape]
         layers, hidden, heads, kv_heads, dim = (
             s[name]
             for name in ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
         )
         per_layer = 2 * hidden * heads * dim + 2 * hidden * kv_heads * dim + 3 * hidden * s["intermediate_size"]
-        kv_bytes = 2 * layers * kv_heads * dim * BYTES
+        kv_bytes = 2 * layers * kv_heads * dim * (1 if kv_cache_dtype == "fp8" else BYTES)
         return cls(layers * per_layer, hidden * s["vocab_size"], kv_bytes, layers * heads * dim)
 
     def decode_s(self, batch: int, context: float) -> float:

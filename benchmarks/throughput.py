@@ -29,7 +29,7 @@ def mixed(llm: LLM, shape: str, requests: int, longest: int = 1024, repeats: int
         with watched_steps() as watch:
             runs.append((timed(llm, prompts, [length for _, length in pairs]), watch))
     seconds, watch = min(runs, key=lambda run: run[0])
-    floor = Floor.of(shape).batch_s(pairs)
+    floor = Floor.of(shape, llm.config.kv_cache_dtype).batch_s(pairs)
     return {
         "output_tokens_per_s": sum(length for _, length in pairs) / seconds,
         "floor_tokens_per_s": sum(length for _, length in pairs) / floor,

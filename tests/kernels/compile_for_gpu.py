@@ -21,7 +21,7 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from app.kernels.attention import AttentionMetadata, triton_prefill, triton_prefill_descriptors
+from app.kernels.attention import KV_FP8, AttentionMetadata, triton_prefill, triton_prefill_descriptors
 from app.kernels.attention.triton_ops import OPS
 from app.kernels.attention.triton_prefill import PrefillTile
 from app.kernels.attention.triton_shared_splits import share_splits
@@ -119,15 +119,21 @@ def fused(dtype: torch.dtype, hidden: int, heads: tuple[int, int, int], use_norm
     triton_ops.silu_and_mul(torch.zeros(4, 8 * hidden, dtype=dtype))
     angles = torch.zeros(4, 1, head_dim, dtype=dtype)
     cache = torch.zeros(2, 2, num_kv_heads, 16, head_dim, dtype=dtype)
+    scales = torch.ones(2, num_kv_heads)
     norm = HeadNorm(weight, weight, 1e-6) if use_norm else None
     all_heads = torch.zeros(4, num_heads + 2 * num_kv_heads, head_dim, dtype=dtype)
-    triton_ops.rotate_and_write(all_heads, angles, angles, norm, cache, torch.zeros(4, dtype=torch.int64))
+    for kv_cache, kv_scales in ((cache, None), (cache.to(KV_FP8), scales)):
+        slots = torch.zeros(4, dtype=torch.int64)
+        triton_ops.rotate_and_write(all_heads, angles, angles, norm, kv_cache, slots, kv_scales)
 
 
-def attention(dtype: torch.dtype, heads: tuple[int, int, int], block_size: int, **masks: Any) -> None:
+def attention(
+    dtype: torch.dtype, heads: tuple[int, int, int], block_size: int, kv_dtype: torch.dtype | None = None, **masks: Any
+) -> None:
     """A mixed step, steps that may be captured (one that shares splits), a chunk through the other prefill kernel."""
     num_heads, num_kv_heads, head_dim = heads
-    cache = torch.zeros(64, 2, num_kv_heads, block_size, head_dim, dtype=dtype)
+    cache = torch.zeros(64, 2, num_kv_heads, block_size, head_dim, dtype=kv_dtype or dtype)
+    scales = torch.ones(2, num_kv_heads) if kv_dtype is not None else None
     for is_static, cascade, counts in (
         (False, False, [1, 1, 30]), (True, False, [1] * 3), (True, True, [1] * 3), (True, True, [1] * 128),
     ):  # fmt: skip
@@ -140,10 +146,10 @@ def attention(dtype: torch.dtype, heads: tuple[int, int, int], block_size: int, 
         query = torch.zeros(sum(counts), num_heads, head_dim, dtype=dtype)
         shape = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
         OPS.prepare(meta, block_size=block_size, **shape)
-        OPS.paged_attention(query, cache, meta, scale=0.1, **masks)
-        OPS.write_kv(query[:, :num_kv_heads], query[:, :num_kv_heads], cache, meta.slot_mapping)
+        OPS.paged_attention(query, cache, meta, scale=0.1, kv_scales=scales, **masks)
+        OPS.write_kv(query[:, :num_kv_heads], query[:, :num_kv_heads], cache, meta.slot_mapping, scales)
         options = {"scale": 0.1, "sliding_window": None, "soft_cap": None, **masks}
-        if dtype == torch.float32 or is_static:
+        if dtype == torch.float32 or is_static or scales is not None:
             continue
         for tile in (PrefillTile(128, 64, 8, 3), PrefillTile(128, 128, 8, 2), PrefillTile(64, 64, 4, 3)):
             triton_prefill.prefill(query, cache, meta, query, tile=tile, **options)
@@ -168,6 +174,10 @@ def main() -> int:
         fused(dtype, 1024, qwen, use_norm=True)
         fused(dtype, 4096, llama, use_norm=False)
         attention(dtype, llama, 16)
+        attention(dtype, llama, 16, KV_FP8)
+    attention(torch.bfloat16, qwen, 64, KV_FP8, sliding_window=512, soft_cap=30.0)
+    attention(torch.float16, (14, 2, 64), 16, KV_FP8)
+    attention(torch.float16, (7, 1, 80), 32, KV_FP8)
     fused(torch.float16, 112, (7, 1, 80), use_norm=True)
     attention(torch.bfloat16, qwen, 64, sliding_window=512, soft_cap=30.0)
     attention(torch.float16, (14, 2, 64), 16)

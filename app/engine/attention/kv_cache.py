@@ -1,4 +1,5 @@
-"""The paged KV cache on the device: one tensor [B, 2, Hkv, S, D] for each attention layer."""
+"""The paged KV cache on the device: one tensor [B, 2, Hkv, S, D] for each attention layer, in the model's type or in
+fp8."""
 
 from __future__ import annotations
 
@@ -7,6 +8,29 @@ from dataclasses import dataclass
 import torch
 
 from app.engine.layers.attention import Attention
+from app.errors import ConfigError
+from app.kernels.attention import KV_FP8
+
+_FP8_CAPABILITY = (8, 9)  # Ada; Hopper is (9, 0)
+
+
+def select_kv_dtype(name: str, device: torch.device) -> torch.dtype | None:
+    """The type that `kv_cache_dtype` asks for; None: the model's own. ConfigError where the device lacks it."""
+    if name == "auto":
+        return None
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < _FP8_CAPABILITY:
+        gpu = torch.cuda.get_device_name(device)
+        raise ConfigError(f"kv_cache_dtype={name}: {gpu} has no fp8; use auto", param="kv_cache_dtype")
+    return KV_FP8
+
+
+def describe_scales(layers: list[Attention]) -> list[str]:
+    """A line for the start-up notes where the cache is quantized."""
+    scales = [layer.kv_scales for layer in layers if layer.kv_scales is not None]
+    if not scales:
+        return []
+    given = any(bool((scale != 1).any()) for scale in scales)
+    return [f"KV cache scales: {'from the checkpoint' if given else '1 (the checkpoint brings none)'}"]
 
 
 @dataclass(slots=True, frozen=True)
@@ -23,6 +47,11 @@ class KVCacheSpec:
     def of(cls, layers: list[Attention], block_size: int, dtype: torch.dtype) -> KVCacheSpec:
         """The cache that these layers need."""
         return cls(len(layers), layers[0].num_kv_heads, layers[0].head_dim, block_size, dtype)
+
+    @property
+    def copy_dtype(self) -> torch.dtype:
+        """For copies of whole blocks: a type of any meaning that PyTorch indexes on every device."""
+        return torch.int16 if self.dtype == KV_FP8 else self.dtype
 
     @property
     def bytes_per_block(self) -> int:

@@ -1,4 +1,5 @@
-"""Which weights a KV cache was computed with, as one short string: what the root of every block hash begins with (I5).
+"""Which weights a KV cache was computed with and how it is kept, as one short string: what the root of every block
+hash begins with (I5).
 
 Two directories with the same files give the same revision on whatever node and under whatever name they lie; new
 weights under an old name give another one, so a replica that still runs the old ones is never taken to share prefixes
@@ -19,10 +20,12 @@ WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")
 
 
 def model_revision(info: ModelInfo, config: EngineConfig) -> str:
-    """32 hex digits over the model's description, its weight files' headers, and the options that change weights."""
+    """32 hex digits over the model's description, its weight files' headers, and the options that change what a KV
+    block holds."""
     digest = blake2b(digest_size=16)
     is_dummy = config.load_format == "dummy"
-    options = [config.dtype, config.load_format, config.seed if is_dummy else 0]
+    kinds = [config.dtype, config.quantization, config.kv_cache_dtype]
+    options = [*kinds, config.load_format, config.seed if is_dummy else 0]
     _add(digest, json.dumps([info.hf_config, options], sort_keys=True).encode())
     for path in [] if is_dummy else sorted(path for name in WEIGHT_FILES for path in info.directory.glob(name)):
         with path.open("rb") as file:

@@ -42,6 +42,10 @@ class Attention(nn.Module):
         self.head_dim, self.scale = s.head_dim, s.head_dim**-0.5
         self.sliding_window = s.sliding_window
         self.layer_index = layer_index
+        # Of a quantized cache, [2, Hkv]: keys, values. The loader sets what the checkpoint says.
+        self.kv_scales = (
+            torch.ones(2, self.num_kv_heads, dtype=torch.float32, device=ctx.device) if ctx.kv_dtype else None
+        )
         self.ops = ctx.attention_ops
         self.fused = fused_ops(ctx.device)
 
@@ -50,8 +54,13 @@ class Attention(nn.Module):
         kv_cache, meta = ctx.kv_caches[self.layer_index], ctx.attention
         heads = self.qkv_proj(x).view(x.shape[0], -1, self.head_dim)
         norm = self._head_norm()
-        query = self.fused.rotate_and_write(heads, rotation.cos, rotation.sin, norm, kv_cache, meta.slot_mapping)
-        out = self.ops.paged_attention(query, kv_cache, meta, scale=self.scale, sliding_window=self.sliding_window)
+        scales = self.kv_scales
+        query = self.fused.rotate_and_write(
+            heads, rotation.cos, rotation.sin, norm, kv_cache, meta.slot_mapping, scales
+        )
+        out = self.ops.paged_attention(
+            query, kv_cache, meta, scale=self.scale, sliding_window=self.sliding_window, kv_scales=scales
+        )
         return self.o_proj.parts(out.reshape(x.shape[0], -1))
 
     def _head_norm(self) -> HeadNorm | None:

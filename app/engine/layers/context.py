@@ -22,6 +22,7 @@ class BuildContext:
     groups: ParallelGroups
     stage_layers: range | None = None  # the layers of this pipeline stage; None: all
     quantization: QuantMethod | None = None  # of linear layers
+    kv_dtype: torch.dtype | None = None  # of the KV cache; None: `dtype`, as it is
 
 
 @dataclass(slots=True, frozen=True)

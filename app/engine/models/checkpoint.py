@@ -34,7 +34,13 @@ class SlicedTensor:
 
     def narrow(self, dim: int, start: int, length: int) -> torch.Tensor:
         """Read `length` entries from `start` along `dim`."""
-        index = (slice(None),) * dim + (slice(start, start + length),)
+        return self._read((slice(None),) * dim + (slice(start, start + length),))
+
+    def whole(self) -> torch.Tensor:
+        """Read all of it, also where it has no dimensions."""
+        return self._read(...)
+
+    def _read(self, index: Any) -> torch.Tensor:
         try:
             part: torch.Tensor = self.handle[index]
         except SafetensorError as error:

@@ -24,6 +24,7 @@ from app.engine.model_info import ModelInfo
 from app.engine.models import MODELS, POOLING_MODELS
 from app.engine.models.checkpoint import Checkpoint, SlicedTensor
 from app.engine.models.decoder import CausalLM
+from app.engine.models.kv_scales import take_kv_scales
 from app.engine.models.load_progress import LoadProgress
 from app.engine.models.pooling_model import PoolingModel
 from app.errors import CheckpointError, ConfigError
@@ -110,6 +111,7 @@ def _names_of_other_stages(info: ModelInfo, ctx: BuildContext) -> set[str]:
 
 def _fill_from_checkpoint(model: nn.Module, elsewhere: set[str], tensors: dict[str, SlicedTensor]) -> None:
     targets = _targets(model)
+    tensors = take_kv_scales(model, tensors, targets.keys() | elsewhere)
     missing = sorted((targets.keys() | elsewhere) - tensors.keys())
     if missing:
         raise CheckpointError(f"the checkpoint lacks {_listed(missing)}", param="model")

@@ -33,10 +33,10 @@ class HostPool:
                 f"kv_host_memory_bytes={memory_bytes} is more than this machine has ({physical} bytes)",
                 param="kv_host_memory_bytes",
             )
-        elements = spec.bytes_per_block // spec.num_layers // spec.dtype.itemsize
+        elements = spec.bytes_per_block // spec.num_layers // spec.copy_dtype.itemsize
         self._is_pinned = False
         try:
-            self.blocks = torch.empty(self.num_blocks, spec.num_layers, elements, dtype=spec.dtype)
+            self.blocks = torch.empty(self.num_blocks, spec.num_layers, elements, dtype=spec.copy_dtype)
             if device.type == "cuda":
                 self._pin()
         except RuntimeError as error:

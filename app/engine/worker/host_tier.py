@@ -25,7 +25,7 @@ class HostTier:
         self._pool = HostPool(config.kv_host_memory_bytes, spec, device)
         if device.type == "cuda":
             elements = self._pool.blocks.shape[2]
-            self._staging = Staging(spec.num_layers, elements, self._pool.num_blocks, spec.dtype, device)
+            self._staging = Staging(spec.num_layers, elements, self._pool.num_blocks, spec.copy_dtype, device)
         self._block_bytes = spec.bytes_per_block
 
     @property

@@ -13,6 +13,7 @@ import torch
 from app.config import EngineConfig
 from app.engine.attention.kv_cache import KVCacheSpec
 from app.errors import ConfigError
+from app.kernels.attention import KV_FP8
 
 MIB = 1 << 20
 # The host keeps an object for each block; only a tiny model on a large GPU could have more.
@@ -65,7 +66,8 @@ def allocate_kv_cache(spec: KVCacheSpec, num_blocks: int, device: torch.device) 
 def describe(spec: KVCacheSpec, num_blocks: int) -> str:
     """A line for the start-up notes."""
     mib = num_blocks * spec.bytes_per_block / MIB
-    return f"KV cache: {num_blocks} blocks of {spec.block_size} tokens ({mib:.{0 if mib >= 10 else 1}f} MiB)"
+    kind = ", fp8" if spec.dtype == KV_FP8 else ""
+    return f"KV cache: {num_blocks} blocks of {spec.block_size} tokens ({mib:.{0 if mib >= 10 else 1}f} MiB{kind})"
 
 
 def _free_gpu_bytes(

@@ -38,7 +38,7 @@ class KVTransfer:
 
     def __init__(self, caches: list[torch.Tensor], pool: HostPool) -> None:
         """`caches` [B, 2, Hkv, S, D] of each layer; the pool is closed with this."""
-        self._caches = [cache.view(len(cache), -1) for cache in caches]
+        self._caches = [cache.view(len(cache), -1).view(pool.blocks.dtype) for cache in caches]
         self._host = pool
         self._pool = pool.blocks
 

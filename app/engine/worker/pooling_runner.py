@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from app.config import EngineConfig
-from app.engine.attention.kv_cache import KVCacheSpec
+from app.engine.attention.kv_cache import KVCacheSpec, describe_scales
 from app.engine.layers.context import BuildContext, ForwardContext
 from app.engine.model_info import ModelInfo
 from app.engine.models.loader import load_pooling_model
@@ -26,6 +26,7 @@ from app.engine.worker import kv_sizing
 from app.engine.worker.input_batch import InputBatch, build_input_batch
 from app.engine.worker.pending_step import PendingStep, StepClock, StepResults
 from app.engine.worker.row_state import RowState
+from app.errors import ConfigError
 from app.kernels.attention.encoder import plan_encoder
 
 LONGEST = np.iinfo(np.int64).max
@@ -136,16 +137,21 @@ def start_pooling(config: EngineConfig, info: ModelInfo, ctx: BuildContext) -> t
     runner = PoolingRunner(model, pooler, [], state, ctx.device, has_token_types=pooling.has_token_types)
     budget = step_budget(config, info, ctx.max_model_len)
     if not model.attention_layers:
+        if ctx.kv_dtype is not None:
+            raise ConfigError(
+                f"kv_cache_dtype={config.kv_cache_dtype}: this model has no KV cache; leave it out",
+                param="kv_cache_dtype",
+            )
         num_blocks = config.max_num_seqs * -(-ctx.max_model_len // config.block_size)
         note = "KV cache: none, every prompt is computed in one step"
     else:
-        spec = KVCacheSpec.of(model.attention_layers, config.block_size, ctx.dtype)
+        spec = KVCacheSpec.of(model.attention_layers, config.block_size, ctx.kv_dtype or ctx.dtype)
         needed = -(-budget // config.block_size) + config.max_num_seqs  # blocks of the largest step there can be
         runner.kv_caches = kv_sizing.allocate_kv_cache(spec, needed, ctx.device)
         warm = partial(runner.warm, budget)
         num_blocks = kv_sizing.size_kv_cache(config, spec, ctx.max_model_len, ctx.device, warm, lambda: 0)
         runner.kv_caches = []  # the few that the measurement used
         runner.kv_caches = kv_sizing.allocate_kv_cache(spec, num_blocks, ctx.device)
-        note = kv_sizing.describe(spec, num_blocks)
+        note = "; ".join([kv_sizing.describe(spec, num_blocks), *describe_scales(model.attention_layers)])
     runner.warm(min(budget, max(1, num_blocks - config.max_num_seqs) * config.block_size))
     return runner, num_blocks, f"pooling: {pooling.pooling}, {', '.join(pooling.tasks)}; {note}"

@@ -15,7 +15,7 @@ import torch
 
 from app.config import EngineConfig
 from app.engine.attention.backend import select_attention
-from app.engine.attention.kv_cache import KVCacheSpec
+from app.engine.attention.kv_cache import KVCacheSpec, describe_scales, select_kv_dtype
 from app.engine.distributed.parallel_groups import ParallelGroups
 from app.engine.distributed.process_groups import connect_store, join_groups, leave_groups
 from app.engine.distributed.stage_link import StageLink
@@ -81,7 +81,10 @@ class Worker:
         with torch.inference_mode():
             layers = stage_layers(info.num_layers, config.pipeline_parallel_size, config.pipeline_partition)
             quantization, quantization_notes = select_quantization(config.quantization, self._device, dtype)
-            ctx = BuildContext(dtype, self._device, max_model_len, ops, groups, layers[groups.pp.rank], quantization)
+            kv_dtype = select_kv_dtype(config.kv_cache_dtype, self._device)
+            ctx = BuildContext(
+                dtype, self._device, max_model_len, ops, groups, layers[groups.pp.rank], quantization, kv_dtype
+            )
             if info.runner(config.runner) == "pooling":
                 refuse_stages(config)
                 refuse_host_tier(config)
@@ -90,7 +93,7 @@ class Worker:
                 notes += [*self._parallel_notes(layers, all_reduce_note), note]
                 return WorkerInfo(num_blocks, str(self._device), str(dtype).removeprefix("torch."), notes)
             model = load_model(info, ctx, config.load_format, config.seed)
-            spec = KVCacheSpec.of(model.attention_layers, config.block_size, dtype)
+            spec = KVCacheSpec.of(model.attention_layers, config.block_size, kv_dtype or dtype)
             state = RowState(config.max_num_seqs, max_model_len, config.block_size, self._device)
             hidden_size = int(info.hf_config["hidden_size"])
             link = StageLink(groups, hidden_size, dtype, self._device, config.max_inflight_steps + 2)
@@ -111,6 +114,7 @@ class Worker:
             *quantization_notes,
             *self._parallel_notes(layers, all_reduce_note),
             kv_sizing.describe(spec, num_blocks),
+            *describe_scales(model.attention_layers),
             *tier.notes,
         ]
         notes += [runner.cascade.note] if runner.cascade is not None else []

@@ -5,6 +5,11 @@ region. `slot` = block_id * S + offset. Token t of the step belongs to request r
 query_start_loc[r] <= t < query_start_loc[r + 1]; its position is seq_lens[r] - (query_start_loc[r + 1] - t).
 Attention is causal over the request's first `seq_lens[r]` positions, which `block_table[r]` maps to blocks.
 There is no prefill or decode mode (I1): a request brings any number of query tokens.
+
+The cache has the model's type, or it is quantized: then its type is `KV_FP8`, and `kv_scales` fp32 [2, Hkv] holds a
+scale for the keys and one for the values of each head. What is written is x / scale, clamped to +-`KV_FP8_MAX` and
+rounded once; what is read is the stored number times its scale. Arithmetic is that of an unquantized cache, in 16 or
+32 bits: stored numbers convert exactly, the key's scale joins that of the scores, the value's the result.
 """
 
 from __future__ import annotations
@@ -15,6 +20,9 @@ from dataclasses import dataclass
 import torch
 
 from app.registry import Registry
+
+KV_FP8 = torch.float8_e4m3fn
+KV_FP8_MAX = 448.0
 
 
 @dataclass(slots=True)
@@ -42,9 +50,10 @@ class AttentionOps:
     """One backend: `prepare(meta)` once a step, then per layer `write_kv` and `paged_attention`."""
 
     prepare: Callable[..., None]  # (meta: AttentionMetadata, *, num_heads, num_kv_heads, head_dim, block_size) -> None
-    # (key [T, Hkv, D], value [T, Hkv, D], kv_cache [B, 2, Hkv, S, D], slot_mapping int64 [T]) -> None
-    write_kv: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
-    # (query [T, Hq, D], kv_cache [B, 2, Hkv, S, D], meta, *, scale, sliding_window=None, soft_cap=None) -> [T, Hq, D]
+    # (key [T, Hkv, D], value [T, Hkv, D], kv_cache [B, 2, Hkv, S, D], slot_mapping int64 [T], kv_scales=None) -> None
+    write_kv: Callable[..., None]
+    # (query [T, Hq, D], kv_cache [B, 2, Hkv, S, D], meta, *, scale, sliding_window=None, soft_cap=None, kv_scales=None)
+    # -> [T, Hq, D]
     paged_attention: Callable[..., torch.Tensor]
     shares_prefixes: bool = False  # whether it heeds AttentionMetadata.cascade
 

@@ -30,6 +30,7 @@ def serves(
         and meta.seq_lens.shape[0] == 1
         and not meta.is_static  # there the lengths on the host are only bounds
         and kv_cache.is_contiguous()
+        and kv_cache.dtype == query.dtype  # not a quantized cache
         and meta.max_query_len >= LEAST_QUERY
         and meta.max_query_len % GRID == num_cached % GRID == 0
         and query.dtype in (torch.float16, torch.bfloat16)

@@ -20,6 +20,7 @@ def prefill(
     scale: float,
     sliding_window: int | None,
     soft_cap: float | None,
+    kv_scales: torch.Tensor | None = None,
 ) -> None:
     """Write the rows of out [T, Hq, D] of the requests from num_decodes on."""
     for name in PREFILL_ORDER:
@@ -33,4 +34,7 @@ def prefill(
                 scale=scale, sliding_window=sliding_window, soft_cap=soft_cap,
             )  # fmt: skip
             return
-    triton_prefill.prefill(query, kv_cache, meta, out, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap)
+    triton_prefill.prefill(
+        query, kv_cache, meta, out,
+        scale=scale, sliding_window=sliding_window, soft_cap=soft_cap, kv_scales=kv_scales,
+    )  # fmt: skip

@@ -12,15 +12,29 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from app.kernels.attention import AttentionMetadata, AttentionOps, torch_in_place
+from app.kernels.attention import KV_FP8, KV_FP8_MAX, AttentionMetadata, AttentionOps, torch_in_place
 from app.kernels.attention.torch_in_place import InPlaceGroup
 from app.kernels.attention.torch_plan import DecodeGroup, QueryTile, TorchPlan, plan_step
 
 
-def write_kv(key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+def quantize(x: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """x [T, Hkv, D] -> KV_FP8 of x / scales [Hkv], clamped; NaN stays NaN."""
+    return (x.float() / scales[:, None]).clamp(-KV_FP8_MAX, KV_FP8_MAX).to(KV_FP8)
+
+
+def write_kv(
+    key: torch.Tensor,
+    value: torch.Tensor,
+    kv_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    kv_scales: torch.Tensor | None = None,
+) -> None:
     """Store key and value [T, Hkv, D] into kv_cache [B, 2, Hkv, S, D] at slot_mapping int64 [T]; -1 is not stored."""
     if slot_mapping.numel() == 0:
         return
+    if kv_scales is not None:
+        key, value = (_movable(quantize(x, scales)) for x, scales in zip((key, value), kv_scales, strict=True))
+        kv_cache = _movable(kv_cache)
     if int(slot_mapping.min()) < 0:
         kept = slot_mapping >= 0
         key, value, slot_mapping = key[kept], value[kept], slot_mapping[kept]
@@ -31,6 +45,11 @@ def write_kv(key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, slo
     kv_cache[blocks, 1, :, offsets] = value
 
 
+def _movable(x: torch.Tensor) -> torch.Tensor:
+    """fp8 as bytes: PyTorch lacks indexing of fp8 on some devices."""
+    return x.view(torch.uint8) if x.dtype == KV_FP8 else x
+
+
 def naive_paged_attention(
     query: torch.Tensor,
     kv_cache: torch.Tensor,
@@ -39,6 +58,7 @@ def naive_paged_attention(
     scale: float,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
+    kv_scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attention of query [T, Hq, D] over kv_cache [B, 2, Hkv, S, D], request by request in fp32: the judge.
 
@@ -51,7 +71,10 @@ def naive_paged_attention(
         rows = slice(starts[request], starts[request + 1])
         positions = torch.arange(seq_len, device=query.device)
         blocks = meta.block_table[request].long()[positions // kv_cache.shape[3]]
-        context = kv_cache[blocks, :, :, positions % kv_cache.shape[3]].float()  # [seq_len, 2, Hkv, D]
+        stored = _movable(kv_cache)[blocks, :, :, positions % kv_cache.shape[3]].view(kv_cache.dtype)
+        context = stored.float()  # [seq_len, 2, Hkv, D]
+        if kv_scales is not None:
+            context = context * kv_scales[:, :, None]
         key, value = context.repeat_interleave(group, dim=2).unbind(1)
         scores = torch.einsum("qhd,khd->hqk", query[rows].float() * scale, key)
         if soft_cap is not None:
@@ -79,10 +102,16 @@ def paged_attention(
     scale: float,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
+    kv_scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The CPU path: same arguments and result as `naive_paged_attention`, in the dtype of `query`."""
     plan = meta.plan
     assert isinstance(plan, TorchPlan), "call prepare(meta, ...) before the first layer"
+    assert (kv_scales is None) == (kv_cache.dtype == query.dtype), "a quantized cache comes with its scales"
+    of_head = None
+    if kv_scales is not None:
+        of_head = kv_scales.to(query.dtype).repeat_interleave(query.shape[1] // kv_cache.shape[2], dim=1).unsqueeze(2)
+        query = query * of_head[0]
     out = torch.empty_like(query)
     if plan.num_decodes and torch_in_place.serves(query, kv_cache):
         for in_place in plan.in_place_groups(sliding_window, kv_cache, query.shape[1]):
@@ -92,7 +121,7 @@ def paged_attention(
             _decode(query, kv_cache, group, plan, out, scale, soft_cap)
     for tile in plan.query_tiles(sliding_window, query.dtype):
         out[tile.rows] = _attend_tile(query[tile.rows], kv_cache, tile, plan, scale, soft_cap)
-    return out
+    return out if of_head is None else out.mul_(of_head[1])
 
 
 def _decode_in_place(
@@ -112,12 +141,15 @@ def _decode_in_place(
         out.index_copy_(0, group.rows, torch_in_place.attend(part, kv_cache, group, scale, soft_cap))
 
 
-def _gather(kv_cache: torch.Tensor, blocks: torch.Tensor, num_requests: int, plan: TorchPlan) -> torch.Tensor:
-    """Blocks of `num_requests` requests, as many of each, as [2, num_requests * Hkv, length, D] in plan's scratch."""
+def _gather(
+    kv_cache: torch.Tensor, blocks: torch.Tensor, num_requests: int, plan: TorchPlan, dtype: torch.dtype
+) -> torch.Tensor:
+    """Blocks of `num_requests` requests, as many of each, as [2, num_requests * Hkv, length, D] of `dtype` in plan's
+    scratch."""
     _, _, num_kv_heads, block_size, head_dim = kv_cache.shape
     # Two copies (whole blocks, then heads apart within the core's cache) beat one gather of [S, D] pieces.
-    gathered, ordered = plan.scratch(kv_cache, blocks.shape[0])
-    torch.index_select(kv_cache, 0, blocks, out=gathered)
+    gathered, ordered = plan.scratch(kv_cache, blocks.shape[0], dtype)
+    torch.index_select(_movable(kv_cache), 0, blocks, out=_movable(gathered))
     by_request = gathered.view(num_requests, -1, 2, num_kv_heads, block_size, head_dim)
     by_head = ordered.view(2, num_requests, num_kv_heads, -1, block_size, head_dim)
     by_head.copy_(by_request.permute(2, 0, 3, 1, 4, 5))
@@ -134,7 +166,7 @@ def _decode(
     soft_cap: float | None,
 ) -> None:
     num_requests, num_kv_heads = group.rows.shape[0], kv_cache.shape[2]
-    context = _gather(kv_cache, group.blocks, num_requests, plan)[:, :, group.span]
+    context = _gather(kv_cache, group.blocks, num_requests, plan, query.dtype)[:, :, group.span]
     key, value = context.unbind(0)
     if group.hidden is not None:
         # A slot nobody wrote may hold NaN, and 0 * NaN is NaN: the value must go, not only its probability.
@@ -159,7 +191,9 @@ def _attend_tile(
     soft_cap: float | None,
 ) -> torch.Tensor:
     """Attention of one request's query tile [n, Hq, D] over the positions that any of its tokens sees."""
-    key, value = _gather(kv_cache, tile.blocks, 1, plan)[:, :, tile.span].unbind(0)  # each [Hkv, length, D]
+    key, value = _gather(kv_cache, tile.blocks, 1, plan, query.dtype)[:, :, tile.span].unbind(
+        0
+    )  # each [Hkv, length, D]
     if soft_cap is None:
         attended = F.scaled_dot_product_attention(
             query.transpose(0, 1)[None], key[None], value[None], attn_mask=tile.mask, scale=scale, enable_gqa=True

@@ -54,7 +54,7 @@ class TorchPlan:
     groups: dict[int | None, list[DecodeGroup]] = field(default_factory=dict)
     in_place: dict[int | None, list[InPlaceGroup]] = field(default_factory=dict)
     tiles: dict[tuple[int | None, torch.dtype], list[QueryTile]] = field(default_factory=dict)
-    buffers: torch.Tensor | None = None  # [2, blocks, 2, Hkv, S, D]
+    buffers: tuple[torch.Tensor, torch.Tensor] | None = None  # each [blocks, 2, Hkv, S, D]
 
     def decode_groups(self, sliding_window: int | None) -> list[DecodeGroup]:
         """The first `num_decodes` requests, grouped by the blocks that they see through the window."""
@@ -78,11 +78,13 @@ class TorchPlan:
             self.tiles[sliding_window, dtype] = list(self._cut(sliding_window, dtype))
         return self.tiles[sliding_window, dtype]
 
-    def scratch(self, kv_cache: torch.Tensor, num_blocks: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Two buffers of num_blocks blocks, overwritten by the next call: fresh memory would cost more than copying."""
-        if self.buffers is None or self.buffers.shape[1] < num_blocks:
-            self.buffers = kv_cache.new_empty(2, max(num_blocks, self.blocks_per_group), *kv_cache.shape[1:])
-        return self.buffers[0, :num_blocks], self.buffers[1, :num_blocks]
+    def scratch(self, kv_cache: torch.Tensor, num_blocks: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """Two buffers of num_blocks blocks, one in the cache's type and one in `dtype` (the same in every layer);
+        overwritten by the next call: fresh memory would cost more than copying."""
+        if self.buffers is None or len(self.buffers[0]) < num_blocks:
+            shape = (max(num_blocks, self.blocks_per_group), *kv_cache.shape[1:])
+            self.buffers = kv_cache.new_empty(shape), kv_cache.new_empty(shape, dtype=dtype)
+        return self.buffers[0][:num_blocks], self.buffers[1][:num_blocks]
 
     def _first_seen(self, position: int, sliding_window: int | None) -> int:
         return 0 if sliding_window is None else max(0, position - sliding_window + 1)

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from app.kernels.attention import AttentionMetadata
+from app.kernels.attention.triton_quantize import query_to_fp8_keys
 from app.kernels.attention.triton_shared_splits import RUN_WORDS, SharedSplits
 from app.kernels.attention.triton_tile import NO_MAX, attend_tile
 
@@ -55,7 +56,7 @@ def seats_of(tile: CascadeTile, group: int) -> int:
 
 @triton.jit(do_not_specialize=["stride_table", "stride_split"])
 def cascade_kernel(
-    p_q, p_cache, p_partial, p_log_sum, p_tables, p_runs, p_members, p_count,
+    p_q, p_cache, p_scales, p_partial, p_log_sum, p_tables, p_runs, p_members, p_count,
     scale, soft_cap,
     stride_q_token, stride_q_head, stride_block, stride_value, stride_head, stride_slot, stride_table, stride_split,
     G: tl.constexpr, D: tl.constexpr, S: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
@@ -67,6 +68,8 @@ def cascade_kernel(
     o_d = tl.arange(0, BD)
     o_head = i_head * G + o_m % G
     p_head = p_cache + i_head * stride_head
+    if p_scales is not None:
+        scale = scale * tl.load(p_scales + i_head)
     for i_run in range(tl.program_id(0), tl.load(p_count), tl.num_programs(0)):
         # All at once, not one after another: seats that nobody has hold any number, and are masked below.
         p_words, p_member = p_runs + i_run * RUN_WORDS, p_members + i_run * SEATS
@@ -79,6 +82,8 @@ def cascade_kernel(
         m_q = m_m[:, None] & (o_d[None, :] < D)
         p_query = p_q + b_row[:, None] * stride_q_token + o_head[:, None] * stride_q_head + o_d[None, :]
         b_q = tl.load(p_query, mask=m_q, other=0.0)
+        if p_scales is not None:
+            b_q = query_to_fp8_keys(b_q)
         b_acc = tl.zeros([BM, BD], dtype=tl.float32)
         b_sum = tl.zeros([BM], dtype=tl.float32)
         b_max = tl.zeros([BM], dtype=tl.float32) + NO_MAX
@@ -89,7 +94,10 @@ def cascade_kernel(
                 stride_block, stride_value, stride_slot, D, S, BN, BD, False, False, USE_CAP, PRECISION,
             )  # fmt: skip
         o_part = (b_row * tl.num_programs(1) * G + o_head) * stride_split + i_split
-        tl.store(p_partial + o_part[:, None] * D + o_d[None, :], b_acc / b_sum[:, None], mask=m_q)
+        b_out = b_acc / b_sum[:, None]
+        if p_scales is not None:
+            b_out = b_out * tl.load(p_scales + tl.num_programs(1) + i_head)
+        tl.store(p_partial + o_part[:, None] * D + o_d[None, :], b_out, mask=m_q)
         tl.store(p_log_sum + o_part, b_max + tl.log2(b_sum), mask=m_m)
         for i_rest in range(1, i_end - i_split):
             tl.store(p_log_sum + o_part + i_rest, tl.zeros([BM], dtype=tl.float32) + NO_MAX, mask=m_m)
@@ -105,6 +113,7 @@ def attend_runs(
     *,
     scale: float,
     soft_cap: float | None,
+    kv_scales: torch.Tensor | None,
     tile_keys: int,
     tile: CascadeTile,
 ) -> None:
@@ -118,7 +127,7 @@ def attend_runs(
     sms = torch.cuda.get_device_properties(query.device).multi_processor_count if on_gpu else _INTERPRETED_SMS
     programs = min(shared.runs.shape[0], max(1, _PROGRAMS_PER_SM * sms // num_kv_heads))
     cascade_kernel[(programs, num_kv_heads)](
-        query, kv_cache, partial, log_sum, meta.block_table, shared.runs, shared.members, shared.count,
+        query, kv_cache, kv_scales, partial, log_sum, meta.block_table, shared.runs, shared.members, shared.count,
         scale, soft_cap or 1.0,
         query.stride(0), query.stride(1), *kv_cache.stride()[:4], meta.block_table.stride(0), log_sum.shape[2],
         G=num_heads // num_kv_heads,

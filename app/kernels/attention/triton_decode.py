@@ -16,11 +16,13 @@ import torch
 import triton
 import triton.language as tl
 
-from app.kernels.attention import AttentionMetadata, triton_splits
+from app.kernels.attention import KV_FP8, AttentionMetadata, triton_splits
 from app.kernels.attention.triton_cascade import attend_runs, choose_cascade_tile, seats_of
+from app.kernels.attention.triton_quantize import query_to_fp8_keys
 from app.kernels.attention.triton_shared_splits import SharedSplits, share_splits
 from app.kernels.attention.triton_splits import SplitList, cut_context, list_splits, most_splits, programs_for
 from app.kernels.attention.triton_tile import NO_MAX, attend_tile
+from app.kernels.attention.triton_tile_fp8 import attend_fp8_tile, joined
 
 _MERGE_TILE = 8  # splits
 # Of one split for each request: with few, each multiprocessor has room to have more of its own under way. The bits are
@@ -60,9 +62,12 @@ class DecodeScratch:
         return self.lists[key]
 
 
-def choose_tile(head_dim: int, dtype: torch.dtype) -> DecodeTile:
-    """A table by the bytes of a key; 256 bytes (bf16, head size 128) were swept on an H200."""
+def choose_tile(head_dim: int, dtype: torch.dtype, kv_dtype: torch.dtype | None = None) -> DecodeTile:
+    """A table by the bytes of a key; 256 bytes (bf16, head size 128) were swept on an H200. `kv_dtype`: the cache's, if
+    not that of the queries."""
     key_bytes = triton.next_power_of_2(head_dim) * dtype.itemsize
+    if kv_dtype == KV_FP8 and dtype.itemsize == 2 and key_bytes <= 256:
+        return DecodeTile(keys=128, num_warps=4, num_stages=2)
     if key_bytes <= 128:
         return DecodeTile(keys=128, num_warps=4, num_stages=3)
     if key_bytes <= 256:
@@ -87,7 +92,7 @@ def make_scratch(meta: AttentionMetadata, num_heads: int, head_dim: int) -> Deco
 @triton.jit
 def attend_split(
     i_r, i_split, b_len, lo, begin, end,
-    p_q, p_cache, p_out, p_partial, p_log_sum, p_tables,
+    p_q, p_cache, p_scales, p_out, p_partial, p_log_sum, p_tables,
     scale, soft_cap, window,
     stride_q_token, stride_q_head, stride_out_token, stride_out_head,
     stride_block, stride_value, stride_head, stride_slot, stride_table, stride_split,
@@ -109,12 +114,24 @@ def attend_split(
     b_max = tl.zeros([BM], dtype=tl.float32) + NO_MAX
     p_head = p_cache + i_head * stride_head
     p_table = p_tables + i_r.to(tl.int64) * stride_table
-    for i_n in range(begin, end, BN):
-        b_acc, b_sum, b_max = attend_tile(
-            b_q, b_acc, b_sum, b_max, p_head, p_table, i_n, lo, end, o_pos, scale, soft_cap, window,
-            stride_block, stride_value, stride_slot, D, S, BN, BD, True, USE_WINDOW, USE_CAP, PRECISION,
-        )  # fmt: skip
-    b_out = b_acc / b_sum[:, None]
+    if p_scales is not None:
+        scale = scale * tl.load(p_scales + i_head)
+        b_q = query_to_fp8_keys(b_q)
+        b_even = tl.zeros([BM, BD // 2], dtype=tl.float32)
+        b_odd = tl.zeros([BM, BD // 2], dtype=tl.float32)
+        for i_n in range(begin, end, BN):
+            b_even, b_odd, b_sum, b_max = attend_fp8_tile(
+                b_q, b_even, b_odd, b_sum, b_max, p_head, p_table, i_n, lo, end, o_pos, scale, soft_cap, window,
+                stride_block, stride_value, stride_slot, D, S, BN, BD, USE_WINDOW, USE_CAP, PRECISION,
+            )  # fmt: skip
+        b_out = joined(b_even, b_odd, BM, BD) / b_sum[:, None] * tl.load(p_scales + tl.num_programs(1) + i_head)
+    else:
+        for i_n in range(begin, end, BN):
+            b_acc, b_sum, b_max = attend_tile(
+                b_q, b_acc, b_sum, b_max, p_head, p_table, i_n, lo, end, o_pos, scale, soft_cap, window,
+                stride_block, stride_value, stride_slot, D, S, BN, BD, True, USE_WINDOW, USE_CAP, PRECISION,
+            )  # fmt: skip
+        b_out = b_acc / b_sum[:, None]
     if is_whole:
         p_o = p_out + i_r.to(tl.int64) * stride_out_token + o_head[:, None] * stride_out_head + o_d[None, :]
         tl.store(p_o, b_out.to(p_out.dtype.element_ty), mask=m_q)
@@ -126,7 +143,7 @@ def attend_split(
 
 @triton.jit(do_not_specialize=["window", "stride_table", "stride_split"])
 def decode_kernel(
-    p_q, p_cache, p_out, p_partial, p_log_sum, p_tables, p_seq_lens, p_items, p_count,
+    p_q, p_cache, p_scales, p_out, p_partial, p_log_sum, p_tables, p_seq_lens, p_items, p_count,
     scale, soft_cap, window,
     stride_q_token, stride_q_head, stride_out_token, stride_out_head,
     stride_block, stride_value, stride_head, stride_slot, stride_table, stride_split,
@@ -144,7 +161,7 @@ def decode_kernel(
             begin = start + i_split * split
             end = tl.minimum(begin + split, b_len)
             attend_split(
-                i_r, i_split, b_len, lo, begin, end, p_q, p_cache, p_out, p_partial, p_log_sum, p_tables,
+                i_r, i_split, b_len, lo, begin, end, p_q, p_cache, p_scales, p_out, p_partial, p_log_sum, p_tables,
                 scale, soft_cap, window, stride_q_token, stride_q_head, stride_out_token, stride_out_head,
                 stride_block, stride_value, stride_head, stride_slot, stride_table, stride_split,
                 start + split >= b_len, G, D, S, BM, BN, BD, USE_WINDOW, USE_CAP, PRECISION,
@@ -157,7 +174,7 @@ def decode_kernel(
         end = tl.minimum(begin + split, b_len)
         if begin < end:
             attend_split(
-                i_r, i_split, b_len, lo, begin, end, p_q, p_cache, p_out, p_partial, p_log_sum, p_tables,
+                i_r, i_split, b_len, lo, begin, end, p_q, p_cache, p_scales, p_out, p_partial, p_log_sum, p_tables,
                 scale, soft_cap, window, stride_q_token, stride_q_head, stride_out_token, stride_out_head,
                 stride_block, stride_value, stride_head, stride_slot, stride_table, stride_split,
                 start + split >= b_len, G, D, S, BM, BN, BD, USE_WINDOW, USE_CAP, PRECISION,
@@ -215,12 +232,14 @@ def decode(
     scale: float,
     sliding_window: int | None,
     soft_cap: float | None,
+    kv_scales: torch.Tensor | None = None,
     tile: DecodeTile | None = None,
 ) -> None:
     """Write rows [0, num_decodes) of out [T, Hq, D] from the same rows of query [T, Hq, D]."""
     num_heads, head_dim = query.shape[1:]
     num_kv_heads, block_size = kv_cache.shape[2:4]
-    tile = tile or choose_tile(head_dim, query.dtype)
+    assert kv_scales is None or head_dim % 2 == 0, "values of a quantized cache are read in pairs"
+    tile = tile or choose_tile(head_dim, query.dtype, kv_cache.dtype)
     group = num_heads // num_kv_heads
     cut: dict[str, int | bool] = {
         "BN": tile.keys,
@@ -235,7 +254,7 @@ def decode(
     if listed is not None:
         grid = (programs_for(listed, num_kv_heads), num_kv_heads, 1)
     decode_kernel[grid](
-        query, kv_cache, out, scratch.partial, scratch.log_sum, meta.block_table, meta.seq_lens,
+        query, kv_cache, kv_scales, out, scratch.partial, scratch.log_sum, meta.block_table, meta.seq_lens,
         meta.seq_lens if listed is None else listed.items,
         meta.seq_lens if listed is None else listed.count,
         scale, soft_cap or 1.0, sliding_window or 0,
@@ -255,7 +274,8 @@ def decode(
     if shared is not None:
         attend_runs(
             query, kv_cache, meta, shared, scratch.partial, scratch.log_sum, scale=scale, soft_cap=soft_cap,
-            tile_keys=tile.keys, tile=choose_cascade_tile(meta.num_decodes * group, head_dim, query.dtype),
+            kv_scales=kv_scales, tile_keys=tile.keys,
+            tile=choose_cascade_tile(meta.num_decodes * group, head_dim, query.dtype),
         )  # fmt: skip
     if scratch.num_splits > 1:
         _merge(meta, scratch, out, sliding_window, cut, num_kv_heads, has_runs=shared is not None)

@@ -8,6 +8,7 @@ metadata, lengths and tables are read by the kernels.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -17,6 +18,7 @@ from app.errors import ConfigError
 from app.kernels.attention import AttentionMetadata, AttentionOps
 from app.kernels.attention.prefill_choice import prefill
 from app.kernels.attention.triton_decode import DecodeScratch, decode, make_scratch
+from app.kernels.attention.triton_quantize import quantize
 
 _MAX_HEAD_DIM = 256
 
@@ -43,6 +45,7 @@ def write_kv_kernel(
     p_key,
     p_value,
     p_cache,
+    p_scales,
     p_slots,
     stride_key_token,
     stride_key_head,
@@ -69,11 +72,21 @@ def write_kv_kernel(
     b_k = tl.load(p_key + i_t * stride_key_token + o_h * stride_key_head + o_d, mask=m)
     b_v = tl.load(p_value + i_t * stride_value_token + o_h * stride_value_head + o_d, mask=m)
     p_slot = p_cache + b_slot // S * stride_block + b_slot % S * stride_slot + o_h * stride_head + o_d
+    if p_scales is not None:
+        p_scale = p_scales + o_h
+        b_k = quantize(b_k, tl.load(p_scale, mask=o_h < HKV, other=1.0), p_cache.dtype.element_ty)
+        b_v = quantize(b_v, tl.load(p_scale + HKV, mask=o_h < HKV, other=1.0), p_cache.dtype.element_ty)
     tl.store(p_slot, b_k, mask=m)
     tl.store(p_slot + stride_value, b_v, mask=m)
 
 
-def write_kv(key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+def write_kv(
+    key: torch.Tensor,
+    value: torch.Tensor,
+    kv_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    kv_scales: torch.Tensor | None = None,
+) -> None:
     """Store key and value [T, Hkv, D] into kv_cache [B, 2, Hkv, S, D] at slot_mapping int64 [T]; -1 is not stored."""
     num_tokens, num_kv_heads, head_dim = key.shape
     assert key.stride(2) == value.stride(2) == kv_cache.stride(4) == 1, "head vectors must be contiguous"
@@ -83,6 +96,7 @@ def write_kv(key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, slo
         key,
         value,
         kv_cache,
+        kv_scales,
         slot_mapping,
         *key.stride()[:2],
         *value.stride()[:2],
@@ -104,16 +118,24 @@ def paged_attention(
     scale: float,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
+    kv_scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attention of query [T, Hq, D] over kv_cache [B, 2, Hkv, S, D]; arguments as in `naive_paged_attention`."""
     plan = meta.plan
     assert isinstance(plan, TritonPlan), "call prepare(meta, ...) before the first layer"
     assert query.stride(2) == kv_cache.stride(4) == 1, "head vectors must be contiguous"
+    assert (kv_scales is None) == (kv_cache.dtype == query.dtype), "a quantized cache comes with its scales"
     out = torch.empty_like(query, memory_format=torch.contiguous_format)
+    options: dict[str, Any] = {
+        "scale": scale,
+        "sliding_window": sliding_window,
+        "soft_cap": soft_cap,
+        "kv_scales": kv_scales,
+    }
     if meta.num_decodes > 0:
-        decode(query, kv_cache, meta, plan.scratch, out, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap)
+        decode(query, kv_cache, meta, plan.scratch, out, **options)
     if meta.num_decodes < meta.seq_lens.shape[0]:
-        prefill(query, kv_cache, meta, out, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap)
+        prefill(query, kv_cache, meta, out, **options)
     return out
 
 

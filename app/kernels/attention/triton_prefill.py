@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from app.kernels.attention import AttentionMetadata
+from app.kernels.attention.triton_quantize import query_to_fp8_keys
 from app.kernels.attention.triton_tile import NO_MAX, attend_tile
 
 
@@ -44,6 +45,7 @@ def choose_tile(head_dim: int, dtype: torch.dtype) -> PrefillTile:
 def prefill_kernel(
     p_q,
     p_cache,
+    p_scales,
     p_out,
     p_tables,
     p_query_start_loc,
@@ -96,6 +98,9 @@ def prefill_kernel(
     p_table = p_tables + i_r.to(tl.int64) * stride_table
     first_pos = b_len - b_num_query + i_q * BQ
     o_pos = b_len - b_num_query + o_token
+    if p_scales is not None:
+        scale = scale * tl.load(p_scales + i_head)
+        b_q = query_to_fp8_keys(b_q)
     hi = tl.minimum(first_pos + BQ, b_len)
     lo = 0
     i_masked = (first_pos + 1) // BN * BN  # keys before it are seen by all of the tile
@@ -113,8 +118,11 @@ def prefill_kernel(
             b_q, b_acc, b_sum, b_max, p_head, p_table, i_n, lo, hi, o_pos, scale, soft_cap, window,
             stride_block, stride_value, stride_slot, D, S, BN, BD, True, USE_WINDOW, USE_CAP, PRECISION,
         )  # fmt: skip
-    b_out = (b_acc / b_sum[:, None]).to(p_out.dtype.element_ty)
-    tl.store(p_out + (o_row * stride_out_token + o_head * stride_out_head)[:, None] + o_d[None, :], b_out, mask=m_q)
+    b_out = b_acc / b_sum[:, None]
+    if p_scales is not None:
+        b_out = b_out * tl.load(p_scales + tl.num_programs(1) + i_head)
+    p_o = p_out + (o_row * stride_out_token + o_head * stride_out_head)[:, None] + o_d[None, :]
+    tl.store(p_o, b_out.to(p_out.dtype.element_ty), mask=m_q)
 
 
 def prefill(
@@ -126,6 +134,7 @@ def prefill(
     scale: float,
     sliding_window: int | None,
     soft_cap: float | None,
+    kv_scales: torch.Tensor | None = None,
     tile: PrefillTile | None = None,
 ) -> None:
     """Write the rows of out [T, Hq, D] of the requests from num_decodes on."""
@@ -138,6 +147,7 @@ def prefill(
     prefill_kernel[(triton.cdiv(meta.max_query_len, num_rows // group), num_kv_heads, num_requests)](
         query,
         kv_cache,
+        kv_scales,
         out,
         meta.block_table,
         meta.query_start_loc,

@@ -145,6 +145,8 @@ def serves(
 ) -> bool:
     """Whether the shapes suit descriptors, and a scratch cache (where one is needed) is small enough."""
     head_dim, block_size = query.shape[2], kv_cache.shape[3]
+    if kv_cache.dtype != query.dtype:
+        return False  # a quantized cache
     if head_dim & (head_dim - 1) or not 16 <= head_dim <= 256 or not kv_cache.is_contiguous():
         return False
     if block_size % tile.keys == 0:

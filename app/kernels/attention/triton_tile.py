@@ -3,7 +3,8 @@
 
 Rows of the query tile are (token, query head) pairs of one KV head. Softmax runs online in base 2: `b_max` and
 `b_sum` are per row, `b_acc` holds the weighted values, not yet divided by `b_sum`. A slot that no query of the tile
-sees is never loaded: it may hold NaN.
+sees is never loaded: it may hold NaN. Of a quantized cache the tiles are converted here; its scales are the caller's:
+the key's a factor of `scale`, the value's of the result.
 """
 
 from __future__ import annotations
@@ -31,6 +32,31 @@ def tile_offsets(p_table, i_n, o_n, m_n, stride_block, stride_slot, S: tl.conste
     else:
         b_blocks = tl.load(p_table + o_n // S, mask=m_n, other=0).to(tl.int64)
         return b_blocks * stride_block + (o_n % S).to(tl.int64) * stride_slot
+
+
+@triton.jit
+def score_tile(
+    b_q, b_sum, b_max, b_k, o_n, m_n, o_pos, scale, soft_cap, window,
+    MASKED: tl.constexpr, USE_WINDOW: tl.constexpr, USE_CAP: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """(weights [BM, BN], factor [BM] of what was accumulated before, b_sum, b_max) after meeting the keys b_k [BN, BD]
+    of positions o_n; see `attend_tile`."""
+    b_k = b_k.to(b_q.dtype)  # exact, from a quantized cache; else nothing
+    b_s = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
+    # The factor to base-2 scores is applied after the maximum, where it fuses with the subtraction.
+    factor = scale * LOG2_E
+    if USE_CAP:
+        b_s = cap_scores(b_s * scale, soft_cap)
+        factor = LOG2_E
+    if MASKED:
+        m_s = (o_n[None, :] <= o_pos[:, None]) & m_n[None, :]
+        if USE_WINDOW:
+            m_s = m_s & (o_n[None, :] > o_pos[:, None] - window)
+        b_s = tl.where(m_s, b_s, float("-inf"))
+    b_new_max = tl.maximum(b_max, tl.max(b_s, 1) * factor)
+    b_scale = tl.exp2(b_max - b_new_max)
+    b_p = tl.exp2(b_s * factor - b_new_max[:, None])
+    return b_p, b_scale, b_sum * b_scale + tl.sum(b_p, 1), b_new_max
 
 
 @triton.jit
@@ -73,26 +99,15 @@ def attend_tile(
         b_k = tl.load(p_k)
     else:
         b_k = tl.load(p_k, mask=o_d[None, :] < D, other=0.0)
-    b_s = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
-    # The factor to base-2 scores is applied after the maximum, where it fuses with the subtraction.
-    factor = scale * LOG2_E
-    if USE_CAP:
-        b_s = cap_scores(b_s * scale, soft_cap)
-        factor = LOG2_E
-    if MASKED:
-        m_s = (o_n[None, :] <= o_pos[:, None]) & m_n[None, :]
-        if USE_WINDOW:
-            m_s = m_s & (o_n[None, :] > o_pos[:, None] - window)
-        b_s = tl.where(m_s, b_s, float("-inf"))
-    b_new_max = tl.maximum(b_max, tl.max(b_s, 1) * factor)
-    b_scale = tl.exp2(b_max - b_new_max)
-    b_p = tl.exp2(b_s * factor - b_new_max[:, None])
-    b_sum = b_sum * b_scale + tl.sum(b_p, 1)
+    b_p, b_scale, b_sum, b_max = score_tile(
+        b_q, b_sum, b_max, b_k, o_n, m_n, o_pos, scale, soft_cap, window, MASKED, USE_WINDOW, USE_CAP, PRECISION
+    )
     if MASKED:
         b_v = tl.load(p_v, mask=m_n[:, None] & (o_d[None, :] < D), other=0.0)
     elif D == BD:
         b_v = tl.load(p_v)
     else:
         b_v = tl.load(p_v, mask=o_d[None, :] < D, other=0.0)
+    b_v = b_v.to(b_q.dtype)
     b_acc = tl.dot(b_p.to(b_v.dtype), b_v, b_acc * b_scale[:, None], input_precision=PRECISION)
-    return b_acc, b_sum, b_new_max
+    return b_acc, b_sum, b_max

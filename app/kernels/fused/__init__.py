@@ -35,12 +35,13 @@ class FusedOps:
         [torch.Tensor, torch.Tensor, torch.Tensor, float],
         tuple[torch.Tensor, torch.Tensor],
     ]
-    # (heads [T, Hq + 2 Hkv, D], cos [T, 1, Dr], sin [T, 1, Dr], norm, kv_cache [B, 2, Hkv, S, D], slots int64 [T])
-    # -> queries [T, Hq, D]. `heads` holds a token's queries, keys and values side by side. Queries and keys are
-    # normalised (norm None: not), then their first Dr dimensions are rotated: x * cos + roll(x, Dr / 2) * sin, so the
-    # first half of sin is negated. Keys and values go into the cache at the tokens' slots; a slot of -1 stores nothing.
+    # (heads [T, Hq + 2 Hkv, D], cos [T, 1, Dr], sin [T, 1, Dr], norm, kv_cache [B, 2, Hkv, S, D], slots int64 [T],
+    # kv_scales) -> queries [T, Hq, D]. `heads` holds a token's queries, keys and values side by side. Queries and keys
+    # are normalised (norm None: not), then their first Dr dimensions are rotated: x * cos + roll(x, Dr / 2) * sin, so
+    # the first half of sin is negated. Keys and values go into the cache at the tokens' slots; a slot of -1 stores
+    # nothing. A quantized cache comes with kv_scales fp32 [2, Hkv] (see app/kernels/attention), another with None.
     rotate_and_write: Callable[
-        [torch.Tensor, torch.Tensor, torch.Tensor, HeadNorm | None, torch.Tensor, torch.Tensor],
+        [torch.Tensor, torch.Tensor, torch.Tensor, HeadNorm | None, torch.Tensor, torch.Tensor, torch.Tensor | None],
         torch.Tensor,
     ]
     # gate and up side by side [T, 2 I] -> silu(gate) * up [T, I]

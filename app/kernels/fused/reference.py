@@ -32,6 +32,7 @@ def rotate_and_write(
     norm: HeadNorm | None,
     kv_cache: torch.Tensor,
     slots: torch.Tensor,
+    kv_scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """heads [T, Hq + 2 Hkv, D] -> rotated queries [T, Hq, D]; keys and values go into the cache."""
     num_kv_heads = kv_cache.shape[2]
@@ -45,7 +46,7 @@ def rotate_and_write(
     else:
         query = rotate(F.rms_norm(query, norm.query_weight.shape, norm.query_weight, norm.eps), cos, sin)
         key = rotate(F.rms_norm(key, norm.key_weight.shape, norm.key_weight, norm.eps), cos, sin)
-    write_kv(key, value, kv_cache, slots)
+    write_kv(key, value, kv_cache, slots, kv_scales)
     return query
 
 

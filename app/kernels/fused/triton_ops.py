@@ -7,6 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
+from app.kernels.attention.triton_quantize import quantize
 from app.kernels.fused import FusedOps, HeadNorm
 
 # Of one program of rotate_and_write; the same for any number of tokens, so that a norm has the same bits (I6).
@@ -56,7 +57,7 @@ def add_rms_norm(
 
 @triton.jit
 def rotate_and_write_kernel(
-    p_heads, p_cos, p_sin, p_query_weight, p_key_weight, p_cache, p_slots, p_out, eps,
+    p_heads, p_cos, p_sin, p_query_weight, p_key_weight, p_cache, p_scales, p_slots, p_out, eps,
     stride_heads_token, stride_heads_head, stride_angle, stride_block, stride_value, stride_head, stride_slot,
     HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, DR: tl.constexpr, S: tl.constexpr,
     BH: tl.constexpr, BD: tl.constexpr, USE_NORM: tl.constexpr,
@@ -95,7 +96,12 @@ def rotate_and_write_kernel(
         i_kv = (o_h - HQ) // HKV  # 0: a key, 1: a value
         o_cache = i_kv * stride_value + ((o_h - HQ) % HKV) * stride_head + o_d
         p_slot = p_cache + b_slot // S * stride_block + b_slot % S * stride_slot + o_cache
-        tl.store(p_slot, b_out.to(p_cache.dtype.element_ty), mask=m & (o_h >= HQ))
+        m_kv = m & (o_h >= HQ)
+        if p_scales is not None:
+            b_scale = tl.load(p_scales + o_h - HQ, mask=(o_h >= HQ) & (o_h < HQ + 2 * HKV), other=1.0)
+            tl.store(p_slot, quantize(b_out, b_scale, p_cache.dtype.element_ty), mask=m_kv)
+        else:
+            tl.store(p_slot, b_out.to(p_cache.dtype.element_ty), mask=m_kv)
 
 
 def rotate_and_write(
@@ -105,6 +111,7 @@ def rotate_and_write(
     norm: HeadNorm | None,
     kv_cache: torch.Tensor,
     slots: torch.Tensor,
+    kv_scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """As `reference.rotate_and_write`."""
     num_tokens, total_heads, head_dim = heads.shape
@@ -120,7 +127,8 @@ def rotate_and_write(
     tile = min(_HEADS_TILE_ELEMENTS // padded, triton.next_power_of_2(total_heads))
     query_weight, key_weight = (norm.query_weight, norm.key_weight) if norm is not None else (heads, heads)
     rotate_and_write_kernel[(num_tokens, triton.cdiv(total_heads, tile))](
-        heads, cos, sin, query_weight, key_weight, kv_cache, slots, out, norm.eps if norm is not None else 0.0,
+        heads, cos, sin, query_weight, key_weight, kv_cache, kv_scales, slots, out,
+        norm.eps if norm is not None else 0.0,
         heads.stride(0), heads.stride(1), cos.stride(0), *kv_cache.stride()[:4],
         HQ=num_heads, HKV=num_kv_heads, D=head_dim, DR=cos.shape[2], S=block_size, BH=tile, BD=padded,
         USE_NORM=norm is not None, num_warps=max(1, min(4, tile * padded // 256)),

@@ -38,9 +38,12 @@ def test_what_changes_the_weights_changes_the_revision(tmp_path: Path) -> None:
     names = [
         revision(path),
         revision(path, dtype="bfloat16"),
+        revision(path, kv_cache_dtype="fp8"),
+        revision(path, quantization="fp8"),
         revision(path, load_format="dummy"),
         revision(path, load_format="dummy", seed=1),
     ]
-    assert len(set(names)) == 4
+    assert len(set(names)) == len(names)
+    assert revision(path, kv_cache_dtype="fp8_e4m3") == revision(path, kv_cache_dtype="fp8")
     assert revision(path, seed=1) == names[0]  # the seed of dummy weights: there are none here
     assert revision(path, max_num_seqs=3) == names[0]

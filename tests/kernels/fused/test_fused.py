@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from app.kernels.fused import FUSED_OPS, FusedOps, HeadNorm, fused_ops, reference, triton_ops
+from tests.kernels.gemm.test_fp8 import nearest_e4m3
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
@@ -107,6 +108,50 @@ def test_rotate_and_write(
             expected[slot // block_size, 0, :, slot % block_size] = key[token]
             expected[slot // block_size, 1, :, slot % block_size] = value[token]
     close(kv_cache, expected, dtype)
+
+
+@pytest.mark.usefixtures("rounding_e4m3")
+@pytest.mark.parametrize("ops", OPS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("num_heads", "num_kv_heads", "head_dim", "rotary_dim", "block_size", "use_norm", "num_tokens"),
+    [
+        (4, 2, 64, 64, 16, True, 5),
+        (7, 1, 80, 80, 32, False, 40),
+        (3, 3, 96, 32, 16, False, 3),
+        (2, 1, 256, 64, 16, True, 2),
+        (5, 5, 128, 128, 64, True, 0),
+    ],
+)
+def test_rotate_and_write_to_a_quantized_cache(
+    ops: FusedOps, dtype: torch.dtype, num_heads: int, num_kv_heads: int, head_dim: int, rotary_dim: int,
+    block_size: int, use_norm: bool, num_tokens: int,
+) -> None:  # fmt: skip
+    heads = randn(num_tokens, num_heads + 2 * num_kv_heads, head_dim, dtype=dtype)
+    heads[:1] *= 300  # beyond what the cache holds
+    angles = torch.rand(num_tokens, 1, rotary_dim // 2, generator=torch.Generator().manual_seed(1)).to(DEVICE) * 6
+    cos = torch.cat((angles.cos(), angles.cos()), dim=-1).to(dtype)
+    sin = torch.cat((-angles.sin(), angles.sin()), dim=-1).to(dtype)
+    weights = randn(2, head_dim, dtype=dtype, seed=3)
+    norm = HeadNorm(weights[0], weights[1], 1e-6) if use_norm else None
+    scales = (0.3 + 0.17 * torch.arange(2.0 * num_kv_heads)).view(2, num_kv_heads).to(DEVICE)
+    slots = torch.randperm(3 * block_size, generator=torch.Generator().manual_seed(2))[:num_tokens].to(DEVICE)
+    slots[num_tokens // 2 :: 3] = -1
+    cache = torch.full((3, 2, num_kv_heads, block_size, head_dim), 7.0, device=DEVICE).to(torch.float8_e4m3fn)
+    out = ops.rotate_and_write(heads, cos, sin, norm, cache, slots, scales)
+    query, key, value = judge(heads, cos, sin, norm, num_kv_heads)
+    close(out / 300, query / 300, dtype)  # in units of the largest
+    rounding = torch.full(cache.shape, 7.0, dtype=torch.float64, device=DEVICE)
+    for token, slot in enumerate(slots.tolist()):
+        for half, x in enumerate((key, value)):
+            if slot >= 0:
+                scaled = (x[token] / scales[half][:, None].double()).cpu().numpy()
+                rounding[slot // block_size, half, :, slot % block_size] = torch.from_numpy(nearest_e4m3(scaled))
+    # Where arithmetic in fewer bits falls on the other side of a tie, a neighbour; a subnormal's is 2**-9 away.
+    found = cache.double()
+    torch.testing.assert_close(found, rounding, rtol=0.13, atol=2.0**-9)
+    same = (found == rounding).double().mean()
+    assert same > {torch.float32: 0.9995, torch.float16: 0.98, torch.bfloat16: 0.9}[dtype]
 
 
 def test_table_names_both_devices() -> None:

@@ -28,18 +28,22 @@ def e4m3_values() -> np.ndarray:
     return np.where(exponent == 0, mantissa / 8 * 2.0**-6, (1 + mantissa / 8) * 2.0 ** (exponent - 7.0))
 
 
-def numpy_quantize(x: np.ndarray) -> np.ndarray:
-    """fp32 [T, K] -> what is left of it after quantization, in float64."""
+def nearest_e4m3(x: np.ndarray) -> np.ndarray:
+    """Each number's nearest value, of two the even one; the largest for all beyond it."""
     values = e4m3_values()
     assert values.max() == 448.0
-    scale = np.maximum(np.abs(x).max(axis=1, keepdims=True) / np.float32(448.0), np.float32(1e-12))
-    scaled = (x / scale).astype(np.float64)
-    magnitude = np.abs(scaled)
+    magnitude = np.minimum(np.abs(x), 448.0)
     upper = np.clip(np.searchsorted(values, magnitude), 1, len(values) - 1)
     below, above = values[upper - 1], values[upper]
     ties_up = (upper % 2) == 0  # to the even code
     take_above = (magnitude - below > above - magnitude) | ((magnitude - below == above - magnitude) & ties_up)
-    return np.sign(scaled) * np.where(take_above, above, below) * scale.astype(np.float64)
+    return np.sign(x) * np.where(take_above, above, below)
+
+
+def numpy_quantize(x: np.ndarray) -> np.ndarray:
+    """fp32 [T, K] -> what is left of it after quantization, in float64."""
+    scale = np.maximum(np.abs(x).max(axis=1, keepdims=True) / np.float32(448.0), np.float32(1e-12))
+    return nearest_e4m3((x / scale).astype(np.float64)) * scale.astype(np.float64)
 
 
 def rows(num_rows: int, size: int) -> torch.Tensor:
