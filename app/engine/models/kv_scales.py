@@ -37,7 +37,7 @@ def take_kv_scales(
     for name in sorted(found, key=lambda name: list(_ROWS).index(found[name][2])):  # a common one first
         layer = layers.get(found[name][1])
         if layer is not None and layer.kv_scales is not None and _ROWS[found[name][2]]:
-            layer.kv_scales[list(_ROWS[found[name][2]])] = _share(layer, tensors[name])
+            layer.kv_scales[list(_ROWS[found[name][2]])] = _share(layer, tensors[name]).to(layer.kv_scales.device)
     return {name: tensor for name, tensor in tensors.items() if name not in found}
 
 

@@ -22,9 +22,14 @@ def test_workers_of_this_and_of_another_node_take_their_ranks() -> None:
     with Rendezvous("127.0.0.1") as rendezvous:
         directory = os.path.dirname(rendezvous.address.unix_path)
         assert os.stat(directory).st_mode & 0o077 == 0  # others may not enter
-        for rank in (2, 0, 1):
-            threading.Thread(target=join, args=(rendezvous.address, rank, rank != 2, found)).start()
-        connections = rendezvous.accept(3, 5.0)
+        workers = [
+            threading.Thread(target=join, args=(rendezvous.address, rank, rank != 2, found)) for rank in (2, 0, 1)
+        ]
+        for worker in workers:
+            worker.start()
+        connections = rendezvous.accept(3, 20.0)
+        for worker in workers:  # it has connected, but its thread may not have said so yet
+            worker.join()
     assert not os.path.exists(directory)
     for rank, connection in enumerate(connections):
         connection.send(b"you are %d" % rank)
