@@ -118,9 +118,8 @@ class EngineConfig(Frozen):
     )
     cuda_graphs: Literal["auto", "on", "off"] = Field(
         "auto",
-        description="Replay decode steps from CUDA graphs. `auto`: on a GPU where attention_backend is triton and one "
-        "worker holds the model, going on without them should the capture fail; `on`: an error where they cannot be "
-        "had.",
+        description="Replay decode steps from CUDA graphs. `auto`: on a GPU where attention_backend is triton, going "
+        "on without them should the capture fail; `on`: an error where they cannot be had.",
     )
     cuda_graph_sizes: tuple[Annotated[int, Field(ge=1)], ...] | None = Field(
         None,
@@ -131,7 +130,8 @@ class EngineConfig(Frozen):
     cascade_attention: Literal["auto", "on", "off"] = Field(
         "auto",
         description="Decodes read a prefix that they share once for all (Triton attention only; results differ by "
-        "rounding). `auto`: in steps where that saves enough reading; `on`: in every step with two decodes or more.",
+        "rounding). `auto`: not in float32, and in steps where that saves enough reading; `on`: in every step with two "
+        "decodes or more.",
     )
     num_threads: int | None = Field(
         None,

@@ -29,8 +29,10 @@ def describe_scales(layers: list[Attention]) -> list[str]:
     scales = [layer.kv_scales for layer in layers if layer.kv_scales is not None]
     if not scales:
         return []
-    given = any(bool((scale != 1).any()) for scale in scales)
-    return [f"KV cache scales: {'from the checkpoint' if given else '1 (the checkpoint brings none)'}"]
+    given = sum(bool((scale != 1).any()) for scale in scales)
+    if not given:
+        return ["KV cache scales: 1 (the checkpoint brings no others)"]
+    return [f"KV cache scales: from the checkpoint, in {given} of {len(scales)} layers"]
 
 
 @dataclass(slots=True, frozen=True)

@@ -48,6 +48,14 @@ class RankGroup:
         dist.all_gather(parts, tensor.contiguous(), group=self.handle)
         return torch.cat(parts, dim=dim)
 
+    def agree(self, is_ready: bool, device: torch.device) -> bool:
+        """Whether every rank is ready: one that is not would leave the others waiting in every sum. Collective."""
+        if self.size == 1:
+            return is_ready
+        votes = torch.tensor([int(is_ready)], device=device)
+        dist.all_reduce(votes, op=dist.ReduceOp.MIN, group=self.handle)
+        return bool(votes.item())
+
     def share_of(self, total: int, what: str) -> int:
         """`total` divided by the size; `what` names it should it not divide (parallel_plan.py checks it before)."""
         assert total % self.size == 0, f"{what}={total} does not divide by {self.size} ranks"

@@ -13,7 +13,6 @@ import logging
 from dataclasses import replace
 
 import torch
-import torch.distributed as dist
 
 from app.engine.distributed.parallel_groups import ParallelGroups, RankGroup
 
@@ -80,7 +79,7 @@ def with_small_all_reduce(
         except (RuntimeError, ImportError, AttributeError) as error:
             reason, ready = f"symmetric memory is not to be had: {error}", False
             logger.warning("%s", reason)
-        if _all_agree(groups.tp, ready, device):
+        if groups.tp.agree(ready, device):
             return replace(groups, tp=replace(groups.tp, small_all_reduce=small)), "all-reduce: symmetric memory, NCCL"
         reason = reason or "another rank has no symmetric memory"
     return groups, f"all-reduce: {'gloo' if device.type == 'cpu' else 'NCCL'} ({reason})"
@@ -96,10 +95,3 @@ def _refusal(groups: ParallelGroups, choice: str, device: torch.device, one_node
     if choice == "auto" and groups.tp.size not in MEASURED:
         return f"nothing else was measured for {groups.tp.size} ranks"
     return None
-
-
-def _all_agree(group: RankGroup, ready: bool, device: torch.device) -> bool:
-    """Whether every rank is ready: one that is not would leave the others waiting in every sum."""
-    votes = torch.tensor([int(ready)], device=device)
-    dist.all_reduce(votes, op=dist.ReduceOp.MIN, group=group.handle)
-    return bool(votes.item())

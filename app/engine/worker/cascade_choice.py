@@ -7,12 +7,12 @@ decides for each step, from its copy of the block tables.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from app.config import EngineConfig
 from app.engine.layers.attention import Attention
 from app.engine.worker.row_state import RowState
 from app.errors import ConfigError
@@ -21,6 +21,7 @@ from app.errors import ConfigError
 # and what many requests read is partly in its L2 cache anyway.
 MIN_SAVED_BYTES = 40 << 20
 FIRST_PROBE = 256  # positions: kernels share nothing shorter
+MOST_ANSWERS = 8
 
 
 class CascadeChoice:
@@ -35,7 +36,9 @@ class CascadeChoice:
         self._ends = FIRST_PROBE << np.arange(count)
         self._columns = (self._ends - 1) // state.block_size
         self._spans = np.diff(self._ends, prepend=0)
-        self._last: tuple[int, NDArray[np.int64], bool] | None = None  # (requests entered, rows, answer)
+        # Rows -> answer, while no request enters. A few: running requests may be dealt over several letters.
+        self._answers: dict[bytes, bool] = {}
+        self._entered = -1  # requests that had, then
 
     @property
     def note(self) -> str:
@@ -48,14 +51,18 @@ class CascadeChoice:
         """For decodes of these rows, one token each, whose letter was applied to the state."""
         if len(rows) < 2 or self._least is None:
             return len(rows) >= 2
-        entered = self._state.num_entered
-        if self._last is None or self._last[0] != entered or not np.array_equal(self._last[1], rows):
-            self._last = (entered, rows.copy(), self.saved_positions(rows) >= self._least)
-        return self._last[2]
+        if self._entered != self._state.num_entered or len(self._answers) >= MOST_ANSWERS:
+            self._answers.clear()
+            self._entered = self._state.num_entered
+        key = rows.tobytes()
+        if key not in self._answers:
+            self._answers[key] = self.saved_positions(rows) >= self._least
+        return self._answers[key]
 
     def saved_positions(self, rows: NDArray[np.int64]) -> int:
         """At least so many positions are read again by other rows. Looks at a few places only, each twice as far as
-        the one before: rows with the same block there share all before it (I5)."""
+        the one before: rows with the same block there share all before it (I5). Too many beyond 16k positions, where
+        rows of unequal length are cut at other places and share only among those cut alike."""
         lengths, others = self._state.num_computed_tokens[rows], -1 - np.arange(len(rows), dtype=np.int32)
         blocks = self._state.host_block_table[rows, self._columns[:, None]]
         blocks = np.where(lengths >= self._ends[:, None], blocks, others)  # [places, N]
@@ -65,17 +72,29 @@ class CascadeChoice:
 
 
 def select_cascade(
-    mode: Literal["auto", "on", "off"], state: RowState, layers: Sequence[Attention], dtype: torch.dtype
+    config: EngineConfig, state: RowState, layers: Sequence[Attention], dtype: torch.dtype, kv_dtype: torch.dtype
 ) -> CascadeChoice | None:
-    """By the option `cascade_attention`, the backend and the model. ConfigError where `on` cannot be."""
+    """By the option `cascade_attention`, the backend and this stage's layers. ConfigError where `on` cannot be.
+
+    `auto` leaves fp32 alone, whose results are to be exact (I6).
+    """
+    mode = config.cascade_attention
     refused = None
     if not layers[0].ops.shares_prefixes:
         refused = "the torch attention backend reads each request's context by itself: attention_backend=triton shares"
-    elif all(layer.sliding_window is not None for layer in layers):
+    elif config.pipeline_parallel_size == 1 and all(layer.sliding_window is not None for layer in layers):
         refused = "every layer of the model has a sliding window"
     if mode == "on" and refused is not None:
         raise ConfigError(f"cascade_attention=on: {refused}; use auto", param="cascade_attention")
-    if mode == "off" or refused is not None:
+    if mode == "off" or refused is not None or (mode == "auto" and dtype == torch.float32):
         return None
-    position_bytes = 2 * layers[0].num_kv_heads * layers[0].head_dim * dtype.itemsize
+    if all(layer.sliding_window is not None for layer in layers):
+        return None
+    position_bytes = 2 * layers[0].num_kv_heads * layers[0].head_dim * kv_dtype.itemsize
     return CascadeChoice(state, None if mode == "on" else -(-MIN_SAVED_BYTES // position_bytes))
+
+
+def refuse_cascade(config: EngineConfig) -> None:
+    """Of a pooling model: ConfigError for `on`, as it has no decodes."""
+    if config.cascade_attention == "on":
+        raise ConfigError("cascade_attention=on: a pooling model has no decodes; use auto", param="cascade_attention")

@@ -41,9 +41,13 @@ def graph_sizes(config: EngineConfig) -> list[int]:
 
 
 def cascade_sizes(sizes: list[int]) -> list[int]:
-    """Those of `sizes` to capture a second time, for steps that read shared prefixes once: few, as these steps bear
-    the padding."""
-    return [size for size in sizes if (size >= 8 and size & (size - 1) == 0) or size == sizes[-1] > 1]
+    """Those of `sizes` to capture a second time, for steps that read shared prefixes once: fewer, but not so few that
+    the padding costs what the sharing saves."""
+    return [
+        size
+        for size in sizes
+        if size in (8, 16) or (size >= 32 and size % (32 if size <= 512 else 256) == 0) or size == sizes[-1] > 1
+    ]
 
 
 class CudaGraphs:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from app.config import EngineConfig
 from app.engine.sampling_params import SamplingParams
 from app.engine.step import NewRequest, SchedulerOutput
 from app.engine.worker.model_runner import ModelRunner
@@ -53,6 +54,19 @@ def full_step(
         return
     logits = runner.logits(hidden[:requests].contiguous())
     logits.softmax(dim=-1).sort(dim=-1)  # what top_p needs
+
+
+def warm_steps(config: EngineConfig, max_model_len: int, *, on_gpu: bool) -> list[tuple[list[int], int]]:
+    """(tokens of each request, context before them) of the steps that compile what real ones need. The same in all
+    stages of a pipeline, whatever their layers are, as each step is sent from one to the next."""
+    length = min(config.max_num_batched_tokens, max_model_len, 64)
+    most = min(config.max_num_seqs, config.max_num_batched_tokens)
+    batch = min(most, 4)
+    steps = [([1], 0), ([1] * batch, 0), ([length], 0)]
+    if on_gpu:
+        steps += [([1], max_model_len - 1), ([1] * batch, max_model_len - 1)]
+        steps += [([1] * min(most, 64), max_model_len - 1)] if config.cascade_attention != "off" else []
+    return steps
 
 
 def warm_letters(runner: ModelRunner) -> None:

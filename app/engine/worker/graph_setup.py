@@ -7,6 +7,7 @@ import logging
 import torch
 
 from app.config import EngineConfig
+from app.engine.distributed.parallel_groups import RankGroup
 from app.engine.worker import cuda_graphs
 from app.engine.worker.cuda_graphs import CudaGraphs
 from app.engine.worker.decode_step import DecodeStep
@@ -22,8 +23,11 @@ class GraphSetup:
     Raises ConfigError where `cuda_graphs=on` and there can be none.
     """
 
-    def __init__(self, config: EngineConfig, runner: ModelRunner, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, config: EngineConfig, runner: ModelRunner, dtype: torch.dtype, device: torch.device, tp: RankGroup
+    ) -> None:
         self._config = config
+        self._tp = tp
         self._runner = runner
         self._device = device
         self._step: DecodeStep | None = None
@@ -40,23 +44,26 @@ class GraphSetup:
         """Bytes to keep free for the graphs."""
         if self._step is None:
             return 0
+        needed, failure = 0, None
         try:
-            return cuda_graphs.measure(self._step, self._device)
+            needed = cuda_graphs.measure(self._step, self._device)
         except Exception as error:  # whatever a kernel or a library raises while it is captured
-            self._fail(error)
-            return 0
+            failure = _reason(error)
+        return needed if self._all_have(failure) else 0
 
     def capture(self) -> None:
         """Capture all sizes over the KV cache as it is now; from then on the runner decodes with them."""
         if self._step is None:
             return
+        failure = None
         try:
             graphs = CudaGraphs(self._step, self._device)
             before = torch.cuda.mem_get_info(self._device)[0]
             seconds = graphs.capture(self._step.sizes)
             mib = (before - torch.cuda.mem_get_info(self._device)[0]) >> 20
         except Exception as error:  # as above
-            self._fail(error)
+            failure = _reason(error)
+        if not self._all_have(failure):
             return
         self._runner.decode = graphs
         sizes, shared = self._step.sizes, self._step.cascade_sizes
@@ -65,16 +72,23 @@ class GraphSetup:
             f"CUDA graphs: {len(sizes)} batch sizes up to {sizes[-1]}{extra}, {mib} MiB, captured in {seconds:.1f} s"
         )
 
-    def _fail(self, error: Exception) -> None:
+    def _all_have(self, failure: str | None) -> bool:
+        """Whether no rank of the tensor-parallel group failed: from graphs, a step sums up other shapes."""
+        if self._tp.agree(failure is None, self._device):
+            return True
         self._step = None
-        reason = f"capture failed: {type(error).__name__}: {error}"
-        logger.warning("CUDA graphs: going on without, %s", reason, exc_info=error)
-        self._go_without(reason)
+        self._go_without(failure or "another rank's capture failed")
+        return False
 
     def _go_without(self, reason: str) -> None:
         if self._config.cuda_graphs == "on":
             raise ConfigError(f"cuda_graphs=on, but {reason}; use auto", param="cuda_graphs")
         self.note = f"CUDA graphs: off ({reason})"
+
+
+def _reason(error: Exception) -> str:
+    logger.warning("CUDA graphs: the capture failed", exc_info=error)
+    return f"capture failed: {type(error).__name__}: {error}"
 
 
 def refusal(config: EngineConfig, device: torch.device) -> str | None:

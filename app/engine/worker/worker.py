@@ -27,9 +27,9 @@ from app.engine.parallel_plan import refuse_stages, stage_layers
 from app.engine.quantization import select_quantization
 from app.engine.step import ModelRunnerOutput, SchedulerOutput
 from app.engine.worker import kv_sizing
-from app.engine.worker.cascade_choice import select_cascade
+from app.engine.worker.cascade_choice import refuse_cascade, select_cascade
 from app.engine.worker.device import enter_thread, num_threads, select_device, select_dtype
-from app.engine.worker.dummy_step import dummy_forward, full_step, warm_letters
+from app.engine.worker.dummy_step import dummy_forward, full_step, warm_letters, warm_steps
 from app.engine.worker.graph_setup import GraphSetup
 from app.engine.worker.host_tier import HostTier, refuse_host_tier
 from app.engine.worker.kv_transfer import KVTransfer
@@ -88,6 +88,7 @@ class Worker:
             if info.runner(config.runner) == "pooling":
                 refuse_stages(config)
                 refuse_host_tier(config)
+                refuse_cascade(config)
                 self._runner, num_blocks, note = start_pooling(config, info, ctx)
                 notes = [device_note, dtype_note, attention_note, *quantization_notes]
                 notes += [*self._parallel_notes(layers, all_reduce_note), note]
@@ -100,8 +101,8 @@ class Worker:
             tier = HostTier(config, spec, self._device)  # before sizing, which counts its buffers
             caches = spec.allocate(1, self._device)
             runner = ModelRunner(model, caches, state, info.vocab_size, self._device, link)
-            runner.cascade = select_cascade(config.cascade_attention, state, model.attention_layers, dtype)
-            graphs = GraphSetup(config, runner, dtype, self._device)
+            runner.cascade = select_cascade(config, state, model.attention_layers, dtype, spec.dtype)
+            graphs = GraphSetup(config, runner, dtype, self._device, groups.tp)
             num_blocks = self._allocate_kv_cache(runner, spec, max_model_len, graphs)
             graphs.capture()
             self._warm(runner, max_model_len)
@@ -189,14 +190,7 @@ class Worker:
     def _warm(self, runner: ModelRunner, max_model_len: int) -> None:
         """A decode and a prefill, short and (where kernels are compiled) long, so that the first request finds all
         made that it needs."""
-        length = min(self._config.max_num_batched_tokens, max_model_len, 64)
-        most = min(self._config.max_num_seqs, self._config.max_num_batched_tokens)
-        batch = min(most, 4)
-        steps = [([1], 0), ([1] * batch, 0), ([length], 0)]
-        if self._device.type == "cuda":
-            steps += [([1], max_model_len - 1), ([1] * batch, max_model_len - 1)]
-            steps += [([1] * min(most, 64), max_model_len - 1)] if runner.cascade is not None else []
-        for counts, context in steps:
+        for counts, context in warm_steps(self._config, max_model_len, on_gpu=self._device.type == "cuda"):
             hidden = dummy_forward(runner, counts, context, self._config.block_size, self._device)
             if runner.is_last_stage:
                 runner.logits(hidden[-1:]).argmax(dim=-1)

@@ -120,7 +120,7 @@ def split_tile(columns: int, size: int) -> SmallTile | None:
 def gated_tile(num_rows: int, columns: int, size: int) -> SmallTile | None:
     """For gate and up with their activation."""
     if columns < 8192:
-        return None if 16 < num_rows <= 32 else _fitting(SmallTile(32, 128, 4, 5), size)
+        return None if 16 < num_rows <= 32 else _fitting(SmallTile(32, 128 if num_rows <= 16 else 64, 4, 5), size)
     return _fitting(SmallTile(64, 128 if num_rows <= 32 else 64, 4, 3), size)
 
 

@@ -34,8 +34,8 @@ def _engine(model: str, **options: Any) -> LLM:
         {"tensor_parallel_size": 2, "cuda_graphs": "on"},
         {"tensor_parallel_size": 2, "cuda_graphs": "on", "small_all_reduce": "symmetric_memory"},
         {"tensor_parallel_size": 2, "max_num_batched_tokens": 48},
-        {"pipeline_parallel_size": 2},
-        {"pipeline_parallel_size": 2, "max_num_batched_tokens": 48},
+        {"pipeline_parallel_size": 2, "cuda_graphs": "on"},
+        {"pipeline_parallel_size": 2, "cuda_graphs": "off", "max_num_batched_tokens": 48},
     ],
     ids=lambda options: " ".join(f"{value}" for value in options.values()),
 )

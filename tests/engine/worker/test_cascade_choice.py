@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import numpy as np
+import pytest
 import torch
 
-from app.engine.worker.cascade_choice import CascadeChoice
-from app.engine.worker.cuda_graphs import cascade_sizes
+from app.config import EngineConfig
+from app.engine.worker.cascade_choice import CascadeChoice, refuse_cascade, select_cascade
+from app.engine.worker.cuda_graphs import cascade_sizes, graph_sizes
 from app.engine.worker.row_state import RowState
+from app.errors import ConfigError
 
 BLOCK = 16
 
@@ -78,3 +83,57 @@ def test_few_sizes_are_captured_twice() -> None:
     assert cascade_sizes([1]) == []
     assert cascade_sizes([1, 2, 4]) == [4]
     assert cascade_sizes([1, 2, 4, 8, 16, 24, 32, 40, 48]) == [8, 16, 32, 48]
+
+
+class _Ops:
+    shares_prefixes = True
+
+
+class _Layer:
+    ops, num_kv_heads, head_dim = _Ops(), 8, 128
+
+    def __init__(self, sliding_window: int | None) -> None:
+        self.sliding_window = sliding_window
+
+
+def _selected(config: EngineConfig, windows: list[int | None], kv_dtype: torch.dtype = torch.bfloat16) -> Any:
+    state = state_of([600, 600], [(0, 0), (0, 0)])
+    return select_cascade(config, state, cast(Any, [_Layer(window) for window in windows]), torch.bfloat16, kv_dtype)
+
+
+def test_a_stage_whose_layers_all_have_windows_goes_without() -> None:
+    on, staged = EngineConfig(cascade_attention="on"), EngineConfig(cascade_attention="on", pipeline_parallel_size=2)
+    assert _selected(on, [None, 64]) is not None
+    assert _selected(staged, [None, 64]) is not None
+    assert _selected(staged, [64, 64]) is None
+    with pytest.raises(ConfigError, match="every layer of the model has a sliding window"):
+        _selected(on, [64, 64])
+
+
+def test_half_the_bytes_take_twice_the_positions() -> None:
+    notes = [_selected(EngineConfig(), [None], kv_dtype).note for kv_dtype in (torch.bfloat16, torch.float8_e4m3fn)]
+    assert "10240 positions" in notes[0]
+    assert "20480 positions" in notes[1]
+
+
+def test_auto_leaves_fp32_alone() -> None:
+    state = state_of([600, 600], [(0, 0), (0, 0)])
+    layers = cast(Any, [_Layer(None)])
+    assert select_cascade(EngineConfig(), state, layers, torch.float32, torch.float32) is None
+    asked = EngineConfig(cascade_attention="on")
+    assert select_cascade(asked, state, layers, torch.float32, torch.float32) is not None
+
+
+def test_a_pooling_model_refuses_it_by_name() -> None:
+    refuse_cascade(EngineConfig())
+    with pytest.raises(ConfigError, match="a pooling model has no decodes"):
+        refuse_cascade(EngineConfig(cascade_attention="on"))
+
+
+def test_padding_of_a_step_that_shares_stays_small() -> None:
+    sizes = graph_sizes(EngineConfig(max_num_seqs=1024, max_num_batched_tokens=2048))
+    shared = cascade_sizes(sizes)
+    assert set(shared) <= set(sizes)
+    for rows in range(8, 512):
+        assert next(size for size in shared if size >= rows) < rows + 32
+    assert len(shared) < len(sizes) / 2

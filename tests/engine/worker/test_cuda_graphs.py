@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from app.config import EngineConfig
+from app.engine.distributed.parallel_groups import RankGroup
 from app.engine.worker import cuda_graphs
 from app.engine.worker.cuda_graphs import CudaGraphs
 from app.engine.worker.decode_step import DecodeStep
@@ -152,7 +153,7 @@ def test_set_up_and_described(driver: Driver, monkeypatch: pytest.MonkeyPatch) -
     FakeCuda(monkeypatch)
     monkeypatch.setattr("app.engine.worker.graph_setup.refusal", lambda config, device: None)
     with torch.inference_mode():
-        setup = GraphSetup(EngineConfig(max_num_seqs=16), runner, torch.float32, CPU)
+        setup = GraphSetup(EngineConfig(max_num_seqs=16), runner, torch.float32, CPU, RankGroup())
         assert setup.reserve() > 0
         setup.capture()
     assert isinstance(runner.decode, CudaGraphs)

@@ -14,6 +14,7 @@ import torch
 from transformers import PreTrainedModel
 
 from app.config import EngineConfig
+from app.engine.distributed.parallel_groups import RankGroup
 from app.engine.sampling.sampling_batch import HostParameters
 from app.engine.sampling_params import SamplingParams
 from app.engine.worker.cuda_graphs import graph_sizes
@@ -235,14 +236,34 @@ def test_a_failed_capture_goes_on_without(directory: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr("app.engine.worker.graph_setup.refusal", lambda config, device: None)
     monkeypatch.setattr("app.engine.worker.cuda_graphs.measure", broken)
-    setup = GraphSetup(EngineConfig(), runner, torch.float32, torch.device("cpu"))
+    setup = GraphSetup(EngineConfig(), runner, torch.float32, torch.device("cpu"), RankGroup())
     assert setup.reserve() == 0
     setup.capture()
     assert runner.decode is None
     assert setup.note.startswith("CUDA graphs: off (capture failed: RuntimeError: operation not permitted")
-    forced = GraphSetup(EngineConfig(cuda_graphs="on"), runner, torch.float32, torch.device("cpu"))
+    forced = GraphSetup(EngineConfig(cuda_graphs="on"), runner, torch.float32, torch.device("cpu"), RankGroup())
     with pytest.raises(ConfigError, match="capture failed"):
         forced.reserve()
+
+
+class _Outvoted(RankGroup):
+    """Another rank of the group is not ready."""
+
+    def agree(self, is_ready: bool, device: torch.device) -> bool:
+        return False
+
+
+def test_no_rank_has_graphs_where_one_of_them_cannot(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver(str(directory), num_blocks=8)
+    runner = driver.worker._runner
+    assert runner is not None
+    monkeypatch.setattr("app.engine.worker.graph_setup.refusal", lambda config, device: None)
+    monkeypatch.setattr("app.engine.worker.cuda_graphs.measure", lambda step, device: 77)
+    setup = GraphSetup(EngineConfig(), runner, torch.float32, torch.device("cpu"), _Outvoted())
+    assert setup.reserve() == 0
+    setup.capture()
+    assert runner.decode is None
+    assert setup.note == "CUDA graphs: off (another rank's capture failed)"
 
 
 def test_shutdown_frees_a_worker_with_static_steps(directory: Path) -> None:

@@ -95,6 +95,22 @@ def test_a_split_product_fills_the_device(columns: int, size: int) -> None:
     assert size % (tile.splits * tile.depth) == 0
 
 
+@pytest.mark.parametrize("rows", [1, 16, 17, 32, 33, 64])
+def test_tiles_fit_the_shared_memory_of_smaller_gpus(rows: int) -> None:
+    """99 KiB on Ada and consumer Ampere; a tile of x and of the weight is buffered for every stage but one."""
+    height = max(16, 1 << (rows - 1).bit_length())
+    for columns, size in ((1024, 3072), (3072, 1024), (4096, 4096), (14336, 4096), (128256, 4096), (151936, 1024)):
+        tiles = [
+            (whole_tile(rows, columns, size), 1),
+            (split_tile(columns, size), 1),
+            (gated_tile(rows, columns, size), 2),
+        ]
+        for tile, weights in tiles:
+            if tile is not None:
+                buffered = (tile.num_stages - 1) * (height + weights * tile.columns) * tile.depth * 2
+                assert buffered <= 99 << 10, (tile, rows, columns)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("rows", [1, 2, 15, 16, 17, 32, 48, 64])
