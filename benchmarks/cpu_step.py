@@ -1,17 +1,20 @@
-"""What a step costs on the CPU, in fp32: decode and prefill at the worker, then tokens/s against transformers.
+"""What a step costs on the CPU: decode and prefill at the worker, then tokens/s against transformers.
 
-    python -m benchmarks.cpu_step [--models tiny-chat llama-100m] [--threads 1] [--no-hf] [--out results/cpu_step.json]
+    python -m benchmarks.cpu_step [--models tiny-chat llama-100m] [--dtypes float32 bfloat16] [--threads 1] [--no-hf]
+        [--out results/cpu_step.json]
 
 A worker is driven with hand-written letters, blocks coming from the real BlockPool; a step's time is the worker's own
 and the figure is the least of several steps, because other jobs on the machine only ever add to it. The comparison
-runs the whole engine (`LLM`) and `generate` of transformers on the same prompts, greedy, without a stop token, and
-takes the best of `--repeats`. llama-100m has random weights (benchmarks/shapes.py).
+runs the whole engine (`LLM`) and `generate` and `generate_batch` of transformers, in the same type and with as many
+threads, on the same prompts, greedy, without a stop token, and takes the best of `--repeats`. llama-100m has random
+weights (benchmarks/shapes.py).
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import json
 import tempfile
 import time
@@ -21,7 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from app import LLM, SamplingParams
 from app.config import EngineConfig
@@ -130,27 +133,42 @@ def transformers(model: Any, prompts: list[list[int]], num_tokens: int) -> float
     return time.perf_counter() - begin
 
 
+def transformers_batch(model: Any, prompts: list[list[int]], num_tokens: int) -> float:
+    """The same with `generate_batch`, its continuous batching."""
+    config = GenerationConfig(max_new_tokens=num_tokens, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    begin = time.perf_counter()
+    with torch.inference_mode():
+        answers = model.generate_batch(inputs=prompts, generation_config=config, progress_bar=False)
+    seconds = time.perf_counter() - begin
+    made = [len(answer.generated_tokens) for answer in answers.values()]
+    assert made == [num_tokens] * len(prompts), made
+    return seconds
+
+
 def rates(options: dict[str, Any], directory: Path, batches: list[int], repeats: int) -> dict[str, float]:
     """Output tokens/s of both, prompts of 32 tokens, 64 more each."""
     rng = np.random.default_rng(0)
     llm = LLM(max_model_len=2048, max_num_seqs=64, enable_prefix_caching=False, **options)
+    dtype = getattr(torch, options["dtype"])
     if options["load_format"] == "dummy":
-        hf = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(directory), dtype=torch.float32).eval()
+        hf = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(directory), dtype=dtype).eval()
     else:
-        hf = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+        hf = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype).eval()
     figures = {}
     for size in batches:
         prompts = rng.integers(3, VOCAB, (size, 32)).tolist()
         runs: dict[str, Callable[[], float]] = {
             "engine": lambda prompts=prompts: ours(llm, prompts, 64),
-            "transformers": lambda prompts=prompts: transformers(hf, prompts, 64),
+            "generate": lambda prompts=prompts: transformers(hf, prompts, 64),
+            "generate_batch": lambda prompts=prompts: transformers_batch(hf, prompts, 64),
         }
         # In turns, so that a slow minute of the machine hits both.
         rounds = [{name: run() for name, run in runs.items()} for _ in range(repeats)]
         best = {name: min(seconds[name] for seconds in rounds) for name in runs}
         for name, seconds in best.items():
             figures[f"{name}, batch {size}, tokens/s"] = size * 64 / seconds
-        figures[f"engine / transformers, batch {size}"] = best["transformers"] / best["engine"]
+        for name in ("generate", "generate_batch"):
+            figures[f"engine / {name}, batch {size}"] = best[name] / best["engine"]
     llm.shutdown()
     return figures
 
@@ -159,6 +177,7 @@ def main() -> None:
     """Measure, print one table, write JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=[BUILT_IN, "llama-100m"])
+    parser.add_argument("--dtypes", nargs="+", choices=["float32", "bfloat16"], default=["float32"])
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--steps", type=int, default=10, help="decode steps of which the fastest counts")
     parser.add_argument("--repeats", type=int, default=3, help="runs of the comparison of which the fastest counts")
@@ -168,22 +187,22 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     table: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        for name in args.models:
+        for name, dtype in itertools.product(args.models, args.dtypes):
             built_in = name == BUILT_IN
             directory = resolve_model(name) if built_in else write_shape(name, Path(folder))
             options = {
                 "model": str(directory), "tokenizer": str(ROOT / "app/assets" / BUILT_IN), "device": "cpu",
-                "dtype": "float32", "num_threads": args.threads, "load_format": "safetensors" if built_in else "dummy",
+                "dtype": dtype, "num_threads": args.threads, "load_format": "safetensors" if built_in else "dummy",
             }  # fmt: skip
             cases = [(1, 20), (8, 20), (64, 20), (1, 500), (8, 500), (64, 500), (8, 1500)]
-            table[name] = step_figures(options, cases, args.steps)
+            figures = table[f"{name}, {dtype}"] = step_figures(options, cases, args.steps)
             gc.collect()
             if not args.no_hf:
-                table[name] |= rates(options, directory, [1, 8, 32], args.repeats)
-    print(f"| fp32, {args.threads} thread(s) | " + " | ".join(table) + " |")
+                figures |= rates(options, directory, [1, 8, 32], args.repeats)
+    print(f"| {args.threads} thread(s) | " + " | ".join(table) + " |")
     print("|---" * (len(table) + 1) + "|")
     for line in next(iter(table.values())):
-        print(f"| {line} | " + " | ".join(f"{figures[line]:,.2f}" for figures in table.values()) + " |")
+        print(f"| {line} | " + " | ".join(f"{column[line]:,.2f}" for column in table.values()) + " |")
     if args.out:
         args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_text(json.dumps({"threads": args.threads, "torch": torch.__version__, **table}, indent=2))

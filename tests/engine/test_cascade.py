@@ -48,6 +48,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
     monkeypatch.setattr(triton_splits, "SPLIT_KEYS", 32)
     monkeypatch.setattr(triton_decode, "choose_tile", lambda *_: DecodeTile(keys=32, num_warps=4, num_stages=2))
     monkeypatch.setattr(cascade_choice, "FIRST_PROBE", 32)
+    monkeypatch.setattr(cascade_choice, "EXACT_DTYPES", ())  # all is fp32 here
     return Watch(monkeypatch)
 
 

@@ -22,6 +22,7 @@ from app.errors import ConfigError
 MIN_SAVED_BYTES = 40 << 20
 FIRST_PROBE = 256  # positions: kernels share nothing shorter
 MOST_ANSWERS = 8
+EXACT_DTYPES = (torch.float32,)  # a request gives the same tokens alone or in a batch (I6): not for `auto`
 
 
 class CascadeChoice:
@@ -76,7 +77,7 @@ def select_cascade(
 ) -> CascadeChoice | None:
     """By the option `cascade_attention`, the backend and this stage's layers. ConfigError where `on` cannot be.
 
-    `auto` leaves fp32 alone, whose results are to be exact (I6).
+    `auto` leaves EXACT_DTYPES alone.
     """
     mode = config.cascade_attention
     refused = None
@@ -86,7 +87,7 @@ def select_cascade(
         refused = "every layer of the model has a sliding window"
     if mode == "on" and refused is not None:
         raise ConfigError(f"cascade_attention=on: {refused}; use auto", param="cascade_attention")
-    if mode == "off" or refused is not None or (mode == "auto" and dtype == torch.float32):
+    if mode == "off" or refused is not None or (mode == "auto" and dtype in EXACT_DTYPES):
         return None
     if all(layer.sliding_window is not None for layer in layers):
         return None
