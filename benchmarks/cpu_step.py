@@ -137,8 +137,7 @@ def transformers_batch(model: Any, prompts: list[list[int]], num_tokens: int) ->
     """The same with `generate_batch`, its continuous batching."""
     config = GenerationConfig(max_new_tokens=num_tokens, do_sample=False, eos_token_id=-1, pad_token_id=0)
     begin = time.perf_counter()
-    with torch.inference_mode():
-        answers = model.generate_batch(inputs=prompts, generation_config=config, progress_bar=False)
+    answers = model.generate_batch(inputs=prompts, generation_config=config, progress_bar=False)
     seconds = time.perf_counter() - begin
     made = [len(answer.generated_tokens) for answer in answers.values()]
     assert made == [num_tokens] * len(prompts), made

@@ -16,6 +16,9 @@ from app.kernels.attention import KV_FP8, KV_FP8_MAX, AttentionMetadata, Attenti
 from app.kernels.attention.torch_in_place import InPlaceGroup
 from app.kernels.attention.torch_plan import DecodeGroup, QueryTile, TorchPlan, plan_step
 
+# Positions from which on a single request's keys and values take longer to convert to fp32 than a product to plan.
+_LONG_ALONE = 256
+
 
 def quantize(x: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """x [T, Hkv, D] -> KV_FP8 of x / scales [Hkv], clamped; NaN stays NaN."""
@@ -166,20 +169,23 @@ def _decode(
     soft_cap: float | None,
 ) -> None:
     num_requests, num_kv_heads = group.rows.shape[0], kv_cache.shape[2]
-    context = _gather(kv_cache, group.blocks, num_requests, plan, query.dtype)[:, :, group.span]
+    # In 16 bits the library plans a product anew whenever the context has grown, which takes longer than most products.
+    in_fp32 = num_requests > 1 or group.span.stop - group.span.start <= _LONG_ALONE
+    dtype = torch.float32 if in_fp32 and query.device.type == "cpu" else query.dtype
+    context = _gather(kv_cache, group.blocks, num_requests, plan, dtype)[:, :, group.span]
     key, value = context.unbind(0)
     if group.hidden is not None:
         # A slot nobody wrote may hold NaN, and 0 * NaN is NaN: the value must go, not only its probability.
         for edge in group.edges:
             value_of_request = value.view(num_requests, num_kv_heads, -1, value.shape[2])[:, :, edge]
             value_of_request.masked_fill_(group.hidden[:, None, edge, None], 0.0)
-    rows = query.index_select(0, group.rows)
+    rows = query.index_select(0, group.rows).to(dtype)
     heads = (rows * scale).view(num_requests * num_kv_heads, -1, query.shape[2])
     scores = _cap(torch.bmm(heads, key.transpose(1, 2)).float(), soft_cap)
     if group.hidden is not None:
         scores.view(num_requests, -1, scores.shape[2]).masked_fill_(group.hidden[:, None], float("-inf"))
-    probs = torch.softmax(scores, dim=-1).to(query.dtype)
-    out.index_copy_(0, group.rows, torch.bmm(probs, value).view_as(rows))
+    probs = torch.softmax(scores, dim=-1).to(dtype)
+    out.index_copy_(0, group.rows, torch.bmm(probs, value).view_as(rows).to(out.dtype))
 
 
 def _attend_tile(

@@ -54,7 +54,9 @@ class TorchPlan:
     groups: dict[int | None, list[DecodeGroup]] = field(default_factory=dict)
     in_place: dict[int | None, list[InPlaceGroup]] = field(default_factory=dict)
     tiles: dict[tuple[int | None, torch.dtype], list[QueryTile]] = field(default_factory=dict)
-    buffers: tuple[torch.Tensor, torch.Tensor] | None = None  # each [blocks, 2, Hkv, S, D]
+    buffers: dict[torch.dtype, tuple[torch.Tensor, torch.Tensor]] = field(
+        default_factory=dict
+    )  # [blocks, 2, Hkv, S, D]
 
     def decode_groups(self, sliding_window: int | None) -> list[DecodeGroup]:
         """The first `num_decodes` requests, grouped by the blocks that they see through the window."""
@@ -79,12 +81,13 @@ class TorchPlan:
         return self.tiles[sliding_window, dtype]
 
     def scratch(self, kv_cache: torch.Tensor, num_blocks: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """Two buffers of num_blocks blocks, one in the cache's type and one in `dtype` (the same in every layer);
-        overwritten by the next call: fresh memory would cost more than copying."""
-        if self.buffers is None or len(self.buffers[0]) < num_blocks:
+        """Two buffers of num_blocks blocks, one in the cache's type and one in `dtype`; overwritten by the next call:
+        fresh memory would cost more than copying."""
+        if dtype not in self.buffers or len(self.buffers[dtype][0]) < num_blocks:
             shape = (max(num_blocks, self.blocks_per_group), *kv_cache.shape[1:])
-            self.buffers = kv_cache.new_empty(shape), kv_cache.new_empty(shape, dtype=dtype)
-        return self.buffers[0][:num_blocks], self.buffers[1][:num_blocks]
+            self.buffers[dtype] = kv_cache.new_empty(shape), kv_cache.new_empty(shape, dtype=dtype)
+        gathered, ordered = self.buffers[dtype]
+        return gathered[:num_blocks], ordered[:num_blocks]
 
     def _first_seen(self, position: int, sliding_window: int | None) -> int:
         return 0 if sliding_window is None else max(0, position - sliding_window + 1)
