@@ -18,11 +18,11 @@ import triton.language as tl
 from app.kernels.attention import AttentionMetadata
 from app.kernels.attention.triton_quantize import query_to_fp8_keys
 from app.kernels.attention.triton_shared_splits import RUN_WORDS, SharedSplits
+from app.kernels.attention.triton_splits import multiprocessors
 from app.kernels.attention.triton_tile import NO_MAX, attend_tile
 
 # Programs of a launch, for each multiprocessor: as many as run at once, and a second round to even the ends out.
 _PROGRAMS_PER_SM = 4
-_INTERPRETED_SMS = 2
 
 
 @dataclass(slots=True, frozen=True)
@@ -123,9 +123,7 @@ def attend_runs(
     """
     num_heads, head_dim = query.shape[1:]
     num_kv_heads, block_size = kv_cache.shape[2:4]
-    on_gpu = query.device.type == "cuda"
-    sms = torch.cuda.get_device_properties(query.device).multi_processor_count if on_gpu else _INTERPRETED_SMS
-    programs = min(shared.runs.shape[0], max(1, _PROGRAMS_PER_SM * sms // num_kv_heads))
+    programs = min(shared.runs.shape[0], max(1, _PROGRAMS_PER_SM * multiprocessors(query.device) // num_kv_heads))
     cascade_kernel[(programs, num_kv_heads)](
         query, kv_cache, kv_scales, partial, log_sum, meta.block_table, shared.runs, shared.members, shared.count,
         scale, soft_cap or 1.0,

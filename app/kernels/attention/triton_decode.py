@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from app.kernels.attention import KV_FP8, AttentionMetadata, triton_splits
-from app.kernels.attention.triton_cascade import attend_runs, choose_cascade_tile, seats_of
+from app.kernels.attention.triton_cascade import CascadeTile, attend_runs, choose_cascade_tile, seats_of
 from app.kernels.attention.triton_quantize import query_to_fp8_keys
 from app.kernels.attention.triton_shared_splits import SharedSplits, share_splits
 from app.kernels.attention.triton_splits import SplitList, cut_context, list_splits, most_splits, programs_for
@@ -248,7 +248,10 @@ def decode(
         "SPLIT_KEYS": triton_splits.SPLIT_KEYS,
         "USE_WINDOW": sliding_window is not None,
     }
-    shared = _shared_splits(query, kv_cache, meta, scratch, tile) if sliding_window is None else None
+    cascade_tile = choose_cascade_tile(meta.num_decodes * group, head_dim, query.dtype)
+    shared = None
+    if sliding_window is None and scratch.shared is not None:
+        shared = _shared_splits(meta, scratch, tile, cascade_tile, group, block_size)
     listed = scratch.splits(meta, sliding_window, tile) if shared is None else shared.singles
     grid = (scratch.num_splits, num_kv_heads, meta.num_decodes)
     if listed is not None:
@@ -275,19 +278,21 @@ def decode(
         attend_runs(
             query, kv_cache, meta, shared, scratch.partial, scratch.log_sum, scale=scale, soft_cap=soft_cap,
             kv_scales=kv_scales, tile_keys=tile.keys,
-            tile=choose_cascade_tile(meta.num_decodes * group, head_dim, query.dtype),
+            tile=cascade_tile,
         )  # fmt: skip
     if scratch.num_splits > 1:
         _merge(meta, scratch, out, sliding_window, cut, num_kv_heads, has_runs=shared is not None)
 
 
 def _shared_splits(
-    query: torch.Tensor, kv_cache: torch.Tensor, meta: AttentionMetadata, scratch: DecodeScratch, tile: DecodeTile
+    meta: AttentionMetadata,
+    scratch: DecodeScratch,
+    tile: DecodeTile,
+    cascade_tile: CascadeTile,
+    group: int,
+    block_size: int,
 ) -> SharedSplits | None:
     """How a layer without a window shares its splits; None: not at all."""
-    num_kv_heads, block_size = kv_cache.shape[2:4]
-    group = query.shape[1] // num_kv_heads
-    cascade_tile = choose_cascade_tile(meta.num_decodes * group, query.shape[2], query.dtype)
     seats = seats_of(cascade_tile, group)
     if scratch.shared is None or seats == 1:
         return None

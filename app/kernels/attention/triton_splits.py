@@ -102,7 +102,11 @@ def list_splits(seq_lens: torch.Tensor, max_splits: int, tile_keys: int, sliding
 
 def programs_for(made: SplitList, num_kv_heads: int) -> int:
     """Programs that share out the list, for each KV head: a fixed number for a shape."""
-    device = made.items.device
-    on_gpu = device.type == "cuda"
-    sms = torch.cuda.get_device_properties(device).multi_processor_count if on_gpu else _INTERPRETED_SMS
+    sms = multiprocessors(made.items.device)
     return min(made.items.shape[0], max(1, _PROGRAMS_PER_SM * sms // num_kv_heads))
+
+
+def multiprocessors(device: torch.device) -> int:
+    """Of a GPU; two stand in for them in the interpreter, so that programs share out a list there too."""
+    on_gpu = device.type == "cuda"
+    return int(torch.cuda.get_device_properties(device).multi_processor_count) if on_gpu else _INTERPRETED_SMS
