@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import sys
 from pathlib import Path
 
 if worker := os.environ.get("PYTEST_XDIST_WORKER"):
@@ -22,6 +24,22 @@ if not any(Path("/dev").glob("nvidia[0-9]*")):
     os.environ.setdefault("TRITON_INTERPRET", "1")  # transformers imports Triton, and then it is too late to choose
 
 import pytest
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Leave with the tests' verdict, whatever native libraries do afterwards.
+
+    `ray.shutdown` and `Cluster.shutdown` leave native threads running, which now and then crash the process while the
+    destructors of static objects run. Ray's own processes leave like this too. Python's exit functions that were
+    registered later run before this one.
+    """
+
+    def leave() -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(session.exitstatus)
+
+    atexit.register(leave)
 
 
 def _gpu_count() -> int:
