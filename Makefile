@@ -49,8 +49,10 @@ lint: setup-dev  ## ruff and mypy --strict
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: setup-dev  ## tokens/s of the engine alone and through HTTP, in one run
+bench: setup-dev  ## tokens/s of the engine alone, through HTTP, and against transformers (about 6 minutes)
 	$(BIN)/python -m benchmarks.http_vs_engine --out results/bench.json
+	$(BIN)/python -m benchmarks.cpu_step --models llama-100m --dtypes float32 bfloat16 --steps 5 --repeats 2 \
+	  --out results/cpu_step.json
 
 loadtest: setup-dev  ## a short load test of a server that it starts itself; report in results/loadtest/report.html
 	$(BIN)/python -m loadtest.sweep --serve $(CONFIG) $(LOADTEST_ARGS) --out results/loadtest

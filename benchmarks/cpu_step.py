@@ -1,6 +1,6 @@
 """What a step costs on the CPU: decode and prefill at the worker, then tokens/s against transformers.
 
-    python -m benchmarks.cpu_step [--models tiny-chat llama-100m] [--dtypes float32 bfloat16] [--threads 1] [--no-hf]
+    python -m benchmarks.cpu_step [--models tiny-chat llama-100m] [--dtypes float32 bfloat16] [--threads N] [--no-hf]
         [--out results/cpu_step.json]
 
 A worker is driven with hand-written letters, blocks coming from the real BlockPool; a step's time is the worker's own
@@ -16,6 +16,7 @@ import argparse
 import gc
 import itertools
 import json
+import os
 import tempfile
 import time
 from collections.abc import Callable
@@ -177,7 +178,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=[BUILT_IN, "llama-100m"])
     parser.add_argument("--dtypes", nargs="+", choices=["float32", "bfloat16"], default=["float32"])
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="default: one for each core")
     parser.add_argument("--steps", type=int, default=10, help="decode steps of which the fastest counts")
     parser.add_argument("--repeats", type=int, default=3, help="runs of the comparison of which the fastest counts")
     parser.add_argument("--no-hf", action="store_true", help="leave out the comparison with transformers")

@@ -1,10 +1,9 @@
 """Paged attention in plain PyTorch: the truth (`naive_paged_attention`) and the CPU path (`OPS`).
 
-In fp32, decodes read the cache in place (torch_in_place.py). Otherwise the CPU path copies whole blocks, never single
-tokens: decodes of similar length are gathered together, as many as stay in the cache of a core, and go through bmm,
-softmax, bmm with a KV head's query heads as rows; other requests go one by one through scaled_dot_product_attention
-in query tiles. A request's result does not depend on its neighbours
-beyond the rounding of a differently padded sum.
+In fp32, decodes read the cache in place (torch_in_place.py). Otherwise the CPU path copies a head's share of whole
+blocks, never single tokens, and calls scaled_dot_product_attention: for decodes of similar length together, as many as
+stay in the cache of a core, with a KV head's query heads as rows; for other requests one by one in query tiles. A
+request's result does not depend on its neighbours beyond the rounding of a differently padded sum.
 """
 
 from __future__ import annotations
@@ -15,9 +14,6 @@ import torch.nn.functional as F
 from app.kernels.attention import KV_FP8, KV_FP8_MAX, AttentionMetadata, AttentionOps, torch_in_place
 from app.kernels.attention.torch_in_place import InPlaceGroup
 from app.kernels.attention.torch_plan import DecodeGroup, QueryTile, TorchPlan, plan_step
-
-# Positions from which on a single request's keys and values take longer to convert to fp32 than a product to plan.
-_LONG_ALONE = 256
 
 
 def quantize(x: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
@@ -94,7 +90,7 @@ def naive_paged_attention(
 def prepare(meta: AttentionMetadata, *, num_heads: int, num_kv_heads: int, head_dim: int, block_size: int) -> None:
     """Set meta.plan: what every layer of the step shares (host copies of the lengths, gather indices, masks)."""
     assert num_heads % num_kv_heads == 0, (num_heads, num_kv_heads)
-    meta.plan = plan_step(meta, block_elements=2 * num_kv_heads * block_size * head_dim, block_size=block_size)
+    meta.plan = plan_step(meta, num_kv_heads=num_kv_heads, head_dim=head_dim, block_size=block_size)
 
 
 def paged_attention(
@@ -120,7 +116,7 @@ def paged_attention(
         for in_place in plan.in_place_groups(sliding_window, kv_cache, query.shape[1]):
             _decode_in_place(query, kv_cache, in_place, plan, out, scale, soft_cap)
     else:
-        for group in plan.decode_groups(sliding_window):
+        for group in plan.decode_groups(sliding_window, query.dtype):
             _decode(query, kv_cache, group, plan, out, scale, soft_cap)
     for tile in plan.query_tiles(sliding_window, query.dtype):
         out[tile.rows] = _attend_tile(query[tile.rows], kv_cache, tile, plan, scale, soft_cap)
@@ -144,19 +140,12 @@ def _decode_in_place(
         out.index_copy_(0, group.rows, torch_in_place.attend(part, kv_cache, group, scale, soft_cap))
 
 
-def _gather(
-    kv_cache: torch.Tensor, blocks: torch.Tensor, num_requests: int, plan: TorchPlan, dtype: torch.dtype
-) -> torch.Tensor:
-    """Blocks of `num_requests` requests, as many of each, as [2, num_requests * Hkv, length, D] of `dtype` in plan's
-    scratch."""
-    _, _, num_kv_heads, block_size, head_dim = kv_cache.shape
-    # Two copies (whole blocks, then heads apart within the core's cache) beat one gather of [S, D] pieces.
-    gathered, ordered = plan.scratch(kv_cache, blocks.shape[0], dtype)
-    torch.index_select(_movable(kv_cache), 0, blocks, out=_movable(gathered))
-    by_request = gathered.view(num_requests, -1, 2, num_kv_heads, block_size, head_dim)
-    by_head = ordered.view(2, num_requests, num_kv_heads, -1, block_size, head_dim)
-    by_head.copy_(by_request.permute(2, 0, 3, 1, 4, 5))
-    return ordered.view(2, num_requests * num_kv_heads, -1, head_dim)
+def _gather(kv_cache: torch.Tensor, pieces: torch.Tensor, plan: TorchPlan, dtype: torch.dtype) -> torch.Tensor:
+    """Keys and values of n requests, [2, n, Hkv, length, D] of `dtype`; the next call may overwrite them."""
+    gathered = plan.scratch(kv_cache, pieces.numel())
+    table = _movable(kv_cache).flatten(0, 2).flatten(1)
+    torch.index_select(table, 0, pieces.flatten(), out=_movable(gathered))
+    return gathered.view(*pieces.shape[:3], -1, kv_cache.shape[4]).to(dtype)
 
 
 def _decode(
@@ -168,24 +157,12 @@ def _decode(
     scale: float,
     soft_cap: float | None,
 ) -> None:
-    num_requests, num_kv_heads = group.rows.shape[0], kv_cache.shape[2]
-    # In 16 bits the library plans a product anew whenever the context has grown, which takes longer than most products.
-    in_fp32 = num_requests > 1 or group.span.stop - group.span.start <= _LONG_ALONE
-    dtype = torch.float32 if in_fp32 and query.device.type == "cpu" else query.dtype
-    context = _gather(kv_cache, group.blocks, num_requests, plan, dtype)[:, :, group.span]
-    key, value = context.unbind(0)
-    if group.hidden is not None:
-        # A slot nobody wrote may hold NaN, and 0 * NaN is NaN: the value must go, not only its probability.
-        for edge in group.edges:
-            value_of_request = value.view(num_requests, num_kv_heads, -1, value.shape[2])[:, :, edge]
-            value_of_request.masked_fill_(group.hidden[:, None, edge, None], 0.0)
-    rows = query.index_select(0, group.rows).to(dtype)
-    heads = (rows * scale).view(num_requests * num_kv_heads, -1, query.shape[2])
-    scores = _cap(torch.bmm(heads, key.transpose(1, 2)).float(), soft_cap)
-    if group.hidden is not None:
-        scores.view(num_requests, -1, scores.shape[2]).masked_fill_(group.hidden[:, None], float("-inf"))
-    probs = torch.softmax(scores, dim=-1).to(dtype)
-    out.index_copy_(0, group.rows, torch.bmm(probs, value).view_as(rows).to(out.dtype))
+    context = _gather(kv_cache, group.pieces, plan, query.dtype)[:, :, :, group.span]
+    for edge, hidden in group.edges:
+        context[:, :, :, edge].masked_fill_(hidden, 0.0)  # a slot nobody wrote may hold NaN, which no mask outweighs
+    rows = query.index_select(0, group.rows)
+    heads = rows.view(context.shape[1], context.shape[2], -1, context.shape[4])
+    out.index_copy_(0, group.rows, _attend(heads, context, group.mask, scale, soft_cap).reshape(rows.shape))
 
 
 def _attend_tile(
@@ -197,23 +174,23 @@ def _attend_tile(
     soft_cap: float | None,
 ) -> torch.Tensor:
     """Attention of one request's query tile [n, Hq, D] over the positions that any of its tokens sees."""
-    key, value = _gather(kv_cache, tile.blocks, 1, plan, query.dtype)[:, :, tile.span].unbind(
-        0
-    )  # each [Hkv, length, D]
+    context = _gather(kv_cache, tile.pieces, plan, query.dtype)[:, :, :, tile.span]
+    return _attend(query.transpose(0, 1)[None], context, tile.mask, scale, soft_cap)[0].transpose(0, 1)
+
+
+def _attend(
+    query: torch.Tensor, context: torch.Tensor, mask: torch.Tensor | None, scale: float, soft_cap: float | None
+) -> torch.Tensor:
+    """query [n, H, T, D] over context [2, n, Hkv, length, D]; `mask` is added to the scores [n, H, T, length]."""
+    key, value = context.unbind(0)
+    group = query.shape[1] // key.shape[1]
     if soft_cap is None:
-        attended = F.scaled_dot_product_attention(
-            query.transpose(0, 1)[None], key[None], value[None], attn_mask=tile.mask, scale=scale, enable_gqa=True
-        )
-        return attended[0].transpose(0, 1)
-    num_tokens, num_heads, head_dim = query.shape
-    heads = (query * scale).transpose(0, 1).reshape(key.shape[0], -1, head_dim)
-    scores = _cap(torch.bmm(heads, key.transpose(1, 2)).float(), soft_cap).view(num_heads, num_tokens, -1)
-    probs = torch.softmax(scores + tile.mask, dim=-1).to(query.dtype).view(key.shape[0], heads.shape[1], -1)
-    return torch.bmm(probs, value).view(num_heads, num_tokens, head_dim).transpose(0, 1)
-
-
-def _cap(scores: torch.Tensor, soft_cap: float | None) -> torch.Tensor:
-    return scores if soft_cap is None else torch.tanh(scores / soft_cap).mul_(soft_cap)
+        # Not bmm in 16 bits: the library would plan it anew whenever a context has grown.
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale, enable_gqa=group > 1)
+    key, value = (x.float().repeat_interleave(group, dim=1) for x in (key, value))
+    scores = torch.tanh(query.float() @ key.transpose(2, 3) * (scale / soft_cap)).mul_(soft_cap)
+    probs = torch.softmax(scores if mask is None else scores.add_(mask), dim=-1)
+    return (probs @ value).to(query.dtype)
 
 
 OPS = AttentionOps(prepare=prepare, write_kv=write_kv, paged_attention=paged_attention)

@@ -15,7 +15,7 @@ from app.kernels.attention import AttentionMetadata
 from app.kernels.attention.torch_in_place import InPlaceGroup, plan_groups
 
 # Blocks of a decode group are gathered into a buffer of at most so many elements, which the caches of a CPU hold.
-_GROUP_ELEMENTS = 1024 * 1024
+_GROUP_ELEMENTS = 4 * 1024 * 1024
 # Tokens of a request that share one mask; a smaller tile skips more of the hidden triangle, a larger one calls less.
 _TILE_TOKENS = 256
 
@@ -25,10 +25,10 @@ class DecodeGroup:
     """Requests with one query token and about the same number of blocks; n requests, `length` gathered positions."""
 
     rows: torch.Tensor  # int64 [n]: request and, as decodes come first, row of `query`
-    blocks: torch.Tensor  # int64 [n * blocks of each]
+    pieces: torch.Tensor  # see `TorchPlan.pieces`
     span: slice  # positions of the gathered blocks that some request sees
-    hidden: torch.Tensor | None  # bool [n, length of span], True = not this request's to see; None: all see all
-    edges: tuple[slice, ...]  # parts of `span` outside which `hidden` is False
+    mask: torch.Tensor | None  # [n, 1, 1, length of span], 0 or -inf, in the dtype of `query`; None: all see all
+    edges: tuple[tuple[slice, torch.Tensor], ...]  # parts of `span` that hold all -inf, and where, bool [n, 1, part, 1]
 
 
 @dataclass(slots=True, frozen=True)
@@ -36,7 +36,7 @@ class QueryTile:
     """Consecutive query tokens of one request."""
 
     rows: slice  # of `query`
-    blocks: torch.Tensor  # int64, the request's blocks from the first position that a token of the tile sees
+    pieces: torch.Tensor  # of the request's blocks from the first position that a token of the tile sees
     span: slice  # of the gathered positions
     mask: torch.Tensor  # [tokens, length of span], 0 or -inf, in the dtype of `query`
 
@@ -46,25 +46,24 @@ class TorchPlan:
     """One step. Host copies of the metadata, and what was derived from them so far."""
 
     block_size: int
+    num_kv_heads: int
     blocks_per_group: int
     starts: list[int]
     seq_lens: list[int]
     block_table: torch.Tensor  # int64 [R, M]
     num_decodes: int
-    groups: dict[int | None, list[DecodeGroup]] = field(default_factory=dict)
+    groups: dict[tuple[int | None, torch.dtype], list[DecodeGroup]] = field(default_factory=dict)
     in_place: dict[int | None, list[InPlaceGroup]] = field(default_factory=dict)
     tiles: dict[tuple[int | None, torch.dtype], list[QueryTile]] = field(default_factory=dict)
-    buffers: dict[torch.dtype, tuple[torch.Tensor, torch.Tensor]] = field(
-        default_factory=dict
-    )  # [blocks, 2, Hkv, S, D]
+    buffer: torch.Tensor | None = None  # [pieces, S * D]
 
-    def decode_groups(self, sliding_window: int | None) -> list[DecodeGroup]:
+    def decode_groups(self, sliding_window: int | None, dtype: torch.dtype) -> list[DecodeGroup]:
         """The first `num_decodes` requests, grouped by the blocks that they see through the window."""
-        if sliding_window not in self.groups:
-            self.groups[sliding_window] = [
-                self._group(requests, sliding_window) for requests in self._partition(sliding_window)
+        if (sliding_window, dtype) not in self.groups:
+            self.groups[sliding_window, dtype] = [
+                self._group(requests, sliding_window, dtype) for requests in self._partition(sliding_window)
             ]
-        return self.groups[sliding_window]
+        return self.groups[sliding_window, dtype]
 
     def in_place_groups(self, sliding_window: int | None, kv_cache: torch.Tensor, num_heads: int) -> list[InPlaceGroup]:
         """The same for decodes that read the cache in place; every layer's cache has the same shape."""
@@ -80,14 +79,18 @@ class TorchPlan:
             self.tiles[sliding_window, dtype] = list(self._cut(sliding_window, dtype))
         return self.tiles[sliding_window, dtype]
 
-    def scratch(self, kv_cache: torch.Tensor, num_blocks: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """Two buffers of num_blocks blocks, one in the cache's type and one in `dtype`; overwritten by the next call:
-        fresh memory would cost more than copying."""
-        if dtype not in self.buffers or len(self.buffers[dtype][0]) < num_blocks:
-            shape = (max(num_blocks, self.blocks_per_group), *kv_cache.shape[1:])
-            self.buffers[dtype] = kv_cache.new_empty(shape), kv_cache.new_empty(shape, dtype=dtype)
-        gathered, ordered = self.buffers[dtype]
-        return gathered[:num_blocks], ordered[:num_blocks]
+    def scratch(self, kv_cache: torch.Tensor, num_pieces: int) -> torch.Tensor:
+        """[num_pieces, S * D] in the cache's type, overwritten by the next call: fresh memory costs as much again."""
+        if self.buffer is None or len(self.buffer) < num_pieces:
+            num_rows = max(num_pieces, 2 * self.num_kv_heads * self.blocks_per_group)
+            self.buffer = kv_cache.new_empty(num_rows, kv_cache.shape[3] * kv_cache.shape[4])
+        return self.buffer[:num_pieces]
+
+    def pieces(self, blocks: torch.Tensor) -> torch.Tensor:
+        """Blocks int64 [n, M] -> int64 [2, n, Hkv, M]: where the cache, seen as a table of [S, D] pieces, has the keys
+        and the values of each KV head."""
+        heads = torch.arange(2 * self.num_kv_heads, device=blocks.device).view(2, 1, -1, 1)
+        return blocks[:, None] * (2 * self.num_kv_heads) + heads
 
     def _first_seen(self, position: int, sliding_window: int | None) -> int:
         return 0 if sliding_window is None else max(0, position - sliding_window + 1)
@@ -109,7 +112,7 @@ class TorchPlan:
         if group:
             yield group
 
-    def _group(self, requests: list[int], sliding_window: int | None) -> DecodeGroup:
+    def _group(self, requests: list[int], sliding_window: int | None, dtype: torch.dtype) -> DecodeGroup:
         device, block_size = self.block_table.device, self.block_size
         lens = [self.seq_lens[request] for request in requests]
         seen = [self._first_seen(length - 1, sliding_window) for length in lens]
@@ -118,18 +121,20 @@ class TorchPlan:
         rows = torch.tensor(requests, device=device)
         columns = torch.tensor(first_blocks, device=device)[:, None] + torch.arange(num_blocks, device=device)
         columns.clamp_(max=self.block_table.shape[1] - 1)
-        blocks = self.block_table.index_select(0, rows).gather(1, columns).flatten()
+        pieces = self.pieces(self.block_table.index_select(0, rows).gather(1, columns))
         # From here on positions count from each request's first gathered slot.
         begins = [position - block * block_size for position, block in zip(seen, first_blocks, strict=True)]
         ends = [length - block * block_size for length, block in zip(lens, first_blocks, strict=True)]
         span = slice(min(begins), max(ends))
         if min(begins) == max(begins) and min(ends) == max(ends):
-            return DecodeGroup(rows, blocks, span, None, ())
+            return DecodeGroup(rows, pieces, span, None, ())
         positions = torch.arange(span.start, span.stop, device=device)
         hidden = positions >= torch.tensor(ends, device=device)[:, None]
         hidden |= positions < torch.tensor(begins, device=device)[:, None]
-        edges = (slice(0, max(begins) - span.start), slice(min(ends) - span.start, span.stop - span.start))
-        return DecodeGroup(rows, blocks, span, hidden, tuple(edge for edge in edges if edge.start < edge.stop))
+        mask = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, float("-inf"))
+        ends_of_span = (slice(0, max(begins) - span.start), slice(min(ends) - span.start, span.stop - span.start))
+        edges = tuple((edge, hidden[:, None, edge, None]) for edge in ends_of_span if edge.start < edge.stop)
+        return DecodeGroup(rows, pieces, span, mask[:, None, None], edges)
 
     def _cut(self, sliding_window: int | None, dtype: torch.dtype) -> Iterator[QueryTile]:
         for request in range(self.num_decodes, len(self.seq_lens)):
@@ -149,14 +154,15 @@ class TorchPlan:
         if sliding_window is not None:
             hidden |= keys <= queries - sliding_window
         mask = torch.zeros(hidden.shape, dtype=dtype, device=blocks.device).masked_fill_(hidden, float("-inf"))
-        return QueryTile(rows, blocks, slice(begin - origin, end - origin), mask)
+        return QueryTile(rows, self.pieces(blocks[None]), slice(begin - origin, end - origin), mask)
 
 
-def plan_step(meta: AttentionMetadata, *, block_elements: int, block_size: int) -> TorchPlan:
-    """Read the lengths of `meta` to the host; `block_elements` is the size of one block of the cache."""
+def plan_step(meta: AttentionMetadata, *, num_kv_heads: int, head_dim: int, block_size: int) -> TorchPlan:
+    """Read the lengths of `meta` to the host."""
     return TorchPlan(
         block_size=block_size,
-        blocks_per_group=max(1, _GROUP_ELEMENTS // block_elements),
+        num_kv_heads=num_kv_heads,
+        blocks_per_group=max(1, _GROUP_ELEMENTS // (2 * num_kv_heads * block_size * head_dim)),
         starts=meta.query_start_loc.tolist(),
         seq_lens=meta.seq_lens.tolist(),
         block_table=meta.block_table.long(),

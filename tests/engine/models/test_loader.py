@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from collections.abc import Callable
@@ -13,11 +14,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from app.engine.attention.backend import select_attention
-from app.engine.distributed.parallel_groups import ParallelGroups
+from app.engine.distributed.parallel_groups import ParallelGroups, RankGroup
 from app.engine.layers.context import BuildContext
 from app.engine.model_info import ModelInfo
+from app.engine.models.checkpoint import SlicedTensor
 from app.engine.models.decoder import CausalLM
 from app.engine.models.loader import load_model
+from app.engine.parallel_plan import stage_layers
 from app.errors import CheckpointError, UnsupportedError
 from tests.tiny_models import hf_model, tiny_model
 
@@ -104,6 +107,30 @@ def test_sharded_checkpoint(tmp_path: Path) -> None:
     lost.unlink()
     with pytest.raises(CheckpointError, match=lost.name):
         load(broken)
+
+
+@pytest.mark.parametrize(("tp", "pp"), [(2, 1), (2, 2)])
+def test_ranks_read_every_weight_once_between_them(monkeypatch: pytest.MonkeyPatch, tp: int, pp: int) -> None:
+    directory = tiny_model("llama", num_attention_heads=4, num_key_value_heads=2, head_dim=16)
+    info = ModelInfo.from_directory(str(directory))
+    read: dict[str, int] = {}
+    whole_read = SlicedTensor._read
+
+    def count(tensor: SlicedTensor, index: Any) -> torch.Tensor:
+        part = whole_read(tensor, index)
+        read[tensor.name] = read.get(tensor.name, 0) + part.numel()
+        return part
+
+    monkeypatch.setattr(SlicedTensor, "_read", count)
+    channel: Any = object()  # loading sends nothing to other ranks
+    for rank, stage in itertools.product(range(tp), range(pp)):
+        groups = ParallelGroups(tp=RankGroup(rank, tp, channel), pp=RankGroup(stage, pp, channel if pp > 1 else None))
+        layers = stage_layers(info.num_layers, pp, None)[stage]
+        ops, _ = select_attention("torch", CPU)
+        load_model(info, BuildContext(torch.float32, CPU, 64, ops, groups, layers), "safetensors", 0)
+    sizes = {name: tensor.numel() for name, tensor in load_file(directory / "model.safetensors").items()}
+    norms = {name for name in sizes if "norm" in name}  # every rank of a stage holds them
+    assert read == {name: size * (tp if name in norms else 1) for name, size in sizes.items()}
 
 
 def test_no_weights_at_all(copy: Path) -> None:
