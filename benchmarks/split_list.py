@@ -1,10 +1,11 @@
 """Decode attention as ordinary steps launch it and as captured ones do (a list of splits), side by side on a GPU.
 
-    python -m benchmarks.split_list [--out results/split-list.json]
+    python -m benchmarks.split_list [--programs 3 4 8] [--out results/split-list.json]
 
 bf16, head size 128, blocks of 16 in random order. Each case is captured as one graph over several layers' caches, so
 that the L2 cache is cold and the host does not count; us of a layer, and its bytes a second as a fraction of the
-memory's. Where there is no GPU: `TRITON_INTERPRET=1 ... --cases 2x40 --dtype float32`, which only shows that it runs.
+memory's. The list is also measured with other numbers of `--programs` for each multiprocessor. Where there is no GPU:
+`TRITON_INTERPRET=1 ... --cases 2x40 --dtype float32`, which only shows that it runs.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 
 import torch
 
-from app.kernels.attention import AttentionMetadata
+from app.kernels.attention import AttentionMetadata, triton_splits
 from app.kernels.attention.triton_ops import OPS
 from benchmarks.offline import write
 from benchmarks.roofline import BANDWIDTH
@@ -68,9 +69,9 @@ def timed(run: Callable[[], None], device: torch.device, repeats: int = 20) -> f
 
 
 def measure(
-    heads: tuple[int, int], batch: int, context: int, dtype: torch.dtype, device: torch.device
+    heads: tuple[int, int], batch: int, context: int, dtype: torch.dtype, device: torch.device, programs: list[int]
 ) -> dict[str, Any]:
-    """Both ways; raises if their results differ."""
+    """Both ways, and the list with other numbers of programs; `same_bits`: whether the results do not differ."""
     num_heads, num_kv_heads = heads
     num_blocks = batch * -(-context // BLOCK) + 1
     read = 2 * batch * context * num_kv_heads * DIM * dtype.itemsize
@@ -80,9 +81,11 @@ def measure(
     query = torch.randn(batch, num_heads, DIM, dtype=dtype, device=device)
     row: dict[str, Any] = {}
     found = []
-    for name in ("grid", "list"):
+    usual = triton_splits._PROGRAMS_PER_SM
+    for name, number in [("grid", usual), ("list", usual), *((f"list_{number}", number) for number in programs)]:
         torch.manual_seed(0)
-        meta = metadata(batch, context, num_blocks, device, is_static=name == "list")
+        triton_splits._PROGRAMS_PER_SM = number
+        meta = metadata(batch, context, num_blocks, device, is_static=name != "grid")
         sizes = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": DIM, "block_size": BLOCK}
 
         def run(meta: AttentionMetadata = meta, sizes: dict[str, int] = sizes) -> None:
@@ -94,7 +97,8 @@ def measure(
         found.append(OPS.paged_attention(query, caches[0], meta, scale=DIM**-0.5))
         seconds = timed(run, device) / layers
         row |= {f"{name}_us": 1e6 * seconds, f"{name}_fraction": read / seconds / BANDWIDTH}
-    row["same_bits"] = torch.equal(*found)
+    triton_splits._PROGRAMS_PER_SM = usual
+    row["same_bits"] = all(torch.equal(found[0], other) for other in found[1:])
     return row
 
 
@@ -103,6 +107,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="+", default=CASES)
     parser.add_argument("--dtype", choices=["bfloat16", "float16", "float32"], default="bfloat16")
+    parser.add_argument("--programs", nargs="*", type=int, default=[], help="for each multiprocessor")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -112,7 +117,7 @@ def main() -> None:
             for case in args.cases:
                 batch, context = map(int, case.split("x"))
                 try:
-                    row = measure(heads, batch, context, getattr(torch, args.dtype), device)
+                    row = measure(heads, batch, context, getattr(torch, args.dtype), device, args.programs)
                 except Exception as error:
                     row = {"error": f"{type(error).__name__}: {error}"}
                 figures[f"{shape} {case}"] = row

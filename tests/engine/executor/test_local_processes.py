@@ -166,3 +166,25 @@ def test_a_script_without_a_main_guard_and_nothing_is_left_when_it_is_killed(tmp
         params = SamplingParams(temperature=0, max_tokens=8)
         alone = llm.generate("The capital of France", params, use_tqdm=False)[0].outputs[0]
     assert str(alone.token_ids) == token_ids.strip()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_hundred_starts_and_stops_leave_nothing_behind() -> None:
+    from app import LLM, SamplingParams
+
+    params, process = SamplingParams(temperature=0, max_tokens=8), psutil.Process()
+    answers, left = set(), []
+    for _ in range(100):
+        with LLM(
+            "tiny-chat", tensor_parallel_size=2, device="cpu", num_threads=1, kv_cache_memory_bytes=32 << 20
+        ) as llm:
+            (choice,) = llm.generate("The capital of France", params, use_tqdm=False)[0].outputs
+            answers.add(tuple(choice.token_ids))
+            pids = llm._core.executor.worker_pids
+        assert gone(pids)
+        left.append((process.num_fds(), len(os.listdir("/dev/shm")), process.memory_info().rss >> 20))
+    assert len(answers) == 1
+    (fds, segments, mib), (last_fds, last_segments, last_mib) = left[9], left[-1]
+    assert (last_fds, last_segments) == (fds, segments)
+    assert last_mib < mib + 16, left
