@@ -4,7 +4,8 @@
 
 The engine alone is `LLM` in a process of its own, with as many requests at a time: once with the CPU threads that the
 served worker has, and once with a thread for every core. All use the same prompts, greedy, `ignore_eos` and a fixed
-number of output tokens. Each figure is the median of `--repeats`.
+number of output tokens. Each figure is the median of `--repeats`; the engine alone on the worker's threads is measured
+before the server and again after it, and the mean of both counts, as the machine's speed may drift.
 """
 
 from __future__ import annotations
@@ -109,12 +110,14 @@ def main() -> None:
     options = model.get("engine", {})
     cores = len(os.sched_getaffinity(0))
     threads = options.get("num_threads") or max(1, cores - 1)
-    engine = _engine_in_child({**options, "num_threads": threads}, args.tokens, args.repeats)
+    before = _engine_in_child({**options, "num_threads": threads}, args.tokens, args.repeats)
     engine_all = _engine_in_child({**options, "num_threads": cores}, args.tokens, args.repeats)
     with ServeProcess(args.config) as server:
         _through_http(server, model["name"], 4, 16, 1)
         http = {str(n): _through_http(server, model["name"], n, args.tokens, args.repeats) for n in STREAMS}
         start_s = server.start_time_s
+    after = _engine_in_child({**options, "num_threads": threads}, args.tokens, args.repeats)
+    engine = {n: (before[n] + after[n]) / 2 for n in before}
 
     print(f"{model['name']}, {cores} cores, {args.tokens} output tokens, median of {args.repeats} runs")
     print(
@@ -132,7 +135,14 @@ def main() -> None:
     if args.out:
         args.out.parent.mkdir(parents=True, exist_ok=True)
         machine = {"cores": cores, "threads": threads, "python": platform.python_version(), "start_s": start_s}
-        figures = {"engine_alone": engine, "engine_alone_all_cores": engine_all, "http": http, "machine": machine}
+        figures = {
+            "engine_alone": engine,
+            "engine_alone_before": before,
+            "engine_alone_after": after,
+            "engine_alone_all_cores": engine_all,
+            "http": http,
+            "machine": machine,
+        }
         args.out.write_text(json.dumps(figures, indent=2))
 
 
