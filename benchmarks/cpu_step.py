@@ -5,9 +5,10 @@
 
 A worker is driven with hand-written letters, blocks coming from the real BlockPool; a step's time is the worker's own
 and the figure is the least of several steps, because other jobs on the machine only ever add to it. The comparison
-runs the whole engine (`LLM`) and `generate` and `generate_batch` of transformers, in the same type and with as many
-threads, on the same prompts, greedy, without a stop token, and takes the best of `--repeats`. llama-100m has random
-weights (benchmarks/shapes.py).
+runs the whole engine (`LLM`) and, in turns with it, `generate` of transformers, in the same type and with as many
+threads, on the same prompts, greedy, without a stop token, and takes the best of `--repeats`. `generate_batch` comes
+after all else: once it has run, everything in the process takes 15 to 20 % longer (its own later figures too).
+llama-100m has random weights (benchmarks/shapes.py).
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from benchmarks.shapes import write_shape
 BUILT_IN = "tiny-chat"
 CHUNK = 2048  # most tokens of a step
 VOCAB = 1000
+BATCHES = [1, 8, 32]  # of the comparison
 GREEDY = SamplingParams(temperature=0.0, seed=0, ignore_eos=True)
 
 
@@ -144,31 +146,46 @@ def transformers_batch(model: Any, prompts: list[list[int]], num_tokens: int) ->
     return seconds
 
 
-def rates(options: dict[str, Any], directory: Path, batches: list[int], repeats: int) -> dict[str, float]:
-    """Output tokens/s of both, prompts of 32 tokens, 64 more each."""
-    rng = np.random.default_rng(0)
-    llm = LLM(max_model_len=2048, max_num_seqs=64, enable_prefix_caching=False, **options)
+def transformers_model(options: dict[str, Any], directory: Path) -> Any:
+    """The same shape, in the same type."""
     dtype = getattr(torch, options["dtype"])
     if options["load_format"] == "dummy":
-        hf = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(directory), dtype=dtype).eval()
-    else:
-        hf = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype).eval()
-    prompts = {size: rng.integers(3, VOCAB, (size, 32)).tolist() for size in batches}
-    best: dict[str, dict[int, float]] = {"engine": {}, "generate": {}, "generate_batch": {}}
-    for size in batches:
-        # In turns, so that a slow minute of the machine hits both.
-        rounds = [(ours(llm, prompts[size], 64), transformers(hf, prompts[size], 64)) for _ in range(repeats)]
-        best["engine"][size], best["generate"][size] = map(min, zip(*rounds, strict=True))
-    for size in batches:  # last: once it has run, everything else in the process takes 15 to 20 % longer
-        best["generate_batch"][size] = min(transformers_batch(hf, prompts[size], 64) for _ in range(repeats))
+        return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(directory), dtype=dtype).eval()
+    return AutoModelForCausalLM.from_pretrained(directory, dtype=dtype).eval()
+
+
+def some_prompts(size: int) -> list[list[int]]:
+    """Of 32 tokens; 64 more are generated for each."""
+    prompts: list[list[int]] = np.random.default_rng(size).integers(3, VOCAB, (size, 32)).tolist()
+    return prompts
+
+
+def rates(options: dict[str, Any], directory: Path, batches: list[int], repeats: int) -> dict[str, float]:
+    """Output tokens/s of the engine and of `generate`."""
+    llm = LLM(max_model_len=2048, max_num_seqs=64, enable_prefix_caching=False, **options)
+    hf = transformers_model(options, directory)
     figures = {}
     for size in batches:
-        for name, seconds in best.items():
-            figures[f"{name}, batch {size}, tokens/s"] = size * 64 / seconds[size]
-        for name in ("generate", "generate_batch"):
-            figures[f"engine / {name}, batch {size}"] = best[name][size] / best["engine"][size]
+        prompts = some_prompts(size)
+        # In turns, so that a slow minute of the machine hits both.
+        rounds = [(ours(llm, prompts, 64), transformers(hf, prompts, 64)) for _ in range(repeats)]
+        engine, generate = map(min, zip(*rounds, strict=True))
+        figures[f"engine, batch {size}, tokens/s"] = size * 64 / engine
+        figures[f"generate, batch {size}, tokens/s"] = size * 64 / generate
+        figures[f"engine / generate, batch {size}"] = generate / engine
     llm.shutdown()
     return figures
+
+
+def add_batch_rates(
+    figures: dict[str, float], options: dict[str, Any], directory: Path, batches: list[int], repeats: int
+) -> None:
+    """The same of `generate_batch`."""
+    hf = transformers_model(options, directory)
+    for size in batches:
+        rate = size * 64 / min(transformers_batch(hf, some_prompts(size), 64) for _ in range(repeats))
+        figures[f"generate_batch, batch {size}, tokens/s"] = rate
+        figures[f"engine / generate_batch, batch {size}"] = figures[f"engine, batch {size}, tokens/s"] / rate
 
 
 def main() -> None:
@@ -185,6 +202,7 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     table: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as folder:
+        compared = []
         for name, dtype in itertools.product(args.models, args.dtypes):
             built_in = name == BUILT_IN
             directory = resolve_model(name) if built_in else write_shape(name, Path(folder))
@@ -196,7 +214,10 @@ def main() -> None:
             figures = table[f"{name}, {dtype}"] = step_figures(options, cases, args.steps)
             gc.collect()
             if not args.no_hf:
-                figures |= rates(options, directory, [1, 8, 32], args.repeats)
+                figures |= rates(options, directory, BATCHES, args.repeats)
+                compared.append((figures, options, directory))
+        for figures, options, directory in compared:
+            add_batch_rates(figures, options, directory, BATCHES, args.repeats)
     print(f"| {args.threads} thread(s) | " + " | ".join(table) + " |")
     print("|---" * (len(table) + 1) + "|")
     for line in next(iter(table.values())):

@@ -119,7 +119,7 @@ def main() -> None:
     after = _engine_in_child({**options, "num_threads": threads}, args.tokens, args.repeats)
     engine = {n: (before[n] + after[n]) / 2 for n in before}
 
-    print(f"{model['name']}, {cores} cores, {args.tokens} output tokens, median of {args.repeats} runs")
+    print(f"{model['name']}, {cores} cores, {args.tokens} output tokens, medians of {args.repeats} runs")
     print(
         f"| streams | engine alone, tok/s, threads: {threads} | threads: {cores} | through HTTP, threads: {threads} "
         "| ratio | server cores | TTFT p50, ms | ITL p50, ms |"

@@ -4,8 +4,8 @@
 
 bf16, head size 128, blocks of 16 in random order. Each case is captured as one graph over several layers' caches, so
 that the L2 cache is cold and the host does not count; us of a layer, and its bytes a second as a fraction of the
-memory's. The list is also measured with other numbers of `--programs` for each multiprocessor. Where there is no GPU:
-`TRITON_INTERPRET=1 ... --cases 2x40 --dtype float32`, which only shows that it runs.
+memory's. `--programs 3 4`: the list also with 3 and with 4 programs for each multiprocessor not the usual number.
+Where there is no GPU: `TRITON_INTERPRET=1 ... --cases 2x40 --dtype float32`, which only shows that it runs.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ CASES = ["1x576", "8x576", "32x576", "128x576", "256x576", "64x4096", "1x32768",
 HEADS = {"qwen3-0.6b": (16, 8), "llama-8b": (32, 8)}
 DIM, BLOCK = 128, 16
 COLD_BYTES = 200 << 20
+USUAL_PROGRAMS = triton_splits._PROGRAMS_PER_SM
 
 
 def metadata(batch: int, context: int, num_blocks: int, device: torch.device, *, is_static: bool) -> AttentionMetadata:
@@ -81,8 +82,8 @@ def measure(
     query = torch.randn(batch, num_heads, DIM, dtype=dtype, device=device)
     row: dict[str, Any] = {}
     found = []
-    usual = triton_splits._PROGRAMS_PER_SM
-    for name, number in [("grid", usual), ("list", usual), *((f"list_{number}", number) for number in programs)]:
+    ways = [("grid", USUAL_PROGRAMS), ("list", USUAL_PROGRAMS), *((f"list_{number}", number) for number in programs)]
+    for name, number in ways:
         torch.manual_seed(0)
         triton_splits._PROGRAMS_PER_SM = number
         meta = metadata(batch, context, num_blocks, device, is_static=name != "grid")
@@ -97,7 +98,6 @@ def measure(
         found.append(OPS.paged_attention(query, caches[0], meta, scale=DIM**-0.5))
         seconds = timed(run, device) / layers
         row |= {f"{name}_us": 1e6 * seconds, f"{name}_fraction": read / seconds / BANDWIDTH}
-    triton_splits._PROGRAMS_PER_SM = usual
     row["same_bits"] = all(torch.equal(found[0], other) for other in found[1:])
     return row
 

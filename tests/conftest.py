@@ -6,6 +6,30 @@ import atexit
 import os
 import sys
 from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import pytest
+
+# Registered before Ray and all else that wants to run at the end, so run last.
+_end: dict[str, Any] = {"process": os.getpid(), "session": None, "crashed": False}
+
+
+@atexit.register
+def _leave_with_the_verdict() -> None:
+    """Skip the destructors of native libraries: threads that `ray.shutdown` leaves running now and then crash the
+    process meanwhile, after all tests have passed. Ray's own processes leave like this too. The price: a crash at exit
+    that is our own doing is not seen either."""
+    if _end["session"] is not None and _end["process"] == os.getpid():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(_end["session"].exitstatus or _end["crashed"])
+
+
+def _note_crash(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+    _end["crashed"] = True  # in pytest or a plugin, after the tests' verdict
+    sys.__excepthook__(kind, error, traceback)
+
 
 if worker := os.environ.get("PYTEST_XDIST_WORKER"):
     # A core for each: threads of two processes that wait for the same cores take many times as long.
@@ -23,23 +47,10 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 if not any(Path("/dev").glob("nvidia[0-9]*")):
     os.environ.setdefault("TRITON_INTERPRET", "1")  # transformers imports Triton, and then it is too late to choose
 
-import pytest
-
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Leave with the tests' verdict, whatever native libraries do afterwards.
-
-    `ray.shutdown` and `Cluster.shutdown` leave native threads running, which now and then crash the process while the
-    destructors of static objects run. Ray's own processes leave like this too. Python's exit functions that were
-    registered later run before this one.
-    """
-
-    def leave() -> None:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(session.exitstatus)
-
-    atexit.register(leave)
+    _end["session"] = session
+    sys.excepthook = _note_crash
 
 
 def _gpu_count() -> int:

@@ -91,12 +91,8 @@ def select_cascade(
         return None
     if all(layer.sliding_window is not None for layer in layers):
         return None
-    if mode == "on":
-        return CascadeChoice(state, None)
     position_bytes = 2 * layers[0].num_kv_heads * layers[0].head_dim * kv_dtype.itemsize
-    least = -(-MIN_SAVED_BYTES // position_bytes)
-    longest = state.host_block_table.shape[1] * state.block_size
-    return CascadeChoice(state, least) if (config.max_num_seqs - 1) * longest >= least else None  # else never reached
+    return CascadeChoice(state, None if mode == "on" else -(-MIN_SAVED_BYTES // position_bytes))
 
 
 def refuse_cascade(config: EngineConfig) -> None:

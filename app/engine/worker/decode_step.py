@@ -79,9 +79,9 @@ class DecodeStep:
         self.cascade_sizes = sorted(cascade_sizes)
         self.inputs = DecodeInputs(self.sizes[-1], state)
         link, most = model.link, self.sizes[-1]
-        hidden = partial(torch.zeros, most, link.hidden_size, dtype=dtype, device=state.device)
-        self.received = None if link.is_first else hidden()  # from the stage before
-        self.sent = None if link.is_last else hidden()  # to the next one
+        new_hidden = partial(torch.zeros, most, link.hidden_size, dtype=dtype, device=state.device)
+        self.received = None if link.is_first else new_hidden()  # from the stage before
+        self.sent = None if link.is_last else new_hidden()  # to the next one
         self.logits = torch.zeros(most if link.is_last else 0, vocab_size, dtype=dtype, device=state.device)
         self.token_ids = torch.zeros(most, dtype=torch.int64, device=state.device)
         self._starts = torch.arange(self.sizes[-1] + 1, dtype=torch.int32, device=state.device)

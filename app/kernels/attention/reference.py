@@ -2,7 +2,7 @@
 
 In fp32, decodes read the cache in place (torch_in_place.py). Otherwise the CPU path copies a head's share of whole
 blocks, never single tokens, and calls scaled_dot_product_attention: for decodes of similar length together, as many as
-stay in the cache of a core, with a KV head's query heads as rows; for other requests one by one in query tiles. A
+the caches of a CPU hold, with a KV head's query heads as rows; for other requests one by one in query tiles. A
 request's result does not depend on its neighbours beyond the rounding of a differently padded sum.
 """
 
@@ -141,7 +141,11 @@ def _decode_in_place(
 
 
 def _gather(kv_cache: torch.Tensor, pieces: torch.Tensor, plan: TorchPlan, dtype: torch.dtype) -> torch.Tensor:
-    """Keys and values of n requests, [2, n, Hkv, length, D] of `dtype`; the next call may overwrite them."""
+    """Keys and values of n requests, [2, n, Hkv, length, D] of `dtype`; the next call may overwrite them.
+
+    A cache that is not contiguous is copied as a whole for it.
+    """
+    assert kv_cache.shape[2] == plan.num_kv_heads, "the plan was made for another number of KV heads"
     gathered = plan.scratch(kv_cache, pieces.numel())
     table = _movable(kv_cache).flatten(0, 2).flatten(1)
     torch.index_select(table, 0, pieces.flatten(), out=_movable(gathered))
@@ -187,10 +191,12 @@ def _attend(
     if soft_cap is None:
         # Not bmm in 16 bits: the library would plan it anew whenever a context has grown.
         return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale, enable_gqa=group > 1)
-    key, value = (x.float().repeat_interleave(group, dim=1) for x in (key, value))
-    scores = torch.tanh(query.float() @ key.transpose(2, 3) * (scale / soft_cap)).mul_(soft_cap)
-    probs = torch.softmax(scores if mask is None else scores.add_(mask), dim=-1)
-    return (probs @ value).to(query.dtype)
+    # Query heads of a KV head as rows: [n, Hkv, group * T, D].
+    rows = query.float().reshape(*key.shape[:2], -1, query.shape[3])
+    scores = torch.tanh(rows @ key.float().transpose(2, 3) * (scale / soft_cap)).mul_(soft_cap)
+    if mask is not None:
+        scores.view(*query.shape[:3], -1).add_(mask)
+    return (torch.softmax(scores, dim=-1) @ value.float()).view_as(query).to(query.dtype)
 
 
 OPS = AttentionOps(prepare=prepare, write_kv=write_kv, paged_attention=paged_attention)

@@ -28,7 +28,8 @@ class DecodeGroup:
     pieces: torch.Tensor  # see `TorchPlan.pieces`
     span: slice  # positions of the gathered blocks that some request sees
     mask: torch.Tensor | None  # [n, 1, 1, length of span], 0 or -inf, in the dtype of `query`; None: all see all
-    edges: tuple[tuple[slice, torch.Tensor], ...]  # parts of `span` that hold all -inf, and where, bool [n, 1, part, 1]
+    # Parts of `span` outside which nothing is hidden, and what is hidden there, bool [n, 1, part, 1].
+    edges: tuple[tuple[slice, torch.Tensor], ...]
 
 
 @dataclass(slots=True, frozen=True)
@@ -80,7 +81,7 @@ class TorchPlan:
         return self.tiles[sliding_window, dtype]
 
     def scratch(self, kv_cache: torch.Tensor, num_pieces: int) -> torch.Tensor:
-        """[num_pieces, S * D] in the cache's type, overwritten by the next call: fresh memory costs as much again."""
+        """[num_pieces, S * D] in the cache's type, overwritten by the step's next call."""
         if self.buffer is None or len(self.buffer) < num_pieces:
             num_rows = max(num_pieces, 2 * self.num_kv_heads * self.blocks_per_group)
             self.buffer = kv_cache.new_empty(num_rows, kv_cache.shape[3] * kv_cache.shape[4])

@@ -124,13 +124,6 @@ def test_auto_leaves_fp32_alone() -> None:
     assert select_cascade(asked, state, layers, torch.float32, torch.float32) is not None
 
 
-def test_where_no_step_can_save_enough_nothing_is_searched_or_captured() -> None:
-    # 4,096 positions a row: three rows save at most 8,192 of the 10,240 that are worth it.
-    assert _selected(EngineConfig(max_num_seqs=3), [None]) is None
-    assert _selected(EngineConfig(max_num_seqs=4), [None]) is not None
-    assert _selected(EngineConfig(max_num_seqs=3, cascade_attention="on"), [None]) is not None
-
-
 def test_a_pooling_model_refuses_it_by_name() -> None:
     refuse_cascade(EngineConfig())
     with pytest.raises(ConfigError, match="a pooling model has no decodes"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from app.kernels.attention import ATTENTION_BACKENDS, AttentionMetadata, torch_in_place
+from app.kernels.attention import ATTENTION_BACKENDS, AttentionMetadata, torch_in_place, torch_plan
 from app.kernels.attention.reference import OPS, naive_paged_attention, write_kv
 from tests.kernels.attention.cases import Batch, contiguous_attention, make_batch
 
@@ -71,12 +71,22 @@ def test_layers_of_different_windows_share_one_plan() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision(dtype: torch.dtype) -> None:
-    check(make_batch(MIXED, dtype=dtype), tolerance=2e-2)
+@pytest.mark.parametrize("sliding_window", [None, 17])
+def test_half_precision(dtype: torch.dtype, sliding_window: int | None) -> None:
+    check(make_batch(MIXED, dtype=dtype), tolerance=2e-2, sliding_window=sliding_window)
 
 
-def test_many_decodes_of_all_lengths() -> None:
+@pytest.mark.parametrize("group_elements", [1 << 22, 1 << 15])
+def test_many_decodes_of_all_lengths(group_elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_plan, "_GROUP_ELEMENTS", group_elements)  # the smaller one: a few requests a group
     check(make_batch([(1, 1 + 37 * i % 530) for i in range(40)], block_size=16))
+
+
+def test_a_plan_for_another_number_of_kv_heads_is_refused() -> None:
+    batch, other = (make_batch([(3, 20)], num_heads=4, num_kv_heads=heads) for heads in (2, 1))
+    run(batch)
+    with pytest.raises(AssertionError, match="another number of KV heads"):
+        OPS.paged_attention(other.query, other.kv_cache, batch.meta, scale=1.0)
 
 
 def one_request(batch: Batch, request: int) -> Batch:
