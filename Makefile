@@ -49,7 +49,7 @@ lint: setup-dev  ## ruff and mypy --strict
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: setup-dev  ## tokens/s of the engine alone, through HTTP, and against transformers (about 8 minutes)
+bench: setup-dev  ## tokens/s of the engine alone, through HTTP, and against transformers (about 6 minutes)
 	$(BIN)/python -m benchmarks.http_vs_engine --out results/bench.json
 	$(BIN)/python -m benchmarks.cpu_step --models llama-100m --dtypes float32 bfloat16 --steps 5 --repeats 2 \
 	  --out results/cpu_step.json
