@@ -4,7 +4,7 @@
 
 bf16, head size 128, blocks of 16 in random order. Each case is captured as one graph over several layers' caches, so
 that the L2 cache is cold and the host does not count; us of a layer, and its bytes a second as a fraction of the
-memory's. `--programs 3 4`: the list also with 3 and with 4 programs for each multiprocessor not the usual number.
+memory's. `--programs 3 4`: the list also with 3 and with 4 programs for each multiprocessor, not the usual number.
 Where there is no GPU: `TRITON_INTERPRET=1 ... --cases 2x40 --dtype float32`, which only shows that it runs.
 """
 
