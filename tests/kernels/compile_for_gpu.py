@@ -18,10 +18,18 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from app.kernels.attention import KV_FP8, AttentionMetadata, triton_prefill, triton_prefill_descriptors
+from app.kernels.attention import (
+    KV_FP8,
+    AttentionMetadata,
+    gluon_prefill,
+    triton_prefill,
+    triton_prefill_descriptors,
+)
 from app.kernels.attention.triton_ops import OPS
 from app.kernels.attention.triton_prefill import PrefillTile
 from app.kernels.attention.triton_shared_splits import share_splits
@@ -31,7 +39,7 @@ from app.kernels.sampling import triton_ops as sampling_ops
 from app.kernels.sampling import triton_sample, triton_token_masks
 
 TARGET = GPUTarget("cuda", 90, 32)
-OPTIONS = {"num_warps", "num_stages"}
+OPTIONS = {"num_warps", "num_stages", "maxnreg"}
 TYPES = {
     torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.float8_e4m3fn: "fp8e4nv",
     torch.int32: "i32", torch.int64: "i64",
@@ -57,7 +65,8 @@ def compile_instead(kernel: Any, *arguments: Any, grid: Any, warmup: bool = Fals
             attributes[(index,)] = ALIGNED
     key = (kernel.__name__, *signature.items(), *map(str, constants.items()), *options.items())
     if key not in results:
-        results[key] = compiled(ASTSource(kernel, signature, constants, attributes), options)
+        source = GluonASTSource if kernel.is_gluon() else ASTSource
+        results[key] = compiled(source(kernel, signature, constants, attributes), options)
         print(f"{kernel.__name__:28s} {options} {results[key]}", flush=True)
 
 
@@ -68,6 +77,8 @@ def type_of(value: Any, is_constexpr: bool, do_not_specialize: bool) -> tuple[st
         return "constexpr", False
     if isinstance(value, TensorDescriptor):
         return f"tensordesc<{TYPES[value.base.dtype]}{list(value.block_shape)}>", False
+    if isinstance(value, GluonDescriptor):
+        return f"tensordesc<{TYPES[value.base.dtype]}{list(value.block_shape)},{value.layout!r}>", False
     if isinstance(value, torch.Tensor):
         return f"*{TYPES[value.dtype]}", True
     if isinstance(value, int):
@@ -130,7 +141,7 @@ def fused(dtype: torch.dtype, hidden: int, heads: tuple[int, int, int], use_norm
 def attention(
     dtype: torch.dtype, heads: tuple[int, int, int], block_size: int, kv_dtype: torch.dtype | None = None, **masks: Any
 ) -> None:
-    """A mixed step, steps that may be captured (one that shares splits), a chunk through the other prefill kernel."""
+    """A mixed step, steps that may be captured (one that shares splits), a chunk through the other prefill kernels."""
     num_heads, num_kv_heads, head_dim = heads
     cache = torch.zeros(64, 2, num_kv_heads, block_size, head_dim, dtype=kv_dtype or dtype)
     scales = torch.ones(2, num_kv_heads) if kv_dtype is not None else None
@@ -155,6 +166,8 @@ def attention(
             triton_prefill.prefill(query, cache, meta, query, tile=tile, **options)
             if head_dim & (head_dim - 1) == 0:
                 triton_prefill_descriptors.prefill(query, cache, meta, query, tile=tile, **options)
+        if head_dim in (64, 128) and not masks:
+            gluon_prefill.prefill(query, cache, meta, query, scale=0.1)
 
 
 def sharing(num_requests: int) -> None:

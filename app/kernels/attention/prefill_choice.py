@@ -5,9 +5,15 @@ from __future__ import annotations
 
 import torch
 
-from app.kernels.attention import AttentionMetadata, cudnn_prefill, triton_prefill, triton_prefill_descriptors
+from app.kernels.attention import (
+    AttentionMetadata,
+    cudnn_prefill,
+    gluon_prefill,
+    triton_prefill,
+    triton_prefill_descriptors,
+)
 
-# "paged" serves every step and comes last. To try others: ("cudnn", "descriptors", "paged").
+# "paged" serves every step and comes last. To try others: ("gluon", "cudnn", "descriptors", "paged").
 PREFILL_ORDER: tuple[str, ...] = ("paged",)
 
 
@@ -24,6 +30,9 @@ def prefill(
 ) -> None:
     """Write the rows of out [T, Hq, D] of the requests from num_decodes on."""
     for name in PREFILL_ORDER:
+        if name == "gluon" and gluon_prefill.serves(query, kv_cache, sliding_window, soft_cap):
+            gluon_prefill.prefill(query, kv_cache, meta, out, scale=scale)
+            return
         if name == "cudnn" and cudnn_prefill.serves(query, kv_cache, meta, sliding_window, soft_cap):
             cudnn_prefill.prefill(query, kv_cache, meta, out, scale=scale)
             return

@@ -1,4 +1,7 @@
-"""The other prefill kernels against float64 attention: Triton's interpreter on a CPU, for real on a GPU."""
+"""The other prefill kernels against float64 attention: Triton's interpreter on a CPU, for real on a GPU.
+
+The interpreter cannot run Gluon: its kernel is tested on a GPU only.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from app.kernels.attention import cudnn_prefill, prefill_choice, triton_prefill_descriptors
+from app.kernels.attention import cudnn_prefill, gluon_prefill, prefill_choice, triton_prefill_descriptors
 from app.kernels.attention.triton_ops import OPS
 from app.kernels.attention.triton_prefill import PrefillTile
 from tests.kernels.attention.cases import Batch, contiguous_attention, make_batch
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
+ON_HOPPER = ON_GPU and torch.cuda.get_device_capability()[0] == 9
 # Rows that only pad a tile have seen nothing and divide 0 by 0; they are not stored.
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered in divide:RuntimeWarning")
 LENS = [(1, 9), (1, 70), (5, 5), (70, 70), (3, 130), (33, 64)]
@@ -71,6 +75,30 @@ def test_descriptors_refuse_odd_heads_and_a_large_scratch() -> None:
         assert not triton_prefill_descriptors.serves(batch.query, batch.kv_cache, batch.meta, TILE)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("block_size", "num_heads", "num_kv_heads", "head_dim"),
+    [(16, 4, 2, 64), (32, 4, 4, 128), (64, 7, 1, 64), (16, 8, 2, 128), (128, 2, 1, 128), (256, 8, 1, 128)],
+)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_gluon(block_size: int, num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
+    shape = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim, "block_size": block_size}
+    batch = make_batch([*LENS, (129, 129), (200, 457)], dtype=dtype, device=DEVICE, **shape)
+    assert gluon_prefill.serves(batch.query, batch.kv_cache, None, None)
+    out = torch.full_like(batch.query, float("nan"))
+    gluon_prefill.prefill(batch.query, batch.kv_cache, batch.meta, out, scale=head_dim**-0.5)
+    assert error_of(out, batch) < (8e-3 if dtype == torch.bfloat16 else 1e-3)
+    assert bool(out[: batch.meta.num_decodes].isnan().all()), "decodes are not this kernel's"
+
+
+def test_gluon_refuses_what_its_kernel_lacks() -> None:
+    batch = make_batch(LENS, head_dim=64, dtype=torch.float16, device=DEVICE)
+    assert not gluon_prefill.serves(batch.query, batch.kv_cache, 20, None)
+    assert not gluon_prefill.serves(batch.query, batch.kv_cache, None, 30.0)
+    assert not gluon_prefill.serves(batch.query.float(), batch.kv_cache.float(), None, None)
+    assert gluon_prefill.serves(batch.query, batch.kv_cache, None, None) is ON_HOPPER
+
+
 def attend_in_torch(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, causal: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -100,7 +128,7 @@ def test_a_chunk_and_what_was_cached_merge(num_cached: int, monkeypatch: pytest.
     assert error_of(out, batch) < 1.5e-3
 
 
-@pytest.mark.parametrize("order", [("descriptors", "paged"), ("cudnn", "paged")])
+@pytest.mark.parametrize("order", [("descriptors", "paged"), ("cudnn", "paged"), ("gluon", "paged")])
 def test_the_order_decides_and_paged_serves_the_rest(order: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefill_choice, "PREFILL_ORDER", order)
     for head_dim in (64, 80):
@@ -112,7 +140,7 @@ def test_the_order_decides_and_paged_serves_the_rest(order: tuple[str, ...], mon
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("num_cached", [0, 1024])
-@pytest.mark.parametrize("kernel", ["descriptors", "cudnn"])
+@pytest.mark.parametrize("kernel", ["descriptors", "cudnn", "gluon"])
 @pytest.mark.parametrize("block_size", [16, 64])
 def test_model_sized_chunk_on_the_gpu(
     kernel: str, num_cached: int, block_size: int, monkeypatch: pytest.MonkeyPatch
