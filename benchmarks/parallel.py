@@ -3,8 +3,9 @@
     python -m benchmarks.parallel --shape llama-8b --layouts 1x1,2x1,4x1,1x2 [--batches 1,32,256] [--out FILE]
 
 A layout is TP x PP; weights are random, on the device. Step time: between two steps' outputs while `batch` requests
-decode together; with P stages a step holds about 1/P of them, so compare stages by tokens/s. Without GPUs,
-`--shape tiny` tries the command. A layout that fails is reported, and the next one runs.
+decode together; with P stages a step holds about 1/P of them, so compare stages by tokens/s. `--in-flight 64`: also
+requests a second, prompts included, while so many are kept in flight. Without GPUs, `--shape tiny` tries the command.
+A layout that fails is reported, and the next one runs.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from app import LLM, SamplingParams
 from benchmarks.offline import arguments, make_llm, random_prompt, write
 
 PROMPT, OUTPUT = 512, 128
+FIGURES = ("step_ms_p50", "tokens_per_s", "requests_per_s")
+IN_FLIGHT_PROMPT, REQUESTS_EACH = 1024, 4
+FIGURES = ("step_ms_p50", "tokens_per_s", "requests_per_s")
 
 
 def decode(llm: LLM, shape: str, batch: int, prompt: int, output: int) -> dict[str, float]:
@@ -48,7 +52,25 @@ def decode(llm: LLM, shape: str, batch: int, prompt: int, output: int) -> dict[s
     return {"step_ms_p50": 1e3 * median(gaps) if gaps else float("nan"), "tokens_per_s": tokens / seconds}
 
 
-def measure(shape: str, layout: str, batches: list[int], options: dict[str, Any], lengths: tuple[int, int]) -> Any:
+def keep_in_flight(llm: LLM, shape: str, count: int, prompt: int, output: int) -> dict[str, float]:
+    """Requests a second of four times `count`, `count` of them at a time."""
+    rng = random.Random(0)
+    core = llm._core
+    params = SamplingParams(temperature=1.0, ignore_eos=True, max_tokens=output)
+    waiting = [
+        llm._job(i, None, random_prompt(rng, prompt, shape), params)[0].request for i in range(REQUESTS_EACH * count)
+    ]
+    begin = time.perf_counter()
+    while waiting or core.has_work():
+        while waiting and len(core.scheduler.requests) < count:
+            core.enqueue(waiting.pop())
+        core.step()
+    return {"requests_per_s": REQUESTS_EACH * count / (time.perf_counter() - begin)}
+
+
+def measure(
+    shape: str, layout: str, batches: list[int], in_flight: list[int], options: dict[str, Any], lengths: tuple[int, int]
+) -> Any:
     """All batches of one layout."""
     tp, pp = (int(size) for size in layout.split("x"))
     begin = time.perf_counter()
@@ -57,6 +79,8 @@ def measure(shape: str, layout: str, batches: list[int], options: dict[str, Any]
         decode(llm, shape, 2, 16, 8)
         for batch in batches:
             figures[f"batch_{batch}"] = decode(llm, shape, batch, *lengths)
+        for count in in_flight:
+            figures[f"in_flight_{count}"] = keep_in_flight(llm, shape, count, IN_FLIGHT_PROMPT, lengths[1])
     return figures
 
 
@@ -65,6 +89,7 @@ def main() -> None:
     parser = arguments(__doc__, shape="llama-8b")
     parser.add_argument("--layouts", default="1x1,2x1,4x1,1x2")
     parser.add_argument("--batches", default="1,32,256")
+    parser.add_argument("--in-flight", type=int, nargs="*", default=[])
     parser.add_argument("--prompt", type=int, default=PROMPT)
     parser.add_argument("--output", type=int, default=OUTPUT)
     args = parser.parse_args()
@@ -72,17 +97,17 @@ def main() -> None:
     results: dict[str, Any] = {}
     for layout in args.layouts.split(","):
         try:
-            results[layout] = measure(args.shape, layout, batches, args.engine, (args.prompt, args.output))
+            lengths = (args.prompt, args.output)
+            results[layout] = measure(args.shape, layout, batches, args.in_flight, args.engine, lengths)
         except Exception as error:
             traceback.print_exc()
             results[layout] = {"error": f"{type(error).__name__}: {error}"}
         base = next(iter(results.values()))
-        for batch in batches:
-            own, first = results[layout].get(f"batch_{batch}"), base.get(f"batch_{batch}")
+        for name in [f"batch_{batch}" for batch in batches] + [f"in_flight_{count}" for count in args.in_flight]:
+            own, first = results[layout].get(name), base.get(name)
             if own and first:
-                own["step_ratio"] = own["step_ms_p50"] / first["step_ms_p50"]
-                own["throughput_ratio"] = own["tokens_per_s"] / first["tokens_per_s"]
-                print(layout, f"batch {batch:4d}", {name: round(value, 3) for name, value in own.items()}, flush=True)
+                own |= {f"{key}_ratio": value / first[key] for key, value in list(own.items()) if key in FIGURES}
+                print(layout, name, {key: round(value, 3) for key, value in own.items()}, flush=True)
         write(args.out, {"shape": args.shape, "layouts": results})
 
 

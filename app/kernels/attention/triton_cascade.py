@@ -44,9 +44,9 @@ def choose_cascade_tile(num_rows: int, head_dim: int, dtype: torch.dtype) -> Cas
         return CascadeTile(rows=32 if key_bytes <= 512 else 16, keys=32, run=2, num_warps=4, num_stages=2)
     if key_bytes > 256:
         return CascadeTile(rows=64, keys=32, run=2, num_warps=8, num_stages=2)
-    if num_rows <= 64:
-        return CascadeTile(rows=64, keys=64, run=1, num_warps=4, num_stages=3)
-    return CascadeTile(rows=128, keys=64, run=2, num_warps=8, num_stages=3)
+    # Longer runs where there are groups enough to keep every multiprocessor busy: fewer partial results to merge.
+    run = 1 if num_rows <= 64 else 2 if num_rows <= 128 else 4
+    return CascadeTile(rows=64, keys=64, run=run, num_warps=4, num_stages=3)
 
 
 def seats_of(tile: CascadeTile, group: int) -> int:

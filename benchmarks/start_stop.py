@@ -1,0 +1,91 @@
+"""Engines of several ranks, started and stopped again and again: what they leave behind.
+
+    python -m benchmarks.start_stop [--cycles 100] [--beside 8] [--ranks 2] [--out results/start_stop.json]
+
+The built-in model. Each cycle starts the ranks, generates a few tokens and stops; `--beside` such loops run at a time.
+Afterwards no process, no shared-memory segment and no device memory may be left, and all answers must be the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import json
+import multiprocessing
+import os
+import subprocess
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import psutil
+
+from app import LLM, SamplingParams
+from benchmarks.offline import write
+
+PARAMS = SamplingParams(temperature=0, max_tokens=8)
+SMALL = {"kv_cache_memory_bytes": 64 << 20, "max_num_seqs": 8}
+
+
+def cycles(count: int, ranks: int, engine: dict[str, Any]) -> dict[str, Any]:
+    """One loop: seconds of each cycle, the answers, and the memory of this process, in MiB, on the way."""
+    seconds, answers, pids, memory = [], set(), [], []
+    for _ in range(count):
+        begin = time.perf_counter()
+        with LLM("tiny-chat", tensor_parallel_size=ranks, **{**SMALL, **engine}) as llm:
+            (choice,) = llm.generate("The capital of France", PARAMS, use_tqdm=False)[0].outputs
+            answers.add(tuple(choice.token_ids))
+            pids += llm._core.executor.worker_pids  # type: ignore[attr-defined]
+        seconds.append(time.perf_counter() - begin)
+        memory.append(psutil.Process().memory_info().rss >> 20)
+    deadline = time.monotonic() + 5
+    while any(map(psutil.pid_exists, pids)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    left = sum(map(psutil.pid_exists, pids))
+    return {"seconds": seconds, "answers": [list(answer) for answer in answers], "left": left, "memory": memory}
+
+
+def device_mib() -> list[int]:
+    """Memory in use of each GPU; nothing where there is none."""
+    command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    try:
+        return [
+            int(line) for line in subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+        ]
+    except FileNotFoundError:
+        return []
+
+
+def main() -> None:
+    """Run the loops, print, write JSON; exit 1 when anything is left."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cycles", type=int, default=100)
+    parser.add_argument("--beside", type=int, default=8)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--engine", type=json.loads, default={}, help="further engine options, as JSON")
+    parser.add_argument("--out", type=Path, help="JSON")
+    args = parser.parse_args()
+    before, segments = device_mib(), len(os.listdir("/dev/shm"))
+    counts = [len(range(i, args.cycles, args.beside)) for i in range(args.beside)]
+    with concurrent.futures.ProcessPoolExecutor(args.beside, multiprocessing.get_context("spawn")) as pool:
+        loops = list(pool.map(cycles, counts, [args.ranks] * args.beside, [args.engine] * args.beside))
+    seconds = [s for loop in loops for s in loop["seconds"]]
+    figures = {
+        "cycles": len(seconds),
+        "seconds_p50": median(seconds),
+        "seconds_max": max(seconds),
+        "processes_left": sum(loop["left"] for loop in loops),
+        "segments_left": len(os.listdir("/dev/shm")) - segments,
+        "different_answers": len({tuple(answer) for loop in loops for answer in loop["answers"]}),
+        "process_mib_after_first_and_last": [[loop["memory"][0], loop["memory"][-1]] for loop in loops],
+        "device_mib_before": before,
+        "device_mib_after": device_mib(),
+    }
+    print(*(f"{name}: {value}" for name, value in figures.items()), sep="\n", flush=True)
+    write(args.out, figures)
+    raise SystemExit(int(figures["processes_left"] > 0 or figures["different_answers"] > 1))
+
+
+if __name__ == "__main__":
+    main()
