@@ -18,7 +18,7 @@ import torch.nn.functional as F
 import triton.testing
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from app.kernels.attention import KV_FP8, AttentionMetadata, cudnn_prefill, triton_prefill, triton_prefill_descriptors
+from app.kernels.attention import KV_FP8, AttentionMetadata, gluon_prefill, triton_prefill
 from app.kernels.attention.triton_ops import OPS
 from app.kernels.attention.triton_prefill import PrefillTile
 from app.kernels.fused import HeadNorm
@@ -179,30 +179,20 @@ def prefill_fp8_row(num_query: int, seq_len: int) -> Row:
 
 def prefill_entries(num_query: int, seq_len: int) -> list[Entry]:
     """One request's last num_query of seq_len positions, by every kernel there is."""
-    tile = PrefillTile
 
-    def paged(batch: Batch, out: torch.Tensor, sizes: PrefillTile | None) -> None:
+    def gluon(batch: Batch, out: torch.Tensor) -> None:
+        gluon_prefill.prefill(batch.query, batch.kv_cache, batch.meta, out, scale=HEAD_DIM**-0.5)
+
+    def paged(batch: Batch, out: torch.Tensor, sizes: PrefillTile | None = None) -> None:
         triton_prefill.prefill(batch.query, batch.kv_cache, batch.meta, out, tile=sizes, **MASKS)
 
-    def descriptors(batch: Batch, out: torch.Tensor, sizes: PrefillTile) -> None:
-        arguments = (batch.query, batch.kv_cache, batch.meta, out)
-        triton_prefill_descriptors.prefill(*arguments, tile=sizes, **MASKS)
-
-    def cudnn(batch: Batch, out: torch.Tensor) -> None:
-        cudnn_prefill.prefill(batch.query, batch.kv_cache, batch.meta, out, scale=HEAD_DIM**-0.5)
-
     variants: list[tuple[str, int, Callable[[Batch, torch.Tensor], None]]] = [
-        ("paged", 16, partial(paged, sizes=None)),
-        ("cudnn, gathered and merged", 16, cudnn),
-        ("descriptors 128x64 w8 s3", 64, partial(descriptors, sizes=tile(128, 64, 8, 3))),
-        ("descriptors 128x64 w4 s3", 64, partial(descriptors, sizes=tile(128, 64, 4, 3))),
-        ("descriptors 128x128 w8 s2", 128, partial(descriptors, sizes=tile(128, 128, 8, 2))),
-        ("descriptors 128x128 w8 s2, gathered", 16, partial(descriptors, sizes=tile(128, 128, 8, 2))),
-        ("descriptors 64x64 w4 s3", 64, partial(descriptors, sizes=tile(64, 64, 4, 3))),
-        ("paged 128x64 w8 s3", 16, partial(paged, sizes=tile(128, 64, 8, 3))),
-        ("paged 128x128 w8 s2", 16, partial(paged, sizes=tile(128, 128, 8, 2))),
-        ("paged 128x128 w8 s2", 64, partial(paged, sizes=tile(128, 128, 8, 2))),
-    ]  # fmt: skip
+        ("gluon", 16, gluon),
+        ("paged", 16, paged),
+        ("gluon", 64, gluon),
+        ("paged", 64, paged),
+        ("paged 128x64 w8 s3", 16, partial(paged, sizes=PrefillTile(128, 64, 8, 3))),
+    ]
     name = f"prefill {num_query} of {seq_len}"
     table = [
         Entry(f"{name}, block {block}, {what}", partial(prefill_row, num_query, seq_len, block, run))

@@ -19,17 +19,10 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.runtime.jit import JITFunction
-from triton.tools.tensor_descriptor import TensorDescriptor
 
-from app.kernels.attention import (
-    KV_FP8,
-    AttentionMetadata,
-    gluon_prefill,
-    triton_prefill,
-    triton_prefill_descriptors,
-)
+from app.kernels.attention import KV_FP8, AttentionMetadata, gluon_prefill, triton_prefill
 from app.kernels.attention.triton_ops import OPS
 from app.kernels.attention.triton_prefill import PrefillTile
 from app.kernels.attention.triton_shared_splits import share_splits
@@ -76,8 +69,6 @@ def type_of(value: Any, is_constexpr: bool, do_not_specialize: bool) -> tuple[st
     if is_constexpr or value is None or is_one:
         return "constexpr", False
     if isinstance(value, TensorDescriptor):
-        return f"tensordesc<{TYPES[value.base.dtype]}{list(value.block_shape)}>", False
-    if isinstance(value, GluonDescriptor):
         return f"tensordesc<{TYPES[value.base.dtype]}{list(value.block_shape)},{value.layout!r}>", False
     if isinstance(value, torch.Tensor):
         return f"*{TYPES[value.dtype]}", True
@@ -141,7 +132,7 @@ def fused(dtype: torch.dtype, hidden: int, heads: tuple[int, int, int], use_norm
 def attention(
     dtype: torch.dtype, heads: tuple[int, int, int], block_size: int, kv_dtype: torch.dtype | None = None, **masks: Any
 ) -> None:
-    """A mixed step, steps that may be captured (one that shares splits), a chunk through the other prefill kernels."""
+    """A mixed step, steps that may be captured (one that shares splits), prefill by other tiles and kernels."""
     num_heads, num_kv_heads, head_dim = heads
     cache = torch.zeros(64, 2, num_kv_heads, block_size, head_dim, dtype=kv_dtype or dtype)
     scales = torch.ones(2, num_kv_heads) if kv_dtype is not None else None
@@ -164,8 +155,6 @@ def attention(
             continue
         for tile in (PrefillTile(128, 64, 8, 3), PrefillTile(128, 128, 8, 2), PrefillTile(64, 64, 4, 3)):
             triton_prefill.prefill(query, cache, meta, query, tile=tile, **options)
-            if head_dim & (head_dim - 1) == 0:
-                triton_prefill_descriptors.prefill(query, cache, meta, query, tile=tile, **options)
         if head_dim in (64, 128) and not masks:
             gluon_prefill.prefill(query, cache, meta, query, scale=0.1)
 

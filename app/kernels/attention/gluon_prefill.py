@@ -13,6 +13,8 @@ Gluon; the tests of this file need the GPU.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 import triton
 from triton.experimental import gluon
@@ -29,9 +31,10 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from app.kernels.attention import AttentionMetadata
 
 ROWS = gl.constexpr(64)  # (token, head) rows of a group: what one instruction of four warps takes
-KEYS = 128  # keys of a tile
-STAGES = 2  # tiles of keys, and of values, that shared memory holds
+KEYS = gl.constexpr(128)  # keys of a tile
+STAGES = gl.constexpr(2)  # tiles of keys, and of values, that shared memory holds
 PANEL = gl.constexpr(64)  # columns that TMA copies at once: 128 bytes, the width of the swizzle
+PANEL_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
 LOG2_E = 1.4426950408889634
 NO_MAX = gl.constexpr(-1.0e30)  # see triton_tile.py
 
@@ -42,11 +45,9 @@ def copy_partition(
     HKV: gl.constexpr, S: gl.constexpr,
 ):  # fmt: skip
     """One warp: all tiles of keys and values, the last first. Pages past the request are the last one again."""
-    STAGES: gl.constexpr = k_smem.shape[0]
-    BN: gl.constexpr = k_smem.shape[1]
     BOX: gl.constexpr = desc.block_shape[0]  # slots that one copy takes: a page, or a tile if that is less
     COLUMNS: gl.constexpr = k_smem.shape[2] // PANEL
-    PIECES: gl.constexpr = BN // BOX
+    PIECES: gl.constexpr = KEYS // BOX
     # Shared memory holds a tile panel by panel, so a piece of a panel is contiguous.
     k_pieces = k_smem._reinterpret(desc.dtype, [STAGES * COLUMNS * PIECES, BOX, PANEL], desc.layout)
     v_pieces = v_smem._reinterpret(desc.dtype, [STAGES * COLUMNS * PIECES, BOX, PANEL], desc.layout)
@@ -55,17 +56,17 @@ def copy_partition(
         phase = (j // STAGES) & 1
         rows = gl.tuple(())
         for i in gl.static_range(PIECES):
-            i_n = (num_tiles - 1 - j) * BN + i * BOX
+            i_n = (num_tiles - 1 - j) * KEYS + i * BOX
             page = gl.load(p_table + gl.minimum(i_n // S, last_page))
             rows = rows + gl.tuple(((page * (2 * HKV) + i_head) * S + i_n % S,))
         mbarrier.wait(k_free.index(stage), phase ^ 1)
-        mbarrier.expect(k_ready.index(stage), BN * COLUMNS * PANEL * 2)
+        mbarrier.expect(k_ready.index(stage), KEYS * COLUMNS * PANEL * 2)
         for i in gl.static_range(PIECES):
             for c in gl.static_range(COLUMNS):
                 piece = k_pieces.index((stage * COLUMNS + c) * PIECES + i)
                 tma.async_copy_global_to_shared(desc, [rows[i], c * PANEL], k_ready.index(stage), piece)
         mbarrier.wait(v_free.index(stage), phase ^ 1)
-        mbarrier.expect(v_ready.index(stage), BN * COLUMNS * PANEL * 2)
+        mbarrier.expect(v_ready.index(stage), KEYS * COLUMNS * PANEL * 2)
         for i in gl.static_range(PIECES):
             for c in gl.static_range(COLUMNS):
                 piece = v_pieces.index((stage * COLUMNS + c) * PIECES + i)
@@ -74,8 +75,8 @@ def copy_partition(
 
 @gluon.jit
 def soften(b_s, b_max, b_sum, i_n, o_pos, factor, MASKED: gl.constexpr):
-    """Weights exp2(scores - maximum) [ROWS, BN] of keys from i_n on, factor [ROWS] of what was summed before, maximum,
-    sum."""
+    """Of keys from i_n on: weights exp2(scores - maximum) [ROWS, KEYS], then per row the factor of what was summed
+    before, the new maximum, the new sum."""
     if MASKED:
         o_n = i_n + gl.arange(0, b_s.shape[1], layout=gl.SliceLayout(0, b_s.type.layout))
         b_s = gl.where(o_n[None, :] <= o_pos[:, None], b_s, float("-inf"))
@@ -88,25 +89,18 @@ def soften(b_s, b_max, b_sum, i_n, o_pos, factor, MASKED: gl.constexpr):
 @gluon.jit
 def fold_tile(
     j, q_smem, k_smem, v_smem, k_ready, v_ready, k_free, v_free, b_p, b_acc, b_max, b_sum, num_tiles, o_pos, factor,
-    turns, GROUP: gl.constexpr, TURNS: gl.constexpr, S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr,
-    MASKED: gl.constexpr,
+    S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr, MASKED: gl.constexpr,
 ):  # fmt: skip
     """Scores of tile j (counted from the last) while the weights b_p of tile j - 1 meet their values."""
-    STAGES: gl.constexpr = k_smem.shape[0]
-    BN: gl.constexpr = k_smem.shape[1]
     stage = j % STAGES
     stage_v, phase_v = (j - 1) % STAGES, ((j - 1) // STAGES) & 1
-    if TURNS:  # the groups take turns at the tensor cores: one's softmax meets the other's products
-        mbarrier.wait(turns.index(GROUP), (j & 1) ^ GROUP)
-    zeros = gl.zeros([ROWS, BN], gl.float32, S_LAYOUT)
+    zeros = gl.zeros([ROWS, KEYS], gl.float32, S_LAYOUT)
     b_s = warpgroup_mma(q_smem, k_smem.index(stage).permute((1, 0)), zeros, use_acc=False, is_async=True)
     mbarrier.wait(v_ready.index(stage_v), phase_v)
     b_acc = warpgroup_mma(b_p, v_smem.index(stage_v), b_acc, is_async=True)
-    if TURNS:
-        mbarrier.arrive(turns.index(1 - GROUP), count=1)
     b_s = warpgroup_mma_wait(1, deps=[b_s])
     mbarrier.arrive(k_free.index(stage), count=1)
-    i_n = (num_tiles - 1 - j) * BN
+    i_n = (num_tiles - 1 - j) * KEYS
     b_weights, b_scale, b_max, b_sum = soften(b_s, b_max, b_sum, i_n, o_pos, factor, MASKED)
     b_next = gl.convert_layout(b_weights.to(q_smem.dtype), b_p.type.layout)
     # Waiting for the next keys ends a basic block: the assembler would move the softmax behind the products' end.
@@ -121,13 +115,11 @@ def fold_tile(
 def attend_partition(
     GROUP: gl.constexpr, q_all, k_smem, v_smem, k_ready, v_ready, k_free, v_free, p_q, p_out, factor, i_head, i_q,
     b_start, b_num_query, b_len, num_tiles, num_masked,
-    stride_q_token, stride_q_head, stride_out_token, stride_out_head, turns,
-    G: gl.constexpr, BQ: gl.constexpr, TURNS: gl.constexpr,
+    stride_q_token, stride_q_head, stride_out_token, stride_out_head, G: gl.constexpr, BQ: gl.constexpr,
 ):  # fmt: skip
     """Four warps: rows [GROUP * ROWS, (GROUP + 1) * ROWS) of the program's tile."""
-    BN: gl.constexpr = k_smem.shape[1]
     D: gl.constexpr = k_smem.shape[2]
-    S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
+    S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 2)
     ROW_LAYOUT: gl.constexpr = gl.SliceLayout(1, S_LAYOUT)
@@ -150,17 +142,17 @@ def attend_partition(
     b_sum = gl.zeros([ROWS], gl.float32, ROW_LAYOUT)
     # The last tile: only its scores.
     mbarrier.wait(k_ready.index(0), 0)
-    zeros = gl.zeros([ROWS, BN], gl.float32, S_LAYOUT)
+    zeros = gl.zeros([ROWS, KEYS], gl.float32, S_LAYOUT)
     b_s = warpgroup_mma(q_smem, k_smem.index(0).permute((1, 0)), zeros, use_acc=False, is_async=True)
     b_s = warpgroup_mma_wait(0, deps=[b_s])
     mbarrier.arrive(k_free.index(0), count=1)
-    i_n = (num_tiles - 1) * BN
+    i_n = (num_tiles - 1) * KEYS
     b_weights, _, b_max, b_sum = soften(b_s, b_max, b_sum, i_n, o_pos, factor, True)
     b_p = gl.convert_layout(b_weights.to(q_smem.dtype), P_LAYOUT)
-    if i_n + BN > b_len:
+    if i_n + KEYS > b_len:
         # Slots past the request may hold NaN, which a weight of 0 does not hide. Both groups write the same zeros.
         mbarrier.wait(v_ready.index(0), 0)
-        o_n = i_n + gl.arange(0, BN, layout=gl.SliceLayout(1, WIDE))
+        o_n = i_n + gl.arange(0, KEYS, layout=gl.SliceLayout(1, WIDE))
         b_v = v_smem.index(0).load(WIDE)
         v_smem.index(0).store(gl.where((o_n < b_len)[:, None], b_v, 0.0).to(q_smem.dtype))
         fence_async_shared()
@@ -169,15 +161,14 @@ def attend_partition(
     for j in range(1, num_masked):
         b_p, b_acc, b_max, b_sum = fold_tile(
             j, q_smem, k_smem, v_smem, k_ready, v_ready, k_free, v_free, b_p, b_acc, b_max, b_sum, num_tiles, o_pos,
-            factor, turns, GROUP, TURNS, S_LAYOUT, O_LAYOUT, True,
+            factor, S_LAYOUT, O_LAYOUT, True,
         )  # fmt: skip
     for j in range(gl.maximum(num_masked, 1), num_tiles):
         b_p, b_acc, b_max, b_sum = fold_tile(
             j, q_smem, k_smem, v_smem, k_ready, v_ready, k_free, v_free, b_p, b_acc, b_max, b_sum, num_tiles, o_pos,
-            factor, turns, GROUP, TURNS, S_LAYOUT, O_LAYOUT, False,
+            factor, S_LAYOUT, O_LAYOUT, False,
         )  # fmt: skip
     # The first tile's values.
-    STAGES: gl.constexpr = k_smem.shape[0]
     stage, phase = (num_tiles - 1) % STAGES, ((num_tiles - 1) // STAGES) & 1
     mbarrier.wait(v_ready.index(stage), phase)
     b_acc = warpgroup_mma(b_p, v_smem.index(stage), b_acc, is_async=True)
@@ -193,34 +184,29 @@ def attend_partition(
 def prefill_gluon_kernel(
     desc, p_q, p_out, p_tables, p_query_start_loc, p_seq_lens, factor, first_request,
     stride_q_token, stride_q_head, stride_out_token, stride_out_head, stride_table,
-    G: gl.constexpr, HKV: gl.constexpr, D: gl.constexpr, S: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr,
-    TURNS: gl.constexpr, HEADS_FIRST: gl.constexpr,
+    G: gl.constexpr, HKV: gl.constexpr, D: gl.constexpr, S: gl.constexpr,
 ):  # fmt: skip
     """Grid (tiles of the longest query, Hkv, requests from first_request on). `desc` sees the cache as rows
     [B * 2 * HKV * S, D]; factor turns scores to base 2. Late tiles, which see most, start first."""
     BQ: gl.constexpr = 2 * ROWS // G  # tokens of a tile
-    i_head = gl.program_id(0 if HEADS_FIRST else 1)
-    i_tile = gl.program_id(1 if HEADS_FIRST else 0)
+    i_head = gl.program_id(1)
     i_r = first_request + gl.program_id(2)
     b_start = gl.load(p_query_start_loc + i_r)
     b_num_query = gl.load(p_query_start_loc + i_r + 1) - b_start
-    i_q = gl.cdiv(b_num_query, BQ) - 1 - i_tile
+    b_len = gl.load(p_seq_lens + i_r)
+    i_q = gl.cdiv(b_num_query, BQ) - 1 - gl.program_id(0)
     if i_q >= 0:
-        b_len = gl.load(p_seq_lens + i_r)
         p_table = p_tables + i_r.to(gl.int64) * stride_table
         first_pos = b_len - b_num_query + i_q * BQ
-        num_tiles = gl.cdiv(gl.minimum(first_pos + BQ, b_len), BN)
-        num_masked = num_tiles - (first_pos + 1) // BN  # the others are seen by all rows
+        num_tiles = gl.cdiv(gl.minimum(first_pos + BQ, b_len), KEYS)
+        num_masked = num_tiles - (first_pos + 1) // KEYS  # the others are seen by all rows
         q_smem = gl.allocate_shared_memory(desc.dtype, [2, ROWS, D], desc.layout)
-        k_smem = gl.allocate_shared_memory(desc.dtype, [STAGES, BN, D], desc.layout)
-        v_smem = gl.allocate_shared_memory(desc.dtype, [STAGES, BN, D], desc.layout)
+        k_smem = gl.allocate_shared_memory(desc.dtype, [STAGES, KEYS, D], desc.layout)
+        v_smem = gl.allocate_shared_memory(desc.dtype, [STAGES, KEYS, D], desc.layout)
         k_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
         v_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
         k_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
         v_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-        turns = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-        mbarrier.init(turns.index(0), count=1)
-        mbarrier.init(turns.index(1), count=1)
         for i in gl.static_range(STAGES):
             mbarrier.init(k_ready.index(i), count=1)
             mbarrier.init(v_ready.index(i), count=1)
@@ -232,12 +218,12 @@ def prefill_gluon_kernel(
                 (attend_partition, (
                     0, q_smem, k_smem, v_smem, k_ready, v_ready, k_free, v_free, p_q, p_out, factor, i_head, i_q,
                     b_start, b_num_query, b_len, num_tiles, num_masked,
-                    stride_q_token, stride_q_head, stride_out_token, stride_out_head, turns, G, BQ, TURNS,
+                    stride_q_token, stride_q_head, stride_out_token, stride_out_head, G, BQ,
                 )),
                 (attend_partition, (
                     1, q_smem, k_smem, v_smem, k_ready, v_ready, k_free, v_free, p_q, p_out, factor, i_head, i_q,
                     b_start, b_num_query, b_len, num_tiles, num_masked,
-                    stride_q_token, stride_q_head, stride_out_token, stride_out_head, turns, G, BQ, TURNS,
+                    stride_q_token, stride_q_head, stride_out_token, stride_out_head, G, BQ,
                 )),
                 (copy_partition, (
                     desc, k_smem, v_smem, k_ready, v_ready, k_free, v_free, p_table, i_head, num_tiles,
@@ -249,26 +235,26 @@ def prefill_gluon_kernel(
         )  # fmt: skip
 
 
-def serves(
-    query: torch.Tensor,
-    kv_cache: torch.Tensor,
-    sliding_window: int | None,
-    soft_cap: float | None,
-) -> bool:
+@functools.cache
+def is_hopper(device: torch.device) -> bool:
+    """Whether it is a GPU with the instructions that the kernel is made of."""
+    return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device)[0] == 9
+
+
+def serves(query: torch.Tensor, kv_cache: torch.Tensor, sliding_window: int | None, soft_cap: float | None) -> bool:
     """Whether the GPU is a Hopper and the shapes suit: 16 bits, pages of a power of two, nothing but a causal mask."""
     block_size = kv_cache.shape[3]
     return (
-        query.dtype in (torch.bfloat16, torch.float16)
+        is_hopper(query.device)
+        and sliding_window is None
+        and soft_cap is None
+        and query.dtype in (torch.bfloat16, torch.float16)
         and kv_cache.dtype == query.dtype
+        and kv_cache.is_contiguous()
         and query.shape[2] in (64, 128)
         and block_size >= 8
         and block_size & (block_size - 1) == 0
         and query.shape[1] // kv_cache.shape[2] <= 64
-        and kv_cache.is_contiguous()
-        and sliding_window is None
-        and soft_cap is None
-        and query.is_cuda
-        and torch.cuda.get_device_capability(query.device)[0] == 9
     )
 
 
@@ -279,10 +265,6 @@ def prefill(
     out: torch.Tensor,
     *,
     scale: float,
-    keys: int = KEYS,
-    stages: int = STAGES,
-    turns: bool = False,
-    heads_first: bool = False,
 ) -> None:
     """As `triton_prefill.prefill`, where `serves` agrees."""
     num_heads, head_dim = query.shape[1:]
@@ -290,14 +272,11 @@ def prefill(
     group = num_heads // num_kv_heads
     num_requests = meta.seq_lens.shape[0] - meta.num_decodes
     rows = kv_cache.view(-1, head_dim)
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    box = [min(block_size, keys), 64]
-    descriptor = TensorDescriptor(rows, list(rows.shape), list(rows.stride()), box, layout)
+    box = [min(block_size, KEYS.value), PANEL.value]
+    descriptor = TensorDescriptor(rows, list(rows.shape), list(rows.stride()), box, PANEL_LAYOUT)
     num_tiles = triton.cdiv(meta.max_query_len, 2 * ROWS.value // group)
-    grid = (num_kv_heads, num_tiles, num_requests) if heads_first else (num_tiles, num_kv_heads, num_requests)
-    prefill_gluon_kernel[grid](
+    prefill_gluon_kernel[(num_tiles, num_kv_heads, num_requests)](
         descriptor, query, out, meta.block_table, meta.query_start_loc, meta.seq_lens, scale * LOG2_E,
         meta.num_decodes, query.stride(0), query.stride(1), out.stride(0), out.stride(1), meta.block_table.stride(0),
-        G=group, HKV=num_kv_heads, D=head_dim, S=block_size, BN=keys, STAGES=stages, TURNS=turns,
-        HEADS_FIRST=heads_first, num_warps=4, maxnreg=168,
+        G=group, HKV=num_kv_heads, D=head_dim, S=block_size, num_warps=4, maxnreg=168,
     )  # fmt: skip

@@ -1,8 +1,9 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
-"""The Triton attention backend (`OPS`): decodes go to the split-KV kernel, all other requests to the prefill kernel.
+"""The Triton attention backend (`OPS`): decodes go to the split-KV kernel, all other requests to a prefill kernel.
 
 The two write disjoint rows of the output. Nothing here waits for the device: grids come from host numbers of the
-metadata, lengths and tables are read by the kernels.
+metadata, lengths and tables are read by the kernels. Prefills go to gluon_prefill.py where that serves, which is faster
+(`python -m benchmarks.kernels` times both), else to triton_prefill.py, which serves every step.
 """
 
 from __future__ import annotations
@@ -15,8 +16,7 @@ import triton
 import triton.language as tl
 
 from app.errors import ConfigError
-from app.kernels.attention import AttentionMetadata, AttentionOps
-from app.kernels.attention.prefill_choice import prefill
+from app.kernels.attention import AttentionMetadata, AttentionOps, gluon_prefill, triton_prefill
 from app.kernels.attention.triton_decode import DecodeScratch, decode, make_scratch
 from app.kernels.attention.triton_quantize import quantize
 
@@ -135,7 +135,10 @@ def paged_attention(
     if meta.num_decodes > 0:
         decode(query, kv_cache, meta, plan.scratch, out, **options)
     if meta.num_decodes < meta.seq_lens.shape[0]:
-        prefill(query, kv_cache, meta, out, **options)
+        if gluon_prefill.serves(query, kv_cache, sliding_window, soft_cap):
+            gluon_prefill.prefill(query, kv_cache, meta, out, scale=scale)
+        else:
+            triton_prefill.prefill(query, kv_cache, meta, out, **options)
     return out
 
 

@@ -7,8 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from app.kernels.attention import KV_FP8, AttentionOps, cudnn_prefill, reference, triton_ops, triton_splits
-from app.kernels.attention import triton_prefill_descriptors as descriptors
+from app.kernels.attention import KV_FP8, AttentionOps, gluon_prefill, reference, triton_ops, triton_splits
 from tests.kernels.attention.cases import Batch, contiguous_attention, make_batch
 from tests.kernels.gemm.test_fp8 import nearest_e4m3
 
@@ -91,13 +90,11 @@ def test_splits_merge(monkeypatch: pytest.MonkeyPatch, is_static: bool) -> None:
     check(triton_ops.OPS, dataclasses.replace(batch, meta=meta))
 
 
-def test_other_prefill_kernels_refuse_a_quantized_cache() -> None:
-    plain = make_batch([(1024, 1024)], num_heads=2, num_kv_heads=1, head_dim=64, dtype=torch.float16, device=DEVICE)
-    batch = quantized(plain, scales_of(1))
-    assert cudnn_prefill.serves(plain.query, plain.kv_cache, plain.meta, None, None)
-    assert descriptors.serves(plain.query, plain.kv_cache, plain.meta)
-    assert not cudnn_prefill.serves(batch.query, batch.kv_cache, batch.meta, None, None)
-    assert not descriptors.serves(batch.query, batch.kv_cache, batch.meta)
+def test_gluon_refuses_a_quantized_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gluon_prefill, "is_hopper", lambda device: True)
+    plain = make_batch([(70, 70)], num_heads=2, num_kv_heads=1, head_dim=64, dtype=torch.float16, device=DEVICE)
+    assert gluon_prefill.serves(plain.query, plain.kv_cache, None, None)
+    assert not gluon_prefill.serves(plain.query, quantized(plain, scales_of(1)).kv_cache, None, None)
 
 
 @pytest.mark.usefixtures("rounding_e4m3")
