@@ -187,19 +187,19 @@ def prefill_entries(num_query: int, seq_len: int) -> list[Entry]:
         triton_prefill.prefill(batch.query, batch.kv_cache, batch.meta, out, tile=sizes, **MASKS)
 
     variants: list[tuple[str, int, Callable[[Batch, torch.Tensor], None]]] = [
-        ("gluon", 16, gluon),
         ("paged", 16, paged),
-        ("gluon", 64, gluon),
         ("paged", 64, paged),
         ("paged 128x64 w8 s3", 16, partial(paged, sizes=PrefillTile(128, 64, 8, 3))),
     ]
+    if gluon_prefill.is_hopper(torch.device("cuda")):
+        variants = [("gluon", 16, gluon), ("gluon", 64, gluon), *variants]
     name = f"prefill {num_query} of {seq_len}"
     table = [
         Entry(f"{name}, block {block}, {what}", partial(prefill_row, num_query, seq_len, block, run))
         for what, block, run in variants
     ]
     if num_query == seq_len:
-        table.insert(2, Entry(f"{name}, torch cuDNN, contiguous", partial(sdpa_row, num_query)))
+        table.insert(0, Entry(f"{name}, torch cuDNN, contiguous", partial(sdpa_row, num_query)))
     return table
 
 
