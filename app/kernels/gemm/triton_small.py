@@ -246,9 +246,10 @@ def gated_tile(num_rows: int, columns: int, size: int, *, is_late: bool = False)
     return _fitting(SmallTile(64, 128 if num_rows <= 32 else 64, 4, 3), size)
 
 
-def late_pays(num_rows: int, size: int) -> bool:
-    """Whether products of K = size read a late norm faster than a norm in its own launch is made and read."""
-    return size % 128 == 0  # what every tile divides
+def late_pays(num_rows: int, size: int, dtype: torch.dtype) -> bool:
+    """Whether products of K = size had rather divide than read a norm of its own launch. fp16 might not hold what is
+    not divided yet."""
+    return dtype == torch.bfloat16 and size % 128 == 0  # which every tile divides
 
 
 def _fitting(tile: SmallTile, size: int) -> SmallTile | None:
@@ -289,11 +290,11 @@ def linear_add_norm(
     eps: float,
     may_be_late: bool,
 ) -> tuple[Rows, torch.Tensor]:
-    """As `reference.linear_add_norm`, but the norm may be late: in bf16, as fp16 might not hold what is not divided."""
+    """As `reference.linear_add_norm`, but the norm may be late."""
     tile = split_tile(len(x), *weight.shape) if _serves(x, weight) else None
     if tile is None:
         return add_rms_norm(F.linear(x, weight, bias), residual, norm_weight, eps)
-    is_late = may_be_late and x.dtype == torch.bfloat16 and late_pays(len(x), len(weight))
+    is_late = may_be_late and late_pays(len(x), len(weight), x.dtype)
     late, total = small_linear_add(x, weight, bias, residual, tile, (norm_weight, eps) if is_late else None)
     return late or F.rms_norm(total, norm_weight.shape, norm_weight, eps), total
 
