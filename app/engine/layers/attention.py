@@ -56,7 +56,7 @@ class Attention(nn.Module):
         """x, residual [T, C] -> (the norm of the output added to the residual, that sum): `RowLinear.add_norm`. Writes
         the tokens' keys and values into the cache."""
         kv_cache, meta = ctx.kv_caches[self.layer_index], ctx.attention
-        heads = self.qkv_proj(x).view(len(residual), -1, self.head_dim)
+        heads = self.qkv_proj(x).view(residual.shape[0], -1, self.head_dim)
         norm = self._head_norm()
         scales = self.kv_scales
         query = self.fused.rotate_and_write(
@@ -65,7 +65,7 @@ class Attention(nn.Module):
         out = self.ops.paged_attention(
             query, kv_cache, meta, scale=self.scale, sliding_window=self.sliding_window, kv_scales=scales
         )
-        return self.o_proj.add_norm(out.reshape(len(residual), -1), residual, next_norm)
+        return self.o_proj.add_norm(out.reshape(residual.shape[0], -1), residual, next_norm)
 
     def _head_norm(self) -> HeadNorm | None:
         if self.q_norm is None or self.k_norm is None:

@@ -267,7 +267,7 @@ def _serves(x: torch.Tensor, weight: torch.Tensor) -> bool:
 def linear(x: Rows, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """As `reference.linear`."""
     rows, tile_of = _rows(x), late_tile if isinstance(x, LateNorm) else whole_tile
-    tile = tile_of(len(rows), *weight.shape) if _serves(rows, weight) else None
+    tile = tile_of(rows.shape[0], *weight.shape) if _serves(rows, weight) else None
     return F.linear(whole(x), weight, bias) if tile is None else small_linear(x, weight, bias, tile)
 
 
@@ -275,7 +275,7 @@ def gated_linear(x: Rows, weight: torch.Tensor, bias: torch.Tensor | None) -> to
     """As `reference.gated_linear`."""
     rows, columns, size = _rows(x), weight.shape[0] // 2, weight.shape[1]
     is_late = isinstance(x, LateNorm)
-    tile = gated_tile(len(rows), columns, size, is_late=is_late) if _serves(rows, weight) else None
+    tile = gated_tile(rows.shape[0], columns, size, is_late=is_late) if _serves(rows, weight) else None
     if tile is None:
         return silu_and_mul(F.linear(whole(x), weight, bias))
     return small_linear(x, weight, bias, tile, gated=True)
@@ -291,10 +291,10 @@ def linear_add_norm(
     may_be_late: bool,
 ) -> tuple[Rows, torch.Tensor]:
     """As `reference.linear_add_norm`, but the norm may be late."""
-    tile = split_tile(len(x), *weight.shape) if _serves(x, weight) else None
+    tile = split_tile(x.shape[0], *weight.shape) if _serves(x, weight) else None
     if tile is None:
         return add_rms_norm(F.linear(x, weight, bias), residual, norm_weight, eps)
-    is_late = may_be_late and late_pays(len(x), len(weight), x.dtype)
+    is_late = may_be_late and late_pays(x.shape[0], weight.shape[0], x.dtype)
     late, total = small_linear_add(x, weight, bias, residual, tile, (norm_weight, eps) if is_late else None)
     return late or F.rms_norm(total, norm_weight.shape, norm_weight, eps), total
 
