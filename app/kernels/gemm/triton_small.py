@@ -146,10 +146,14 @@ def small_linear_add_kernel(
         tl.store(p_squares + o_m * tl.num_programs(0) + i_n, tl.sum(b_total * b_total, 1), mask=o_m < T)
 
 
-@cache
 def arrival_counters(device: torch.device) -> torch.Tensor:
-    """Zeros, int32 [_MOST_TILES], that every split product of a device counts in and leaves zero: they run one after
-    another. They must not be made while a graph is captured: only its replay would clear them."""
+    """Zeros, int32 [_MOST_TILES], that the split products of a stream count in, one after another, and leave zero."""
+    return _counters_of(device, torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0)
+
+
+@cache
+def _counters_of(device: torch.device, stream: int) -> torch.Tensor:
+    # Made in a capture, they would be zero only once that graph was replayed.
     assert device.type != "cuda" or not torch.cuda.is_current_stream_capturing(), "run once before capturing"
     return torch.zeros(_MOST_TILES, dtype=torch.int32, device=device)
 
