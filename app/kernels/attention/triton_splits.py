@@ -17,7 +17,8 @@ import triton.language as tl
 MAX_SPLITS = 64
 SPLIT_KEYS = 256
 _LIST_TILE = 256
-# Programs of a listed launch, for each multiprocessor: two to three run at once, a few more even the ends out.
+# Programs of a listed launch, for each multiprocessor. By their registers four run at once (head size 128, bf16), or
+# three (an fp8 cache, head size 256); a second round evens the ends out.
 _PROGRAMS_PER_SM = 8
 _INTERPRETED_SMS = 2
 
