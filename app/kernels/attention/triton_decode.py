@@ -294,17 +294,7 @@ def decode(
     assert kv_scales is None or head_dim % 2 == 0, "values of a quantized cache are read in pairs"
     tile = tile or choose_tile(head_dim, query.dtype, kv_cache.dtype)
     group = num_heads // num_kv_heads
-    rows, columns = triton.next_power_of_2(group), triton.next_power_of_2(head_dim)
-    sizes = {
-        "G": group,
-        "BG": rows,
-        "D": head_dim,
-        "BN": tile.keys,
-        "BD": columns,
-        "BS": max(1, min(8, _MERGE_ELEMENTS // (rows * columns))),
-        "MAX_SPLITS": triton_splits.MAX_SPLITS,
-        "SPLIT_KEYS": triton_splits.SPLIT_KEYS,
-    }
+    sizes = _sizes(group, head_dim, tile)
     cascade_tile = choose_cascade_tile(meta.num_decodes * group, head_dim, query.dtype)
     shared = None
     if sliding_window is None and scratch.shared is not None:
@@ -322,7 +312,7 @@ def decode(
         query.stride(0), query.stride(1), out.stride(0), out.stride(1),
         *kv_cache.stride()[:4], meta.block_table.stride(0), scratch.num_splits,
         S=block_size,
-        BM=max(16, rows),
+        BM=max(16, sizes["BG"]),
         USE_WINDOW=sliding_window is not None,
         USE_CAP=soft_cap is not None,
         USE_LIST=listed is not None,
@@ -341,9 +331,23 @@ def decode(
         )  # fmt: skip
         merge_kernel[(num_kv_heads, meta.num_decodes)](
             scratch.partial, scratch.log_sum, out, meta.seq_lens, out.stride(0), out.stride(1), scratch.num_splits,
-            num_warps=max(1, min(8, rows * columns // 128)),
-            **sizes,
+            num_warps=max(1, min(8, sizes["BG"] * sizes["BD"] // 128)), **sizes,
         )  # fmt: skip
+
+
+def _sizes(group: int, head_dim: int, tile: DecodeTile) -> dict[str, int]:
+    """How contexts are cut and partial results merged: what both kernels are compiled for."""
+    rows, columns = triton.next_power_of_2(group), triton.next_power_of_2(head_dim)
+    return {
+        "G": group,
+        "BG": rows,
+        "D": head_dim,
+        "BN": tile.keys,
+        "BD": columns,
+        "BS": max(1, min(8, _MERGE_ELEMENTS // (rows * columns))),
+        "MAX_SPLITS": triton_splits.MAX_SPLITS,
+        "SPLIT_KEYS": triton_splits.SPLIT_KEYS,
+    }
 
 
 def _shared_splits(
