@@ -31,7 +31,7 @@ from app.kernels.sampling import triton_ops as sampling_ops
 from app.kernels.sampling import triton_sample, triton_token_masks
 
 TARGET = GPUTarget("cuda", 90, 32)
-OPTIONS = {"num_warps", "num_stages"}
+OPTIONS = {"num_warps", "num_stages", "maxnreg"}
 TYPES = {
     torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.float8_e4m3fn: "fp8e4nv",
     torch.int32: "i32", torch.int64: "i64",
@@ -42,7 +42,7 @@ results: dict[tuple[Any, ...], str] = {}
 
 def compile_instead(kernel: Any, *arguments: Any, grid: Any, warmup: bool = False, **keywords: Any) -> None:
     """Stands in for JITFunction.run."""
-    options = {name: value for name, value in keywords.items() if name in OPTIONS}
+    options = {name: value for name, value in keywords.items() if name in OPTIONS and value is not None}
     values = dict(zip((p.name for p in kernel.params), arguments, strict=False)) | keywords
     signature: dict[str, str] = {}
     constants: dict[tuple[int, ...], Any] = {}
