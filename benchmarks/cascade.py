@@ -26,6 +26,7 @@ from app.kernels.attention import AttentionMetadata, triton_decode
 from app.kernels.attention.triton_cascade import CascadeTile, choose_cascade_tile, seats_of
 from app.kernels.attention.triton_ops import OPS
 from app.kernels.attention.triton_shared_splits import share_splits
+from app.kernels.attention.triton_splits import most_splits
 from benchmarks.offline import arguments, make_llm, random_prompt, timed, watched_steps, write
 from benchmarks.roofline import BANDWIDTH, Floor
 from benchmarks.shapes import SHAPES
@@ -103,7 +104,7 @@ class Layer:
         seats = seats_of(tile, group)
         keys = triton_decode.choose_tile(self.sizes["head_dim"], self.dtype).keys
         meta = self.metadata(cascade=True)
-        most = triton_decode.make_scratch(meta, self.heads, self.sizes["head_dim"]).num_splits
+        most = most_splits(meta.max_seq_len)
 
         def run() -> None:
             share_splits(meta, most, keys, BLOCK, seats, tile.run)

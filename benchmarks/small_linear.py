@@ -1,8 +1,10 @@
 """Products of few rows on a GPU: every tile of app/kernels/gemm/triton_small.py beside cuBLAS, for the linear layers of
 two models; what its table of tiles was read off.
 
-    python -m benchmarks.small_linear [--rows 1 8 32 64] [--jobs 14] [--out results/small_linear.json]
+    python -m benchmarks.small_linear [--rows 1 8 16 32 64] [--jobs 14] [--out results/small_linear.json]
 
+Each product is the one that a decoder layer runs: of a late norm, of one with the activation, or added to the residual.
+Beside it stand the launches that it replaces: cuBLAS and the activation; cuBLAS, then residual and norm.
 Times are those inside a CUDA graph of dependent launches over so many copies of the weight that none is in a cache, as
 in a decode step. The floor is the weight's bytes at 4.3 TB/s.
 """
@@ -26,18 +28,22 @@ import torch.nn.functional as F
 import triton
 
 from app.kernels.fused import triton_ops as fused
-from app.kernels.gemm.triton_small import SmallTile, small_linear
+from app.kernels.gemm import LateNorm
+from app.kernels.gemm.triton_small import SmallTile, small_linear, small_linear_add
 from benchmarks.roofline import BANDWIDTH
 
-# name -> (columns, K, gated)
+# name -> (columns, K, kind)
 LAYERS = {
-    "qwen qkv": (4096, 1024, False), "qwen o": (1024, 2048, False), "qwen gate_up": (3072, 1024, True),
-    "qwen down": (1024, 3072, False), "qwen head": (151936, 1024, False), "llama qkv": (6144, 4096, False),
-    "llama o": (4096, 4096, False), "llama gate_up": (14336, 4096, True), "llama down": (4096, 14336, False),
-    "llama head": (128256, 4096, False),
+    "qwen qkv": (4096, 1024, "late"), "qwen o": (1024, 2048, "add"), "qwen gate_up": (3072, 1024, "gated"),
+    "qwen down": (1024, 3072, "add"), "qwen head": (151936, 1024, "whole"), "llama qkv": (6144, 4096, "late"),
+    "llama o": (4096, 4096, "add"), "llama gate_up": (14336, 4096, "gated"), "llama down": (4096, 14336, "add"),
+    "llama head": (128256, 4096, "whole"),
 }  # fmt: skip
+KINDS = ("whole", "late", "gated", "add")  # gated: of a late norm, too
 COLD_BYTES = 200e6
 SHARED_BYTES = 220 << 10
+SQUARES = 64  # shares of a late norm's sums
+EPS = 1e-6
 Call = Callable[[int], object]  # of copy i of the weight
 
 
@@ -53,16 +59,39 @@ def tiles(rows: int) -> list[SmallTile]:
     ]
 
 
-def compile_one(job: tuple[int, SmallTile, bool]) -> None:
+def compile_one(job: tuple[int, SmallTile, str]) -> None:
     """Leave a kernel in Triton's cache on disk."""
-    rows, tile, gated = job
-    x = torch.zeros(rows, 1024, dtype=torch.bfloat16, device="cuda")
-    weight = torch.zeros(2 * 3072, 1024, dtype=torch.bfloat16, device="cuda")
-    for splits in (1, 2):
+    rows, tile, kind = job
+    size = 2048
+    x = torch.zeros(rows, size, dtype=torch.bfloat16, device="cuda")
+    weight = torch.zeros(2 * 3072, size, dtype=torch.bfloat16, device="cuda")
+    for splits in (1, 2, 4, 8) if kind == "add" else (1,):
+        if size % (tile.depth * splits):
+            continue
         try:
-            small_linear(x, weight, None, replace(tile, splits=splits), gated=gated)
+            product(Case(kind, x, [weight]), replace(tile, splits=splits), 0)
         except triton.runtime.errors.OutOfResources:
             return
+
+
+class Case:
+    """Inputs of one kind of product."""
+
+    def __init__(self, kind: str, x: torch.Tensor, weights: list[torch.Tensor]) -> None:
+        self.kind, self.x, self.weights = kind, x, weights
+        squares = torch.zeros(len(x), SQUARES, device=x.device)
+        squares[:, 0] = x.float().square().sum(1)
+        self.late = LateNorm(x, squares, EPS)
+        self.residual = torch.zeros(len(x), len(weights[0]), dtype=x.dtype, device=x.device)
+        self.norm = torch.ones_like(self.residual[0])
+
+
+def product(case: Case, tile: SmallTile, i: int) -> torch.Tensor:
+    """Ours."""
+    weight = case.weights[i]
+    if case.kind == "add":
+        return small_linear_add(case.x, weight, None, case.residual, tile, (case.norm, EPS))[1]
+    return small_linear(case.x if case.kind == "whole" else case.late, weight, None, tile, gated=case.kind == "gated")
 
 
 def graph_us(call: Call, copies: int) -> float:
@@ -86,61 +115,59 @@ def graph_us(call: Call, copies: int) -> float:
     return 1e3 * median(times) / max(16, copies)
 
 
-def library(x: torch.Tensor, weights: list[torch.Tensor], gated: bool, i: int) -> torch.Tensor:
-    """cuBLAS and, of a gated layer, the activation."""
-    out = F.linear(x, weights[i])
-    return fused.silu_and_mul(out) if gated else out
+def library(case: Case, x: torch.Tensor, i: int) -> torch.Tensor:
+    """cuBLAS and what is left to do."""
+    out = F.linear(x, case.weights[i])
+    if case.kind == "add":
+        return fused.add_rms_norm(out, case.residual, case.norm, EPS)[1]
+    return fused.silu_and_mul(out) if case.kind == "gated" else out
 
 
 def measure(name: str, rows: int) -> dict[str, Any]:
     """One layer and number of rows: cuBLAS and the best tiles."""
-    columns, size, gated = LAYERS[name]
-    weight_bytes = columns * size * 2 * (1 + gated)
+    columns, size, kind = LAYERS[name]
+    height = columns * (2 if kind == "gated" else 1)
+    weight_bytes = height * size * 2
     copies = max(1, int(COLD_BYTES / weight_bytes) + 1)
-    weights = [torch.randn((1 + gated) * columns, size, dtype=torch.bfloat16, device="cuda") for _ in range(copies)]
-    x = torch.randn(rows, size, dtype=torch.bfloat16, device="cuda")
-
-    def ours(tile: SmallTile, i: int) -> torch.Tensor:
-        return small_linear(x, weights[i], None, tile, gated=gated)
-
+    weights = [torch.randn(height, size, dtype=torch.bfloat16, device="cuda") for _ in range(copies)]
+    case = Case(kind, torch.randn(rows, size, dtype=torch.bfloat16, device="cuda"), weights)
     found: list[tuple[float, SmallTile]] = []
     for tile in tiles(rows):
         for splits in (1, 2, 4, 8):
             programs = triton.cdiv(columns, tile.columns) * splits
-            if size % (tile.depth * splits) or (gated and splits > 1) or (splits > 1 and programs > 1056):
+            if size % (tile.depth * splits) or (splits > 1 and (kind != "add" or programs > 1056)):
                 continue
             if programs < 32:
                 continue
             chosen = replace(tile, splits=splits)
             try:
-                found.append((graph_us(partial(ours, chosen), copies), chosen))
+                found.append((graph_us(partial(product, case, chosen), copies), chosen))
             except triton.runtime.errors.OutOfResources:
                 break
     found.sort(key=lambda pair: pair[0])
     whole = [pair for pair in found if pair[1].splits == 1]
-    base = graph_us(partial(library, x, weights, gated), copies)
+    base = graph_us(partial(library, case, case.x), copies)
     row = {
         "layer": name, "rows": rows, "floor_us": 1e6 * weight_bytes / BANDWIDTH, "cublas_us": base,
         "best_us": found[0][0], "best": [{"us": us, **asdict(tile)} for us, tile in found[:6]],
         "best_whole": [{"us": us, **asdict(tile)} for us, tile in whole[:4]],
     }  # fmt: skip
-    expected = library(x, weights, gated, 0).float()
-    out = ours(found[0][1], 0)
-    out = out.sum(0) if out.dim() == 3 else out
-    row["relative_error"] = float((out.float() - expected).norm() / expected.norm())
+    expected = library(case, case.late.whole() if kind in ("late", "gated") else case.x, 0).float()
+    out = product(case, found[0][1], 0).float()
+    row["relative_error"] = float((out - expected).norm() / expected.norm())
     return row
 
 
 def main() -> None:
     """Compile beside each other, time one after another, print, write JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32, 64])
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 16, 32, 64])
     parser.add_argument("--layers", nargs="+", default=list(LAYERS))
     parser.add_argument("--jobs", type=int, default=14)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     heights = {max(16, triton.next_power_of_2(rows)): rows for rows in args.rows}
-    jobs = [(rows, tile, gated) for rows in heights.values() for tile in tiles(rows) for gated in (False, True)]
+    jobs = [(rows, tile, kind) for rows in heights.values() for tile in tiles(rows) for kind in KINDS]
     with concurrent.futures.ProcessPoolExecutor(args.jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
         list(pool.map(compile_one, jobs, chunksize=4))
     print(f"{len(jobs)} kernels compiled", flush=True)

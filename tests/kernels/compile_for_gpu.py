@@ -27,7 +27,7 @@ from app.kernels.attention.triton_ops import OPS
 from app.kernels.attention.triton_prefill import PrefillTile
 from app.kernels.attention.triton_shared_splits import share_splits
 from app.kernels.fused import HeadNorm, triton_ops
-from app.kernels.gemm import triton_fp8, triton_small
+from app.kernels.gemm import LateNorm, triton_fp8, triton_small
 from app.kernels.sampling import triton_ops as sampling_ops
 from app.kernels.sampling import triton_sample, triton_token_masks
 
@@ -43,7 +43,7 @@ results: dict[tuple[Any, ...], str] = {}
 
 def compile_instead(kernel: Any, *arguments: Any, grid: Any, warmup: bool = False, **keywords: Any) -> None:
     """Stands in for JITFunction.run."""
-    options = {name: value for name, value in keywords.items() if name in OPTIONS}
+    options = {name: value for name, value in keywords.items() if name in OPTIONS and value is not None}
     values = dict(zip((p.name for p in kernel.params), arguments, strict=False)) | keywords
     signature: dict[str, str] = {}
     constants: dict[tuple[int, ...], Any] = {}
@@ -93,14 +93,24 @@ def compiled(source: ASTSource, options: dict[str, Any]) -> str:
     return f"shared {kernel.metadata.shared}, {found.group(0) if found else 'usage unknown'}"
 
 
-def linear(columns: int, size: int) -> None:
-    """Products of few rows: whole, in parts, gated; a head."""
+def linear(hidden: int, attended: int, projected: int, intermediate: int) -> None:
+    """A layer's products of few rows, as `linear_add_norm` chains them; gate and up of normal rows, biases, a head."""
     for rows in (1, 32, 64):
-        x, weight = torch.zeros(rows, size, dtype=torch.bfloat16), torch.zeros(2 * columns, size, dtype=torch.bfloat16)
-        triton_small.linear_parts(x, weight[:columns], None)
-        triton_small.linear_parts(x, weight[:columns], weight[0, :1].expand(columns).contiguous())
-        triton_small.gated_linear(x, weight, None)
-        triton_small.linear(x, torch.zeros(1, size, dtype=torch.bfloat16).expand(151_936, size).contiguous(), None)
+        for out, size in ((hidden, attended), (hidden, intermediate)):
+            x, weight = zeros(rows, size), zeros(out, size)
+            late, total = triton_small.linear_add_norm(x, weight, None, zeros(rows, out), weight[:, 0], 1e-6, True)
+            triton_small.linear_add_norm(x, weight, weight[0, :1].expand(out), total, weight[:, 0], 1e-6, False)
+            assert isinstance(late, LateNorm)
+        triton_small.linear(late, zeros(projected, hidden), None)
+        triton_small.linear(late, zeros(projected, hidden), zeros(projected))
+        triton_small.gated_linear(late, zeros(2 * intermediate, hidden), None)
+        triton_small.gated_linear(total, zeros(2 * intermediate, hidden), None)
+        triton_small.linear(total, zeros(151_936, hidden), None)
+
+
+def zeros(*shape: int) -> torch.Tensor:
+    """In bf16."""
+    return torch.zeros(*shape, dtype=torch.bfloat16)
 
 
 def sampling(dtype: torch.dtype, vocab_size: int) -> None:
@@ -183,8 +193,8 @@ def main() -> int:
     fused(torch.float16, 112, (7, 1, 80), use_norm=True)
     attention(torch.bfloat16, qwen, 64, sliding_window=512, soft_cap=30.0)
     attention(torch.float16, (14, 2, 64), 16)
-    linear(1024, 3072)
-    linear(14336, 4096)
+    linear(1024, 2048, 4096, 3072)
+    linear(4096, 4096, 6144, 14336)
     attention(torch.bfloat16, (8, 4, 256), 16, soft_cap=50.0)
     attention(torch.float16, (7, 1, 80), 32)
     for num_requests in (256, 512, 4096):

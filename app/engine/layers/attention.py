@@ -12,6 +12,7 @@ from app.engine.layers.linear import QKVLinear, RowLinear
 from app.engine.layers.norm import RMSNorm
 from app.engine.layers.rotary import Rotation
 from app.kernels.fused import HeadNorm, fused_ops
+from app.kernels.gemm import Rows
 
 
 @dataclass(slots=True, frozen=True)
@@ -49,10 +50,13 @@ class Attention(nn.Module):
         self.ops = ctx.attention_ops
         self.fused = fused_ops(ctx.device)
 
-    def forward(self, x: torch.Tensor, rotation: Rotation, ctx: ForwardContext) -> torch.Tensor:
-        """[T, C] -> [T, C], or parts of it (`RowLinear.parts`); writes the tokens' keys and values into the cache."""
+    def forward(
+        self, x: Rows, residual: torch.Tensor, next_norm: RMSNorm, rotation: Rotation, ctx: ForwardContext
+    ) -> tuple[Rows, torch.Tensor]:
+        """x, residual [T, C] -> (the norm of the output added to the residual, that sum): `RowLinear.add_norm`. Writes
+        the tokens' keys and values into the cache."""
         kv_cache, meta = ctx.kv_caches[self.layer_index], ctx.attention
-        heads = self.qkv_proj(x).view(x.shape[0], -1, self.head_dim)
+        heads = self.qkv_proj(x).view(residual.shape[0], -1, self.head_dim)
         norm = self._head_norm()
         scales = self.kv_scales
         query = self.fused.rotate_and_write(
@@ -61,7 +65,7 @@ class Attention(nn.Module):
         out = self.ops.paged_attention(
             query, kv_cache, meta, scale=self.scale, sliding_window=self.sliding_window, kv_scales=scales
         )
-        return self.o_proj.parts(out.reshape(x.shape[0], -1))
+        return self.o_proj.add_norm(out.reshape(residual.shape[0], -1), residual, next_norm)
 
     def _head_norm(self) -> HeadNorm | None:
         if self.q_norm is None or self.k_norm is None:

@@ -12,9 +12,10 @@ from torch import nn
 
 from app.engine.distributed.parallel_groups import RankGroup
 from app.engine.layers.context import BuildContext
+from app.engine.layers.norm import RMSNorm
 from app.engine.layers.weight import CheckpointTensor, Weight, WeightSpec, expect_shape, load_replicated
 from app.kernels.fused import fused_ops
-from app.kernels.gemm import PackedWeight, linear_ops, pack_weight
+from app.kernels.gemm import PackedWeight, Rows, linear_ops, pack_weight, whole
 
 
 class Linear(nn.Module):
@@ -41,11 +42,11 @@ class Linear(nn.Module):
         """Copy this rank's share of a checkpoint's bias."""
         raise NotImplementedError
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Rows) -> torch.Tensor:
         """[T, input_size] -> [T, output_size]."""
         if self.packed is None:
             return self.ops.linear(x, self.weight, self.bias)
-        return self.packed.linear(x, self.bias)
+        return self.packed.linear(whole(x), self.bias)
 
     def pack(self) -> None:
         """Once the weight is loaded: quantize it, or put it into the order of a faster kernel, where there is one."""
@@ -66,11 +67,11 @@ class MergedColumnLinear(Linear):
         self.input_size = input_size
         self.silu_and_mul = fused_ops(ctx.device).silu_and_mul
 
-    def gated(self, x: torch.Tensor) -> torch.Tensor:
+    def gated(self, x: Rows) -> torch.Tensor:
         """Of two outputs, gate and up: silu(gate) * up, [T, output_size / 2]."""
         if self.packed is None:
             return self.ops.gated_linear(x, self.weight, self.bias)
-        return self.silu_and_mul(self.packed.linear(x, self.bias))
+        return self.silu_and_mul(self.packed.linear(whole(x), self.bias))
 
     def shard(self, shard_id: str) -> tuple[int, int, int]:
         """(offset in the parameter, rows in it, number of the share in the checkpoint's tensor)."""
@@ -148,12 +149,16 @@ class RowLinear(Linear):
         if self.tp.rank > 0:
             weight.data.zero_()
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Rows) -> torch.Tensor:
         """[T, input_size / ranks] -> [T, output_size], the same on every rank."""
         return self.tp.all_reduce(super().forward(x))
 
-    def parts(self, x: torch.Tensor) -> torch.Tensor:
-        """As `forward`, but perhaps fp32 [P, T, output_size] for `RMSNorm.after_add` to add up."""
+    def add_norm(self, x: torch.Tensor, residual: torch.Tensor, norm: RMSNorm | None) -> tuple[Rows, torch.Tensor]:
+        """x [T, input_size / ranks], residual [T, output_size] -> (the norm of their product's sum with the residual,
+        that sum), both [T, output_size]; no norm: the sum twice."""
+        if norm is None:
+            total = self(x) + residual
+            return total, total
         if self.packed is not None or self.tp.size > 1:
-            return self(x)  # type: ignore[no-any-return]
-        return self.ops.linear_parts(x, self.weight, self.bias)
+            return norm.after_add(self(x), residual)
+        return self.ops.linear_add_norm(x, self.weight, self.bias, residual, norm.weight, norm.eps, norm.may_be_late)

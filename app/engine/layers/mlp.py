@@ -8,6 +8,8 @@ from torch import nn
 from app.engine.layers.activation import activation
 from app.engine.layers.context import BuildContext
 from app.engine.layers.linear import MergedColumnLinear, RowLinear
+from app.engine.layers.norm import RMSNorm
+from app.kernels.gemm import Rows
 
 
 class GatedMLP(nn.Module):
@@ -23,9 +25,9 @@ class GatedMLP(nn.Module):
         self.act = activation(hidden_act)
         self.is_silu = hidden_act in ("silu", "swish")
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[T, C] -> [T, C], or parts of it (`RowLinear.parts`)."""
+    def forward(self, x: Rows, residual: torch.Tensor, norm: RMSNorm | None) -> tuple[Rows, torch.Tensor]:
+        """x, residual [T, C] -> (the norm of the output added to the residual, that sum): `RowLinear.add_norm`."""
         if self.is_silu:
-            return self.down_proj.parts(self.gate_up_proj.gated(x))
+            return self.down_proj.add_norm(self.gate_up_proj.gated(x), residual, norm)
         gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
-        return self.down_proj.parts(self.act(gate).mul_(up))
+        return self.down_proj.add_norm(self.act(gate).mul_(up), residual, norm)

@@ -7,6 +7,7 @@ parts).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,6 +21,7 @@ from app.engine.layers.rotary import RotaryEmbedding, Rotation
 from app.engine.layers.vocab import LMHead, VocabEmbedding
 from app.engine.model_info import ModelInfo
 from app.engine.models.decoder_settings import DecoderSettings
+from app.kernels.gemm import Rows, whole
 
 
 class DecoderLayer(nn.Module):
@@ -38,23 +40,18 @@ class DecoderLayer(nn.Module):
             qk_norm_eps=s.norm_eps if s.qk_norm else None,
             sliding_window=s.sliding_windows[index],
         )
-        self.input_layernorm = RMSNorm(ctx, s.hidden_size, s.norm_eps)
+        self.input_layernorm = RMSNorm(ctx, s.hidden_size, s.norm_eps, may_be_late=True)
         self.self_attn = Attention(ctx, attention, cache_index)
-        self.post_attention_layernorm = RMSNorm(ctx, s.hidden_size, s.norm_eps)
+        self.post_attention_layernorm = RMSNorm(ctx, s.hidden_size, s.norm_eps, may_be_late=True)
         self.mlp = GatedMLP(ctx, s.hidden_size, s.intermediate_size, s.hidden_act, s.mlp_bias)
 
     def forward(
-        self, x: torch.Tensor, residual: torch.Tensor | None, rotation: Rotation, ctx: ForwardContext
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """[T, C] -> (mlp's output or parts of it, what they are still to be added to): the next norm adds them. The
-        first layer of a stage has no residual yet."""
-        if residual is None:
-            normed, residual = self.input_layernorm(x), x
-        else:
-            normed, residual = self.input_layernorm.after_add(x, residual)
-        attended = self.self_attn(normed, rotation, ctx)
-        normed, residual = self.post_attention_layernorm.after_add(attended, residual)
-        return self.mlp(normed), residual
+        self, normed: Rows, x: torch.Tensor, next_norm: RMSNorm | None, rotation: Rotation, ctx: ForwardContext
+    ) -> tuple[Rows, torch.Tensor]:
+        """(x after `input_layernorm`, x [T, C]) -> the same of the next layer, whose norm is `next_norm`: each sum is
+        normed where it is made, so that one kernel can do both. No next norm in this stage: the sum twice."""
+        normed, x = self.self_attn(normed, x, self.post_attention_layernorm, rotation, ctx)
+        return self.mlp(normed, x, next_norm)  # type: ignore[no-any-return]
 
 
 class Decoder(nn.Module):
@@ -78,15 +75,12 @@ class Decoder(nn.Module):
             assert self.embed_tokens is not None, "a later stage needs the hidden states of the one before"
             x = self.embed_tokens(input_ids)
         rotation = self.rotary.at(ctx.positions)
-        residual = None
-        for layer in self.layers.values():
-            x, residual = layer(x, residual, rotation, ctx)
-        if residual is None:
-            return x if self.norm is None else self.norm(x)
-        if self.norm is None:  # the next stage takes whole hidden states
-            total: torch.Tensor = (x.sum(0).to(residual.dtype) if x.dim() == 3 else x) + residual
-            return total
-        return self.norm.after_add(x, residual)[0]
+        layers: list[Any] = list(self.layers.values())
+        norms = [*(layer.input_layernorm for layer in layers), self.norm]  # the last is None in an earlier stage
+        normed = x if norms[0] is None else norms[0](x)
+        for layer, next_norm in zip(layers, norms[1:], strict=True):
+            normed, x = layer(normed, x, next_norm, rotation, ctx)
+        return whole(normed)
 
 
 class CausalLM(nn.Module, ABC):

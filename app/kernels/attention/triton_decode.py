@@ -1,11 +1,12 @@
-# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment"
 """Split-KV decode: requests with one query token. A program attends one KV head's query heads over one split.
 
 A request's context is cut by its own length alone (triton_splits.py). Splits leave normalised partial results and
-their log-sum-exp, which a second kernel merges in a fixed order; of a request with one split the first kernel writes
-the output itself. Programs are either one for each split that the longest request could have, or, where the step is
-static, a fixed number that share out a list of the splits there are: the same bits. Where the metadata asks for it,
-splits that requests share are left to triton_cascade.py, and the list holds the others.
+their log-sum-exp; the program that finishes the last of a request's splits merges them, in a fixed order whoever that
+is. Of a request with one split it writes the output itself. Programs are either one for each split that the longest
+request could have, or, where the step is static, a fixed number that share out a list of the splits there are: the same
+bits. Where the metadata asks for it, splits that requests share are left to triton_cascade.py, the list holds the
+others, and the merge is a launch of its own.
 """
 
 from __future__ import annotations
@@ -20,11 +21,20 @@ from app.kernels.attention import KV_FP8, AttentionMetadata, triton_splits
 from app.kernels.attention.triton_cascade import CascadeTile, attend_runs, choose_cascade_tile, seats_of
 from app.kernels.attention.triton_quantize import query_to_fp8_keys
 from app.kernels.attention.triton_shared_splits import SharedSplits, share_splits
-from app.kernels.attention.triton_splits import SplitList, cut_context, list_splits, most_splits, programs_for
+from app.kernels.attention.triton_splits import (
+    SplitList,
+    cut_context,
+    list_splits,
+    most_splits,
+    programs_for,
+    unpack_item,
+)
 from app.kernels.attention.triton_tile import NO_MAX, attend_tile
 from app.kernels.attention.triton_tile_fp8 import attend_fp8_tile, joined
 
-_MERGE_TILE = 8  # splits
+# Of partial results that a merge has under way at a time: they take registers, which the merge must not take more of
+# than the rest of the kernel.
+_MERGE_ELEMENTS = 2048
 # Of one split for each request: with few, each multiprocessor has room to have more of its own under way. The bits are
 # the same for any number of stages.
 _FEW_PROGRAMS = 64
@@ -37,15 +47,18 @@ class DecodeTile:
     keys: int
     num_warps: int
     num_stages: int
+    # Of a thread at most; None: as the compiler likes. What it spills is what it would hold over the loop on keys.
+    max_registers: int | None = None
 
 
 @dataclass(slots=True)
 class DecodeScratch:
-    """What the two kernels of a launch pass to each other; made once a step, used by every layer."""
+    """What the programs of a layer pass to each other; made once a step, used by every layer."""
 
     num_splits: int  # most of a request
     partial: torch.Tensor  # fp32 [Rd, Hq, num_splits, D]; empty where num_splits is 1
     log_sum: torch.Tensor  # fp32 [Rd, Hq, num_splits], base 2
+    arrived: torch.Tensor  # int32 [Rd, Hkv], splits that are done; 0 before and after each layer
     # In a static step: the splits there are, by (sliding window, keys of a tile); made by the first layer with them.
     lists: dict[tuple[int | None, int], SplitList] | None = None
     # Where the step may share splits: how, by (keys of a tile, most requests of a group); made as the lists are.
@@ -67,7 +80,7 @@ def choose_tile(head_dim: int, dtype: torch.dtype, kv_dtype: torch.dtype | None 
     not that of the queries."""
     key_bytes = triton.next_power_of_2(head_dim) * dtype.itemsize
     if kv_dtype == KV_FP8 and dtype.itemsize == 2 and key_bytes <= 256:
-        return DecodeTile(keys=128, num_warps=4, num_stages=2)
+        return DecodeTile(keys=128, num_warps=4, num_stages=2, max_registers=168)  # three programs fit
     if key_bytes <= 128:
         return DecodeTile(keys=128, num_warps=4, num_stages=3)
     if key_bytes <= 256:
@@ -75,32 +88,76 @@ def choose_tile(head_dim: int, dtype: torch.dtype, kv_dtype: torch.dtype | None 
     return DecodeTile(keys=32 if key_bytes <= 512 else 16, num_warps=4, num_stages=2)
 
 
-def make_scratch(meta: AttentionMetadata, num_heads: int, head_dim: int) -> DecodeScratch:
+def make_scratch(meta: AttentionMetadata, num_heads: int, num_kv_heads: int, head_dim: int) -> DecodeScratch:
     """Scratch for the step's decodes, sized by `meta.max_seq_len` alone: no synchronisation."""
     num_splits = most_splits(meta.max_seq_len)
-    shape = (meta.num_decodes if num_splits > 1 else 0, num_heads, num_splits)
+    num_cut = meta.num_decodes if num_splits > 1 else 0
+    shape = (num_cut, num_heads, num_splits)
     device = meta.seq_lens.device
     return DecodeScratch(
         num_splits=num_splits,
         partial=torch.empty(*shape, head_dim, dtype=torch.float32, device=device),
         log_sum=torch.empty(*shape, dtype=torch.float32, device=device),
+        arrived=torch.zeros(num_cut, num_kv_heads, dtype=torch.int32, device=device),
         lists={} if meta.is_static else None,
         shared={} if meta.cascade and num_splits > 1 and meta.num_decodes > 1 else None,
     )
 
 
+@triton.jit(noinline=True)
+def merge_splits(
+    i_r, i_head, num_heads, num_splits, p_partial, p_log_sum, p_out, stride_out_token, stride_out_head, stride_split,
+    G: tl.constexpr, BG: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BS: tl.constexpr, MAX_SPLITS: tl.constexpr,
+    HAS_RUNS: tl.constexpr,  # a partial may cover several splits; those after its first have a log_sum of NO_MAX
+):  # fmt: skip
+    """out = sum of partials weighted by exp2(log_sum - their total), for G query heads of a KV head; the loads of BS
+    splits are under way at a time. They pass by L1, which knows nothing of what other multiprocessors wrote.
+
+    A function of its own to the compiler too: inline, a third more registers would hold what is computed ahead for it.
+    """
+    o_g = tl.arange(0, BG)
+    o_head = i_head * G + o_g
+    m_g = o_g < G
+    o_first = (i_r.to(tl.int64) * num_heads * G + o_head) * stride_split
+    o_all = tl.arange(0, MAX_SPLITS)
+    m_all = m_g[:, None] & (o_all[None, :] < num_splits)
+    p_logs = p_log_sum + o_first[:, None] + o_all[None, :]
+    b_logs = tl.load(p_logs, mask=m_all, other=NO_MAX, cache_modifier=".cg")
+    b_max = tl.max(b_logs, 1)
+    b_total = tl.sum(tl.exp2(b_logs - b_max[:, None]), 1)
+    o_d = tl.arange(0, BD)
+    m_o = m_g[:, None] & (o_d[None, :] < D)
+    b_out = tl.zeros([BG, BD], dtype=tl.float32)
+    for i_s in range(0, num_splits, BS):
+        logs, parts = (), ()  # all loads come before the barriers that take weights from thread to thread
+        for i in tl.static_range(BS):
+            m_log = m_g & (i_s + i < num_splits)
+            p_log = p_log_sum + o_first + i_s + i
+            b_log = tl.load(p_log, mask=m_log, other=NO_MAX, cache_modifier=".cg")
+            if HAS_RUNS:
+                m_log = b_log > NO_MAX
+            p_part = p_partial + (o_first + i_s + i)[:, None] * D + o_d[None, :]
+            b_part = tl.load(p_part, mask=m_log[:, None] & (o_d[None, :] < D), other=0.0, cache_modifier=".cg")
+            logs, parts = logs + (b_log,), parts + (b_part,)  # noqa: RUF005 (the compiler knows no unpacking)
+        for i in tl.static_range(BS):
+            b_out += parts[i] * tl.exp2(logs[i] - b_max)[:, None]
+    p_o = p_out + i_r.to(tl.int64) * stride_out_token + o_head[:, None] * stride_out_head + o_d[None, :]
+    tl.store(p_o, (b_out / b_total[:, None]).to(p_out.dtype.element_ty), mask=m_o)
+
+
 @triton.jit
 def attend_split(
-    i_r, i_split, b_len, lo, begin, end,
-    p_q, p_cache, p_scales, p_out, p_partial, p_log_sum, p_tables,
+    i_r, i_split, num_splits, b_len, lo, begin, end,
+    p_q, p_cache, p_scales, p_out, p_partial, p_log_sum, p_arrived, p_tables,
     scale, soft_cap, window,
     stride_q_token, stride_q_head, stride_out_token, stride_out_head,
     stride_block, stride_value, stride_head, stride_slot, stride_table, stride_split,
-    is_whole,  # this split is all of the request's context
-    G: tl.constexpr, D: tl.constexpr, S: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
-    USE_WINDOW: tl.constexpr, USE_CAP: tl.constexpr, PRECISION: tl.constexpr,
+    G: tl.constexpr, BG: tl.constexpr, D: tl.constexpr, S: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    BD: tl.constexpr, BS: tl.constexpr, MAX_SPLITS: tl.constexpr, USE_WINDOW: tl.constexpr, USE_CAP: tl.constexpr,
+    MERGE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One KV head's query heads over positions [begin, end) of request i_r: into p_out, or as a partial result."""
+    """One KV head's query heads over positions [begin, end) of request i_r, one of its num_splits splits: into p_out,
+    or as a partial result, merged with the others if it is the last one to be done (and MERGE)."""
     i_head = tl.program_id(1)
     o_m = tl.arange(0, BM)
     o_d = tl.arange(0, BD)
@@ -132,40 +189,58 @@ def attend_split(
                 stride_block, stride_value, stride_slot, D, S, BN, BD, True, USE_WINDOW, USE_CAP, PRECISION,
             )  # fmt: skip
         b_out = b_acc / b_sum[:, None]
-    if is_whole:
+    if num_splits == 1:
         p_o = p_out + i_r.to(tl.int64) * stride_out_token + o_head[:, None] * stride_out_head + o_d[None, :]
         tl.store(p_o, b_out.to(p_out.dtype.element_ty), mask=m_q)
     else:
         o_part = (i_r.to(tl.int64) * tl.num_programs(1) * G + o_head) * stride_split + i_split
         tl.store(p_partial + o_part[:, None] * D + o_d[None, :], b_out, mask=m_q)
         tl.store(p_log_sum + o_part, b_max + tl.log2(b_sum), mask=o_m < G)
+        if MERGE:
+            # One thread counts for all: the first barrier has their partial results written before it does, the second
+            # has none of them read before it has.
+            p_count = p_arrived + i_r * tl.num_programs(1) + i_head
+            tl.debug_barrier()
+            num_before = tl.atomic_add(p_count, 1, sem="acq_rel", scope="gpu")
+            tl.debug_barrier()
+            if num_before == num_splits - 1:
+                merge_splits(
+                    i_r, i_head, tl.num_programs(1), num_splits, p_partial, p_log_sum, p_out,
+                    stride_out_token, stride_out_head, stride_split, G, BG, D, BD, BS, MAX_SPLITS, False,
+                )  # fmt: skip
+                tl.store(p_count, 0)  # for the next layer
 
 
 @triton.jit(do_not_specialize=["window", "stride_table", "stride_split"])
 def decode_kernel(
-    p_q, p_cache, p_scales, p_out, p_partial, p_log_sum, p_tables, p_seq_lens, p_items, p_count,
+    p_q, p_cache, p_scales, p_out, p_partial, p_log_sum, p_arrived, p_tables, p_seq_lens, p_items, p_count,
     scale, soft_cap, window,
     stride_q_token, stride_q_head, stride_out_token, stride_out_head,
     stride_block, stride_value, stride_head, stride_slot, stride_table, stride_split,
-    G: tl.constexpr, D: tl.constexpr, S: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
-    MAX_SPLITS: tl.constexpr, SPLIT_KEYS: tl.constexpr, USE_WINDOW: tl.constexpr, USE_CAP: tl.constexpr,
-    USE_LIST: tl.constexpr, PRECISION: tl.constexpr,
+    G: tl.constexpr, BG: tl.constexpr, D: tl.constexpr, S: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    BD: tl.constexpr, BS: tl.constexpr, MAX_SPLITS: tl.constexpr, SPLIT_KEYS: tl.constexpr, USE_WINDOW: tl.constexpr,
+    USE_CAP: tl.constexpr, USE_LIST: tl.constexpr, MERGE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Grid (splits of the longest request, Hkv, Rd); with a list of splits (any number, Hkv), which share it out."""
     if USE_LIST:
-        for i_item in range(tl.program_id(0), tl.load(p_count), tl.num_programs(0)):
-            item = tl.load(p_items + i_item)
-            i_r, i_split = item // MAX_SPLITS, item % MAX_SPLITS
-            b_len = tl.load(p_seq_lens + i_r)
+        # Entries are loaded ahead: the first along with their number, each next one before the work on this one.
+        stride = tl.num_programs(0)
+        item = tl.load(p_items + tl.program_id(0))
+        count = tl.load(p_count)
+        for i_item in range(tl.program_id(0), count, stride):
+            next_item = tl.load(p_items + i_item + stride, mask=i_item + stride < count, other=0)
+            i_r, i_split, b_len = unpack_item(item, MAX_SPLITS)
             lo, start, split = cut_context(b_len, window, BN, USE_WINDOW, MAX_SPLITS, SPLIT_KEYS)
             begin = start + i_split * split
             end = tl.minimum(begin + split, b_len)
             attend_split(
-                i_r, i_split, b_len, lo, begin, end, p_q, p_cache, p_scales, p_out, p_partial, p_log_sum, p_tables,
-                scale, soft_cap, window, stride_q_token, stride_q_head, stride_out_token, stride_out_head,
+                i_r, i_split, tl.cdiv(b_len - start, split), b_len, lo, begin, end,
+                p_q, p_cache, p_scales, p_out, p_partial, p_log_sum, p_arrived, p_tables, scale, soft_cap, window,
+                stride_q_token, stride_q_head, stride_out_token, stride_out_head,
                 stride_block, stride_value, stride_head, stride_slot, stride_table, stride_split,
-                start + split >= b_len, G, D, S, BM, BN, BD, USE_WINDOW, USE_CAP, PRECISION,
+                G, BG, D, S, BM, BN, BD, BS, MAX_SPLITS, USE_WINDOW, USE_CAP, MERGE, PRECISION,
             )  # fmt: skip
+            item = next_item
     else:
         i_split, i_r = tl.program_id(0), tl.program_id(2)
         b_len = tl.load(p_seq_lens + i_r)
@@ -174,52 +249,30 @@ def decode_kernel(
         end = tl.minimum(begin + split, b_len)
         if begin < end:
             attend_split(
-                i_r, i_split, b_len, lo, begin, end, p_q, p_cache, p_scales, p_out, p_partial, p_log_sum, p_tables,
-                scale, soft_cap, window, stride_q_token, stride_q_head, stride_out_token, stride_out_head,
+                i_r, i_split, tl.cdiv(b_len - start, split), b_len, lo, begin, end,
+                p_q, p_cache, p_scales, p_out, p_partial, p_log_sum, p_arrived, p_tables, scale, soft_cap, window,
+                stride_q_token, stride_q_head, stride_out_token, stride_out_head,
                 stride_block, stride_value, stride_head, stride_slot, stride_table, stride_split,
-                start + split >= b_len, G, D, S, BM, BN, BD, USE_WINDOW, USE_CAP, PRECISION,
+                G, BG, D, S, BM, BN, BD, BS, MAX_SPLITS, USE_WINDOW, USE_CAP, MERGE, PRECISION,
             )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["window", "num_splits"])
+@triton.jit(do_not_specialize=["stride_split"])
 def merge_kernel(
-    p_partial, p_log_sum, p_out, p_seq_lens, window, num_splits, stride_out_token, stride_out_head,
+    p_partial, p_log_sum, p_out, p_seq_lens, stride_out_token, stride_out_head, stride_split,
     G: tl.constexpr, BG: tl.constexpr, D: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BS: tl.constexpr,
-    MAX_SPLITS: tl.constexpr, SPLIT_KEYS: tl.constexpr, USE_WINDOW: tl.constexpr,
-    HAS_RUNS: tl.constexpr,  # a partial may cover several splits; those after its first have a log_sum of NO_MAX
+    MAX_SPLITS: tl.constexpr, SPLIT_KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Grid (Hkv, Rd): out = sum of partials weighted by exp2(log_sum - their total), for G query heads; the loads of BS
-    splits are under way at a time."""
-    i_kv, i_r = tl.program_id(0), tl.program_id(1)
+    """Grid (Hkv, Rd): the merge after shared splits, whose partial results come from two kernels. No window."""
+    i_r = tl.program_id(1)
     b_len = tl.load(p_seq_lens + i_r)
-    _, start, split = cut_context(b_len, window, BN, USE_WINDOW, MAX_SPLITS, SPLIT_KEYS)
-    num_active = tl.cdiv(b_len - start, split)
-    if num_active == 1:  # the first kernel wrote the output itself
-        return
-    o_g = tl.arange(0, BG)
-    o_head = i_kv * G + o_g
-    m_g = o_g < G
-    o_first = (i_r.to(tl.int64) * tl.num_programs(0) * G + o_head) * num_splits
-    o_all = tl.arange(0, MAX_SPLITS)
-    m_all = m_g[:, None] & (o_all[None, :] < num_active)
-    b_logs = tl.load(p_log_sum + o_first[:, None] + o_all[None, :], mask=m_all, other=NO_MAX)
-    b_max = tl.max(b_logs, 1)
-    b_total = tl.sum(tl.exp2(b_logs - b_max[:, None]), 1)
-    o_d = tl.arange(0, BD)
-    m_o = m_g[:, None] & (o_d[None, :] < D)
-    b_out = tl.zeros([BG, BD], dtype=tl.float32)
-    for i_s in range(0, num_active, BS):
-        for i in tl.static_range(BS):
-            is_there = i_s + i < num_active
-            b_log = tl.load(p_log_sum + o_first + i_s + i, mask=m_g & is_there, other=NO_MAX)
-            p_part = p_partial + (o_first + i_s + i)[:, None] * D + o_d[None, :]
-            m_part = m_o & is_there
-            if HAS_RUNS:
-                m_part = m_part & (b_log > NO_MAX)[:, None]
-            b_part = tl.load(p_part, mask=m_part, other=0.0)
-            b_out += b_part * tl.exp2(b_log - b_max)[:, None]
-    p_o = p_out + i_r.to(tl.int64) * stride_out_token + o_head[:, None] * stride_out_head + o_d[None, :]
-    tl.store(p_o, (b_out / b_total[:, None]).to(p_out.dtype.element_ty), mask=m_o)
+    _, _, split = cut_context(b_len, 0, BN, False, MAX_SPLITS, SPLIT_KEYS)
+    num_splits = tl.cdiv(b_len, split)
+    if num_splits > 1:  # else decode_kernel wrote the output itself
+        merge_splits(
+            i_r, tl.program_id(0), tl.num_programs(0), num_splits, p_partial, p_log_sum, p_out,
+            stride_out_token, stride_out_head, stride_split, G, BG, D, BD, BS, MAX_SPLITS, True,
+        )  # fmt: skip
 
 
 def decode(
@@ -241,13 +294,7 @@ def decode(
     assert kv_scales is None or head_dim % 2 == 0, "values of a quantized cache are read in pairs"
     tile = tile or choose_tile(head_dim, query.dtype, kv_cache.dtype)
     group = num_heads // num_kv_heads
-    cut: dict[str, int | bool] = {
-        "BN": tile.keys,
-        "BD": triton.next_power_of_2(head_dim),
-        "MAX_SPLITS": triton_splits.MAX_SPLITS,
-        "SPLIT_KEYS": triton_splits.SPLIT_KEYS,
-        "USE_WINDOW": sliding_window is not None,
-    }
+    sizes = _sizes(group, head_dim, tile)
     cascade_tile = choose_cascade_tile(meta.num_decodes * group, head_dim, query.dtype)
     shared = None
     if sliding_window is None and scratch.shared is not None:
@@ -257,22 +304,24 @@ def decode(
     if listed is not None:
         grid = (programs_for(listed, num_kv_heads), num_kv_heads, 1)
     decode_kernel[grid](
-        query, kv_cache, kv_scales, out, scratch.partial, scratch.log_sum, meta.block_table, meta.seq_lens,
+        query, kv_cache, kv_scales, out, scratch.partial, scratch.log_sum, scratch.arrived, meta.block_table,
+        meta.seq_lens,
         meta.seq_lens if listed is None else listed.items,
         meta.seq_lens if listed is None else listed.count,
         scale, soft_cap or 1.0, sliding_window or 0,
         query.stride(0), query.stride(1), out.stride(0), out.stride(1),
         *kv_cache.stride()[:4], meta.block_table.stride(0), scratch.num_splits,
-        G=group,
-        D=head_dim,
         S=block_size,
-        BM=max(16, triton.next_power_of_2(group)),
+        BM=max(16, sizes["BG"]),
+        USE_WINDOW=sliding_window is not None,
         USE_CAP=soft_cap is not None,
         USE_LIST=listed is not None,
+        MERGE=shared is None,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
         num_warps=tile.num_warps,
+        maxnreg=tile.max_registers,
         num_stages=max(tile.num_stages, 3) if meta.num_decodes * num_kv_heads <= _FEW_PROGRAMS else tile.num_stages,
-        **cut,
+        **sizes,
     )  # fmt: skip
     if shared is not None:
         attend_runs(
@@ -280,8 +329,25 @@ def decode(
             kv_scales=kv_scales, tile_keys=tile.keys,
             tile=cascade_tile,
         )  # fmt: skip
-    if scratch.num_splits > 1:
-        _merge(meta, scratch, out, sliding_window, cut, num_kv_heads, has_runs=shared is not None)
+        merge_kernel[(num_kv_heads, meta.num_decodes)](
+            scratch.partial, scratch.log_sum, out, meta.seq_lens, out.stride(0), out.stride(1), scratch.num_splits,
+            num_warps=max(1, min(8, sizes["BG"] * sizes["BD"] // 128)), **sizes,
+        )  # fmt: skip
+
+
+def _sizes(group: int, head_dim: int, tile: DecodeTile) -> dict[str, int]:
+    """How contexts are cut and partial results merged: what both kernels are compiled for."""
+    rows, columns = triton.next_power_of_2(group), triton.next_power_of_2(head_dim)
+    return {
+        "G": group,
+        "BG": rows,
+        "D": head_dim,
+        "BN": tile.keys,
+        "BD": columns,
+        "BS": max(1, min(8, _MERGE_ELEMENTS // (rows * columns))),
+        "MAX_SPLITS": triton_splits.MAX_SPLITS,
+        "SPLIT_KEYS": triton_splits.SPLIT_KEYS,
+    }
 
 
 def _shared_splits(
@@ -300,24 +366,3 @@ def _shared_splits(
     if key not in scratch.shared:
         scratch.shared[key] = share_splits(meta, scratch.num_splits, tile.keys, block_size, seats, cascade_tile.run)
     return scratch.shared[key]
-
-
-def _merge(
-    meta: AttentionMetadata,
-    scratch: DecodeScratch,
-    out: torch.Tensor,
-    sliding_window: int | None,
-    cut: dict[str, int | bool],
-    num_kv_heads: int,
-    *,
-    has_runs: bool,
-) -> None:
-    """Last launch: combine the partial results. `cut` must be what the others cut the contexts by."""
-    group = out.shape[1] // num_kv_heads
-    merge_kernel[(num_kv_heads, meta.num_decodes)](
-        scratch.partial, scratch.log_sum, out, meta.seq_lens, sliding_window or 0, scratch.num_splits,
-        out.stride(0), out.stride(1),
-        G=group, BG=triton.next_power_of_2(group), D=out.shape[2], BS=_MERGE_TILE, HAS_RUNS=has_runs,
-        num_warps=max(1, min(8, triton.next_power_of_2(group) * int(cut["BD"]) // 128)),
-        **cut,
-    )  # fmt: skip

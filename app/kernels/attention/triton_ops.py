@@ -37,7 +37,7 @@ def prepare(meta: AttentionMetadata, *, num_heads: int, num_kv_heads: int, head_
         raise ConfigError(f"block_size={block_size}: the triton attention backend needs a power of two of at least 16")
     if head_dim > _MAX_HEAD_DIM:
         raise ConfigError(f"head_dim={head_dim}: the triton attention backend holds at most {_MAX_HEAD_DIM}")
-    meta.plan = TritonPlan(make_scratch(meta, num_heads, head_dim))
+    meta.plan = TritonPlan(make_scratch(meta, num_heads, num_kv_heads, head_dim))
 
 
 @triton.jit

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from app.kernels.attention import AttentionMetadata, triton_splits
-from app.kernels.attention.triton_splits import SplitList, cut_context
+from app.kernels.attention.triton_splits import SplitList, cut_context, pack_item
 
 RUN_WORDS = 4  # first split, one past the last, positions of a split, members
 _DEPTH_TILE = 64
@@ -116,7 +116,7 @@ def group_kernel(
 
         b_single = m_single.to(tl.int32)
         o_single = tl.atomic_add(p_counts, tl.sum(b_single, 0)) + tl.cumsum(b_single, 0) - 1
-        tl.store(p_singles + o_single, i_r * MAX_SPLITS + o_j, mask=m_single)
+        tl.store(p_singles + o_single, pack_item(i_r, o_j, b_len, MAX_SPLITS), mask=m_single)
         b_run = m_run.to(tl.int32)
         o_run = tl.atomic_add(p_counts + 1, tl.sum(b_run, 0)) + tl.cumsum(b_run, 0) - 1
         p_words = p_runs + o_run * RUN_WORDS
@@ -137,12 +137,11 @@ def share_splits(
     """The splits of the decodes of `meta`, cut by tiles of `tile_keys`; groups of at most `seats`. Two launches."""
     num_decodes, device = meta.num_decodes, meta.seq_lens.device
     most_runs = max(1, num_decodes // 2) * max_splits
-    depth, singles, runs, members = (
+    depth, runs, members = (
         torch.empty(shape, dtype=torch.int32, device=device)
-        for shape in (
-            (num_decodes, num_decodes), (num_decodes * max_splits,), (most_runs, RUN_WORDS), (most_runs, seats)
-        )
-    )  # fmt: skip
+        for shape in ((num_decodes, num_decodes), (most_runs, RUN_WORDS), (most_runs, seats))
+    )
+    singles = torch.empty(num_decodes * max_splits, dtype=torch.int64, device=device)
     counts = torch.zeros(2, dtype=torch.int32, device=device)
     cut = {"BN": tile_keys, "MAX_SPLITS": triton_splits.MAX_SPLITS, "SPLIT_KEYS": triton_splits.SPLIT_KEYS}
     depth_kernel[(num_decodes, triton.cdiv(num_decodes, _DEPTH_TILE))](

@@ -17,7 +17,8 @@ import triton.language as tl
 MAX_SPLITS = 64
 SPLIT_KEYS = 256
 _LIST_TILE = 256
-# Programs of a listed launch, for each multiprocessor: two to three run at once, a few more even the ends out.
+# Programs of a listed launch, for each multiprocessor. By their registers four run at once (head size 128, bf16), or
+# three (an fp8 cache, head size 256); a second round evens the ends out.
 _PROGRAMS_PER_SM = 8
 _INTERPRETED_SMS = 2
 
@@ -26,7 +27,7 @@ _INTERPRETED_SMS = 2
 class SplitList:
     """The splits of a step's decodes."""
 
-    items: torch.Tensor  # int32 [Rd * most splits]: request * MAX_SPLITS + split, the first `count` entries
+    items: torch.Tensor  # int64 [Rd * most splits], as of `pack_item`; the first `count` entries
     count: torch.Tensor  # int32 [1]
 
 
@@ -42,6 +43,19 @@ def cut_context(
     num_splits = tl.minimum(tl.cdiv(b_len - start, SPLIT_KEYS), MAX_SPLITS)
     split = tl.cdiv(tl.cdiv(b_len - start, num_splits), BN) * BN
     return lo, start, split
+
+
+@triton.jit
+def pack_item(i_r, i_split, b_len, MAX_SPLITS: tl.constexpr):
+    """int64: all that a program must know of a split, in one load."""
+    return (b_len.to(tl.int64) << 32) | (i_r * MAX_SPLITS + i_split)
+
+
+@triton.jit
+def unpack_item(item, MAX_SPLITS: tl.constexpr):
+    """int32 (request, split, positions of the request's context)."""
+    low = item.to(tl.int32)
+    return low // MAX_SPLITS, low % MAX_SPLITS, (item >> 32).to(tl.int32)
 
 
 @triton.jit(do_not_specialize=["window", "R"])
@@ -67,7 +81,8 @@ def list_kernel(
         b_splits = tl.where(m_r, tl.cdiv(b_len - start, split), 0)
         o_first = total + tl.cumsum(b_splits, 0) - b_splits
         for i_split in range(0, tl.max(b_splits, 0)):
-            tl.store(p_items + o_first + i_split, o_r * MAX_SPLITS + i_split, mask=i_split < b_splits)
+            b_items = pack_item(o_r, i_split, b_len, MAX_SPLITS)
+            tl.store(p_items + o_first + i_split, b_items, mask=i_split < b_splits)
         total += tl.sum(b_splits, 0)
     tl.store(p_count, total)
 
@@ -81,7 +96,7 @@ def list_splits(seq_lens: torch.Tensor, max_splits: int, tile_keys: int, sliding
     """The splits of contexts int32 [Rd], each of at least one position; one small launch."""
     num_decodes = seq_lens.shape[0]
     made = SplitList(
-        items=torch.empty(num_decodes * max_splits, dtype=torch.int32, device=seq_lens.device),
+        items=torch.empty(num_decodes * max_splits, dtype=torch.int64, device=seq_lens.device),
         count=torch.empty(1, dtype=torch.int32, device=seq_lens.device),
     )
     list_kernel[(1,)](

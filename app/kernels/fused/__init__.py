@@ -29,8 +29,7 @@ class HeadNorm:
 class FusedOps:
     """One device's functions."""
 
-    # (x [T, C] or fp32 parts of it [P, T, C], residual [T, C], weight [C], eps) -> (rms_norm(s) * weight, s), where
-    # s = x (the sum of the parts, rounded) + residual, in the dtype of the residual.
+    # (x [T, C], residual [T, C], weight [C], eps) -> (rms_norm(s) * weight, s), where s = x + residual
     add_rms_norm: Callable[
         [torch.Tensor, torch.Tensor, torch.Tensor, float],
         tuple[torch.Tensor, torch.Tensor],

@@ -12,8 +12,8 @@ from app.kernels.fused import FusedOps, HeadNorm
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(rms_norm(x + residual) * weight, x + residual), all [T, C]; x may come as parts [P, T, C]."""
-    total = (x.sum(0).to(residual.dtype) if x.dim() == 3 else x) + residual
+    """(rms_norm(x + residual) * weight, x + residual), all [T, C]."""
+    total = x + residual
     return F.rms_norm(total, weight.shape, weight, eps), total
 
 

@@ -17,18 +17,13 @@ _SILU_TILE = 1024
 
 @triton.jit
 def add_rms_norm_kernel(
-    p_x, p_residual, p_weight, p_out, p_total, stride_part, stride_x, stride_residual, eps,
-    C: tl.constexpr, BC: tl.constexpr, PARTS: tl.constexpr,
+    p_x, p_residual, p_weight, p_out, p_total, stride_x, stride_residual, eps, C: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Grid (T,): one token's row, in PARTS that are added up."""
+    """Grid (T,): one token's row."""
     i_t = tl.program_id(0).to(tl.int64)
     o_c = tl.arange(0, BC)
     m = o_c < C
     b_x = tl.load(p_x + i_t * stride_x + o_c, mask=m, other=0.0).to(tl.float32)
-    for i_part in tl.static_range(1, PARTS):
-        b_x += tl.load(p_x + i_part * stride_part + i_t * stride_x + o_c, mask=m, other=0.0)
-    if PARTS > 1:
-        b_x = b_x.to(p_total.dtype.element_ty).to(tl.float32)  # as where the sum is written and read again
     b_residual = tl.load(p_residual + i_t * stride_residual + o_c, mask=m, other=0.0).to(tl.float32)
     b_total = (b_x + b_residual).to(p_total.dtype.element_ty)
     tl.store(p_total + i_t * C + o_c, b_total, mask=m)
@@ -43,13 +38,13 @@ def add_rms_norm(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As `reference.add_rms_norm`."""
     num_tokens, size = residual.shape
-    assert x.stride(-1) == residual.stride(1) == 1, "rows must be contiguous"
+    assert x.stride(1) == residual.stride(1) == 1, "rows must be contiguous"
     out = torch.empty(num_tokens, size, dtype=residual.dtype, device=x.device)
     total = torch.empty_like(out)
     if num_tokens > 0:
         add_rms_norm_kernel[(num_tokens,)](
-            x, residual, weight, out, total, x.stride(0), x.stride(-2), residual.stride(0), eps,
-            C=size, BC=triton.next_power_of_2(size), PARTS=x.shape[0] if x.dim() == 3 else 1,
+            x, residual, weight, out, total, x.stride(0), residual.stride(0), eps,
+            C=size, BC=triton.next_power_of_2(size),
             num_warps=min(max(triton.next_power_of_2(size) // 512, 1), 16),
         )  # fmt: skip
     return out, total

@@ -19,7 +19,35 @@ from app.registry import Registry
 LEAST_PACKED_ELEMENTS = 1 << 18
 
 
-Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+@dataclass(slots=True, frozen=True)
+class LateNorm:
+    """RMS-normed rows whose division is left to the product that reads them: it divides its result, in fp32."""
+
+    rows: torch.Tensor  # x * the norm's weight, rounded, [T, K]
+    squares: torch.Tensor  # of x, fp32 [T, P]: each sums those of some columns
+    eps: float
+
+    def whole(self) -> torch.Tensor:
+        """Divided after all, for a product that cannot: [T, K]."""
+        mean = self.squares.sum(1, keepdim=True) / self.rows.shape[1]
+        return (self.rows.float() * (mean + self.eps).rsqrt()).to(self.rows.dtype)
+
+
+Rows = torch.Tensor | LateNorm  # what a product reads
+
+
+def whole(x: Rows) -> torch.Tensor:
+    """[T, K] as it is, or divided."""
+    return x.whole() if isinstance(x, LateNorm) else x
+
+
+Product = Callable[[Rows, torch.Tensor, torch.Tensor | None], torch.Tensor]
+# (x [T, K], weight [N, K], bias [N] or None, residual [T, N], norm's weight [N], eps, whether the norm's reader is one
+# of these products) -> (rms_norm(s) * norm's weight, s), where s = the product, rounded, + residual.
+ProductThenNorm = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor, float, bool],
+    tuple[Rows, torch.Tensor],
+]
 
 
 @dataclass(slots=True, frozen=True)
@@ -27,8 +55,8 @@ class LinearOps:
     """One device's products of x [T, K] with a weight [N, K] and a bias [N] or None, in the dtype of x."""
 
     linear: Product  # [T, N]
-    linear_parts: Product  # the same, or fp32 [P, T, N] that `fused.add_rms_norm` adds up
     gated_linear: Product  # gate and up side by side: silu(first half) * second half, [T, N / 2]
+    linear_add_norm: ProductThenNorm
 
 
 LINEAR_OPS: Registry[LinearOps] = Registry(

@@ -5,18 +5,31 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from app.kernels.fused.reference import silu_and_mul
-from app.kernels.gemm import LinearOps
+from app.kernels.fused.reference import add_rms_norm, silu_and_mul
+from app.kernels.gemm import LinearOps, Rows, whole
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def linear(x: Rows, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """x [T, K] times weight [N, K], transposed, plus bias [N]: [T, N]."""
-    return F.linear(x, weight, bias)
+    return F.linear(whole(x), weight, bias)
 
 
-def gated_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def gated_linear(x: Rows, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """Gate and up side by side in weight [2 N, K]: silu(x gate^T) * (x up^T), [T, N]."""
     return silu_and_mul(linear(x, weight, bias))
 
 
-OPS = LinearOps(linear=linear, linear_parts=linear, gated_linear=gated_linear)
+def linear_add_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor,
+    norm_weight: torch.Tensor,
+    eps: float,
+    may_be_late: bool,
+) -> tuple[Rows, torch.Tensor]:
+    """(the norm of x W^T + bias + residual, that sum), both [T, N]; the norm is never late."""
+    return add_rms_norm(F.linear(x, weight, bias), residual, norm_weight, eps)
+
+
+OPS = LinearOps(linear=linear, gated_linear=gated_linear, linear_add_norm=linear_add_norm)

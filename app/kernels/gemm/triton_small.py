@@ -2,32 +2,37 @@
 """Products of few rows (a decode step's) with a weight on a GPU, and the `OPS` that use them.
 
 Such a product is bound by reading the weight once. What counts is that every multiprocessor has enough of it on its
-way, and that nothing is launched that could ride along: gate, up and their activation are one launch, and a product
-with few columns is split along K, its fp32 shares added up, in a fixed order, by the kernel that reads them next
-(`fused.add_rms_norm`). Measured against cuBLAS by `python -m benchmarks.small_linear`.
+way, and that nothing is launched that could ride along. Gate, up and their activation are one launch. A product that
+is added to the residual stream is split along K: the program of a tile that comes last adds up the fp32 shares, in a
+fixed order, and the residual. With the sums at hand it also begins the norm that follows: it writes sum * norm weight
+and its tile's sum of squares, and the next product divides its result by the root of their mean (`LateNorm`). So a
+layer's four products are four launches and its norms none. Measured against cuBLAS by
+`python -m benchmarks.small_linear`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
 
-from app.kernels.fused.triton_ops import silu_and_mul
-from app.kernels.gemm import LinearOps
+from app.kernels.fused.triton_ops import add_rms_norm, silu_and_mul
+from app.kernels.gemm import LateNorm, LinearOps, Rows, whole
 
 MOST_ROWS = 64  # beyond, cuBLAS is as fast
 _DTYPES = (torch.bfloat16, torch.float16)
 # Programs that a product which may be split should have at least: about two for each multiprocessor.
 _PROGRAMS = 256
+_MOST_TILES = 4096  # of columns, in a product that is split
 
 
 @dataclass(slots=True, frozen=True)
 class SmallTile:
-    """Tile sizes and launch options of the kernel."""
+    """Tile sizes and launch options of the kernels."""
 
     columns: int
     depth: int
@@ -36,16 +41,14 @@ class SmallTile:
     splits: int = 1  # of K
 
 
-@triton.jit(do_not_specialize=["T"])
-def small_linear_kernel(
-    p_x, p_weight, p_bias, p_out, T, N, K, depth, stride_x,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GATED: tl.constexpr, HAS_BIAS: tl.constexpr,
-    EVEN: tl.constexpr, PRECISION: tl.constexpr,
+@triton.jit
+def multiply(
+    p_x, p_weight, o_m, o_n, start, depth, T, N, K, stride_x,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GATED: tl.constexpr, EVEN: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Grid (tiles of N, splits of K): x [T, K] times rows of weight [N or 2 N, K], `depth` of K in each split."""
-    i_n, i_split = tl.program_id(0), tl.program_id(1)
-    o_m, o_n, o_k = tl.arange(0, BM), i_n * BN + tl.arange(0, BN), i_split * depth + tl.arange(0, BK)
-    m_m, m_n = o_m[:, None] < T, o_n[:, None] < N
+    """fp32 [BM, BN]: rows o_m of x times rows o_n of the weight, `depth` of K from `start`; gated: and N + o_n."""
+    m_m, m_n, o_k = o_m[:, None] < T, o_n[:, None] < N, start + tl.arange(0, BK)
     p_rows = p_x + o_m[:, None] * stride_x + o_k[None, :]
     p_w = p_weight + o_n[:, None].to(tl.int64) * K + o_k[None, :]
     o_up = N.to(tl.int64) * K
@@ -64,50 +67,171 @@ def small_linear_kernel(
             else:
                 b_w = tl.load(p_w + o_up + i_k, mask=m_n, other=0.0)
             b_up = tl.dot(b_x, tl.trans(b_w), b_up, input_precision=PRECISION)
-    if HAS_BIAS:
-        m_bias = (o_n < N) & (i_split == 0)
-        b_acc += tl.load(p_bias + o_n, mask=m_bias, other=0.0).to(tl.float32)[None, :]
+    return b_acc, b_up
+
+
+@triton.jit(do_not_specialize=["T"])
+def small_linear_kernel(
+    p_x, p_weight, p_bias, p_squares, p_out, T, N, K, stride_x, eps,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, P: tl.constexpr, BP: tl.constexpr, GATED: tl.constexpr,
+    EVEN: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Grid (tiles of N,): x [T, K] times rows of weight [N or 2 N, K]; p_squares [T, P]: divided by the rows' RMS."""
+    o_m, o_n = tl.arange(0, BM), tl.program_id(0) * BN + tl.arange(0, BN)
+    m_m, m_n = o_m[:, None] < T, o_n < N
+    if p_squares is not None:  # before the loop, so that they are on their way with the weight
+        o_p = tl.arange(0, BP)[None, :]
+        b_squares = tl.load(p_squares + o_m[:, None] * P + o_p, mask=m_m & (o_p < P), other=0.0)
+        b_scale = tl.rsqrt(tl.sum(b_squares, 1)[:, None] / K + eps)
+    b_acc, b_up = multiply(
+        p_x, p_weight, o_m, o_n, 0, K, T, N, K, stride_x, BM, BN, BK, GATED, EVEN, PRECISION
+    )  # fmt: skip
+    if p_squares is not None:
+        b_acc *= b_scale
+        b_up *= b_scale
+    if p_bias is not None:
+        b_acc += tl.load(p_bias + o_n, mask=m_n, other=0.0).to(tl.float32)[None, :]
         if GATED:
-            b_up += tl.load(p_bias + N + o_n, mask=m_bias, other=0.0).to(tl.float32)[None, :]
+            b_up += tl.load(p_bias + N + o_n, mask=m_n, other=0.0).to(tl.float32)[None, :]
     if GATED:
         # Rounded in between, as where the two are written and read again.
         b_acc = b_acc.to(p_x.dtype.element_ty).to(tl.float32)
         b_acc = b_acc * tl.sigmoid(b_acc) * b_up.to(p_x.dtype.element_ty).to(tl.float32)
-    p_o = p_out + (i_split * T + o_m[:, None]).to(tl.int64) * N + o_n[None, :]
-    tl.store(p_o, b_acc.to(p_out.dtype.element_ty), mask=m_m & (o_n[None, :] < N))
+    p_o = p_out + o_m[:, None].to(tl.int64) * N + o_n[None, :]
+    tl.store(p_o, b_acc.to(p_out.dtype.element_ty), mask=m_m & m_n[None, :])
+
+
+@triton.jit(do_not_specialize=["T"])
+def small_linear_add_kernel(
+    p_x, p_weight, p_bias, p_residual, p_norm, p_shares, p_arrived, p_total, p_rows, p_squares, T, N, K, stride_x,
+    stride_residual,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLITS: tl.constexpr, EVEN: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Grid (tiles of N, SPLITS of K): p_total [T, N] = x W^T + bias + residual; with p_norm [N] p_rows [T, N] =
+    p_total * p_norm and p_squares [T, tiles of N]. p_arrived [tiles of N] is zero before and after."""
+    i_n, i_split = tl.program_id(0), tl.program_id(1)
+    o_m, o_n = tl.arange(0, BM), i_n * BN + tl.arange(0, BN)
+    m_n = o_n < N
+    m = (o_m[:, None] < T) & m_n[None, :]
+    depth = K // SPLITS
+    b_acc, _ = multiply(
+        p_x, p_weight, o_m, o_n, i_split * depth, depth, T, N, K, stride_x, BM, BN, BK, False, EVEN, PRECISION
+    )  # fmt: skip
+    o = o_m[:, None].to(tl.int64) * N + o_n[None, :]
+    if SPLITS > 1:
+        size = T.to(tl.int64) * N
+        tl.store(p_shares + i_split * size + o, b_acc, mask=m)
+        tl.debug_barrier()  # all threads have stored before one of them says so
+        arrived = tl.atomic_add(p_arrived + i_n, 1, sem="acq_rel")
+        if arrived < SPLITS - 1:
+            return
+        tl.debug_barrier()
+        tl.store(p_arrived + i_n, 0)  # for the next launch
+        # The own share, too, is read again: whoever is last adds up the same numbers in the same order.
+        b_acc = tl.load(p_shares + o, mask=m, other=0.0, cache_modifier=".cg")
+        for i in tl.static_range(1, SPLITS):
+            b_acc += tl.load(p_shares + i * size + o, mask=m, other=0.0, cache_modifier=".cg")
+    if p_bias is not None:
+        b_acc += tl.load(p_bias + o_n, mask=m_n, other=0.0).to(tl.float32)[None, :]
+    b_acc = b_acc.to(p_total.dtype.element_ty).to(tl.float32)  # as where the product is written and read again
+    b_residual = tl.load(p_residual + o_m[:, None] * stride_residual + o_n[None, :], mask=m, other=0.0)
+    b_total = (b_acc + b_residual.to(tl.float32)).to(p_total.dtype.element_ty)
+    tl.store(p_total + o, b_total, mask=m)
+    if p_norm is not None:
+        b_total = b_total.to(tl.float32)  # the norm is that of what is stored
+        b_norm = tl.load(p_norm + o_n, mask=m_n, other=0.0).to(tl.float32)[None, :]
+        tl.store(p_rows + o, (b_total * b_norm).to(p_rows.dtype.element_ty), mask=m)
+        b_total = tl.where(m_n[None, :], b_total, 0.0)
+        tl.store(p_squares + o_m * tl.num_programs(0) + i_n, tl.sum(b_total * b_total, 1), mask=o_m < T)
+
+
+def arrival_counters(device: torch.device) -> torch.Tensor:
+    """Zeros, int32 [_MOST_TILES], that the split products of a stream count in, one after another, and leave zero."""
+    return _counters_of(device, torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0)
+
+
+@cache
+def _counters_of(device: torch.device, stream: int) -> torch.Tensor:
+    # Made in a capture, they would be zero only once that graph was replayed.
+    assert device.type != "cuda" or not torch.cuda.is_current_stream_capturing(), "run once before capturing"
+    return torch.zeros(_MOST_TILES, dtype=torch.int32, device=device)
 
 
 def small_linear(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tile: SmallTile, *, gated: bool = False
+    x: Rows, weight: torch.Tensor, bias: torch.Tensor | None, tile: SmallTile, *, gated: bool = False
 ) -> torch.Tensor:
-    """x [T, K] times weight [N, K] (gated: [2 N, K]) transposed: [T, N]; with splits fp32 [splits, T, N]."""
-    num_rows, size = x.shape
+    """x [T, K] times weight [N, K] (gated: [2 N, K]) transposed: [T, N]."""
+    assert tile.splits == 1, tile
+    rows, squares, eps = (x.rows, x.squares, x.eps) if isinstance(x, LateNorm) else (x, None, 0.0)
+    num_rows, size = rows.shape
     columns = weight.shape[0] // 2 if gated else weight.shape[0]
-    splits = tile.splits
-    assert size % (tile.depth * splits) == 0, (size, tile)
-    assert x.stride(1) == weight.stride(1) == 1, "rows must be contiguous"
-    assert weight.stride(0) == size, "the weight must be contiguous"
-    shape, dtype = ((num_rows, columns), x.dtype) if splits == 1 else ((splits, num_rows, columns), torch.float32)
-    out = torch.empty(shape, dtype=dtype, device=x.device)
-    small_linear_kernel[(triton.cdiv(columns, tile.columns), splits)](
-        x, weight, weight if bias is None else bias, out, num_rows, columns, size, size // splits, x.stride(0),
-        BM=max(16, triton.next_power_of_2(num_rows)), BN=tile.columns, BK=tile.depth, GATED=gated,
-        HAS_BIAS=bias is not None, EVEN=columns % tile.columns == 0,
-        PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
-        num_warps=tile.num_warps, num_stages=tile.num_stages,
+    num_squares = 1 if squares is None else squares.shape[1]
+    out = torch.empty(num_rows, columns, dtype=rows.dtype, device=rows.device)
+    small_linear_kernel[(triton.cdiv(columns, tile.columns),)](
+        rows, weight, bias, squares, out, num_rows, columns, size, rows.stride(0), eps,
+        P=num_squares, BP=triton.next_power_of_2(num_squares), GATED=gated, **_options(rows, weight, columns, tile),
     )  # fmt: skip
     return out
 
 
+def small_linear_add(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor,
+    tile: SmallTile,
+    norm: tuple[torch.Tensor, float] | None = None,
+) -> tuple[LateNorm | None, torch.Tensor]:
+    """x [T, K] times weight [N, K], transposed, + residual [T, N] -> (its norm by (weight [N], eps), it)."""
+    num_rows, size = x.shape
+    columns, tiles = weight.shape[0], triton.cdiv(weight.shape[0], tile.columns)
+    assert size % (tile.depth * tile.splits) == 0, (size, tile)
+    assert residual.stride(1) == 1, "rows must be contiguous"
+    assert tiles <= _MOST_TILES, (columns, tile)
+    total = torch.empty(num_rows, columns, dtype=x.dtype, device=x.device)
+    shares = arrived = late = None
+    if tile.splits > 1:
+        shares = torch.empty(tile.splits, num_rows, columns, dtype=torch.float32, device=x.device)
+        arrived = arrival_counters(x.device)
+    if norm is not None:
+        squares = torch.empty(num_rows, tiles, dtype=torch.float32, device=x.device)
+        late = LateNorm(torch.empty_like(total), squares, norm[1])
+    small_linear_add_kernel[(tiles, tile.splits)](
+        x, weight, bias, residual, norm[0] if norm else None, shares, arrived, total, late.rows if late else None,
+        late.squares if late else None, num_rows, columns, size, x.stride(0), residual.stride(0),
+        SPLITS=tile.splits, **_options(x, weight, columns, tile),
+    )  # fmt: skip
+    return late, total
+
+
+def _options(x: torch.Tensor, weight: torch.Tensor, columns: int, tile: SmallTile) -> dict[str, int | bool | str]:
+    size = x.shape[1]
+    assert size % tile.depth == 0, (size, tile)
+    assert x.stride(1) == weight.stride(1) == 1, "rows must be contiguous"
+    assert weight.stride(0) == size, "the weight must be contiguous"
+    return {
+        "BM": max(16, triton.next_power_of_2(x.shape[0])), "BN": tile.columns, "BK": tile.depth,
+        "EVEN": columns % tile.columns == 0, "PRECISION": "ieee" if x.dtype == torch.float32 else "tf32",
+        "num_warps": tile.num_warps, "num_stages": tile.num_stages,
+    }  # fmt: skip
+
+
 def whole_tile(num_rows: int, columns: int, size: int) -> SmallTile | None:
-    """For a product that no one adds up: only where there are enough columns for all multiprocessors, as in a head."""
+    """For a product of normal rows: only where there are enough columns for all multiprocessors, as in a head."""
     if columns < 32 * _PROGRAMS:
         return None
     return _fitting(SmallTile(64, 128 if num_rows <= 32 else 64, 4, 3), size)
 
 
-def split_tile(columns: int, size: int) -> SmallTile | None:
-    """For a product whose shares the next kernel adds up."""
+def late_tile(num_rows: int, columns: int, size: int) -> SmallTile | None:
+    """For a product of a late norm."""
+    tile = SmallTile(32, 128 if num_rows <= 32 else 64, 4, 5)
+    return whole_tile(num_rows, columns, size) or _fitting(tile, size)
+
+
+def split_tile(num_rows: int, columns: int, size: int) -> SmallTile | None:
+    """For a product that is added to the residual; None: cuBLAS, then the norm."""
     tile = SmallTile(64 if columns >= 2048 else 32, 64, 4, 5)
     splits = 1
     while splits < 8 and triton.cdiv(columns, tile.columns) * splits < _PROGRAMS:
@@ -117,40 +241,66 @@ def split_tile(columns: int, size: int) -> SmallTile | None:
     return _fitting(replace(tile, splits=splits), size)
 
 
-def gated_tile(num_rows: int, columns: int, size: int) -> SmallTile | None:
+def gated_tile(num_rows: int, columns: int, size: int, *, is_late: bool = False) -> SmallTile | None:
     """For gate and up with their activation."""
     if columns < 8192:
-        return None if 16 < num_rows <= 32 else _fitting(SmallTile(32, 128 if num_rows <= 16 else 64, 4, 5), size)
+        if 16 < num_rows <= 32 and not is_late:
+            return None
+        return _fitting(SmallTile(32, 128 if num_rows <= 16 else 64, 4, 5), size)
     return _fitting(SmallTile(64, 128 if num_rows <= 32 else 64, 4, 3), size)
+
+
+def late_pays(num_rows: int, size: int, dtype: torch.dtype) -> bool:
+    """Whether products of K = size had rather divide than read a norm of its own launch. fp16 might not hold what is
+    not divided yet."""
+    return dtype == torch.bfloat16 and size % 128 == 0  # which every tile divides
 
 
 def _fitting(tile: SmallTile, size: int) -> SmallTile | None:
     return None if size % (tile.depth * tile.splits) else tile
 
 
+def _rows(x: Rows) -> torch.Tensor:
+    return x.rows if isinstance(x, LateNorm) else x
+
+
 def _serves(x: torch.Tensor, weight: torch.Tensor) -> bool:
     return x.shape[0] <= MOST_ROWS and x.dtype in _DTYPES and weight.is_contiguous() and x.stride(1) == 1
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def linear(x: Rows, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """As `reference.linear`."""
-    tile = whole_tile(len(x), *weight.shape) if _serves(x, weight) else None
-    return F.linear(x, weight, bias) if tile is None else small_linear(x, weight, bias, tile)
+    rows, tile_of = _rows(x), late_tile if isinstance(x, LateNorm) else whole_tile
+    tile = tile_of(rows.shape[0], *weight.shape) if _serves(rows, weight) else None
+    return F.linear(whole(x), weight, bias) if tile is None else small_linear(x, weight, bias, tile)
 
 
-def linear_parts(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """As `linear`, but perhaps fp32 [P, T, N], still to be summed up."""
-    tile = split_tile(*weight.shape) if _serves(x, weight) else None
-    return F.linear(x, weight, bias) if tile is None else small_linear(x, weight, bias, tile)
-
-
-def gated_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def gated_linear(x: Rows, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """As `reference.gated_linear`."""
-    columns, size = weight.shape[0] // 2, weight.shape[1]
-    tile = gated_tile(len(x), columns, size) if _serves(x, weight) else None
+    rows, columns, size = _rows(x), weight.shape[0] // 2, weight.shape[1]
+    is_late = isinstance(x, LateNorm)
+    tile = gated_tile(rows.shape[0], columns, size, is_late=is_late) if _serves(rows, weight) else None
     if tile is None:
-        return silu_and_mul(F.linear(x, weight, bias))
+        return silu_and_mul(F.linear(whole(x), weight, bias))
     return small_linear(x, weight, bias, tile, gated=True)
 
 
-OPS = LinearOps(linear=linear, linear_parts=linear_parts, gated_linear=gated_linear)
+def linear_add_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor,
+    norm_weight: torch.Tensor,
+    eps: float,
+    may_be_late: bool,
+) -> tuple[Rows, torch.Tensor]:
+    """As `reference.linear_add_norm`, but the norm may be late."""
+    tile = split_tile(x.shape[0], *weight.shape) if _serves(x, weight) else None
+    if tile is None:
+        return add_rms_norm(F.linear(x, weight, bias), residual, norm_weight, eps)
+    is_late = may_be_late and late_pays(x.shape[0], weight.shape[0], x.dtype)
+    late, total = small_linear_add(x, weight, bias, residual, tile, (norm_weight, eps) if is_late else None)
+    return late or F.rms_norm(total, norm_weight.shape, norm_weight, eps), total
+
+
+OPS = LinearOps(linear=linear, gated_linear=gated_linear, linear_add_norm=linear_add_norm)

@@ -15,6 +15,7 @@ from app.engine.models.decoder import CausalLM
 from app.engine.models.loader import load_model
 from app.kernels.attention import AttentionMetadata, triton_ops
 from app.kernels.fused import FUSED_OPS
+from app.kernels.gemm import LINEAR_OPS, LateNorm, triton_small
 from tests.tiny_models import hf_model, tiny_model
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -79,11 +80,40 @@ def test_logits_equal_transformers(family: str, changes: dict[str, Any]) -> None
     torch.testing.assert_close(model.logits(torch.cat(hidden)).cpu(), truth, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+@torch.inference_mode()
+def test_products_of_few_rows_equal_transformers(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Residual and norm in the products, in fp32 here; a prompt of more rows goes the other way."""
+    monkeypatch.setitem(LINEAR_OPS._table, "cpu", "app.kernels.gemm.triton_small:OPS")
+    monkeypatch.setattr(triton_small, "_DTYPES", (torch.float32,))
+    monkeypatch.setattr(triton_small, "late_pays", lambda *_: True)
+    monkeypatch.setattr(triton_small, "MOST_ROWS", 4)
+    seen: list[bool] = []
+    small_linear = triton_small.small_linear
+
+    def spy(x: Any, *args: Any, **keywords: Any) -> torch.Tensor:
+        seen.append(isinstance(x, LateNorm))
+        return small_linear(x, *args, **keywords)
+
+    monkeypatch.setattr(triton_small, "small_linear", spy)
+    changes = {"hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 4, "num_key_value_heads": 2}
+    model, judge = triton_model(family, **changes), hf_model(tiny_model(family, **changes))
+    token_ids = torch.randint(3, 331, (14,), generator=torch.Generator().manual_seed(0)).tolist()
+    truth = judge(torch.tensor([token_ids], device=judge.device)).logits[0].float().cpu()
+    caches = empty_caches(model)
+    hidden = [step(model, caches, token_ids[:10], 0)]
+    assert not seen
+    hidden.append(step(model, caches, token_ids[10:13], 10))
+    hidden.append(step(model, caches, token_ids[13:], 13))
+    assert sum(seen) == 2 * 3  # of two layers' four, all but the first
+    torch.testing.assert_close(model.logits(torch.cat(hidden)).cpu(), truth, rtol=1e-3, atol=1e-3)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral"])
 @torch.inference_mode()
 def test_launches_of_a_decode_layer(family: str) -> None:
-    """Beside the four products: two norms, rotation with KV write, attention and its merge, SiLU; no more than six."""
+    """In fp32, beside the four products: two norms, rotation with KV write, attention and its merge, SiLU; no more."""
 
     @functools.cache
     def launches(num_layers: int) -> int:

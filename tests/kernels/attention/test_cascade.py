@@ -32,7 +32,7 @@ def _small_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_splits, "SPLIT_KEYS", 32)
     monkeypatch.setattr(triton_splits, "MAX_SPLITS", 16)
     monkeypatch.setattr(triton_decode, "choose_tile", lambda *_: DecodeTile(keys=32, num_warps=4, num_stages=2))
-    monkeypatch.setattr(triton_decode, "_MERGE_TILE", 4)
+    monkeypatch.setattr(triton_decode, "_MERGE_ELEMENTS", 256)
 
 
 @pytest.fixture(autouse=True)
@@ -117,7 +117,7 @@ def served(made: SharedSplits) -> dict[tuple[int, int], list[tuple[int, ...]]]:
     """(request, split) -> the runs' members that serve it; () for a single."""
     found: dict[tuple[int, int], list[tuple[int, ...]]] = {}
     for item in made.singles.items[: int(made.singles.count)].tolist():
-        found.setdefault(divmod(item, triton_splits.MAX_SPLITS), []).append(())
+        found.setdefault(divmod(item & 0xFFFFFFFF, triton_splits.MAX_SPLITS), []).append(())
     for words, seats in zip(made.runs[: int(made.count)].tolist(), made.members.tolist(), strict=False):
         first, end, split, count = words
         members = tuple(seats[:count])

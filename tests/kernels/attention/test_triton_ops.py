@@ -33,7 +33,10 @@ def run(batch: Batch, **options: float | int | None) -> torch.Tensor:
         head_dim=head_dim,
         block_size=block_size,
     )
-    return OPS.paged_attention(batch.query, batch.kv_cache, batch.meta, scale=batch.query.shape[2] ** -0.5, **options)
+    out = OPS.paged_attention(batch.query, batch.kv_cache, batch.meta, scale=batch.query.shape[2] ** -0.5, **options)
+    assert isinstance(batch.meta.plan, TritonPlan)
+    assert not batch.meta.plan.scratch.arrived.any(), "the next layer counts from 0"
+    return out
 
 
 def check(batch: Batch, **options: float | int | None) -> None:
@@ -92,11 +95,12 @@ def test_splits_merge(monkeypatch: pytest.MonkeyPatch, sliding_window: int | Non
     # Small splits: 1 to 8 of them, of unequal lengths, some empty, and more context than MAX_SPLITS short splits hold.
     monkeypatch.setattr(triton_splits, "SPLIT_KEYS", 32)
     monkeypatch.setattr(triton_splits, "MAX_SPLITS", 8)
-    monkeypatch.setattr(triton_decode, "_MERGE_TILE", 4)
+    monkeypatch.setattr(triton_decode, "_MERGE_ELEMENTS", 256)
     batch = make_batch([(1, 1), (1, 32), (1, 33), (1, 150), (1, 290), (1, 256)], device=DEVICE)
     check(batch, sliding_window=sliding_window)
     assert isinstance(batch.meta.plan, TritonPlan)
     assert batch.meta.plan.scratch.num_splits == 8
+    assert batch.meta.plan.scratch.arrived.shape == (6, 2)
 
 
 def test_a_decode_is_the_same_bits_alone_and_in_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,6 +133,21 @@ def test_a_static_step_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch, slid
     check(dataclasses.replace(batch, meta=meta), sliding_window=sliding_window)
 
 
+def test_layers_of_a_step_share_the_scratch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each counts splits from 0 and merges what it wrote itself: with and without a window, another number of them."""
+    monkeypatch.setattr(triton_splits, "SPLIT_KEYS", 32)
+    batch = make_batch([(1, 20), (1, 100), (1, 200)], device=DEVICE)
+    batch.meta.is_static = True
+    OPS.prepare(batch.meta, num_heads=4, num_kv_heads=2, head_dim=32, block_size=16)
+    for sliding_window in (None, 70, None):
+        query = batch.query if sliding_window is None else -batch.query
+        expected = contiguous_attention(
+            dataclasses.replace(batch, query=query), scale=0.2, sliding_window=sliding_window
+        )
+        found = OPS.paged_attention(query, batch.kv_cache, batch.meta, scale=0.2, sliding_window=sliding_window)
+        torch.testing.assert_close(found.double(), expected, atol=2e-5, rtol=2e-5)
+
+
 @pytest.mark.parametrize("sliding_window", [None, 70])
 def test_the_list_holds_every_split_once(sliding_window: int | None) -> None:
     lens = [1, 255, 256, 257, 5000, 40, 20_000, 512, 513]
@@ -139,7 +158,7 @@ def test_the_list_holds_every_split_once(sliding_window: int | None) -> None:
         rest = length - start
         per_split = math.ceil(rest / min(64, math.ceil(rest / 256)))
         split = math.ceil(per_split / 64) * 64
-        expected += [request * 64 + i for i in range(math.ceil(rest / split))]
+        expected += [length << 32 | request * 64 + i for i in range(math.ceil(rest / split))]
     assert made.items[: int(made.count)].tolist() == expected
     assert triton_splits.programs_for(made, 8) >= 1
 
