@@ -31,6 +31,7 @@ from app.kernels.attention.triton_splits import (
 )
 from app.kernels.attention.triton_tile import NO_MAX, attend_tile
 from app.kernels.attention.triton_tile_fp8 import attend_fp8_tile, joined
+from app.kernels.launch import early_launch
 
 # Of partial results that a merge has under way at a time: they take registers, which the merge must not take more of
 # than the rest of the kernel.
@@ -219,9 +220,11 @@ def decode_kernel(
     stride_block, stride_value, stride_head, stride_slot, stride_table, stride_split,
     G: tl.constexpr, BG: tl.constexpr, D: tl.constexpr, S: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     BD: tl.constexpr, BS: tl.constexpr, MAX_SPLITS: tl.constexpr, SPLIT_KEYS: tl.constexpr, USE_WINDOW: tl.constexpr,
-    USE_CAP: tl.constexpr, USE_LIST: tl.constexpr, MERGE: tl.constexpr, PRECISION: tl.constexpr,
+    USE_CAP: tl.constexpr, USE_LIST: tl.constexpr, MERGE: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Grid (splits of the longest request, Hkv, Rd); with a list of splits (any number, Hkv), which share it out."""
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
     if USE_LIST:
         # Entries are loaded ahead: the first along with their number, each next one before the work on this one.
         stride = tl.num_programs(0)
@@ -322,6 +325,7 @@ def decode(
         maxnreg=tile.max_registers,
         num_stages=max(tile.num_stages, 3) if meta.num_decodes * num_kv_heads <= _FEW_PROGRAMS else tile.num_stages,
         **sizes,
+        **early_launch(query.device),
     )  # fmt: skip
     if shared is not None:
         attend_runs(

@@ -9,6 +9,7 @@ import triton.language as tl
 
 from app.kernels.attention.triton_quantize import quantize
 from app.kernels.fused import FusedOps, HeadNorm
+from app.kernels.launch import early_launch
 
 # Of one program of rotate_and_write; the same for any number of tokens, so that a norm has the same bits (I6).
 _HEADS_TILE_ELEMENTS = 1024
@@ -17,9 +18,12 @@ _SILU_TILE = 1024
 
 @triton.jit
 def add_rms_norm_kernel(
-    p_x, p_residual, p_weight, p_out, p_total, stride_x, stride_residual, eps, C: tl.constexpr, BC: tl.constexpr,
+    p_x, p_residual, p_weight, p_out, p_total, stride_x, stride_residual, eps,
+    C: tl.constexpr, BC: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Grid (T,): one token's row."""
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
     i_t = tl.program_id(0).to(tl.int64)
     o_c = tl.arange(0, BC)
     m = o_c < C
@@ -45,7 +49,7 @@ def add_rms_norm(
         add_rms_norm_kernel[(num_tokens,)](
             x, residual, weight, out, total, x.stride(0), residual.stride(0), eps,
             C=size, BC=triton.next_power_of_2(size),
-            num_warps=min(max(triton.next_power_of_2(size) // 512, 1), 16),
+            num_warps=min(max(triton.next_power_of_2(size) // 512, 1), 16), **early_launch(x.device),
         )  # fmt: skip
     return out, total
 
@@ -55,9 +59,11 @@ def rotate_and_write_kernel(
     p_heads, p_cos, p_sin, p_query_weight, p_key_weight, p_cache, p_scales, p_slots, p_out, eps,
     stride_heads_token, stride_heads_head, stride_angle, stride_block, stride_value, stride_head, stride_slot,
     HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, DR: tl.constexpr, S: tl.constexpr,
-    BH: tl.constexpr, BD: tl.constexpr, USE_NORM: tl.constexpr,
+    BH: tl.constexpr, BD: tl.constexpr, USE_NORM: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Grid (T, tiles of BH heads): the heads of one token, queries first, then keys, then values."""
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
     i_t = tl.program_id(0).to(tl.int64)
     o_h = tl.program_id(1) * BH + tl.arange(0, BH)[:, None]
     o_d = tl.arange(0, BD)[None, :]
@@ -126,7 +132,7 @@ def rotate_and_write(
         norm.eps if norm is not None else 0.0,
         heads.stride(0), heads.stride(1), cos.stride(0), *kv_cache.stride()[:4],
         HQ=num_heads, HKV=num_kv_heads, D=head_dim, DR=cos.shape[2], S=block_size, BH=tile, BD=padded,
-        USE_NORM=norm is not None, num_warps=max(1, min(4, tile * padded // 256)),
+        USE_NORM=norm is not None, num_warps=max(1, min(4, tile * padded // 256)), **early_launch(heads.device),
     )  # fmt: skip
     return out
 

@@ -22,11 +22,14 @@ import triton.language as tl
 
 from app.kernels.fused.triton_ops import add_rms_norm, silu_and_mul
 from app.kernels.gemm import LateNorm, LinearOps, Rows, whole
+from app.kernels.launch import early_launch, shared_memory
 
 MOST_ROWS = 64  # beyond, cuBLAS is as fast
 _DTYPES = (torch.bfloat16, torch.float16)
-# Programs that a product which may be split should have at least: about two for each multiprocessor.
-_PROGRAMS = 256
+MOST_GATED_ROWS = 128  # of a large gate and up, whose activation rides along
+_PROGRAMS = 256  # about two for each multiprocessor
+_MOST_SPLITS = 8
+_LEAST_DEPTH = 384  # of a split
 _MOST_TILES = 4096  # of columns, in a product that is split
 
 
@@ -74,9 +77,11 @@ def multiply(
 def small_linear_kernel(
     p_x, p_weight, p_bias, p_squares, p_out, T, N, K, stride_x, eps,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, P: tl.constexpr, BP: tl.constexpr, GATED: tl.constexpr,
-    EVEN: tl.constexpr, PRECISION: tl.constexpr,
+    EVEN: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Grid (tiles of N,): x [T, K] times rows of weight [N or 2 N, K]; p_squares [T, P]: divided by the rows' RMS."""
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
     o_m, o_n = tl.arange(0, BM), tl.program_id(0) * BN + tl.arange(0, BN)
     m_m, m_n = o_m[:, None] < T, o_n < N
     if p_squares is not None:  # before the loop, so that they are on their way with the weight
@@ -106,10 +111,12 @@ def small_linear_add_kernel(
     p_x, p_weight, p_bias, p_residual, p_norm, p_shares, p_arrived, p_total, p_rows, p_squares, T, N, K, stride_x,
     stride_residual,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLITS: tl.constexpr, EVEN: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Grid (tiles of N, SPLITS of K): p_total [T, N] = x W^T + bias + residual; with p_norm [N] p_rows [T, N] =
     p_total * p_norm and p_squares [T, tiles of N]. p_arrived [tiles of N] is zero before and after."""
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
     i_n, i_split = tl.program_id(0), tl.program_id(1)
     o_m, o_n = tl.arange(0, BM), i_n * BN + tl.arange(0, BN)
     m_n = o_n < N
@@ -205,15 +212,23 @@ def small_linear_add(
     return late, total
 
 
+def stages_within(num_bytes: int, tile: SmallTile, height: int, num_weights: int, itemsize: int) -> int:
+    """The tile's stages, or as many as shared memory holds: all but one buffer a tile of x and of each weight."""
+    each = (height + num_weights * tile.columns) * tile.depth * itemsize
+    return max(1, min(tile.num_stages, 1 + num_bytes // each))
+
+
 def _options(x: torch.Tensor, weight: torch.Tensor, columns: int, tile: SmallTile) -> dict[str, int | bool | str]:
-    size = x.shape[1]
+    size, height = x.shape[1], max(16, triton.next_power_of_2(x.shape[0]))
     assert size % tile.depth == 0, (size, tile)
     assert x.stride(1) == weight.stride(1) == 1, "rows must be contiguous"
     assert weight.stride(0) == size, "the weight must be contiguous"
+    num_weights = weight.shape[0] // columns
+    stages = stages_within(shared_memory(x.device), tile, height, num_weights, x.element_size())
     return {
-        "BM": max(16, triton.next_power_of_2(x.shape[0])), "BN": tile.columns, "BK": tile.depth,
+        "BM": height, "BN": tile.columns, "BK": tile.depth,
         "EVEN": columns % tile.columns == 0, "PRECISION": "ieee" if x.dtype == torch.float32 else "tf32",
-        "num_warps": tile.num_warps, "num_stages": tile.num_stages,
+        "num_warps": tile.num_warps, "num_stages": stages, **early_launch(x.device),
     }  # fmt: skip
 
 
@@ -226,15 +241,18 @@ def whole_tile(num_rows: int, columns: int, size: int) -> SmallTile | None:
 
 def late_tile(num_rows: int, columns: int, size: int) -> SmallTile | None:
     """For a product of a late norm."""
-    tile = SmallTile(32, 128 if num_rows <= 32 else 64, 4, 5)
+    tile = SmallTile(64 if size >= 2048 else 32, 128, 4, 5)
     return whole_tile(num_rows, columns, size) or _fitting(tile, size)
 
 
 def split_tile(num_rows: int, columns: int, size: int) -> SmallTile | None:
     """For a product that is added to the residual; None: cuBLAS, then the norm."""
-    tile = SmallTile(64 if columns >= 2048 else 32, 64, 4, 5)
-    splits = 1
-    while splits < 8 and triton.cdiv(columns, tile.columns) * splits < _PROGRAMS:
+    if columns >= 2048:
+        tile, most = (SmallTile(32, 128, 4, 5), 256) if num_rows <= 32 else (SmallTile(64, 128, 4, 5), 128)
+    else:
+        tile, most = (SmallTile(32, 64, 4, 5), 256) if num_rows <= 16 else (SmallTile(16, 128, 4, 5), 128)
+    tiles, splits = triton.cdiv(columns, tile.columns), 1
+    while splits < _MOST_SPLITS and 2 * splits * tiles <= most and size >= 2 * splits * _LEAST_DEPTH:
         if size % (2 * splits * tile.depth):
             break
         splits *= 2
@@ -244,9 +262,11 @@ def split_tile(num_rows: int, columns: int, size: int) -> SmallTile | None:
 def gated_tile(num_rows: int, columns: int, size: int, *, is_late: bool = False) -> SmallTile | None:
     """For gate and up with their activation."""
     if columns < 8192:
-        if 16 < num_rows <= 32 and not is_late:
-            return None
-        return _fitting(SmallTile(32, 128 if num_rows <= 16 else 64, 4, 5), size)
+        if 16 < num_rows <= 32:
+            return _fitting(SmallTile(32, 64, 4, 5), size) if is_late else None
+        return _fitting(SmallTile(32, 128, 4, 5), size)
+    if num_rows > MOST_ROWS:
+        return _fitting(SmallTile(128, 64, 8, 4), size)
     return _fitting(SmallTile(64, 128 if num_rows <= 32 else 64, 4, 3), size)
 
 
@@ -264,8 +284,8 @@ def _rows(x: Rows) -> torch.Tensor:
     return x.rows if isinstance(x, LateNorm) else x
 
 
-def _serves(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    return x.shape[0] <= MOST_ROWS and x.dtype in _DTYPES and weight.is_contiguous() and x.stride(1) == 1
+def _serves(x: torch.Tensor, weight: torch.Tensor, most_rows: int = MOST_ROWS) -> bool:
+    return x.shape[0] <= most_rows and x.dtype in _DTYPES and weight.is_contiguous() and x.stride(1) == 1
 
 
 def linear(x: Rows, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -279,7 +299,8 @@ def gated_linear(x: Rows, weight: torch.Tensor, bias: torch.Tensor | None) -> to
     """As `reference.gated_linear`."""
     rows, columns, size = _rows(x), weight.shape[0] // 2, weight.shape[1]
     is_late = isinstance(x, LateNorm)
-    tile = gated_tile(rows.shape[0], columns, size, is_late=is_late) if _serves(rows, weight) else None
+    most_rows = MOST_GATED_ROWS if columns >= 8192 else MOST_ROWS
+    tile = gated_tile(rows.shape[0], columns, size, is_late=is_late) if _serves(rows, weight, most_rows) else None
     if tile is None:
         return silu_and_mul(F.linear(whole(x), weight, bias))
     return small_linear(x, weight, bias, tile, gated=True)
