@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import torch
 
@@ -25,4 +26,5 @@ def shared_memory(device: torch.device) -> int:
     """Bytes that one program may have; on a CPU, in Triton's interpreter, a Hopper's."""
     if device.type != "cuda":
         return 227 << 10
-    return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)
+    properties: Any = torch.cuda.get_device_properties(device)
+    return int(properties.shared_memory_per_block_optin)

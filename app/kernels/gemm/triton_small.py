@@ -284,14 +284,14 @@ def _rows(x: Rows) -> torch.Tensor:
     return x.rows if isinstance(x, LateNorm) else x
 
 
-def _serves(x: torch.Tensor, weight: torch.Tensor, most_rows: int = MOST_ROWS) -> bool:
+def _serves(x: torch.Tensor, weight: torch.Tensor, most_rows: int) -> bool:
     return x.shape[0] <= most_rows and x.dtype in _DTYPES and weight.is_contiguous() and x.stride(1) == 1
 
 
 def linear(x: Rows, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """As `reference.linear`."""
     rows, tile_of = _rows(x), late_tile if isinstance(x, LateNorm) else whole_tile
-    tile = tile_of(rows.shape[0], *weight.shape) if _serves(rows, weight) else None
+    tile = tile_of(rows.shape[0], *weight.shape) if _serves(rows, weight, MOST_ROWS) else None
     return F.linear(whole(x), weight, bias) if tile is None else small_linear(x, weight, bias, tile)
 
 
@@ -316,7 +316,7 @@ def linear_add_norm(
     may_be_late: bool,
 ) -> tuple[Rows, torch.Tensor]:
     """As `reference.linear_add_norm`, but the norm may be late."""
-    tile = split_tile(x.shape[0], *weight.shape) if _serves(x, weight) else None
+    tile = split_tile(x.shape[0], *weight.shape) if _serves(x, weight, MOST_ROWS) else None
     if tile is None:
         return add_rms_norm(F.linear(x, weight, bias), residual, norm_weight, eps)
     is_late = may_be_late and late_pays(x.shape[0], weight.shape[0], x.dtype)
