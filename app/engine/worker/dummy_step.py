@@ -13,9 +13,10 @@ from app.kernels.attention import AttentionMetadata
 
 
 def dummy_forward(
-    runner: ModelRunner, counts: list[int], context: int, block_size: int, device: torch.device
+    runner: ModelRunner, counts: list[int], context: int, block_size: int, device: torch.device, *, cascade: bool = True
 ) -> torch.Tensor:
-    """Hidden states [T, C] of requests with `counts[i]` tokens after `context` tokens each.
+    """Hidden states [T, C] of requests with `counts[i]` tokens after `context` tokens each; with `cascade`, decodes
+    share prefixes if they may at all.
 
     Reads block 0 throughout and writes nothing.
     """
@@ -32,7 +33,7 @@ def dummy_forward(
         max_query_len=int(lengths.max()),
         max_seq_len=longest,
         num_decodes=len(counts) if int(lengths.max()) == 1 else 0,
-        cascade=runner.cascade is not None,
+        cascade=cascade and runner.cascade is not None,
     )
     input_ids = torch.zeros(int(starts[-1]), dtype=torch.int32, device=device)
     return runner.forward(input_ids, torch.from_numpy(positions).to(device), meta)

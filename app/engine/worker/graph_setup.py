@@ -40,6 +40,21 @@ class GraphSetup:
         else:
             self._go_without(refused)
 
+    def rehearse(self) -> None:
+        """Launch what a capture will, at sizes that have all its kernels between them."""
+        step = self._step
+        if step is None:
+            return
+        for size in cuda_graphs.telling_sizes(step.sizes):
+            step.inputs.pad_all(size)
+            step.forward(size)
+        for size in cuda_graphs.telling_sizes(step.cascade_sizes):
+            step.inputs.pad_all(size)
+            step.forward(size, cascade=True)
+        if step.sent is None:
+            step.inputs.pad_all(step.sizes[0])  # the inputs of another size would say other places
+            step.sample(step.sizes[0])
+
     def reserve(self) -> int:
         """Bytes to keep free for the graphs."""
         if self._step is None:

@@ -36,6 +36,7 @@ from app.engine.worker.kv_transfer import KVTransfer
 from app.engine.worker.model_runner import ModelRunner
 from app.engine.worker.pending_step import PendingStep
 from app.engine.worker.pooling_runner import PoolingRunner, start_pooling
+from app.engine.worker.rehearsal import rehearse
 from app.engine.worker.row_state import RowState
 from app.engine.worker_info import Meeting, WorkerInfo
 
@@ -103,6 +104,7 @@ class Worker:
             runner = ModelRunner(model, caches, state, info.vocab_size, self._device, link)
             runner.cascade = select_cascade(config, state, model.attention_layers, dtype, spec.dtype)
             graphs = GraphSetup(config, runner, dtype, self._device, groups.tp)
+            rehearse(config, runner, graphs, max_model_len, self._device)
             num_blocks = self._allocate_kv_cache(runner, spec, max_model_len, graphs)
             graphs.capture()
             self._warm(runner, max_model_len)

@@ -22,6 +22,9 @@ from app.kernels.sampling.triton_ops import perturb
 _TILE = 2048  # tokens a program reads at a time
 _CAPACITY = 8192  # tokens copied for the bisection; a row with more to look at is read whole
 _NUM_CUTS = tl.constexpr(4)
+# Read one number a row, so that nothing is won where they start at a multiple of 16 bytes; some are views that do not,
+# and a kernel would be compiled once more in the midst of traffic.
+_ROWS = ["p_temperature", "p_top_k", "p_top_p", "p_min_p", "p_keys", "p_positions"]
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
 
@@ -69,7 +72,7 @@ def is_filtered(b_temperature, b_top_k, b_top_p, b_min_p, V):
     return (b_temperature > 0.0) & (((b_top_k > 0) & (b_top_k < V)) | (b_top_p < 1.0) | (b_min_p > 0.0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=_ROWS)
 def read_kernel(
     p_logits, p_temperature, p_top_k, p_top_p, p_min_p, p_keys, p_positions, p_max, p_sum, p_best, p_token,
     stride_logits, V, PURPOSE: tl.constexpr, BN: tl.constexpr,
@@ -105,7 +108,7 @@ def row_max(p_max, i_n, num_tiles, BT: tl.constexpr):
     return tl.max(tl.load(p_max + i_n * num_tiles + o_t, mask=o_t < num_tiles, other=float("-inf")), 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=_ROWS)
 def count_kernel(
     p_logits, p_temperature, p_top_k, p_top_p, p_min_p, p_max, p_count, p_mass,
     stride_logits, V, BN: tl.constexpr, BT: tl.constexpr,
@@ -157,7 +160,7 @@ def choose_cut(p_count, p_mass, i_n, num_tiles, b_top_k, b_top_p, b_min_p, V, CA
     return b_cut, b_num, b_total
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=_ROWS)
 def gather_kernel(
     p_logits, p_temperature, p_top_k, p_top_p, p_min_p, p_max, p_count, p_mass, p_found_x, p_found_token,
     stride_logits, V, CAPACITY: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr,
@@ -241,7 +244,7 @@ def least_key(
     return b_hi
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=_ROWS)
 def draw_kernel(
     p_logits, p_temperature, p_top_k, p_top_p, p_min_p, p_keys, p_positions, p_max, p_sum, p_best, p_token, p_count,
     p_mass, p_found_x, p_found_token, p_out, p_logprob, stride_logits, V, num_tiles,

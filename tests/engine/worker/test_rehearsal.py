@@ -1,0 +1,59 @@
+"""What is launched in advance: sizes and steps that have all kernels of a start and of ordinary traffic."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from app.config import EngineConfig
+from app.engine.distributed.parallel_groups import RankGroup
+from app.engine.worker import rehearsal
+from app.engine.worker.cuda_graphs import cascade_sizes, graph_sizes, telling_sizes
+from app.engine.worker.graph_setup import GraphSetup
+from app.engine.worker.model_runner import ModelRunner
+from tests.engine.worker_driver import Driver
+from tests.tiny_models import tiny_model
+
+
+def test_telling_sizes() -> None:
+    sizes = graph_sizes(EngineConfig(model="m", max_num_seqs=300))
+    assert telling_sizes(sizes) == [1, 2, 4, 8, 16, 32, 64, 128, 256, 300]
+    assert telling_sizes(cascade_sizes(sizes)) == [8, 16, 32, 64, 128, 256, 300]
+    assert telling_sizes([5, 7]) == [5, 7]
+    assert telling_sizes([]) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "steps"),
+    [
+        ({"max_num_seqs": 12, "cascade_attention": "off"}, [(1, 1, False), (8, 1, False), (12, 1, False)]),
+        ({"max_num_seqs": 8}, [(1, 1, False), (8, 1, False), (8, 1, True)]),
+        ({"max_num_seqs": 1}, [(1, 1, False)]),
+    ],
+)
+def test_steps_fit_the_engine(options: dict[str, Any], steps: list[tuple[int, int, bool]]) -> None:
+    made = rehearsal.rehearsed_steps(EngineConfig(model="m", max_num_batched_tokens=48, **options), 4096)
+    long = [(len(counts), counts[0], cascade) for counts, context, cascade in made if context == 4095]
+    assert long == steps
+    assert [counts for counts, _, _ in made if counts[0] > 1] == [[16], [32], [48]]
+    assert all(len(counts) <= options["max_num_seqs"] for counts, _, _ in made)
+
+
+@torch.inference_mode()
+def test_what_is_rehearsed_can_be_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = Driver(str(tiny_model("llama")), num_blocks=64).worker._runner
+    assert isinstance(runner, ModelRunner)
+    config, cpu = EngineConfig(model="m", max_num_seqs=8, max_num_batched_tokens=64), torch.device("cpu")
+    monkeypatch.setattr("app.engine.worker.graph_setup.refusal", lambda *_: None)
+    graphs = GraphSetup(config, runner, torch.float32, cpu, RankGroup())
+    caches, tokens = [cache.clone() for cache in runner.kv_caches], runner._state.flat_token_ids.clone()
+    rehearsal.launch_all(config, runner, graphs, 64, cpu)
+    assert all(torch.equal(cache, before) for cache, before in zip(runner.kv_caches, caches, strict=True))
+    assert torch.equal(runner._state.flat_token_ids[:-1], tokens[:-1])  # nobody reads where draws go
+
+
+def test_not_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rehearsal, "launch_all", lambda *_: pytest.fail("nothing is compiled here"))
+    Driver(str(tiny_model("llama")), num_blocks=64)

@@ -1,0 +1,23 @@
+"""After a start with an empty Triton cache no ordinary request waits for a kernel."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.test_architecture import ROOT
+
+
+@pytest.mark.gpu
+def test_traffic_compiles_nothing(tmp_path: Path) -> None:
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-m", "tests.engine.kernels_after_start"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    lines = [line.split() for line in done.stdout.splitlines() if line.startswith(("BEFORE", "AFTER"))]
+    assert int(lines[0][1]) > 20
+    assert lines[1:] == []
