@@ -159,7 +159,7 @@ def attend_split(
 ):  # fmt: skip
     """One KV head's query heads over positions [begin, end) of request i_r, one of its num_splits splits: into p_out,
     or as a partial result, merged with the others if it is the last one to be done (and MERGE)."""
-    i_head = tl.program_id(1)
+    i_head, num_heads = tl.program_id(0), tl.num_programs(0)
     o_m = tl.arange(0, BM)
     o_d = tl.arange(0, BD)
     m_q = (o_m[:, None] < G) & (o_d[None, :] < D)
@@ -182,7 +182,7 @@ def attend_split(
                 b_q, b_even, b_odd, b_sum, b_max, p_head, p_table, i_n, lo, end, o_pos, scale, soft_cap, window,
                 stride_block, stride_value, stride_slot, D, S, BN, BD, USE_WINDOW, USE_CAP, PRECISION,
             )  # fmt: skip
-        b_out = joined(b_even, b_odd, BM, BD) / b_sum[:, None] * tl.load(p_scales + tl.num_programs(1) + i_head)
+        b_out = joined(b_even, b_odd, BM, BD) / b_sum[:, None] * tl.load(p_scales + num_heads + i_head)
     else:
         for i_n in range(begin, end, BN):
             b_acc, b_sum, b_max = attend_tile(
@@ -194,19 +194,19 @@ def attend_split(
         p_o = p_out + i_r.to(tl.int64) * stride_out_token + o_head[:, None] * stride_out_head + o_d[None, :]
         tl.store(p_o, b_out.to(p_out.dtype.element_ty), mask=m_q)
     else:
-        o_part = (i_r.to(tl.int64) * tl.num_programs(1) * G + o_head) * stride_split + i_split
+        o_part = (i_r.to(tl.int64) * num_heads * G + o_head) * stride_split + i_split
         tl.store(p_partial + o_part[:, None] * D + o_d[None, :], b_out, mask=m_q)
         tl.store(p_log_sum + o_part, b_max + tl.log2(b_sum), mask=o_m < G)
         if MERGE:
             # One thread counts for all: the first barrier has their partial results written before it does, the second
             # has none of them read before it has.
-            p_count = p_arrived + i_r * tl.num_programs(1) + i_head
+            p_count = p_arrived + i_r * num_heads + i_head
             tl.debug_barrier()
             num_before = tl.atomic_add(p_count, 1, sem="acq_rel", scope="gpu")
             tl.debug_barrier()
             if num_before == num_splits - 1:
                 merge_splits(
-                    i_r, i_head, tl.num_programs(1), num_splits, p_partial, p_log_sum, p_out,
+                    i_r, i_head, num_heads, num_splits, p_partial, p_log_sum, p_out,
                     stride_out_token, stride_out_head, stride_split, G, BG, D, BD, BS, MAX_SPLITS, False,
                 )  # fmt: skip
                 tl.store(p_count, 0)  # for the next layer
@@ -222,15 +222,16 @@ def decode_kernel(
     BD: tl.constexpr, BS: tl.constexpr, MAX_SPLITS: tl.constexpr, SPLIT_KEYS: tl.constexpr, USE_WINDOW: tl.constexpr,
     USE_CAP: tl.constexpr, USE_LIST: tl.constexpr, MERGE: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Grid (splits of the longest request, Hkv, Rd); with a list of splits (any number, Hkv), which share it out."""
+    """Grid (Hkv, splits of the longest request, Rd); with a list of splits (Hkv, any number), which share it out. The
+    heads come first: those of a block lie side by side in memory, and are read at about the same time."""
     if EARLY:
         tl.extra.cuda.gdc_wait()
     if USE_LIST:
         # Entries are loaded ahead: the first along with their number, each next one before the work on this one.
-        stride = tl.num_programs(0)
-        item = tl.load(p_items + tl.program_id(0))
+        stride = tl.num_programs(1)
+        item = tl.load(p_items + tl.program_id(1))
         count = tl.load(p_count)
-        for i_item in range(tl.program_id(0), count, stride):
+        for i_item in range(tl.program_id(1), count, stride):
             next_item = tl.load(p_items + i_item + stride, mask=i_item + stride < count, other=0)
             i_r, i_split, b_len = unpack_item(item, MAX_SPLITS)
             lo, start, split = cut_context(b_len, window, BN, USE_WINDOW, MAX_SPLITS, SPLIT_KEYS)
@@ -245,7 +246,7 @@ def decode_kernel(
             )  # fmt: skip
             item = next_item
     else:
-        i_split, i_r = tl.program_id(0), tl.program_id(2)
+        i_split, i_r = tl.program_id(1), tl.program_id(2)
         b_len = tl.load(p_seq_lens + i_r)
         lo, start, split = cut_context(b_len, window, BN, USE_WINDOW, MAX_SPLITS, SPLIT_KEYS)
         begin = start + i_split * split
@@ -303,9 +304,9 @@ def decode(
     if sliding_window is None and scratch.shared is not None:
         shared = _shared_splits(meta, scratch, tile, cascade_tile, group, block_size)
     listed = scratch.splits(meta, sliding_window, tile) if shared is None else shared.singles
-    grid = (scratch.num_splits, num_kv_heads, meta.num_decodes)
+    grid = (num_kv_heads, scratch.num_splits, meta.num_decodes)
     if listed is not None:
-        grid = (programs_for(listed, num_kv_heads), num_kv_heads, 1)
+        grid = (num_kv_heads, programs_for(listed, num_kv_heads), 1)
     decode_kernel[grid](
         query, kv_cache, kv_scales, out, scratch.partial, scratch.log_sum, scratch.arrived, meta.block_table,
         meta.seq_lens,

@@ -213,9 +213,9 @@ def small_linear_add(
 
 
 def stages_within(num_bytes: int, tile: SmallTile, height: int, num_weights: int, itemsize: int) -> int:
-    """The tile's stages, or as many as shared memory holds: all but one buffer a tile of x and of each weight."""
+    """The tile's stages, or as many as shared memory holds: each buffers a tile of x and of each weight."""
     each = (height + num_weights * tile.columns) * tile.depth * itemsize
-    return max(1, min(tile.num_stages, 1 + num_bytes // each))
+    return max(1, min(tile.num_stages, num_bytes // each))
 
 
 def _options(x: torch.Tensor, weight: torch.Tensor, columns: int, tile: SmallTile) -> dict[str, int | bool | str]:

@@ -168,10 +168,12 @@ def test_tiles_fit_the_shared_memory_of_smaller_gpus(rows: int) -> None:
             (gated_tile(rows, columns, size), 2),
             (gated_tile(rows, columns, size, is_late=True), 2),
         ]
+        if rows > triton_small.MOST_ROWS:  # of which only a large gate and up is ours
+            tiles = tiles[3:4] if columns >= 8192 else []
         for tile, weights in tiles:
             if tile is not None:
                 stages = stages_within(99 << 10, tile, height, weights, 2)
-                buffered = (stages - 1) * (height + weights * tile.columns) * tile.depth * 2
+                buffered = stages * (height + weights * tile.columns) * tile.depth * 2
                 assert stages >= 2, (tile, rows, columns)
                 assert buffered <= 99 << 10, (tile, rows, columns)
                 assert stages_within(227 << 10, tile, height, weights, 2) == tile.num_stages, (tile, rows, columns)
