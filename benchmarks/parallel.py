@@ -4,8 +4,8 @@
 
 A layout is TP x PP; weights are random, on the device. Step time: between two steps' outputs while `batch` requests
 decode together; with P stages a step holds about 1/P of them, so compare stages by tokens/s. `--in-flight 64`: also
-requests a second, prompts included, while so many are kept in flight. Without GPUs, `--shape tiny` tries the command.
-A layout that fails is reported, and the next one runs.
+requests a second, with prompts twice as long, while so many are kept in flight. Without GPUs, `--shape tiny` tries the
+command. A layout that fails is reported, and the next one runs.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from app import LLM, SamplingParams
 from benchmarks.offline import arguments, make_llm, random_prompt, write
 
 PROMPT, OUTPUT = 512, 128
-FIGURES = ("step_ms_p50", "tokens_per_s", "requests_per_s")
-IN_FLIGHT_PROMPT, REQUESTS_EACH = 1024, 4
+REQUESTS_EACH = 4
 FIGURES = ("step_ms_p50", "tokens_per_s", "requests_per_s")
 
 
@@ -80,7 +79,7 @@ def measure(
         for batch in batches:
             figures[f"batch_{batch}"] = decode(llm, shape, batch, *lengths)
         for count in in_flight:
-            figures[f"in_flight_{count}"] = keep_in_flight(llm, shape, count, IN_FLIGHT_PROMPT, lengths[1])
+            figures[f"in_flight_{count}"] = keep_in_flight(llm, shape, count, 2 * lengths[0], lengths[1])
     return figures
 
 
@@ -89,21 +88,21 @@ def main() -> None:
     parser = arguments(__doc__, shape="llama-8b")
     parser.add_argument("--layouts", default="1x1,2x1,4x1,1x2")
     parser.add_argument("--batches", default="1,32,256")
-    parser.add_argument("--in-flight", type=int, nargs="*", default=[])
+    parser.add_argument("--in-flight", default="", help="as --batches")
     parser.add_argument("--prompt", type=int, default=PROMPT)
     parser.add_argument("--output", type=int, default=OUTPUT)
     args = parser.parse_args()
-    batches = [int(batch) for batch in args.batches.split(",")]
+    batches, in_flight = ([int(n) for n in text.split(",") if n] for text in (args.batches, args.in_flight))
     results: dict[str, Any] = {}
     for layout in args.layouts.split(","):
         try:
             lengths = (args.prompt, args.output)
-            results[layout] = measure(args.shape, layout, batches, args.in_flight, args.engine, lengths)
+            results[layout] = measure(args.shape, layout, batches, in_flight, args.engine, lengths)
         except Exception as error:
             traceback.print_exc()
             results[layout] = {"error": f"{type(error).__name__}: {error}"}
         base = next(iter(results.values()))
-        for name in [f"batch_{batch}" for batch in batches] + [f"in_flight_{count}" for count in args.in_flight]:
+        for name in [f"batch_{batch}" for batch in batches] + [f"in_flight_{count}" for count in in_flight]:
             own, first = results[layout].get(name), base.get(name)
             if own and first:
                 own |= {f"{key}_ratio": value / first[key] for key, value in list(own.items()) if key in FIGURES}

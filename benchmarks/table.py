@@ -2,8 +2,8 @@
 
     python -m benchmarks.table --shape qwen3-0.6b [--out results/table.json]
 
-What `benchmarks.latency`, `benchmarks.prefill` and `benchmarks.throughput` measure, in their order, without starting an
-engine for each.
+What `benchmarks.latency`, `benchmarks.prefill` and `benchmarks.throughput` measure, without starting an engine for
+each.
 """
 
 from __future__ import annotations

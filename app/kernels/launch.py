@@ -27,4 +27,4 @@ def shared_memory(device: torch.device) -> int:
     if device.type != "cuda":
         return 227 << 10
     properties: Any = torch.cuda.get_device_properties(device)
-    return int(properties.shared_memory_per_block_optin)
+    return int(getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block))

@@ -21,7 +21,7 @@ from app.kernels.sampling import apply_token_masks, gumbel_argmax, sample_tokens
 logger = logging.getLogger("manta.worker")
 
 # Kernels are chosen by powers of two; past a few hundred tokens by nothing any more.
-DECODES = (1, 8, 16, 64)
+DECODES = (1, 8, 16, 32, 64)
 PREFILLS = (16, 32, 64, 128, 1024)
 
 

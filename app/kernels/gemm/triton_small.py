@@ -154,7 +154,11 @@ def small_linear_add_kernel(
 
 
 def arrival_counters(device: torch.device) -> torch.Tensor:
-    """Zeros, int32 [_MOST_TILES], that the split products of a stream count in, one after another, and leave zero."""
+    """Zeros, int32 [_MOST_TILES], that the split products of a stream count in, one after another, and leave zero.
+
+    A graph counts in those of the stream it was captured on, so graphs must be replayed one after another, as they are
+    on the one stream that a process computes on.
+    """
     return _counters_of(device, torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0)
 
 
@@ -270,9 +274,8 @@ def gated_tile(num_rows: int, columns: int, size: int, *, is_late: bool = False)
     return _fitting(SmallTile(64, 128 if num_rows <= 32 else 64, 4, 3), size)
 
 
-def late_pays(num_rows: int, size: int, dtype: torch.dtype) -> bool:
-    """Whether products of K = size had rather divide than read a norm of its own launch. fp16 might not hold what is
-    not divided yet."""
+def may_divide_late(size: int, dtype: torch.dtype) -> bool:
+    """Whether products of K = size can take a late norm. fp16 might not hold what is not divided yet."""
     return dtype == torch.bfloat16 and size % 128 == 0  # which every tile divides
 
 
@@ -319,7 +322,7 @@ def linear_add_norm(
     tile = split_tile(x.shape[0], *weight.shape) if _serves(x, weight, MOST_ROWS) else None
     if tile is None:
         return add_rms_norm(F.linear(x, weight, bias), residual, norm_weight, eps)
-    is_late = may_be_late and late_pays(x.shape[0], weight.shape[0], x.dtype)
+    is_late = may_be_late and may_divide_late(weight.shape[0], x.dtype)
     late, total = small_linear_add(x, weight, bias, residual, tile, (norm_weight, eps) if is_late else None)
     return late or F.rms_norm(total, norm_weight.shape, norm_weight, eps), total
 

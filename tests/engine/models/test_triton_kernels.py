@@ -86,7 +86,7 @@ def test_products_of_few_rows_equal_transformers(family: str, monkeypatch: pytes
     """Residual and norm in the products, in fp32 here; a prompt of more rows goes the other way."""
     monkeypatch.setitem(LINEAR_OPS._table, "cpu", "app.kernels.gemm.triton_small:OPS")
     monkeypatch.setattr(triton_small, "_DTYPES", (torch.float32,))
-    monkeypatch.setattr(triton_small, "late_pays", lambda *_: True)
+    monkeypatch.setattr(triton_small, "may_divide_late", lambda *_: True)
     monkeypatch.setattr(triton_small, "MOST_ROWS", 4)
     seen: list[bool] = []
     small_linear = triton_small.small_linear

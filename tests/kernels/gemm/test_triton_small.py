@@ -111,7 +111,7 @@ def test_rows_of_a_wider_tensor() -> None:
 @pytest.mark.parametrize("is_late", [False, True])
 def test_a_chain_of_products(monkeypatch: pytest.MonkeyPatch, is_late: bool) -> None:
     """As in a layer: added to the residual and normed, then gated; late or not, as without the kernels."""
-    monkeypatch.setattr(triton_small, "late_pays", lambda *_: is_late)
+    monkeypatch.setattr(triton_small, "may_divide_late", lambda *_: is_late)
     x, weight, bias = tensors(3, 128, 256, torch.float16)
     residual, norm = torch.randn(2, 3, 128, dtype=torch.float16), torch.randn(128, dtype=torch.float16)
     gate_up = torch.randn(64, 128, dtype=torch.float16) / 11
@@ -129,9 +129,9 @@ def test_a_chain_of_products(monkeypatch: pytest.MonkeyPatch, is_late: bool) -> 
 
 
 def test_what_is_not_divided_yet_stays_out_of_fp16() -> None:
-    assert triton_small.late_pays(8, 4096, torch.bfloat16)
-    assert not triton_small.late_pays(8, 4096, torch.float16)
-    assert not triton_small.late_pays(8, 4160, torch.bfloat16)  # which a tile of 128 does not divide
+    assert triton_small.may_divide_late(4096, torch.bfloat16)
+    assert not triton_small.may_divide_late(4096, torch.float16)
+    assert not triton_small.may_divide_late(4160, torch.bfloat16)  # which a tile of 128 does not divide
 
 
 def test_sizes_that_no_tile_divides_go_to_the_library() -> None:
