@@ -194,7 +194,7 @@ def attention(
         OPS.paged_attention(query, cache, meta, scale=0.1, kv_scales=scales, **masks)
         OPS.write_kv(query[:, :num_kv_heads], query[:, :num_kv_heads], cache, meta.slot_mapping, scales)
         options = {"scale": 0.1, "sliding_window": None, "soft_cap": None, **masks}
-        if dtype == torch.float32 or is_static or scales is not None:
+        if dtype == torch.float32 or is_static or scales is not None or head_dim > 128:  # the tiles are too large
             continue
         for tile in (PrefillTile(128, 64, 8, 3), PrefillTile(128, 128, 8, 2), PrefillTile(64, 64, 4, 3)):
             triton_prefill.prefill(query, cache, meta, query, tile=tile, **options)
