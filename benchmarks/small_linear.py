@@ -1,7 +1,7 @@
 """Products of few rows on a GPU: every tile of app/kernels/gemm/triton_small.py beside cuBLAS, for the linear layers of
 two models; what its table of tiles was read off.
 
-    python -m benchmarks.small_linear [--rows 1 8 16 32 64] [--jobs 14] [--out results/small_linear.json]
+    python -m benchmarks.small_linear [--rows 1 8 16 32 64 128] [--jobs 14] [--out results/small_linear.json]
 
 Each product is the one that a decoder layer runs: of a late norm, of one with the activation, or added to the residual.
 Beside it stand the launches that it replaces: cuBLAS and the activation; cuBLAS, then residual and norm.
@@ -47,15 +47,15 @@ EPS = 1e-6
 Call = Callable[[int], object]  # of copy i of the weight
 
 
-def tiles(rows: int) -> list[SmallTile]:
-    """All that fit."""
-    columns = (16, 32, 64) if rows <= 32 else (32, 64, 128)
-    sizes = itertools.product(columns, (64, 128, 256), (4, 8), (3, 5))
-    height = max(16, rows)
+def tiles(rows: int, kind: str) -> list[SmallTile]:
+    """All that fit. A stage holds a tile of x and one of the weight; gated: of gate and of up."""
+    columns = (16, 32, 64) if rows <= 32 else (16, 32, 64, 128) if rows <= 64 else (32, 64, 128)
+    sizes = itertools.product(columns, (64, 128, 256), (4, 8), (3, 4, 5))
+    height, num_weights = max(16, triton.next_power_of_2(rows)), 2 if kind == "gated" else 1
     return [
         SmallTile(*size)
         for size in sizes
-        if (size[0] + height) * size[1] * 2 * size[3] <= SHARED_BYTES and (size[2] == 4 or size[0] >= 64)
+        if (num_weights * size[0] + height) * size[1] * 2 * size[3] <= SHARED_BYTES and (size[2] == 4 or size[0] >= 64)
     ]
 
 
@@ -132,7 +132,7 @@ def measure(name: str, rows: int) -> dict[str, Any]:
     weights = [torch.randn(height, size, dtype=torch.bfloat16, device="cuda") for _ in range(copies)]
     case = Case(kind, torch.randn(rows, size, dtype=torch.bfloat16, device="cuda"), weights)
     found: list[tuple[float, SmallTile]] = []
-    for tile in tiles(rows):
+    for tile in tiles(rows, kind):
         for splits in (1, 2, 4, 8):
             programs = triton.cdiv(columns, tile.columns) * splits
             if size % (tile.depth * splits) or (splits > 1 and (kind != "add" or programs > 1056)):
@@ -161,13 +161,13 @@ def measure(name: str, rows: int) -> dict[str, Any]:
 def main() -> None:
     """Compile beside each other, time one after another, print, write JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 16, 32, 64])
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 16, 32, 64, 128])
     parser.add_argument("--layers", nargs="+", default=list(LAYERS))
     parser.add_argument("--jobs", type=int, default=14)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     heights = {max(16, triton.next_power_of_2(rows)): rows for rows in args.rows}
-    jobs = [(rows, tile, kind) for rows in heights.values() for tile in tiles(rows) for kind in KINDS]
+    jobs = [(rows, tile, kind) for rows in heights.values() for kind in KINDS for tile in tiles(rows, kind)]
     with concurrent.futures.ProcessPoolExecutor(args.jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
         list(pool.map(compile_one, jobs, chunksize=4))
     print(f"{len(jobs)} kernels compiled", flush=True)

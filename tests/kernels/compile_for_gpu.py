@@ -3,13 +3,16 @@
     env -u TRITON_INTERPRET python -m tests.kernels.compile_for_gpu
 
 The interpreter accepts programs that the compiler refuses (types, shapes, bf16). Launches are caught before the driver
-and compiled ahead of time instead. Prints registers and spilled bytes of each kernel; exits 1 if one does not compile.
+and compiled ahead of time instead, as launches that may come early (app/kernels/launch.py). Prints shared memory,
+registers and spilled bytes of each kernel, and of an early one that it waits before it touches global memory. Exits 1
+if a kernel does not compile, does not wait in time, or asks for more shared memory than there is.
 """
 
 from __future__ import annotations
 
 import re
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,7 @@ from triton.experimental.gluon._runtime import GluonASTSource
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.runtime.jit import JITFunction
 
+from app.kernels import launch
 from app.kernels.attention import KV_FP8, AttentionMetadata, gluon_prefill, triton_prefill
 from app.kernels.attention.triton_ops import OPS
 from app.kernels.attention.triton_prefill import PrefillTile
@@ -32,7 +36,11 @@ from app.kernels.sampling import triton_ops as sampling_ops
 from app.kernels.sampling import triton_sample, triton_token_masks
 
 TARGET = GPUTarget("cuda", 90, 32)
-OPTIONS = {"num_warps", "num_stages", "maxnreg"}
+OPTIONS = {"num_warps", "num_stages", "maxnreg", "launch_pdl"}
+EARLY_LAUNCH = {"EARLY": True, "launch_pdl": True}
+SHARED_BYTES = 232_448  # of a program at most
+# A call's callee may do any of it.
+GLOBAL_ACCESS = re.compile(r"^\s*(?:@!?%\w+\s+)?(?:[\w.:]+\.global\b|ld\.volatile|cp\.async|call\b)", re.MULTILINE)
 TYPES = {
     torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.float8_e4m3fn: "fp8e4nv",
     torch.int32: "i32", torch.int64: "i64",
@@ -59,7 +67,8 @@ def compile_instead(kernel: Any, *arguments: Any, grid: Any, warmup: bool = Fals
     key = (kernel.__name__, *signature.items(), *map(str, constants.items()), *options.items())
     if key not in results:
         source = GluonASTSource if kernel.is_gluon() else ASTSource
-        results[key] = compiled(source(kernel, signature, constants, attributes), options)
+        is_early = values.get("EARLY")
+        results[key] = compiled(source(kernel, signature, constants, attributes), options, is_early)
         print(f"{kernel.__name__:28s} {options} {results[key]}", flush=True)
 
 
@@ -78,19 +87,42 @@ def type_of(value: Any, is_constexpr: bool, do_not_specialize: bool) -> tuple[st
     return "fp32", False
 
 
-def compiled(source: ASTSource, options: dict[str, Any]) -> str:
-    """Registers and stack, or what is wrong."""
+def compiled(source: ASTSource, options: dict[str, Any], is_early: bool | None) -> str:
+    """Shared memory, registers and stack, or what is wrong. is_early: the kernel's EARLY; None: it has none."""
     try:
         kernel = triton.compile(source, target=TARGET, options=options)
     except Exception as error:
         return f"FAILED {type(error).__name__}: {error}"
+    if kernel.metadata.shared > SHARED_BYTES:
+        return f"FAILED {kernel.metadata.shared} bytes of shared memory"
+    if is_early is not None or options.get("launch_pdl"):
+        if not (is_early and kernel.metadata.launch_pdl):
+            return f"FAILED EARLY is {is_early}, launch_pdl {kernel.metadata.launch_pdl}"
+        if not waits_first(kernel.asm["ptx"]):
+            return "FAILED touches global memory before it waits for the kernel before"
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(kernel.asm["cubin"])
         file.flush()
         usage = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=False).stdout
     found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
-    return f"shared {kernel.metadata.shared}, {found.group(0) if found else 'usage unknown'}"
+    waits = ", waits first" if is_early else ""
+    return f"shared {kernel.metadata.shared}, {found.group(0) if found else 'usage unknown'}{waits}"
+
+
+def waits_first(ptx: str) -> bool:
+    """Whether the entry, which may come after functions that it calls, waits before all that global memory sees."""
+    entry = ptx[ptx.index(".entry") :].split(".func", 1)[0]
+    wait, access = entry.find("griddepcontrol.wait"), GLOBAL_ACCESS.search(entry)
+    return wait >= 0 and access is not None and wait < access.start()
+
+
+def launch_early() -> None:
+    """Launches come early on a CPU's tensors too: in every module that has imported the function."""
+    asked = launch.early_launch
+    for module in list(sys.modules.values()):
+        if getattr(module, "early_launch", None) is asked:
+            module.early_launch = lambda device: EARLY_LAUNCH  # type: ignore[attr-defined]
 
 
 def linear(hidden: int, attended: int, projected: int, intermediate: int) -> None:
@@ -106,6 +138,7 @@ def linear(hidden: int, attended: int, projected: int, intermediate: int) -> Non
         triton_small.gated_linear(late, zeros(2 * intermediate, hidden), None)
         triton_small.gated_linear(total, zeros(2 * intermediate, hidden), None)
         triton_small.linear(total, zeros(151_936, hidden), None)
+    triton_small.gated_linear(zeros(128, hidden), zeros(2 * intermediate, hidden), None)
 
 
 def zeros(*shape: int) -> torch.Tensor:
@@ -161,7 +194,7 @@ def attention(
         OPS.paged_attention(query, cache, meta, scale=0.1, kv_scales=scales, **masks)
         OPS.write_kv(query[:, :num_kv_heads], query[:, :num_kv_heads], cache, meta.slot_mapping, scales)
         options = {"scale": 0.1, "sliding_window": None, "soft_cap": None, **masks}
-        if dtype == torch.float32 or is_static or scales is not None:
+        if dtype == torch.float32 or is_static or scales is not None or head_dim > 128:  # the tiles are too large
             continue
         for tile in (PrefillTile(128, 64, 8, 3), PrefillTile(128, 128, 8, 2), PrefillTile(64, 64, 4, 3)):
             triton_prefill.prefill(query, cache, meta, query, tile=tile, **options)
@@ -177,8 +210,9 @@ def sharing(num_requests: int) -> None:
 
 
 def main() -> int:
-    """Return 1 if a kernel does not compile."""
+    """Return 1 if a kernel failed."""
     JITFunction.run = compile_instead
+    launch_early()
     sampling(torch.float32, 151_936)
     sampling(torch.bfloat16, 128_256)
     qwen, llama = (16, 8, 128), (32, 8, 128)
@@ -201,7 +235,9 @@ def main() -> int:
         sharing(num_requests)
     triton_fp8.quantize_rows(torch.zeros(4, 14336, dtype=torch.bfloat16))
     failed = [result for result in results.values() if result.startswith("FAILED")]
-    print(f"{len(results)} kernels, {len(failed)} failed")
+    num_early = sum(result.endswith("waits first") for result in results.values())
+    print(f"{len(results)} kernels, {len(failed)} failed: each must fit {SHARED_BYTES} bytes of shared memory,")
+    print(f"and wait before it touches global memory where it comes early, as {num_early} do")
     return 1 if failed else 0
 
 

@@ -22,10 +22,10 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 BLOCK_SIZE = 16
 
 
-def triton_model(family: str, **changes: Any) -> CausalLM:
+def triton_model(family: str, dtype: torch.dtype = torch.float32, **changes: Any) -> CausalLM:
     """Callers have put the Triton functions into the table."""
     directory = tiny_model(family, **changes)
-    ctx = BuildContext(torch.float32, DEVICE, 512, triton_ops.OPS, ParallelGroups())
+    ctx = BuildContext(dtype, DEVICE, 512, triton_ops.OPS, ParallelGroups())
     return load_model(ModelInfo.from_directory(str(directory)), ctx, "safetensors", 0)
 
 
@@ -53,7 +53,8 @@ def step(model: CausalLM, caches: list[torch.Tensor], token_ids: list[int], star
 def empty_caches(model: CausalLM) -> list[torch.Tensor]:
     layers = model.attention_layers
     shape = (6, 2, layers[0].num_kv_heads, BLOCK_SIZE, layers[0].head_dim)
-    return [torch.full(shape, float("nan"), device=DEVICE) for _ in layers]
+    dtype = model.model.norm.weight.dtype
+    return [torch.full(shape, float("nan"), dtype=dtype, device=DEVICE) for _ in layers]
 
 
 @pytest.fixture(autouse=True)
@@ -109,27 +110,57 @@ def test_products_of_few_rows_equal_transformers(family: str, monkeypatch: pytes
     torch.testing.assert_close(model.logits(torch.cat(hidden)).cpu(), truth, rtol=1e-3, atol=1e-3)
 
 
+def decode_launches(model: CausalLM) -> dict[str, int]:
+    """Kernels of a decode step after a prompt, by name, on a GPU."""
+    caches = empty_caches(model)
+    step(model, caches, list(range(3, 30)), 0)
+    step(model, caches, [5], 27)
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        step(model, caches, [6], 28)
+        torch.cuda.synchronize()
+    return {e.key: e.count for e in profile.key_averages() if e.device_type == torch.autograd.DeviceType.CUDA}
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral"])
 @torch.inference_mode()
 def test_launches_of_a_decode_layer(family: str) -> None:
-    """In fp32, beside the four products: two norms, rotation with KV write, attention and its merge, SiLU; no more."""
+    """In fp32, beside the four products: two norms, rotation with KV write, attention, SiLU; no more."""
 
     @functools.cache
     def launches(num_layers: int) -> int:
-        model = triton_model(family, num_hidden_layers=num_layers)
-        caches = empty_caches(model)
-        step(model, caches, list(range(3, 30)), 0)
-        step(model, caches, [5], 27)
-        torch.cuda.synchronize()
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-            step(model, caches, [6], 28)
-            torch.cuda.synchronize()
-        counts = {e.key: e.count for e in profile.key_averages() if e.device_type == torch.autograd.DeviceType.CUDA}
+        counts = decode_launches(triton_model(family, num_hidden_layers=num_layers))
         assert sum(count for name, count in counts.items() if "rotate_and_write" in name) == num_layers, counts
         assert sum(count for name, count in counts.items() if "silu_and_mul" in name) == num_layers, counts
         assert sum(count for name, count in counts.items() if "add_rms_norm" in name) == 2 * num_layers, counts
+        assert sum(count for name, count in counts.items() if "decode_kernel" in name) == num_layers, counts
         products = ("gemm", "gemv", "cutlass", "cublas", "splitk", "nvjet", "dot_kernel")  # one may be several launches
         return sum(count for name, count in counts.items() if not any(part in name.lower() for part in products))
 
-    assert launches(4) - launches(2) <= 2 * 6
+    assert launches(4) - launches(2) <= 2 * 5
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral"])
+@torch.inference_mode()
+def test_launches_of_a_decode_layer_in_bf16(family: str) -> None:
+    """Four products, rotation with KV write, attention: norms and SiLU ride along. The first norm, which follows no
+    product, and the last, which none follows, are torch's; the product after the first is cuBLAS's."""
+    sizes = {"hidden_size": 256, "intermediate_size": 1536, "num_attention_heads": 8, "num_key_value_heads": 2}
+
+    def counts(num_layers: int) -> dict[str, int]:
+        return decode_launches(triton_model(family, torch.bfloat16, num_hidden_layers=num_layers, **sizes))
+
+    found = {num_layers: counts(num_layers) for num_layers in (2, 4)}
+    for num_layers, launches in found.items():
+        expected = {
+            "small_linear_kernel": 2 * num_layers - 1,
+            "small_linear_add_kernel": 2 * num_layers,
+            "rotate_and_write_kernel": num_layers,
+            "decode_kernel": num_layers,
+            "add_rms_norm_kernel": 0,
+            "silu_and_mul_kernel": 0,
+        }
+        assert {name: launches.get(name, 0) for name in expected} == expected, launches
+    assert sum(found[4].values()) - sum(found[2].values()) == 2 * 6, found

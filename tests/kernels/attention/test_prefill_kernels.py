@@ -15,8 +15,6 @@ from tests.kernels.attention.cases import Batch, contiguous_attention, make_batc
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
 ON_HOPPER = gluon_prefill.is_hopper(torch.device("cuda", 0) if ON_GPU else torch.device("cpu"))
-# Rows that only pad a tile have seen nothing and divide 0 by 0; they are not stored.
-pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered in divide:RuntimeWarning")
 on_hopper = pytest.mark.skipif(not ON_HOPPER, reason="needs a Hopper GPU")
 LENS = [(1, 9), (1, 70), (5, 5), (70, 70), (3, 130), (33, 64)]
 TOLERANCE = {torch.bfloat16: 8e-3, torch.float16: 1e-3}
@@ -80,6 +78,7 @@ def test_one_binary_serves_all_steps() -> None:
         ({}, (None, 30.0)),
         ({"dtype": torch.float32}, (None, None)),
         ({"head_dim": 80}, (None, None)),
+        ({"num_heads": 65, "num_kv_heads": 1}, (None, None)),
     ],
 )
 def test_gluon_refuses_what_its_kernel_lacks(
@@ -91,6 +90,28 @@ def test_gluon_refuses_what_its_kernel_lacks(
     assert not gluon_prefill.serves(batch.query, batch.kv_cache, *options)
 
 
-def test_gluon_serves_on_hopper_alone() -> None:
+def test_gluon_refuses_a_cache_with_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its descriptor takes the cache for rows that follow each other."""
+    monkeypatch.setattr(gluon_prefill, "is_hopper", lambda device: True)
+    batch = make_batch(LENS, num_heads=64, num_kv_heads=1, head_dim=64, dtype=torch.float16, device=DEVICE)
+    assert gluon_prefill.serves(batch.query, batch.kv_cache, None, None)
+    with_gaps = torch.cat((batch.kv_cache, batch.kv_cache), dim=2)[:, :, :1]
+    assert torch.equal(with_gaps.nan_to_num(), batch.kv_cache.nan_to_num())
+    assert not gluon_prefill.serves(batch.query, with_gaps, None, None)
+
+
+@pytest.mark.parametrize(
+    ("capability", "is_served"), [((8, 0), False), ((9, 0), True), ((10, 0), False), ((12, 0), False)]
+)
+def test_gluon_serves_on_hopper_alone(
+    capability: tuple[int, int], is_served: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_hopper = gluon_prefill.is_hopper.__wrapped__  # which remembers no GPU
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(gluon_prefill, "is_hopper", lambda device: is_hopper(torch.device("cuda", 0)))
     batch = make_batch(LENS, head_dim=64, dtype=torch.float16, device=DEVICE)
-    assert gluon_prefill.serves(batch.query, batch.kv_cache, None, None) is ON_HOPPER
+    assert gluon_prefill.serves(batch.query, batch.kv_cache, None, None) is is_served
+    assert not is_hopper(torch.device("cpu"))
+    monkeypatch.setattr(torch.version, "hip", "6.0")
+    assert not gluon_prefill.serves(batch.query, batch.kv_cache, None, None)

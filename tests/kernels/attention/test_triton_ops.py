@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from app.errors import ConfigError
-from app.kernels.attention import ATTENTION_BACKENDS, reference, triton_decode, triton_splits
+from app.kernels.attention import ATTENTION_BACKENDS, AttentionMetadata, reference, triton_decode, triton_splits
 from app.kernels.attention.triton_ops import OPS, TritonPlan
 from tests.kernels.attention.cases import Batch, contiguous_attention, make_batch
 
@@ -204,3 +204,78 @@ def test_large_mixed_batch_on_the_gpu(dtype: torch.dtype, head_dim: int, block_s
     )
     check(batch)
     check(batch, sliding_window=200, soft_cap=20.0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("is_static", [True, False])
+@torch.inference_mode()
+def test_whoever_finishes_last_the_bits_are_the_same(is_static: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A captured step of layers that pass splits through the same scratch, replayed with other queries and lengths."""
+    monkeypatch.undo()  # filling new tensors would keep a layer's launch from overlapping the end of the one before
+    num_requests, longest, block_size = 20, 4096, 16
+    shape = {"num_heads": 32, "num_kv_heads": 8, "head_dim": 128, "block_size": block_size}
+    windows = (None, None, 1000)  # of the layers
+    generator = torch.Generator(DEVICE).manual_seed(0)
+    num_blocks = num_requests * longest // block_size
+    caches = [
+        torch.randn(num_blocks, 2, 8, block_size, 128, device=DEVICE, dtype=torch.bfloat16, generator=generator)
+        for _ in windows
+    ]
+    inputs = []
+    for _ in range(4):
+        lens = torch.randint(1, longest + 1, (num_requests,), device=DEVICE, dtype=torch.int32, generator=generator)
+        lens[:5] = torch.tensor([longest, 1, 256, 257, 513], dtype=torch.int32)
+        lens = lens[torch.randperm(num_requests, device=DEVICE, generator=generator)]
+        query = torch.randn(num_requests, 32, 128, device=DEVICE, dtype=torch.bfloat16, generator=generator)
+        inputs.append((query, lens))
+    query, lens = (tensor.clone() for tensor in inputs[0])
+    table = torch.randperm(num_blocks, device=DEVICE, generator=generator).int().view(num_requests, -1)
+    meta = AttentionMetadata(
+        query_start_loc=torch.arange(num_requests + 1, dtype=torch.int32, device=DEVICE),
+        seq_lens=lens,
+        block_table=table,
+        slot_mapping=torch.full((num_requests,), -1, device=DEVICE),
+        max_query_len=1,
+        max_seq_len=longest,
+        num_decodes=num_requests,
+        is_static=is_static,
+    )
+
+    def attend(index: int, query: torch.Tensor, meta: AttentionMetadata) -> torch.Tensor:
+        return OPS.paged_attention(query, caches[index], meta, scale=128**-0.5, sliding_window=windows[index])
+
+    def alone(index: int, query: torch.Tensor, lens: torch.Tensor) -> torch.Tensor:
+        """A launch that nothing runs beside."""
+        step = dataclasses.replace(meta, seq_lens=lens, is_static=False)
+        OPS.prepare(step, **shape)
+        torch.cuda.synchronize()
+        out = attend(index, query, step)
+        torch.cuda.synchronize()
+        return out
+
+    expected = [[alone(index, *given) for index in range(len(windows))] for given in inputs]
+    assert all(bool(out.isfinite().all()) for outs in expected for out in outs)
+
+    def step() -> list[torch.Tensor]:
+        OPS.prepare(meta, **shape)
+        return [attend(index, query, meta) for index in range(len(windows))]
+
+    step()  # compiles
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outs = step()
+    assert isinstance(meta.plan, TritonPlan)
+    scratch = meta.plan.scratch  # what the graph writes
+    assert scratch.num_splits == 16
+    assert (scratch.lists is not None) == is_static
+    for replay in range(100):
+        which = replay % len(inputs)
+        for buffer, given in zip((query, lens), inputs[which], strict=True):
+            buffer.copy_(given)
+        for out in outs:
+            out.fill_(float("nan"))
+        graph.replay()
+        for index, out in enumerate(outs):
+            assert torch.equal(out, expected[which][index]), (replay, index)
+        assert not scratch.arrived.any(), replay
