@@ -17,9 +17,9 @@ import triton.language as tl
 MAX_SPLITS = 64
 SPLIT_KEYS = 256
 _LIST_TILE = 256
-# Programs of a listed launch, for each multiprocessor. By their registers four run at once (head size 128, bf16), or
-# three (an fp8 cache, head size 256); a second round evens the ends out.
-_PROGRAMS_PER_SM = 8
+# Programs of a listed launch, for each multiprocessor. Four run at once, but the device hands out the next one as soon
+# as one ends, which a program that goes on to its next split cannot match; too many of nothing to do cost time as well.
+_PROGRAMS_PER_SM = 32
 _INTERPRETED_SMS = 2
 
 
