@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,7 +22,9 @@ from triton.runtime.jit import JITFunction
 
 logger = logging.getLogger("manta.kernels")
 
-MOST_THREADS = 32
+# What of a compilation is Python waits for the other threads': more of them only wait.
+MOST_THREADS = 8
+SWITCH_S = 0.0005  # how long one that came back from native code waits for another's Python
 _one_at_a_time = threading.Lock()  # in a process: Triton's launch is replaced meanwhile
 
 
@@ -35,25 +38,31 @@ class Ahead:
 
 @dataclass(slots=True, frozen=True)
 class _Kernel:
-    """One that is being made. It stands in Triton's table of a function's kernels until the real one does."""
+    """One that is to be made. It stands in Triton's table of a function's kernels until the real one does."""
 
     table: dict[Any, Any]
     key: Any
-    done: Future[None]
+    make: Callable[[], Any]
 
-    def settle(self) -> bool:
+    def settle(self, done: Future[None]) -> bool:
         """Wait; whether it is there. One that failed leaves no trace: the next launch fails as it always did."""
-        error = self.done.exception()
+        error = done.exception()
         if error is not None:
             logger.debug("a kernel was not compiled ahead", exc_info=error)
             self.table.pop(self.key, None)
         return error is None
 
+    def load(self) -> None:
+        """What the first launch would do: Triton 3.6 compiles a launcher too, by the C compiler."""
+        kernel = self.make()
+        assert kernel is not None, "a hook of Triton's compiles it elsewhere"
+        _ = kernel.run
+
 
 @contextmanager
 def compile_ahead(device: torch.device) -> Iterator[Ahead]:
-    """Within the block, this thread's launches compile their kernels for `device` in a pool and run nothing: what they
-    would have written stays as it was, mostly uninitialised. The block's end waits for all of them to be loaded.
+    """Within the block, this thread's launches run nothing: what they would have written stays as it was, mostly
+    uninitialised. The block's end compiles their kernels for `device` in a pool of threads, and loads them.
 
     Raises what the block raises; a kernel that cannot be compiled or loaded is only counted. Launches of other threads
     are what they always are. In Triton's interpreter nothing is changed.
@@ -71,20 +80,30 @@ def compile_ahead(device: torch.device) -> Iterator[Ahead]:
         # Here, and not in several threads at once: it fills tables that launches read.
         _ = function.cache_key
         table = function.device_caches[_device_of(*details, **keywords)][0]
-        done = pool.submit(lambda: _load(make(function, key, *details, **keywords)))
-        table[key] = made = _Kernel(table, key, done)
-        kernels.append(made)
-        return made
+        table[key] = kernel = _Kernel(table, key, lambda: make(function, key, *details, **keywords))
+        kernels.append(kernel)
+        return kernel
 
-    threads = min(MOST_THREADS, len(os.sched_getaffinity(0)))
-    with _one_at_a_time, ThreadPoolExecutor(threads, "compile", _enter, (device,)) as pool:
+    with _one_at_a_time:
         JITFunction.run, JITFunction._do_compile = run_nothing, make_later
         try:
             yield ahead
         finally:
             JITFunction.run, JITFunction._do_compile = run, make
-            ahead.compiled = sum(kernel.settle() for kernel in kernels)
+            ahead.compiled = _load_all(kernels, device)
             ahead.failed = len(kernels) - ahead.compiled
+
+
+def _load_all(kernels: list[_Kernel], device: torch.device) -> int:
+    """How many are there in the end."""
+    threads, switch = min(MOST_THREADS, len(os.sched_getaffinity(0))), sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_S)
+    try:
+        with ThreadPoolExecutor(threads, "compile", _enter, (device,)) as pool:
+            done = [pool.submit(kernel.load) for kernel in kernels]
+            return sum(kernel.settle(future) for kernel, future in zip(kernels, done, strict=True))
+    finally:
+        sys.setswitchinterval(switch)
 
 
 def _enter(device: torch.device) -> None:
@@ -95,9 +114,3 @@ def _enter(device: torch.device) -> None:
 def _device_of(signature: Any, device: Any, *_: Any, **__: Any) -> Any:
     """Of the arguments of JITFunction._do_compile after the key: Triton's number of the device."""
     return device
-
-
-def _load(kernel: Any) -> None:
-    """What the first launch would do: Triton 3.6 compiles a launcher too, by the C compiler."""
-    assert kernel is not None, "a hook of Triton's compiles it elsewhere"
-    _ = kernel.run
