@@ -1,4 +1,8 @@
-"""What a launch must know of its device: how early it may be, and how much shared memory there is."""
+"""What launches need: how early one may be, how much shared memory there is, and the sums of grids and tiles.
+
+`triton.cdiv` and `triton.next_power_of_2` give the same numbers, through wrappers for the compiler that take as long as
+a small operator of torch; a layer asks a dozen times.
+"""
 
 from __future__ import annotations
 
@@ -28,3 +32,13 @@ def shared_memory(device: torch.device) -> int:
         return 227 << 10
     properties: Any = torch.cuda.get_device_properties(device)
     return int(getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block))
+
+
+def cdiv(dividend: int, divisor: int) -> int:
+    """Rounded up."""
+    return -(-dividend // divisor)
+
+
+def next_power_of_2(number: int) -> int:
+    """The least one that is not smaller; number at least 1."""
+    return 1 << (number - 1).bit_length()

@@ -16,7 +16,6 @@ from __future__ import annotations
 import functools
 
 import torch
-import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -29,6 +28,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from app.kernels.attention import AttentionMetadata
+from app.kernels.launch import cdiv
 
 ROWS = gl.constexpr(64)  # (token, head) rows of a group: what one instruction of four warps takes
 KEYS = gl.constexpr(128)  # keys of a tile
@@ -274,7 +274,7 @@ def prefill(
     rows = kv_cache.view(-1, head_dim)
     box = [min(block_size, KEYS.value), PANEL.value]
     descriptor = TensorDescriptor(rows, list(rows.shape), list(rows.stride()), box, PANEL_LAYOUT)
-    num_tiles = triton.cdiv(meta.max_query_len, 2 * ROWS.value // group)
+    num_tiles = cdiv(meta.max_query_len, 2 * ROWS.value // group)
     prefill_gluon_kernel[(num_tiles, num_kv_heads, num_requests)](
         descriptor, query, out, meta.block_table, meta.query_start_loc, meta.seq_lens, scale * LOG2_E,
         meta.num_decodes, query.stride(0), query.stride(1), out.stride(0), out.stride(1), meta.block_table.stride(0),

@@ -20,6 +20,7 @@ from app.kernels.attention.triton_quantize import query_to_fp8_keys
 from app.kernels.attention.triton_shared_splits import RUN_WORDS, SharedSplits
 from app.kernels.attention.triton_splits import multiprocessors
 from app.kernels.attention.triton_tile import NO_MAX, attend_tile
+from app.kernels.launch import next_power_of_2
 
 # Programs of a launch, for each multiprocessor: as many as run at once, and a second round to even the ends out.
 _PROGRAMS_PER_SM = 4
@@ -39,7 +40,7 @@ class CascadeTile:
 def choose_cascade_tile(num_rows: int, head_dim: int, dtype: torch.dtype) -> CascadeTile:
     """A table by the bytes of a key, as the decode kernel's, and by the rows there would be if all requests were one
     group. fp32 products are not the tensor cores' and want small tiles."""
-    key_bytes = triton.next_power_of_2(head_dim) * dtype.itemsize
+    key_bytes = next_power_of_2(head_dim) * dtype.itemsize
     if dtype == torch.float32:
         return CascadeTile(rows=32 if key_bytes <= 512 else 16, keys=32, run=2, num_warps=4, num_stages=2)
     if key_bytes > 256:
@@ -133,7 +134,7 @@ def attend_runs(
         S=block_size,
         BM=tile.rows,
         BN=min(tile.keys, tile_keys),
-        BD=triton.next_power_of_2(head_dim),
+        BD=next_power_of_2(head_dim),
         SEATS=shared.members.shape[1],
         RUN_WORDS=RUN_WORDS,
         USE_CAP=soft_cap is not None,

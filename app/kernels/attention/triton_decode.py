@@ -31,7 +31,7 @@ from app.kernels.attention.triton_splits import (
 )
 from app.kernels.attention.triton_tile import NO_MAX, attend_tile
 from app.kernels.attention.triton_tile_fp8 import attend_fp8_tile, joined
-from app.kernels.launch import early_launch
+from app.kernels.launch import early_launch, next_power_of_2
 
 # Of partial results that a merge has under way at a time: they take registers, which the merge must not take more of
 # than the rest of the kernel.
@@ -79,7 +79,7 @@ class DecodeScratch:
 def choose_tile(head_dim: int, dtype: torch.dtype, kv_dtype: torch.dtype | None = None) -> DecodeTile:
     """A table by the bytes of a key; 256 bytes (bf16, head size 128) were swept on an H200. `kv_dtype`: the cache's, if
     not that of the queries."""
-    key_bytes = triton.next_power_of_2(head_dim) * dtype.itemsize
+    key_bytes = next_power_of_2(head_dim) * dtype.itemsize
     if kv_dtype == KV_FP8 and dtype.itemsize == 2 and key_bytes <= 256:
         return DecodeTile(keys=128, num_warps=4, num_stages=2, max_registers=168)  # three programs fit
     if key_bytes <= 128:
@@ -342,7 +342,7 @@ def decode(
 
 def _sizes(group: int, head_dim: int, tile: DecodeTile) -> dict[str, int]:
     """How contexts are cut and partial results merged: what both kernels are compiled for."""
-    rows, columns = triton.next_power_of_2(group), triton.next_power_of_2(head_dim)
+    rows, columns = next_power_of_2(group), next_power_of_2(head_dim)
     return {
         "G": group,
         "BG": rows,

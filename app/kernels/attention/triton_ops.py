@@ -19,6 +19,7 @@ from app.errors import ConfigError
 from app.kernels.attention import AttentionMetadata, AttentionOps, gluon_prefill, triton_prefill
 from app.kernels.attention.triton_decode import DecodeScratch, decode, make_scratch
 from app.kernels.attention.triton_quantize import quantize
+from app.kernels.launch import next_power_of_2
 
 _MAX_HEAD_DIM = 256
 
@@ -104,8 +105,8 @@ def write_kv(
         HKV=num_kv_heads,
         D=head_dim,
         S=kv_cache.shape[3],
-        BH=triton.next_power_of_2(num_kv_heads),
-        BD=triton.next_power_of_2(head_dim),
+        BH=next_power_of_2(num_kv_heads),
+        BD=next_power_of_2(head_dim),
         num_warps=4,
     )
 

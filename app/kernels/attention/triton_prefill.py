@@ -16,6 +16,7 @@ import triton.language as tl
 from app.kernels.attention import AttentionMetadata
 from app.kernels.attention.triton_quantize import query_to_fp8_keys
 from app.kernels.attention.triton_tile import NO_MAX, attend_tile
+from app.kernels.launch import cdiv, next_power_of_2
 
 
 @dataclass(slots=True, frozen=True)
@@ -31,7 +32,7 @@ class PrefillTile:
 def choose_tile(head_dim: int, dtype: torch.dtype) -> PrefillTile:
     """A table by head size and dtype; bf16 at 128 was swept on an H200 with Triton 3.6, where a tile of 64 keys in four
     warps spills registers. Full fp32 has no tensor cores."""
-    padded = triton.next_power_of_2(head_dim)
+    padded = next_power_of_2(head_dim)
     if dtype == torch.float32:
         return PrefillTile(rows=32 if padded <= 128 else 16, keys=32, num_warps=4, num_stages=1)
     if padded == 128:
@@ -142,9 +143,9 @@ def prefill(
     num_kv_heads, block_size = kv_cache.shape[2:4]
     group = num_heads // num_kv_heads
     tile = tile or choose_tile(head_dim, query.dtype)
-    num_rows = max(tile.rows, triton.next_power_of_2(group))
+    num_rows = max(tile.rows, next_power_of_2(group))
     num_requests = meta.seq_lens.shape[0] - meta.num_decodes
-    prefill_kernel[(triton.cdiv(meta.max_query_len, num_rows // group), num_kv_heads, num_requests)](
+    prefill_kernel[(cdiv(meta.max_query_len, num_rows // group), num_kv_heads, num_requests)](
         query,
         kv_cache,
         kv_scales,
@@ -167,7 +168,7 @@ def prefill(
         S=block_size,
         BM=num_rows,
         BN=tile.keys,
-        BD=triton.next_power_of_2(head_dim),
+        BD=next_power_of_2(head_dim),
         USE_WINDOW=sliding_window is not None,
         USE_CAP=soft_cap is not None,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",

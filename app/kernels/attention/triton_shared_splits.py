@@ -18,6 +18,7 @@ import triton.language as tl
 
 from app.kernels.attention import AttentionMetadata, triton_splits
 from app.kernels.attention.triton_splits import SplitList, cut_context, pack_item
+from app.kernels.launch import cdiv, next_power_of_2
 
 RUN_WORDS = 4  # first split, one past the last, positions of a split, members
 _DEPTH_TILE = 64
@@ -144,11 +145,11 @@ def share_splits(
     singles = torch.empty(num_decodes * max_splits, dtype=torch.int64, device=device)
     counts = torch.zeros(2, dtype=torch.int32, device=device)
     cut = {"BN": tile_keys, "MAX_SPLITS": triton_splits.MAX_SPLITS, "SPLIT_KEYS": triton_splits.SPLIT_KEYS}
-    depth_kernel[(num_decodes, triton.cdiv(num_decodes, _DEPTH_TILE))](
+    depth_kernel[(num_decodes, cdiv(num_decodes, _DEPTH_TILE))](
         meta.block_table, meta.seq_lens, depth, num_decodes, meta.block_table.stride(0),
         S=block_size, BC=_DEPTH_TILE, BJ=triton_splits.MAX_SPLITS, num_warps=4, **cut,
     )  # fmt: skip
-    requests = max(_GROUP_TILE, triton.next_power_of_2(num_decodes))
+    requests = max(_GROUP_TILE, next_power_of_2(num_decodes))
     group_kernel[(num_decodes,)](
         depth, meta.seq_lens, singles, runs, members, counts, num_decodes,
         SEATS=seats, RUN=run, RUN_WORDS=RUN_WORDS, BR=requests,

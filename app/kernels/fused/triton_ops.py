@@ -9,7 +9,7 @@ import triton.language as tl
 
 from app.kernels.attention.triton_quantize import quantize
 from app.kernels.fused import FusedOps, HeadNorm
-from app.kernels.launch import early_launch
+from app.kernels.launch import cdiv, early_launch, next_power_of_2
 
 # Of one program of rotate_and_write; the same for any number of tokens, so that a norm has the same bits (I6).
 _HEADS_TILE_ELEMENTS = 1024
@@ -48,8 +48,8 @@ def add_rms_norm(
     if num_tokens > 0:
         add_rms_norm_kernel[(num_tokens,)](
             x, residual, weight, out, total, x.stride(0), residual.stride(0), eps,
-            C=size, BC=triton.next_power_of_2(size),
-            num_warps=min(max(triton.next_power_of_2(size) // 512, 1), 16), **early_launch(x.device),
+            C=size, BC=next_power_of_2(size),
+            num_warps=min(max(next_power_of_2(size) // 512, 1), 16), **early_launch(x.device),
         )  # fmt: skip
     return out, total
 
@@ -124,10 +124,10 @@ def rotate_and_write(
     out = torch.empty(num_tokens, num_heads, head_dim, dtype=heads.dtype, device=heads.device)
     if num_tokens == 0:
         return out
-    padded = triton.next_power_of_2(head_dim)
-    tile = min(_HEADS_TILE_ELEMENTS // padded, triton.next_power_of_2(total_heads))
+    padded = next_power_of_2(head_dim)
+    tile = min(_HEADS_TILE_ELEMENTS // padded, next_power_of_2(total_heads))
     query_weight, key_weight = (norm.query_weight, norm.key_weight) if norm is not None else (heads, heads)
-    rotate_and_write_kernel[(num_tokens, triton.cdiv(total_heads, tile))](
+    rotate_and_write_kernel[(num_tokens, cdiv(total_heads, tile))](
         heads, cos, sin, query_weight, key_weight, kv_cache, kv_scales, slots, out,
         norm.eps if norm is not None else 0.0,
         heads.stride(0), heads.stride(1), cos.stride(0), *kv_cache.stride()[:4],
@@ -154,7 +154,7 @@ def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
     assert gate_up.stride(1) == 1, "rows must be contiguous"
     out = torch.empty(num_tokens, size, dtype=gate_up.dtype, device=gate_up.device)
     if num_tokens > 0:
-        grid = (num_tokens, triton.cdiv(size, _SILU_TILE))
+        grid = (num_tokens, cdiv(size, _SILU_TILE))
         silu_and_mul_kernel[grid](gate_up, out, gate_up.stride(0), size, BN=_SILU_TILE, num_warps=4)
     return out
 

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from app.kernels.gemm.fp8 import FP8, LARGEST, LEAST_SCALE
+from app.kernels.launch import next_power_of_2
 
 
 @triton.jit
@@ -31,7 +32,7 @@ def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     out = torch.empty(num_rows, size, dtype=FP8, device=x.device)
     scale = torch.empty(num_rows, 1, dtype=torch.float32, device=x.device)
     if num_rows > 0:
-        padded = triton.next_power_of_2(size)
+        padded = next_power_of_2(size)
         quantize_rows_kernel[(num_rows,)](
             x, out, scale, x.stride(0), LARGEST=LARGEST, LEAST_SCALE=LEAST_SCALE, K=size, BK=padded,
             num_warps=min(max(padded // 512, 1), 16),

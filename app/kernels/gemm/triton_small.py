@@ -22,7 +22,7 @@ import triton.language as tl
 
 from app.kernels.fused.triton_ops import add_rms_norm, silu_and_mul
 from app.kernels.gemm import LateNorm, LinearOps, Rows, whole
-from app.kernels.launch import early_launch, shared_memory
+from app.kernels.launch import cdiv, early_launch, next_power_of_2, shared_memory
 
 MOST_ROWS = 64  # beyond, cuBLAS is as fast
 _DTYPES = (torch.bfloat16, torch.float16)
@@ -179,9 +179,9 @@ def small_linear(
     columns = weight.shape[0] // 2 if gated else weight.shape[0]
     num_squares = 1 if squares is None else squares.shape[1]
     out = torch.empty(num_rows, columns, dtype=rows.dtype, device=rows.device)
-    small_linear_kernel[(triton.cdiv(columns, tile.columns),)](
+    small_linear_kernel[(cdiv(columns, tile.columns),)](
         rows, weight, bias, squares, out, num_rows, columns, size, rows.stride(0), eps,
-        P=num_squares, BP=triton.next_power_of_2(num_squares), GATED=gated, **_options(rows, weight, columns, tile),
+        P=num_squares, BP=next_power_of_2(num_squares), GATED=gated, **_options(rows, weight, columns, tile),
     )  # fmt: skip
     return out
 
@@ -196,7 +196,7 @@ def small_linear_add(
 ) -> tuple[LateNorm | None, torch.Tensor]:
     """x [T, K] times weight [N, K], transposed, + residual [T, N] -> (its norm by (weight [N], eps), it)."""
     num_rows, size = x.shape
-    columns, tiles = weight.shape[0], triton.cdiv(weight.shape[0], tile.columns)
+    columns, tiles = weight.shape[0], cdiv(weight.shape[0], tile.columns)
     assert size % (tile.depth * tile.splits) == 0, (size, tile)
     assert residual.stride(1) == 1, "rows must be contiguous"
     assert tiles <= _MOST_TILES, (columns, tile)
@@ -223,7 +223,7 @@ def stages_within(num_bytes: int, tile: SmallTile, height: int, num_weights: int
 
 
 def _options(x: torch.Tensor, weight: torch.Tensor, columns: int, tile: SmallTile) -> dict[str, int | bool | str]:
-    size, height = x.shape[1], max(16, triton.next_power_of_2(x.shape[0]))
+    size, height = x.shape[1], max(16, next_power_of_2(x.shape[0]))
     assert size % tile.depth == 0, (size, tile)
     assert x.stride(1) == weight.stride(1) == 1, "rows must be contiguous"
     assert weight.stride(0) == size, "the weight must be contiguous"
@@ -255,7 +255,7 @@ def split_tile(num_rows: int, columns: int, size: int) -> SmallTile | None:
         tile, most = (SmallTile(32, 128, 4, 5), 256) if num_rows <= 32 else (SmallTile(64, 128, 4, 5), 128)
     else:
         tile, most = (SmallTile(32, 64, 4, 5), 256) if num_rows <= 16 else (SmallTile(16, 128, 4, 5), 128)
-    tiles, splits = triton.cdiv(columns, tile.columns), 1
+    tiles, splits = cdiv(columns, tile.columns), 1
     while splits < _MOST_SPLITS and 2 * splits * tiles <= most and size >= 2 * splits * _LEAST_DEPTH:
         if size % (2 * splits * tile.depth):
             break

@@ -10,6 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
+from app.kernels.launch import cdiv
+
 _TILE_TOKENS = 1024
 
 
@@ -67,7 +69,7 @@ def gumbel_argmax(
 ) -> torch.Tensor:
     """As `reference.gumbel_argmax`: fp32 [N, V], int64 [N, 2], int64 [N] -> int64 [N]."""
     num_rows, vocab_size = logits.shape
-    num_tiles = triton.cdiv(vocab_size, _TILE_TOKENS)
+    num_tiles = cdiv(vocab_size, _TILE_TOKENS)
     best = torch.empty(num_rows, num_tiles, dtype=torch.float32, device=logits.device)
     tokens = torch.empty(num_rows, num_tiles, dtype=torch.int64, device=logits.device)
     assert logits.stride(1) == 1, "logits rows must be contiguous"

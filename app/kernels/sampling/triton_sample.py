@@ -17,6 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
+from app.kernels.launch import cdiv, next_power_of_2
 from app.kernels.sampling.triton_ops import perturb
 
 _TILE = 2048  # tokens a program reads at a time
@@ -326,7 +327,7 @@ def sample_tokens(
     """The contract of `app.kernels.sampling.sample_tokens` on a GPU; the logits are left as they are."""
     num_rows, vocab_size = logits.shape
     assert logits.stride(1) == 1, "logits rows must be contiguous"
-    device, num_tiles = logits.device, triton.cdiv(vocab_size, _TILE)
+    device, num_tiles = logits.device, cdiv(vocab_size, _TILE)
     token_ids = torch.empty(num_rows, dtype=torch.int64, device=device)
     logprobs = torch.empty(num_rows, dtype=torch.float32, device=device)
     if num_rows == 0:
@@ -342,7 +343,7 @@ def sample_tokens(
     rows = (logits, temperature, top_k, top_p, min_p)
     draw = (keys.contiguous(), positions.contiguous())
     shape = (logits.stride(0), vocab_size)
-    tiles = {"BN": _TILE, "BT": triton.next_power_of_2(num_tiles), "num_warps": 4}
+    tiles = {"BN": _TILE, "BT": next_power_of_2(num_tiles), "num_warps": 4}
     grid = (num_rows, num_tiles)
     read_kernel[grid](*rows, *draw, maxima, sums, best, best_token, *shape, PURPOSE=purpose, BN=_TILE, num_warps=4)
     count_kernel[grid](*rows, maxima, counts, masses, *shape, **tiles)

@@ -7,6 +7,8 @@ import torch
 import triton
 import triton.language as tl
 
+from app.kernels.launch import cdiv
+
 _TILE_TOKENS = 1024
 
 
@@ -29,7 +31,7 @@ def apply_token_masks(logits: torch.Tensor, indices: torch.Tensor, words: torch.
     num_masks, vocab_size = len(indices), logits.shape[1]
     assert logits.stride(1) == 1, "logits rows must be contiguous"
     if num_masks > 0:
-        grid = (num_masks, triton.cdiv(vocab_size, _TILE_TOKENS))
+        grid = (num_masks, cdiv(vocab_size, _TILE_TOKENS))
         words = words.contiguous()
         token_masks_kernel[grid](
             logits, indices, words, logits.stride(0), vocab_size, words.shape[1], BV=_TILE_TOKENS, num_warps=4
