@@ -236,8 +236,8 @@ def main() -> int:
     triton_fp8.quantize_rows(torch.zeros(4, 14336, dtype=torch.bfloat16))
     failed = [result for result in results.values() if result.startswith("FAILED")]
     num_early = sum(result.endswith("waits first") for result in results.values())
-    print(f"{len(results)} kernels, {len(failed)} failed: each must fit {SHARED_BYTES} bytes of shared memory,")
-    print(f"and wait before it touches global memory where it comes early, as {num_early} do")
+    print(f"each must fit {SHARED_BYTES} bytes of shared memory; {num_early} come early, and must wait first")
+    print(f"{len(results)} kernels, {len(failed)} failed")
     return 1 if failed else 0
 
 
