@@ -1,22 +1,26 @@
 """How often rounding changes a greedy token, and how near the tie was where it did.
 
-    python -m benchmarks.near_ties [--dtype bfloat16] [--requests 128] [--out results/near_ties.json]
+    python -m benchmarks.near_ties [--dtype bfloat16] [--requests 64] [--out results/near_ties.json]
 
 The built-in model. Requests generate greedily alone, then all together, and both are held against transformers in
 fp32. Of the requests that differ, only the first token that does counts, as what follows answers other text: `gap` is
-how much likelier (in logprob, by transformers) the one token was than the other there. In fp32 nothing may differ.
+how much likelier (in logprob, by transformers) the one token was than the other there. In fp32 nothing may
+differ between alone and together: exit 1.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import random
+from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
 
 from app import LLM, SamplingParams
-from benchmarks.offline import arguments, write
+from benchmarks.offline import write
 from benchmarks.serve_process import ROOT
 
 MODEL = ROOT / "app/assets/tiny-chat"
@@ -43,15 +47,17 @@ def gaps(judge: Any, prompts: list[list[int]], left: list[list[int]], right: lis
 
 def main() -> None:
     """Compare, print, write JSON."""
-    parser = arguments(__doc__)
-    parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--requests", type=int, default=128)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dtype", choices=["bfloat16", "float16", "float32"], default="bfloat16")
+    parser.add_argument("--requests", type=int, default=64)
+    parser.add_argument("--engine", type=json.loads, default={}, help="further engine options, as JSON")
+    parser.add_argument("--out", type=Path, help="JSON")
     args = parser.parse_args()
     rng = random.Random(0)
     judge = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32).eval()
     judge.generation_config.eos_token_id = None  # as `ignore_eos`
     with LLM("tiny-chat", dtype=args.dtype, enable_prefix_caching=False, max_num_seqs=256, **args.engine) as llm:
-        text = llm.tokenizer.encode((ROOT / "README.md").read_text())
+        text = llm.tokenizer.encode((ROOT / "LICENSE").read_text())
         starts = [rng.randrange(len(text) - 200) for _ in range(args.requests)]
         prompts = [text[start : start + rng.randint(5, 150)] for start in starts]
         alone = [tokens for prompt in prompts for tokens in greedy(llm, [prompt])]
@@ -70,6 +76,7 @@ def main() -> None:
         figures[name]["gap_most"] = found[-1] if found else 0.0
         print(name, figures[name], flush=True)
     write(args.out, figures)
+    raise SystemExit(int(args.dtype == "float32" and alone != together))
 
 
 if __name__ == "__main__":

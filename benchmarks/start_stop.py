@@ -55,7 +55,7 @@ def device_mib() -> list[int]:
         return [
             int(line) for line in subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
         ]
-    except FileNotFoundError:
+    except (FileNotFoundError, subprocess.CalledProcessError):
         return []
 
 
@@ -64,10 +64,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cycles", type=int, default=100)
     parser.add_argument("--beside", type=int, default=8)
-    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--ranks", type=int, choices=[2, 4, 8], default=2)
     parser.add_argument("--engine", type=json.loads, default={}, help="further engine options, as JSON")
     parser.add_argument("--out", type=Path, help="JSON")
     args = parser.parse_args()
+    if args.cycles < 1 or args.beside < 1:
+        parser.error("--cycles and --beside must be at least 1")
     before, segments, beside = device_mib(), set(os.listdir("/dev/shm")), min(args.beside, args.cycles)
     counts = [len(range(i, args.cycles, beside)) for i in range(beside)]
     with concurrent.futures.ProcessPoolExecutor(beside, multiprocessing.get_context("spawn")) as pool:

@@ -3,10 +3,10 @@
     python -m benchmarks.transports --shape qwen3-0.6b [--ranks 1 2] [--batch 64] [--out results/transports.json]
 
 Random weights. `host` is the median time between two steps' outputs less the device's own time of a step: scheduling,
-carrying the letter there, enqueueing and carrying the tokens back. `carried` is that less the same of the cheapest way
-of so many ranks (in one process; several ranks: over sockets of local processes), the transport's share of a step. With
-steps in flight, as engines run, it is hidden behind the device. `--shape tiny --engine '{"device":"cpu"}'` tries it
-where there is no GPU.
+carrying the letter there, enqueueing and carrying the tokens back. `carried` is how much more that is than for the
+first way of so many ranks (in this process; of several ranks: over sockets of local processes). With steps in flight,
+as engines run, it is hidden behind the device. `--shape tiny --engine '{"device":"cpu"}'` tries it where there is no
+GPU.
 """
 
 from __future__ import annotations

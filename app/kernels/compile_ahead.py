@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -38,22 +38,16 @@ class Ahead:
 
 @dataclass(slots=True, frozen=True)
 class _Kernel:
-    """One that is to be made. It stands in Triton's table of a function's kernels until the real one does."""
+    """One that is to be made."""
 
-    table: dict[Any, Any]
+    table: dict[Any, Any]  # Triton's, of the function's kernels
     key: Any
     make: Callable[[], Any]
 
-    def settle(self, done: Future[None]) -> bool:
-        """Wait; whether it is there. One that failed leaves no trace: the next launch fails as it always did."""
-        error = done.exception()
-        if error is not None:
-            logger.debug("a kernel was not compiled ahead", exc_info=error)
-            self.table.pop(self.key, None)
-        return error is None
-
     def load(self) -> None:
         """What the first launch would do: Triton 3.6 compiles a launcher too, by the C compiler."""
+        if self.key in self.table:  # another thread was faster
+            return
         kernel = self.make()
         assert kernel is not None, "a hook of Triton's compiles it elsewhere"
         _ = kernel.run
@@ -62,12 +56,13 @@ class _Kernel:
 @contextmanager
 def compile_ahead(device: torch.device) -> Iterator[Ahead]:
     """Within the block, this thread's launches run nothing: what they would have written stays as it was, mostly
-    uninitialised. The block's end compiles their kernels for `device` in a pool of threads, and loads them.
+    uninitialised. The block's end, if nothing was raised, compiles their kernels for `device` in a pool of threads, and
+    loads them.
 
     Raises what the block raises; a kernel that cannot be compiled or loaded is only counted. Launches of other threads
     are what they always are. In Triton's interpreter nothing is changed.
     """
-    ahead, kernels = Ahead(), list[_Kernel]()
+    ahead, kernels = Ahead(), dict[tuple[int, Any], _Kernel]()
     me, run, make = threading.get_ident(), JITFunction.run, JITFunction._do_compile
 
     def run_nothing(function: Any, *arguments: Any, grid: Any, warmup: bool, **keywords: Any) -> Any:
@@ -80,9 +75,8 @@ def compile_ahead(device: torch.device) -> Iterator[Ahead]:
         # Here, and not in several threads at once: it fills tables that launches read.
         _ = function.cache_key
         table = function.device_caches[_device_of(*details, **keywords)][0]
-        table[key] = kernel = _Kernel(table, key, lambda: make(function, key, *details, **keywords))
-        kernels.append(kernel)
-        return kernel
+        kernel = _Kernel(table, key, lambda: make(function, key, *details, **keywords))
+        return kernels.setdefault((id(table), key), kernel)  # not in Triton's table: other threads read it
 
     with _one_at_a_time:
         JITFunction.run, JITFunction._do_compile = run_nothing, make_later
@@ -90,20 +84,27 @@ def compile_ahead(device: torch.device) -> Iterator[Ahead]:
             yield ahead
         finally:
             JITFunction.run, JITFunction._do_compile = run, make
-            ahead.compiled = _load_all(kernels, device)
-            ahead.failed = len(kernels) - ahead.compiled
+        ahead.compiled = _load_all(list(kernels.values()), device)
+        ahead.failed = len(kernels) - ahead.compiled
 
 
 def _load_all(kernels: list[_Kernel], device: torch.device) -> int:
-    """How many are there in the end."""
+    """How many are there in the end. One that fails will fail again where it is launched, as it always did."""
     threads, switch = min(MOST_THREADS, len(os.sched_getaffinity(0))), sys.getswitchinterval()
+    loaded = 0
     sys.setswitchinterval(SWITCH_S)
     try:
         with ThreadPoolExecutor(threads, "compile", _enter, (device,)) as pool:
-            done = [pool.submit(kernel.load) for kernel in kernels]
-            return sum(kernel.settle(future) for kernel, future in zip(kernels, done, strict=True))
+            for done in [pool.submit(kernel.load) for kernel in kernels]:
+                error = done.exception()
+                loaded += error is None
+                if error is not None:
+                    logger.debug("a kernel was not compiled ahead", exc_info=error)
+    except RuntimeError as error:  # no thread to be had
+        logger.warning("kernels are compiled when they are met", exc_info=error)
     finally:
         sys.setswitchinterval(switch)
+    return loaded
 
 
 def _enter(device: torch.device) -> None:

@@ -59,6 +59,7 @@ def compile_instead(kernel: Any, *arguments: Any, grid: Any, warmup: bool = Fals
     for index, parameter in enumerate(kernel.params):
         value = values[parameter.name]
         kind, aligned = type_of(value, parameter.is_constexpr, parameter.do_not_specialize)
+        aligned = aligned and not parameter.do_not_specialize_on_alignment
         signature[parameter.name] = kind
         if kind == "constexpr":
             constants[(index,)] = value

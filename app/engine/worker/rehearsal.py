@@ -21,7 +21,7 @@ from app.kernels.sampling import apply_token_masks, gumbel_argmax, sample_tokens
 logger = logging.getLogger("manta.worker")
 
 # Kernels are chosen by powers of two; past a few hundred tokens by nothing any more.
-DECODES = (1, 8, 16, 32, 64)
+DECODES = (1, 2, 4, 8, 16, 32, 64, 128)
 PREFILLS = (16, 32, 64, 128, 1024)
 
 
@@ -30,7 +30,8 @@ def rehearse(
 ) -> None:
     """Load every kernel that the start and ordinary steps will launch; on a GPU only. Needs a block of KV cache.
 
-    Collective over all ranks. Never raises: what fails here will fail again where it is met and handled.
+    Collective over all ranks: of several, one that fails raises, as the others wait for it. A single one goes on: what
+    failed here will fail again where it is met and handled.
     """
     if device.type != "cuda":
         return
@@ -41,9 +42,11 @@ def rehearse(
         with compile_ahead(device) as ahead:
             launch_all(config, runner, graphs, max_model_len, device)
         logger.info("kernels: %d loaded, %d failed, %.1f s", ahead.compiled, ahead.failed, time.monotonic() - began)
+        torch.cuda.synchronize(device)
     except Exception as error:
+        if config.world_size > 1:
+            raise
         logger.warning("kernels are compiled when they are met: the rehearsal failed", exc_info=error)
-    torch.cuda.synchronize(device)
 
 
 def launch_all(
@@ -65,6 +68,8 @@ def rehearsed_steps(config: EngineConfig, max_model_len: int) -> list[tuple[list
     decodes = sorted({min(count, most) for count in (*DECODES, most)})
     prefills = sorted({min(length, longest) for length in PREFILLS} - {1})
     shared = [count for count in decodes if count > 1 and config.cascade_attention != "off"]
+    if config.attention_backend == "torch":  # which really computes
+        return [([count], 0, False) for count in (*decodes[:1], *prefills)]
     steps = [([1] * count, max_model_len - 1, False) for count in decodes]
     steps += [([1] * count, max_model_len - 1, True) for count in shared]
     steps += [([1] * count, 0, False) for count in decodes[:2]]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from contextlib import nullcontext
+from typing import Any, cast
 
 import pytest
 import torch
@@ -28,9 +29,10 @@ def test_telling_sizes() -> None:
 @pytest.mark.parametrize(
     ("options", "steps"),
     [
-        ({"max_num_seqs": 12, "cascade_attention": "off"}, [(1, 1, False), (8, 1, False), (12, 1, False)]),
-        ({"max_num_seqs": 8}, [(1, 1, False), (8, 1, False), (8, 1, True)]),
+        ({"max_num_seqs": 6, "cascade_attention": "off"}, [(count, 1, False) for count in (1, 2, 4, 6)]),
+        ({"max_num_seqs": 4}, [(1, 1, False), (2, 1, False), (4, 1, False), (2, 1, True), (4, 1, True)]),
         ({"max_num_seqs": 1}, [(1, 1, False)]),
+        ({"max_num_seqs": 4, "attention_backend": "torch"}, []),  # its attention is really computed
     ],
 )
 def test_steps_fit_the_engine(options: dict[str, Any], steps: list[tuple[int, int, bool]]) -> None:
@@ -57,3 +59,18 @@ def test_what_is_rehearsed_can_be_run(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_not_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rehearsal, "launch_all", lambda *_: pytest.fail("nothing is compiled here"))
     Driver(str(tiny_model("llama")), num_blocks=64)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_one_rank_alone_goes_on_after_a_failure(ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of several, it must not: the others wait in a sum that it is not in."""
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(rehearsal, "launch_all", fail)
+    monkeypatch.setattr("app.kernels.compile_ahead.compile_ahead", lambda _: nullcontext())
+    config = EngineConfig(model="m", tensor_parallel_size=ranks, executor="local_processes")
+    runner, graphs = cast("ModelRunner", None), cast("GraphSetup", None)
+    with pytest.raises(RuntimeError, match="no memory") if ranks > 1 else nullcontext():
+        rehearsal.rehearse(config, runner, graphs, 64, torch.device("cuda"))
