@@ -12,6 +12,12 @@ from typing import Any
 import torch
 
 
+def nvidia_generation(device: torch.device) -> int:
+    """Major compute capability, 9: Hopper; 0: no GPU of NVIDIA's."""
+    is_nvidia = device.type == "cuda" and torch.version.hip is None
+    return torch.cuda.get_device_capability(device)[0] if is_nvidia else 0
+
+
 @cache
 def early_launch(device: torch.device) -> dict[str, bool]:
     """Keywords of a launch that need not wait for the end of the kernel before it (programmatic dependent launch).
@@ -20,7 +26,7 @@ def early_launch(device: torch.device) -> dict[str, bool]:
     begin with `tl.extra.cuda.gdc_wait()`, which waits for all that was written. In a decode step, whose kernels take a
     few microseconds each, that is half of one a launch. From Hopper on.
     """
-    if device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device)[0] >= 9:
+    if nvidia_generation(device) >= 9:
         return {"EARLY": True, "launch_pdl": True}
     return {"EARLY": False}
 

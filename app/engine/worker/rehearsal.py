@@ -1,6 +1,6 @@
 """A start's and a day's launches in advance, so that their kernels are compiled side by side and not one by one.
 
-Nothing here computes anything: inside `compile_ahead` kernels do not run, and what torch computes from their
+Nothing here computes anything of use: inside `compile_ahead` kernels do not run, and what torch computes from their
 uninitialised results is thrown away. So no value that a kernel would have written may serve as an index: steps read
 token 0 throughout, and draws go where only the padding of a static step writes (decode_inputs.py) and nobody reads.
 """

@@ -28,7 +28,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from app.kernels.attention import AttentionMetadata
-from app.kernels.launch import cdiv
+from app.kernels.launch import cdiv, nvidia_generation
 
 ROWS = gl.constexpr(64)  # (token, head) rows of a group: what one instruction of four warps takes
 KEYS = gl.constexpr(128)  # keys of a tile
@@ -238,7 +238,7 @@ def prefill_gluon_kernel(
 @functools.cache
 def is_hopper(device: torch.device) -> bool:
     """Whether it is a GPU with the instructions that the kernel is made of."""
-    return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device)[0] == 9
+    return nvidia_generation(device) == 9
 
 
 def serves(query: torch.Tensor, kv_cache: torch.Tensor, sliding_window: int | None, soft_cap: float | None) -> bool:
