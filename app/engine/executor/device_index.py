@@ -33,4 +33,17 @@ def own_device_index(local_rank: int) -> int:
     if not ray.is_initialized():
         return local_rank
     keeps_all = os.environ.get(KEEPS_ALL_VISIBLE, "") not in ("", "0")
-    return device_index(local_rank, ray.get_gpu_ids(), os.environ.get("CUDA_VISIBLE_DEVICES"), keeps_all)
+    assigned = ray.get_gpu_ids()
+    index = device_index(local_rank, assigned, os.environ.get("CUDA_VISIBLE_DEVICES"), keeps_all)
+    if assigned and keeps_all:
+        _tell_ray(index)
+    return index
+
+
+def _tell_ray(index: int) -> None:
+    """Ray looks an actor's device up in CUDA_VISIBLE_DEVICES whenever a compiled graph reads or writes. Where all GPUs
+    stay visible that need not be set; then the graph's loop would end, and the driver wait for it in vain."""
+    import torch
+    from ray.experimental.channel.common import ChannelContext
+
+    ChannelContext.get_current().set_torch_device(torch.device("cuda", index))

@@ -1,0 +1,49 @@
+"""Actors that Ray gives GPUs of their own, on a node whose GPUs stay visible to all; no GPU is touched."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import ray
+
+from app.config import EngineConfig
+from app.engine.executor.ray_workers import RayWorkersExecutor
+from tests.engine.executor.fake_worker import FAKE_WORKER, expected_tokens, make_letter
+
+
+@pytest.fixture(scope="module")
+def two_gpus() -> Iterator[None]:
+    """A cluster that says it has two."""
+    path = os.pathsep.join([str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH", "")])
+    ray.init(
+        num_cpus=2,
+        num_gpus=2,
+        include_dashboard=False,
+        log_to_driver=False,
+        object_store_memory=200 << 20,
+        runtime_env={"env_vars": {"PYTHONPATH": path}},
+    )
+    yield
+    ray.shutdown()
+
+
+@pytest.mark.usefixtures("two_gpus")
+@pytest.mark.parametrize("transport", ["socket", "compiled_graph"])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_steps_reach_every_rank(ranks: int, transport: str) -> None:
+    config = EngineConfig(device="cuda", tensor_parallel_size=ranks, step_transport=transport, step_timeout_s=20)
+    executor = RayWorkersExecutor(config, FAKE_WORKER)
+    try:
+        info = executor.start()
+        # Of several, each sees all GPUs and has its own; alone, it sees none but its own.
+        assert {f"place={rank},{ranks},{rank}" for rank in range(ranks)} <= set(info.notes)
+        letters = [make_letter(step) for step in range(3)]
+        for letter in letters:
+            executor.submit(letter)
+        for letter in letters:
+            assert executor.collect()[0].sampled_token_ids.tolist() == expected_tokens(letter)
+    finally:
+        executor.shutdown()
