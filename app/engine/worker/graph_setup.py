@@ -20,7 +20,7 @@ logger = logging.getLogger("manta.graphs")
 class GraphSetup:
     """Made once the model is there; `reserve` before the KV cache is sized, `capture` once it is allocated.
 
-    Raises ConfigError where `cuda_graphs=on` and there can be none.
+    Raises ConfigError where `cuda_graphs=on` and there can be none, or one of several ranks cannot capture them.
     """
 
     def __init__(
@@ -59,26 +59,23 @@ class GraphSetup:
         """Bytes to keep free for the graphs."""
         if self._step is None:
             return 0
-        needed, failure = 0, None
         try:
-            needed = cuda_graphs.measure(self._step, self._device)
+            return cuda_graphs.measure(self._step, self._device)
         except Exception as error:  # whatever a kernel or a library raises while it is captured
-            failure = _reason(error)
-        return needed if self._all_have(failure) else 0
+            self._fail(error)
+            return 0
 
     def capture(self) -> None:
         """Capture all sizes over the KV cache as it is now; from then on the runner decodes with them."""
         if self._step is None:
             return
-        failure = None
         try:
             graphs = CudaGraphs(self._step, self._device)
             before = torch.cuda.mem_get_info(self._device)[0]
             seconds = graphs.capture(self._step.sizes)
             mib = (before - torch.cuda.mem_get_info(self._device)[0]) >> 20
         except Exception as error:  # as above
-            failure = _reason(error)
-        if not self._all_have(failure):
+            self._fail(error)
             return
         self._runner.decode = graphs
         sizes, shared = self._step.sizes, self._step.cascade_sizes
@@ -87,23 +84,20 @@ class GraphSetup:
             f"CUDA graphs: {len(sizes)} batch sizes up to {sizes[-1]}{extra}, {mib} MiB, captured in {seconds:.1f} s"
         )
 
-    def _all_have(self, failure: str | None) -> bool:
-        """Whether no rank of the tensor-parallel group failed: from graphs, a step sums up other shapes."""
-        if self._tp.agree(failure is None, self._device):
-            return True
+    def _fail(self, error: Exception) -> None:
+        """Go on without graphs; not in a tensor-parallel group, whose other ranks are waiting in the sums of the step
+        that failed here, where no vote reaches them."""
+        logger.warning("CUDA graphs: the capture failed", exc_info=error)
+        reason = f"capture failed: {type(error).__name__}: {error}"
+        if self._tp.size > 1:
+            raise ConfigError(f"{reason}; set cuda_graphs=off", param="cuda_graphs") from error
         self._step = None
-        self._go_without(failure or "another rank's capture failed")
-        return False
+        self._go_without(reason)
 
     def _go_without(self, reason: str) -> None:
         if self._config.cuda_graphs == "on":
             raise ConfigError(f"cuda_graphs=on, but {reason}; use auto", param="cuda_graphs")
         self.note = f"CUDA graphs: off ({reason})"
-
-
-def _reason(error: Exception) -> str:
-    logger.warning("CUDA graphs: the capture failed", exc_info=error)
-    return f"capture failed: {type(error).__name__}: {error}"
 
 
 def refusal(config: EngineConfig, device: torch.device) -> str | None:

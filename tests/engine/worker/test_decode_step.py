@@ -246,24 +246,23 @@ def test_a_failed_capture_goes_on_without(directory: Path, monkeypatch: pytest.M
         forced.reserve()
 
 
-class _Outvoted(RankGroup):
-    """Another rank of the group is not ready."""
-
-    def agree(self, is_ready: bool, device: torch.device) -> bool:
-        return False
-
-
-def test_no_rank_has_graphs_where_one_of_them_cannot(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_cannot_capture_says_so_instead_of_going_on(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other ranks are in the midst of a step's sums: they end with this one, and cannot be asked any more."""
     driver = Driver(str(directory), num_blocks=8)
     runner = driver.worker._runner
     assert runner is not None
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("out of memory")
+
     monkeypatch.setattr("app.engine.worker.graph_setup.refusal", lambda config, device: None)
-    monkeypatch.setattr("app.engine.worker.cuda_graphs.measure", lambda step, device: 77)
-    setup = GraphSetup(EngineConfig(), runner, torch.float32, torch.device("cpu"), _Outvoted())
-    assert setup.reserve() == 0
-    setup.capture()
-    assert runner.decode is None
-    assert setup.note == "CUDA graphs: off (another rank's capture failed)"
+    monkeypatch.setattr("app.engine.worker.cuda_graphs.measure", broken)
+    group = RankGroup(0, 2, object())  # type: ignore[arg-type]
+    setup = GraphSetup(EngineConfig(), runner, torch.float32, torch.device("cpu"), group)
+    with pytest.raises(ConfigError, match="capture failed: RuntimeError: out of memory; set cuda_graphs=off"):
+        setup.reserve()
 
 
 def test_shutdown_frees_a_worker_with_static_steps(directory: Path) -> None:
