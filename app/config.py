@@ -149,6 +149,11 @@ class EngineConfig(Frozen):
     )
     grammar_cache_size: int = Field(128, ge=1, description="Compiled grammars kept for further requests.")
 
+    start_timeout_s: float = Field(
+        1800.0,
+        gt=0,
+        description="Workers that take longer to load the model and get ready hang: the replica ends and is replaced.",
+    )
     step_timeout_s: float = Field(
         300.0, gt=0, description="A step that takes longer means a hung worker: the replica exits and is replaced."
     )

@@ -21,6 +21,7 @@ import torch
 from app.engine.distributed.parallel_groups import RankGroup
 from app.engine.distributed.process_groups import RankStore, connect_store, join_groups
 from app.engine.distributed.symmetric_all_reduce import SymmetricAllReduce
+from app.engine.executor.gang_executor import LOCAL_HOST
 
 SIZES = [1 << power for power in range(10, 25)]  # bytes, 1 KiB to 16 MiB
 NEVER, ALWAYS = 0, 1 << 24
@@ -39,20 +40,20 @@ def candidates(group: RankGroup, device: torch.device) -> dict[str, Callable[[to
     return found
 
 
-def time_us(reduce: Callable[[torch.Tensor], Any], tensor: torch.Tensor) -> float:
+def time_us(work: Callable[[torch.Tensor], Any], tensor: torch.Tensor) -> float:
     """Microseconds a call, many in a row; on a GPU from a captured graph, as decode steps run."""
     if tensor.device.type == "cpu":
         begin = time.perf_counter()
         for _ in range(REPEATS):
-            reduce(tensor)
+            work(tensor)
         return 1e6 * (time.perf_counter() - begin) / REPEATS
     for _ in range(3):
-        reduce(tensor)
+        work(tensor)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         for _ in range(REPEATS):
-            reduce(tensor)
+            work(tensor)
     graph.replay()
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
@@ -72,11 +73,7 @@ def check(reduce: Callable[[torch.Tensor], Any], group: RankGroup, count: int, d
 
 def rank_main(rank: int, ranks: int, device_type: str, address: tuple[str, int], results: Any) -> None:
     """Measure all sizes; rank 0 reports."""
-    device = torch.device(device_type, rank) if device_type == "cuda" else torch.device("cpu")
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    torch.set_num_threads(1)
-    group = join_groups(connect_store(address, ranks), rank, ranks, 1, device, True).tp
+    group, device = join(rank, ranks, device_type, address)
     ways = candidates(group, device)
     table: dict[str, dict[int, float]] = {name: {} for name in ways}
     for size in SIZES:
@@ -101,6 +98,34 @@ def limits(table: dict[str, dict[int, float]]) -> tuple[int, int]:
     return one, two
 
 
+def run_ranks(rank_main: Callable[..., None], ranks: int, device_type: str) -> Any:
+    """What rank 0 puts into the queue that is the last argument of rank_main(rank, ranks, device_type, address, queue).
+
+    RuntimeError where a rank fails.
+    """
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    store = RankStore(LOCAL_HOST, ranks)
+    common = (ranks, device_type, store.address, results)
+    processes = [context.Process(target=rank_main, args=(rank, *common), daemon=True) for rank in range(ranks)]
+    for process in processes:
+        process.start()
+    while results.empty():
+        if any(process.exitcode for process in processes):
+            raise RuntimeError("a rank failed")
+        time.sleep(0.1)
+    return results.get()
+
+
+def join(rank: int, ranks: int, device_type: str, address: tuple[str, int]) -> tuple[RankGroup, torch.device]:
+    """This process's place among the ranks, and its device, made current."""
+    device = torch.device(device_type, rank) if device_type == "cuda" else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    torch.set_num_threads(1)
+    return join_groups(connect_store(address, ranks), rank, ranks, 1, device, LOCAL_HOST).tp, device
+
+
 def main() -> None:
     """Start the ranks, print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -108,14 +133,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--out", type=Path, help="JSON")
     args = parser.parse_args()
-    context = multiprocessing.get_context("spawn")
-    results = context.Queue()
-    store = RankStore("127.0.0.1", args.ranks)
-    common = (args.ranks, args.device, store.address, results)
-    processes = [context.Process(target=rank_main, args=(rank, *common), daemon=True) for rank in range(args.ranks)]
-    for process in processes:
-        process.start()
-    table: dict[str, dict[int, float]] = results.get(timeout=300)
+    table: dict[str, dict[int, float]] = run_ranks(rank_main, args.ranks, args.device)
     for size in SIZES:
         print(f"{size:>9} bytes", "  ".join(f"{name} {table[name][size]:8.1f} us" for name in table))
     print(f"MEASURED = {{{args.ranks}: {limits(table)}}}")

@@ -3,6 +3,7 @@ torch (I8)."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 
@@ -20,7 +21,11 @@ class WorkerInfo:
 
 @dataclass(slots=True, frozen=True)
 class Meeting:
-    """Where the ranks of a gang find each other: the store in rank 0, and whether all of them share one node."""
+    """Where the ranks of a gang find each other: the store in rank 0; and the node of each rank."""
 
     address: tuple[str, int]
-    one_node: bool
+    node_of: tuple[str, ...]
+
+    def share_a_node(self, ranks: Iterable[int]) -> bool:
+        """Whether these ranks do."""
+        return len({self.node_of[rank] for rank in ranks}) == 1

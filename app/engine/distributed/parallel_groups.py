@@ -12,6 +12,9 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+# One name up to torch 2.11, another since 2.13.
+_all_gather: Callable[..., object] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+
 SmallAllReduce = Callable[[torch.Tensor], "torch.Tensor | None"]
 
 
@@ -44,9 +47,9 @@ class RankGroup:
         """Concatenate the ranks' tensors, all of one shape, along `dim`."""
         if self.size == 1:
             return tensor
-        parts = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in range(self.size)]
-        dist.all_gather(parts, tensor.contiguous(), group=self.handle)
-        return torch.cat(parts, dim=dim)
+        parts = tensor.new_empty(self.size * tensor.shape[0], *tensor.shape[1:])
+        _all_gather(parts, tensor.contiguous(), group=self.handle)
+        return torch.cat(parts.chunk(self.size), dim=dim)
 
     def agree(self, is_ready: bool, device: torch.device) -> bool:
         """Whether every rank is ready: one that is not would leave the others waiting in every sum. Collective."""

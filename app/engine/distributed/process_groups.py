@@ -7,6 +7,7 @@ store is a server in rank 0 (RankStore), whose address the executor hands to the
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
 import socket
 import sys
@@ -14,13 +15,14 @@ from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from app.engine.distributed.parallel_groups import ParallelGroups, RankGroup
 
-# Generous: whoever waits this long has been found dead by its driver long before (step_timeout_s).
+# Generous: whoever waits this long has been found dead by its driver before (start_timeout_s, step_timeout_s).
 COLLECTIVE_TIMEOUT = timedelta(hours=1)
 START_TIMEOUT = timedelta(minutes=10)
 
@@ -50,15 +52,17 @@ def connect_store(address: tuple[str, int], world_size: int) -> Any:
 
 
 def join_groups(
-    store: Any, rank: int, tensor_parallel_size: int, pipeline_parallel_size: int, device: torch.device, one_node: bool
+    store: Any, rank: int, tensor_parallel_size: int, pipeline_parallel_size: int, device: torch.device, host: str
 ) -> ParallelGroups:
-    """All groups of `rank` in a gang of stages x ranks; blocks until every rank of the gang has come."""
+    """All groups of `rank` in a gang of stages x ranks; blocks until every rank of the gang has come.
+
+    `host`: where the store is. The ranks find each other on the interface that leads there.
+    """
     tp, pp = tensor_parallel_size, pipeline_parallel_size
     world_size = tp * pp
     if world_size == 1:
         return ParallelGroups()
-    if one_node and sys.platform == "linux":  # gloo would look up the host's name, which may mean anything
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    _set_environment(host)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=COLLECTIVE_TIMEOUT)
     stages = [range(stage * tp, (stage + 1) * tp) for stage in range(pp)]
@@ -76,6 +80,33 @@ def leave_groups() -> None:
     if dist.is_initialized():
         with contextlib.suppress(RuntimeError):  # a peer that is gone already
             dist.destroy_process_group()
+
+
+def _set_environment(host: str) -> None:
+    """Defaults of the libraries below; what the user has set stays."""
+    # Multicast over NVLink needs more of the host than a replica may take (a fabric manager in good health), and a
+    # fault in it takes all of the host's GPUs along.
+    os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
+    os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
+    if sys.platform == "linux" and (interface := interface_to(host)) is not None:
+        # Gloo would look up this host's name, which often means the loopback interface, or nothing.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+
+
+def interface_to(host: str) -> str | None:
+    """The network interface on which this machine talks to `host` (an IP address, maybe its own); None: unknown."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, 9))  # sends nothing: it only looks up the route
+            own = ipaddress.ip_address(probe.getsockname()[0])
+    except (OSError, ValueError):
+        return None
+    for name, addresses in psutil.net_if_addrs().items():
+        texts = [entry.address.partition("%")[0] for entry in addresses if entry.family == family]
+        if own in map(ipaddress.ip_address, texts):
+            return name
+    return None
 
 
 def _own_group(groups: Iterable[range], rank: int, backend: str) -> RankGroup:

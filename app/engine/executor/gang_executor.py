@@ -59,7 +59,10 @@ class GangExecutor(Executor):
 
     @abstractmethod
     def _call_all(self, method: str, arguments: Sequence[tuple[Any, ...]], timeout_s: float | None = None) -> list[Any]:
-        """Call a method of the first len(arguments) ranks and wait for all; a worker's MantaError comes through."""
+        """Call a method of the first len(arguments) ranks and wait for all; a worker's MantaError comes through.
+
+        RankFailedError names the rank that did not answer within `timeout_s`.
+        """
 
     @abstractmethod
     def _end_workers(self, healthy: bool) -> None:
@@ -70,8 +73,8 @@ class GangExecutor(Executor):
         """The workers are gone: give back what they stood on."""
 
     @abstractmethod
-    def _one_node(self) -> bool:
-        """Whether all ranks share a node."""
+    def _nodes(self) -> Sequence[str]:
+        """The node of each rank."""
 
     def _kill_far(self, gang: Gang) -> None:
         """End ranks of other nodes that do not end by themselves."""
@@ -175,10 +178,15 @@ class GangExecutor(Executor):
     def _load(self) -> list[WorkerInfo]:
         meeting = None
         if self._world_size > 1:
-            one_node = self._one_node()
-            (address,) = self._call_all("open_store", [(LOCAL_HOST if one_node else None,)], CONNECT_TIMEOUT_S)
-            meeting = Meeting(address, one_node)
-        infos: list[WorkerInfo] = self._call_all("start", [(meeting,)] * self._world_size)
+            nodes = tuple(self._nodes())
+            host = LOCAL_HOST if len(set(nodes)) == 1 else None
+            with self._fatal_failures():
+                (address,) = self._call_all("open_store", [(host,)], CONNECT_TIMEOUT_S)
+            meeting = Meeting(address, nodes)
+        with self._fatal_failures():
+            infos: list[WorkerInfo] = self._call_all(
+                "start", [(meeting,)] * self._world_size, self._config.start_timeout_s
+            )
         return infos
 
     def _warm_up(self) -> None:

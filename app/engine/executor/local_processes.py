@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from app.config import EngineConfig
-from app.engine.executor.gang_executor import CONNECT_TIMEOUT_S, GangExecutor
+from app.engine.executor.gang_executor import CONNECT_TIMEOUT_S, LOCAL_HOST, GangExecutor
 from app.engine.executor.transports.gang import Gang, Rank, RankFailedError, open_pidfd
 from app.engine.executor.transports.rendezvous import Rendezvous
 from app.engine.executor.worker_actor import Place
@@ -81,6 +81,8 @@ class LocalProcessesExecutor(GangExecutor):
                 part.send(rank, pickle.dumps((method, args)), CONNECT_TIMEOUT_S)
             return [pickle.loads(frame) for frame in part.gather(timeout_s)]
         except RankFailedError as failed:
+            if failed.hangs:
+                raise
             if failed.failure is not None and isinstance(failed.failure.error, MantaError):
                 raise failed.failure.error from None
             trace = f"\n{failed.failure.trace}" if failed.failure is not None else ""
@@ -97,8 +99,8 @@ class LocalProcessesExecutor(GangExecutor):
     def _release(self) -> None:
         self._processes.clear()
 
-    def _one_node(self) -> bool:
-        return True
+    def _nodes(self) -> Sequence[str]:
+        return [LOCAL_HOST] * self._world_size
 
     def _choose_transport(self, device: str) -> tuple[str, str]:
         return "socket", "local processes"

@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 import ray
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from app.config import EngineConfig
@@ -24,7 +24,7 @@ from app.engine.executor.gang_executor import CONNECT_TIMEOUT_S, GangExecutor
 from app.engine.executor.placement import Placement, place
 from app.engine.executor.transports import choose_transport
 from app.engine.executor.transports.compiled_graph import worker_environment
-from app.engine.executor.transports.gang import Gang, Rank, open_pidfd
+from app.engine.executor.transports.gang import Gang, Rank, RankFailedError, open_pidfd
 from app.engine.executor.transports.rendezvous import Rendezvous
 from app.engine.executor.worker_actor import Place, WorkerActor
 from app.errors import EngineDeadError, MantaError
@@ -103,6 +103,13 @@ class RayWorkersExecutor(GangExecutor):
             if isinstance(error.cause, MantaError):
                 raise error.cause from None
             raise EngineDeadError(f"a worker failed to {method}: {error}") from error
+        except GetTimeoutError as error:
+            if self._gang is None:
+                raise EngineDeadError(f"the workers did not {method} within {timeout_s:g} s") from error
+            done, _ = ray.wait(calls, num_returns=len(calls), timeout=0)
+            ranks = self._gang.ranks
+            late = [rank for rank, call in zip(ranks, calls, strict=False) if call not in done] or ranks
+            raise RankFailedError(late[0], f"did not {method} within {timeout_s:g} s: it hangs", hangs=True) from error
         except RayError as error:
             raise EngineDeadError(f"a worker was lost before it could {method}: {error}") from error
         return results
@@ -122,9 +129,9 @@ class RayWorkersExecutor(GangExecutor):
         if placement is not None and ray.is_initialized():
             placement.release()
 
-    def _one_node(self) -> bool:
+    def _nodes(self) -> Sequence[str]:
         assert self._placement is not None
-        return len(set(self._placement.node_of)) == 1
+        return self._placement.node_of
 
     def _choose_transport(self, device: str) -> tuple[str, str]:
         return choose_transport(self._config.step_transport, device)

@@ -160,8 +160,10 @@ class Worker:
             return ParallelGroups(), ""
         store = connect_store(meeting.address, config.world_size)
         sizes = (config.tensor_parallel_size, config.pipeline_parallel_size)
-        groups = join_groups(store, self._rank, *sizes, self._device, meeting.one_node)
-        return with_small_all_reduce(groups, config.small_all_reduce, dtype, self._device, meeting.one_node)
+        groups = join_groups(store, self._rank, *sizes, self._device, meeting.address[0])
+        first = self._rank - groups.tp.rank
+        one_node = meeting.share_a_node(range(first, first + groups.tp.size))
+        return with_small_all_reduce(groups, config.small_all_reduce, dtype, self._device, one_node)
 
     def _parallel_notes(self, layers: list[range], all_reduce: str) -> list[str]:
         config = self._config

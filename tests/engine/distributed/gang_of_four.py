@@ -19,7 +19,7 @@ NUM_STEPS = 12
 
 def rank_main(rank: int, address: tuple[str, int], results: Queue[Any]) -> None:
     torch.set_num_threads(1)
-    groups = join_groups(connect_store(address, 4), rank, 2, 2, CPU, one_node=True)
+    groups = join_groups(connect_store(address, 4), rank, 2, 2, CPU, "127.0.0.1")
     told: dict[str, Any] = {"rank": rank}
     for name in ("world", "tp", "pp", "feedback"):
         group: RankGroup = getattr(groups, name)

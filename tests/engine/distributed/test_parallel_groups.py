@@ -5,16 +5,20 @@ Whole models over such groups: tests/engine/executor/test_parallel_tokens.py.
 
 from __future__ import annotations
 
+import os
+import socket
 import sys
 from multiprocessing.queues import Queue
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
 from app.engine.distributed.parallel_groups import ParallelGroups, RankGroup
-from app.engine.distributed.process_groups import RankStore
+from app.engine.distributed.process_groups import RankStore, _set_environment, interface_to
 from app.engine.distributed.stage_link import StageLink
+from app.engine.worker_info import Meeting
 from tests.engine.distributed.gang_of_four import CPU, NUM_STEPS, rank_main
 from tests.engine.executor.forked_executor import CONTEXT
 
@@ -42,6 +46,34 @@ def test_four_ranks() -> None:
         hidden = [100 * column + step for step in range(NUM_STEPS)]
         assert told[2 + column]["stages"] == hidden
         assert told[column]["stages"] == [[step, value] for step, value in enumerate(hidden)]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="its name is another elsewhere")
+def test_the_interface_that_leads_to_the_store() -> None:
+    assert interface_to("127.0.0.1") == "lo"
+    assert interface_to("no address") is None
+    for name, addresses in psutil.net_if_addrs().items():
+        for own in addresses:
+            if own.family == socket.AF_INET and not own.address.startswith("127."):
+                assert interface_to(own.address) == name
+
+
+def test_the_environment_of_the_collectives(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("TORCH_SYMM_MEM_DISABLE_MULTICAST", "NCCL_NVLS_ENABLE", "GLOO_SOCKET_IFNAME")
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv(name, "")  # to be undone afterwards
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("NCCL_NVLS_ENABLE", "1")
+    _set_environment("127.0.0.1")
+    assert [os.environ[name] for name in names] == ["1", "1", "lo" if sys.platform == "linux" else ""]
+
+
+def test_who_shares_a_node() -> None:
+    meeting = Meeting(("10.0.0.1", 5), ("a", "a", "b", "b"))
+    assert [meeting.share_a_node(ranks) for ranks in (range(2), range(2, 4), range(1, 3), range(4))] == [
+        *(True, True, False, False)
+    ]
 
 
 def test_one_rank_costs_nothing() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from app.engine.distributed.parallel_groups import ParallelGroups
-from app.engine.distributed.symmetric_all_reduce import shots, with_small_all_reduce
+from app.engine.distributed.parallel_groups import ParallelGroups, RankGroup
+from app.engine.distributed.symmetric_all_reduce import _refusal, shots, with_small_all_reduce
 
 
 @pytest.mark.parametrize(
@@ -21,3 +21,19 @@ def test_a_cpu_stays_with_gloo() -> None:
     same, note = with_small_all_reduce(groups, "symmetric_memory", torch.float32, torch.device("cpu"), True)
     assert same is groups
     assert note == "all-reduce: gloo (CPU)"
+
+
+@pytest.mark.parametrize(
+    ("size", "choice", "one_node", "reason"),
+    [
+        (2, "auto", True, None),
+        (4, "auto", True, None),
+        (3, "auto", True, "nothing else was measured for 3 ranks"),
+        (3, "symmetric_memory", True, None),
+        (2, "nccl", True, "as configured"),
+        (2, "auto", False, "the ranks lie on several nodes"),
+    ],
+)
+def test_who_may_leave_nccl(size: int, choice: str, one_node: bool, reason: str | None) -> None:
+    groups = ParallelGroups(tp=RankGroup(0, size, object()))  # type: ignore[arg-type]
+    assert _refusal(groups, choice, torch.device("cuda"), one_node) == reason

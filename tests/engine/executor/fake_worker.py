@@ -104,6 +104,15 @@ class DyingWorker(FakeWorker):
         raise AssertionError("unreachable")
 
 
+class HalfHangingWorker(FakeWorker):
+    """Rank 1 never gets ready."""
+
+    def start(self) -> WorkerInfo:
+        if self.rank == 1:
+            time.sleep(600)
+        return super().start()
+
+
 class HalfBrokenWorker(FakeWorker):
     """Rank 1 finds its checkpoint unusable while rank 0 waits for it."""
 

@@ -128,6 +128,11 @@ def test_start_errors_come_through(fresh: Callable[..., ForkedExecutor]) -> None
         fresh("NoSuchWorker")
 
 
+def test_a_rank_that_hangs_while_it_starts(fresh: Callable[..., ForkedExecutor]) -> None:
+    with pytest.raises(EngineDeadError, match=r"worker rank 1 .* hangs \(rank 0: waiting.*; rank 1: starting for"):
+        fresh("HalfHangingWorker", start_timeout_s=2.0)
+
+
 def test_only_the_socket_transport() -> None:
     config = EngineConfig(executor="local_processes", tensor_parallel_size=2, step_transport="compiled_graph")
     executor = create_executor(config)

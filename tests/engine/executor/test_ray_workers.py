@@ -218,6 +218,11 @@ def test_two_ranks(fresh: Callable[..., Started], transport: str) -> None:
     assert gone(pids, DETECTED_S)
 
 
+def test_a_rank_that_hangs_while_it_starts() -> None:
+    with pytest.raises(EngineDeadError, match=r"worker rank 1 .*did not start within 2 s: it hangs \(rank 0: waiting"):
+        start("socket", "HalfHangingWorker", tensor_parallel_size=2, start_timeout_s=2.0)
+
+
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_failed_step_says_what_failed(fresh: Callable[..., Started], transport: str) -> None:
     executor, _ = fresh(transport)
