@@ -1,10 +1,10 @@
 """Engines of several ranks, started and stopped again and again: what they leave behind.
 
-    python -m benchmarks.start_stop [--cycles 100] [--beside 8] [--ranks 2] [--out results/start_stop.json]
+    python -m benchmarks.start_stop [--cycles 100] [--beside 8] [--ranks 2] [--one-gpu] [--out results/start_stop.json]
 
 The built-in model, on an otherwise idle machine. Each cycle starts the ranks, generates a few tokens and stops;
 `--beside` such loops run at a time. Afterwards no process, no shared-memory segment and no device memory may be left,
-and all answers must be the same.
+and all answers must be the same. `--one-gpu`: all ranks share the first GPU (benchmarks/one_gpu.py).
 """
 
 from __future__ import annotations
@@ -24,18 +24,20 @@ import psutil
 
 from app import LLM, SamplingParams
 from benchmarks.offline import write
+from benchmarks.one_gpu import gangs_on_one_gpu
 
 PARAMS = SamplingParams(temperature=0, max_tokens=8)
 MOST_MIB = 64  # that a device's own use may differ
-SMALL = {"kv_cache_memory_bytes": 64 << 20, "max_num_seqs": 8}
+SMALL = {"num_blocks": 512, "max_num_seqs": 8}
 
 
-def cycles(count: int, ranks: int, engine: dict[str, Any]) -> dict[str, Any]:
+def cycles(count: int, ranks: int, one_gpu: bool, engine: dict[str, Any]) -> dict[str, Any]:
     """One loop: seconds of each cycle, the answers, and the memory of this process, in MiB, on the way."""
     seconds, answers, pids, memory = [], set(), [], []
     for _ in range(count):
         begin = time.perf_counter()
-        with LLM("tiny-chat", tensor_parallel_size=ranks, **{**SMALL, **engine}) as llm:
+        options = {"tensor_parallel_size": ranks, **SMALL, **engine}
+        with gangs_on_one_gpu(one_gpu), LLM("tiny-chat", **options) as llm:
             (choice,) = llm.generate("The capital of France", PARAMS, use_tqdm=False)[0].outputs
             answers.add(tuple(choice.token_ids))
             pids += llm._core.executor.worker_pids  # type: ignore[attr-defined]
@@ -65,6 +67,7 @@ def main() -> None:
     parser.add_argument("--cycles", type=int, default=100)
     parser.add_argument("--beside", type=int, default=8)
     parser.add_argument("--ranks", type=int, choices=[2, 4, 8], default=2)
+    parser.add_argument("--one-gpu", action="store_true")
     parser.add_argument("--engine", type=json.loads, default={}, help="further engine options, as JSON")
     parser.add_argument("--out", type=Path, help="JSON")
     args = parser.parse_args()
@@ -73,7 +76,7 @@ def main() -> None:
     before, segments, beside = device_mib(), set(os.listdir("/dev/shm")), min(args.beside, args.cycles)
     counts = [len(range(i, args.cycles, beside)) for i in range(beside)]
     with concurrent.futures.ProcessPoolExecutor(beside, multiprocessing.get_context("spawn")) as pool:
-        loops = list(pool.map(cycles, counts, [args.ranks] * beside, [args.engine] * beside))
+        loops = list(pool.map(cycles, counts, [args.ranks] * beside, [args.one_gpu] * beside, [args.engine] * beside))
     seconds = [s for loop in loops for s in loop["seconds"]]
     figures = {
         "cycles": len(seconds),

@@ -1,11 +1,12 @@
 """What carrying a step costs: the same decode steps over every executor and transport, one step in flight.
 
-    python -m benchmarks.transports --shape qwen3-0.6b [--ranks 1 2] [--batch 64] [--out results/transports.json]
+    python -m benchmarks.transports --shape qwen3-0.6b [--ranks 1 2] [--batch 64] [--one-gpu] [--out FILE]
 
 Random weights. `host` is the median time between two steps' outputs less the device's own time of a step: scheduling,
 carrying the letter there, enqueueing and carrying the tokens back. `carried` is how much more that is than for the
 first way of so many ranks (in this process; of several ranks: over sockets of local processes). With steps in flight,
-as engines run, it is hidden behind the device. `--shape tiny --engine '{"device":"cpu"}'` tries it where there is no
+as engines run, it is hidden behind the device. `--one-gpu`: several ranks share the first GPU (benchmarks/one_gpu.py).
+`--shape tiny --engine '{"device":"cpu"}'` tries it where there is no
 GPU.
 """
 
@@ -22,6 +23,7 @@ import ray
 
 from app import LLM, SamplingParams
 from benchmarks.offline import arguments, make_llm, random_prompt, write
+from benchmarks.one_gpu import gangs_on_one_gpu
 from benchmarks.serve_process import ROOT
 
 SEVERAL = [("local_processes", "socket"), ("ray_workers", "socket"), ("ray_workers", "compiled_graph")]
@@ -60,9 +62,11 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="+", choices=sorted(WAYS), default=[1])
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--one-gpu", action="store_true")
     args = parser.parse_args()
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     ray.init(
+        num_gpus=max(args.ranks) if args.one_gpu else None,
         include_dashboard=False,
         log_to_driver=False,
         object_store_memory=200 << 20,
@@ -73,7 +77,8 @@ def main() -> None:
         least = None
         for executor, transport in WAYS[ranks]:
             options = {"executor": executor, "step_transport": transport, "tensor_parallel_size": ranks}
-            with make_llm(args.shape, **options, max_inflight_steps=1, **args.engine) as llm:
+            options |= {"max_inflight_steps": 1, **args.engine}
+            with gangs_on_one_gpu(args.one_gpu and ranks > 1), make_llm(args.shape, **options) as llm:
                 step_times(llm, args.shape, args.batch, 8)
                 row = step_times(llm, args.shape, args.batch, args.steps)
             least = row["host_us"] if least is None else least

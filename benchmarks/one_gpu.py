@@ -1,0 +1,48 @@
+"""Gangs whose ranks all compute on the first GPU: what several GPUs would run, where there is only one.
+
+Same kernels, graphs, collectives, processes and transports; but NCCL goes over sockets, and the ranks take turns on
+the device, so times say nothing about several GPUs. For checks of tokens, of starts and stops, and of failures.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from app.config import EngineConfig
+from app.engine.executor.gang_executor import GangExecutor
+from app.engine.worker.worker import Worker
+from app.engine.worker_info import Meeting
+
+
+class OneGpuWorker(Worker):
+    """A rank that takes the first device, whatever its number."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        rank: int = 0,
+        world_size: int = 1,
+        local_rank: int = 0,
+        meeting: Meeting | None = None,
+    ) -> None:
+        # NCCL refuses two ranks of one host on one device, so every rank says that it is a host of its own.
+        os.environ |= {"NCCL_HOSTID": f"rank-{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
+        os.environ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"
+        super().__init__(config, rank, world_size, 0, meeting)
+
+
+@contextmanager
+def gangs_on_one_gpu(wanted: bool = True) -> Iterator[None]:
+    """Every gang that this process starts within is one of OneGpuWorkers; nothing changes if not `wanted`."""
+    original = GangExecutor.__init__
+
+    def init(executor: GangExecutor, config: EngineConfig, worker_class: str = "") -> None:
+        original(executor, config, f"{__name__}:{OneGpuWorker.__name__}")
+
+    GangExecutor.__init__ = init if wanted else original  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        GangExecutor.__init__ = original  # type: ignore[method-assign]
