@@ -15,9 +15,11 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import torch
+from triton.runtime import build
 from triton.runtime.jit import JITFunction
 
 logger = logging.getLogger("manta.kernels")
@@ -94,7 +96,7 @@ def _load_all(kernels: list[_Kernel], device: torch.device) -> int:
     loaded = 0
     sys.setswitchinterval(SWITCH_S)
     try:
-        with ThreadPoolExecutor(threads, "compile", _enter, (device,)) as pool:
+        with _modules_of_their_own(), ThreadPoolExecutor(threads, "compile", _enter, (device,)) as pool:
             for done in [pool.submit(kernel.load) for kernel in kernels]:
                 error = done.exception()
                 loaded += error is None
@@ -105,6 +107,26 @@ def _load_all(kernels: list[_Kernel], device: torch.device) -> int:
     finally:
         sys.setswitchinterval(switch)
     return loaded
+
+
+@contextmanager
+def _modules_of_their_own() -> Iterator[None]:
+    """Triton 3.6 loads each launcher as a module of one and the same name. When Python loads such a file once more, it
+    writes what is in it into the module of that name that came last: which may be the one from which another thread is
+    about to take its launcher. So here each loads alone and gets a copy."""
+    load, one_at_a_time = build._load_module_from_path, threading.Lock()
+
+    def load_alone(name: str, path: str) -> ModuleType:
+        own = ModuleType(name)
+        with one_at_a_time:
+            own.__dict__.update(load(name, path).__dict__)
+        return own
+
+    build._load_module_from_path = load_alone
+    try:
+        yield
+    finally:
+        build._load_module_from_path = load
 
 
 def _enter(device: torch.device) -> None:

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
+from types import ModuleType
 
+import pytest
+from triton.runtime import build
+
+from app.kernels.compile_ahead import _modules_of_their_own
 from tests.test_architecture import ROOT
 
 
@@ -16,3 +23,39 @@ def test_launches_only_compile_within_the_block(tmp_path: Path) -> None:
     environment["TRITON_CACHE_DIR"] = str(tmp_path)
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+
+
+LAUNCHER = """
+#include <Python.h>
+static PyObject *launch(PyObject *self, PyObject *none) {{ return PyLong_FromLong({number}); }}
+static PyMethodDef methods[] = {{{{"launch", launch, METH_NOARGS, ""}}, {{NULL, NULL, 0, NULL}}}};
+static struct PyModuleDef definition = {{PyModuleDef_HEAD_INIT, "__launcher", NULL, -1, methods}};
+PyMODINIT_FUNC PyInit___launcher(void) {{ return PyModule_Create(&definition); }}
+"""
+
+
+def _launcher(number: int, folder: Path) -> str:
+    """Path of a module as Triton 3.6 makes one for each signature: all have the same name."""
+    source, library = folder / f"{number}.c", folder / f"{number}.so"
+    source.write_text(LAUNCHER.format(number=number))
+    include = sysconfig.get_paths()["include"]
+    subprocess.run(["cc", "-shared", "-fPIC", f"-I{include}", "-o", str(library), str(source)], check=True)
+    return str(library)
+
+
+@pytest.mark.skipif(
+    shutil.which("cc") is None or not Path(sysconfig.get_paths()["include"], "Python.h").exists(),
+    reason="needs a C compiler and Python's headers",
+)
+def test_a_module_keeps_its_launcher_while_others_are_loaded(tmp_path: Path) -> None:
+    paths = [_launcher(number, tmp_path) for number in range(2)]
+
+    def load(path: str) -> ModuleType:
+        return build._load_module_from_path("__launcher", path)
+
+    loaded = [load(path) for path in paths]
+    again = load(paths[0])  # a second kernel of the first one's signature
+    assert [loaded[1].launch(), again.launch()] == [0, 0], "Python keeps them apart: this care is not needed any more"
+    with _modules_of_their_own():
+        loaded = [load(path) for path in (*paths, paths[0])]
+    assert [module.launch() for module in loaded] == [0, 1, 0]

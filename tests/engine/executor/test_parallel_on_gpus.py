@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import psutil
 import pytest
 import ray
 import torch
@@ -23,6 +22,7 @@ from app import LLM, SamplingParams
 from app.errors import EngineDeadError
 from benchmarks.one_gpu import gangs_on_one_gpu
 from benchmarks.serve_process import ROOT
+from tests.engine.executor.test_local_processes import gone
 from tests.tiny_models import hf_greedy, hf_model, tiny_model
 
 TINY_CHAT = str(ROOT / "app/assets/tiny-chat")
@@ -160,7 +160,7 @@ def test_a_lost_rank_ends_the_gang_and_frees_the_device(
     finally:
         llm.shutdown()
     assert _close(after := _free_mib(before), before), (before, after)
-    assert not any(map(psutil.pid_exists, pids))
+    assert gone(pids)
 
 
 ENDLESS = """
@@ -185,4 +185,4 @@ def test_a_killed_driver_leaves_neither_processes_nor_memory(one_gpu: bool) -> N
         time.sleep(0.5)  # into the midst of the steps
         driver.kill()
     assert _close(after := _free_mib(before), before), (before, after)
-    assert not any(map(psutil.pid_exists, pids))
+    assert gone(pids)
