@@ -28,6 +28,14 @@ def args(**changes: Any) -> dict[str, Any]:
         ({"models": [{"name": "a", "engine": {"block_size": 0}}]}, r"args\.models\.0\.engine\.block_size: .*given: 0"),
         ({"models": [{}]}, r"args\.models\.0\.name: this option is required"),
         ({"models": [{"name": "a"}, {"name": "b", "aliases": ["a"]}]}, "the name 'a' is used twice"),
+        (
+            {"models": [{"name": "a", "gpus_per_worker": 0.5, "engine": {"tensor_parallel_size": 2}}]},
+            r"args\.models\.0\.gpus_per_worker: .*two of the 2 workers .* on one GPU.*whole number \(given: 0\.5\)",
+        ),
+        (
+            {"models": [{"name": "a", "gpus_per_worker": 1.5, "engine": {"pipeline_parallel_size": 2}}]},
+            r"args\.models\.0\.gpus_per_worker: ",
+        ),
         (args(ingress={"limits": {"max_body": 1}}), r"args\.ingress\.limits\.max_body: no such"),
         (args(router={"policy": "best"}), r"args\.router\.policy: unknown policy 'best'; known: adapter_affinity"),
         (args(modles=[]), r"args\.modles: no such option; did you mean models"),
