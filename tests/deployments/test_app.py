@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import yaml
+from ray import serve
 
 from app.config import EngineConfig, ModelConfig
 from app.deployments.app import build, replica_bundles
@@ -84,3 +85,21 @@ def test_bundles() -> None:
     assert replica_bundles(half) == [{"CPU": 0.001}, {"GPU": 0.5}]
     in_process = ModelConfig(name="a", engine=EngineConfig(executor="in_process", device="cuda"))
     assert replica_bundles(in_process) == [{"CPU": 1.1, "GPU": 1.0}]
+
+
+def engine_deployment(application: serve.Application, model: str) -> serve.Deployment:
+    """The deployment that the Ingress was bound to under the name of `model`."""
+    engines = application._bound_deployment.init_args[2]
+    return engines[model]._bound_deployment
+
+
+@pytest.mark.parametrize("strategy", ["STRICT_PACK", "PACK", "SPREAD", "STRICT_SPREAD"])
+def test_placement_reaches_serve(strategy: str) -> None:
+    """The group that Serve makes for a replica is the one that the configuration describes."""
+    gang = {"device": "cuda", "tensor_parallel_size": 2}
+    models = [{"name": "a", "placement_strategy": strategy, "engine": gang}, {"name": "b"}]
+    application = build({"models": models})
+    replica = engine_deployment(application, "a")._replica_config
+    assert replica.placement_group_strategy == strategy
+    assert replica.placement_group_bundles == [{"CPU": 0.1}, {"CPU": 1.0, "GPU": 1.0}, {"CPU": 1.0, "GPU": 1.0}]
+    assert engine_deployment(application, "b")._replica_config.placement_group_strategy == "STRICT_PACK"
