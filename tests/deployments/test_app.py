@@ -8,8 +8,7 @@ import pytest
 import yaml
 from ray import serve
 
-from app.config import EngineConfig, ModelConfig
-from app.deployments.app import build, replica_bundles
+from app.deployments.app import build
 from app.errors import ConfigError
 from benchmarks.serve_process import ROOT
 
@@ -65,26 +64,6 @@ def test_shipped_configurations(path: Any) -> None:
     assert int(mode["RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"]) >= 3600
     assert int(mode["RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH"]) >= 64 << 20
     assert all(isinstance(value, str) for value in mode.values())
-
-
-def test_shipped_configurations_fit_on_two_cpus() -> None:
-    for path in CONFIGS:
-        models = yaml.safe_load(path.read_text())["applications"][0]["args"]["models"]
-        parsed = [ModelConfig.model_validate(model) for model in models]
-        if any(model.engine.device == "cuda" for model in parsed):
-            continue
-        cpus = sum(sum(b["CPU"] for b in replica_bundles(model)) * model.num_replicas for model in parsed)
-        assert cpus <= 2, path
-
-
-def test_bundles() -> None:
-    assert replica_bundles(ModelConfig(name="a")) == [{"CPU": 0.1}, {"CPU": 1.0}]
-    cuda = ModelConfig(name="a", engine=EngineConfig(device="cuda"))
-    assert replica_bundles(cuda) == [{"CPU": 0.1}, {"CPU": 1.0, "GPU": 1.0}]
-    half = ModelConfig(name="a", gpus_per_worker=0.5, cpus_per_worker=0, replica_cpus=0)
-    assert replica_bundles(half) == [{"CPU": 0.001}, {"GPU": 0.5}]
-    in_process = ModelConfig(name="a", engine=EngineConfig(executor="in_process", device="cuda"))
-    assert replica_bundles(in_process) == [{"CPU": 1.1, "GPU": 1.0}]
 
 
 def engine_deployment(application: serve.Application, model: str) -> serve.Deployment:
