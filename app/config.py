@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 # Of the environment, for what does not belong in a file: API keys, separated by commas or white space; a file of them.
 KEYS_VARIABLE = "MANTA_API_KEYS"
@@ -286,6 +286,18 @@ class ModelConfig(Frozen):
     )
     health_check_period_s: float = Field(2.0, gt=0, description="How often Serve asks a replica for its health.")
     graceful_shutdown_timeout_s: float = Field(600.0, ge=0, description="Time running requests get on a shutdown.")
+
+    @field_validator("gpus_per_worker")
+    @classmethod
+    def _check_gpus(cls, gpus: float | None, info: ValidationInfo) -> float | None:
+        """Ranks of one gang must not share a GPU: NCCL refuses that."""
+        engine: EngineConfig | None = info.data.get("engine")
+        if engine is not None and engine.world_size > 1 and gpus is not None and gpus % 1:
+            raise ValueError(
+                f"a fraction may put two of the {engine.world_size} workers (tensor_parallel_size x "
+                "pipeline_parallel_size) on one GPU, which NCCL refuses: use a whole number"
+            )
+        return gpus
 
 
 class ServeConfig(Frozen):

@@ -23,7 +23,10 @@ from app.engine.pooling_info import pooling_info, step_budget
 from app.errors import CheckpointError, ConfigError, UnsupportedError
 
 GIB = 1 << 30
-SLACK = 1e-6  # of CPUs: sums of tenths
+REMEDIES = {
+    "CPU": "num_replicas or cpus_per_worker",
+    "GPU": "num_replicas, tensor_parallel_size or gpus_per_worker",
+}
 HAPROXY_PORTS = {"RAY_SERVE_HAPROXY_STATS_PORT": 8404, "RAY_SERVE_HAPROXY_METRICS_PORT": 9101}
 
 
@@ -153,31 +156,14 @@ def _check_device(engine: EngineConfig, machine: Machine) -> None:
 
 def _check_resources(configs: list[ServeConfig], machine: Machine) -> None:
     """Ray would wait for CPUs and GPUs that never come."""
-    need = {"CPU": 0.0, "GPU": 0.0}
-    for config in configs:
-        for share in (config.ingress, config.router):
-            need["CPU"] += share.num_replicas * share.num_cpus
-        for model in config.models:
-            for bundle in _bundles(model, machine):
-                for name in need:
-                    need[name] += model.num_replicas * bundle.get(name, 0.0)
-    for name, has, remedy in (
-        ("CPU", machine.cpus, "num_replicas or cpus_per_worker"),
-        ("GPU", machine.gpus, "num_replicas, tensor_parallel_size or gpus_per_worker"),
-    ):
-        if need[name] > has + SLACK + (0.01 if name == "CPU" else 0.0):
-            grows = " (--skip-preflight if the cluster grows on demand)" if machine.is_cluster else ""
-            raise ConfigError(
-                f"the application needs {need[name]:g} {name}s, {machine.name} has {has:g}: lower {remedy}{grows}"
-            )
+    from app.deployments.resources import shortages
 
-
-def _bundles(model: ModelConfig, machine: Machine) -> list[dict[str, float]]:
-    from app.deployments.app import replica_bundles
-
-    if model.gpus_per_worker is None:
-        model = model.model_copy(update={"gpus_per_worker": float(_on_gpu(model.engine, machine))})
-    return replica_bundles(model)
+    for shortage in shortages(configs, {"CPU": machine.cpus, "GPU": machine.gpus}):
+        grows = " (--skip-preflight if the cluster grows on demand)" if machine.is_cluster else ""
+        raise ConfigError(
+            f"the application needs {shortage.need:g} {shortage.resource}s, {machine.name} has {shortage.has:g}: "
+            f"lower {REMEDIES[shortage.resource]}{grows}"
+        )
 
 
 def _check_memory(models: list[ModelConfig], machine: Machine) -> None:

@@ -10,27 +10,28 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-import ray
 from ray import serve
 from ray.serve.config import RequestRouterConfig
 
-from app.config import EngineConfig, ModelConfig, ServeConfig
+from app.config import ModelConfig, ServeConfig
 from app.deployments.engine_factory import EngineFactory
 from app.deployments.engine_replica import EngineReplica
 from app.deployments.ingress import Ingress
 from app.deployments.pinned_request_router import PinnedRequestRouter
+from app.deployments.resources import cluster_resources, replica_bundles, warn_of_shortages
 from app.deployments.router import Router
 from app.deployments.serve_args import parse_args
 
 # Serve sees a channel as one endless request; admission and load are counted by ourselves (I9).
 MAX_ONGOING_REQUESTS = 10_000
 DRAIN_CHECK_S = 0.5  # how often Serve asks a stopping replica whether it is done
-MIN_CPUS = 0.001  # a placement group's bundle must not be empty
 
 
 def build(args: Mapping[str, Any]) -> serve.Application:
     """The Serve application of a configuration (the fields of ServeConfig). ConfigError names what is wrong in it."""
-    return build_graph(parse_args(args))
+    config = parse_args(args)
+    warn_of_shortages(config)
+    return build_graph(config)
 
 
 def build_graph(config: ServeConfig, engine_factory: EngineFactory | None = None) -> serve.Application:
@@ -65,7 +66,7 @@ def _ingress(config: ServeConfig) -> Any:
 
 
 def _engine(config: ServeConfig, model: ModelConfig, factory: EngineFactory | None) -> serve.Application:
-    bundles = replica_bundles(model)
+    bundles = replica_bundles(model, cluster_resources())
     own = {"num_cpus": bundles[0]["CPU"], "num_gpus": bundles[0].get("GPU", 0)}
     options = serve.deployment(EngineReplica).options(
         name=f"Engine-{re.sub(r'[^A-Za-z0-9_.-]', '-', model.name)}",
@@ -80,29 +81,3 @@ def _engine(config: ServeConfig, model: ModelConfig, factory: EngineFactory | No
         request_router_config=RequestRouterConfig(request_router_class=PinnedRequestRouter),
     )
     return options.bind(model, config.ingress, config.router, factory)
-
-
-def replica_bundles(model: ModelConfig) -> list[dict[str, float]]:
-    """The placement group of one replica: its own bundle first, then one per worker; one bundle in all when the
-    only worker runs in the replica's process."""
-    own = {"CPU": max(model.replica_cpus, MIN_CPUS)}
-    worker: dict[str, float] = {"CPU": model.cpus_per_worker} if model.cpus_per_worker else {}
-    gpus = _gpus_per_worker(model)
-    if gpus:
-        worker["GPU"] = gpus
-    if model.engine.executor == "in_process":
-        return [{**worker, "CPU": own["CPU"] + model.cpus_per_worker}]
-    num_workers = model.engine.tensor_parallel_size * model.engine.pipeline_parallel_size
-    return [own, *({**worker} if worker else {"CPU": MIN_CPUS} for _ in range(num_workers))]
-
-
-def _gpus_per_worker(model: ModelConfig) -> float:
-    if model.gpus_per_worker is not None:
-        return model.gpus_per_worker
-    return float(_uses_cuda(model.engine))
-
-
-def _uses_cuda(engine: EngineConfig) -> bool:
-    if engine.device != "auto":
-        return engine.device == "cuda"
-    return bool(ray.is_initialized() and ray.cluster_resources().get("GPU", 0) > 0)

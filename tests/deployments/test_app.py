@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import yaml
+from ray import serve
 
-from app.config import EngineConfig, ModelConfig
-from app.deployments.app import build, replica_bundles
+from app.deployments.app import build
 from app.errors import ConfigError
 from benchmarks.serve_process import ROOT
 
@@ -28,6 +28,14 @@ def args(**changes: Any) -> dict[str, Any]:
         ({"models": [{"name": "a", "engine": {"block_size": 0}}]}, r"args\.models\.0\.engine\.block_size: .*given: 0"),
         ({"models": [{}]}, r"args\.models\.0\.name: this option is required"),
         ({"models": [{"name": "a"}, {"name": "b", "aliases": ["a"]}]}, "the name 'a' is used twice"),
+        (
+            {"models": [{"name": "a", "gpus_per_worker": 0.5, "engine": {"tensor_parallel_size": 2}}]},
+            r"args\.models\.0\.gpus_per_worker: .*two of the 2 workers .* on one GPU.*whole number \(given: 0\.5\)",
+        ),
+        (
+            {"models": [{"name": "a", "gpus_per_worker": 1.5, "engine": {"pipeline_parallel_size": 2}}]},
+            r"args\.models\.0\.gpus_per_worker: ",
+        ),
         (args(ingress={"limits": {"max_body": 1}}), r"args\.ingress\.limits\.max_body: no such"),
         (args(router={"policy": "best"}), r"args\.router\.policy: unknown policy 'best'; known: adapter_affinity"),
         (args(modles=[]), r"args\.modles: no such option; did you mean models"),
@@ -58,21 +66,19 @@ def test_shipped_configurations(path: Any) -> None:
     assert all(isinstance(value, str) for value in mode.values())
 
 
-def test_shipped_configurations_fit_on_two_cpus() -> None:
-    for path in CONFIGS:
-        models = yaml.safe_load(path.read_text())["applications"][0]["args"]["models"]
-        parsed = [ModelConfig.model_validate(model) for model in models]
-        if any(model.engine.device == "cuda" for model in parsed):
-            continue
-        cpus = sum(sum(b["CPU"] for b in replica_bundles(model)) * model.num_replicas for model in parsed)
-        assert cpus <= 2, path
+def engine_deployment(application: serve.Application, model: str) -> serve.Deployment:
+    """The deployment that the Ingress was bound to under the name of `model`."""
+    engines = application._bound_deployment.init_args[2]
+    return engines[model]._bound_deployment
 
 
-def test_bundles() -> None:
-    assert replica_bundles(ModelConfig(name="a")) == [{"CPU": 0.1}, {"CPU": 1.0}]
-    cuda = ModelConfig(name="a", engine=EngineConfig(device="cuda"))
-    assert replica_bundles(cuda) == [{"CPU": 0.1}, {"CPU": 1.0, "GPU": 1.0}]
-    half = ModelConfig(name="a", gpus_per_worker=0.5, cpus_per_worker=0, replica_cpus=0)
-    assert replica_bundles(half) == [{"CPU": 0.001}, {"GPU": 0.5}]
-    in_process = ModelConfig(name="a", engine=EngineConfig(executor="in_process", device="cuda"))
-    assert replica_bundles(in_process) == [{"CPU": 1.1, "GPU": 1.0}]
+@pytest.mark.parametrize("strategy", ["STRICT_PACK", "PACK", "SPREAD", "STRICT_SPREAD"])
+def test_placement_reaches_serve(strategy: str) -> None:
+    """The group that Serve makes for a replica is the one that the configuration describes."""
+    gang = {"device": "cuda", "tensor_parallel_size": 2}
+    models = [{"name": "a", "placement_strategy": strategy, "engine": gang}, {"name": "b"}]
+    application = build({"models": models})
+    replica = engine_deployment(application, "a")._replica_config
+    assert replica.placement_group_strategy == strategy
+    assert replica.placement_group_bundles == [{"CPU": 0.1}, {"CPU": 1.0, "GPU": 1.0}, {"CPU": 1.0, "GPU": 1.0}]
+    assert engine_deployment(application, "b")._replica_config.placement_group_strategy == "STRICT_PACK"

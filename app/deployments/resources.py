@@ -1,0 +1,159 @@
+"""What the application reserves in a Ray cluster, and what the cluster lacks for it, with the options that ask for it.
+
+Ray waits for what is not there, and names a sum only. Whether that is a mistake is for the caller to say: a cluster may
+grow on demand.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import ray
+
+from app.config import EngineConfig, ModelConfig, ServeConfig
+from app.telemetry.logging import configure_logging
+
+logger = logging.getLogger("manta.serve")
+
+MIN_CPUS = 0.001  # a placement group's bundle must not be empty
+SLACK = {"CPU": 0.01}  # for those, of all replicas
+ROUNDING = 1e-6  # sums of tenths
+
+Resources = Mapping[str, float]  # by Ray's names
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What one part of the application asks for, all its replicas together, and by which options."""
+
+    resource: str
+    amount: float
+    who: str
+
+
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """A resource of which the cluster has less in all than its parts ask for."""
+
+    resource: str
+    need: float
+    has: float
+    demands: tuple[Demand, ...]
+
+    def __str__(self) -> str:
+        parts = "; ".join(f"{demand.amount:g} for {demand.who}" for demand in self.demands)
+        return f"{self.need:g} {self.resource} are needed, the cluster has {self.has:g}: {parts}"
+
+
+def cluster_resources() -> dict[str, float]:
+    """All that the Ray cluster has; nothing when this process has no Ray (which is not started for the question)."""
+    return dict(ray.cluster_resources()) if ray.is_initialized() else {}
+
+
+def warn_of_shortages(config: ServeConfig) -> None:
+    """One warning that names all that will be waited for, if Ray is up in this process; `serve run` shows it.
+
+    The number of replicas is the configuration's: what `deployments:` of the Serve application says is not known here.
+    """
+    if not ray.is_initialized():
+        return
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    lines = [str(shortage) for shortage in shortages([config], cluster_resources())]
+    lines += [line for model in config.models if (line := node_shortage(model, nodes))]
+    if lines:
+        configure_logging()  # Serve keeps its own log to files
+        logger.warning("the cluster lacks resources; replicas wait until nodes are added:\n  %s", "\n  ".join(lines))
+
+
+def shortages(configs: Iterable[ServeConfig], total: Resources) -> list[Shortage]:
+    """Which resources the applications need more of than there are in `total`."""
+    demands = [demand for config in configs for demand in _demands(config, total)]
+    found = []
+    for resource in ("CPU", "GPU"):
+        own = tuple(demand for demand in demands if demand.resource == resource and demand.amount)
+        need, has = sum(demand.amount for demand in own), total.get(resource, 0.0)
+        if need > has + SLACK.get(resource, 0.0) + ROUNDING:
+            found.append(Shortage(resource, need, has, own))
+    return found
+
+
+def node_shortage(model: ModelConfig, nodes: Sequence[Resources]) -> str | None:
+    """Why no replica of `model` can be laid over `nodes`, whatever they have in all; None when this stops none."""
+    gpus = any(node.get("GPU", 0) > 0 for node in nodes)
+    bundles: list[Resources] = list(replica_bundles(model, {"GPU": gpus}))
+    strategy = f"placement_strategy={model.placement_strategy}"
+    if model.placement_strategy == "STRICT_SPREAD" and len(bundles) > len(nodes):
+        return f"model {model.name!r}: {strategy} wants {len(bundles)} nodes, the cluster has {len(nodes)}"
+    whole = model.placement_strategy == "STRICT_PACK"
+    for piece in [_sum(bundles)] if whole else bundles:
+        if not any(_fits(piece, node) for node in nodes):
+            wanted = " and ".join(f"{amount:g} {name}" for name, amount in piece.items())
+            why = f"{strategy} puts a whole replica on one node" if whole else "one bundle of the replica needs that"
+            return f"model {model.name!r}: no node has {wanted}; {why}"
+    return None
+
+
+def replica_bundles(model: ModelConfig, total: Resources) -> list[dict[str, float]]:
+    """The placement group of one replica: its own bundle first, then one per worker; one bundle in all when the
+    only worker runs in the replica's process. Whether device=auto takes a GPU depends on the cluster's `total`."""
+    own = {"CPU": max(model.replica_cpus, MIN_CPUS)}
+    worker: dict[str, float] = {"CPU": model.cpus_per_worker} if model.cpus_per_worker else {}
+    gpus = _gpus_per_worker(model, total)
+    if gpus:
+        worker["GPU"] = gpus
+    if model.engine.executor == "in_process":
+        return [{**worker, "CPU": own["CPU"] + model.cpus_per_worker}]
+    return [own, *({**worker} if worker else {"CPU": MIN_CPUS} for _ in range(model.engine.world_size))]
+
+
+def _gpus_per_worker(model: ModelConfig, total: Resources) -> float:
+    if model.gpus_per_worker is not None:
+        return model.gpus_per_worker
+    return float(_uses_cuda(model.engine, total))
+
+
+def _uses_cuda(engine: EngineConfig, total: Resources) -> bool:
+    if engine.device != "auto":
+        return engine.device == "cuda"
+    return total.get("GPU", 0) > 0
+
+
+def _demands(config: ServeConfig, total: Resources) -> list[Demand]:
+    demands = []
+    for name, share in (("ingress", config.ingress), ("router", config.router)):
+        options = f"{name}.num_replicas={share.num_replicas} x {name}.num_cpus={share.num_cpus:g}"
+        demands.append(Demand("CPU", share.num_replicas * share.num_cpus, f"the {name} ({options})"))
+    for model in config.models:
+        replica = _sum(replica_bundles(model, total))
+        for resource in replica:
+            who = f"model {model.name!r} ({_options(model, resource, total)})"
+            demands.append(Demand(resource, model.num_replicas * replica[resource], who))
+    return demands
+
+
+def _options(model: ModelConfig, resource: str, total: Resources) -> str:
+    """The options that ask for `resource`, as the sum that they make."""
+    engine = model.engine
+    workers = (
+        f"engine.tensor_parallel_size={engine.tensor_parallel_size} x "
+        f"engine.pipeline_parallel_size={engine.pipeline_parallel_size}"
+    )
+    if resource == "GPU":
+        replica = f"{workers} x gpus_per_worker={_gpus_per_worker(model, total):g}"
+    else:
+        replica = f"(replica_cpus={model.replica_cpus:g} + {workers} x cpus_per_worker={model.cpus_per_worker:g})"
+    return f"num_replicas={model.num_replicas} x {replica}"
+
+
+def _sum(bundles: Iterable[Resources]) -> dict[str, float]:
+    total: dict[str, float] = {}
+    for bundle in bundles:
+        for name, amount in bundle.items():
+            total[name] = total.get(name, 0.0) + amount
+    return total
+
+
+def _fits(piece: Resources, node: Resources) -> bool:
+    return all(amount <= node.get(name, 0.0) + ROUNDING for name, amount in piece.items())
