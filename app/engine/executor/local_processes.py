@@ -1,17 +1,20 @@
 """The executor without Ray for several ranks: child processes of this one, stepped over the socket transport.
 
 The same workers as Ray's, started as `python -m app.engine.executor.local_worker`, so a script that uses them needs no
-`if __name__ == "__main__"`. They end with this process however it ends, because each watches it.
+`if __name__ == "__main__"`. They end with this process however it ends, because each watches it; and one that cannot
+watch, as it is stopped, is killed by the kernel (Linux).
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import pickle
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -28,6 +31,13 @@ _POLL_S = 0.02
 _ROOT = Path(__file__).resolve().parents[3]
 
 
+@functools.cache
+def _spawner(pid: int) -> ThreadPoolExecutor:
+    """The thread that makes process `pid`'s workers: to the kernel it is their parent, so it lives as long as the
+    process. One for each process, because a fork has its parent's objects, but not the threads."""
+    return ThreadPoolExecutor(1, f"spawn-workers-of-{pid}")
+
+
 class LocalProcessesExecutor(GangExecutor):
     """Worker processes [pp][tp] on this machine: one per GPU, or all on the CPU."""
 
@@ -42,7 +52,8 @@ class LocalProcessesExecutor(GangExecutor):
         with Rendezvous(None) as rendezvous:
             for rank in range(count):
                 place = Place(rank, count, rank, rank == self._output_rank)
-                self._processes.append(self._spawn((rendezvous.address, self._worker_class, self._config, place)))
+                arguments = (rendezvous.address, self._worker_class, self._config, place)
+                self._processes.append(_spawner(os.getpid()).submit(self._spawn, arguments).result())
             connections = rendezvous.accept(count, CONNECT_TIMEOUT_S, per_rank=2, check=self._check_processes)
         host = os.uname().nodename
         return Gang(

@@ -163,6 +163,7 @@ def test_a_script_without_a_main_guard_and_nothing_is_left_when_it_is_killed(tmp
         token_ids = process.stdout.readline()
         assert len(pids) == 2
         assert all(psutil.pid_exists(pid) for pid in pids)
+        os.kill(pids[1], signal.SIGSTOP)  # it cannot watch any more
         process.kill()
     assert gone(pids)
     from app import LLM, SamplingParams
