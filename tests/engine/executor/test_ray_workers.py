@@ -29,6 +29,7 @@ from app.engine.worker_info import WorkerInfo
 from app.errors import CheckpointError, ConfigError, EngineDeadError
 from tests.engine.executor.fake_replica import Replica
 from tests.engine.executor.fake_worker import FAIL, KILL, LARGE, SLEEP_MS, STOP, expected_tokens, make_letter
+from tests.engine.executor.semaphores import graph_semaphores, left_semaphores
 
 TRANSPORTS = ("socket", "compiled_graph")
 DETECTED_S = 10.0  # the aims are 1 s and 3 s; a busy machine takes longer, and nothing else ends within this
@@ -235,6 +236,7 @@ def test_failed_step_says_what_failed(fresh: Callable[..., Started], transport: 
     ("transport", "state"), [("socket", "stepping"), ("compiled_graph", "stepping"), ("compiled_graph", "parked")]
 )
 def test_killed_worker_is_noticed(fresh: Callable[..., Started], transport: str, state: str) -> None:
+    semaphores = graph_semaphores()
     executor, _ = fresh(transport)
     (pid,) = executor.worker_pids
     if state == "parked":
@@ -251,6 +253,7 @@ def test_killed_worker_is_noticed(fresh: Callable[..., Started], transport: str,
         executor.submit(make_letter(1))
     executor.shutdown()
     assert time.monotonic() - begun < 2 * DETECTED_S
+    assert not left_semaphores(semaphores)
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -282,6 +285,7 @@ def test_hung_worker_exceeds_the_step_timeout(fresh: Callable[..., Started], tra
     ("transport", "state"), [("socket", "stepping"), ("compiled_graph", "stepping"), ("compiled_graph", "parked")]
 )
 def test_workers_do_not_outlive_the_driver(ray_cluster: str, transport: str, state: str) -> None:
+    semaphores = graph_semaphores()
     driver = subprocess.Popen(
         [sys.executable, str(HERE / "driver_process.py"), ray_cluster, transport, state],
         stdout=subprocess.PIPE,
@@ -295,6 +299,7 @@ def test_workers_do_not_outlive_the_driver(ray_cluster: str, transport: str, sta
         assert all(psutil.pid_exists(pid) for pid in pids)
         driver.kill()
         assert gone(pids, DETECTED_S)
+        assert not left_semaphores(semaphores)  # also where the driver never took another step than the first
     finally:
         driver.kill()
         driver.wait()
@@ -304,7 +309,9 @@ def test_workers_do_not_outlive_the_driver(ray_cluster: str, transport: str, sta
 def test_start_and_stop_leave_nothing(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", tempfile.mkdtemp())  # others' gangs may be starting just now
     free = ray.available_resources()["CPU"]
+    semaphores = graph_semaphores()
     executor, _ = start(transport)
+    assert not left_semaphores(semaphores), "a death would leave them from now on"
     pids = executor.worker_pids
     executor.submit(make_letter(0))
     executor.collect()
@@ -316,6 +323,7 @@ def test_start_and_stop_leave_nothing(transport: str, monkeypatch: pytest.Monkey
     assert len(pids) == 1
     assert gone(pids, DETECTED_S)
     assert not os.listdir(tempfile.gettempdir())
+    assert not left_semaphores(semaphores)
     deadline = time.monotonic() + 30
     while ray.available_resources().get("CPU", 0) < free and time.monotonic() < deadline:
         time.sleep(0.1)

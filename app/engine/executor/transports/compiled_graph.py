@@ -6,7 +6,8 @@ The only file that knows ray.dag, and its traps:
 - a read that times out half-way loses what it has read of the other channels: we read only what is there;
 - a payload larger than a channel's buffer resizes the channel, after which teardown hangs: such payloads take the
   socket. The buffer size counts only as the context's value in every process (the argument of compile is ignored);
-- teardown waits for workers without a limit: it runs aside, for a bounded time, or after they were killed.
+- teardown waits for workers without a limit: it runs aside, for a bounded time, or after they were killed;
+- a graph's named semaphores stay in /dev/shm for good: we take their names away after the first step (semaphores.py).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from ray.exceptions import RayChannelTimeoutError
 
 from app.engine.executor.transports.base import StepTransport
 from app.engine.executor.transports.gang import Gang, RankFailedError
+from app.engine.executor.transports.semaphores import mapped_semaphores, unlink_semaphores
 from app.engine.executor.worker_actor import IN_SOCKET, PARK
 
 _BUFFER_BYTES = 1 << 20
@@ -58,6 +60,8 @@ class CompiledGraphTransport(StepTransport):
         self._early: deque[list[bytes]] = deque()  # replies taken in before they were asked for
         self._parked: list[Any] | None = None  # the result references of the step in which the workers sleep
         self._woken: list[Any] = []  # those of the sleep that ended last, read with the next step's: no wait of its own
+        self._foreign = mapped_semaphores()  # of other graphs, which may still be starting
+        self._names_gone = False
 
     def start(self) -> None:
         """Compile the graph; every rank's `step` loops in it from now on."""
@@ -92,6 +96,8 @@ class CompiledGraphTransport(StepTransport):
             self._read(self._woken)
             self._woken = []
         replies = self._read(self._outstanding.popleft())
+        if not self._names_gone:
+            self._unlink_names()
         return [ring if reply == IN_SOCKET else reply for ring, reply in zip(rings, replies, strict=True)]
 
     def park(self) -> None:
@@ -101,13 +107,28 @@ class CompiledGraphTransport(StepTransport):
             self._parked = self._execute(PARK)
 
     def close(self, healthy: bool) -> None:
-        """Tear the graph down, aside and for a bounded time: Ray's teardown may wait for a worker for ever."""
+        """Let the workers out of the graph, and leave no name of it."""
         graph, self._graph = self._graph, None
-        if graph is None:
-            return
         if healthy:
             with contextlib.suppress(RankFailedError):
                 self._wake()
+        if graph is not None:
+            self._tear_down(graph)
+        unlink_semaphores(self._foreign)  # of a graph whose first step failed, of a channel that was made anew
+
+    def _unlink_names(self) -> None:
+        """Every rank has answered, so all have opened all of their semaphores.
+
+        What this process shares with ranks and Ray's own processes is of this node; the others' nodes are theirs.
+        """
+        self._names_gone = True
+        unlink_semaphores(self._foreign)
+        for rank in self._gang.ranks:
+            if not rank.same_node:
+                rank.actor.unlink_semaphores.remote()  # beside the graph's loop; nobody needs to wait for it
+
+    def _tear_down(self, graph: Any) -> None:
+        """Aside and for a bounded time: Ray's teardown may wait for a worker for ever."""
         references = [self._parked, self._woken, *self._outstanding]
 
         def tear_down() -> None:
