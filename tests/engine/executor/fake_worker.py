@@ -104,6 +104,14 @@ class DyingWorker(FakeWorker):
         raise AssertionError("unreachable")
 
 
+class DyingInWarmUpWorker(FakeWorker):
+    """Dies in its first step."""
+
+    def execute(self, letter: SchedulerOutput) -> list[ModelRunnerOutput]:
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError("unreachable")
+
+
 class HalfBrokenWorker(FakeWorker):
     """Rank 1 finds its checkpoint unusable while rank 0 waits for it."""
 

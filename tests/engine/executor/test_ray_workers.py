@@ -335,6 +335,14 @@ def test_auto_chooses_by_the_device() -> None:
     assert choose_transport("auto", "cuda:0")[0] == "compiled_graph"
 
 
+def test_worker_that_dies_in_the_first_step_leaves_nothing() -> None:
+    """No rank has answered yet, so the semaphores still have their names."""
+    semaphores = graph_semaphores()
+    with pytest.raises(EngineDeadError, match="is gone"):
+        start("compiled_graph", "DyingInWarmUpWorker")
+    assert not left_semaphores(semaphores)
+
+
 def test_errors_of_start_come_through() -> None:
     with pytest.raises(CheckpointError, match=r"^tensor model\.norm\.weight is missing$") as caught:
         start("socket", "BrokenWorker")

@@ -68,3 +68,16 @@ def test_workers_on_another_node(transport: str) -> None:
     finally:
         executor.shutdown()
     assert not left_semaphores(semaphores)
+
+
+@pytest.mark.usefixtures("far_workers")
+def test_end_of_a_parked_gang() -> None:
+    """Its node's own Ray process survives that, and no semaphore is left on either node."""
+    semaphores = graph_semaphores()
+    executor = RayWorkersExecutor(EngineConfig(step_transport="compiled_graph"), FAKE_WORKER)
+    executor.start()
+    executor.park()
+    executor.shutdown()
+    assert not left_semaphores(semaphores)
+    assert ray.get(ray.put("still here"), timeout=10) == "still here"
+    assert all(node["Alive"] for node in ray.nodes())

@@ -7,6 +7,9 @@ The only file that knows ray.dag, and its traps:
 - a payload larger than a channel's buffer resizes the channel, after which teardown hangs: such payloads take the
   socket. The buffer size counts only as the context's value in every process (the argument of compile is ignored);
 - teardown waits for workers without a limit: it runs aside, for a bounded time, or after they were killed;
+- teardown opens what it closes, and where a worker that died in its first step has taken a channel with it, Ray aborts
+  this process: we open them all at once;
+- Ray's own process of the driver's node dies of a reply from another node that comes after the teardown has begun;
 - a graph's named semaphores stay in /dev/shm for good: we take their names away after the first step (semaphores.py).
 """
 
@@ -53,6 +56,7 @@ class CompiledGraphTransport(StepTransport):
     def __init__(self, gang: Gang, max_inflight: int, step_timeout_s: float) -> None:
         super().__init__(gang, max_inflight, step_timeout_s)
         self._graph: Any = None
+        self._read_timeout_s = min(_READ_TIMEOUT_S, step_timeout_s)
         self._outstanding: deque[list[Any]] = deque()  # per step, one result reference a rank
         # A channel to another node holds one payload: with more steps out, the driver would wait inside Ray for a
         # worker which may itself be waiting for the driver to take a large reply.
@@ -75,6 +79,8 @@ class CompiledGraphTransport(StepTransport):
             _submit_timeout=self._step_timeout_s,
             _max_inflight_executions=self._max_inflight + 1,  # and the step that the workers slept in
         )
+        for channel in self._graph.dag_output_channels:
+            channel.ensure_registered_as_reader()
 
     def submit(self, payload: bytes) -> None:
         """Write one letter to the graph's input; a large one goes through the sockets."""
@@ -109,9 +115,10 @@ class CompiledGraphTransport(StepTransport):
     def close(self, healthy: bool) -> None:
         """Let the workers out of the graph, and leave no name of it."""
         graph, self._graph = self._graph, None
-        if healthy:
+        if healthy and self._parked is not None:
             with contextlib.suppress(RankFailedError):
                 self._wake()
+                self._read(self._woken)
         if graph is not None:
             self._tear_down(graph)
         unlink_semaphores(self._foreign)  # of a graph whose first step failed, of a channel that was made anew
@@ -155,11 +162,11 @@ class CompiledGraphTransport(StepTransport):
         replies: list[bytes] = []
         try:
             for reference in references:
-                replies.append(reference.get(_READ_TIMEOUT_S))
+                replies.append(reference.get(self._read_timeout_s))
             return replies
         except RayChannelTimeoutError as error:  # it was stopped between its ring and its reply
             rank = self._gang.ranks[len(replies)]
-            reason = f"did not answer within {_READ_TIMEOUT_S:g} s of its ring: it hangs"
+            reason = f"did not answer within {self._read_timeout_s:g} s of its ring: it hangs"
             raise RankFailedError(rank, reason, hangs=True) from error
         except Exception as error:
             raise self._failure(error) from error
