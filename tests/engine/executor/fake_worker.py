@@ -113,6 +113,14 @@ class HalfHangingWorker(FakeWorker):
         return super().start()
 
 
+class DyingInWarmUpWorker(FakeWorker):
+    """Dies in its first step."""
+
+    def execute(self, letter: SchedulerOutput) -> list[ModelRunnerOutput]:
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError("unreachable")
+
+
 class HalfBrokenWorker(FakeWorker):
     """Rank 1 finds its checkpoint unusable while rank 0 waits for it."""
 

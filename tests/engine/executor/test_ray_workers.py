@@ -29,6 +29,7 @@ from app.engine.worker_info import WorkerInfo
 from app.errors import CheckpointError, ConfigError, EngineDeadError
 from tests.engine.executor.fake_replica import Replica
 from tests.engine.executor.fake_worker import FAIL, KILL, LARGE, SLEEP_MS, STOP, expected_tokens, make_letter
+from tests.engine.executor.semaphores import graph_semaphores, left_semaphores
 
 TRANSPORTS = ("socket", "compiled_graph")
 DETECTED_S = 10.0  # the aims are 1 s and 3 s; a busy machine takes longer, and nothing else ends within this
@@ -240,6 +241,7 @@ def test_failed_step_says_what_failed(fresh: Callable[..., Started], transport: 
     ("transport", "state"), [("socket", "stepping"), ("compiled_graph", "stepping"), ("compiled_graph", "parked")]
 )
 def test_killed_worker_is_noticed(fresh: Callable[..., Started], transport: str, state: str) -> None:
+    semaphores = graph_semaphores()
     executor, _ = fresh(transport)
     (pid,) = executor.worker_pids
     if state == "parked":
@@ -256,6 +258,7 @@ def test_killed_worker_is_noticed(fresh: Callable[..., Started], transport: str,
         executor.submit(make_letter(1))
     executor.shutdown()
     assert time.monotonic() - begun < 2 * DETECTED_S
+    assert not left_semaphores(semaphores)
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -287,6 +290,7 @@ def test_hung_worker_exceeds_the_step_timeout(fresh: Callable[..., Started], tra
     ("transport", "state"), [("socket", "stepping"), ("compiled_graph", "stepping"), ("compiled_graph", "parked")]
 )
 def test_workers_do_not_outlive_the_driver(ray_cluster: str, transport: str, state: str) -> None:
+    semaphores = graph_semaphores()
     driver = subprocess.Popen(
         [sys.executable, str(HERE / "driver_process.py"), ray_cluster, transport, state],
         stdout=subprocess.PIPE,
@@ -300,6 +304,7 @@ def test_workers_do_not_outlive_the_driver(ray_cluster: str, transport: str, sta
         assert all(psutil.pid_exists(pid) for pid in pids)
         driver.kill()
         assert gone(pids, DETECTED_S)
+        assert not left_semaphores(semaphores)  # also where the driver never took another step than the first
     finally:
         driver.kill()
         driver.wait()
@@ -309,7 +314,9 @@ def test_workers_do_not_outlive_the_driver(ray_cluster: str, transport: str, sta
 def test_start_and_stop_leave_nothing(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", tempfile.mkdtemp())  # others' gangs may be starting just now
     free = ray.available_resources()["CPU"]
+    semaphores = graph_semaphores()
     executor, _ = start(transport)
+    assert not left_semaphores(semaphores), "a death would leave them from now on"
     pids = executor.worker_pids
     executor.submit(make_letter(0))
     executor.collect()
@@ -321,6 +328,7 @@ def test_start_and_stop_leave_nothing(transport: str, monkeypatch: pytest.Monkey
     assert len(pids) == 1
     assert gone(pids, DETECTED_S)
     assert not os.listdir(tempfile.gettempdir())
+    assert not left_semaphores(semaphores)
     deadline = time.monotonic() + 30
     while ray.available_resources().get("CPU", 0) < free and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -330,6 +338,14 @@ def test_start_and_stop_leave_nothing(transport: str, monkeypatch: pytest.Monkey
 def test_auto_chooses_by_the_device() -> None:
     assert choose_transport("auto", "cpu")[0] == "socket"
     assert choose_transport("auto", "cuda:0")[0] == "compiled_graph"
+
+
+def test_worker_that_dies_in_the_first_step_leaves_nothing() -> None:
+    """No rank has answered yet, so the semaphores still have their names."""
+    semaphores = graph_semaphores()
+    with pytest.raises(EngineDeadError, match="is gone"):
+        start("compiled_graph", "DyingInWarmUpWorker")
+    assert not left_semaphores(semaphores)
 
 
 def test_errors_of_start_come_through() -> None:

@@ -16,6 +16,7 @@ from app.config import EngineConfig
 from app.engine.executor.ray_workers import RayWorkersExecutor
 from app.errors import EngineDeadError
 from tests.engine.executor.fake_worker import FAKE_WORKER, LARGE, expected_tokens, make_letter
+from tests.engine.executor.semaphores import graph_semaphores, left_semaphores
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +43,7 @@ def poll_health(executor: RayWorkersExecutor) -> None:
 @pytest.mark.usefixtures("far_workers")
 @pytest.mark.parametrize("transport", ["socket", "compiled_graph"])
 def test_workers_on_another_node(transport: str) -> None:
+    semaphores = graph_semaphores()
     executor = RayWorkersExecutor(
         EngineConfig(step_transport=transport, max_inflight_steps=8, step_timeout_s=20), FAKE_WORKER
     )
@@ -65,3 +67,17 @@ def test_workers_on_another_node(transport: str) -> None:
         assert time.monotonic() - begun < 10
     finally:
         executor.shutdown()
+    assert not left_semaphores(semaphores)
+
+
+@pytest.mark.usefixtures("far_workers")
+def test_end_of_a_parked_gang() -> None:
+    """Its node's own Ray process survives that, and no semaphore is left on either node."""
+    semaphores = graph_semaphores()
+    executor = RayWorkersExecutor(EngineConfig(step_transport="compiled_graph"), FAKE_WORKER)
+    executor.start()
+    executor.park()
+    executor.shutdown()
+    assert not left_semaphores(semaphores)
+    assert ray.get(ray.put("still here"), timeout=10) == "still here"
+    assert all(node["Alive"] for node in ray.nodes())

@@ -6,7 +6,11 @@ The only file that knows ray.dag, and its traps:
 - a read that times out half-way loses what it has read of the other channels: we read only what is there;
 - a payload larger than a channel's buffer resizes the channel, after which teardown hangs: such payloads take the
   socket. The buffer size counts only as the context's value in every process (the argument of compile is ignored);
-- teardown waits for workers without a limit: it runs aside, for a bounded time, or after they were killed.
+- teardown waits for workers without a limit: it runs aside, for a bounded time, or after they were killed;
+- teardown opens what it closes, and where a worker that died in its first step has taken a channel with it, Ray aborts
+  this process: we open them all at once;
+- Ray's own process of the driver's node dies of a reply from another node that comes after the teardown has begun;
+- a graph's named semaphores stay in /dev/shm for good: we take their names away after the first step (semaphores.py).
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from ray.exceptions import RayChannelTimeoutError
 
 from app.engine.executor.transports.base import StepTransport
 from app.engine.executor.transports.gang import Gang, RankFailedError
+from app.engine.executor.transports.semaphores import mapped_semaphores, unlink_semaphores
 from app.engine.executor.worker_actor import IN_SOCKET, PARK
 
 _BUFFER_BYTES = 1 << 20
@@ -51,6 +56,7 @@ class CompiledGraphTransport(StepTransport):
     def __init__(self, gang: Gang, max_inflight: int, step_timeout_s: float) -> None:
         super().__init__(gang, max_inflight, step_timeout_s)
         self._graph: Any = None
+        self._read_timeout_s = min(_READ_TIMEOUT_S, step_timeout_s)
         self._outstanding: deque[list[Any]] = deque()  # per step, one result reference a rank
         # A channel to another node holds one payload: with more steps out, the driver would wait inside Ray for a
         # worker which may itself be waiting for the driver to take a large reply.
@@ -58,6 +64,8 @@ class CompiledGraphTransport(StepTransport):
         self._early: deque[list[bytes]] = deque()  # replies taken in before they were asked for
         self._parked: list[Any] | None = None  # the result references of the step in which the workers sleep
         self._woken: list[Any] = []  # those of the sleep that ended last, read with the next step's: no wait of its own
+        self._foreign = mapped_semaphores()  # of other graphs, which may still be starting
+        self._names_gone = False
 
     def start(self) -> None:
         """Compile the graph; every rank's `step` loops in it from now on."""
@@ -71,6 +79,8 @@ class CompiledGraphTransport(StepTransport):
             _submit_timeout=self._step_timeout_s,
             _max_inflight_executions=self._max_inflight + 1,  # and the step that the workers slept in
         )
+        for channel in self._graph.dag_output_channels:
+            channel.ensure_registered_as_reader()
 
     def submit(self, payload: bytes) -> None:
         """Write one letter to the graph's input; a large one goes through the sockets."""
@@ -92,6 +102,8 @@ class CompiledGraphTransport(StepTransport):
             self._read(self._woken)
             self._woken = []
         replies = self._read(self._outstanding.popleft())
+        if not self._names_gone:
+            self._unlink_names()
         return [ring if reply == IN_SOCKET else reply for ring, reply in zip(rings, replies, strict=True)]
 
     def park(self) -> None:
@@ -101,13 +113,29 @@ class CompiledGraphTransport(StepTransport):
             self._parked = self._execute(PARK)
 
     def close(self, healthy: bool) -> None:
-        """Tear the graph down, aside and for a bounded time: Ray's teardown may wait for a worker for ever."""
+        """Let the workers out of the graph, and leave no name of it."""
         graph, self._graph = self._graph, None
-        if graph is None:
-            return
-        if healthy:
+        if healthy and self._parked is not None:
             with contextlib.suppress(RankFailedError):
                 self._wake()
+                self._read(self._woken)
+        if graph is not None:
+            self._tear_down(graph)
+        unlink_semaphores(self._foreign)  # of a graph whose first step failed, of a channel that was made anew
+
+    def _unlink_names(self) -> None:
+        """Every rank has answered, so all have opened all of their semaphores.
+
+        What this process shares with ranks and Ray's own processes is of this node; the others' nodes are theirs.
+        """
+        self._names_gone = True
+        unlink_semaphores(self._foreign)
+        for rank in self._gang.ranks:
+            if not rank.same_node:
+                rank.actor.unlink_semaphores.remote()  # beside the graph's loop; nobody needs to wait for it
+
+    def _tear_down(self, graph: Any) -> None:
+        """Aside and for a bounded time: Ray's teardown may wait for a worker for ever."""
         references = [self._parked, self._woken, *self._outstanding]
 
         def tear_down() -> None:
@@ -134,11 +162,11 @@ class CompiledGraphTransport(StepTransport):
         replies: list[bytes] = []
         try:
             for reference in references:
-                replies.append(reference.get(_READ_TIMEOUT_S))
+                replies.append(reference.get(self._read_timeout_s))
             return replies
         except RayChannelTimeoutError as error:  # it was stopped between its ring and its reply
             rank = self._gang.ranks[len(replies)]
-            reason = f"did not answer within {_READ_TIMEOUT_S:g} s of its ring: it hangs"
+            reason = f"did not answer within {self._read_timeout_s:g} s of its ring: it hangs"
             raise RankFailedError(rank, reason, hangs=True) from error
         except Exception as error:
             raise self._failure(error) from error

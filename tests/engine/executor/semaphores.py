@@ -1,0 +1,26 @@
+"""The named semaphores of Ray's compiled graphs: a gang that runs or ended, however it ended, leaves none."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+_SHARED_MEMORY = Path("/dev/shm")
+_NAME = re.compile(r"sem\.(hdr|obj)\d+-\d+")
+_OTHERS_START_S = 5.0  # a graph of another test has names until its first step was answered
+
+
+def graph_semaphores() -> set[str]:
+    """Their names now."""
+    return {path.name for path in _SHARED_MEMORY.iterdir() if _NAME.fullmatch(path.name)}
+
+
+def left_semaphores(before: set[str]) -> set[str]:
+    """Names that came since `before` and stay."""
+    deadline = time.monotonic() + _OTHERS_START_S
+    left = graph_semaphores() - before
+    while left and time.monotonic() < deadline:
+        time.sleep(0.05)
+        left &= graph_semaphores()
+    return left
