@@ -119,7 +119,8 @@ class EngineConfig(Frozen):
     cuda_graphs: Literal["auto", "on", "off"] = Field(
         "auto",
         description="Replay decode steps from CUDA graphs. `auto`: on a GPU where attention_backend is triton, going "
-        "on without them should the capture fail; `on`: an error where they cannot be had.",
+        "on without them should the capture fail (with tensor_parallel_size > 1 an error); `on`: an error where they "
+        "cannot be had.",
     )
     cuda_graph_sizes: tuple[Annotated[int, Field(ge=1)], ...] | None = Field(
         None,
@@ -152,7 +153,8 @@ class EngineConfig(Frozen):
     start_timeout_s: float = Field(
         1800.0,
         gt=0,
-        description="Workers that take longer to load the model and get ready hang: the replica ends and is replaced.",
+        description="Workers in processes of their own that take longer to load the model and get ready hang: the "
+        "replica ends and is replaced.",
     )
     step_timeout_s: float = Field(
         300.0, gt=0, description="A step that takes longer means a hung worker: the replica exits and is replaced."

@@ -101,7 +101,7 @@ def limits(table: dict[str, dict[int, float]]) -> tuple[int, int]:
 def run_ranks(rank_main: Callable[..., None], ranks: int, device_type: str) -> Any:
     """What rank 0 puts into the queue that is the last argument of rank_main(rank, ranks, device_type, address, queue).
 
-    RuntimeError where a rank fails.
+    RuntimeError where a rank fails, or none answers for five minutes.
     """
     context = multiprocessing.get_context("spawn")
     results = context.Queue()
@@ -110,8 +110,9 @@ def run_ranks(rank_main: Callable[..., None], ranks: int, device_type: str) -> A
     processes = [context.Process(target=rank_main, args=(rank, *common), daemon=True) for rank in range(ranks)]
     for process in processes:
         process.start()
+    deadline = time.monotonic() + 300
     while results.empty():
-        if any(process.exitcode for process in processes):
+        if any(process.exitcode for process in processes) or time.monotonic() > deadline:
             raise RuntimeError("a rank failed")
         time.sleep(0.1)
     return results.get()

@@ -82,7 +82,7 @@ def shortages(configs: Iterable[ServeConfig], total: Resources) -> list[Shortage
 def node_shortage(model: ModelConfig, nodes: Sequence[Resources]) -> str | None:
     """Why no replica of `model` can be laid over `nodes`, whatever they have in all; None when this stops none."""
     gpus = any(node.get("GPU", 0) > 0 for node in nodes)
-    bundles: list[Resources] = list(replica_bundles(model, {"GPU": gpus}))
+    bundles: list[Resources] = list(replica_bundles(model, {"GPU": float(gpus)}))
     strategy = f"placement_strategy={model.placement_strategy}"
     if model.placement_strategy == "STRICT_SPREAD" and len(bundles) > len(nodes):
         return f"model {model.name!r}: {strategy} wants {len(bundles)} nodes, the cluster has {len(nodes)}"

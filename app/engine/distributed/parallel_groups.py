@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-# One name up to torch 2.11, another since 2.13.
-_all_gather: Callable[..., object] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+# The one name since torch 2.13, the other before.
+_all_gather: Callable[..., object] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 SmallAllReduce = Callable[[torch.Tensor], "torch.Tensor | None"]
 

@@ -23,8 +23,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from app.engine.distributed.parallel_groups import ParallelGroups, RankGroup
 
 # Generous: whoever waits this long has been found dead by its driver before (start_timeout_s, step_timeout_s).
-COLLECTIVE_TIMEOUT = timedelta(hours=1)
-START_TIMEOUT = timedelta(minutes=10)
+TIMEOUT = timedelta(days=1)
 
 
 class RankStore:
@@ -39,7 +38,7 @@ class RankStore:
             *self.address,
             world_size,
             is_master=True,
-            timeout=START_TIMEOUT,
+            timeout=TIMEOUT,
             wait_for_workers=False,
             master_listen_fd=listener.detach(),
             use_libuv=True,
@@ -48,7 +47,7 @@ class RankStore:
 
 def connect_store(address: tuple[str, int], world_size: int) -> Any:
     """The store that rank 0 opened at `address`."""
-    return TCPStore(*address, world_size, is_master=False, timeout=START_TIMEOUT, use_libuv=True)
+    return TCPStore(*address, world_size, is_master=False, timeout=TIMEOUT, use_libuv=True)
 
 
 def join_groups(
@@ -64,7 +63,7 @@ def join_groups(
         return ParallelGroups()
     _set_environment(host)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=COLLECTIVE_TIMEOUT)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=TIMEOUT)
     stages = [range(stage * tp, (stage + 1) * tp) for stage in range(pp)]
     columns = [range(column, world_size, tp) for column in range(tp)]
     return ParallelGroups(
@@ -113,7 +112,7 @@ def _own_group(groups: Iterable[range], rank: int, backend: str) -> RankGroup:
     """Every rank takes part in making every group; the one that holds `rank`."""
     own = RankGroup()
     for members in groups:
-        handle = dist.new_group(list(members), timeout=COLLECTIVE_TIMEOUT, backend=backend)
+        handle = dist.new_group(list(members), timeout=TIMEOUT, backend=backend)
         if rank in members:
             own = RankGroup(members.index(rank), len(members), handle)
     return own

@@ -20,10 +20,9 @@ logger = logging.getLogger("manta.distributed")
 
 Limits = tuple[int, int]  # largest message for one shot, largest for two shots, in bytes
 
-# Ranks -> limits. 2: from `python -m benchmarks.all_reduce` on H200s. 4: others' figures of these kernels on Hopper
-# (vLLM's pull requests 24111 and 24532: one shot 10 / 14 / 23 / 38 us at 0.5 / 1 / 2 / 4 MiB, two shots 17 / 18 / 26 /
-# 42, NCCL 21 / 23 / 28 / 39). Other numbers of ranks have not been measured: `auto` leaves them to NCCL.
-MEASURED: dict[int, Limits] = {2: (256 << 10, 16 << 20), 4: (2 << 20, 2 << 20)}
+# Ranks -> limits, from `python -m benchmarks.all_reduce` on the machines we run on. A number of ranks that is missing
+# has not been measured: `auto` leaves it to NCCL.
+MEASURED: dict[int, Limits] = {2: (256 << 10, 16 << 20)}
 ASKED_FOR: Limits = (256 << 10, 4 << 20)  # for small_all_reduce=symmetric_memory where nothing was measured
 ALIGNMENT_BYTES = 16  # the kernels read vectors of this size
 

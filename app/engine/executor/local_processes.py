@@ -7,20 +7,20 @@ watch, as it is stopped, is killed by the kernel (Linux).
 
 from __future__ import annotations
 
-import functools
 import os
 import pickle
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from app.config import EngineConfig
 from app.engine.executor.gang_executor import CONNECT_TIMEOUT_S, LOCAL_HOST, GangExecutor
+from app.engine.executor.spawner import spawn
 from app.engine.executor.transports.gang import Gang, Rank, RankFailedError, open_pidfd
 from app.engine.executor.transports.rendezvous import Rendezvous
 from app.engine.executor.worker_actor import Place
@@ -29,13 +29,6 @@ from app.errors import ConfigError, EngineDeadError, MantaError
 _SHUTDOWN_TIMEOUT_S = 5.0
 _POLL_S = 0.02
 _ROOT = Path(__file__).resolve().parents[3]
-
-
-@functools.cache
-def _spawner(pid: int) -> ThreadPoolExecutor:
-    """The thread that makes process `pid`'s workers: to the kernel it is their parent, so it lives as long as the
-    process. One for each process, because a fork has its parent's objects, but not the threads."""
-    return ThreadPoolExecutor(1, f"spawn-workers-of-{pid}")
 
 
 class LocalProcessesExecutor(GangExecutor):
@@ -53,7 +46,7 @@ class LocalProcessesExecutor(GangExecutor):
             for rank in range(count):
                 place = Place(rank, count, rank, rank == self._output_rank)
                 arguments = (rendezvous.address, self._worker_class, self._config, place)
-                self._processes.append(_spawner(os.getpid()).submit(self._spawn, arguments).result())
+                self._processes.append(spawn(partial(self._spawn, arguments)))
             connections = rendezvous.accept(count, CONNECT_TIMEOUT_S, per_rank=2, check=self._check_processes)
         host = os.uname().nodename
         return Gang(

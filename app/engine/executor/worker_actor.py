@@ -27,7 +27,7 @@ from app.engine.executor.device_index import own_device_index
 from app.engine.executor.transports.connection import HANG_UP_EVENTS, ConnectionLostError, FrameConnection
 from app.engine.executor.transports.gang import Failure
 from app.engine.executor.transports.rendezvous import Address, connect
-from app.engine.executor.transports.semaphores import unlink_semaphores
+from app.engine.executor.transports.semaphores import mapped_semaphores, unlink_semaphores
 from app.engine.step import ModelRunnerOutput, SchedulerOutput
 from app.engine.worker_info import Meeting, WorkerInfo
 from app.errors import MantaError
@@ -137,7 +137,7 @@ class WorkerActor:
 
     def unlink_semaphores(self) -> None:
         """On another node than the driver's, once every rank has answered a step of a compiled graph."""
-        unlink_semaphores()
+        unlink_semaphores(mapped_semaphores())
 
     def run(self) -> None:
         """The loop of the socket transport: letters in, replies out, asleep in between."""

@@ -27,9 +27,8 @@ def test_a_cpu_stays_with_gloo() -> None:
     ("size", "choice", "one_node", "reason"),
     [
         (2, "auto", True, None),
-        (4, "auto", True, None),
-        (3, "auto", True, "nothing else was measured for 3 ranks"),
-        (3, "symmetric_memory", True, None),
+        (4, "auto", True, "nothing else was measured for 4 ranks"),
+        (4, "symmetric_memory", True, None),
         (2, "nccl", True, "as configured"),
         (2, "auto", False, "the ranks lie on several nodes"),
     ],

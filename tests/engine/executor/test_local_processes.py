@@ -130,7 +130,7 @@ def test_start_errors_come_through(fresh: Callable[..., ForkedExecutor]) -> None
 
 def test_a_rank_that_hangs_while_it_starts(fresh: Callable[..., ForkedExecutor]) -> None:
     with pytest.raises(EngineDeadError, match=r"worker rank 1 .* hangs \(rank 0: waiting.*; rank 1: starting for"):
-        fresh("HalfHangingWorker", start_timeout_s=2.0)
+        fresh("HalfHangingWorker", start_timeout_s=4.0)
 
 
 def test_only_the_socket_transport() -> None:
@@ -172,6 +172,27 @@ def test_a_script_without_a_main_guard_and_nothing_is_left_when_it_is_killed(tmp
         params = SamplingParams(temperature=0, max_tokens=8)
         alone = llm.generate("The capital of France", params, use_tqdm=False)[0].outputs[0]
     assert str(alone.token_ids) == token_ids.strip()
+
+
+THREAD = """
+import threading
+from app import LLM, SamplingParams
+llm = LLM("tiny-chat", tensor_parallel_size=2, device="cpu", num_threads=1, kv_cache_memory_bytes=32 << 20)
+def generate():
+    threading.main_thread().join()
+    print(len(llm.generate("The capital of France", SamplingParams(temperature=0, max_tokens=8), use_tqdm=False)))
+threading.Thread(target=generate).start()
+"""
+
+
+def test_threads_go_on_after_the_main_one(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(THREAD)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, str(script)], env=environment, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr[-2000:]
 
 
 @pytest.mark.slow

@@ -220,8 +220,8 @@ def test_two_ranks(fresh: Callable[..., Started], transport: str) -> None:
 
 
 def test_a_rank_that_hangs_while_it_starts() -> None:
-    with pytest.raises(EngineDeadError, match=r"worker rank 1 .*did not start within 2 s: it hangs \(rank 0: waiting"):
-        start("socket", "HalfHangingWorker", tensor_parallel_size=2, start_timeout_s=2.0)
+    with pytest.raises(EngineDeadError, match=r"worker rank 1 .*did not start within 4 s: it hangs \(rank 0: waiting"):
+        start("socket", "HalfHangingWorker", tensor_parallel_size=2, start_timeout_s=4.0)
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

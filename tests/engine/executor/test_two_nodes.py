@@ -71,12 +71,15 @@ def test_workers_on_another_node(transport: str) -> None:
 
 
 @pytest.mark.usefixtures("far_workers")
-def test_end_of_a_parked_gang() -> None:
-    """Its node's own Ray process survives that, and no semaphore is left on either node."""
+@pytest.mark.parametrize("steps", [0, 2])
+def test_end_of_a_parked_gang(steps: int) -> None:
+    """Its node's own Ray process survives that, and no semaphore is left on either node; also just after it woke."""
     semaphores = graph_semaphores()
     executor = RayWorkersExecutor(EngineConfig(step_transport="compiled_graph"), FAKE_WORKER)
     executor.start()
     executor.park()
+    for step in range(steps):
+        executor.submit(make_letter(step))
     executor.shutdown()
     assert not left_semaphores(semaphores)
     assert ray.get(ray.put("still here"), timeout=10) == "still here"

@@ -20,7 +20,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 from ray.dag import DAGContext, InputNode, MultiOutputNode
@@ -28,7 +28,7 @@ from ray.exceptions import RayChannelTimeoutError
 
 from app.engine.executor.transports.base import StepTransport
 from app.engine.executor.transports.gang import Gang, RankFailedError
-from app.engine.executor.transports.semaphores import mapped_semaphores, unlink_semaphores
+from app.engine.executor.transports.semaphores import Inode, mapped_semaphores, unlink_semaphores
 from app.engine.executor.worker_actor import IN_SOCKET, PARK
 
 _BUFFER_BYTES = 1 << 20
@@ -37,6 +37,7 @@ _WAKE = b""
 _READ_TIMEOUT_S = 10.0  # after the ring the reply is there within microseconds
 _TEARDOWN_TIMEOUT_S = 5.0
 _DEATH_SETTLE_S = 2.0  # a graph that broke: the worker's socket closes within this time, if it died
+_one_at_a_time = threading.Lock()  # graphs that are compiled in this process
 
 
 def worker_environment(step_timeout_s: float) -> Mapping[str, str]:
@@ -64,7 +65,7 @@ class CompiledGraphTransport(StepTransport):
         self._early: deque[list[bytes]] = deque()  # replies taken in before they were asked for
         self._parked: list[Any] | None = None  # the result references of the step in which the workers sleep
         self._woken: list[Any] = []  # those of the sleep that ended last, read with the next step's: no wait of its own
-        self._foreign = mapped_semaphores()  # of other graphs, which may still be starting
+        self._semaphores: Set[Inode] = set()
         self._names_gone = False
 
     def start(self) -> None:
@@ -75,12 +76,15 @@ class CompiledGraphTransport(StepTransport):
         context.teardown_timeout = math.ceil(_TEARDOWN_TIMEOUT_S)
         with InputNode() as letter:
             outputs = [rank.actor.step.bind(letter, CAPACITY_BYTES) for rank in self._gang.ranks]
-        self._graph = MultiOutputNode(outputs).experimental_compile(
-            _submit_timeout=self._step_timeout_s,
-            _max_inflight_executions=self._max_inflight + 1,  # and the step that the workers slept in
-        )
-        for channel in self._graph.dag_output_channels:
-            channel.ensure_registered_as_reader()
+        with _one_at_a_time:
+            others = mapped_semaphores()
+            self._graph = MultiOutputNode(outputs).experimental_compile(
+                _submit_timeout=self._step_timeout_s,
+                _max_inflight_executions=self._max_inflight + 1,  # and the step that the workers slept in
+            )
+            for channel in self._graph.dag_output_channels:
+                channel.ensure_registered_as_reader()
+            self._semaphores = mapped_semaphores() - others
 
     def submit(self, payload: bytes) -> None:
         """Write one letter to the graph's input; a large one goes through the sockets."""
@@ -115,13 +119,16 @@ class CompiledGraphTransport(StepTransport):
     def close(self, healthy: bool) -> None:
         """Let the workers out of the graph, and leave no name of it."""
         graph, self._graph = self._graph, None
-        if healthy and self._parked is not None:
+        if graph is None:
+            return
+        if healthy:  # an answer of another node that came into the torn-down graph would end Ray's process on this one
             with contextlib.suppress(RankFailedError):
                 self._wake()
+                while self._outstanding:
+                    self._gather(_TEARDOWN_TIMEOUT_S)
                 self._read(self._woken)
-        if graph is not None:
-            self._tear_down(graph)
-        unlink_semaphores(self._foreign)  # of a graph whose first step failed, of a channel that was made anew
+        self._tear_down(graph)
+        unlink_semaphores(self._semaphores)  # if its first step failed
 
     def _unlink_names(self) -> None:
         """Every rank has answered, so all have opened all of their semaphores.
@@ -129,7 +136,7 @@ class CompiledGraphTransport(StepTransport):
         What this process shares with ranks and Ray's own processes is of this node; the others' nodes are theirs.
         """
         self._names_gone = True
-        unlink_semaphores(self._foreign)
+        unlink_semaphores(self._semaphores)
         for rank in self._gang.ranks:
             if not rank.same_node:
                 rank.actor.unlink_semaphores.remote()  # beside the graph's loop; nobody needs to wait for it

@@ -12,7 +12,7 @@ import re
 from collections.abc import Set
 from pathlib import Path
 
-_DIRECTORY = Path("/dev/shm")
+_DIRECTORY = Path("/dev/shm").resolve()
 _MAPS = Path("/proc/self/maps")
 _NAME = re.compile(r"sem\.(hdr|obj)\d+-\d+")  # two a channel's buffer; Python's own are sem.mp-*
 
@@ -37,14 +37,13 @@ def mapped_semaphores() -> Set[Inode]:
     return found
 
 
-def unlink_semaphores(besides: Set[Inode] = frozenset()) -> None:
-    """Take the names of the graph semaphores that this process has open, other than `besides`, out of /dev/shm."""
-    ours = mapped_semaphores() - besides
+def unlink_semaphores(ours: Set[Inode]) -> None:
+    """Take the names of these, as far as they are a graph's, out of /dev/shm."""
     if not ours:
         return
     for path in _DIRECTORY.iterdir():
         if _NAME.fullmatch(path.name):
-            with contextlib.suppress(FileNotFoundError):  # the other end was faster
+            with contextlib.suppress(OSError):  # the other end was faster, or another user owns it
                 status = path.stat()
                 if (status.st_dev, status.st_ino) in ours:
                     path.unlink()

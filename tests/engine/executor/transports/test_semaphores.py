@@ -36,9 +36,9 @@ def foreign() -> Iterator[Path]:
 def test_only_names_of_graphs_that_this_process_has_open(foreign: Path) -> None:
     mine, pythons = [open_semaphore(f"{kind}{PID}-2") for kind in ("hdr", "obj")], open_semaphore(f"mp-{PID}")
     try:
-        unlink_semaphores()
+        unlink_semaphores(mapped_semaphores())
         assert [path.exists() for path in (*mine, pythons, foreign)] == [False, False, True, True]
-        unlink_semaphores()  # nothing is left to do
+        unlink_semaphores(mapped_semaphores())  # nothing is left to do
     finally:
         pythons.unlink()
 
@@ -47,7 +47,7 @@ def test_graphs_that_were_there_before_keep_theirs() -> None:
     earlier = open_semaphore(f"obj{PID}-3")
     others = mapped_semaphores()
     later = open_semaphore(f"obj{PID}-4")
-    unlink_semaphores(others)
+    unlink_semaphores(mapped_semaphores() - others)
     assert (earlier.exists(), later.exists()) == (True, False)
-    unlink_semaphores()
+    unlink_semaphores(others)
     assert not earlier.exists()
