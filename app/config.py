@@ -111,7 +111,8 @@ class EngineConfig(Frozen):
         "as actors of the placement group.",
     )
     step_transport: Literal["auto", "compiled_graph", "socket"] = Field(
-        "auto", description="How steps reach ray_workers. `auto`: compiled_graph on GPUs, socket on CPUs."
+        "auto",
+        description="How steps reach ray_workers. `auto`: compiled_graph on GPUs of the replica's node, else socket.",
     )
     attention_backend: Literal["auto", "torch", "triton"] = Field(
         "auto", description="`auto`: triton on GPUs, torch on CPUs."

@@ -134,7 +134,9 @@ class RayWorkersExecutor(GangExecutor):
         return self._placement.node_of
 
     def _choose_transport(self, device: str) -> tuple[str, str]:
-        return choose_transport(self._config.step_transport, device)
+        assert self._gang is not None
+        one_node = all(rank.same_node for rank in self._gang.ranks)
+        return choose_transport(self._config.step_transport, device, one_node)
 
     def _kill_far(self, gang: Gang) -> None:
         """A stopped rank of another node takes no word from Ray: have SIGKILL sent there."""

@@ -335,9 +335,11 @@ def test_start_and_stop_leave_nothing(transport: str, monkeypatch: pytest.Monkey
     assert ray.available_resources()["CPU"] >= free
 
 
-def test_auto_chooses_by_the_device() -> None:
-    assert choose_transport("auto", "cpu")[0] == "socket"
-    assert choose_transport("auto", "cuda:0")[0] == "compiled_graph"
+def test_auto_chooses_by_the_device_and_the_node() -> None:
+    assert choose_transport("auto", "cpu", True)[0] == "socket"
+    assert choose_transport("auto", "cuda:0", True)[0] == "compiled_graph"
+    assert choose_transport("auto", "cuda:0", False)[0] == "socket"
+    assert choose_transport("compiled_graph", "cuda:0", False)[0] == "compiled_graph"
 
 
 def test_worker_that_dies_in_the_first_step_leaves_nothing() -> None:
