@@ -7,6 +7,7 @@ looks for stop strings and aborts what runs past them. One thread at a time may 
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -78,6 +79,17 @@ class LLM(BeamSearchMethods, PoolingMethods):
     def stats(self) -> EngineStats:
         """What the engine measured so far."""
         return self._core.stats()
+
+    def start_profile(self, directory: str | os.PathLike[str]) -> None:
+        """Record with torch's profiler what every worker computes from now on.
+
+        InvalidRequestError if that is being done already.
+        """
+        self._core.call_workers("start_profile", os.path.abspath(directory))
+
+    def stop_profile(self) -> list[str]:
+        """End the recording: a trace in `directory` for each worker, to open at ui.perfetto.dev; their paths."""
+        return self._core.call_workers("stop_profile")
 
     def default_sampling_params(self) -> SamplingParams:
         """The sampling that the model's own generation_config.json asks for."""

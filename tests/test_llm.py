@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -176,6 +179,27 @@ def test_the_progress_bar_counts_prompts(llm: LLM, capsys: pytest.CaptureFixture
     assert "tok/s" in shown
     llm.generate(["a"], GREEDY, use_tqdm=False)
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_profile_of_every_worker(ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # a relative directory is the caller's
+    options = {"tensor_parallel_size": ranks, "device": "cpu", "num_threads": 1, "num_blocks": 64}
+    with LLM("tiny-chat", **options) as llm:
+        alone = llm.generate("The capital", GREEDY, use_tqdm=False)[0].outputs[0].token_ids
+        llm.start_profile("traces")
+        with pytest.raises(InvalidRequestError, match="is being recorded"):
+            llm.start_profile("elsewhere")
+        assert llm.generate("The capital", GREEDY, use_tqdm=False)[0].outputs[0].token_ids == alone
+        traces = llm.stop_profile()
+        with pytest.raises(InvalidRequestError, match="no profile"):
+            llm.stop_profile()
+        assert llm.generate("The capital", GREEDY, use_tqdm=False)[0].outputs[0].token_ids == alone
+    assert sorted(traces) == sorted(str(path) for path in (tmp_path / "traces").iterdir())
+    assert [f"rank-{rank}." in trace for rank, trace in enumerate(traces)] == [True] * ranks
+    for trace in traces:
+        names = {event.get("name") for event in json.loads(gzip.decompress(Path(trace).read_bytes()))["traceEvents"]}
+        assert {"aten::linear", "aten::mm", "aten::addmm"} & names
 
 
 def test_default_sampling_is_the_models_own(llm: LLM) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from app.config import EngineConfig
 from app.engine.executor.base import Executor
@@ -193,10 +194,7 @@ class EngineCore:
             letter.flush = letter.flush or self.config.max_inflight_steps == 1
             self._submit(letter)
         if self._num_calls == 0 and scheduler.num_unreturned:
-            self._submit(scheduler.flush_letter())
-            self._collect()
-            if scheduler.num_unreturned:
-                raise EngineDeadError("the workers did not return the outputs of a flushed step")
+            self._flush()
         elif self._num_calls:
             self._collect()
         elif scheduler.has_work() and not self._ready and not scheduler.has_failed:
@@ -204,6 +202,24 @@ class EngineCore:
         outputs = self._ready + scheduler.take_failed()
         self._ready = []
         return outputs
+
+    def call_workers(self, method: str, *arguments: Any) -> list[Any]:
+        """Call a method of every worker between two steps; its results, by rank. What the steps before it bring comes
+        with the next `step`."""
+        while self._num_calls:
+            self._collect()
+        if self.scheduler.num_unreturned:
+            self._flush()
+        results = self.executor.call(method, *arguments)
+        self.executor.park()
+        return results
+
+    def _flush(self) -> None:
+        """Fetch what the workers hold back of the steps that they have executed."""
+        self._submit(self.scheduler.flush_letter())
+        self._collect()
+        if self.scheduler.num_unreturned:
+            raise EngineDeadError("the workers did not return the outputs of a flushed step")
 
     def _submit(self, letter: SchedulerOutput) -> None:
         self.executor.submit(letter)

@@ -17,6 +17,7 @@ Plain numpy and dataclasses, so that a letter pickles small and the host half ne
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -120,3 +121,12 @@ class ModelRunnerOutput:
     step_time_s: float = 0.0  # time the device took, as seen by the worker
     loading_since: int = 0  # the oldest letter whose loads were still under way; 0: those of all letters were done
     pooled: list[Float32Array] | None = None  # of a pooling model, instead of tokens: the j-th True's result
+
+
+@dataclass(slots=True, frozen=True)
+class WorkerCall:
+    """Instead of a letter, when none is out: call a method of every worker. It goes the way of the letters, so that it
+    collides with no step, and the thread that executes these executes it."""
+
+    method: str
+    arguments: tuple[Any, ...]

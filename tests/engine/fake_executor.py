@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -101,6 +102,11 @@ class FakeExecutor(Executor):
         for output in outputs:
             self.unreturned.pop(output.step_id, None)
         return outputs
+
+    def call(self, method: str, *arguments: Any) -> list[Any]:
+        assert not self.calls
+        assert not self.behind
+        return [(method, *arguments)]
 
     def park(self) -> None:
         self.parked += 1

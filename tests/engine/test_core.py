@@ -104,6 +104,22 @@ def test_letters_in_flight(late: bool) -> None:
         assert all(letter.flush for letter in executor.letters) == (inflight == 1)
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_calls_to_the_workers_come_between_steps(late: bool) -> None:
+    tokens = []
+    for called in (False, True):
+        core = make_core(late=late)
+        core.add_request(make_request("a", [1, 2, 3], max_tokens=12))
+        found: list[int] = []
+        while core.has_work():
+            found += [token for output in core.step() for token in output.new_token_ids]
+            if called:
+                assert core.call_workers("anything", 1) == [("anything", 1)]
+        tokens.append(found)
+    assert len(tokens[0]) == 12
+    assert tokens[0] == tokens[1]
+
+
 def test_the_next_letter_leaves_before_the_token_is_back() -> None:
     core = make_core(num_blocks=500, max_inflight_steps=2)
     core.add_request(make_request("r", [1, 2, 3], max_tokens=20))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Any
 
 from app.engine.step import ModelRunnerOutput, SchedulerOutput
 from app.engine.worker_info import WorkerInfo
@@ -32,6 +33,13 @@ class Executor(ABC):
     @abstractmethod
     def collect(self) -> list[ModelRunnerOutput]:
         """Wait for the oldest submitted call; outputs come in the order of their steps."""
+
+    @abstractmethod
+    def call(self, method: str, *arguments: Any) -> list[Any]:
+        """Call a method of every worker while no step is out, which may take `start_timeout_s`; the results, by rank.
+
+        What one raises is raised here, a MantaError as it is and anything else as one, and the workers go on.
+        """
 
     @abstractmethod
     def park(self) -> None:

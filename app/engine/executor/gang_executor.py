@@ -21,8 +21,8 @@ from app.config import EngineConfig
 from app.engine.executor.base import Executor
 from app.engine.executor.transports import TRANSPORTS
 from app.engine.executor.transports.base import StepTransport
-from app.engine.executor.transports.gang import Gang, Rank, RankFailedError
-from app.engine.step import ModelRunnerOutput, SchedulerOutput
+from app.engine.executor.transports.gang import Failure, Gang, Rank, RankFailedError
+from app.engine.step import ModelRunnerOutput, SchedulerOutput, WorkerCall
 from app.engine.worker_info import Meeting, WorkerInfo
 from app.errors import EngineDeadError, MantaError
 
@@ -117,6 +117,19 @@ class GangExecutor(Executor):
     def collect(self) -> list[ModelRunnerOutput]:
         """Outputs that the oldest submitted call brought."""
         return self._collect(self._config.step_timeout_s)
+
+    def call(self, method: str, *arguments: Any) -> list[Any]:
+        """Send the call to all ranks as if it were a step."""
+        transport = self._running()
+        assert not self._outstanding, f"{method} called with {self._outstanding} steps outstanding"
+        with self._fatal_failures():
+            transport.submit(pickle.dumps(WorkerCall(method, arguments), protocol=pickle.HIGHEST_PROTOCOL))
+            results = [pickle.loads(reply) for reply in transport.collect(self._config.start_timeout_s)]
+        for rank, result in enumerate(results):
+            if isinstance(result, Failure):
+                logger.error("worker rank %d: %s failed:\n%s", rank, method, result.trace)
+                raise result.error or MantaError(f"{method} on worker rank {rank}: {result.message}")
+        return results
 
     def park(self) -> None:
         """Let the workers sleep until the next letter; nothing may be outstanding."""

@@ -7,13 +7,14 @@ outputs is that of any other executor (I2).
 from __future__ import annotations
 
 from collections import deque
+from typing import Any
 
 from app.config import EngineConfig
 from app.engine.executor.base import Executor
 from app.engine.step import ModelRunnerOutput, SchedulerOutput
 from app.engine.worker.worker import Worker
 from app.engine.worker_info import WorkerInfo
-from app.errors import EngineDeadError
+from app.errors import EngineDeadError, MantaError
 
 
 class InProcessExecutor(Executor):
@@ -48,6 +49,17 @@ class InProcessExecutor(Executor):
         self.check_health()
         assert self._outputs, "collect without a submitted letter"
         return self._outputs.popleft()
+
+    def call(self, method: str, *arguments: Any) -> list[Any]:
+        """Call it on this thread, for as long as it takes."""
+        self.check_health()
+        assert not self._outputs, f"{method} called with {len(self._outputs)} steps outstanding"
+        try:
+            return [getattr(self._worker, method)(*arguments)]
+        except MantaError:
+            raise
+        except Exception as error:
+            raise MantaError(f"{method}: {type(error).__name__}: {error}") from error
 
     def park(self) -> None:
         """Nothing spins here, so there is nothing to stop."""

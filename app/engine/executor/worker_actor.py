@@ -28,7 +28,7 @@ from app.engine.executor.transports.connection import HANG_UP_EVENTS, Connection
 from app.engine.executor.transports.gang import Failure
 from app.engine.executor.transports.rendezvous import Address, connect
 from app.engine.executor.transports.semaphores import mapped_semaphores, unlink_semaphores
-from app.engine.step import ModelRunnerOutput, SchedulerOutput
+from app.engine.step import ModelRunnerOutput, SchedulerOutput, WorkerCall
 from app.engine.worker_info import Meeting, WorkerInfo
 from app.errors import MantaError
 from app.telemetry.logging import configure_logging
@@ -178,13 +178,24 @@ class WorkerActor:
         """The reply to a letter, and whether it is the rank's last word."""
         assert self._worker is not None
         try:
-            letter: SchedulerOutput = pickle.loads(payload)
+            letter: SchedulerOutput | WorkerCall = pickle.loads(payload)
+            if isinstance(letter, WorkerCall):
+                return self._call(letter), False
             with self._phase.of(f"step {letter.step_id}"):
                 outputs = self._worker.execute(letter)
         except Exception as error:
             logger.exception("worker rank %d: step failed", self._place.rank)
             return _failure(error).frame(), True
         return pickle.dumps(outputs if self._place.answers else [], protocol=pickle.HIGHEST_PROTOCOL), False
+
+    def _call(self, call: WorkerCall) -> bytes:
+        """The pickled result; a Failure if it raises, which ends nothing."""
+        try:
+            with self._phase.of(call.method):
+                result = getattr(self._worker, call.method)(*call.arguments)
+        except Exception as error:
+            result = _failure(error)
+        return pickle.dumps(result, protocol=pickle.HIGHEST_PROTOCOL)
 
 
 class Phase:

@@ -36,9 +36,11 @@ from app.engine.worker.kv_transfer import KVTransfer
 from app.engine.worker.model_runner import ModelRunner
 from app.engine.worker.pending_step import PendingStep
 from app.engine.worker.pooling_runner import PoolingRunner, start_pooling
+from app.engine.worker.profile import Profile
 from app.engine.worker.rehearsal import rehearse
 from app.engine.worker.row_state import RowState
 from app.engine.worker_info import Meeting, WorkerInfo
+from app.errors import InvalidRequestError
 
 
 class Worker:
@@ -65,6 +67,7 @@ class Worker:
         self._runner: ModelRunner | PoolingRunner | None = None
         self._transfer: KVTransfer | None = None  # to and from the host-memory tier, if there is one
         self._pending: deque[PendingStep] = deque()
+        self._profile: Profile | None = None
 
     def start(self) -> WorkerInfo:
         """Load the model, size and allocate the KV cache, warm the first step.
@@ -138,6 +141,19 @@ class Worker:
             if self._transfer is not None and outputs:
                 outputs[-1].loading_since = self._transfer.loading_since()
             return outputs
+
+    def start_profile(self, directory: str) -> None:
+        """Record every step from now on; InvalidRequestError where that is done already."""
+        if self._profile is not None:
+            raise InvalidRequestError("a profile is being recorded: stop it first")
+        self._profile = Profile(directory, self._rank)
+
+    def stop_profile(self) -> str:
+        """The path of the trace; InvalidRequestError where nothing is recorded."""
+        if self._profile is None:
+            raise InvalidRequestError("no profile is being recorded")
+        recorded, self._profile = self._profile, None
+        return recorded.stop()
 
     def shutdown(self) -> None:
         """Free the model and the KV cache; idempotent."""

@@ -12,7 +12,7 @@ from ray.util.placement_group import get_current_placement_group
 
 from app.engine.step import ModelRunnerOutput, SchedulerOutput, TokenLogprobs
 from app.engine.worker_info import WorkerInfo
-from app.errors import CheckpointError
+from app.errors import CheckpointError, ConfigError
 
 FAKE_WORKER = f"{__name__}:FakeWorker"
 SLEEP_MS, FAIL, KILL, STOP, LARGE, ONLY_RANK = range(6)
@@ -70,6 +70,13 @@ class FakeWorker:
                 ranks = list(range(argument))
                 output.logprobs = [TokenLogprobs(ranks, [0.5] * argument, ranks)]
         return [output]
+
+    def add_rank(self, number: int, seconds: float = 0.0) -> int:
+        """To be called between steps."""
+        time.sleep(seconds)
+        if number < 0:
+            raise ConfigError("number must not be negative", param="number")
+        return 100 // number + self.rank
 
     def shutdown(self) -> None:
         pass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -45,9 +46,15 @@ def fresh() -> Iterator[Callable[..., ForkedExecutor]]:
 def gone(pids: list[int], within_s: float = 10.0) -> bool:
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
-        if not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids):
+        if not any(map(runs, pids)):
             return True
         time.sleep(0.02)
+    return False
+
+
+def runs(pid: int) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return bool(psutil.Process(pid).status() != "zombie")
     return False
 
 
@@ -67,6 +74,13 @@ def test_letters_go_to_all_and_outputs_come_from_the_last_stage(fresh: Callable[
     assert gone(pids)
     with pytest.raises(EngineDeadError, match="was shut down"):
         executor.submit(letters[0])
+
+
+def test_a_call_longer_than_a_step_and_one_that_never_ends(fresh: Callable[..., ForkedExecutor]) -> None:
+    executor = fresh(step_timeout_s=0.5, start_timeout_s=3.0)
+    assert executor.call("add_rank", 10, 1.0) == [10, 11, 12, 13]
+    with pytest.raises(EngineDeadError, match=r"hangs \(rank 0: add_rank for"):
+        executor.call("add_rank", 10, 600.0)
 
 
 @pytest.mark.parametrize("victim", [0, 3])

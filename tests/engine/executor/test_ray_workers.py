@@ -26,10 +26,11 @@ from app.engine.executor.ray_workers import RayWorkersExecutor
 from app.engine.executor.transports import choose_transport
 from app.engine.executor.transports.compiled_graph import CAPACITY_BYTES
 from app.engine.worker_info import WorkerInfo
-from app.errors import CheckpointError, ConfigError, EngineDeadError
+from app.errors import CheckpointError, ConfigError, EngineDeadError, MantaError
 from tests.engine.executor.fake_replica import Replica
 from tests.engine.executor.fake_worker import FAIL, KILL, LARGE, SLEEP_MS, STOP, expected_tokens, make_letter
 from tests.engine.executor.semaphores import graph_semaphores, left_semaphores
+from tests.engine.executor.test_local_processes import gone
 
 TRANSPORTS = ("socket", "compiled_graph")
 DETECTED_S = 10.0  # the aims are 1 s and 3 s; a busy machine takes longer, and nothing else ends within this
@@ -66,17 +67,6 @@ def fresh() -> Iterator[Callable[..., Started]]:
     yield make
     for executor in executors:
         executor.shutdown()
-
-
-def gone(pids: list[int], within_s: float) -> bool:
-    """Whether all processes end within the time (a zombie has ended)."""
-    deadline = time.monotonic() + within_s
-    while time.monotonic() < deadline:
-        alive = [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"]
-        if not alive:
-            return True
-        time.sleep(0.02)
-    return False
 
 
 def cpu_share(pid: int, seconds: float) -> float:
@@ -205,6 +195,9 @@ def test_two_ranks(fresh: Callable[..., Started], transport: str) -> None:
     for step in range(3):
         (output,) = executor.collect()
         assert output.step_id == step
+    assert executor.call("add_rank", 10) == [10, 11]
+    executor.park()
+    assert executor.call("add_rank", 5) == [20, 21]
     executor.park()
     executor.submit(make_letter(3, (LARGE, 200_000)))
     assert executor.collect()[0].step_id == 3
@@ -222,6 +215,20 @@ def test_two_ranks(fresh: Callable[..., Started], transport: str) -> None:
 def test_a_rank_that_hangs_while_it_starts() -> None:
     with pytest.raises(EngineDeadError, match=r"worker rank 1 .*did not start within 4 s: it hangs \(rank 0: waiting"):
         start("socket", "HalfHangingWorker", tensor_parallel_size=2, start_timeout_s=4.0)
+
+
+def test_calls_between_steps(shared: Started) -> None:
+    """They may take longer than a step; one that fails ends nothing."""
+    executor, _ = shared
+    assert executor.call("add_rank", 4, 0.5) == [25]
+    with pytest.raises(ConfigError, match="must not be negative"):
+        executor.call("add_rank", -1)
+    with pytest.raises(MantaError, match="add_rank on worker rank 0: ZeroDivisionError"):
+        executor.call("add_rank", 0)
+    executor.submit(make_letter(1))
+    with pytest.raises(AssertionError, match="outstanding"):
+        executor.call("add_rank", 1)
+    assert executor.collect()[0].sampled_token_ids.tolist() == expected_tokens(make_letter(1))
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
