@@ -11,6 +11,7 @@ import os
 import secrets
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Self, cast
 
@@ -58,6 +59,7 @@ class LLM(BeamSearchMethods, PoolingMethods):
         self._core = EngineCore(self.config, info, create_executor(self.config), secrets.token_bytes(32))
         self._pooling = pooling_info(self.config, info)
         self._num_requests = 0
+        self._profiling = False
         try:
             self.worker_info = self._core.start()
         except BaseException:
@@ -83,13 +85,24 @@ class LLM(BeamSearchMethods, PoolingMethods):
     def start_profile(self, directory: str | os.PathLike[str]) -> None:
         """Record with torch's profiler what every worker computes from now on.
 
-        InvalidRequestError if that is being done already.
+        InvalidRequestError if that is being done already (without workers of their own: by any engine of this process,
+        and then the same thread generates and stops it), or a worker cannot make the directory.
         """
-        self._core.call_workers("start_profile", os.path.abspath(directory))
+        if self._profiling:
+            raise InvalidRequestError("a profile is being recorded: stop it first")
+        try:
+            self._core.call_workers("start_profile", os.path.abspath(directory))
+        except InvalidRequestError:
+            with suppress(InvalidRequestError):
+                self._core.call_workers("stop_profile")  # those that have begun
+            raise
+        self._profiling = True
 
     def stop_profile(self) -> list[str]:
         """End the recording: a trace in `directory` for each worker, to open at ui.perfetto.dev; their paths."""
-        return self._core.call_workers("stop_profile")
+        traces = self._core.call_workers("stop_profile")
+        self._profiling = False
+        return traces
 
     def default_sampling_params(self) -> SamplingParams:
         """The sampling that the model's own generation_config.json asks for."""

@@ -112,8 +112,10 @@ def run_ranks(rank_main: Callable[..., None], ranks: int, device_type: str) -> A
         process.start()
     deadline = time.monotonic() + 300
     while results.empty():
-        if any(process.exitcode for process in processes) or time.monotonic() > deadline:
+        if any(process.exitcode for process in processes):
             raise RuntimeError("a rank failed")
+        if time.monotonic() > deadline:
+            raise RuntimeError("the ranks have not answered for five minutes")
         time.sleep(0.1)
     return results.get()
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -196,10 +198,46 @@ def test_a_profile_of_every_worker(ranks: int, tmp_path: Path, monkeypatch: pyte
             llm.stop_profile()
         assert llm.generate("The capital", GREEDY, use_tqdm=False)[0].outputs[0].token_ids == alone
     assert sorted(traces) == sorted(str(path) for path in (tmp_path / "traces").iterdir())
+    assert len(traces) == ranks
     assert [f"rank-{rank}." in trace for rank, trace in enumerate(traces)] == [True] * ranks
     for trace in traces:
         names = {event.get("name") for event in json.loads(gzip.decompress(Path(trace).read_bytes()))["traceEvents"]}
         assert {"aten::linear", "aten::mm", "aten::addmm"} & names
+
+
+FORGOTTEN = """
+import sys
+from app import LLM, SamplingParams
+options = {"device": "cpu", "num_threads": 1, "num_blocks": 64, "tensor_parallel_size": int(sys.argv[1])}
+with LLM("tiny-chat", **options) as llm:
+    llm.start_profile(sys.argv[2])
+    llm.generate("The capital", SamplingParams(temperature=0, max_tokens=4), use_tqdm=False)
+"""
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_profile_that_is_not_stopped_is_written_at_the_end(ranks: int, tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
+    command = [sys.executable, "-c", FORGOTTEN, str(ranks), str(tmp_path / "traces")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert len(list((tmp_path / "traces").iterdir())) == ranks
+
+
+def test_what_torch_cannot_record_is_refused(llm: LLM, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(InvalidRequestError, match="directory: ") as refused:
+        llm.start_profile(tmp_path / "file" / "traces")
+    assert refused.value.param == "directory"
+    llm.start_profile(tmp_path)
+    with (
+        LLM("tiny-chat", device="cpu", num_threads=1, num_blocks=64) as other,
+        pytest.raises(InvalidRequestError, match="in this process"),
+    ):
+        other.start_profile(tmp_path)
+    with ThreadPoolExecutor(1) as pool, pytest.raises(InvalidRequestError, match="the thread that started it"):
+        pool.submit(llm.stop_profile).result()
+    assert len(llm.stop_profile()) == 1
 
 
 def test_default_sampling_is_the_models_own(llm: LLM) -> None:

@@ -210,9 +210,7 @@ class EngineCore:
             self._collect()
         if self.scheduler.num_unreturned:
             self._flush()
-        results = self.executor.call(method, *arguments)
-        self.executor.park()
-        return results
+        return self.executor.call(method, *arguments)
 
     def _flush(self) -> None:
         """Fetch what the workers hold back of the steps that they have executed."""

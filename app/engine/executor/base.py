@@ -36,7 +36,8 @@ class Executor(ABC):
 
     @abstractmethod
     def call(self, method: str, *arguments: Any) -> list[Any]:
-        """Call a method of every worker while no step is out, which may take `start_timeout_s`; the results, by rank.
+        """Call a method of every worker while no step is out; its results, by rank. Workers in processes of their own
+        may take `start_timeout_s` for it.
 
         What one raises is raised here, a MantaError as it is and anything else as one, and the workers go on.
         """

@@ -119,16 +119,24 @@ class GangExecutor(Executor):
         return self._collect(self._config.step_timeout_s)
 
     def call(self, method: str, *arguments: Any) -> list[Any]:
-        """Send the call to all ranks as if it were a step."""
+        """Send the call to all ranks as if it were a step; afterwards they are parked."""
         transport = self._running()
         assert not self._outstanding, f"{method} called with {self._outstanding} steps outstanding"
-        with self._fatal_failures():
-            transport.submit(pickle.dumps(WorkerCall(method, arguments), protocol=pickle.HIGHEST_PROTOCOL))
-            results = [pickle.loads(reply) for reply in transport.collect(self._config.start_timeout_s)]
-        for rank, result in enumerate(results):
-            if isinstance(result, Failure):
-                logger.error("worker rank %d: %s failed:\n%s", rank, method, result.trace)
-                raise result.error or MantaError(f"{method} on worker rank {rank}: {result.message}")
+        try:
+            with self._fatal_failures():
+                transport.submit(pickle.dumps(WorkerCall(method, arguments), protocol=pickle.HIGHEST_PROTOCOL))
+                results = [pickle.loads(reply) for reply in transport.collect(self._config.start_timeout_s)]
+        except KeyboardInterrupt:  # its answer would be taken for a step's
+            self._death = f"{method} was interrupted"
+            if self._gang is not None:
+                self._gang.kill()
+            raise
+        self.park()
+        failed = [(rank, result) for rank, result in enumerate(results) if isinstance(result, Failure)]
+        for rank, failure in failed:
+            logger.error("worker rank %d: %s failed:\n%s", rank, method, failure.trace)
+        for rank, failure in failed:
+            raise failure.error or MantaError(f"{method} on worker rank {rank}: {failure.message}")
         return results
 
     def park(self) -> None:

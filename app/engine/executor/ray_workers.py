@@ -135,8 +135,8 @@ class RayWorkersExecutor(GangExecutor):
 
     def _choose_transport(self, device: str) -> tuple[str, str]:
         assert self._gang is not None
-        one_node = all(rank.same_node for rank in self._gang.ranks)
-        return choose_transport(self._config.step_transport, device, one_node)
+        on_this_node = all(rank.same_node for rank in self._gang.ranks)
+        return choose_transport(self._config.step_transport, device, on_this_node)
 
     def _kill_far(self, gang: Gang) -> None:
         """A stopped rank of another node takes no word from Ray: have SIGKILL sent there."""

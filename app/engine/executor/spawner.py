@@ -50,3 +50,4 @@ def _serve(work: SimpleQueue[Any]) -> None:
             made.set_result(make())
         except BaseException as error:
             made.set_exception(error)
+        del made, make  # they hold the executor

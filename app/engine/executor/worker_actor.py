@@ -193,9 +193,9 @@ class WorkerActor:
         try:
             with self._phase.of(call.method):
                 result = getattr(self._worker, call.method)(*call.arguments)
+            return pickle.dumps(result, protocol=pickle.HIGHEST_PROTOCOL)
         except Exception as error:
-            result = _failure(error)
-        return pickle.dumps(result, protocol=pickle.HIGHEST_PROTOCOL)
+            return pickle.dumps(_failure(error), protocol=pickle.HIGHEST_PROTOCOL)
 
 
 class Phase:

@@ -1,29 +1,45 @@
-"""What a rank computes, as a trace of torch's profiler, from its making until `stop`."""
+"""What a rank computes, as a trace of torch's profiler, from its making until `stop`.
+
+torch records one profile a process, of the thread that began it, and crashes if another thread or a second recording
+ends it: so both are refused here.
+"""
 
 from __future__ import annotations
 
+import os
+import threading
 import time
 from pathlib import Path
 
-import torch
 from torch.profiler import ProfilerActivity, profile
+
+from app.errors import InvalidRequestError
+
+_one_a_process = threading.Lock()
 
 
 class Profile:
-    """One recording, of the thread that makes it and of the device; that thread also stops it."""
+    """One recording, of this thread and of the device ("cpu", "cuda")."""
 
-    def __init__(self, directory: str, rank: int) -> None:
-        """Raises OSError where `directory` cannot be made."""
-        self._path = Path(directory) / f"{time.strftime('%Y%m%d-%H%M%S')}-rank-{rank}.trace.json.gz"
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        activities = [ProfilerActivity.CPU]
-        if torch.cuda.is_available():
-            activities.append(ProfilerActivity.CUDA)
+    def __init__(self, directory: str, rank: int, device_type: str) -> None:
+        """Raises InvalidRequestError where this process records already, or `directory` cannot be made."""
+        self._path = Path(directory) / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-rank-{rank}.trace.json.gz"
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InvalidRequestError(f"directory: {error}", param="directory") from error
+        if not _one_a_process.acquire(blocking=False):
+            raise InvalidRequestError("a profile is being recorded in this process: stop it first")
+        activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA] if device_type == "cuda" else [ProfilerActivity.CPU]
+        self._thread = threading.get_ident()
         self._profile = profile(activities=activities)
         self._profile.start()
 
     def stop(self) -> str:
-        """End it and write the trace; its path."""
+        """End it and write the trace; its path. InvalidRequestError on another thread than began it."""
+        if threading.get_ident() != self._thread:
+            raise InvalidRequestError("a profile is stopped by the thread that started it")
         self._profile.stop()
+        _one_a_process.release()
         self._profile.export_chrome_trace(str(self._path))
         return str(self._path)

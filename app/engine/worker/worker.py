@@ -7,6 +7,7 @@ returns the outputs of the steps before; a `flush` letter returns everything (I2
 from __future__ import annotations
 
 import gc
+import logging
 import threading
 from collections import deque
 from functools import partial
@@ -41,6 +42,8 @@ from app.engine.worker.rehearsal import rehearse
 from app.engine.worker.row_state import RowState
 from app.engine.worker_info import Meeting, WorkerInfo
 from app.errors import InvalidRequestError
+
+logger = logging.getLogger("manta.worker")
 
 
 class Worker:
@@ -146,17 +149,23 @@ class Worker:
         """Record every step from now on; InvalidRequestError where that is done already."""
         if self._profile is not None:
             raise InvalidRequestError("a profile is being recorded: stop it first")
-        self._profile = Profile(directory, self._rank)
+        self._profile = Profile(directory, self._rank, self._device.type)
 
     def stop_profile(self) -> str:
         """The path of the trace; InvalidRequestError where nothing is recorded."""
         if self._profile is None:
             raise InvalidRequestError("no profile is being recorded")
-        recorded, self._profile = self._profile, None
-        return recorded.stop()
+        path = self._profile.stop()
+        self._profile = None
+        return path
 
     def shutdown(self) -> None:
         """Free the model and the KV cache; idempotent."""
+        if self._profile is not None:  # a process that ends within a recording crashes
+            try:
+                self.stop_profile()
+            except Exception as error:
+                logger.warning("the profile is lost", exc_info=error)
         if self._transfer is not None:
             self._transfer.close()
             self._transfer = None

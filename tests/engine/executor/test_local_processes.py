@@ -77,10 +77,28 @@ def test_letters_go_to_all_and_outputs_come_from_the_last_stage(fresh: Callable[
 
 
 def test_a_call_longer_than_a_step_and_one_that_never_ends(fresh: Callable[..., ForkedExecutor]) -> None:
-    executor = fresh(step_timeout_s=0.5, start_timeout_s=3.0)
+    executor = fresh(step_timeout_s=0.5, start_timeout_s=5.0)
     assert executor.call("add_rank", 10, 1.0) == [10, 11, 12, 13]
     with pytest.raises(EngineDeadError, match=r"hangs \(rank 0: add_rank for"):
         executor.call("add_rank", 10, 600.0)
+
+
+def test_an_interrupted_call_ends_the_gang(fresh: Callable[..., ForkedExecutor]) -> None:
+    """Its answer would be taken for the next step's."""
+    executor = fresh()
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            executor.call("add_rank", 10, 60.0)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    with pytest.raises(EngineDeadError, match="add_rank was interrupted"):
+        executor.submit(make_letter(0))
 
 
 @pytest.mark.parametrize("victim", [0, 3])

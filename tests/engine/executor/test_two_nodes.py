@@ -58,6 +58,7 @@ def test_workers_on_another_node(transport: str) -> None:
             (output,) = executor.collect()
             assert output.sampled_token_ids.tolist() == expected_tokens(letter)
         executor.park()
+        assert executor.call("add_rank", 10) == [10]
         executor.submit(letters[0])
         assert executor.collect()[0].step_id == 0
         os.kill(executor.worker_pids[0], signal.SIGKILL)

@@ -14,12 +14,14 @@ TRANSPORTS: Registry[type[StepTransport]] = Registry(
 )
 
 
-def choose_transport(step_transport: str, device: str, one_node: bool) -> tuple[str, str]:
-    """Name of the transport and the reason for it, for workers on `device` ("cpu", "cuda", "cuda:0"), which share the
-    driver's node or not."""
+def choose_transport(step_transport: str, device: str, on_this_node: bool) -> tuple[str, str]:
+    """Name of the transport and the reason for it, for workers on `device` ("cpu", "cuda", "cuda:0"); `on_this_node`:
+    all of them are where the driver is."""
     if step_transport != "auto":
         return step_transport, "set by step_transport"
-    if not one_node:  # Ray 2.60: its process of the driver's node crashes on an answer that comes after the teardown
+    if (
+        not on_this_node
+    ):  # Ray 2.60: its process of the driver's node crashes on an answer that comes after the teardown
         return "socket", "the workers are not all on this node"
     if device.startswith("cuda"):
         return "compiled_graph", "GPU workers have a core to spare for its waiting"

@@ -62,6 +62,7 @@ class CompiledGraphTransport(StepTransport):
         # A channel to another node holds one payload: with more steps out, the driver would wait inside Ray for a
         # worker which may itself be waiting for the driver to take a large reply.
         self._far = not all(rank.same_node for rank in gang.ranks)
+        self._gathering = False  # a shutdown may come from another thread meanwhile
         self._early: deque[list[bytes]] = deque()  # replies taken in before they were asked for
         self._parked: list[Any] | None = None  # the result references of the step in which the workers sleep
         self._woken: list[Any] = []  # those of the sleep that ended last, read with the next step's: no wait of its own
@@ -101,7 +102,11 @@ class CompiledGraphTransport(StepTransport):
         return self._early.popleft() if self._early else self._gather(timeout_s)
 
     def _gather(self, timeout_s: float) -> list[bytes]:
-        rings = self._gang.gather(timeout_s)
+        self._gathering = True
+        try:
+            rings = self._gang.gather(timeout_s)
+        finally:
+            self._gathering = False
         if self._woken:
             self._read(self._woken)
             self._woken = []
@@ -121,14 +126,20 @@ class CompiledGraphTransport(StepTransport):
         graph, self._graph = self._graph, None
         if graph is None:
             return
-        if healthy:  # an answer of another node that came into the torn-down graph would end Ray's process on this one
-            with contextlib.suppress(RankFailedError):
-                self._wake()
-                while self._outstanding:
-                    self._gather(_TEARDOWN_TIMEOUT_S)
-                self._read(self._woken)
+        if healthy and not self._gathering:
+            self._drain()
         self._tear_down(graph)
         unlink_semaphores(self._semaphores)  # if its first step failed
+
+    def _drain(self) -> None:
+        """Take in what is out, for a bounded time: an answer of another node that came into a graph which is torn down
+        would end Ray's own process on this node."""
+        deadline = time.monotonic() + _TEARDOWN_TIMEOUT_S
+        with contextlib.suppress(RankFailedError):
+            self._wake()
+            while self._outstanding:
+                self._gather(max(0.0, deadline - time.monotonic()))
+            self._read(self._woken)
 
     def _unlink_names(self) -> None:
         """Every rank has answered, so all have opened all of their semaphores.
