@@ -316,8 +316,8 @@ def test_a_reader_that_pauses_gets_everything(server: ServeProcess) -> None:
 
 def test_a_prompt_goes_where_it_is_cached(server: ServeProcess, client: openai.OpenAI) -> None:
     """The Router hears of the blocks, says so, and sends equal prompts there; the usage tells of it."""
-    # Another one each time: repeated, the test would find what it left in both replicas.
-    prompt = f"Once there was a cache that nobody knew, but {secrets.token_hex(4)}. " * 8
+    # Another one each time, from its first block on: repeated, the test would find what it left in both replicas.
+    prompt = f"{secrets.token_hex(8)} was a cache that nobody knew. " * 8
     raw = client.completions.with_raw_response.create(model="fast", prompt=prompt, max_tokens=2)
     home, usage = raw.headers["x-manta-replica"], raw.parse().usage
     assert usage is not None
