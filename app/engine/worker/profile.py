@@ -32,14 +32,24 @@ class Profile:
             raise InvalidRequestError("a profile is being recorded in this process: stop it first")
         activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA] if device_type == "cuda" else [ProfilerActivity.CPU]
         self._thread = threading.get_ident()
-        self._profile = profile(activities=activities)
-        self._profile.start()
+        self._is_running = True
+        try:
+            self._profile = profile(activities=activities)
+            self._profile.start()
+        except BaseException:
+            _one_a_process.release()
+            raise
 
     def stop(self) -> str:
-        """End it and write the trace; its path. InvalidRequestError on another thread than began it."""
+        """End it and write the trace, which may be tried again; its path.
+
+        InvalidRequestError on another thread than began it.
+        """
         if threading.get_ident() != self._thread:
             raise InvalidRequestError("a profile is stopped by the thread that started it")
-        self._profile.stop()
-        _one_a_process.release()
+        if self._is_running:
+            self._profile.stop()
+            _one_a_process.release()
+            self._is_running = False
         self._profile.export_chrome_trace(str(self._path))
         return str(self._path)
