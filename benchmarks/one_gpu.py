@@ -16,30 +16,21 @@ from app.engine.worker.worker import Worker
 from app.engine.worker_info import Meeting
 
 
-class OneGpuWorker(Worker):
+def one_gpu_worker(config: EngineConfig, rank: int, world_size: int, _: int, meeting: Meeting | None) -> Worker:
     """A rank that takes the first device, whatever its number."""
-
-    def __init__(
-        self,
-        config: EngineConfig,
-        rank: int = 0,
-        world_size: int = 1,
-        local_rank: int = 0,
-        meeting: Meeting | None = None,
-    ) -> None:
-        # NCCL refuses two ranks of one host on one device, so every rank says that it is a host of its own.
-        os.environ |= {"NCCL_HOSTID": f"rank-{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
-        os.environ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"
-        super().__init__(config, rank, world_size, 0, meeting)
+    # NCCL refuses two ranks of one host on one device, so every rank says that it is a host of its own.
+    os.environ |= {"NCCL_HOSTID": f"rank-{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
+    os.environ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"
+    return Worker(config, rank, world_size, 0, meeting)
 
 
 @contextmanager
 def gangs_on_one_gpu(wanted: bool = True) -> Iterator[None]:
-    """Every gang that this process starts within is one of OneGpuWorkers; nothing changes if not `wanted`."""
+    """Every gang that this process starts within has such workers; nothing changes if not `wanted`."""
     original = GangExecutor.__init__
 
     def init(executor: GangExecutor, config: EngineConfig, worker_class: str = "") -> None:
-        original(executor, config, f"{__name__}:{OneGpuWorker.__name__}")
+        original(executor, config, f"{__name__}:{one_gpu_worker.__name__}")
 
     GangExecutor.__init__ = init if wanted else original  # type: ignore[method-assign]
     try:

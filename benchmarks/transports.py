@@ -6,8 +6,7 @@ Random weights. `host` is the median time between two steps' outputs less the de
 carrying the letter there, enqueueing and carrying the tokens back. `carried` is how much more that is than for the
 first way of so many ranks (in this process; of several ranks: over sockets of local processes). With steps in flight,
 as engines run, it is hidden behind the device. `--one-gpu`: several ranks share the first GPU (benchmarks/one_gpu.py).
-`--shape tiny --engine '{"device":"cpu"}'` tries it where there is no
-GPU.
+`--shape tiny --engine '{"device":"cpu"}'` tries it where there is no GPU.
 """
 
 from __future__ import annotations
