@@ -24,7 +24,7 @@ _MEDIA_TYPES = {
 PAGES = {"/": "chat.html", "/status": "status.html"}
 ASSETS = (
     *("style.css", "icon.svg", "theme.js", "key.js"),
-    *("chat.js", "answer.js", "stream.js", "view.js", "markdown.js"),
+    *("chat.js", "answer.js", "stream.js", "view.js", "markdown.js", "vendor/markdown-it.js"),
     *("status.js", "metrics.js"),
 )
 

@@ -32,7 +32,7 @@ def page(browser: Browser, server: Any) -> Browser:
 
 CASES = {
     "a *b* **c** ***d*** `e*f*` ~~g~~": (
-        "<p>a <em>b</em> <strong>c</strong> <strong><em>d</em></strong> <code>e*f*</code> <del>g</del></p>"
+        "<p>a <em>b</em> <strong>c</strong> <em><strong>d</strong></em> <code>e*f*</code> <del>g</del></p>"
     ),
     "snake_case_name and 2 * 3 * 4": "<p>snake_case_name and 2 * 3 * 4</p>",
     r"\*not\* emphasis": "<p>*not* emphasis</p>",
@@ -42,11 +42,11 @@ CASES = {
     "#hashtag": "<p>#hashtag</p>",
     "- a\n- b\n  - c\n    more\n- d": "<ul><li>a</li><li>b<ul><li>c<br>more</li></ul></li><li>d</li></ul>",
     "3. a\n4. b": '<ol start="3"><li>a</li><li>b</li></ol>',
-    "1. a\n\n2. b\n\nend": "<ol><li>a</li><li>b</li></ol><p>end</p>",
-    "1. a\n\n   para\n2. b": "<ol><li>a<p>para</p></li><li>b</li></ol>",
+    "1. a\n\n2. b\n\nend": "<ol><li><p>a</p></li><li><p>b</p></li></ol><p>end</p>",
+    "1. a\n\n   para\n2. b": "<ol><li><p>a</p><p>para</p></li><li><p>b</p></li></ol>",
     "> a\n> - b\n\nc": "<blockquote><p>a</p><ul><li>b</li></ul></blockquote><p>c</p>",
     "a\n\n---\n\nb": "<p>a</p><hr><p>b</p>",
-    "&amp; <b> &lt;": "<p>&amp;amp; &lt;b&gt; &amp;lt;</p>",
+    "&amp; <b> &lt;": "<p>&amp; &lt;b&gt; &lt;</p>",
 }
 
 
@@ -75,7 +75,7 @@ def test_table(page: Browser) -> None:
 
 def test_links(page: Browser) -> None:
     html, _ = render(page, '[a](https://x.org/p_(q) "t") https://y.org/a_b. <http://z.org> [m](mailto:a@b.c)')
-    for address in ("https://x.org/p_(q)", "https://y.org/a_b", "http://z.org/", "mailto:a@b.c"):
+    for address in ("https://x.org/p_(q)", "https://y.org/a_b", "http://z.org", "mailto:a@b.c"):
         assert f'<a href="{address}" target="_blank" rel="noopener noreferrer nofollow">' in html
     for source in ("[a](javascript:x)", "[a](JaVaScRiPt:x)", "[a](data:text/html,x)", "[a](//x.org)", "[a](/metrics)"):
         assert "<a" not in render(page, source)[0]
