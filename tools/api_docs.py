@@ -24,9 +24,10 @@ INTRODUCTION = """# HTTP API
 
 This page is written by `python -m tools.api_docs`; a test fails when it is stale.
 
-Every request body is closed: a field that is not listed here is a 400 that names it. *Refused* means that the server
-knows the field and says why it does not take it. Errors have the shape of the dialect that the route speaks: OpenAI's
-`{"error": {"message", "type", "param", "code"}}`, and on `/v1/messages` Anthropic's
+Every request body is closed: a field that is not listed here is a 400 that names it. Only what messages, content parts
+and items of an earlier conversation carry besides is ignored, as clients send them back with fields of their own.
+*Refused* means that the server knows the field and says why it does not take it. Errors have the shape of the dialect
+that the route speaks: OpenAI's `{"error": {"message", "type", "param", "code"}}`, and on `/v1/messages` Anthropic's
 `{"type": "error", "error": {"type", "message"}, "request_id"}`. Every answer carries the server's name for the request
 in `x-request-id` and `request-id`.
 

@@ -34,7 +34,9 @@ def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
         ({"messages": [{"role": "king", "content": "x"}]}, "messages.0.role", "system"),
         ({"messages": [{"role": "user"}]}, "messages.0", "content is required"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content", "valid"),
-        ({"messages": [{"role": "user", "content": "x", "bar": 1}]}, "messages.0.bar", "unknown field"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages.0.content.0.text", "required"),
+        ({"messages": [{"role": "assistant", "function_call": {"name": "f"}}]}, "messages.0", "use tool_calls"),
+        ({"messages": [{"role": "assistant", "audio": {"id": "a"}}]}, "messages.0", "audio is not supported"),
         (
             {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image_url"}]}]},
             "messages.0.content.1",

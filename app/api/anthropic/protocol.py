@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from app.api.errors import ThreadUnsupportedError
-from app.api.openai.closed import Closed
+from app.api.openai.closed import Closed, History
 from app.api.openai.tools import FunctionName
 from app.errors import InvalidRequestError, UnsupportedError
 
@@ -32,16 +32,14 @@ class CacheControl(Closed):
     ttl: Literal["5m", "1h"] | None = None
 
 
-class TextBlock(Closed):
+class TextBlock(History):
     """Text."""
 
     type: Literal["text"]
     text: str
-    cache_control: CacheControl | None = None
-    citations: list[Any] | None = Field(None, max_length=0, description="Citations are not supported.")
 
 
-class ThinkingBlock(Closed):
+class ThinkingBlock(History):
     """A thought of an earlier answer; given to chat templates that show thoughts. The signature is not checked."""
 
     type: Literal["thinking"]
@@ -49,35 +47,33 @@ class ThinkingBlock(Closed):
     signature: str = ""
 
 
-class ToolUseBlock(Closed):
+class ToolUseBlock(History):
     """A call that an earlier answer made."""
 
     type: Literal["tool_use"]
     id: str = Field(min_length=1)
     name: FunctionName
     input: dict[str, Any]
-    cache_control: CacheControl | None = None
 
 
-class ToolResultBlock(Closed):
+class ToolResultBlock(History):
     """What a call gave."""
 
     type: Literal["tool_result"]
     tool_use_id: str = Field(min_length=1)
     content: str | list[Annotated[TextBlock, Field(discriminator=None)]] = ""
     is_error: bool = False
-    cache_control: CacheControl | None = None
 
 
 ContentBlock = Annotated[TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")]
-_BLOCKS_OF: Mapping[str, tuple[type[Closed], ...]] = {
+_BLOCKS_OF: Mapping[str, tuple[type[History], ...]] = {
     "user": (TextBlock, ToolResultBlock),
     "assistant": (TextBlock, ThinkingBlock, ToolUseBlock),
     "system": (TextBlock,),
 }
 
 
-class Message(Closed):
+class Message(History):
     """One turn of the conversation."""
 
     role: Literal["user", "assistant", "system"]

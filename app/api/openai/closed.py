@@ -34,12 +34,25 @@ class FirstFault(BaseModel):
         return schema
 
 
-class Closed(FirstFault):
-    """Immutable, closed to unknown fields; null means not given."""
+class Frozen(FirstFault):
+    """Immutable; null means not given."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True)
 
     @model_validator(mode="before")
     @classmethod
     def _drop_nulls(cls, data: Any) -> Any:
         return {name: value for name, value in data.items() if value is not None} if isinstance(data, dict) else data
+
+
+class Closed(Frozen):
+    """What the client asks for: an unknown field is refused by name."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class History(Frozen):
+    """What was said before. Clients send messages back as other servers and libraries decorated them
+    (`provider_specific_fields`, `cache_control`, `tool_calls[].index`, ...): unknown fields are ignored."""
+
+    model_config = ConfigDict(extra="ignore")

@@ -7,17 +7,17 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from app.api.openai.closed import Closed
+from app.api.openai.closed import Closed, History
 from app.api.openai.tools import Tool, ToolCall
 
 __all__ = ["ChatMessage", "ChatOptions", "Closed", "TextPart", "Tool"]
 
 
-class TextPart(Closed):
+class TextPart(History):
     """One part of a message's content."""
 
     type: str
-    text: str = ""
+    text: str
 
     @model_validator(mode="before")
     @classmethod
@@ -30,7 +30,10 @@ class TextPart(Closed):
         return data
 
 
-class ChatMessage(Closed):
+_LOST = {"function_call": "deprecated by OpenAI; use tool_calls", "audio": "audio is not supported"}
+
+
+class ChatMessage(History):
     """One turn of the conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -41,7 +44,15 @@ class ChatMessage(Closed):
     reasoning: str | None = None
     reasoning_content: str | None = None
     refusal: str | None = None
-    annotations: list[Any] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _nothing_lost(cls, data: Any) -> Any:
+        """Refuse what is part of the conversation and cannot be shown to the model."""
+        for name, why in _LOST.items() if isinstance(data, dict) else ():
+            if data.get(name) is not None:
+                raise PydanticCustomError("unsupported", "{name}: {why}", {"name": name, "why": why})
+        return data
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -54,7 +65,7 @@ class ChatMessage(Closed):
 
         gpt-oss's template reads `thinking`, and refuses it beside both text and calls.
         """
-        message = self.model_dump(exclude_none=True, exclude={"refusal", "annotations", "tool_calls"})
+        message = self.model_dump(exclude_none=True, exclude={"refusal", "tool_calls"})
         if self.tool_calls:
             message["tool_calls"] = [call.for_template() for call in self.tool_calls]
         if thought := self.reasoning or self.reasoning_content:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from app.api.openai.closed import Closed
+from app.api.openai.closed import Closed, History
 from app.api.openai.tools import FunctionName
 from app.errors import InvalidRequestError, UnsupportedError
 
@@ -23,7 +23,7 @@ REFUSED: Mapping[str, str] = {
 INCLUDED = ("reasoning.encrypted_content",)
 
 
-class ItemText(Closed):
+class ItemText(History):
     """Text in a message."""
 
     type: Literal["input_text", "output_text"]
@@ -32,7 +32,7 @@ class ItemText(Closed):
     logprobs: list[Any] | None = None
 
 
-class ItemRefusal(Closed):
+class ItemRefusal(History):
     """A refusal in an earlier answer."""
 
     type: Literal["refusal"]
@@ -48,7 +48,7 @@ Part = Annotated[ItemText | ItemRefusal, Field(discriminator="type")]
 Status = Literal["in_progress", "completed", "incomplete"]
 
 
-class MessageItem(Closed):
+class MessageItem(History):
     """A turn of the conversation."""
 
     type: Literal["message"] = "message"
@@ -59,7 +59,7 @@ class MessageItem(Closed):
     phase: Literal["commentary", "final_answer"] | None = Field(None, description="Accepted; changes nothing.")
 
 
-class FunctionCallItem(Closed):
+class FunctionCallItem(History):
     """A call that an earlier answer made."""
 
     type: Literal["function_call"]
@@ -70,7 +70,7 @@ class FunctionCallItem(Closed):
     status: Status | None = None
 
 
-class FunctionCallOutputItem(Closed):
+class FunctionCallOutputItem(History):
     """What a call gave."""
 
     type: Literal["function_call_output"]
@@ -80,14 +80,14 @@ class FunctionCallOutputItem(Closed):
     status: Status | None = None
 
 
-class ReasoningText(Closed):
+class ReasoningText(History):
     """A piece of a thought, or of its summary."""
 
     type: Literal["reasoning_text", "summary_text"]
     text: str
 
 
-class ReasoningItem(Closed):
+class ReasoningItem(History):
     """A thought of an earlier answer; given to chat templates that show thoughts."""
 
     type: Literal["reasoning"]

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, field_validator
 
-from app.api.openai.closed import Closed
+from app.api.openai.closed import Closed, History
 
 # Ours is the widest of what OpenAI (64 characters), Anthropic (128) and servers of tools (dots) allow.
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
@@ -33,7 +33,7 @@ class Arguments(dict[str, Any]):
         return other + self._text
 
 
-class FunctionCall(Closed):
+class FunctionCall(History):
     """A call that the assistant made earlier."""
 
     name: FunctionName
@@ -66,7 +66,7 @@ def _object(value: dict[str, Any] | str) -> dict[str, Any]:
     return parsed
 
 
-class ToolCall(Closed):
+class ToolCall(History):
     """One entry of an assistant message's tool_calls."""
 
     id: str | None = None
