@@ -18,9 +18,8 @@ KEY = b"a secret for tests"
 
 
 def fake_info(max_model_len: int = 4096, eos: int | None = None) -> ModelInfo:
-    return ModelInfo(
-        Path("fake"), {"vocab_size": VOCAB, "max_position_embeddings": max_model_len, "eos_token_id": eos}, {}
-    )
+    sizes = {"vocab_size": VOCAB, "max_position_embeddings": max_model_len, "num_hidden_layers": 8}
+    return ModelInfo(Path("fake"), {**sizes, "eos_token_id": eos}, {})
 
 
 def make_core(
@@ -42,10 +41,12 @@ def make_core(
     return core
 
 
-def make_request(request_id: str, prompt: list[int], *, priority: int = 0, **params: Any) -> EngineRequest:
+def make_request(
+    request_id: str, prompt: list[int], *, priority: int = 0, choice_index: int = 0, **params: Any
+) -> EngineRequest:
     params.setdefault("seed", 7)
     params.setdefault("max_tokens", 16)
-    return EngineRequest(request_id, prompt, SamplingParams(**params), priority=priority)
+    return EngineRequest(request_id, prompt, SamplingParams(**params), choice_index, priority=priority)
 
 
 class Results:

@@ -31,6 +31,11 @@ def sample(state: int, position: int, seed: int) -> int:
     return (chain(state, position * 31 + seed) >> 17) % VOCAB
 
 
+def sampling_key(seed: int, choice_index: int) -> int:
+    """What tells the tokens of a request's choices apart, as `seed` of the functions around it."""
+    return seed + choice_index * 7919
+
+
 def expected_tokens(prompt: list[int], seed: int, count: int) -> list[int]:
     """The first `count` output tokens, without cache, rows or letters."""
     state = 0
@@ -55,6 +60,8 @@ class DeviceRow:
     blocks: list[int]
     params: SamplingParams
     occupant: int
+    choice_index: int = 0
+    has_grammar: bool = False
 
 
 class FakeExecutor(Executor):
@@ -168,6 +175,8 @@ class FakeExecutor(Executor):
             list(new.block_ids),
             new.sampling_params,
             self.num_occupants,
+            new.choice_index,
+            new.has_grammar,
         )
 
     def compute(self, device: DeviceRow, count: int, writers: dict[int, int]) -> None:
@@ -190,4 +199,4 @@ class FakeExecutor(Executor):
         last = device.num_computed - 1
         state = int(self.kv[device.blocks[last // self.block_size], last % self.block_size])
         assert device.params.seed is not None
-        return sample(state, len(device.token_ids), device.params.seed)
+        return sample(state, len(device.token_ids), sampling_key(device.params.seed, device.choice_index))

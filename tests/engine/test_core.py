@@ -15,7 +15,6 @@ import pytest
 from app.config import EngineConfig
 from app.engine.core import EngineCore
 from app.engine.request import EngineRequest
-from app.engine.scheduler import scheduler as scheduler_module
 from app.engine.step import ModelRunnerOutput, SchedulerOutput, TokenLogprobs
 from app.errors import ConfigError, EngineDeadError, InvalidRequestError, PromptTooLongError
 from tests.engine.core_driver import KEY, Results, assert_idle, fake_info, make_core, make_request, run
@@ -260,60 +259,6 @@ def test_abort_at_any_step_frees_everything(inflight: int, late: bool) -> None:
             else:
                 assert results.tokens[name] == expected
         assert_idle(core)
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_random_soak(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Arrivals, aborts, pauses and resumes at random, in a pool that is too small."""
-    rng = random.Random(seed)
-    monkeypatch.setattr(scheduler_module, "MIN_SHARED_TOKENS", rng.choice([4, 16, 128]))  # short prompts wait too
-    core = make_core(
-        num_blocks=rng.choice([32, 40]),
-        late=bool(seed % 2),
-        max_inflight_steps=rng.choice([1, 2, 3]),
-        max_num_batched_tokens=rng.choice([7, 32, 256]),
-        max_num_seqs=rng.choice([3, 8]),
-        scheduling_policy="priority",
-    )
-    requests = workload(60, seed, shared=30)
-    results = Results()
-    waiting = list(requests)
-    paused: set[str] = set()
-    live: set[str] = set()
-    for _ in range(20_000):
-        if waiting and rng.random() < 0.3:
-            request = waiting.pop()
-            live.add(request.request_id)
-            core.add_request(request)
-        live -= results.final.keys()
-        if live and rng.random() < 0.02:
-            core.abort_requests([rng.choice(sorted(live))])
-        if live and rng.random() < 0.1:
-            name = rng.choice(sorted(live))
-            paused.add(name)
-            core.pause(name)
-        if paused and rng.random() < (0.3 if waiting else 1.0):
-            name = rng.choice(sorted(paused))
-            paused.remove(name)
-            core.resume(name)
-        if core.has_work():
-            results.take(core.step())
-            core.scheduler.kv.pool.check()
-        elif not waiting and not paused:
-            break
-    assert len(results.final) == len(requests)
-    aborted = 0
-    for request in requests:
-        params, name = request.sampling_params, request.request_id
-        assert params.seed is not None
-        assert params.max_tokens is not None
-        expected = expected_tokens(request.prompt_token_ids, params.seed, params.max_tokens)
-        if results.final[name].finish_reason == "abort":
-            aborted += 1
-            expected = expected[: len(results.tokens[name])]
-        assert results.tokens[name] == expected
-    assert aborted < len(requests) / 2
-    assert_idle(core)
 
 
 def test_requests_are_refused_before_they_meet_others() -> None:

@@ -151,10 +151,22 @@ class Scheduler:
 
     def schedule(self) -> SchedulerOutput | None:
         """The next letter, or None when nothing can be computed before more has come back."""
+        letter = self._plan_step(in_turns=self._num_stages > 1)
+        if letter is not None or self._in_flight:
+            return letter
+        # Nothing is out that could bring a block back. The request of the highest rank can always go on, but its turn
+        # may be another micro-batch's, while the rows of this one lack blocks and may take none from it.
+        letter = self._plan_step() if self._num_stages > 1 else None
+        if letter is None and self._loading.release_all():
+            letter = self._plan_step()
+        return letter
+
+    def _plan_step(self, in_turns: bool = False) -> SchedulerOutput | None:
+        """A letter of what can be computed now; `in_turns`: of the decodes, one micro-batch of the pipeline."""
         plan = StepPlan(TokenBudget(self._max_num_batched_tokens, whole_prompts=self._whole_prompts))
         pending = self.rows.pending()
         ready = np.flatnonzero(pending == 1)
-        if self._num_stages > 1:
+        if in_turns:
             ready = micro_batch(ready, self.rows.last_step, self._next_step_id, self._last_returned, self._num_stages)
         decodes = self._grant_decodes(ready, plan)
         plan.has_decodes = bool(decodes.size)
@@ -167,11 +179,7 @@ class Scheduler:
             else:  # while running requests lack blocks, nobody new gets in
                 self._admit_waiting(plan)
             self._spend_rest(plan)
-        if decodes.size or plan.chunks:
-            return self._write_letter(decodes, plan)
-        if not self._in_flight and self._loading.release_all():
-            return self.schedule()
-        return None
+        return self._write_letter(decodes, plan) if decodes.size or plan.chunks else None
 
     @property
     def has_failed(self) -> bool:

@@ -311,3 +311,16 @@ def test_nobody_waits_for_the_blocks_of_a_held_or_gone_request() -> None:
             core.resume("a")
         run(core, results=results)
         assert_idle(core)
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4])
+def test_a_pipeline_goes_on_when_the_pool_is_full(stages: int) -> None:
+    """The micro-batch whose turn it is may hold only rows that lack a block and outrank nobody."""
+    core = make_core(num_blocks=32, executor="local_processes", pipeline_parallel_size=stages, max_num_seqs=8)
+    for repeat in range(6):
+        requests = [make_request(f"{repeat}.{i}", [10 + i] * (5 + 3 * i + repeat), max_tokens=60) for i in range(5)]
+        results = run(core, requests)
+        for request in requests:
+            assert results.tokens[request.request_id] == expected_tokens(request.prompt_token_ids, 7, 60)
+    assert core.stats().preemptions_total > 0
+    assert_idle(core)

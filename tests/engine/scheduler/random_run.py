@@ -1,0 +1,203 @@
+"""One engine's life drawn from a seed, over a device whose tokens depend on every cached slot.
+
+Drawn are the engine (pipeline stages, steps in flight, a pool that mostly is too small, token budget, rows, policy,
+prefix caching, a host tier) and what happens to it: prompts that share beginnings, several choices of one prompt,
+priorities, grammars, logprobs, aborts, pauses. Whatever is drawn, every request ends once with the tokens that it gets
+alone, the engine goes on, and nothing is held in the end.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from app.config import EngineConfig
+from app.engine.core import EngineCore
+from app.engine.request import EngineRequest
+from app.engine.scheduler import scheduler as scheduler_module
+from app.engine.scheduler import token_masks as token_masks_module
+from app.engine.step import ModelRunnerOutput, SchedulerOutput
+from app.engine.structured.matcher import Matcher
+from tests.engine.core_driver import KEY, Results, assert_idle, fake_info, make_request
+from tests.engine.fake_executor import VOCAB, DeviceRow, expected_tokens, sampling_key
+from tests.engine.kv_connector.slow_tier import SlowTier
+
+MAX_STEPS = 60_000
+
+
+class CountingMatcher(Matcher):
+    """A grammar that lets any token pass and ends after `length` of them. Its mask is the number of tokens it saw."""
+
+    def __init__(self, length: int) -> None:
+        self.length, self.seen, self.num_words = length, 0, 1
+
+    @property
+    def is_active(self) -> bool:
+        return True
+
+    @property
+    def is_complete(self) -> bool:
+        return self.seen >= self.length
+
+    def accept(self, token: int) -> None:
+        assert self.seen < self.length, "a token after the grammar's end"
+        self.seen += 1
+
+    def fill_mask(self, mask: NDArray[np.int32]) -> None:
+        mask[0] = self.seen
+
+
+def fill_masks(matchers: list[CountingMatcher]) -> NDArray[np.int32]:
+    """Without the threads of the real one."""
+    words = np.zeros((len(matchers), 1), np.int32)
+    for matcher, row in zip(matchers, words, strict=True):
+        matcher.fill_mask(row)
+    return words
+
+
+class Device(SlowTier):
+    """Every row with a grammar must sample under a mask made after its latest token."""
+
+    def execute(self, letter: SchedulerOutput) -> ModelRunnerOutput:
+        masks = letter.masks
+        self.masks = {} if masks is None else dict(zip(masks.indices.tolist(), masks.words[:, 0].tolist(), strict=True))
+        self.num_sampled = 0
+        return super().execute(letter)
+
+    def sample(self, device: DeviceRow) -> int:
+        wanted = len(device.token_ids) - device.num_prompt_tokens if device.has_grammar else None
+        assert self.masks.get(self.num_sampled) == wanted, "the mask belongs to another token"
+        self.num_sampled += 1
+        return super().sample(device)
+
+
+@dataclass
+class Sent:
+    request: EngineRequest
+    length: int  # tokens that it will get
+    aborted: bool = False
+
+
+@dataclass
+class RandomRun:
+    """`RandomRun(seed, monkeypatch).play()`; `num_stages` fixes what the seed would draw."""
+
+    seed: int
+    monkeypatch: pytest.MonkeyPatch
+    num_stages: int | None = None
+    each_step: Callable[[EngineCore], None] | None = None
+    results: Results = field(default_factory=Results)
+    sent: dict[str, Sent] = field(default_factory=dict)
+    paused: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        rng = self.rng = random.Random(self.seed)
+        self.monkeypatch.setattr(token_masks_module, "fill_masks", fill_masks)
+        self.monkeypatch.setattr(scheduler_module, "MIN_SHARED_TOKENS", rng.choice([1, 4, 128]))
+        block_size, num_blocks = rng.choice([1, 2, 4, 16]), rng.choice([6, 10, 24, 64])
+        self.pool_tokens = block_size * num_blocks
+        stages = rng.randint(1, 4)
+        stages = self.num_stages or stages
+        budget, num_slots = rng.choice([1, 2, 3, 7, 16, 64]), rng.choice([0, 0, 4, 16])
+        config = EngineConfig(
+            executor="local_processes",
+            pipeline_parallel_size=stages,
+            block_size=block_size,
+            max_inflight_steps=rng.randint(1, stages + 2),
+            max_num_batched_tokens=budget,
+            max_num_seqs=rng.choice([1, 2, 5, 16]),
+            enable_prefix_caching=num_slots > 0 or rng.random() < 0.8,
+            scheduling_policy=rng.choice(["fcfs", "priority"]),
+        )
+        late, delay = rng.random() < 0.5, rng.randint(0, 5)
+        device = Device(num_blocks, num_slots, block_size, late=late, delay=delay, seed=self.seed)
+        device.max_num_batched_tokens = budget
+        self.core = EngineCore(config, fake_info(), device, KEY)
+        self.core.start()
+        self.common = [rng.randrange(VOCAB) for _ in range(self.pool_tokens)]
+        self.num_prompts = rng.randint(4, 20)
+
+    def play(self) -> EngineCore:
+        """Until all has ended; the core, for what it counted."""
+        core, rng = self.core, self.rng
+        for _ in range(MAX_STEPS):
+            if self.num_prompts and rng.random() < 0.4:
+                self.num_prompts -= 1
+                self.send_prompt()
+            self.interfere()
+            if core.has_work():
+                self.results.take(core.step())
+                if self.each_step is not None:
+                    self.each_step(core)
+            elif not self.num_prompts and not self.paused:
+                break
+        else:
+            raise AssertionError("no end in sight")
+        self.check()
+        return core
+
+    @property
+    def live(self) -> list[str]:
+        return [name for name in self.sent if name not in self.results.final]
+
+    def send_prompt(self) -> None:
+        """All choices of one prompt, which may be as long as the pool allows."""
+        rng = self.rng
+        length = rng.randint(1, self.pool_tokens - 1)
+        if rng.random() < 0.5:
+            length = min(length, 30)
+        shared = rng.randint(0, length)
+        prompt = self.common[:shared] + [rng.randrange(VOCAB) for _ in range(length - shared)]
+        most = rng.randint(1, min(30, self.pool_tokens - length))
+        wishes: dict[str, Any] = {"max_tokens": most, "seed": rng.randrange(99), "priority": rng.choice([0, 0, 1, 5])}
+        wishes |= {name: 0 for name in ("prompt_logprobs", "logprobs") if rng.random() < 0.2}
+        wishes["n"] = rng.choice([1, 1, 1, 2, 4])
+        for choice in range(wishes["n"]):
+            self.send(make_request(f"{len(self.sent)}", prompt, choice_index=choice, **wishes), most)
+
+    def send(self, request: EngineRequest, most: int) -> None:
+        prepared = self.core.prepare(request)
+        if self.rng.random() < 0.3:
+            prepared.matcher = CountingMatcher(self.rng.randint(1, 40))
+            most = min(most, prepared.matcher.length)
+        self.core.enqueue(prepared)
+        self.sent[request.request_id] = Sent(request, most)
+
+    def interfere(self) -> None:
+        """Aborts, pauses and resumes."""
+        rng, live = self.rng, self.live
+        self.paused &= set(live)
+        if live and rng.random() < 0.05:
+            name = rng.choice(live)
+            self.sent[name].aborted = True
+            self.core.abort_requests([name])
+        if live and rng.random() < 0.1:
+            name = rng.choice(live)
+            self.core.pause(name)
+            self.paused.add(name)
+        if self.paused and rng.random() < (0.2 if self.num_prompts else 0.6):
+            name = rng.choice(sorted(self.paused))
+            self.core.resume(name)
+            self.paused.discard(name)
+
+    def check(self) -> None:
+        """Exact tokens, the right ends, nothing held."""
+        assert self.results.final.keys() == self.sent.keys()
+        for name, sent in self.sent.items():
+            request, final, tokens = sent.request, self.results.final[name], self.results.tokens[name]
+            assert request.sampling_params.seed is not None
+            key = sampling_key(request.sampling_params.seed, request.choice_index)
+            wanted = expected_tokens(request.prompt_token_ids, key, sent.length)
+            if final.finish_reason == "abort":
+                assert sent.aborted
+                assert tokens == wanted[: len(tokens)], name
+            else:
+                assert tokens == wanted, name
+                assert final.finish_reason in ("length", "stop"), final
+        assert_idle(self.core)
