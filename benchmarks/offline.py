@@ -17,7 +17,7 @@ import torch
 
 from app import LLM, SamplingParams
 from app.engine.scheduler.scheduler import Scheduler
-from app.engine.worker.decode_inputs import DecodeInputs
+from app.engine.worker.graphs.decode_inputs import DecodeInputs
 from app.engine.worker.worker import Worker
 from benchmarks.serve_process import ROOT
 from benchmarks.shapes import SHAPES, write_shape

@@ -20,12 +20,12 @@ from app.engine.models.decoder import CausalLM
 from app.engine.sampling.sampler import Sampler
 from app.engine.step import SchedulerOutput
 from app.engine.worker.cascade_choice import CascadeChoice
-from app.engine.worker.decode_step import Decode, DecodeStep
+from app.engine.worker.features.prompt_logprobs import PromptLogprobs
+from app.engine.worker.features.token_feedback import TokenFeedback
+from app.engine.worker.graphs.decode_step import Decode, DecodeStep
 from app.engine.worker.input_batch import build_input_batch, check_rows
 from app.engine.worker.pending_step import PendingStep, StepClock, StepResults
-from app.engine.worker.prompt_logprobs import PromptLogprobs
 from app.engine.worker.row_state import RowState
-from app.engine.worker.token_feedback import TokenFeedback
 from app.kernels.attention import AttentionMetadata
 
 

@@ -30,16 +30,16 @@ from app.engine.step import ModelRunnerOutput, SchedulerOutput
 from app.engine.worker import kv_sizing
 from app.engine.worker.cascade_choice import refuse_cascade, select_cascade
 from app.engine.worker.device import enter_thread, num_threads, select_device, select_dtype
-from app.engine.worker.dummy_step import dummy_forward, full_step, warm_letters, warm_steps
-from app.engine.worker.graph_setup import GraphSetup
-from app.engine.worker.host_tier import HostTier, refuse_host_tier
-from app.engine.worker.kv_transfer import KVTransfer
+from app.engine.worker.graphs.graph_setup import GraphSetup
+from app.engine.worker.host_tier.host_tier import HostTier, refuse_host_tier
+from app.engine.worker.host_tier.kv_transfer import KVTransfer
 from app.engine.worker.model_runner import ModelRunner
 from app.engine.worker.pending_step import PendingStep
 from app.engine.worker.pooling_runner import PoolingRunner, start_pooling
 from app.engine.worker.profile import Profile
-from app.engine.worker.rehearsal import rehearse
 from app.engine.worker.row_state import RowState
+from app.engine.worker.warmup.dummy_step import dummy_forward, full_step, warm_letters, warm_steps
+from app.engine.worker.warmup.rehearsal import rehearse
 from app.engine.worker_info import Meeting, WorkerInfo
 from app.errors import InvalidRequestError
 

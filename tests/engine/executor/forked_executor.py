@@ -12,7 +12,7 @@ import torch
 from app.engine.executor.local_processes import LocalProcessesExecutor
 from app.engine.executor.local_worker import serve
 from app.engine.step import SchedulerOutput
-from app.engine.worker.graph_setup import GraphSetup
+from app.engine.worker.graphs.graph_setup import GraphSetup
 from app.engine.worker.model_runner import ModelRunner, _is_decode
 from app.engine.worker.pending_step import StepResults
 

@@ -10,7 +10,7 @@ import torch
 
 from app.config import EngineConfig
 from app.engine.worker.cascade_choice import CascadeChoice, refuse_cascade, select_cascade
-from app.engine.worker.cuda_graphs import cascade_sizes, graph_sizes
+from app.engine.worker.graphs.cuda_graphs import cascade_sizes, graph_sizes
 from app.engine.worker.row_state import RowState
 from app.errors import ConfigError
 

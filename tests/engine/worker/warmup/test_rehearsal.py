@@ -10,10 +10,10 @@ import torch
 
 from app.config import EngineConfig
 from app.engine.distributed.parallel_groups import RankGroup
-from app.engine.worker import rehearsal
-from app.engine.worker.cuda_graphs import cascade_sizes, graph_sizes, telling_sizes
-from app.engine.worker.graph_setup import GraphSetup
+from app.engine.worker.graphs.cuda_graphs import cascade_sizes, graph_sizes, telling_sizes
+from app.engine.worker.graphs.graph_setup import GraphSetup
 from app.engine.worker.model_runner import ModelRunner
+from app.engine.worker.warmup import rehearsal
 from tests.engine.worker_driver import Driver
 from tests.tiny_models import tiny_model
 
@@ -48,7 +48,7 @@ def test_what_is_rehearsed_can_be_run(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = Driver(str(tiny_model("llama")), num_blocks=64).worker._runner
     assert isinstance(runner, ModelRunner)
     config, cpu = EngineConfig(model="m", max_num_seqs=8, max_num_batched_tokens=64), torch.device("cpu")
-    monkeypatch.setattr("app.engine.worker.graph_setup.refusal", lambda *_: None)
+    monkeypatch.setattr("app.engine.worker.graphs.graph_setup.refusal", lambda *_: None)
     graphs = GraphSetup(config, runner, torch.float32, cpu, RankGroup())
     caches, tokens = [cache.clone() for cache in runner.kv_caches], runner._state.flat_token_ids.clone()
     rehearsal.launch_all(config, runner, graphs, 64, cpu)

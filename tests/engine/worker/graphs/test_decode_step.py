@@ -17,10 +17,10 @@ from app.config import EngineConfig
 from app.engine.distributed.parallel_groups import RankGroup
 from app.engine.sampling.sampling_batch import HostParameters
 from app.engine.sampling_params import SamplingParams
-from app.engine.worker.cuda_graphs import graph_sizes
-from app.engine.worker.decode_inputs import DecodeInputs
-from app.engine.worker.decode_step import DecodeStep
-from app.engine.worker.graph_setup import GraphSetup, refusal
+from app.engine.worker.graphs.cuda_graphs import graph_sizes
+from app.engine.worker.graphs.decode_inputs import DecodeInputs
+from app.engine.worker.graphs.decode_step import DecodeStep
+from app.engine.worker.graphs.graph_setup import GraphSetup, refusal
 from app.engine.worker.model_runner import ModelRunner
 from app.engine.worker.row_state import RowState
 from app.errors import ConfigError
@@ -234,8 +234,8 @@ def test_a_failed_capture_goes_on_without(directory: Path, monkeypatch: pytest.M
     def broken(*_: object) -> None:
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    monkeypatch.setattr("app.engine.worker.graph_setup.refusal", lambda config, device: None)
-    monkeypatch.setattr("app.engine.worker.cuda_graphs.measure", broken)
+    monkeypatch.setattr("app.engine.worker.graphs.graph_setup.refusal", lambda config, device: None)
+    monkeypatch.setattr("app.engine.worker.graphs.cuda_graphs.measure", broken)
     setup = GraphSetup(EngineConfig(), runner, torch.float32, torch.device("cpu"), RankGroup())
     assert setup.reserve() == 0
     setup.capture()
@@ -257,8 +257,8 @@ def test_a_rank_that_cannot_capture_says_so_instead_of_going_on(
     def broken(*_: object) -> None:
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr("app.engine.worker.graph_setup.refusal", lambda config, device: None)
-    monkeypatch.setattr("app.engine.worker.cuda_graphs.measure", broken)
+    monkeypatch.setattr("app.engine.worker.graphs.graph_setup.refusal", lambda config, device: None)
+    monkeypatch.setattr("app.engine.worker.graphs.cuda_graphs.measure", broken)
     group = RankGroup(0, 2, object())  # type: ignore[arg-type]
     setup = GraphSetup(EngineConfig(), runner, torch.float32, torch.device("cpu"), group)
     with pytest.raises(ConfigError, match="capture failed: RuntimeError: out of memory; set cuda_graphs=off"):

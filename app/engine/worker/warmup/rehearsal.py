@@ -13,9 +13,9 @@ import time
 import torch
 
 from app.config import EngineConfig
-from app.engine.worker.dummy_step import dummy_forward
-from app.engine.worker.graph_setup import GraphSetup
+from app.engine.worker.graphs.graph_setup import GraphSetup
 from app.engine.worker.model_runner import ModelRunner
+from app.engine.worker.warmup.dummy_step import dummy_forward
 from app.kernels.sampling import apply_token_masks, gumbel_argmax, sample_tokens
 
 logger = logging.getLogger("manta.worker")

@@ -6,9 +6,9 @@ import torch
 
 from app.config import EngineConfig
 from app.engine.attention.kv_cache import KVCacheSpec
-from app.engine.worker.host_pool import HostPool
-from app.engine.worker.kv_transfer import BackgroundTransfer, KVTransfer, Staging
-from app.engine.worker.lanes import CudaLane
+from app.engine.worker.host_tier.host_pool import HostPool
+from app.engine.worker.host_tier.kv_transfer import BackgroundTransfer, KVTransfer, Staging
+from app.engine.worker.host_tier.lanes import CudaLane
 from app.errors import ConfigError
 
 

@@ -17,7 +17,7 @@ from functools import partial
 import torch
 
 from app.config import EngineConfig
-from app.engine.worker.decode_step import DecodeStep
+from app.engine.worker.graphs.decode_step import DecodeStep
 
 logger = logging.getLogger("manta.graphs")
 

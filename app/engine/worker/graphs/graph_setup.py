@@ -8,9 +8,9 @@ import torch
 
 from app.config import EngineConfig
 from app.engine.distributed.parallel_groups import RankGroup
-from app.engine.worker import cuda_graphs
-from app.engine.worker.cuda_graphs import CudaGraphs
-from app.engine.worker.decode_step import DecodeStep
+from app.engine.worker.graphs import cuda_graphs
+from app.engine.worker.graphs.cuda_graphs import CudaGraphs
+from app.engine.worker.graphs.decode_step import DecodeStep
 from app.engine.worker.model_runner import ModelRunner
 from app.errors import ConfigError
 

@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 
 from app.engine.sampling.transfer import to_device
 from app.engine.step import KVTransfers, SchedulerOutput
-from app.engine.worker.host_pool import HostPool
-from app.engine.worker.lanes import Lane, Mark
+from app.engine.worker.host_tier.host_pool import HostPool
+from app.engine.worker.host_tier.lanes import Lane, Mark
 
 STORE_STAGING_BYTES = 256 << 20
 LOAD_STAGING_BYTES = 256 << 20

@@ -14,10 +14,10 @@ from app.config import EngineConfig
 from app.engine.attention.kv_cache import KVCacheSpec
 from app.engine.sampling_params import SamplingParams
 from app.engine.step import KVTransfers, NewRequest, SchedulerOutput
-from app.engine.worker.host_pool import HostPool
-from app.engine.worker.host_tier import HostTier, refuse_host_tier
-from app.engine.worker.kv_transfer import BackgroundTransfer, KVTransfer, Staging
-from app.engine.worker.lanes import Mark
+from app.engine.worker.host_tier.host_pool import HostPool
+from app.engine.worker.host_tier.host_tier import HostTier, refuse_host_tier
+from app.engine.worker.host_tier.kv_transfer import BackgroundTransfer, KVTransfer, Staging
+from app.engine.worker.host_tier.lanes import Mark
 from app.errors import ConfigError
 
 CPU = torch.device("cpu")

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from app.engine.distributed.stage_link import StageLink
 from app.engine.sampling.sampling_batch import HostParameters
-from app.engine.worker.decode_inputs import DecodeInputs
+from app.engine.worker.graphs.decode_inputs import DecodeInputs
 from app.engine.worker.row_state import RowState
 from app.kernels.attention import AttentionMetadata
 from app.kernels.sampling import sample_tokens

@@ -14,10 +14,10 @@ import torch
 
 from app.config import EngineConfig
 from app.engine.distributed.parallel_groups import RankGroup
-from app.engine.worker import cuda_graphs
-from app.engine.worker.cuda_graphs import CudaGraphs
-from app.engine.worker.decode_step import DecodeStep
-from app.engine.worker.graph_setup import GraphSetup
+from app.engine.worker.graphs import cuda_graphs
+from app.engine.worker.graphs.cuda_graphs import CudaGraphs
+from app.engine.worker.graphs.decode_step import DecodeStep
+from app.engine.worker.graphs.graph_setup import GraphSetup
 from tests.engine.worker_driver import Driver, Run, greedy
 from tests.tiny_models import hf_greedy, hf_model, tiny_model
 
@@ -151,7 +151,7 @@ def test_set_up_and_described(driver: Driver, monkeypatch: pytest.MonkeyPatch) -
     runner = driver.worker._runner
     assert runner is not None
     FakeCuda(monkeypatch)
-    monkeypatch.setattr("app.engine.worker.graph_setup.refusal", lambda config, device: None)
+    monkeypatch.setattr("app.engine.worker.graphs.graph_setup.refusal", lambda config, device: None)
     with torch.inference_mode():
         setup = GraphSetup(EngineConfig(max_num_seqs=16), runner, torch.float32, CPU, RankGroup())
         assert setup.reserve() > 0

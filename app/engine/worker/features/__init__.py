@@ -1,0 +1,1 @@
+"""Features of a step that follow its rows."""

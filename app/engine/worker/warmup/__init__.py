@@ -1,0 +1,1 @@
+"""Warm-up: what a start launches before the first request."""
