@@ -5,6 +5,7 @@ BIN    := $(VENV)/bin
 CONFIG ?= configs/serve/quickstart.yaml
 ORDINARY := not slow and not gpu and not multi_gpu
 # They start servers, clusters or gangs of processes: one at a time, after the others, which run a core for each.
+# PROCESSES_ARGS is for these only, as `--reruns`: a race in host code must not pass at its third try.
 ALONE := $(addprefix tests/,cli deployments e2e engine/distributed engine/executor examples loadtest)
 LOADTEST_ARGS ?= --users 1,4,16 --duration 15
 export RAY_USAGE_STATS_ENABLED := 0
@@ -42,7 +43,7 @@ serve: setup  ## serve the built-in model at http://127.0.0.1:8000 (another: mak
 
 test: setup-dev  ## run the test suite (under 15 minutes on two cores)
 	$(BIN)/python -m pytest -m "$(ORDINARY)" tests $(ALONE:%=--ignore=%) -n logical --maxprocesses 8 --dist loadfile $(PYTEST_ARGS)
-	$(BIN)/python -m pytest -m "$(ORDINARY)" $(ALONE) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "$(ORDINARY)" $(ALONE) $(PYTEST_ARGS) $(PROCESSES_ARGS)
 
 lint: setup-dev  ## ruff and mypy --strict
 	$(BIN)/ruff check .
