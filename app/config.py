@@ -241,6 +241,15 @@ class IngressConfig(Frozen):
     sse_keep_alive_s: float = Field(15.0, gt=0, description="A stream that is silent for so long sends a comment.")
     max_stored_responses: int = Field(10_000, ge=0, description="Responses kept for /v1/responses/{id}; 0 keeps none.")
     max_stored_bytes: int = Field(256 << 20, ge=0, description="Memory for kept responses, in bytes.")
+    work_threads: int = Field(
+        0, ge=0, description="Threads that tokenise, render templates and parse; 0: as many as cores, from 2 to 8."
+    )
+    max_waiting_work: int = Field(
+        4096, ge=1, description="Pieces of such work that may wait for a thread; beyond them there is a 429."
+    )
+    max_waiting_work_per_tenant: int = Field(
+        2048, ge=1, description="How many of those may be one tenant's; tenants take turns."
+    )
     limits: RequestLimits = RequestLimits()
 
 

@@ -30,6 +30,7 @@ from app.api.pooling.score import score_routes
 from app.api.response_store import MemoryResponseStore, ResponseStore
 from app.api.service import service_routes
 from app.api.version import VERSION
+from app.api.work_pool import WorkPool
 from app.config import IngressConfig, RequestLimits
 
 BODIES: tuple[type[BaseModel], ...] = (
@@ -61,6 +62,7 @@ def create_app(
     app = FastAPI(title="Manta", version=VERSION, description=_ABOUT, redoc_url=None)
     app.state.sse_keep_alive_s = ingress.sse_keep_alive_s
     app.state.max_json_depth = limits.max_json_depth
+    app.state.work_pool = WorkPool(ingress.work_threads, ingress.max_waiting_work, ingress.max_waiting_work_per_tenant)
     install_error_handlers(app)
     app.include_router(chat_routes(client, limits))
     app.include_router(completion_routes(client, limits))

@@ -5,7 +5,6 @@ One pass from bytes to model; the structure is parsed a second time only to name
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from typing import Any, TypeVar
@@ -16,12 +15,11 @@ from pydantic.json_schema import models_json_schema
 from starlette.requests import ClientDisconnect, Request
 
 from app.api.errors import ClientDisconnected, validation_error
+from app.api.work_pool import PARSE_S_PER_BYTE, work_of
 from app.errors import InvalidRequestError
 
 BodyT = TypeVar("BodyT", bound=BaseModel)
 
-# Bodies above this many bytes (some milliseconds of work) are parsed in a thread, beside the event loop.
-THREAD_BYTES = 1 << 18
 MAX_MEMBERS = 1 << 17  # of all objects of a body; each may be a fault, and faults cost more than what is right
 MAX_DEPTH = 64  # of nested arrays and objects, unless the application's limits say otherwise
 # An unclosed string takes all that is left: tried again at each of its quotes, it would cost the square of its length.
@@ -37,9 +35,7 @@ async def read_body(request: Request, model: type[BodyT]) -> BodyT:
     except ClientDisconnect as error:
         raise ClientDisconnected from error
     max_depth = getattr(request.app.state, "max_json_depth", MAX_DEPTH)
-    if len(raw) > THREAD_BYTES:
-        return await asyncio.to_thread(_parse, raw, model, max_depth)
-    return _parse(raw, model, max_depth)
+    return await work_of(request).run(PARSE_S_PER_BYTE * len(raw), _parse, raw, model, max_depth)
 
 
 def _parse(raw: bytes, model: type[BodyT], max_depth: int) -> BodyT:

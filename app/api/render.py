@@ -6,7 +6,6 @@ model's own sampling defaults) and turns text options into token ids.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import math
 import secrets
@@ -19,6 +18,7 @@ from pydantic import ValidationError
 
 from app.api.engine_client import EngineClient, ServedModel
 from app.api.errors import validation_error
+from app.api.work_pool import DECODE_S_PER_TOKEN, TOKENISE_S_PER_CHAR, RequestWork
 from app.config import RequestLimits
 from app.engine.request import EngineRequest
 from app.engine.sampling_params import SamplingParams
@@ -27,8 +27,6 @@ from app.text.bad_words import bad_words_token_ids
 from app.text.stop_tokens import with_tokenizer_eos
 from app.text.tokenizer import Tokenizer
 
-# Texts above this many characters (about 2 ms of work) are tokenised in a thread, beside the event loop.
-THREAD_CHARS = 4096
 _TOKEN_ID_FIELDS = ("logit_bias", "stop_token_ids")
 _OWN_NAMES: Mapping[str, str] = MappingProxyType({})
 
@@ -61,25 +59,22 @@ def must_generate(model: ServedModel) -> None:
         )
 
 
-async def encode(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
+async def encode(work: RequestWork, tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
     """Token ids of `text`, without blocking the event loop on a long one."""
-    if len(text) <= THREAD_CHARS:
-        return tokenizer.encode(text, add_special_tokens)
-    return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens)
+    return await work.run(TOKENISE_S_PER_CHAR * len(text), tokenizer.encode, text, add_special_tokens)
 
 
-async def encode_all(tokenizer: Tokenizer, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
+async def encode_all(
+    work: RequestWork, tokenizer: Tokenizer, texts: Sequence[str], add_special_tokens: bool
+) -> list[list[int]]:
     """Token ids of each text, without blocking the event loop."""
-    if sum(map(len, texts)) <= THREAD_CHARS:
-        return [tokenizer.encode(text, add_special_tokens) for text in texts]
-    return await asyncio.to_thread(tokenizer.encode_batch, texts, add_special_tokens)
+    cost_s = TOKENISE_S_PER_CHAR * sum(map(len, texts))
+    return await work.run(cost_s, tokenizer.encode_batch, texts, add_special_tokens)
 
 
-async def decode(tokenizer: Tokenizer, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
+async def decode(work: RequestWork, tokenizer: Tokenizer, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
     """Text of token ids, without blocking the event loop on many."""
-    if len(token_ids) <= THREAD_CHARS:
-        return tokenizer.decode(token_ids, skip_special_tokens)
-    return await asyncio.to_thread(tokenizer.decode, token_ids, skip_special_tokens)
+    return await work.run(DECODE_S_PER_TOKEN * len(token_ids), tokenizer.decode, token_ids, skip_special_tokens)
 
 
 def sampling_params(fields: Mapping[str, Any], model: ServedModel, given: Iterable[str]) -> SamplingParams:

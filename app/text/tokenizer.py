@@ -95,6 +95,8 @@ class Tokenizer:
 
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
         """`encode` of each text, in one call."""
+        if sum(map(len, texts)) <= LONG:
+            return [self.encode(text, add_special_tokens) for text in texts]
         try:
             encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         except TypeError as error:

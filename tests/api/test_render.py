@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
-from app.api.render import THREAD_CHARS, Prompt, decode, encode, encode_all, engine_requests, truncate
+from app.api.render import Prompt, decode, encode, encode_all, engine_requests, truncate
+from app.api.work_pool import INLINE_S, TOKENISE_S_PER_CHAR, RequestWork, WorkPool
 from app.config import RequestLimits
 from app.engine.sampling_params import SamplingParams
 from app.errors import InvalidRequestError
 
+INLINE_CHARS = int(INLINE_S / TOKENISE_S_PER_CHAR)
 LONG = "The quick brown fox jumps over the lazy dog, 東京. " * 8_000
 
 
@@ -31,8 +33,9 @@ def test_long_texts_do_not_block_the_event_loop(served_model: Any) -> None:
 
         task = asyncio.create_task(heart())
         started = time.perf_counter()
-        ids = await encode(served_model.tokenizer, LONG, add_special_tokens=True)
-        text = await decode(served_model.tokenizer, ids, skip_special_tokens=True)
+        work = RequestWork(WorkPool())
+        ids = await encode(work, served_model.tokenizer, LONG, add_special_tokens=True)
+        text = await decode(work, served_model.tokenizer, ids, skip_special_tokens=True)
         elapsed = time.perf_counter() - started
         running = False
         await task
@@ -53,17 +56,19 @@ def test_short_texts_stay_on_the_loop(served_model: Any, monkeypatch: pytest.Mon
         return original(*args, **kwargs)
 
     monkeypatch.setattr(served_model.tokenizer, "encode", recording)
-    asyncio.run(encode(served_model.tokenizer, "short", True))
-    asyncio.run(encode_all(served_model.tokenizer, ["a", "b"], True))
+    work = RequestWork(WorkPool())
+    asyncio.run(encode(work, served_model.tokenizer, "short", True))
+    asyncio.run(encode_all(work, served_model.tokenizer, ["a", "b"], True))
     assert threads == [threading.main_thread()] * 3
-    asyncio.run(encode(served_model.tokenizer, "x" * (THREAD_CHARS + 1), True))
+    asyncio.run(encode(work, served_model.tokenizer, "x" * (INLINE_CHARS + 1), True))
     assert threads[-1] is not threading.main_thread()
 
 
 def test_lists_of_texts(served_model: Any) -> None:
     tokenizer = served_model.tokenizer
-    for texts in (["a fox", "b"], ["x" * THREAD_CHARS, "the fox"]):
-        assert asyncio.run(encode_all(tokenizer, texts, True)) == [tokenizer.encode(text) for text in texts]
+    work = RequestWork(WorkPool())
+    for texts in (["a fox", "b"], ["x" * INLINE_CHARS, "the fox"]):
+        assert asyncio.run(encode_all(work, tokenizer, texts, True)) == [tokenizer.encode(text) for text in texts]
 
 
 def requests_for(model: Any, prompts: list[Prompt], salt: str | None = None, **params: Any) -> Any:

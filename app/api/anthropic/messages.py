@@ -17,6 +17,7 @@ from app.api.openai.generation import response_headers
 from app.api.openai.head import ResponseHead
 from app.api.render import find_model
 from app.api.sse import EventStreamResponse
+from app.api.work_pool import work_of
 from app.config import RequestLimits
 from app.errors import PromptTooLongError
 
@@ -49,7 +50,7 @@ def message_routes(client: EngineClient, limits: RequestLimits) -> APIRouter:
         """How many tokens the prompt of a conversation has."""
         body = await read_body(request, CountTokensRequest)
         model = find_model(client, body.model)
-        prompt = await render_chat(model, to_chat(body, model).chat_options(), limits)
+        prompt = await render_chat(work_of(request), model, to_chat(body, model).chat_options(), limits)
         return JSONResponse({"input_tokens": len(prompt.token_ids)})
 
     return router

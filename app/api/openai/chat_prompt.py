@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any
 
 from app.api.engine_client import ServedModel
 from app.api.openai.messages import ChatOptions
-from app.api.render import THREAD_CHARS, Prompt, encode
+from app.api.render import Prompt, encode
+from app.api.work_pool import TOKENISE_S_PER_CHAR, RequestWork
 from app.config import RequestLimits
 from app.errors import InvalidRequestError, UnsupportedError
 from app.text.template_sandbox import render_untrusted
@@ -16,7 +16,9 @@ from app.text.template_sandbox import render_untrusted
 _DEFAULTS = RequestLimits()
 
 
-async def render_chat(model: ServedModel, options: ChatOptions, limits: RequestLimits = _DEFAULTS) -> Prompt:
+async def render_chat(
+    work: RequestWork, model: ServedModel, options: ChatOptions, limits: RequestLimits = _DEFAULTS
+) -> Prompt:
     """A conversation as one tokenised prompt. InvalidRequestError names what exceeds a limit or cannot be rendered."""
     check_conversation(options, limits)
     kwargs = options.chat_template_kwargs or {}
@@ -36,11 +38,10 @@ async def render_chat(model: ServedModel, options: ChatOptions, limits: RequestL
     if options.chat_template is not None:
         special = model.tokenizer.special_tokens
         text = await render_untrusted(options.chat_template, special, arguments, **caps)
-    elif _num_chars(options) > THREAD_CHARS:
-        text = await asyncio.to_thread(model.chat_template.render, **arguments, **caps)
     else:
-        text = model.chat_template.render(**arguments, **caps)
-    return Prompt(await encode(model.tokenizer, text, options.add_special_tokens), text)
+        cost_s = TOKENISE_S_PER_CHAR * _num_chars(options)
+        text = await work.run(cost_s, model.chat_template.render, **arguments, **caps)
+    return Prompt(await encode(work, model.tokenizer, text, options.add_special_tokens), text)
 
 
 def check_conversation(options: ChatOptions, limits: RequestLimits) -> None:

@@ -19,6 +19,7 @@ from app.api.openai.protocol import CompletionRequest
 from app.api.openai.ranking import best_choices
 from app.api.render import Prompt, encode_all, find_model, truncate
 from app.api.sse import EventStreamResponse
+from app.api.work_pool import RequestWork, work_of
 from app.config import RequestLimits
 from app.errors import InvalidRequestError
 
@@ -34,7 +35,7 @@ def completion_routes(client: EngineClient, limits: RequestLimits) -> APIRouter:
         model = find_model(client, body.model)
         prompts = [
             truncate(p, body.truncate_prompt_tokens, model, body.truncation_side)
-            for p in await _prompts(body, model, limits)
+            for p in await _prompts(work_of(request), body, model, limits)
         ]
         head = ResponseHead.of("cmpl", model, body.model)
         stream = open_stream(client, limits, request, body, model, prompts, head, body.sampling_fields())
@@ -60,7 +61,9 @@ def completion_routes(client: EngineClient, limits: RequestLimits) -> APIRouter:
     return router
 
 
-async def _prompts(body: CompletionRequest, model: ServedModel, limits: RequestLimits) -> list[Prompt]:
+async def _prompts(
+    work: RequestWork, body: CompletionRequest, model: ServedModel, limits: RequestLimits
+) -> list[Prompt]:
     given = body.prompts()
     if not given:
         raise InvalidRequestError("the list of prompts is empty", param="prompt")
@@ -69,7 +72,7 @@ async def _prompts(body: CompletionRequest, model: ServedModel, limits: RequestL
     texts = [prompt for prompt in given if isinstance(prompt, str)]
     if not texts:
         return [Prompt(prompt) for prompt in given if not isinstance(prompt, str)]
-    token_ids = await encode_all(model.tokenizer, texts, body.add_special_tokens)
+    token_ids = await encode_all(work, model.tokenizer, texts, body.add_special_tokens)
     return [Prompt(ids, text) for ids, text in zip(token_ids, texts, strict=True)]
 
 

@@ -18,6 +18,7 @@ from app.api.openai.head import ResponseHead
 from app.api.openai.protocol import ChatRequest
 from app.api.parsers.answer import AnswerParser, ParserPlan, load_tool_parser, plan_parsers
 from app.api.render import must_generate, truncate
+from app.api.work_pool import work_of
 from app.config import RequestLimits
 from app.errors import InvalidRequestError
 
@@ -48,7 +49,10 @@ async def open_conversation(
     if offer is not None:
         load_tool_parser(model)  # before the template refuses the tools in words of its own
     prompt = truncate(
-        await render_chat(model, body.chat_options(), limits), body.truncate_prompt_tokens, model, body.truncation_side
+        await render_chat(work_of(request), model, body.chat_options(), limits),
+        body.truncate_prompt_tokens,
+        model,
+        body.truncation_side,
     )
     fields = body.sampling_fields()
     answer = fields.get("structured_outputs")

@@ -11,6 +11,7 @@ from app.api.pooling.answer import listed, new_id, numbers
 from app.api.pooling.protocol import EmbeddingRequest
 from app.api.pooling.run import pool, pooling_of, read_inputs
 from app.api.render import find_model
+from app.api.work_pool import work_of
 from app.config import RequestLimits
 from app.engine.pooling_params import PoolingParams
 
@@ -25,7 +26,7 @@ def embedding_routes(client: EngineClient, limits: RequestLimits) -> APIRouter:
         body = await read_body(request, EmbeddingRequest)
         model = find_model(client, body.model)
         pooling_of(model)
-        prompts = await read_inputs(body, model, limits)
+        prompts = await read_inputs(work_of(request), body, model, limits)
         activation = body.use_activation if body.normalize is None else body.normalize
         params = PoolingParams(task="embed", dimensions=body.dimensions, use_activation=activation)
         answer_id = new_id("embd")

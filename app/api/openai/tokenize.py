@@ -11,6 +11,7 @@ from app.api.openai.chat_prompt import render_chat
 from app.api.openai.messages import ChatOptions
 from app.api.openai.protocol import DetokenizeRequest, TokenizeRequest
 from app.api.render import decode, encode, find_model
+from app.api.work_pool import RequestWork, work_of
 from app.errors import InvalidRequestError
 
 
@@ -23,7 +24,7 @@ def tokenize_routes(client: EngineClient) -> APIRouter:
         """Token ids of a prompt, or of a conversation rendered as chat would render it."""
         body = await read_body(request, TokenizeRequest)
         model = find_model(client, body.model)
-        token_ids = await prompt_token_ids(body, model)
+        token_ids = await prompt_token_ids(work_of(request), body, model)
         answer = {"count": len(token_ids), "max_model_len": model.max_model_len, "tokens": token_ids}
         if body.return_token_strs:
             answer["token_strs"] = [model.tokenizer.id_to_token(token_id) for token_id in token_ids]
@@ -39,15 +40,16 @@ def tokenize_routes(client: EngineClient) -> APIRouter:
                 raise InvalidRequestError(
                     f"token ids must be from 0 to {model.info.vocab_size - 1}, not {token_id}", param="tokens"
                 )
-        return JSONResponse({"prompt": await decode(model.tokenizer, body.tokens, body.skip_special_tokens)})
+        text = await decode(work_of(request), model.tokenizer, body.tokens, body.skip_special_tokens)
+        return JSONResponse({"prompt": text})
 
     return router
 
 
-async def prompt_token_ids(body: TokenizeRequest, model: ServedModel) -> list[int]:
+async def prompt_token_ids(work: RequestWork, body: TokenizeRequest, model: ServedModel) -> list[int]:
     """Token ids of the body's prompt or conversation."""
     if body.prompt is not None:
-        return await encode(model.tokenizer, body.prompt, body.add_special_tokens is not False)
+        return await encode(work, model.tokenizer, body.prompt, body.add_special_tokens is not False)
     assert body.messages is not None  # the body holds one of the two
     options = ChatOptions(
         messages=body.messages,
@@ -58,4 +60,4 @@ async def prompt_token_ids(body: TokenizeRequest, model: ServedModel) -> list[in
         documents=None,
         chat_template_kwargs=body.chat_template_kwargs,
     )
-    return (await render_chat(model, options)).token_ids
+    return (await render_chat(work, model, options)).token_ids

@@ -11,6 +11,7 @@ from app.api.pooling.answer import listed, new_id, numbers
 from app.api.pooling.protocol import ClassifyRequest, PoolingRequest
 from app.api.pooling.run import pool, pooling_of, read_inputs
 from app.api.render import find_model
+from app.api.work_pool import work_of
 from app.config import RequestLimits
 from app.engine.pooling_params import PoolingParams
 
@@ -26,7 +27,7 @@ def classify_routes(client: EngineClient, limits: RequestLimits) -> APIRouter:
         model = find_model(client, body.model)
         labels = pooling_of(model).labels
         params = PoolingParams(task="classify", use_activation=body.use_activation)
-        prompts = await read_inputs(body, model, limits)
+        prompts = await read_inputs(work_of(request), body, model, limits)
         answer_id = new_id("classify")
         results = await pool(client, request, body, model, prompts, params, request_id=answer_id)
         data = []
@@ -43,7 +44,7 @@ def classify_routes(client: EngineClient, limits: RequestLimits) -> APIRouter:
         model = find_model(client, body.model)
         task = body.task or ("classify" if pooling_of(model).labels else "token_embed")
         params = PoolingParams(task=task, dimensions=body.dimensions, use_activation=body.use_activation)
-        prompts = await read_inputs(body, model, limits)
+        prompts = await read_inputs(work_of(request), body, model, limits)
         answer_id = new_id("pool")
         results = await pool(client, request, body, model, prompts, params, request_id=answer_id)
         data = [

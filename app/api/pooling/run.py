@@ -14,7 +14,8 @@ from app.api.errors import ClientDisconnected
 from app.api.openai.chat_prompt import render_chat
 from app.api.openai.messages import ChatOptions
 from app.api.pooling.protocol import InputBody, PoolingBody
-from app.api.render import THREAD_CHARS, cache_root, encode_all
+from app.api.render import cache_root, encode_all
+from app.api.work_pool import TOKENISE_S_PER_CHAR, RequestWork
 from app.config import RequestLimits
 from app.engine.outputs import PooledResult
 from app.engine.pooling_info import PoolingInfo
@@ -44,15 +45,20 @@ def prompt_limit(body: PoolingBody, model: ServedModel) -> int | None:
 
 
 async def tokenise(
-    model: ServedModel, pairs: Sequence[TextPair], limit: int | None, last_limit: int | None = None
+    work: RequestWork,
+    model: ServedModel,
+    pairs: Sequence[TextPair],
+    limit: int | None,
+    last_limit: int | None = None,
 ) -> list[PoolingPrompt]:
     """`pooling_prompts`, without blocking the event loop."""
-    if sum(len(first) + len(second or "") for first, second in pairs) <= THREAD_CHARS:
-        return pooling_prompts(model.tokenizer, pairs, limit, last_limit)
-    return await asyncio.to_thread(pooling_prompts, model.tokenizer, pairs, limit, last_limit)
+    cost_s = TOKENISE_S_PER_CHAR * sum(len(first) + len(second or "") for first, second in pairs)
+    return await work.run(cost_s, pooling_prompts, model.tokenizer, pairs, limit, last_limit)
 
 
-async def read_inputs(body: InputBody, model: ServedModel, limits: RequestLimits) -> list[PoolingPrompt]:
+async def read_inputs(
+    work: RequestWork, body: InputBody, model: ServedModel, limits: RequestLimits
+) -> list[PoolingPrompt]:
     """The prompts of a body, whichever form they were sent in."""
     limit = prompt_limit(body, model)
     if body.messages is not None:
@@ -65,7 +71,7 @@ async def read_inputs(body: InputBody, model: ServedModel, limits: RequestLimits
             documents=None,
             chat_template_kwargs=None,
         )
-        return [PoolingPrompt((await render_chat(model, options, limits)).token_ids[:limit])]
+        return [PoolingPrompt((await render_chat(work, model, options, limits)).token_ids[:limit])]
     given = body.inputs()
     if not given:
         raise InvalidRequestError("the list of inputs is empty", param="input")
@@ -75,8 +81,8 @@ async def read_inputs(body: InputBody, model: ServedModel, limits: RequestLimits
     if not texts:
         return [PoolingPrompt(ids[:limit]) for ids in given if not isinstance(ids, str)]
     if body.add_special_tokens:
-        return await tokenise(model, [(text, None) for text in texts], limit)
-    return [PoolingPrompt(ids[:limit]) for ids in await encode_all(model.tokenizer, texts, False)]
+        return await tokenise(work, model, [(text, None) for text in texts], limit)
+    return [PoolingPrompt(ids[:limit]) for ids in await encode_all(work, model.tokenizer, texts, False)]
 
 
 async def pool(

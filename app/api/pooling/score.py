@@ -13,6 +13,7 @@ from app.api.pooling.answer import json_response, listed, new_id, usage
 from app.api.pooling.protocol import PoolingBody, RerankRequest, ScoreRequest
 from app.api.pooling.run import pool, pooling_of, prompt_limit, tokenise
 from app.api.render import find_model
+from app.api.work_pool import work_of
 from app.config import RequestLimits
 from app.engine.pooling_params import PoolingParams
 from app.errors import InvalidRequestError, UnsupportedError
@@ -70,7 +71,7 @@ async def _scores(
     max_last_tokens: int | None = None,
 ) -> tuple[list[float], list[PoolingPrompt]]:
     """A score for each pair, and the prompts that it took."""
-    pooling, limit = pooling_of(model), prompt_limit(body, model)
+    pooling, limit, work = pooling_of(model), prompt_limit(body, model), work_of(request)
     if len(pairs) > limits.max_prompts:
         raise InvalidRequestError(f"{len(pairs)} pairs; at most {limits.max_prompts}", param=field)
     if pooling.labels:
@@ -79,15 +80,15 @@ async def _scores(
                 f"the model {model.name!r} has {len(pooling.labels)} classes; scores need a model of one",
                 param="model",
             )
-        prompts = await tokenise(model, pairs, limit, max_last_tokens)
+        prompts = await tokenise(work, model, pairs, limit, max_last_tokens)
         params = PoolingParams(task="classify", use_activation=body.use_activation)
         results = await pool(client, request, body, model, prompts, params, request_id=request_id, field=field)
         return [float(result.array()[0]) for result in results], prompts
     if body.use_activation is not None:
         raise UnsupportedError("scores of an embedding model are cosines", param="use_activation")
     firsts, seconds = (list(dict.fromkeys(side)) for side in zip(*pairs, strict=True))
-    prompts = await tokenise(model, [(text, None) for text in firsts], limit)
-    prompts += await tokenise(model, [(text, None) for text in seconds], limit, max_last_tokens)
+    prompts = await tokenise(work, model, [(text, None) for text in firsts], limit)
+    prompts += await tokenise(work, model, [(text, None) for text in seconds], limit, max_last_tokens)
     params = PoolingParams(task="embed", use_activation=True)
     results = await pool(client, request, body, model, prompts, params, request_id=request_id, field=field)
     vectors = [result.array() for result in results]

@@ -1,0 +1,209 @@
+"""CPU work beside an event loop: bounded threads, a bounded queue, round-robin over tenants.
+
+Tokenising, templates, JSON, logprobs: whatever a client's input makes expensive is estimated in seconds and handed to
+`RequestWork.run`. Little work runs at once where it stands; the rest waits its turn in a WorkPool. Tenants take turns,
+so one that queues much delays itself; long work leaves one thread to short work; a client that leaves takes its work
+out of the queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, ParamSpec, TypeVar
+
+from starlette.requests import Request
+from starlette.types import Receive
+
+from app.api.errors import ClientDisconnected
+from app.errors import OverloadedError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# What work costs, in seconds of one core of no particular make; only the order of magnitude matters.
+TOKENISE_S_PER_CHAR = 5e-7  # templates cost less
+DECODE_S_PER_TOKEN = 5e-7
+PARSE_S_PER_BYTE = 1e-8
+WRITE_S_PER_LOGPROB = 2e-6
+
+INLINE_S = 2e-3  # what an event loop may do itself
+LONG_S = 0.05  # from here on, work is long: one thread is kept free of it
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    tenant: str
+    is_long: bool
+    call: Callable[[], Any]
+    future: Future[Any] = field(default_factory=Future)
+
+
+class _Lane:
+    """Jobs in the order they run: the tenants take turns, each tenant's own jobs come in order."""
+
+    def __init__(self) -> None:
+        self._queues: OrderedDict[str, deque[_Job]] = OrderedDict()
+
+    def __bool__(self) -> bool:
+        return bool(self._queues)
+
+    def add(self, job: _Job) -> None:
+        self._queues.setdefault(job.tenant, deque()).append(job)
+
+    def take(self) -> _Job:
+        """The next job; there must be one."""
+        tenant, queue = next(iter(self._queues.items()))
+        job = queue.popleft()
+        if queue:
+            self._queues.move_to_end(tenant)
+        else:
+            del self._queues[tenant]
+        return job
+
+    def remove(self, job: _Job) -> bool:
+        """Whether the job was still here."""
+        queue = self._queues.get(job.tenant)
+        if queue is None or job not in queue:
+            return False
+        queue.remove(job)
+        if not queue:
+            del self._queues[job.tenant]
+        return True
+
+
+class WorkPool:
+    """Threads for the work of many tenants. May be called from any thread; threads start when they are needed.
+
+    At most `max_waiting` pieces of work wait, and `max_waiting_per_tenant` of one tenant. `num_threads` 0 means as many
+    as there are cores, from 2 to 8.
+    """
+
+    def __init__(self, num_threads: int = 0, max_waiting: int = 4096, max_waiting_per_tenant: int = 2048) -> None:
+        self._num_threads = num_threads or min(8, max(2, os.cpu_count() or 1))
+        self._max_waiting = max_waiting
+        self._max_waiting_per_tenant = max_waiting_per_tenant
+        self._executor = ThreadPoolExecutor(self._num_threads, "work")
+        self._lock = threading.Lock()
+        self._short, self._long = _Lane(), _Lane()
+        self._num_waiting: dict[str, int] = {}  # by tenant; only those that have something waiting
+        self._num_long = 0  # running
+        self._prefers_long = False
+
+    @property
+    def num_waiting(self) -> int:
+        """Pieces of work that have not begun."""
+        return sum(self._num_waiting.values())
+
+    def submit(self, tenant: str, cost_s: float, call: Callable[[], T]) -> Future[T]:
+        """Run `call` in a thread when it is the tenant's turn. OverloadedError when too much waits already.
+
+        A future that is cancelled before its work begins takes it out of the queue.
+        """
+        job = _Job(tenant, cost_s >= LONG_S, call)
+        with self._lock:
+            self._check_room(tenant)
+            (self._long if job.is_long else self._short).add(job)
+            self._num_waiting[tenant] = self._num_waiting.get(tenant, 0) + 1
+        job.future.add_done_callback(lambda future: self._forget(job) if future.cancelled() else None)
+        self._executor.submit(self._drain)
+        return job.future
+
+    def _check_room(self, tenant: str) -> None:
+        own, total = self._num_waiting.get(tenant, 0), self.num_waiting
+        if own >= self._max_waiting_per_tenant:
+            raise OverloadedError(f"{own} pieces of work of this tenant wait for a thread of the server; try later")
+        if total >= self._max_waiting:
+            raise OverloadedError(f"{total} pieces of work wait for a thread of the server; try later")
+
+    def _drain(self) -> None:
+        """Run jobs until none may begin. One of these is queued for each job, so that none is left behind."""
+        while (job := self._next()) is not None:
+            try:
+                _run(job)
+            finally:
+                with self._lock:
+                    self._num_long -= job.is_long
+
+    def _next(self) -> _Job | None:
+        """The job whose turn it is; long and short ones alternate while both may begin."""
+        with self._lock:
+            may_long = bool(self._long) and self._num_long < max(1, self._num_threads - 1)
+            if not may_long and not self._short:
+                return None
+            is_long = may_long and (self._prefers_long or not self._short)
+            self._prefers_long = not is_long
+            job = (self._long if is_long else self._short).take()
+            self._num_long += is_long
+            self._uncount(job)
+            return job
+
+    def _forget(self, job: _Job) -> None:
+        with self._lock:
+            if (self._long if job.is_long else self._short).remove(job):
+                self._uncount(job)
+
+    def _uncount(self, job: _Job) -> None:
+        self._num_waiting[job.tenant] -= 1
+        if not self._num_waiting[job.tenant]:
+            del self._num_waiting[job.tenant]
+
+
+def _run(job: _Job) -> None:
+    if not job.future.set_running_or_notify_cancel():
+        return
+    try:
+        result = job.call()
+    except BaseException as error:
+        job.future.set_exception(error)
+    else:
+        job.future.set_result(result)
+
+
+class RequestWork:
+    """A pool as one request uses it: under its tenant's name, and only while its client is there."""
+
+    def __init__(self, pool: WorkPool, tenant: str = "", receive: Receive | None = None) -> None:
+        self._pool = pool
+        self._tenant = tenant
+        self._receive = receive
+
+    async def run(self, cost_s: float, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """What `call` returns or raises; off the event loop unless `cost_s`, its estimate in seconds, is small.
+
+        Raises OverloadedError when too much waits, ClientDisconnected when nobody waits for it any more; what has
+        begun by then runs to its end.
+        """
+        if cost_s <= INLINE_S:
+            return call(*args, **kwargs)
+        future: asyncio.Future[T]
+        future = asyncio.wrap_future(self._pool.submit(self._tenant, cost_s, lambda: call(*args, **kwargs)))
+        watcher = asyncio.ensure_future(self._client_leaves())
+        try:
+            both: set[asyncio.Future[Any]] = {future, watcher}
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            if not future.done():
+                raise ClientDisconnected
+            return future.result()
+        finally:
+            future.cancel()
+            watcher.cancel()
+
+    async def _client_leaves(self) -> None:
+        """Return once the client has closed the connection."""
+        if self._receive is None:
+            await asyncio.Event().wait()
+        else:
+            while (await self._receive())["type"] != "http.disconnect":
+                pass
+
+
+def work_of(request: Request) -> RequestWork:
+    """The application's pool for the work of `request`, whose body has been read."""
+    pool: WorkPool = request.app.state.work_pool
+    return RequestWork(pool, getattr(request.state, "tenant", ""), request.receive)
