@@ -7,9 +7,10 @@ Faults of validation are translated so that `param` is the dotted path of the fi
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -139,6 +140,25 @@ def validation_error(error: ValidationError, body: Any) -> InvalidRequestError:
     if kind == "missing":
         return InvalidRequestError(f"{param!r} is required", param=param)
     return InvalidRequestError(f"{param}: {message}" if param else message, param=param)
+
+
+def renamed(error: InvalidRequestError, names: Mapping[str, str]) -> InvalidRequestError:
+    """`error` with the field that the client sent; `names` holds the dialect's word for each field of ours."""
+    field = (error.param or "").partition(".")[0]
+    if field not in names or error.param is None:
+        return error
+    return type(error)(error.message.removeprefix(f"{error.param}: "), param=names[field])
+
+
+@contextlib.contextmanager
+def in_words_of(names: Mapping[str, str]) -> Iterator[None]:
+    """Refusals from inside the block are `renamed`, faults of validation among them."""
+    try:
+        yield
+    except ValidationError as error:
+        raise renamed(validation_error(error, None), names) from error
+    except InvalidRequestError as error:
+        raise renamed(error, names) from error
 
 
 def _path(loc: tuple[int | str, ...], body: Any, is_missing: bool) -> list[int | str]:

@@ -17,7 +17,7 @@ from typing import Self
 from starlette.types import Receive
 
 from app.api.engine_client import EngineClient, PromptPlace, RouteInfo
-from app.api.errors import ClientDisconnected
+from app.api.errors import ClientDisconnected, renamed
 from app.engine.outputs import CompletionOutput, EngineOutput
 from app.engine.request import EngineRequest
 from app.engine.step import TokenLogprobs
@@ -104,7 +104,7 @@ class EventStream:
         try:
             await self._pull_from(outputs, choice, route)
         except InvalidRequestError as error:
-            self._fail(_renamed(error, self._names))
+            self._fail(renamed(error, self._names))
         except Exception as error:
             self._fail(error)
         finally:
@@ -142,14 +142,6 @@ class EventStream:
     def _fail(self, error: Exception) -> None:
         self._error = self._error or error
         self._wake.set()
-
-
-def _renamed(error: InvalidRequestError, names: Mapping[str, str]) -> InvalidRequestError:
-    """The engine's refusal in the words of the dialect."""
-    field = (error.param or "").partition(".")[0]
-    if field not in names or error.param is None:
-        return error
-    return type(error)(error.message.removeprefix(f"{error.param}: "), param=names[field])
 
 
 async def _close(outputs: AsyncIterator[EngineOutput]) -> None:

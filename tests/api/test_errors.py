@@ -52,6 +52,8 @@ def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
             "not valid JSON",
         ),
         ({"temperature": -1}, "temperature", "greater than or equal to 0"),
+        ({"reasoning_effort": "very high"}, "reasoning_effort", "'xhigh'"),
+        ({"verbosity": "chatty"}, "verbosity", "'medium'"),
         ({"temperature": "hot"}, "temperature", "valid number"),
         ({"top_p": 0}, "top_p", "greater than 0"),
         ({"top_k": -2}, "top_k", "-1"),
@@ -104,7 +106,6 @@ def test_bad_chat_fields(http: httpx.Client, fields: dict[str, Any], param: str 
         ({"use_beam_search": True, "stream": True}, "use_beam_search"),
         ({"use_beam_search": True, "top_p": 0.5}, "top_p"),
         ({"chat_template": "x"}, "chat_template"),
-        ({"reasoning_effort": "high"}, "reasoning_effort"),
         ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
     ],
 )

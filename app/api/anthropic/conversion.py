@@ -15,10 +15,12 @@ from app.api.anthropic.protocol import (
     ToolUseBlock,
 )
 from app.api.engine_client import ServedModel
+from app.api.errors import in_words_of
 from app.api.openai.protocol import ChatRequest
 from app.errors import UnsupportedError
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+_WORDS = {"prompt": "messages", "stop": "stop_sequences", "response_format": "output_config.format"}
 
 
 class MessagesChat(ChatRequest):
@@ -26,8 +28,8 @@ class MessagesChat(ChatRequest):
 
     def field_names(self) -> dict[str, str]:
         """The words for errors."""
-        names = {**super().field_names(), "prompt": "messages", "stop": "stop_sequences"}
-        return {own: "output_config" if name == "response_format" else name for own, name in names.items()}
+        names = {**super().field_names(), **_WORDS}
+        return {own: _WORDS.get(name, name) for own, name in names.items()}
 
 
 def to_chat(body: CountTokensRequest, model: ServedModel) -> MessagesChat:
@@ -37,10 +39,11 @@ def to_chat(body: CountTokensRequest, model: ServedModel) -> MessagesChat:
         fields["tools"] = [_tool(tool.model_dump(exclude_none=True)) for tool in body.tools]
         fields |= _tool_choice(body)
     kwargs = {**_thinking(body.thinking, model), **(body.chat_template_kwargs or {})}
+    if body.output_config is not None and body.output_config.effort is not None:
+        # How much, not whether: `thinking` says that here, so the chat's reasoning_effort would say too much.
+        kwargs = {"reasoning_effort": body.output_config.effort, **kwargs}
     if kwargs:
         fields["chat_template_kwargs"] = kwargs
-    if body.output_config is not None and body.output_config.effort is not None:
-        fields["reasoning_effort"] = body.output_config.effort
     if body.output_config is not None and body.output_config.format is not None:
         schema = {"name": "answer", "schema": body.output_config.format.schema_}
         fields["response_format"] = {"type": "json_schema", "json_schema": schema}
@@ -48,7 +51,8 @@ def to_chat(body: CountTokensRequest, model: ServedModel) -> MessagesChat:
         fields |= {"continue_final_message": True, "add_generation_prompt": False}
     if isinstance(body, MessagesRequest):
         fields |= _sampling(body)
-    return MessagesChat.model_validate(fields)
+    with in_words_of(_WORDS):
+        return MessagesChat.model_validate(fields)
 
 
 def _sampling(body: MessagesRequest) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from app.api.anthropic.protocol import CountTokensRequest, MessagesRequest
 from app.api.blocks import BlockReader, read_blocks
 from app.api.body import describe_body, read_body
 from app.api.engine_client import EngineClient, ServedModel
+from app.api.errors import in_words_of
 from app.api.openai.chat_prompt import render_chat
 from app.api.openai.conversation import Conversation, open_conversation
 from app.api.openai.generation import response_headers
@@ -50,7 +51,9 @@ def message_routes(client: EngineClient, limits: RequestLimits) -> APIRouter:
         """How many tokens the prompt of a conversation has."""
         body = await read_body(request, CountTokensRequest)
         model = find_model(client, body.model)
-        prompt = await render_chat(work_of(request), model, to_chat(body, model).chat_options(), limits)
+        chat = to_chat(body, model)
+        with in_words_of(chat.field_names()):
+            prompt = await render_chat(work_of(request), model, chat.chat_options(), limits)
         return JSONResponse({"input_tokens": len(prompt.token_ids)})
 
     return router

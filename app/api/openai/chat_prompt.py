@@ -21,10 +21,6 @@ async def render_chat(
 ) -> Prompt:
     """A conversation as one tokenised prompt. InvalidRequestError names what exceeds a limit or cannot be rendered."""
     check_conversation(options, limits)
-    kwargs = options.chat_template_kwargs or {}
-    source = options.chat_template or model.chat_template.source
-    if "reasoning_effort" in kwargs and "reasoning_effort" not in source:
-        raise UnsupportedError("this model's chat template does not use it", param="reasoning_effort")
     arguments: dict[str, Any] = {
         "messages": [message.for_template() for message in options.messages],
         "tools": [tool.for_template() for tool in options.tools or ()] or None,
@@ -32,7 +28,7 @@ async def render_chat(
         # Continuing a message excludes opening a new turn, whatever the default of the other option says.
         "add_generation_prompt": options.add_generation_prompt and not options.continue_final_message,
         "continue_final_message": options.continue_final_message,
-        "chat_template_kwargs": kwargs,
+        "chat_template_kwargs": options.template_names(),
     }
     caps: dict[str, Any] = {"max_s": limits.max_template_s, "max_chars": limits.max_template_chars}
     if options.chat_template is not None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from starlette.requests import Request
 
 from app.api.engine_client import EngineClient, ServedModel
+from app.api.errors import in_words_of
 from app.api.events import EventStream
 from app.api.openai.chat_prompt import render_chat
 from app.api.openai.generation import open_stream
@@ -48,12 +49,9 @@ async def open_conversation(
     offer = body.offer()
     if offer is not None:
         load_tool_parser(model)  # before the template refuses the tools in words of its own
-    prompt = truncate(
-        await render_chat(work_of(request), model, body.chat_options(), limits),
-        body.truncate_prompt_tokens,
-        model,
-        body.truncation_side,
-    )
+    with in_words_of(body.field_names()):
+        rendered = await render_chat(work_of(request), model, body.chat_options(), limits)
+    prompt = truncate(rendered, body.truncate_prompt_tokens, model, body.truncation_side)
     fields = body.sampling_fields()
     answer = fields.get("structured_outputs")
     plan = plan_parsers(model, prompt.token_ids, offer, continued=body.continued_text(), answer=answer)

@@ -10,7 +10,10 @@ from pydantic_core import PydanticCustomError
 from app.api.openai.closed import Closed, History
 from app.api.openai.tools import Tool, ToolCall
 
-__all__ = ["ChatMessage", "ChatOptions", "Closed", "TextPart", "Tool"]
+__all__ = ["ChatMessage", "ChatOptions", "Closed", "ReasoningEffort", "TextPart", "Tool", "Verbosity"]
+
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+Verbosity = Literal["low", "medium", "high"]
 
 
 class TextPart(History):
@@ -92,3 +95,19 @@ class ChatOptions(Closed):
     documents: list[dict[str, Any]] | None = Field(None, description="Documents for the template.")
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Further names for the template.")
     chat_template: str | None = Field(None, description="Jinja source to use instead of the model's template.")
+    reasoning_effort: ReasoningEffort | None = None
+    verbosity: Verbosity | None = None
+
+    def template_names(self) -> dict[str, Any]:
+        """What the template may read besides the conversation; the client's own chat_template_kwargs win.
+
+        Where a template can be told whether to think (under either name in use), any effort but "none" says yes. A
+        template that reads none of these names is as it was: effort and verbosity are wishes, as at vLLM.
+        """
+        names: dict[str, Any] = {}
+        if self.reasoning_effort is not None:
+            thinks = self.reasoning_effort != "none"
+            names = {"reasoning_effort": self.reasoning_effort, "enable_thinking": thinks, "thinking": thinks}
+        if self.verbosity is not None:
+            names["verbosity"] = self.verbosity
+        return names | (self.chat_template_kwargs or {})

@@ -13,7 +13,7 @@ from pydantic_core import PydanticCustomError
 
 from app.api.openai.beam_fields import check_beam_fields
 from app.api.openai.closed import Closed, FirstFault
-from app.api.openai.messages import ChatMessage, ChatOptions
+from app.api.openai.messages import ChatMessage, ChatOptions, ReasoningEffort, Verbosity
 from app.api.openai.response_format import ResponseFormat
 from app.api.openai.tools import AllowedTools, NamedTool, Tool, ToolChoice
 from app.api.parsers.answer import Offer, ToolMode, schema_of
@@ -162,7 +162,6 @@ class ChatRequest(GenerationBody):
         "functions": "deprecated by OpenAI; use tools",
         "prediction": "predicted outputs are not supported",
         "web_search_options": "web search is not supported",
-        "verbosity": "not supported",
         "moderation": "moderation is not supported",
         "echo": "only on /v1/completions",
         "best_of": "only on /v1/completions",
@@ -179,7 +178,12 @@ class ChatRequest(GenerationBody):
     max_completion_tokens: int | None = Field(None, ge=1, description="Same as max_tokens, and stronger.")
     logprobs: bool = Field(False, description="Report the logprob of each token.")
     top_logprobs: int = Field(0, ge=0, description="Most likely tokens to report a position; needs logprobs.")
-    reasoning_effort: str | None = Field(None, description="Given to chat templates that use it.")
+    reasoning_effort: ReasoningEffort | None = Field(
+        None,
+        description="Given to chat templates that use it; those that can be told whether to think are told no by none, "
+        "and yes by all others. A template that knows neither is as it was.",
+    )
+    verbosity: Verbosity | None = Field(None, description="Given to chat templates that use it.")
     modalities: list[Literal["text"]] | None = Field(None, description="Only text.")
 
     add_generation_prompt: bool = Field(True, description="End the prompt where the assistant's turn begins.")
@@ -282,10 +286,7 @@ class ChatRequest(GenerationBody):
         elif isinstance(self.tool_choice, AllowedTools):
             allowed = self._chosen_names()
             options["tools"] = [tool for tool in self.tools or () if tool.function.name in allowed]
-        kwargs = dict(self.chat_template_kwargs or {})
-        if self.reasoning_effort is not None:
-            kwargs["reasoning_effort"] = self.reasoning_effort
-        return ChatOptions.model_construct(**{**options, "chat_template_kwargs": kwargs})
+        return ChatOptions.model_construct(**options)
 
 
 def _prompt_kind(value: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from app.api.errors import in_words_of
 from app.api.openai.protocol import ChatRequest
 from app.api.openai.responses_protocol import (
     FunctionCallItem,
@@ -23,6 +24,14 @@ _SAME = (
     *("repetition_penalty", "cache_salt", "priority", "chat_template_kwargs", "stream", "parallel_tool_calls"),
 )
 _TOLD = ("system", "developer")
+_WORDS = {
+    "messages": "input",
+    "prompt": "input",
+    "max_tokens": "max_output_tokens",
+    "reasoning_effort": "reasoning.effort",
+    "response_format": "text.format",
+    "verbosity": "text.verbosity",
+}
 
 
 class ResponsesChat(ChatRequest):
@@ -30,8 +39,8 @@ class ResponsesChat(ChatRequest):
 
     def field_names(self) -> dict[str, str]:
         """The words for errors."""
-        names = {**super().field_names(), "prompt": "input", "max_tokens": "max_output_tokens"}
-        return {own: "text" if name == "response_format" else name for own, name in names.items()}
+        names = {**super().field_names(), **_WORDS}
+        return {own: _WORDS.get(name, name) for own, name in names.items()}
 
 
 def to_chat(body: ResponsesRequest, items: Sequence[InputItem], num_dropped: int = 0) -> ResponsesChat:
@@ -49,7 +58,10 @@ def to_chat(body: ResponsesRequest, items: Sequence[InputItem], num_dropped: int
         fields["reasoning_effort"] = body.reasoning.effort
     if body.text is not None and body.text.format is not None and body.text.format.type != "text":
         fields["response_format"] = _response_format(body.text.format.model_dump(by_alias=True, exclude_none=True))
-    return ResponsesChat.model_validate(fields)
+    if body.text is not None and body.text.verbosity is not None:
+        fields["verbosity"] = body.text.verbosity
+    with in_words_of(_WORDS):
+        return ResponsesChat.model_validate(fields)
 
 
 def num_droppable(body: ResponsesRequest, items: Sequence[InputItem]) -> int:

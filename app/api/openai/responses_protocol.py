@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from app.api.openai.closed import Closed, History
+from app.api.openai.messages import ReasoningEffort, Verbosity
 from app.api.openai.tools import FunctionName
 from app.errors import InvalidRequestError, UnsupportedError
 
@@ -157,13 +158,15 @@ class TextConfig(Closed):
     """How text is written."""
 
     format: TextFormat | None = None
-    verbosity: Literal["medium"] | None = Field(None, description="Only medium, which is how the model writes.")
+    verbosity: Verbosity | None = Field(None, description="Given to chat templates that use it.")
 
 
 class Reasoning(Closed):
     """How the model thinks, and what is shown of it."""
 
-    effort: str | None = Field(None, description="Given to chat templates that use reasoning_effort.")
+    effort: ReasoningEffort | None = Field(
+        None, description="As reasoning_effort of a chat: given to chat templates that use it, none turns thinking off."
+    )
     summary: Literal["auto", "concise", "detailed"] | None = Field(
         None, description="Show the thoughts, whole, as the summary instead of as the content of reasoning items."
     )
