@@ -5,11 +5,18 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Annotated
+
+from pydantic import Field
 
 from app.engine.pooling_params import PoolingParams
 from app.engine.sampling_params import SamplingParams
 from app.engine.step import TokenLogprobs
 from app.engine.structured.matcher import Matcher
+
+MAX_PRIORITY = (1 << 63) - 1
+# A body's field: what a client may ask for.
+Priority = Annotated[int, Field(ge=-MAX_PRIORITY - 1, le=MAX_PRIORITY)]
 
 
 @dataclass(slots=True, frozen=True)

@@ -1,14 +1,22 @@
-"""Sampling parameters: one frozen pydantic model, which HTTP bodies inherit."""
+"""Sampling parameters: one frozen pydantic model, which HTTP bodies inherit.
+
+Every number has a range, wide enough for any use and narrow enough that nothing made of it overflows fp32: logits of
+thousands, divided and multiplied by the extremes below, stay far from 3e38.
+"""
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from app.engine.structured.structured_outputs import StructuredOutputs
 
 __all__ = ["MAX_SEED", "SamplingParams", "StructuredOutputs"]
 
 MAX_SEED = (1 << 63) - 1
+MAX_TEMPERATURE = 1e4  # at which any vocabulary is drawn from evenly
+MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 1e-4, 1e4
+MAX_LOGIT_BIAS = 100.0
+MAX_TOKEN_IDS = 1 << 20  # in a list; more than any vocabulary holds
 
 
 class SamplingParams(BaseModel):
@@ -17,7 +25,7 @@ class SamplingParams(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     n: int = Field(1, ge=1, description="Choices to generate for the prompt.")
-    temperature: float = Field(1.0, ge=0.0, description="0 is greedy.", allow_inf_nan=False)
+    temperature: float = Field(1.0, ge=0.0, le=MAX_TEMPERATURE, description="0 is greedy.")
     top_p: float = Field(1.0, gt=0.0, le=1.0, description="Keep the smallest set of tokens with this probability.")
     top_k: int = Field(0, ge=-1, description="Keep the k most likely tokens; 0 or -1 keeps all.")
     min_p: float = Field(0.0, ge=0.0, le=1.0, description="Drop tokens less likely than min_p times the likeliest.")
@@ -27,12 +35,16 @@ class SamplingParams(BaseModel):
     frequency_penalty: float = Field(0.0, ge=-2.0, le=2.0, description="Subtracted per occurrence in the output.")
     repetition_penalty: float = Field(
         1.0,
-        gt=0.0,
+        ge=MIN_REPETITION_PENALTY,
+        le=MAX_REPETITION_PENALTY,
         description="Divides positive and multiplies negative logits of tokens in prompt or output.",
-        allow_inf_nan=False,
     )
-    logit_bias: dict[int, FiniteFloat] | None = Field(None, description="Added to the logits of these token ids.")
-    allowed_token_ids: tuple[int, ...] | None = Field(None, description="Only these token ids may be chosen.")
+    logit_bias: dict[int, float] | None = Field(
+        None, description="Added to the logits of these token ids, -100 to 100 each."
+    )
+    allowed_token_ids: tuple[int, ...] | None = Field(
+        None, max_length=MAX_TOKEN_IDS, description="Only these token ids may be chosen."
+    )
     bad_words: tuple[str, ...] = Field((), description="Words that must not be produced.")
     seed: int | None = Field(None, ge=-MAX_SEED - 1, le=MAX_SEED, description="Same seed, same tokens.")
     max_tokens: int | None = Field(None, ge=1, description="Most tokens to generate; what the context holds when None.")
@@ -67,6 +79,14 @@ class SamplingParams(BaseModel):
     def _some_allowed(cls, value: tuple[int, ...] | None) -> tuple[int, ...] | None:
         if value is not None and not value:
             raise ValueError("must name at least one token id")
+        return value if value is None else tuple(dict.fromkeys(value))
+
+    @field_validator("logit_bias")
+    @classmethod
+    def _biases_in_range(cls, value: dict[int, float] | None) -> dict[int, float] | None:
+        for token_id, bias in (value or {}).items():
+            if not abs(bias) <= MAX_LOGIT_BIAS:  # not a number is in no range
+                raise ValueError(f"of token {token_id} must be in -{MAX_LOGIT_BIAS:g}..{MAX_LOGIT_BIAS:g}")
         return value
 
     @field_validator("min_tokens")

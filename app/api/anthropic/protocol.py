@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from app.api.errors import ThreadUnsupportedError
 from app.api.openai.closed import Closed, History
 from app.api.openai.tools import FunctionName
+from app.engine.request import Priority
 from app.errors import InvalidRequestError, UnsupportedError
 
 REFUSED: Mapping[str, str] = {
@@ -213,4 +214,4 @@ class MessagesRequest(CountTokensRequest):
     metadata: Metadata | None = Field(None, description="Accepted; changes nothing.")
     service_tier: Literal["auto", "standard_only"] | None = Field(None, description="Accepted; there is one tier.")
     cache_salt: str | None = Field(None, min_length=1, description="Only requests of equal salt share prefix blocks.")
-    priority: int | None = Field(None, description="Lower goes first, where the engine schedules by priority.")
+    priority: Priority | None = Field(None, description="Lower goes first, where the engine schedules by priority.")

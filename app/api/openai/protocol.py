@@ -18,6 +18,7 @@ from app.api.openai.response_format import ResponseFormat
 from app.api.openai.tools import AllowedTools, NamedTool, Tool, ToolChoice
 from app.api.parsers.answer import Offer, ToolMode, schema_of
 from app.engine.beam_search import EarlyStopping
+from app.engine.request import Priority
 from app.engine.sampling_params import SamplingParams
 from app.errors import InvalidRequestError, UnsupportedError
 
@@ -77,7 +78,7 @@ class GenerationBody(FirstFault, SamplingParams):
         None, min_length=1, description="Names the session, for routing policies that keep one on a replica."
     )
     return_token_ids: bool = Field(False, description="Add token_ids to each choice and prompt_token_ids.")
-    priority: int = Field(0, description="Lower goes first, where the engine schedules by priority.")
+    priority: Priority = Field(0, description="Lower goes first, where the engine schedules by priority.")
     cache_salt: str | None = Field(None, min_length=1, description="Only requests of equal salt share prefix blocks.")
     request_id: str | None = Field(None, description="Echoed as x-request-id.", pattern=r"^[\x21-\x7e]{1,256}$")
 

@@ -10,6 +10,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from app.api.openai.closed import Closed, History
 from app.api.openai.messages import ReasoningEffort, Verbosity
 from app.api.openai.tools import FunctionName
+from app.engine.request import Priority
 from app.errors import InvalidRequestError, UnsupportedError
 
 REFUSED: Mapping[str, str] = {
@@ -224,7 +225,7 @@ class ResponsesRequest(Closed):
     seed: int | None = Field(None, description="Same seed, same tokens.")
     stop: str | list[str] | None = Field(None, description="Strings that end the answer.")
     cache_salt: str | None = Field(None, min_length=1, description="Only requests of equal salt share prefix blocks.")
-    priority: int | None = Field(None, description="Lower goes first, where the engine schedules by priority.")
+    priority: Priority | None = Field(None, description="Lower goes first, where the engine schedules by priority.")
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Further names for the template.")
 
     @model_validator(mode="before")

@@ -11,6 +11,7 @@ from app.api.openai.closed import Closed
 from app.api.openai.messages import ChatMessage
 from app.api.openai.protocol import PromptField
 from app.engine.pooling_params import PoolingTask
+from app.engine.request import Priority
 from app.errors import InvalidRequestError
 
 EncodingFormat = Literal["float", "base64"]
@@ -30,7 +31,7 @@ class PoolingBody(Closed):
         None,
         description="Length 1 for embeddings, probabilities for classes; the model's own choice when not given.",
     )
-    priority: int = Field(0, description="Lower goes first, where the engine schedules by priority.")
+    priority: Priority = Field(0, description="Lower goes first, where the engine schedules by priority.")
     cache_salt: str | None = Field(None, min_length=1, description="Only requests of equal salt share prefix blocks.")
     request_id: str | None = Field(None, description="Echoed as x-request-id.", pattern=r"^[\x21-\x7e]{1,256}$")
     user: str | None = Field(None, description="Accepted; changes nothing.")

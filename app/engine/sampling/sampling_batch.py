@@ -15,6 +15,7 @@ from app.engine.step import NewRequest
 
 GREEDY_BELOW = 1e-5  # a smaller temperature would overflow fp32; it is greedy in all but name
 NO_LOGPROBS = -1
+MIN_TOP_P = float(np.finfo(np.float32).tiny)  # a smaller one would be 0 in fp32; both keep the likeliest token alone
 TEMPERATURE, TOP_P, MIN_P = range(3)  # rows of SamplingRows.floats
 SEED, CHOICE_INDEX, TOP_K = range(3)  # rows of SamplingRows.ints
 
@@ -76,7 +77,7 @@ class SamplingRows:
         params, row = request.sampling_params, request.row
         assert params.seed is not None, "the door draws the seed"
         greedy = params.temperature < GREEDY_BELOW
-        self._floats[:, row] = (0.0 if greedy else params.temperature, params.top_p, params.min_p)
+        self._floats[:, row] = (0.0 if greedy else params.temperature, max(params.top_p, MIN_TOP_P), params.min_p)
         top_k = params.top_k if 0 < params.top_k < self._vocab_size else 0
         self._ints[:, row] = (params.seed, request.choice_index, top_k)
         count = num_logprobs(params.logprobs, self._vocab_size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,14 @@ from scipy.stats import chisquare
 
 from app.engine.logits_processors.base import SamplingStep
 from app.engine.sampling.sampler import Sampler, SamplerOutput
-from app.engine.sampling_params import SamplingParams
+from app.engine.sampling.sampling_batch import GREEDY_BELOW
+from app.engine.sampling_params import (
+    MAX_LOGIT_BIAS,
+    MAX_REPETITION_PENALTY,
+    MAX_TEMPERATURE,
+    MIN_REPETITION_PENALTY,
+    SamplingParams,
+)
 from app.engine.step import NewRequest
 
 VOCAB, CPU = 11, torch.device("cpu")
@@ -171,3 +179,34 @@ def test_no_logprobs_no_work() -> None:
     sampler = Sampler(1, VOCAB, CPU)
     enter(sampler, 0, temperature=0.0)
     assert sample(sampler, [0], LOGITS[None], [1]).logprobs is None
+
+
+EXTREMES = {
+    "temperature": [GREEDY_BELOW, MAX_TEMPERATURE],
+    "repetition_penalty": [MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY],
+    "frequency_penalty": [-2.0, 2.0],
+    "logit_bias": [{3: -MAX_LOGIT_BIAS, 4: MAX_LOGIT_BIAS}, {1: MAX_LOGIT_BIAS}],
+    "top_p": [1e-300, 1.0],
+    "min_p": [0.0, 1e-300, 1.0],
+}
+
+
+@pytest.mark.parametrize("corner", list(itertools.product(*EXTREMES.values())), ids=str)
+def test_no_extreme_overflows(corner: tuple[Any, ...]) -> None:
+    """At every corner of the ranges a forbidden token stays forbidden: nothing becomes infinite or no number."""
+    params = dict(zip(EXTREMES, corner, strict=True))
+    sampler = Sampler(2, VOCAB, CPU)
+    enter(sampler, 0, allowed_token_ids=(3, 4), logprobs=1, **params)
+    enter(sampler, 1, **params)
+    for scale in (1e-3, 1.0, 1e3):
+        output = sample(sampler, [0, 1], (LOGITS * scale).expand(2, -1), [20, 20])
+        assert int(output.token_ids[0]) in (3, 4)
+        assert output.logprobs is not None
+        assert torch.isfinite(output.logprobs.logprobs).all()
+
+
+@pytest.mark.parametrize("field", ["temperature", "repetition_penalty", "logit_bias"])
+@pytest.mark.parametrize("value", [1e39, -1e39, float("nan"), float("inf")])
+def test_what_would_overflow_is_refused_by_name(field: str, value: float) -> None:
+    with pytest.raises(ValueError, match=field):
+        SamplingParams(**{field: {5: value} if field == "logit_bias" else value})
