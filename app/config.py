@@ -204,6 +204,7 @@ class RequestLimits(Frozen):
     max_stop: int = Field(16, ge=0, description="Most stop strings.")
     max_logit_bias: int = Field(1024, ge=0, description="Most entries of `logit_bias`, and of `stop_token_ids`.")
     max_bad_words: int = Field(128, ge=0, description="Most bad words.")
+    max_bad_words_chars: int = Field(8192, ge=0, description="Most characters of all bad words together.")
     max_tools: int = Field(128, ge=0, description="Most tools of one request.")
     max_tools_bytes: int = Field(1 << 20, ge=1, description="Largest definition of all tools together, as JSON.")
     max_messages: int = Field(4096, ge=1, description="Most messages or items of one conversation.")

@@ -45,6 +45,7 @@ def refused(app: Any, body: Any, path: str = CHAT, headers: dict[str, str] | Non
         ({"max_logit_bias": 1}, {"messages": HI, "logit_bias": {"1": 1, "2": 1}}, "logit_bias"),
         ({"max_logit_bias": 1}, {"messages": HI, "stop_token_ids": [1, 2]}, "stop_token_ids"),
         ({"max_bad_words": 1}, {"messages": HI, "bad_words": ["a", "b"]}, "bad_words"),
+        ({"max_bad_words_chars": 9}, {"messages": HI, "bad_words": ["ten", "letters"]}, "bad_words"),
         ({"max_template_chars": 20}, {"messages": [{"role": "user", "content": "x" * 30}]}, "messages"),
         ({"max_template_s": 1e-9}, {"messages": HI}, "messages"),
     ],

@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
-import math
-
+import numpy as np
 import torch
 
 from app.engine.logits_processors.base import LogitsProcessor, SamplingStep
-from app.engine.step import NewRequest
+from app.engine.sampling.transfer import to_device
+from app.engine.step import Int32Array, NewRequest
+from app.kernels.sampling import apply_token_masks
 
 
 class AllowedTokenIds(LogitsProcessor):
-    """Adds a mask of 0 and -inf, built when the rows change."""
+    """Keeps one bit a token for each row, so that a long list costs its length once, when its request comes."""
 
-    def read(self, request: NewRequest) -> list[int] | None:
-        """The allowed ids."""
+    def read(self, request: NewRequest) -> Int32Array | None:
+        """The bits of the allowed ids, int32 [ceil(V / 32)]; see TokenMasks."""
         allowed = request.sampling_params.allowed_token_ids
-        return None if allowed is None else [token for token in allowed if self.in_vocabulary(token)]
+        if allowed is None:
+            return None
+        ids = np.array(allowed, np.int64)
+        bits = np.zeros(-(-self.vocab_size // 32) * 32, np.bool_)
+        bits[ids[(ids >= 0) & (ids < self.vocab_size)]] = True
+        return np.packbits(bits, bitorder="little").view("<i4").astype(np.int32, copy=False)
 
-    def build(self, indices: list[int], states: list[list[int]]) -> None:
-        """One mask row for each user."""
-        self._indices = self.long(indices)
-        rows = self.long([i for i, allowed in enumerate(states) for _ in allowed])
-        tokens = self.long([token for allowed in states for token in allowed])
-        self._mask = torch.full((len(indices), self.vocab_size), -math.inf, device=self.device)
-        self._mask.index_put_((rows, tokens), torch.zeros((), device=self.device))
+    def build(self, indices: list[int], states: list[Int32Array]) -> None:
+        """The users' masks, one below the other."""
+        self._indices = to_device(np.array(indices, np.int32), self.device)
+        self._words = to_device(np.stack(states), self.device)
 
     def apply(self, logits: torch.Tensor, step: SamplingStep) -> None:
-        """Logits + mask."""
-        logits.index_add_(0, self._indices, self._mask)
+        """-inf where a bit is 0."""
+        apply_token_masks(logits, self._indices, self._words)

@@ -7,6 +7,7 @@ next letter can be written before the last token has come back (I2).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,9 +66,18 @@ class LogitsProcessor(ABC):
         """Ids outside the vocabulary are never produced, so there is nothing to do about them."""
         return 0 <= token_id < self.vocab_size
 
-    def long(self, values: list[int]) -> torch.Tensor:
+    def long(self, values: list[int] | NDArray[np.int64]) -> torch.Tensor:
         """int64 tensor on the device."""
-        return to_device(np.array(values, dtype=np.int64), self.device)
+        return to_device(np.asarray(values, dtype=np.int64), self.device)
+
+    def flat(self, indices: list[int], columns: Sequence[NDArray[Any]]) -> tuple[torch.Tensor, NDArray[Any]]:
+        """Lists of several rows as one: the logits row of every entry, int64 [n] on the device, and the entries [n].
+
+        A request's lists are arrays from `read` on: `build` runs whenever a neighbour comes or goes, and handles
+        them without a loop over their entries.
+        """
+        rows = np.repeat(np.array(indices, np.int64), [len(column) for column in columns])
+        return self.long(rows), np.concatenate(columns)
 
     def floats(self, values: list[float]) -> torch.Tensor:
         """fp32 tensor on the device."""

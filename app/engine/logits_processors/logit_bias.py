@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from app.engine.logits_processors.base import LogitsProcessor, SamplingStep
-from app.engine.step import NewRequest
+from app.engine.sampling.transfer import to_device
+from app.engine.step import Float32Array, NewRequest
 
 
 class LogitBias(LogitsProcessor):
     """Scatters all rows' biases at once."""
 
-    def read(self, request: NewRequest) -> dict[int, float] | None:
-        """Token id -> bias."""
+    def read(self, request: NewRequest) -> tuple[NDArray[np.int64], Float32Array] | None:
+        """Token ids and their biases, [n] each."""
         bias = request.sampling_params.logit_bias or {}
-        return {token: value for token, value in bias.items() if self.in_vocabulary(token)} or None
+        known = {token: value for token, value in bias.items() if self.in_vocabulary(token)}
+        return (np.array(list(known), np.int64), np.array(list(known.values()), np.float32)) if known else None
 
-    def build(self, indices: list[int], states: list[dict[int, float]]) -> None:
+    def build(self, indices: list[int], states: list[tuple[NDArray[np.int64], Float32Array]]) -> None:
         """Flat (row, token, bias)."""
-        self._rows = self.long([i for i, bias in zip(indices, states, strict=True) for _ in bias])
-        self._tokens = self.long([token for bias in states for token in bias])
-        self._values = self.floats([value for bias in states for value in bias.values()])
+        self._rows, tokens = self.flat(indices, [tokens for tokens, _ in states])
+        self._tokens = self.long(tokens)
+        self._values = to_device(np.concatenate([values for _, values in states]), self.device)
 
     def apply(self, logits: torch.Tensor, step: SamplingStep) -> None:
         """Logits + bias."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from app.engine.logits_processors.base import LogitsProcessor, SamplingStep
 from app.engine.step import NewRequest
@@ -14,7 +16,7 @@ from app.engine.step import NewRequest
 @dataclass(slots=True, frozen=True)
 class _State:
     until: int  # absolute position from which ending is allowed
-    stop_ids: list[int]
+    stop_ids: NDArray[np.int64]
 
 
 class MinTokens(LogitsProcessor):
@@ -27,14 +29,13 @@ class MinTokens(LogitsProcessor):
         usable = sorted(token for token in stop_ids if self.in_vocabulary(token))
         if params.min_tokens == 0 or not usable:
             return None
-        return _State(request.num_prompt_tokens + params.min_tokens, usable)
+        return _State(request.num_prompt_tokens + params.min_tokens, np.array(usable, np.int64))
 
     def build(self, indices: list[int], states: list[_State]) -> None:
         """Flat (row, token, position from which it is allowed)."""
-        pairs = [(i, token, state.until) for i, state in zip(indices, states, strict=True) for token in state.stop_ids]
-        self._rows = self.long([row for row, _, _ in pairs])
-        self._tokens = self.long([token for _, token, _ in pairs])
-        self._until = self.long([until for _, _, until in pairs])
+        self._rows, tokens = self.flat(indices, [state.stop_ids for state in states])
+        self._tokens = self.long(tokens)
+        self._until = self.long(np.repeat([state.until for state in states], [len(state.stop_ids) for state in states]))
         self._users, self._user_until = indices, [state.until for state in states]
 
     def apply(self, logits: torch.Tensor, step: SamplingStep) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -21,6 +21,8 @@ from app.engine.sampling_params import MAX_SEED, SamplingParams
 from app.engine.structured.compiler import GrammarCompiler
 from app.engine.structured.matcher import Matcher
 from app.errors import InvalidRequestError, PromptTooLongError, UnsupportedError
+
+MAX_BAD_WORDS_TOKENS = 16_384  # of one request
 
 
 class Admission:
@@ -59,10 +61,7 @@ class Admission:
         self._check_prompt(request.prompt_token_ids)
         self._check_kind(request.pooling_params)
         self._check_params(params)
-        for word in request.bad_words_token_ids:
-            if not word:
-                raise InvalidRequestError("bad_words: a word has no tokens", param="bad_words")
-            self._check_ids(word, "bad_words")
+        self._check_bad_words(request.bad_words_token_ids)
         self._check_some_allowed(params, request.bad_words_token_ids)
         pools = request.pooling_params is not None
         max_tokens = self._max_tokens(len(request.prompt_token_ids), params, pools)
@@ -135,18 +134,35 @@ class Admission:
                     f"{field}: {wanted} is more than the vocabulary holds ({self._vocab_size})", param=field
                 )
 
-    def _check_some_allowed(self, params: SamplingParams, bad_words: Iterable[tuple[int, ...]]) -> None:
-        """With every allowed token forbidden by something else, there would be nothing to choose from."""
+    def _check_bad_words(self, words: Sequence[tuple[int, ...]]) -> None:
+        for word in words:
+            if not 0 < len(word) <= self.max_total_tokens:
+                what = f"{len(word)} tokens; from 1 to {self.max_total_tokens} fit what can be generated"
+                raise InvalidRequestError(f"bad_words: a word has {what}", param="bad_words")
+            self._check_ids(word, "bad_words")
+        total = sum(map(len, words))
+        if total > MAX_BAD_WORDS_TOKENS:
+            most = f"at most {MAX_BAD_WORDS_TOKENS} are compared with the output at every step"
+            raise InvalidRequestError(f"bad_words: the words have {total} tokens in all; {most}", param="bad_words")
+
+    def _check_some_allowed(self, params: SamplingParams, bad_words: Sequence[tuple[int, ...]]) -> None:
+        """There must be a token to choose from, whatever the output: none of the beginnings of bad words may be one
+        after which every allowed token would complete a bad word (or end the output too soon)."""
         if params.allowed_token_ids is None:
             return
-        forbidden = {word[0] for word in bad_words if len(word) == 1}
-        if params.min_tokens > 0:
-            forbidden.update(self._eos_token_ids, params.stop_token_ids)
-        if forbidden.issuperset(params.allowed_token_ids):
-            raise InvalidRequestError(
-                "allowed_token_ids: each one is forbidden by bad_words or, before min_tokens, as an end of the output",
-                param="allowed_token_ids",
-            )
+        allowed = set(params.allowed_token_ids)
+        words = [word for word in bad_words if allowed.issuperset(word)]
+        ends = allowed.intersection((*self._eos_token_ids, *params.stop_token_ids)) if params.min_tokens else set()
+        if len(allowed) > len(words) + len(ends):
+            return
+        for output in {(), *(word[:-1] for word in words)}:
+            forbidden = {word[-1] for word in words if _ends_with(output, word[:-1])}
+            if forbidden | (ends if len(output) < params.min_tokens else set()) >= allowed:
+                raise InvalidRequestError(
+                    "allowed_token_ids: all of them can be forbidden at once, by bad_words or, before min_tokens, as an"
+                    " end of the output",
+                    param="allowed_token_ids",
+                )
 
     def _matcher(self, params: SamplingParams, end_of_thought: tuple[int, ...]) -> Matcher | None:
         """The start of the request's grammar, if it has one."""
@@ -158,8 +174,8 @@ class Admission:
             raise UnsupportedError("structured_outputs: this engine has no grammars", param="structured_outputs")
         return self._grammars.matcher(params.structured_outputs, end_of_thought)
 
-    def _check_ids(self, token_ids: Iterable[int], field: str) -> None:
-        for token_id in token_ids:
+    def _check_ids(self, token_ids: Collection[int], field: str) -> None:
+        for token_id in (min(token_ids), max(token_ids)) if token_ids else ():
             if not 0 <= token_id < self._vocab_size:
                 raise InvalidRequestError(
                     f"{field}: token id {token_id} is outside the vocabulary (0 to {self._vocab_size - 1})", param=field
@@ -193,3 +209,7 @@ class Admission:
                 param=field,
             )
         return wanted
+
+
+def _ends_with(output: tuple[int, ...], tail: tuple[int, ...]) -> bool:
+    return len(tail) <= len(output) and output[len(output) - len(tail) :] == tail

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -192,6 +195,52 @@ def test_ids_outside_the_vocabulary_are_harmless() -> None:
         if processor.active:
             processor.apply(logits, step([row], [0]))
     assert (logits == -torch.inf).all()  # 2 is allowed, but would end the answer too early
+
+
+def test_bad_words_cost_their_length_and_no_padding() -> None:
+    """One long word among many short ones, as many times as there are rows."""
+    long = tuple(int(token) for token in np.arange(5000) % VOCAB)
+    row = Row([1], 1, {}, bad_words=(long, *((token % VOCAB, 3) for token in range(100))))
+    processor = LOGITS_PROCESSORS.load("bad_words")(VOCAB, CPU)
+    for place in range(8):
+        processor.add(row.request(place))
+    processor.select(np.arange(8))
+    held = sum(value.numel() for value in vars(processor).values() if isinstance(value, torch.Tensor))
+    assert held < 10 * 8 * sum(map(len, row.bad_words))
+
+
+def opcodes(function: Callable[[], Any]) -> int:
+    """How many Python instructions a call takes."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal count
+        frame.f_trace_opcodes = True
+        count += event == "opcode"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        function()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+@pytest.mark.parametrize("name", ["allowed_token_ids", "bad_words", "min_tokens", "logit_bias"])
+def test_a_change_of_the_batch_costs_no_python_for_each_entry(name: str) -> None:
+    """`select` follows every neighbour that comes or goes; a long list must have been dealt with when it came."""
+    costs = []
+    for count in (10, 1000):
+        ids = tuple(range(1, count + 1))
+        lists = {"allowed_token_ids": ids, "stop_token_ids": ids, "logit_bias": dict.fromkeys(ids, 1.0)}
+        row = Row([1], 1, {"min_tokens": 1, **lists}, bad_words=tuple((token, token) for token in ids))
+        processor = LOGITS_PROCESSORS.load(name)(2000, CPU)
+        for place in range(4):
+            processor.add(row.request(place))
+        costs.append(opcodes(functools.partial(processor.select, np.arange(4))))
+    assert costs[1] < costs[0] + 100
 
 
 def test_order_of_the_table() -> None:

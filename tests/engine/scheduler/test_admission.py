@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import time
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -112,6 +114,57 @@ def test_bad_words_may_not_forbid_all_that_is_allowed() -> None:
     with pytest.raises(InvalidRequestError, match="allowed_token_ids"):
         admit([1], allowed_token_ids=[7], request={"bad_words_token_ids": ((7,),)})
     admit([1], allowed_token_ids=[7], request={"bad_words_token_ids": ((7, 8),)})
+
+
+def test_allowed_ids_count_once() -> None:
+    assert admit([1], allowed_token_ids=[5, 4, 5] * 1000).sampling_params.allowed_token_ids == (5, 4)
+
+
+def test_bad_words_longer_than_any_output_are_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="51 tokens; from 1 to 50 fit") as caught:
+        admit([1], request={"bad_words_token_ids": ((7,) * 51,)})
+    assert caught.value.param == "bad_words"
+    many = tuple((token, *((7,) * 49)) for token in range(100)) * 4
+    with pytest.raises(InvalidRequestError, match="20000 tokens in all; at most 16384") as caught:
+        admit([1], request={"bad_words_token_ids": many})
+    assert caught.value.param == "bad_words"
+    admit([1], request={"bad_words_token_ids": many[:300]})
+
+
+def gets_stuck(allowed: set[int], words: list[tuple[int, ...]], eos: set[int], min_tokens: int, depth: int) -> bool:
+    """Whether some output leaves nothing to choose from: by trying all of up to `depth` tokens."""
+    outputs: list[tuple[int, ...]] = [()]
+    for length in range(depth):
+        longer = []
+        for output in outputs:
+            free = [t for t in allowed if not any((*output, t)[-len(word) :] == word for word in words)]
+            free = [t for t in free if length >= min_tokens or t not in eos]
+            if not free:
+                return True
+            longer += [(*output, token) for token in free if token not in eos]
+        outputs = longer
+    return False
+
+
+def test_no_output_leaves_nothing_to_choose_from() -> None:
+    """Whatever can get stuck is refused; what only looks like it is not."""
+    rng = random.Random(0)
+    num_stuck = 0
+    for _ in range(400):
+        allowed = set(rng.sample([2, 5, 6, 7], rng.randint(1, 3)))  # 2 ends the output
+        words = [tuple(rng.choices([5, 6, 7, 8], k=rng.randint(1, 3))) for _ in range(rng.randint(1, 6))]
+        params = {"allowed_token_ids": tuple(allowed), "min_tokens": rng.choice([0, 1, 2])}
+        is_stuck = gets_stuck(allowed, words, {2}, params["min_tokens"], 6)
+        num_stuck += is_stuck
+        with (
+            pytest.raises(InvalidRequestError, match="allowed_token_ids") if is_stuck else suppress(InvalidRequestError)
+        ):
+            admit([1], max_tokens=20, request={"bad_words_token_ids": tuple(words)}, **params)
+    assert num_stuck > 40
+    pairs = tuple((token, token) for token in range(3, 13))
+    admit([1], allowed_token_ids=range(3, 13), request={"bad_words_token_ids": pairs})  # no digit twice
+    with pytest.raises(InvalidRequestError, match="allowed_token_ids"):
+        admit([1], allowed_token_ids=[40], request={"bad_words_token_ids": ((40, 40),)})
 
 
 @pytest.mark.parametrize("bias", [float("nan"), float("inf"), -float("inf")])
