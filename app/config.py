@@ -198,6 +198,7 @@ class RequestLimits(Frozen):
     """What one HTTP request may ask for."""
 
     max_body_bytes: int = Field(32 << 20, ge=1, description="Largest HTTP body.")
+    max_body_s: float = Field(120.0, gt=0, description="Longest that an HTTP body may take to arrive, in seconds.")
     max_n: int = Field(128, ge=1, description="Most choices of one request (`n`).")
     max_prompts: int = Field(1024, ge=1, description="Most prompts in one completions request.")
     max_logprobs: int = Field(20, ge=0, description="Most logprobs a token.")

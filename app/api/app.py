@@ -14,6 +14,7 @@ from app.api.auth import ApiKeys, Authentication
 from app.api.body import body_schemas
 from app.api.engine_client import EngineClient
 from app.api.errors import install_error_handlers
+from app.api.http10 import WholeAnswers
 from app.api.middleware import BodyLimit, HeaderLimit, RequestContext
 from app.api.openai.chat import chat_routes
 from app.api.openai.completions import completion_routes
@@ -87,7 +88,7 @@ def _memory_store(ingress: IngressConfig) -> ResponseStore:
 def _guard(app: FastAPI, limits: RequestLimits, ingress: IngressConfig, keys: ApiKeys) -> None:
     """What a request passes before a route. The last one added is the outermost: a refusal too has its request id and
     its line in the log, and a page of an allowed origin may read it."""
-    app.add_middleware(BodyLimit, max_bytes=limits.max_body_bytes)
+    app.add_middleware(BodyLimit, max_bytes=limits.max_body_bytes, max_s=limits.max_body_s)
     app.add_middleware(Authentication, keys=keys)
     if ingress.cors_origins:
         app.add_middleware(
@@ -99,6 +100,7 @@ def _guard(app: FastAPI, limits: RequestLimits, ingress: IngressConfig, keys: Ap
         )
     app.add_middleware(HeaderLimit, limits=limits)
     app.add_middleware(RequestContext)
+    app.add_middleware(WholeAnswers)
 
 
 def _describe_bodies(app: FastAPI) -> None:

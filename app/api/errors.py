@@ -31,6 +31,7 @@ _ANTHROPIC_TYPES = {
     403: "permission_error",
     404: "not_found_error",
     405: "invalid_request_error",
+    408: "invalid_request_error",
     413: "request_too_large",
     429: "rate_limit_error",
     431: "invalid_request_error",
@@ -43,6 +44,13 @@ class BodyTooLargeError(InvalidRequestError):
 
     status = 413
     code = "body_too_large"
+
+
+class BodyTimeoutError(InvalidRequestError):
+    """The HTTP body did not come in time."""
+
+    status = 408
+    code = "body_timeout"
 
 
 class HeadersTooLargeError(InvalidRequestError):

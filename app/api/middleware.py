@@ -6,6 +6,7 @@ Pure ASGI: nothing is copied or buffered.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import time
@@ -14,7 +15,7 @@ import uuid
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.api.errors import BodyTooLargeError, HeadersTooLargeError, as_manta_error, error_response
+from app.api.errors import BodyTimeoutError, BodyTooLargeError, HeadersTooLargeError, as_manta_error, error_response
 from app.config import RequestLimits
 
 access_log = logging.getLogger("manta.access")
@@ -50,7 +51,9 @@ class RequestContext:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 headers = MutableHeaders(scope=message)
-                headers["x-request-id"] = headers["request-id"] = state["request_id"]  # OpenAI's and Anthropic's name
+                headers["request-id"] = state["request_id"]  # Anthropic's name of it
+                if not getattr(scope["app"].state, "server_adds_request_id", False):
+                    headers["x-request-id"] = state["request_id"]  # OpenAI's
             await send(message)
 
         try:
@@ -90,11 +93,13 @@ class HeaderLimit:
 
 
 class BodyLimit:
-    """Refuses bodies above `max_bytes` with a 413, by their declared length or as soon as they exceed it."""
+    """Refuses bodies above `max_bytes` with a 413, by their declared length or as soon as they exceed it, and with a
+    408 those that have not come in `max_s` seconds."""
 
-    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, max_bytes: int, max_s: float) -> None:
         self._app = app
         self._max_bytes = max_bytes
+        self._max_s = max_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
@@ -105,18 +110,28 @@ class BodyLimit:
         if length.isdigit() and int(length) > self._max_bytes:
             await error_response(self._too_large(), scope)(scope, receive, send)
             return
+        deadline = asyncio.get_running_loop().time() + self._max_s
         num_bytes = 0
+        is_whole = False  # then only the end of the connection is waited for, for as long as it takes
 
         async def receive_limited() -> Message:
-            nonlocal num_bytes
-            message = await receive()
+            nonlocal num_bytes, is_whole
+            message = await (receive() if is_whole else self._by(deadline, receive))
             if message["type"] == "http.request":
+                is_whole = not message.get("more_body", False)
                 num_bytes += len(message.get("body", b""))
                 if num_bytes > self._max_bytes:
                     raise self._too_large()
             return message
 
         await self._app(scope, receive_limited, send)
+
+    async def _by(self, deadline: float, receive: Receive) -> Message:
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await receive()
+        except TimeoutError:
+            raise BodyTimeoutError(f"the body did not come within {self._max_s:g} s") from None
 
     def _too_large(self) -> BodyTooLargeError:
         return BodyTooLargeError(f"the body exceeds the limit of {self._max_bytes} bytes")

@@ -16,6 +16,7 @@ import yaml
 
 from app.cli.options import Option, options_of
 from app.config import EngineConfig, IngressConfig, ModelConfig, RouterConfig, ServeConfig
+from app.deployments.haproxy import ENVIRONMENT as HAPROXY_ENVIRONMENT
 from app.deployments.serve_args import parse_args
 from app.errors import ConfigError
 
@@ -28,6 +29,7 @@ THROUGHPUT_MODE = {
     "RAY_SERVE_ENABLE_HA_PROXY": "1",
     "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
     "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "3600",
+    **HAPROXY_ENVIRONMENT,
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2",
     "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": "134217728",
 }

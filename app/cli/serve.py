@@ -18,6 +18,7 @@ from app.cli.machine import find_machine
 from app.cli.preflight import check
 from app.cli.target import add_target, options_given
 from app.config import KEYS_FILE_VARIABLE, KEYS_VARIABLE
+from app.deployments.haproxy import lost_settings
 from app.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parent.parent.parent  # of the package: replicas must be able to import it
@@ -42,6 +43,7 @@ def run(args: argparse.Namespace) -> int:
     configuration = resolve(args.target, options_given(args), args.host, args.port)
     if not args.skip_preflight:
         check(configuration, find_machine())
+    _warn_of_haproxy(configuration)
     path = configuration.file
     if path is None or configuration.changed or args.output is not None:
         path = _write(configuration, args.output)
@@ -51,6 +53,13 @@ def run(args: argparse.Namespace) -> int:
     _announce(configuration)
     argv, environment = command_line(path, os.environ)
     os.execve(argv[0], argv, environment)
+
+
+def _warn_of_haproxy(configuration: Configuration) -> None:
+    """A file written by hand may lack what HAProxy needs."""
+    runtime_env = (configuration.document.get("controller_options") or {}).get("runtime_env") or {}
+    if (fault := lost_settings({**os.environ, **(runtime_env.get("env_vars") or {})})) is not None:
+        print(f"warning: {fault}", file=sys.stderr)
 
 
 def command_line(path: Path, environ: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:

@@ -16,6 +16,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
 from typing import Any, cast
 
+import ray
 from fastapi import FastAPI
 from ray import serve
 
@@ -25,6 +26,7 @@ from app.config import ServeConfig
 from app.deployments.announcement import announce
 from app.deployments.channel import ChannelClient, RequestStream
 from app.deployments.cluster_secret import load_block_hash_key
+from app.deployments.haproxy import warn_of_lost_settings
 from app.deployments.policies.base import EXPECTED_TOKENS, Decision, Level, RouteQuery
 from app.deployments.prompt_hasher import PromptHasher
 from app.deployments.replica_pool import ReplicaPool, RollCall
@@ -95,6 +97,7 @@ class Ingress:
         self._needs_key = keys.required
         store = SharedResponseStore(serve.get_replica_context().app_name, ingress)
         app: FastAPI = create_app(self, ingress.limits, ingress, keys, store)
+        app.state.server_adds_request_id = True  # Serve's own middleware, to what it is sent
         if ingress.admin:
             app.include_router(debug_routes(self))
         return app
@@ -104,6 +107,7 @@ class Ingress:
         context = serve.get_replica_context()
         if context.rank is not None and context.rank.rank != 0:
             return None
+        warn_of_lost_settings(ray.get_runtime_context().get_node_id())
         first = self.models[self._config.models[0].name]
         return asyncio.create_task(announce(context.app_name, first.name, first.pooling is not None, self._needs_key))
 

@@ -1,11 +1,18 @@
-"""Request ids and the access log."""
+"""Request ids, the access log, HTTP/1.0, and bodies that do not come."""
 
 from __future__ import annotations
 
+import json
 import logging
+import socket
+from typing import Any
 
 import httpx
 import pytest
+
+from app.api.app import create_app
+from app.config import RequestLimits
+from tests.api.conftest import Server
 
 
 def test_the_client_s_request_id_is_echoed(http: httpx.Client) -> None:
@@ -35,3 +42,54 @@ def test_one_line_a_request(http: httpx.Client, caplog: pytest.LogCaptureFixture
     assert lines[0].endswith(" line-1")
     assert lines[1].startswith("POST /v1/completions 400 ")
     assert "secret" not in "".join(lines)
+
+
+def test_a_server_that_names_requests_itself_is_not_repeated(client: Any) -> None:
+    """Ray Serve adds `x-request-id` to every answer; ours would be a second one."""
+    app = create_app(client, RequestLimits())
+    app.state.server_adds_request_id = True
+    with Server(app) as server:
+        answer = httpx.get(f"{server.url}/version", headers={"x-request-id": "abc-1"})
+    assert answer.headers["request-id"] == "abc-1"
+    assert "x-request-id" not in answer.headers
+
+
+def exchange(server: Server, data: bytes) -> bytes:
+    """What comes back for `data`, until the server closes the connection."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+        connection.sendall(data)
+        received = b""
+        while piece := connection.recv(65536):
+            received += piece
+    return received
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_http_1_0_gets_no_chunks(client: Any, stream: bool) -> None:
+    body = json.dumps({"prompt": "hello", "max_tokens": 5, "stream": stream}).encode()
+    head = b"POST /v1/completions HTTP/1.0\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    with Server(create_app(client, RequestLimits())) as server:
+        headers, _, content = exchange(server, head % len(body) + body).partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in headers.lower()
+    assert b"content-length: %d\r\n" % len(content) in headers.lower() + b"\r\n"
+    if stream:
+        assert content.startswith(b"data: {")
+        assert content.endswith(b"data: [DONE]\n\n")
+    else:
+        assert json.loads(content)["choices"][0]["finish_reason"]
+
+
+def test_a_stalled_body_is_refused(client: Any) -> None:
+    """A body half sent holds its place for `max_body_s`; an answer that takes longer than that is not touched."""
+    client.delay_s = 0.1
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 400\r\n\r\n"
+    with Server(create_app(client, RequestLimits(max_body_s=0.3))) as server:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+            connection.sendall(head + b'{"prompt": ')
+            answer = connection.recv(65536)
+        body = {"prompt": "hello " * 5, "max_tokens": 8}
+        whole = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert b"0.3 s" in answer
+    assert whole.status_code == 200
+    assert whole.elapsed.total_seconds() > 0.3
