@@ -242,7 +242,6 @@ class IngressConfig(Frozen):
     cors_origins: tuple[str, ...] = Field((), description="Origins whose pages may call the API; `*` means any.")
     sse_keep_alive_s: float = Field(15.0, gt=0, description="A stream that is silent for so long sends a comment.")
     max_stored_responses: int = Field(10_000, ge=0, description="Responses kept for /v1/responses/{id}; 0 keeps none.")
-    max_stored_bytes: int = Field(256 << 20, ge=0, description="Memory for kept responses, in bytes.")
     work_threads: int = Field(
         0, ge=0, description="Threads that tokenise, render templates and parse; 0: as many as cores, from 2 to 8."
     )
@@ -252,6 +251,14 @@ class IngressConfig(Frozen):
     max_waiting_work_per_tenant: int = Field(
         2048, ge=1, description="How many of those may be one tenant's; tenants take turns."
     )
+    max_stored_bytes: int = Field(
+        256 << 20,
+        ge=0,
+        description="Memory for kept responses, in bytes. When it is full, the tenant that holds most loses what it "
+        "has not used for longest.",
+    )
+    max_background_responses: int = Field(256, ge=0, description="Background responses under way per ingress replica.")
+    max_tenant_background_responses: int = Field(64, ge=0, description="The same of one tenant.")
     limits: RequestLimits = RequestLimits()
 
 

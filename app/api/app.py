@@ -22,21 +22,21 @@ from app.api.openai.embeddings import embedding_routes
 from app.api.openai.models import model_routes
 from app.api.openai.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from app.api.openai.responses import response_routes
-from app.api.openai.responses_protocol import ResponsesRequest
+from app.api.openai.responses_protocol import InputTokensRequest, ResponsesRequest
 from app.api.openai.tokenize import tokenize_routes
 from app.api.pages.routes import page_routes
 from app.api.pooling.classify import classify_routes
 from app.api.pooling.protocol import ClassifyRequest, EmbeddingRequest, PoolingRequest, RerankRequest, ScoreRequest
 from app.api.pooling.score import score_routes
-from app.api.response_store import MemoryResponseStore, ResponseStore
 from app.api.service import service_routes
+from app.api.store.kinds import Stores, local_stores
 from app.api.version import VERSION
 from app.api.work_pool import WorkPool
 from app.config import IngressConfig, RequestLimits
 
 BODIES: tuple[type[BaseModel], ...] = (
     *(ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest),
-    *(ResponsesRequest, MessagesRequest, CountTokensRequest),
+    *(ResponsesRequest, InputTokensRequest, MessagesRequest, CountTokensRequest),
     *(EmbeddingRequest, ScoreRequest, RerankRequest, ClassifyRequest, PoolingRequest),
 )
 _DEFAULTS = IngressConfig()
@@ -53,12 +53,12 @@ def create_app(
     limits: RequestLimits,
     ingress: IngressConfig = _DEFAULTS,
     keys: ApiKeys | None = None,
-    store: ResponseStore | None = None,
+    stores: Stores | None = None,
 ) -> FastAPI:
     """The application over `client`; `limits` bound what one request may ask for, `ingress` says who may ask what.
 
-    `keys` are the configuration's unless given; ConfigError when they cannot be read. `store` keeps responses, in this
-    process unless given.
+    `keys` are the configuration's unless given; ConfigError when they cannot be read. `stores` keep what clients leave
+    here, in this process unless given.
     """
     app = FastAPI(title="Manta", version=VERSION, description=_ABOUT, redoc_url=None)
     app.state.sse_keep_alive_s = ingress.sse_keep_alive_s
@@ -67,7 +67,8 @@ def create_app(
     install_error_handlers(app)
     app.include_router(chat_routes(client, limits))
     app.include_router(completion_routes(client, limits))
-    app.include_router(response_routes(client, limits, store or _memory_store(ingress)))
+    stores = stores or local_stores(ingress)
+    app.include_router(response_routes(client, limits, ingress, stores("responses")))
     app.include_router(message_routes(client, limits))
     app.include_router(embedding_routes(client, limits))
     app.include_router(score_routes(client, limits))
@@ -79,10 +80,6 @@ def create_app(
     _describe_bodies(app)
     _guard(app, limits, ingress, keys or ApiKeys.load(ingress))
     return app
-
-
-def _memory_store(ingress: IngressConfig) -> ResponseStore:
-    return MemoryResponseStore(ingress.max_stored_responses, ingress.max_stored_bytes)
 
 
 def _guard(app: FastAPI, limits: RequestLimits, ingress: IngressConfig, keys: ApiKeys) -> None:

@@ -7,11 +7,12 @@ the changes; a collected answer is the blocks that they leave.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from app.api.events import Choice, EventStream
 from app.api.parsers.scanner import Part
+from app.engine.step import TokenLogprobs
 from app.text.output_processor import TextDelta
 
 BlockKind = Literal["reasoning", "text", "call"]
@@ -39,6 +40,7 @@ class Block:
     name: str = ""  # of the function, for a call
     text: str = ""
     is_cut: bool = False  # the answer reached its limit inside the block
+    logprobs: list[TokenLogprobs] = field(default_factory=list)  # of a text's tokens, where they were asked for
 
 
 @dataclass(slots=True)
@@ -48,6 +50,7 @@ class BlockChange:
     step: Literal["open", "grow", "close"]
     block: Block
     text: str = ""
+    num_logprobs: int = 0  # how many of the block's logprobs came with the text
 
 
 class BlockReader:
@@ -64,6 +67,7 @@ class BlockReader:
         self._is_open = False
         self._space = ""
         self._num_early_tokens = 0
+        self._logprobs: list[TokenLogprobs] = []  # of tokens whose text the parser still holds
         self._has_answered = False
 
     @property
@@ -83,12 +87,25 @@ class BlockReader:
         if not self._has_answered:
             self._num_early_tokens += len(delta.token_ids)
         changes = self._add(parts)
+        self._place_logprobs(delta, changes)
         if delta.finish_reason is not None:
             self.finish = delta
             if self._is_open:
                 self.blocks[-1].is_cut = delta.finish_reason == "length"
             changes += self._close()
         return changes
+
+    def _place_logprobs(self, delta: TextDelta, changes: Iterable[BlockChange]) -> None:
+        """Tokens belong to the text that they bring; those of markers, thoughts and calls to none."""
+        self._logprobs += delta.logprobs or ()
+        grown = [change for change in changes if change.step == "grow"]
+        if not grown or not self._logprobs:
+            return
+        said = next((change for change in grown if change.block.kind == "text"), None)
+        if said is not None:
+            said.num_logprobs = len(self._logprobs)
+            said.block.logprobs += self._logprobs
+        self._logprobs = []
 
     def _parse(self, delta: TextDelta) -> Sequence[Part]:
         if self._parser is None:

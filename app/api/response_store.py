@@ -1,113 +1,122 @@
-"""Responses that are kept for later: `previous_response_id`, GET and DELETE of /v1/responses/{id}.
+"""Responses that are kept for later: `previous_response_id`, GET, stream and DELETE of /v1/responses/{id}.
 
-A record belongs to the tenant that made it; nobody else finds it. The store is bounded in number and bytes and forgets
-what was not used for longest; using a response uses all the responses before it, so a conversation stays whole.
+An entry's header is the response as JSON, its first chunk the items that were its input, each further chunk one event
+of its stream: event N is chunk N + 1. A response that nobody works on any more, though it has not ended, has failed.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from dataclasses import dataclass
-from typing import Protocol
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from app.api.openai.responses_answer import event_text
+from app.api.openai.responses_protocol import InputItem
+from app.api.store.entries import StoreConflictError, Stored
+from app.api.store.tenant_store import TenantStore
+from app.api.work_pool import PARSE_S_PER_BYTE, RequestWork
+from app.config import RequestLimits
+from app.errors import InvalidRequestError
+
+ENDED = frozenset({"completed", "incomplete", "failed", "cancelled"})
+READ_S_PER_BYTE = 5 * PARSE_S_PER_BYTE  # JSON into objects, and those into items
+_ITEMS: TypeAdapter[list[InputItem]] = TypeAdapter(list[InputItem])
+MAX_ATTEMPTS = 16  # at a change that others overtake
 
 
-@dataclass(slots=True, frozen=True)
-class StoredResponse:
-    """One kept response. `data` is JSON: the response and the items of its input."""
+class ResponseNotFoundError(InvalidRequestError):
+    """No response is kept under this id for this tenant."""
 
-    response_id: str
-    data: bytes
-    previous_id: str | None = None
+    status = 404
+    code = "response_not_found"
 
 
-class ResponseStore(Protocol):
-    """Where responses are kept; every ingress replica sees the same ones."""
+class PreviousResponseNotFoundError(InvalidRequestError):
+    """The response to be continued, or one before it, is not kept."""
 
-    async def put(self, tenant: str, record: StoredResponse) -> None:
-        """Keep a response."""
-        ...
-
-    async def chain(self, tenant: str, response_id: str) -> list[StoredResponse]:
-        """The response and those before it, the oldest first; [] when it, or one before it, is not kept."""
-        ...
-
-    async def get(self, tenant: str, response_id: str) -> StoredResponse | None:
-        """One response; None when it is not kept."""
-        ...
-
-    async def delete(self, tenant: str, response_id: str) -> bool:
-        """Forget a response; False when it was not kept."""
-        ...
+    code = "previous_response_not_found"
 
 
-class ResponseShelf:
-    """The records of one process, synchronously; what every store is made of."""
+class ResponseStore:
+    """The kept responses; a conversation is bounded as if it had come in one body."""
 
-    def __init__(self, max_responses: int, max_bytes: int) -> None:
-        self._max_responses = max_responses
-        self._max_bytes = max_bytes
-        self._records: OrderedDict[tuple[str, str], StoredResponse] = OrderedDict()  # the longest unused first
-        self._num_bytes = 0
+    def __init__(self, store: TenantStore, limits: RequestLimits) -> None:
+        self.entries = store
+        self._limits = limits
 
-    def __len__(self) -> int:
-        return len(self._records)
+    async def keep(
+        self, tenant: str, response: dict[str, Any], asked: bytes, events: Sequence[bytes] = (), **options: Any
+    ) -> int:
+        """Keep a response and the JSON of the items that it was asked; its version. `options` are LocalStore.put's."""
+        header, previous = json.dumps(response).encode(), response["previous_response_id"]
+        append = [asked, *events]
+        return await self.entries.put(tenant, response["id"], header, append=append, previous=previous, **options)
 
-    def put(self, tenant: str, record: StoredResponse) -> None:
-        """Keep a record; forget others to make room. One that is larger than the whole shelf is not kept."""
-        self.delete(tenant, record.response_id)
-        if len(record.data) > self._max_bytes or not self._max_responses:
-            return
-        self._records[tenant, record.response_id] = record
-        self._num_bytes += len(record.data)
-        while len(self._records) > self._max_responses or self._num_bytes > self._max_bytes:
-            _, oldest = self._records.popitem(last=False)
-            self._num_bytes -= len(oldest.data)
+    async def find(self, tenant: str, response_id: str) -> Stored:
+        """A response; ResponseNotFoundError when it is not kept. One that lost its server has failed."""
+        while True:
+            stored = await self.entries.get(tenant, response_id)
+            if stored is None:
+                raise not_found(response_id)
+            if not stored.is_lost:
+                return stored
+            error = {"code": "server_error", "message": "the server that made this response is gone"}
+            await self.end(tenant, stored, json.loads(stored.header) | {"status": "failed", "error": error})
 
-    def chain(self, tenant: str, response_id: str) -> list[StoredResponse]:
-        """See ResponseStore.chain."""
-        records: list[StoredResponse] = []
-        wanted: str | None = response_id
-        while wanted is not None:
-            record = self._records.get((tenant, wanted))
-            if record is None:
-                return []
-            records.append(record)
-            wanted = record.previous_id
-        for record in records:
-            self._records.move_to_end((tenant, record.response_id))
-        return records[::-1]
-
-    def get(self, tenant: str, response_id: str) -> StoredResponse | None:
-        """See ResponseStore.get."""
-        return self._records.get((tenant, response_id))
-
-    def delete(self, tenant: str, response_id: str) -> bool:
-        """See ResponseStore.delete."""
-        record = self._records.pop((tenant, response_id), None)
-        if record is None:
+    async def end(self, tenant: str, stored: Stored, response: dict[str, Any]) -> bool:
+        """Replace an unfinished response by its end, with the event that says so; False when it has changed since."""
+        event = event_text(f"response.{response['status']}", max(0, stored.num_chunks - 1), response=response)
+        header = json.dumps(response).encode()
+        try:
+            await self.entries.put(tenant, stored.key, header, append=[event.encode()], version=stored.version)
+        except StoreConflictError:
             return False
-        self._num_bytes -= len(record.data)
         return True
 
+    async def input_items(self, work: RequestWork, tenant: str, response_id: str) -> list[dict[str, Any]]:
+        """What a response was asked."""
+        await self.find(tenant, response_id)
+        chunks = await self.entries.read(tenant, response_id, 0, 1)
+        if not chunks:
+            raise not_found(response_id)
+        items: list[dict[str, Any]] = await work.run(len(chunks[0]) * READ_S_PER_BYTE, json.loads, chunks[0])
+        return items
 
-class MemoryResponseStore:
-    """A ResponseStore of one process: enough where there is one ingress replica."""
-
-    def __init__(self, max_responses: int, max_bytes: int) -> None:
-        self._shelf = ResponseShelf(max_responses, max_bytes)
-
-    async def put(self, tenant: str, record: StoredResponse) -> None:
-        """See ResponseStore.put."""
-        self._shelf.put(tenant, record)
-
-    async def chain(self, tenant: str, response_id: str) -> list[StoredResponse]:
-        """See ResponseStore.chain."""
-        return self._shelf.chain(tenant, response_id)
-
-    async def get(self, tenant: str, response_id: str) -> StoredResponse | None:
-        """See ResponseStore.get."""
-        return self._shelf.get(tenant, response_id)
+    async def history(self, work: RequestWork, tenant: str, response_id: str) -> list[InputItem]:
+        """The items of the conversation that a response ends: what was asked and answered, in order."""
+        limits = self._limits
+        chain = await self.entries.chain(tenant, response_id, limits.max_messages, limits.max_body_bytes)
+        if not chain:
+            raise PreviousResponseNotFoundError(
+                f"the response {response_id!r}, or one before it, is not kept", param="previous_response_id"
+            )
+        if chain[0][0].previous is not None:
+            raise InvalidRequestError(
+                f"the conversation has more than {limits.max_messages} responses or {limits.max_body_bytes} bytes",
+                param="previous_response_id",
+            )
+        parts = [part for stored, asked in chain for part in (asked, stored.header)]
+        return await work.run(sum(map(len, parts)) * READ_S_PER_BYTE, _conversation, parts)
 
     async def delete(self, tenant: str, response_id: str) -> bool:
-        """See ResponseStore.delete."""
-        return self._shelf.delete(tenant, response_id)
+        """Forget a response; False when it was not kept. What works on it ends."""
+        return await self.entries.delete(tenant, response_id)
+
+
+def not_found(response_id: str) -> ResponseNotFoundError:
+    """The refusal of an id that names nothing."""
+    return ResponseNotFoundError(f"no response is kept under the id {response_id[:256]!r}", param="response_id")
+
+
+def _conversation(parts: Sequence[bytes]) -> list[InputItem]:
+    """The items of responses that follow each other, of which `parts` are input and response by turns."""
+    items: list[dict[str, Any]] = []
+    for asked, response in zip(*[map(json.loads, parts)] * 2, strict=True):
+        if response["status"] not in ("completed", "incomplete"):
+            raise InvalidRequestError(
+                f"the response {response['id']!r} is {response['status']}", param="previous_response_id"
+            )
+        items += [*asked, *response["output"]]
+    return _ITEMS.validate_python(items)

@@ -30,10 +30,10 @@ from app.deployments.haproxy import warn_of_lost_settings
 from app.deployments.policies.base import EXPECTED_TOKENS, Decision, Level, RouteQuery
 from app.deployments.prompt_hasher import PromptHasher
 from app.deployments.replica_pool import ReplicaPool, RollCall
-from app.deployments.response_store import SharedResponseStore
 from app.deployments.route_explanation import RouteExplanation
 from app.deployments.serve_port import EngineHandles, call, metrics_snapshots
 from app.deployments.served_models import load_served_model
+from app.deployments.tenant_store import SharedStores
 from app.engine.outputs import EngineOutput, FinishReason
 from app.engine.request import EngineRequest
 from app.errors import EngineDeadError, ModelNotFoundError, OverloadedError
@@ -95,8 +95,8 @@ class Ingress:
         ingress = self._config.ingress
         keys = ApiKeys.load(ingress)
         self._needs_key = keys.required
-        store = SharedResponseStore(serve.get_replica_context().app_name, ingress)
-        app: FastAPI = create_app(self, ingress.limits, ingress, keys, store)
+        stores = SharedStores(serve.get_replica_context().app_name, ingress).stores()
+        app: FastAPI = create_app(self, ingress.limits, ingress, keys, stores)
         app.state.server_adds_request_id = True  # Serve's own middleware, to what it is sent
         if ingress.admin:
             app.include_router(debug_routes(self))

@@ -87,13 +87,23 @@ class ScriptedClient:
         self.delay_s = 0.0
         self.healthy = True
         self.fail_after: tuple[int, Exception] | None = None
+        self.gate: asyncio.Event | None = None  # who has given `gate_after` outputs waits for it
+        self.gate_after = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
         self.requests: list[EngineRequest] = []
         self.num_running = 0
         self.num_aborted = 0
 
+    def open(self) -> None:
+        """Open the gate, from any thread."""
+        assert self.gate is not None
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self.gate.set)
+
     async def generate(
         self, model: str, request: EngineRequest, route: RouteInfo | None = None
     ) -> AsyncIterator[EngineOutput]:
+        self._loop = asyncio.get_running_loop()
         self.requests.append(request)
         self.num_running += 1
         if route is not None:
@@ -103,6 +113,8 @@ class ScriptedClient:
                 if self.fail_after is not None and i == self.fail_after[0]:
                     raise self.fail_after[1]
                 await asyncio.sleep(self.delay_s)
+                if self.gate is not None and i >= self.gate_after:
+                    await self.gate.wait()
                 yield output
         except (GeneratorExit, asyncio.CancelledError):
             self.num_aborted += 1
@@ -220,6 +232,18 @@ def serve() -> Iterator[Callable[..., Server]]:
     """Start a server over any client; all are stopped at the end."""
     with contextlib.ExitStack() as stack:
         yield lambda client: stack.enter_context(Server(create_app(client, LIMITS)))
+
+
+@pytest.fixture
+def http_to() -> Iterator[Callable[[Any], httpx.Client]]:
+    """A client of any application, which is served until the end."""
+    with contextlib.ExitStack() as stack:
+
+        def connect(app: Any) -> httpx.Client:
+            url = stack.enter_context(Server(app)).url
+            return stack.enter_context(httpx.Client(base_url=url, timeout=120))
+
+        yield connect
 
 
 @pytest.fixture

@@ -1,96 +1,159 @@
-"""POST /v1/responses, and GET and DELETE of those that are kept."""
+"""POST /v1/responses and /v1/responses/input_tokens; GET, DELETE and cancel of those that are kept."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request
-from pydantic import TypeAdapter
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Message
 
 from app.api.blocks import BlockReader, read_blocks
 from app.api.body import describe_body, read_body
 from app.api.engine_client import EngineClient, ServedModel
+from app.api.errors import in_words_of
+from app.api.openai.chat_prompt import render_chat
 from app.api.openai.conversation import Conversation, open_conversation
 from app.api.openai.generation import response_headers
 from app.api.openai.head import ResponseHead
+from app.api.openai.logprobs import token_names
 from app.api.openai.responses_answer import ResponseAnswer, ResponseEvents, new_id
+from app.api.openai.responses_background import BackgroundResponses
 from app.api.openai.responses_conversion import num_droppable, to_chat
-from app.api.openai.responses_protocol import InputItem, ResponsesRequest
+from app.api.openai.responses_protocol import InputItem, InputTokensRequest, ResponsesRequest
+from app.api.query import bool_param, choice_param, int_param, list_page, text_param
 from app.api.render import find_model
-from app.api.response_store import ResponseStore, StoredResponse
+from app.api.response_store import READ_S_PER_BYTE, ResponseStore, not_found
 from app.api.sse import EventStreamResponse
-from app.config import RequestLimits
+from app.api.store.tenant_store import TenantStore
+from app.api.work_pool import work_of
+from app.config import IngressConfig, RequestLimits
 from app.errors import InvalidRequestError, MantaError, PromptTooLongError
 
 logger = logging.getLogger("manta.api")
 
-_ITEMS: TypeAdapter[list[InputItem]] = TypeAdapter(list[InputItem])
 _ID_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+MAX_EVENTS = 1 << 31
 
 
-class ResponseNotFoundError(InvalidRequestError):
-    """No response is kept under this id for this tenant."""
-
-    status = 404
-    code = "response_not_found"
-
-
-class PreviousResponseNotFoundError(InvalidRequestError):
-    """The response to be continued, or one before it, is not kept."""
-
-    code = "previous_response_not_found"
-
-
-def response_routes(client: EngineClient, limits: RequestLimits, store: ResponseStore) -> APIRouter:
+def response_routes(
+    client: EngineClient, limits: RequestLimits, ingress: IngressConfig, store: TenantStore
+) -> APIRouter:
     """The endpoints of responses over `client`; kept in `store`."""
     router = APIRouter(tags=["openai"])
+    kept = ResponseStore(store, limits)
+    background = BackgroundResponses(kept, ingress)
 
     @router.post("/v1/responses", openapi_extra=describe_body(ResponsesRequest))
     async def create_response(request: Request) -> Response:
-        """Answer a conversation; `stream` makes it server-sent events."""
+        """Answer a conversation; `stream` makes it server-sent events, `background` goes on without the client."""
         body = await read_body(request, ResponsesRequest)
-        model = find_model(client, body.model)
-        items = [*await _history(store, request.state.tenant, body.previous_response_id), *body.items]
-        head = ResponseHead.of("resp", model, body.model)
-        head.id = new_id("resp")
-        conversation = await _open(client, limits, request, body, items, model, head)
-        parser = conversation.parsers[0] if conversation.parsers else None
-        reader = BlockReader(parser, conversation.max_calls)
+        tenant, num_bytes = request.state.tenant, len(await request.body())
+        if body.background:
+            background.check_room(tenant)
+            request = Request(request.scope, _stay)
+        answer, conversation = await _begin(client, limits, request, body, kept)
         stream = conversation.stream
-        answer = ResponseAnswer(head.id, head.model, body, stream.choices[0], reader, conversation.plan.new_call_id)
-        keep = _keeper(store, request.state.tenant, body, answer)
+        if body.background:
+            asked = await work_of(request).run(num_bytes * READ_S_PER_BYTE, _asked, body)
+            response = await background.start(tenant, answer, stream, asked)
+            if body.stream:
+                return _event_stream(background.follow(tenant, answer.id, -1))
+            return JSONResponse(response)
+        keep = _keeper(kept, Request(request.scope, _stay), num_bytes, body, answer)
         if body.stream:
             return EventStreamResponse(stream, ResponseEvents(answer, keep))
-        await read_blocks(stream, reader)
+        await read_blocks(stream, answer.reader)
         await keep()
         return JSONResponse(answer.response(), headers=response_headers(stream))
 
+    @router.post("/v1/responses/input_tokens", openapi_extra=describe_body(InputTokensRequest))
+    async def count_input_tokens(request: Request) -> JSONResponse:
+        """How many tokens the input of a response has, its instructions, tools and history within."""
+        body = await read_body(request, InputTokensRequest)
+        model = find_model(client, body.model)
+        items = [*await _history(kept, request, body.previous_response_id), *body.items]
+        _check_number(items, limits)
+        chat = to_chat(body, items)
+        with in_words_of(chat.field_names()):
+            prompt = await render_chat(work_of(request), model, chat.chat_options(), limits)
+        return JSONResponse({"object": "response.input_tokens", "input_tokens": len(prompt.token_ids)})
+
+    _add_kept_routes(router, kept, background)
+    return router
+
+
+def _add_kept_routes(router: APIRouter, kept: ResponseStore, background: BackgroundResponses) -> None:
+    """What may be done with a response that is kept."""
+
     @router.get("/v1/responses/{response_id}")
-    async def get_response(request: Request, response_id: str) -> JSONResponse:
-        """A kept response."""
-        if request.query_params.get("stream") == "true":
-            raise InvalidRequestError("a kept response is not streamed again", param="stream")
-        record = await _find(store, request.state.tenant, response_id)
-        return JSONResponse(record["response"])
+    async def get_response(request: Request, response_id: str) -> Response:
+        """A kept response, finished or not; `stream` sends the events of a background response after number
+        `starting_after`, while it is made and later."""
+        after = int_param(request, "starting_after", -1, 0, MAX_EVENTS)
+        stored = await kept.find(request.state.tenant, response_id)
+        if not bool_param(request, "stream"):
+            return Response(stored.header, media_type="application/json")
+        if stored.num_chunks < 2:
+            raise InvalidRequestError("only a background response is streamed again", param="stream")
+        return _event_stream(background.follow(request.state.tenant, response_id, after))
+
+    @router.post("/v1/responses/{response_id}/cancel")
+    async def cancel_response(request: Request, response_id: str) -> Response:
+        """End a background response; one that has ended stays as it is."""
+        stored = await background.cancel(request.state.tenant, response_id)
+        return Response(stored.header, media_type="application/json")
 
     @router.delete("/v1/responses/{response_id}")
     async def delete_response(request: Request, response_id: str) -> JSONResponse:
         """Forget a response. Those that continue it can then not be continued further."""
-        if not await store.delete(request.state.tenant, response_id):
-            raise _not_found(response_id)
+        if not await kept.delete(request.state.tenant, response_id):
+            raise not_found(response_id)
         return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
     @router.get("/v1/responses/{response_id}/input_items")
     async def list_input_items(request: Request, response_id: str) -> JSONResponse:
         """What a kept response was asked, in pages."""
-        record = await _find(store, request.state.tenant, response_id)
-        return JSONResponse(_page(record["input"], request))
+        items = await kept.input_items(work_of(request), request.state.tenant, response_id)
+        return JSONResponse(_page(items, request))
 
-    return router
+
+async def _begin(
+    client: EngineClient, limits: RequestLimits, request: Request, body: ResponsesRequest, kept: ResponseStore
+) -> tuple[ResponseAnswer, Conversation]:
+    """The response that `body` asks for, and the conversation that makes it; nothing runs yet."""
+    model = find_model(client, body.model)
+    items = [*await _history(kept, request, body.previous_response_id), *body.items]
+    head = ResponseHead.of("resp", model, body.model)
+    head.id = new_id("resp")
+    conversation = await _open(client, limits, request, body, items, model, head)
+    parser = conversation.parsers[0] if conversation.parsers else None
+    reader = BlockReader(parser, conversation.max_calls)
+    choice, names = conversation.stream.choices[0], token_names(model.tokenizer, as_ids=False)
+    return ResponseAnswer(head.id, head.model, body, choice, reader, conversation.plan.new_call_id, names), conversation
+
+
+async def _stay() -> Message:
+    """The client of a background response never leaves."""
+    return await asyncio.Future()
+
+
+def _event_stream(events: AsyncIterator[bytes]) -> StreamingResponse:
+    async def write() -> AsyncIterator[bytes]:
+        async for event in events:
+            yield event or b": keep-alive\n\n"
+
+    headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+    return StreamingResponse(write(), media_type="text/event-stream", headers=headers)
+
+
+def _check_number(items: Sequence[InputItem], limits: RequestLimits) -> None:
+    if len(items) > limits.max_messages:
+        raise InvalidRequestError(f"{len(items)} items; at most {limits.max_messages}", param="input")
 
 
 async def _open(
@@ -103,8 +166,7 @@ async def _open(
     head: ResponseHead,
 ) -> Conversation:
     """The conversation under way; with truncation "auto", without as few of its oldest turns as make it fit."""
-    if len(items) > limits.max_messages:
-        raise InvalidRequestError(f"{len(items)} items; at most {limits.max_messages}", param="input")
+    _check_number(items, limits)
 
     async def attempt(num_dropped: int) -> Conversation:
         return await open_conversation(client, limits, request, to_chat(body, items, num_dropped), model, head)
@@ -125,79 +187,56 @@ async def _open(
     return conversation
 
 
-async def _history(store: ResponseStore, tenant: str, previous_id: str | None) -> list[InputItem]:
-    """The items of the conversation that a kept response ends: what was asked and answered, in order."""
+async def _history(kept: ResponseStore, request: Request, previous_id: str | None) -> list[InputItem]:
+    """The items of the conversation that a kept response ends; [] when none is named."""
     if previous_id is None:
         return []
-    records = await store.chain(tenant, previous_id)
-    if not records:
-        raise PreviousResponseNotFoundError(
-            f"the response {previous_id!r}, or one before it, is not kept", param="previous_response_id"
-        )
-    items: list[dict[str, Any]] = []
-    for record in map(json.loads, (record.data for record in records)):
-        items += [*record["input"], *record["response"]["output"]]
-    return _ITEMS.validate_python(items)
+    return await kept.history(work_of(request), request.state.tenant, previous_id)
+
+
+def _asked(body: ResponsesRequest) -> bytes:
+    """The items of the input, each with its id, as JSON."""
+    items = [item.model_dump(exclude_none=True) for item in body.items]
+    given = [{"id": new_id(_ID_PREFIXES[item["type"]]), "status": "completed", **item} for item in items]
+    return json.dumps(given).encode()
 
 
 def _keeper(
-    store: ResponseStore, tenant: str, body: ResponsesRequest, answer: ResponseAnswer
+    kept: ResponseStore, request: Request, num_bytes: int, body: ResponsesRequest, answer: ResponseAnswer
 ) -> Callable[[], Awaitable[None]]:
     """What keeps the response once it is whole. A store that fails costs the client nothing but the later use."""
 
     async def keep() -> None:
         if not body.store:
             return
-        items = [item.model_dump(exclude_none=True) for item in body.items]
-        given = [{"id": new_id(_ID_PREFIXES[item["type"]]), "status": "completed", **item} for item in items]
-        data = json.dumps({"response": answer.response(), "input": given}).encode()
         try:
-            await store.put(tenant, StoredResponse(answer.id, data, body.previous_response_id))
+            asked = await work_of(request).run(num_bytes * READ_S_PER_BYTE, _asked, body)
+            await kept.keep(request.state.tenant, answer.response(), asked)
         except MantaError as error:
             logger.warning("the response %s is not kept: %s", answer.id, error.message)
 
     return keep
 
 
-async def _find(store: ResponseStore, tenant: str, response_id: str) -> dict[str, Any]:
-    record = await store.get(tenant, response_id)
-    if record is None:
-        raise _not_found(response_id)
-    found: dict[str, Any] = json.loads(record.data)
-    return found
-
-
-def _not_found(response_id: str) -> ResponseNotFoundError:
-    return ResponseNotFoundError(f"no response is kept under the id {response_id!r}", param="response_id")
-
-
 def _page(items: list[dict[str, Any]], request: Request) -> dict[str, Any]:
     """A page of items: `limit` of them after the one named by `after`, the newest first unless `order` is asc."""
-    order, limit = request.query_params.get("order", "desc"), request.query_params.get("limit", "20")
-    if order not in ("asc", "desc"):
-        raise InvalidRequestError("must be asc or desc", param="order")
-    if not limit.isascii() or not limit.isdigit() or not 1 <= int(limit[:9]) <= 100:
-        raise InvalidRequestError("must be from 1 to 100", param="limit")
-    shown = [_shown(item) for item in (items if order == "asc" else items[::-1])]
+    order = choice_param(request, "order", ("desc", "asc"))
+    limit, after = int_param(request, "limit", 20, 1, 100), text_param(request, "after")
+    shown = items if order == "asc" else items[::-1]
     ids = [item["id"] for item in shown]
-    after = request.query_params.get("after")
     if after is not None and after not in ids:
         raise InvalidRequestError(f"there is no item {after!r}", param="after")
     start = ids.index(after) + 1 if after is not None else 0
-    page = shown[start : start + int(limit)]
-    return {
-        "object": "list",
-        "data": page,
-        "first_id": page[0]["id"] if page else None,
-        "last_id": page[-1]["id"] if page else None,
-        "has_more": start + len(page) < len(shown),
-    }
+    page = [_shown(item) for item in shown[start : start + limit]]
+    return list_page(page, start + limit < len(shown))
 
 
 def _shown(item: dict[str, Any]) -> dict[str, Any]:
     """An input item with the content of messages as parts, as OpenAI lists it."""
-    if item["type"] == "message" and isinstance(item["content"], str):
-        kind = "output_text" if item["role"] == "assistant" else "input_text"
-        part: dict[str, Any] = {"type": kind, "text": item["content"]}
-        return {**item, "content": [part | ({"annotations": []} if kind == "output_text" else {})]}
-    return item
+    if item["type"] != "message":
+        return item
+    content, is_said = item["content"], item["role"] == "assistant"
+    if isinstance(content, str):
+        content = [{"type": "output_text" if is_said else "input_text", "text": content}]
+    parts = [{"annotations": [], **part} if part["type"] == "output_text" else part for part in content]
+    return {**item, "content": parts}

@@ -10,6 +10,7 @@ from typing import Any
 
 from app.api.blocks import Block, BlockChange, BlockReader
 from app.api.events import Choice, Event
+from app.api.openai.logprobs import TokenNames, chat_logprobs
 from app.api.openai.responses_protocol import ResponsesRequest
 from app.api.sse import EventFormat
 from app.engine.sampling_params import SamplingParams
@@ -23,6 +24,12 @@ def new_id(prefix: str) -> str:
     return f"{prefix}_{uuid.uuid4().hex}"
 
 
+def event_text(event: str, number: int, /, **fields: Any) -> str:
+    """One event of a response's stream, its sequence number within."""
+    data = json.dumps({"type": event, "sequence_number": number, **fields}, ensure_ascii=False)
+    return f"event: {event}\ndata: {data}\n\n"
+
+
 class ResponseAnswer:
     """One response: what was asked, and its items so far."""
 
@@ -34,12 +41,16 @@ class ResponseAnswer:
         choice: Choice,
         reader: BlockReader,
         new_call_id: Callable[[], str],
+        names: TokenNames,
     ) -> None:
         self.id = response_id
+        self.is_background = body.background
         self.reader = reader
         self._new_call_id = new_call_id
         self.wants_summary = body.wants_summary
         self._choice = choice
+        self._names = names if body.wants_logprobs else None
+        self._described: dict[int, list[dict[str, Any]]] = {}  # logprobs by block, each token's written once
         self._created = int(time.time())
         self._asked = _asked(body, model, choice.request.sampling_params)
         self._ids: dict[tuple[str, int], str] = {}
@@ -54,7 +65,7 @@ class ResponseAnswer:
             "created_at": self._created,
             "completed_at": int(time.time()) if ended and not is_cut else None,
             "status": status or ("incomplete" if is_cut else "completed"),
-            "background": False,
+            "background": self.is_background,
             "error": None if error is None else {"code": "server_error", "message": error.message},
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
             "output": self.items(),
@@ -84,8 +95,16 @@ class ResponseAnswer:
     def part(self, block: Block, text: str) -> dict[str, Any]:
         """`text` as a content part of the item of `block`."""
         if block.kind == "text":
-            return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+            logprobs = self.logprobs(block) if text else []
+            return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
         return {"type": "summary_text" if self.wants_summary else "reasoning_text", "text": text}
+
+    def logprobs(self, block: Block) -> list[dict[str, Any]]:
+        """Logprobs of a text's tokens; [] where they were not asked for."""
+        described = self._described.setdefault(block.index, [])
+        if self._names is not None:
+            described += chat_logprobs(block.logprobs[len(described) :], self._names)["content"]
+        return described
 
     def item_id(self, block: Block) -> str:
         """The id of a block's item."""
@@ -126,6 +145,7 @@ def _asked(body: ResponsesRequest, model: str, params: SamplingParams) -> dict[s
         "text": {"format": {"type": "text"}, **text},
         "tool_choice": choice.model_dump() if choice is not None and not isinstance(choice, str) else choice or "auto",
         "tools": [tool.model_dump() for tool in body.tools or ()],
+        "top_logprobs": body.top_logprobs or 0,
         "top_p": params.top_p,
         "truncation": body.truncation,
         "user": body.user,
@@ -145,9 +165,14 @@ class ResponseEvents(EventFormat):
     def start(self) -> str:
         """The response before anything was said."""
         response = self._answer.response("in_progress")
-        return self._event("response.created", response=response) + self._event(
-            "response.in_progress", response=response
-        )
+        created = "" if self._answer.is_background else self._event("response.created", response=response)
+        return created + self._event("response.in_progress", response=response)
+
+    def queued(self) -> str:
+        """A background response before it has begun; `start` comes when it begins."""
+        response = self._answer.response("queued")
+        created = self._event("response.created", response=response)
+        return created + self._event("response.queued", response=response)
 
     def event(self, event: Event) -> str:
         """What one engine output changes in the items."""
@@ -174,12 +199,13 @@ class ResponseEvents(EventFormat):
             added = self._event("response.output_item.added", output_index=block.index, item=item)
             return added + self._part(block, place, "added", "")
         if change.step == "grow":
-            return self._event(f"{self._said(block)}.delta", **place, **self._at(block), delta=change.text)
+            at = self._at(block, change.num_logprobs)
+            return self._event(f"{self._said(block)}.delta", **place, **at, delta=change.text)
         if block.kind == "call":
             fields: dict[str, Any] = {"name": block.name, "arguments": block.text}
         else:
             fields = {"text": block.text}
-        done = self._event(f"{self._said(block)}.done", **place, **self._at(block), **fields)
+        done = self._event(f"{self._said(block)}.done", **place, **self._at(block, len(block.logprobs)), **fields)
         done += self._part(block, place, "done", block.text)
         item = self._answer.item(block, "incomplete" if block.is_cut else "completed")
         return done + self._event("response.output_item.done", output_index=block.index, item=item)
@@ -201,15 +227,17 @@ class ResponseEvents(EventFormat):
             return "response.output_text"
         return "response.reasoning_summary_text" if self._answer.wants_summary else "response.reasoning_text"
 
-    def _at(self, block: Block) -> dict[str, Any]:
-        """Where in its item a block's text stands."""
+    def _at(self, block: Block, num_logprobs: int) -> dict[str, Any]:
+        """Where in its item a block's text stands, and the logprobs of its last tokens."""
         if block.kind == "call":
             return {}
         if block.kind == "text":
-            return {"content_index": 0, "logprobs": []}
+            return {
+                "content_index": 0,
+                "logprobs": self._answer.logprobs(block)[-num_logprobs:] if num_logprobs else [],
+            }
         return {"summary_index": 0} if self._answer.wants_summary else {"content_index": 0}
 
     def _event(self, event: str, /, **fields: Any) -> str:
-        data = json.dumps({"type": event, "sequence_number": self._number, **fields}, ensure_ascii=False)
         self._number += 1
-        return f"event: {event}\ndata: {data}\n\n"
+        return event_text(event, self._number - 1, **fields)

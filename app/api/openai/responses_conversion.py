@@ -19,10 +19,8 @@ from app.api.openai.responses_protocol import (
     ResponsesRequest,
 )
 
-_SAME = (
-    *("model", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "seed", "stop"),
-    *("repetition_penalty", "cache_salt", "priority", "chat_template_kwargs", "stream", "parallel_tool_calls"),
-)
+_SAID_OTHERWISE = frozenset({"tools", "tool_choice", "top_logprobs", "stream_options"})
+_SAME = (ChatRequest.model_fields.keys() & ResponsesRequest.model_fields.keys()) - _SAID_OTHERWISE
 _TOLD = ("system", "developer")
 _WORDS = {
     "messages": "input",
@@ -46,8 +44,10 @@ class ResponsesChat(ChatRequest):
 def to_chat(body: ResponsesRequest, items: Sequence[InputItem], num_dropped: int = 0) -> ResponsesChat:
     """The same request as a chat over `items`, the whole conversation; `num_dropped` turns are left out."""
     messages = _dropped(_messages(body.instructions, items), num_dropped)
-    fields: dict[str, Any] = {name: value for name in _SAME if (value := getattr(body, name)) is not None}
+    fields: dict[str, Any] = {name: getattr(body, name) for name in _SAME & body.model_fields_set}
     fields |= {"messages": messages, "max_tokens": body.max_output_tokens}
+    if body.wants_logprobs:
+        fields |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
     if body.tools:
         fields["tools"] = [{"type": "function", "function": _function(tool.model_dump())} for tool in body.tools]
         if isinstance(body.tool_choice, NamedChoice):
@@ -92,6 +92,8 @@ def _messages(instructions: str | None, items: Sequence[InputItem]) -> list[dict
                 turn["content"] += _text(item.content)
             case MessageItem():
                 _hear(messages, item.role, _text(item.content))
+            case FunctionCallItem() if item.is_cut:  # nobody ran it, and templates want arguments whole
+                _assistant_turn(messages)
             case FunctionCallItem():
                 function = {"name": item.name, "arguments": item.arguments}
                 call = {"id": item.call_id, "type": "function", "function": function}

@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, GetJsonSchemaHandler, Tag, model_validator
+from pydantic_core import CoreSchema
 
 from app.api.openai.closed import Closed, History
 from app.api.openai.messages import ReasoningEffort, Verbosity
+from app.api.openai.protocol import REFUSED_EVERYWHERE, GenerationBody, StreamOptions
 from app.api.openai.tools import FunctionName
-from app.engine.request import Priority
 from app.errors import InvalidRequestError, UnsupportedError
 
 REFUSED: Mapping[str, str] = {
-    "background": "responses are not made in the background",
+    **REFUSED_EVERYWHERE,
+    **dict.fromkeys(("use_beam_search", "length_penalty", "early_stopping"), "see /v1/chat/completions"),
+    **dict.fromkeys(("return_token_ids", "return_tokens_as_token_ids"), "see /v1/chat/completions"),
     "context_management": "context is not edited by the server",
     "conversation": "there are no stored conversations; use previous_response_id",
+    "logprobs": 'give include: ["message.output_text.logprobs"], and top_logprobs',
+    "max_tokens": "give max_output_tokens",
     "moderation": "moderation is not supported",
     "n": "a response is one answer",
     "prompt": "there are no stored prompts",
-    "top_logprobs": "logprobs are not reported here; use /v1/chat/completions",
+    "prompt_logprobs": "see /v1/chat/completions",
+    "response_format": "give text.format",
 }
-INCLUDED = ("reasoning.encrypted_content",)
+LOGPROBS = "message.output_text.logprobs"
 
 
 class ItemText(History):
@@ -30,8 +37,6 @@ class ItemText(History):
 
     type: Literal["input_text", "output_text"]
     text: str
-    annotations: list[Any] | None = None
-    logprobs: list[Any] | None = None
 
 
 class ItemRefusal(History):
@@ -70,6 +75,16 @@ class FunctionCallItem(History):
     arguments: str
     id: str | None = None
     status: Status | None = None
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the answer ended inside the call."""
+        if self.status != "incomplete":
+            return False
+        try:
+            return not isinstance(json.loads(self.arguments), dict)
+        except (ValueError, RecursionError):
+            return True
 
 
 class FunctionCallOutputItem(History):
@@ -174,26 +189,40 @@ class Reasoning(Closed):
     generate_summary: Literal["auto", "concise", "detailed"] | None = Field(None, description="Same as summary.")
 
 
-class ResponseStreamOptions(Closed):
+def check_metadata(metadata: Mapping[str, str] | None) -> None:
+    """InvalidRequestError for more than OpenAI lets a client attach."""
+    for key, value in (metadata or {}).items():
+        if len(metadata or ()) > 16 or len(key) > 64 or len(value) > 512:
+            raise InvalidRequestError(
+                "at most 16 entries, names of at most 64 and texts of at most 512 characters", param="metadata"
+            )
+
+
+class ResponseStreamOptions(StreamOptions):
     """About the stream."""
 
-    include_obfuscation: Literal[False] = Field(False, description="Padding against traffic analysis: only false.")
+    @model_validator(mode="after")
+    def _only_obfuscation(self) -> Self:
+        if self.include_usage or self.continuous_usage_stats:
+            raise UnsupportedError("the last event has the usage", param="stream_options")
+        return self
 
 
-class ResponsesRequest(Closed):
-    """Body of POST /v1/responses."""
+class ResponsesRequest(GenerationBody):
+    """Body of POST /v1/responses. Whatever of GenerationBody is not refused is given on as it is."""
 
-    refused: ClassVar[Mapping[str, str]] = REFUSED
+    refused: ClassVar[dict[str, str]] = dict(REFUSED)
 
     input: str | list[InputItem] = Field(description="A text, or the items of a conversation.")
-    model: str | None = Field(None, description="Which model; the server's first one when not given.")
     instructions: str | None = Field(None, description="What the model is told first; not kept for the next response.")
-    previous_response_id: str | None = Field(None, description="The kept response that this one continues.")
+    previous_response_id: str | None = Field(
+        None, max_length=256, description="The kept response that this one continues."
+    )
     store: bool = Field(True, description="Keep the response, for GET and previous_response_id.")
+    background: bool = Field(
+        False, description="Answer at once and go on without the client; needs store. See GET /v1/responses/{id}."
+    )
     max_output_tokens: int | None = Field(None, ge=1, description="Most tokens to generate, thoughts included.")
-    temperature: float | None = Field(None, ge=0, le=2, description="0 is greedy.")
-    top_p: float | None = Field(None, gt=0, le=1, description="Keep the smallest set of tokens with this probability.")
-    stream: bool = Field(False, description="Answer as server-sent events while tokens come.")
     stream_options: ResponseStreamOptions | None = Field(None, description="About the stream.")
     text: TextConfig | None = Field(None, description="The shape of the answer's text.")
     reasoning: Reasoning | None = Field(None, description="How the model thinks, and what is shown of it.")
@@ -205,32 +234,30 @@ class ResponsesRequest(Closed):
     truncation: Literal["auto", "disabled"] = Field(
         "disabled", description="auto: drop the oldest turns of a conversation that is too long for the context."
     )
-    include: list[Literal["reasoning.encrypted_content"]] | None = Field(
-        None, description="Accepted; thoughts are in the reasoning items as they are."
+    include: list[Literal["reasoning.encrypted_content", "message.output_text.logprobs"]] | None = Field(
+        None,
+        max_length=16,
+        description="message.output_text.logprobs adds the logprob of each token; thoughts are in the reasoning items "
+        "as they are.",
+    )
+    top_logprobs: int | None = Field(
+        None, ge=0, le=20, description="Most likely tokens to report a position; more than 0 includes the logprobs."
     )
     metadata: dict[str, str] | None = Field(None, description="Kept with the response.")
     max_tool_calls: int | None = Field(None, ge=1, description="Accepted; it bounds built-in tools, of which none is.")
-    user: str | None = Field(None, description="Accepted; changes nothing.")
     safety_identifier: str | None = Field(None, description="Accepted; changes nothing.")
-    prompt_cache_key: str | None = Field(None, description="Accepted; prefixes are always cached.")
+    prompt_cache_key: str | None = Field(
+        None, description="Names the session for routing policies that keep one together; prefixes are always cached."
+    )
     prompt_cache_retention: str | None = Field(None, description="Accepted; prefixes are always cached.")
     prompt_cache_options: dict[str, Any] | None = Field(None, description="Accepted; prefixes are always cached.")
     service_tier: str | None = Field(None, description="Accepted; there is one tier.")
-
-    top_k: int | None = Field(None, ge=-1, description="Keep the k most likely tokens; 0 or -1 keeps all.")
-    min_p: float | None = Field(None, ge=0, le=1, description="Drop tokens less likely than min_p times the likeliest.")
-    presence_penalty: float | None = Field(None, ge=-2, le=2, description="Subtracted from tokens in the output.")
-    frequency_penalty: float | None = Field(None, ge=-2, le=2, description="Subtracted per occurrence in the output.")
-    repetition_penalty: float | None = Field(None, gt=0, description="Weakens tokens in prompt or output.")
-    seed: int | None = Field(None, description="Same seed, same tokens.")
-    stop: str | list[str] | None = Field(None, description="Strings that end the answer.")
-    cache_salt: str | None = Field(None, min_length=1, description="Only requests of equal salt share prefix blocks.")
-    priority: Priority | None = Field(None, description="Lower goes first, where the engine schedules by priority.")
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Further names for the template.")
 
     @model_validator(mode="before")
     @classmethod
-    def _refuse(cls, data: Any) -> Any:
+    def _drop_nulls(cls, data: Any) -> Any:
+        """As for every GenerationBody; what asks for nothing is not refused either, as SDKs send it."""
         if not isinstance(data, dict):
             return data
         given = {name for name, value in data.items() if value not in (None, False, [], {}) and value != 0}
@@ -246,8 +273,9 @@ class ResponsesRequest(Closed):
             raise InvalidRequestError("needs tools", param="tool_choice")
         if isinstance(choice, NamedChoice) and choice.name not in names:
             raise InvalidRequestError(f"{choice.name!r} is not one of the tools", param="tool_choice.name")
-        if self.metadata and (len(self.metadata) > 16 or any(len(v) > 512 for v in self.metadata.values())):
-            raise InvalidRequestError("at most 16 entries of at most 512 characters", param="metadata")
+        check_metadata(self.metadata)
+        if self.background and not self.store:
+            raise InvalidRequestError("a background response is kept: needs store=true", param="background")
         if isinstance(self.input, list) and not self.input and self.previous_response_id is None:
             raise InvalidRequestError("the conversation is empty", param="input")
         return self
@@ -261,3 +289,21 @@ class ResponsesRequest(Closed):
     def wants_summary(self) -> bool:
         """Whether thoughts are shown as summaries."""
         return self.reasoning is not None and bool(self.reasoning.summary or self.reasoning.generate_summary)
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether the logprob of each token is reported."""
+        return bool(self.top_logprobs) or LOGPROBS in (self.include or ())
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """The schema without the inherited fields that are refused."""
+        described = handler.resolve_ref_schema(handler(schema))
+        described["properties"] = {k: v for k, v in described["properties"].items() if k not in cls.refused}
+        return described
+
+
+class InputTokensRequest(ResponsesRequest):
+    """Body of POST /v1/responses/input_tokens: that of a response, though a previous response may be all of it."""
+
+    input: str | list[InputItem] = Field(default_factory=list, description="A text, or the items of a conversation.")

@@ -14,7 +14,6 @@ import pytest
 from openai.types.responses import ResponseStreamEvent
 
 from app.api.app import create_app
-from app.api.response_store import ResponseShelf, StoredResponse
 from app.config import IngressConfig, RequestLimits
 
 ADD: Any = {
@@ -160,8 +159,13 @@ def test_pages_of_input_items(http: httpx.Client, say: Say) -> None:
     texts = [item["content"][0]["text"] for page in (first, second) for item in page["data"]]
     assert texts == [item["content"] for item in items]
     assert (first["has_more"], second["has_more"]) == (True, False)
-    for params in ({"limit": 0}, {"limit": "x"}, {"order": "up"}, {"after": "nobody"}):
-        assert http.get(url, params=params).status_code == 400
+    wrong: list[dict[str, Any]] = [{"limit": 0}, {"limit": "x"}, {"limit": "1" * 5009}, {"limit": "٣"}, {"order": "up"}]
+    for params in (*wrong, {"after": "nobody"}, {"after": "x" * 5009}):
+        refused = http.get(url, params=params)
+        assert refused.status_code == 400, params
+        assert refused.json()["error"]["param"] in params
+    for params in ({"starting_after": "1" * 5009}, {"stream": "yes"}):
+        assert http.get(f"/v1/responses/{response_id}", params=params).status_code == 400
 
 
 def test_truncation(sdk: openai.OpenAI, say: Say, prompt_of: PromptOf) -> None:
@@ -197,13 +201,18 @@ def test_truncation(sdk: openai.OpenAI, say: Say, prompt_of: PromptOf) -> None:
         ({"tools": [{"type": "web_search"}]}, "tools", "web_search"),
         ({"tool_choice": "required"}, "tool_choice", "needs tools"),
         ({"tools": [ADD], "tool_choice": {"type": "function", "name": "sub"}}, "tool_choice.name", "sub"),
-        ({"background": True}, "background", "background"),
+        ({"background": True, "store": False}, "background", "store"),
+        ({"n": 2}, "n", "one answer"),
+        ({"max_tokens": 2}, "max_tokens", "max_output_tokens"),
+        ({"logprobs": 2}, "logprobs", "include"),
+        ({"stream": True, "stream_options": {"include_usage": True}}, "stream_options", "usage"),
+        ({"top_k": -2}, "top_k", "greater than or equal"),
         ({"conversation": "c"}, "conversation", "previous_response_id"),
         ({"prompt": {"id": "p"}}, "prompt", "prompts"),
-        ({"top_logprobs": 3}, "top_logprobs", "logprobs"),
+        ({"top_logprobs": 21}, "top_logprobs", "20"),
         ({"include": ["file_search_call.results"]}, "include.0", "encrypted_content"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format", "schema"),
-        ({"temperature": 3}, "temperature", "less than or equal to 2"),
+        ({"temperature": -1}, "temperature", "greater than or equal to 0"),
         ({"max_output_tokens": 600}, "max_output_tokens", "max_output_tokens=600"),
         ({"metadata": {"k": "v" * 513}}, "metadata", "512"),
         ({"previous_response_id": "resp_none"}, "previous_response_id", "not kept"),
@@ -257,20 +266,115 @@ def _hash(tenant: str, key: str) -> str:
     return f"{tenant}=sha256:{hashlib.sha256(key.encode()).hexdigest()}"
 
 
-def test_the_shelf_is_bounded() -> None:
-    shelf = ResponseShelf(max_responses=3, max_bytes=100)
-    shelf.put("t", StoredResponse("a", b"x" * 30))
-    shelf.put("t", StoredResponse("b", b"x" * 30, previous_id="a"))
-    shelf.put("t", StoredResponse("c", b"x" * 30))
-    assert [record.response_id for record in shelf.chain("t", "b")] == ["a", "b"]
-    shelf.put("t", StoredResponse("d", b"x" * 30))  # `c` is now the one unused for longest
-    assert shelf.get("t", "c") is None
-    assert len(shelf.chain("t", "b")) == 2
-    assert shelf.get("other", "b") is None
-    shelf.put("t", StoredResponse("e", b"x" * 90))
-    assert len(shelf) == 1
-    shelf.put("t", StoredResponse("f", b"x" * 101))
-    assert shelf.get("t", "f") is None
-    assert shelf.delete("t", "e")
-    assert not shelf.delete("t", "e")
-    assert shelf.chain("t", "b") == []
+def test_a_response_cut_inside_a_call_is_continued(
+    sdk: openai.OpenAI, served_model: Any, say: Say, prompt_of: PromptOf
+) -> None:
+    say(CALL)
+    first = ask(sdk, tools=[ADD], max_output_tokens=len(served_model.tokenizer.encode(CALL[:-20], False)))
+    assert (first.output[0].type, first.output[0].status) == ("function_call", "incomplete")
+    with pytest.raises(ValueError, match=r"Expecting|Unterminated"):
+        json.loads(first.output[0].arguments)
+    say("Two.")
+    assert ask(sdk, input="go on", previous_response_id=first.id).output_text == "Two."
+    assert "user\nhi<|im_end|>\n<|im_start|>assistant\n<|im_end|>\n<|im_start|>user\ngo on" in prompt_of()
+    sent_back: list[Any] = [*first.output, {"role": "user", "content": "go on"}]
+    assert ask(sdk, input=sent_back).output_text == "Two."
+
+
+def test_what_nobody_reads_is_not_stored(http: httpx.Client, say: Say) -> None:
+    say("yes")
+    part = {"type": "output_text", "text": "x", "annotations": ["y" * 1000], "logprobs": ["z" * 1000]}
+    body = {"input": [{"role": "assistant", "content": [part]}, {"role": "user", "content": "hi"}]}
+    response_id = http.post("/v1/responses", json=body).json()["id"]
+    listed = http.get(f"/v1/responses/{response_id}/input_items", params={"order": "asc"}).json()["data"]
+    assert listed[0]["content"] == [{"type": "output_text", "text": "x", "annotations": []}]
+
+
+def test_a_chain_is_bounded(make_client: Any, served_model: Any, http_to: Any) -> None:
+    client = make_client(served_model)
+    http = http_to(create_app(client, RequestLimits(max_messages=4)))
+    last = None
+    for _ in range(3):
+        answer = http.post(
+            "/v1/responses", json={"input": [], "previous_response_id": last} if last else {"input": "a"}
+        )
+        last = answer.json().get("id")
+    assert answer.status_code == 200
+    for _ in range(4):
+        answer = http.post("/v1/responses", json={"input": [], "previous_response_id": last})
+        last = answer.json().get("id", last)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] in ("input", "previous_response_id")
+
+
+def test_sampling_extensions_reach_the_engine(sdk: openai.OpenAI, client: Any, say: Say) -> None:
+    say("The quick brown fox.")
+    extra = {
+        "top_k": 3, "min_p": 0.1, "seed": 7, "presence_penalty": 0.5, "frequency_penalty": 0.25, "priority": 3,
+        "repetition_penalty": 1.5, "ignore_eos": True, "stop": ["qq"], "stop_token_ids": [5], "min_tokens": 2,
+        "logit_bias": {"7": 1.0}, "bad_words": ["zz"], "allowed_token_ids": list(range(300)), "cache_salt": "s",
+    }  # fmt: skip
+    ask(sdk, extra_body=extra)
+    params = client.requests[-1].sampling_params
+    got = {name: getattr(params, name) for name in extra if hasattr(params, name)}
+    assert got == {
+        **{name: value for name, value in extra.items() if name in got},
+        **{"stop": ("qq",), "bad_words": ("zz",), "logit_bias": {7: 1.0}},
+        **{"stop_token_ids": params.stop_token_ids, "allowed_token_ids": tuple(range(300))},
+    }
+    assert 5 in params.stop_token_ids
+    assert client.requests[-1].priority == 3
+
+
+def test_every_sampling_parameter_is_given_on_or_refused() -> None:
+    from app.api.openai.responses_conversion import to_chat
+    from app.api.openai.responses_protocol import ResponsesRequest
+    from app.engine.sampling_params import SamplingParams
+
+    values: dict[str, Any] = {"allowed_token_ids": [1], "structured_outputs": {"regex": "a"}, "logit_bias": {"1": 1}}
+    for name, field in SamplingParams.model_fields.items():
+        if name not in ResponsesRequest.refused:
+            value = values.get(name, True if field.annotation is bool else ["x"] if name == "bad_words" else 1)
+            value = ["x"] if name == "stop" else [1] if name == "stop_token_ids" else value
+            body = ResponsesRequest.model_validate({"input": "x", name: value})
+            assert getattr(to_chat(body, body.items), name) == getattr(body, name), name
+            assert name in to_chat(body, body.items).model_fields_set, name
+
+
+def test_logprobs(sdk: openai.OpenAI, client: Any, served_model: Any, say: Say) -> None:
+    text = "The quick brown fox."
+    say(text)
+    include: Any = ["message.output_text.logprobs"]
+    whole = ask(sdk, include=include, top_logprobs=2)
+    entries = whole.output[0].content[0].logprobs
+    assert "".join(entry.token for entry in entries) == text
+    ids = served_model.tokenizer.encode(text, False)
+    assert [entry.logprob for entry in entries] == [-token / 100 for token in ids]
+    assert all(len(entry.top_logprobs) == 2 for entry in entries)
+    events = list(ask(sdk, include=include, top_logprobs=2, stream=True))
+    deltas = [event for event in events if event.type == "response.output_text.delta"]
+    assert [entry.token for event in deltas for entry in event.logprobs] == [entry.token for entry in entries]
+    assert events[-1].response.output[0].content[0].logprobs == entries
+    assert all(not part.logprobs for part in ask(sdk).output[0].content)
+    assert len(ask(sdk, include=include).output[0].content[0].logprobs) == len(ids)
+
+
+def test_logprobs_of_a_text_beside_a_call(sdk: openai.OpenAI, client: Any, say: Say) -> None:
+    client.step = 3
+    say(f"Let me add. {CALL}")
+    text = ask(sdk, include=["message.output_text.logprobs"], tools=[ADD]).output[0].content[0]
+    said = "".join(entry.token for entry in text.logprobs)
+    assert said.startswith("Let me add.")
+    assert "arguments" not in said
+
+
+def test_input_tokens(sdk: openai.OpenAI, http: httpx.Client, say: Say) -> None:
+    say("One.")
+    first = ask(sdk, input="first", instructions="Be brief.", tools=[ADD])
+    counted = sdk.responses.input_tokens.count(model="m", input="first", instructions="Be brief.", tools=[ADD])
+    assert (counted.object, counted.input_tokens) == ("response.input_tokens", first.usage.input_tokens)
+    second = ask(sdk, input="second", previous_response_id=first.id)
+    again = sdk.responses.input_tokens.count(model="m", input="second", previous_response_id=first.id)
+    assert again.input_tokens == second.usage.input_tokens
+    refused = http.post("/v1/responses/input_tokens", json={"input": "x", "foo": 1})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "foo")

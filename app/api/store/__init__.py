@@ -1,0 +1,1 @@
+"""What tenants keep on the server: one bounded store, wherever it lives."""

@@ -1,0 +1,24 @@
+"""The kinds of things that are kept, and how much of each: one line a kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from app.api.store.entries import StoreLimits
+from app.api.store.local_store import LocalStore
+from app.api.store.tenant_store import TenantStore, ask_local
+from app.config import IngressConfig
+
+Stores = Callable[[str], TenantStore]  # the store of a kind
+
+
+def store_limits(ingress: IngressConfig) -> dict[str, StoreLimits]:
+    """What bounds each kind."""
+    responses = (ingress.max_stored_responses, ingress.max_stored_bytes)
+    return {"responses": StoreLimits(*responses, *responses, evicts=True)}
+
+
+def local_stores(ingress: IngressConfig) -> Stores:
+    """Stores in this process: enough where there is one ingress replica."""
+    stores = {kind: TenantStore(ask_local(LocalStore(limits))) for kind, limits in store_limits(ingress).items()}
+    return stores.__getitem__

@@ -1,0 +1,276 @@
+"""What tenants keep on the server for later: responses, files, batches.
+
+An entry belongs to the tenant that made it; nobody else finds it. It has a header, which is replaced whole, and chunks,
+which are only ever appended. Whoever works on an entry owns it under a lease: nobody else appends, it is not evicted,
+and an entry whose owner has died is known by its lease.
+
+A store is bounded in entries and bytes. One that evicts makes room at the cost of the tenant that holds most, so no
+tenant can drive out another that holds less; one that does not evict refuses what does not fit.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from app.api.store.entries import StorageFullError, StoreConflictError, Stored, StoreLimits
+
+SWEEP_S = 60.0  # how often expired entries are looked for
+READ_CHUNKS = 1 << 16  # most chunks that one call reads
+
+
+@dataclass(slots=True)
+class _Entry:
+    header: bytes
+    created: int  # counts up
+    chunks: list[bytes] = field(default_factory=list)
+    version: int = 0
+    num_bytes: int = 0
+    previous: str | None = None
+    label: str = ""
+    owner: str = ""
+    lease_until: float = 0.0
+    expires_at: float | None = None
+
+    def is_held(self, now: float) -> bool:
+        """Whether its owner is known to work on it."""
+        return bool(self.owner) and now < self.lease_until
+
+
+@dataclass(slots=True)
+class _Tenant:
+    entries: OrderedDict[str, _Entry] = field(default_factory=OrderedDict)  # the longest unused first
+    num_bytes: int = 0
+
+
+class LocalStore:
+    """The entries of one kind, synchronously."""
+
+    def __init__(self, limits: StoreLimits, clock: Callable[[], float] = time.monotonic) -> None:
+        self._limits = limits
+        self._clock = clock
+        self._tenants: dict[str, _Tenant] = {}
+        self._num_entries = self._num_bytes = self._num_created = 0
+        self._swept = clock()
+
+    def __len__(self) -> int:
+        return self._num_entries
+
+    def put(
+        self,
+        tenant: str,
+        key: str,
+        header: bytes,
+        *,
+        append: Sequence[bytes] = (),
+        version: int | None = None,
+        owner: str = "",
+        lease_s: float = 0.0,
+        expires_s: float | None = None,
+        previous: str | None = None,
+        label: str = "",
+    ) -> int:
+        """Write an entry's header and append chunks; its new version. `version` 0: it must be new; another number: it
+        must still be the one there. `owner` "" gives up the lease. StoreConflictError or StorageFullError.
+        """
+        self._sweep()
+        entry = self._find(tenant, key)
+        if version is not None and version != (entry.version if entry is not None else 0):
+            raise StoreConflictError(f"{key} was changed meanwhile")
+        grown = len(header) - (len(entry.header) if entry is not None else 0) + sum(map(len, append))
+        self._make_room(tenant, int(entry is None), grown, key)
+        if entry is None:
+            self._num_created += 1
+            entry = _Entry(b"", self._num_created, previous=previous, label=label)
+            self._tenants.setdefault(tenant, _Tenant()).entries[key] = entry
+            self._num_entries += 1
+        now = self._clock()
+        entry.header, entry.owner, entry.lease_until = header, owner, now + lease_s
+        if expires_s is not None:
+            entry.expires_at = now + expires_s
+        entry.version += 1
+        self._grow(tenant, entry, append, grown)
+        return entry.version
+
+    def append(self, tenant: str, key: str, chunks: Sequence[bytes], owner: str) -> int:
+        """Add chunks to an entry of `owner`; how many it has then. StoreConflictError or StorageFullError."""
+        entry = self._owned(tenant, key, owner)
+        grown = sum(map(len, chunks))
+        self._make_room(tenant, 0, grown, key)
+        self._grow(tenant, entry, chunks, grown)
+        return len(entry.chunks)
+
+    def renew(self, tenant: str, key: str, owner: str, lease_s: float) -> int:
+        """Prolong the lease of `owner`; the entry's version. StoreConflictError when it is another's by now."""
+        entry = self._owned(tenant, key, owner)
+        entry.lease_until = self._clock() + lease_s
+        return entry.version
+
+    def take(self, tenant: str, key: str, owner: str, lease_s: float) -> Stored | None:
+        """Make `owner` the owner, whoever was it; None when there is no such entry."""
+        entry = self._find(tenant, key)
+        if entry is None:
+            return None
+        self._give(entry, owner, lease_s)
+        return self._stored(key, entry)
+
+    def claim(self, owner: str, lease_s: float) -> tuple[str, Stored] | None:
+        """Take an entry whose owner's lease has run out; its tenant and the entry, None where there is none."""
+        now = self._clock()
+        for name, tenant in self._tenants.items():
+            for key, entry in tenant.entries.items():
+                if entry.owner and not entry.is_held(now):
+                    self._give(entry, owner, lease_s)
+                    return name, self._stored(key, entry)
+        return None
+
+    def get(self, tenant: str, key: str) -> Stored | None:
+        """One entry; None when it is not kept."""
+        entry = self._find(tenant, key)
+        return None if entry is None else self._stored(key, entry)
+
+    def read(self, tenant: str, key: str, start: int, max_bytes: int) -> list[bytes] | None:
+        """Chunks from number `start` on: one, and more while all have at most `max_bytes`. None: it is not kept."""
+        entry = self._find(tenant, key)
+        if entry is None:
+            return None
+        found: list[bytes] = []
+        for chunk in entry.chunks[start : start + READ_CHUNKS]:
+            max_bytes -= len(chunk)
+            if found and max_bytes < 0:
+                break
+            found.append(chunk)
+        return found
+
+    def chain(self, tenant: str, key: str, max_entries: int, max_bytes: int) -> list[tuple[Stored, bytes]]:
+        """The entry and those before it, the oldest first, each with its first chunk; all count as used now.
+
+        [] when it, or one before it, is not kept. Where there are more than allowed, the oldest are missing: then the
+        first one found names a previous one.
+        """
+        found: list[tuple[Stored, bytes]] = []
+        wanted: str | None = key
+        while wanted is not None and len(found) < max_entries and max_bytes >= 0:
+            entry = self._find(tenant, wanted)
+            if entry is None:
+                return []
+            first = entry.chunks[0] if entry.chunks else b""
+            max_bytes -= len(entry.header) + len(first)
+            found.append((self._stored(wanted, entry), first))
+            wanted = entry.previous
+        for stored, _ in found:
+            self._tenants[tenant].entries.move_to_end(stored.key)
+        return found[::-1]
+
+    def page(self, tenant: str, after: str | None, limit: int, newest_first: bool, label: str = "") -> list[Stored]:
+        """At most `limit` entries in the order of their making, those after `after`; StoreConflictError when that one
+        is not kept."""
+        self._sweep(at_once=True)
+        entries = self._tenants[tenant].entries if tenant in self._tenants else {}
+        if after is not None and after not in entries:
+            raise StoreConflictError(f"{after} is not kept")
+        bound = entries[after].created if after is not None else None
+        wanted = [
+            (key, entry)
+            for key, entry in entries.items()
+            if (not label or entry.label == label)
+            and (bound is None or (entry.created < bound if newest_first else entry.created > bound))
+        ]
+        wanted.sort(key=lambda pair: pair[1].created, reverse=newest_first)
+        return [self._stored(key, entry) for key, entry in wanted[:limit]]
+
+    def count_owned(self, tenant: str) -> int:
+        """How many entries of a tenant somebody works on."""
+        found = self._tenants.get(tenant)
+        return sum(bool(entry.owner) for entry in found.entries.values()) if found is not None else 0
+
+    def delete(self, tenant: str, key: str) -> bool:
+        """Forget an entry; False when it was not kept."""
+        found = self._tenants.get(tenant)
+        entry = found.entries.pop(key, None) if found is not None else None
+        if found is None or entry is None:
+            return False
+        found.num_bytes -= entry.num_bytes
+        self._num_bytes -= entry.num_bytes
+        self._num_entries -= 1
+        if not found.entries:
+            del self._tenants[tenant]
+        return True
+
+    def _find(self, tenant: str, key: str) -> _Entry | None:
+        entries = self._tenants[tenant].entries if tenant in self._tenants else {}
+        entry = entries.get(key)
+        if entry is not None and entry.expires_at is not None and entry.expires_at <= self._clock():
+            self.delete(tenant, key)
+            return None
+        return entry
+
+    def _owned(self, tenant: str, key: str, owner: str) -> _Entry:
+        entry = self._find(tenant, key)
+        if entry is None or entry.owner != owner:
+            raise StoreConflictError(f"{key} is gone, or somebody else's by now")
+        return entry
+
+    def _give(self, entry: _Entry, owner: str, lease_s: float) -> None:
+        entry.owner, entry.lease_until = owner, self._clock() + lease_s
+        entry.version += 1
+
+    def _stored(self, key: str, entry: _Entry) -> Stored:
+        is_lost = bool(entry.owner) and not entry.is_held(self._clock())
+        counts = (entry.version, len(entry.chunks), entry.num_bytes)
+        return Stored(key, entry.header, *counts, entry.previous, entry.owner, is_lost)
+
+    def _grow(self, tenant: str, entry: _Entry, chunks: Sequence[bytes], num_bytes: int) -> None:
+        entry.chunks += chunks
+        entry.num_bytes += num_bytes
+        self._tenants[tenant].num_bytes += num_bytes
+        self._num_bytes += num_bytes
+
+    def _make_room(self, tenant: str, num_entries: int, num_bytes: int, key: str) -> None:
+        """Room for so much more of a tenant's, at the cost of anything but the entry `key` that grows."""
+        limits = self._limits
+        entry = self._find(tenant, key)
+        size = num_bytes + (entry.num_bytes if entry is not None else 0)
+        fits = size <= min(limits.max_bytes, limits.max_tenant_bytes)  # else nothing is forgotten for it
+        while True:
+            own = self._tenants.get(tenant) or _Tenant()
+            own_count, own_bytes = len(own.entries) + num_entries, own.num_bytes + num_bytes
+            if own_count > limits.max_tenant_entries or own_bytes > limits.max_tenant_bytes:
+                victims = [tenant]
+            elif self._num_entries + num_entries > limits.max_entries:
+                victims = self._largest(tenant, num_entries, lambda held: len(held.entries))
+            elif self._num_bytes + num_bytes > limits.max_bytes:
+                victims = self._largest(tenant, num_bytes, lambda held: held.num_bytes)
+            else:
+                return
+            if not limits.evicts or not fits or not any(self._evict(name, key) for name in victims):
+                raise StorageFullError(
+                    f"no room: {self._num_entries} entries with {self._num_bytes} bytes are kept, of them "
+                    f"{len(own.entries)} with {own.num_bytes} bytes of yours; delete some, or let them expire"
+                )
+
+    def _largest(self, tenant: str, growth: int, size: Callable[[_Tenant], int]) -> list[str]:
+        """Tenants by what they hold, the largest first; `tenant`, who wants to grow, before an equal one."""
+        sizes = {name: size(held) for name, held in self._tenants.items()}
+        sizes[tenant] = sizes.get(tenant, 0) + growth
+        return sorted(sizes, key=lambda name: (-sizes[name], name != tenant))
+
+    def _evict(self, tenant: str, but: str) -> bool:
+        """Forget what a tenant did not use for longest and nobody works on; False when there is nothing such."""
+        found, now = self._tenants.get(tenant), self._clock()
+        entries = found.entries if found is not None else {}
+        oldest = next((key for key, entry in entries.items() if key != but and not entry.is_held(now)), None)
+        return oldest is not None and self.delete(tenant, oldest)
+
+    def _sweep(self, at_once: bool = False) -> None:
+        """Forget what has expired."""
+        now = self._clock()
+        if not at_once and now - self._swept < SWEEP_S:
+            return
+        self._swept = now
+        for name, tenant in list(self._tenants.items()):
+            for key, entry in list(tenant.entries.items()):
+                if entry.expires_at is not None and entry.expires_at <= now:
+                    self.delete(name, key)

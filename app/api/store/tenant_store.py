@@ -1,0 +1,79 @@
+"""The store as the HTTP routes use it: awaited, and the same for every ingress replica."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol, cast
+
+from app.api.store.entries import Stored
+from app.api.store.local_store import LocalStore
+
+
+class Ask(Protocol):
+    """Calls a method of a LocalStore, wherever that is; raises what it raises."""
+
+    async def __call__(self, method: str, *arguments: Any, **named: Any) -> Any:
+        """The method's result."""
+        ...
+
+
+def ask_local(store: LocalStore) -> Ask:
+    """Asks a store of this process: enough where there is one ingress replica."""
+
+    async def ask(method: str, *arguments: Any, **named: Any) -> Any:
+        return getattr(store, method)(*arguments, **named)
+
+    return ask
+
+
+class TenantStore:
+    """A LocalStore that may be elsewhere: the same methods, awaited. EngineDeadError when it does not answer."""
+
+    def __init__(self, ask: Ask) -> None:
+        self._ask = ask
+
+    async def put(self, tenant: str, key: str, header: bytes, **options: Any) -> int:
+        """See LocalStore.put."""
+        return cast(int, await self._ask("put", tenant, key, header, **options))
+
+    async def append(self, tenant: str, key: str, chunks: Sequence[bytes], owner: str) -> int:
+        """See LocalStore.append."""
+        return cast(int, await self._ask("append", tenant, key, chunks, owner))
+
+    async def renew(self, tenant: str, key: str, owner: str, lease_s: float) -> int:
+        """See LocalStore.renew."""
+        return cast(int, await self._ask("renew", tenant, key, owner, lease_s))
+
+    async def take(self, tenant: str, key: str, owner: str, lease_s: float) -> Stored | None:
+        """See LocalStore.take."""
+        return cast(Stored | None, await self._ask("take", tenant, key, owner, lease_s))
+
+    async def claim(self, owner: str, lease_s: float) -> tuple[str, Stored] | None:
+        """See LocalStore.claim."""
+        return cast(tuple[str, Stored] | None, await self._ask("claim", owner, lease_s))
+
+    async def get(self, tenant: str, key: str) -> Stored | None:
+        """See LocalStore.get."""
+        return cast(Stored | None, await self._ask("get", tenant, key))
+
+    async def read(self, tenant: str, key: str, start: int, max_bytes: int = 4 << 20) -> list[bytes] | None:
+        """See LocalStore.read."""
+        return cast(list[bytes] | None, await self._ask("read", tenant, key, start, max_bytes))
+
+    async def chain(self, tenant: str, key: str, max_entries: int, max_bytes: int) -> list[tuple[Stored, bytes]]:
+        """See LocalStore.chain."""
+        return cast(list[tuple[Stored, bytes]], await self._ask("chain", tenant, key, max_entries, max_bytes))
+
+    async def page(
+        self, tenant: str, after: str | None, limit: int, newest_first: bool, label: str = ""
+    ) -> list[Stored]:
+        """See LocalStore.page."""
+        return cast(list[Stored], await self._ask("page", tenant, after, limit, newest_first, label))
+
+    async def count_owned(self, tenant: str) -> int:
+        """See LocalStore.count_owned."""
+        return cast(int, await self._ask("count_owned", tenant))
+
+    async def delete(self, tenant: str, key: str) -> bool:
+        """See LocalStore.delete."""
+        return cast(bool, await self._ask("delete", tenant, key))
