@@ -30,7 +30,9 @@ from app.text.tokenizer import Tokenizer, read_tokenizer_config
 Message = dict[str, Any]
 # Marks where the last message ends, so that what the template writes after it can be cut away.
 _END_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
-RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
+RESERVED = frozenset(
+    (*("messages", "tools", "documents", "add_generation_prompt", "continue_final_message"), "chat_template")
+)
 
 
 class ChatTemplate:

@@ -89,6 +89,7 @@ def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
         ({"request_id": "a b"}, "request_id", "pattern"),
         ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message", "excludes"),
         ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs.tools", "field of its own"),
+        ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs.chat_template", "field of its own"),
     ],
 )
 def test_bad_chat_fields(http: httpx.Client, fields: dict[str, Any], param: str | None, words: str) -> None:

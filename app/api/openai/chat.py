@@ -58,21 +58,21 @@ def _choice(entry: Collected, conversation: Conversation, body: ChatRequest) -> 
     output = entry.output
     names = token_names(conversation.model.tokenizer, body.return_tokens_as_token_ids)
     message, num_calls = _message(output, conversation, body.include_reasoning)
-    choice: dict[str, Any] = {
+    return {
         "index": output.index,
         "message": message,
         "logprobs": chat_logprobs(output.logprobs or (), names) if body.logprobs else None,
         "finish_reason": chat_finish_reason(output.finish_reason, num_calls, body.calls_finish_reason()),
         "stop_reason": output.stop_reason,
+        "token_ids": output.token_ids if body.return_token_ids else None,
     }
-    return choice | ({"token_ids": output.token_ids} if body.return_token_ids else {})
 
 
 def _message(
     output: CompletionOutput, conversation: Conversation, include_reasoning: bool
 ) -> tuple[dict[str, Any], int]:
     """The assistant's message, and how many calls are in it."""
-    message: dict[str, Any] = {"role": "assistant", "content": output.text, "refusal": None}
+    message: dict[str, Any] = {"role": "assistant", "content": output.text, "refusal": None, "reasoning": None}
     if not conversation.parsers:
         return message, 0
     answer, parser = ParsedAnswer(), conversation.parsers[output.index]
@@ -92,7 +92,8 @@ def _message(
 def _prompt_fields(
     stream: EventStream, collected: list[Collected], body: ChatRequest, model: ServedModel
 ) -> dict[str, Any]:
-    fields: dict[str, Any] = {}
+    """vLLM's extensions about the prompt; null where they are not asked for, as clients read them without asking."""
+    fields: dict[str, Any] = {"prompt_logprobs": None, "prompt_token_ids": None, "kv_transfer_params": None}
     entries = collected[0].prompt_logprobs
     if body.prompt_logprobs is not None and entries is not None:
         fields["prompt_logprobs"] = prompt_logprobs(entries, model.tokenizer)

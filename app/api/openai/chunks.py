@@ -59,12 +59,15 @@ class ChunkFormat(EventFormat):
         # Chunks that carry nothing but text take the short way.
         self._is_plain = not (wishes.continuous_usage or wishes.logprobs or wishes.token_ids)
 
-    def chunk(self, choice: dict[str, Any]) -> str:
-        """One chunk about one choice."""
+    def chunk(self, choice: dict[str, Any], *, is_start: bool = False, **head: Any) -> str:
+        """One chunk about one choice; `head` are fields beside `choices`. At the start no output counts yet."""
         body = self._frame + json.dumps(choice, ensure_ascii=False)
+        close = self._close
         if self._wishes.continuous_usage:
-            return f'{body}], "usage": {json.dumps(usage(self._choices, self._counts_output))}{_END}'
-        return body + self._close
+            close = f'], "usage": {json.dumps(usage(self._choices, self._counts_output and not is_start))}{_END}'
+        if head:
+            close = close.removesuffix(_END) + f", {json.dumps(head, ensure_ascii=False)[1:]}\n\n"
+        return body + close
 
     def end(self) -> str:
         """The usage chunk, if wanted, and the end of the stream."""
@@ -90,7 +93,7 @@ class ChatChunks(ChunkFormat):
 
     def start(self) -> str:
         """The role of each choice."""
-        return "".join(self._delta(choice, {"role": "assistant", "content": ""}) for choice in self._choices)
+        return "".join(map(self._role, self._choices))
 
     def event(self, event: Event) -> str:
         """Thought, text, calls and finish of one engine output."""
@@ -103,6 +106,15 @@ class ChatChunks(ChunkFormat):
         out = self._delta(choice, deltas[0] if deltas else {"content": ""}, **extra) if deltas or extra else ""
         out += "".join(self._delta(choice, fields) for fields in deltas[1:])
         return out + self._finish(choice, delta) if delta.finish_reason is not None else out
+
+    def _role(self, choice: Choice) -> str:
+        """The first chunk of a choice; the very first brings the prompt's token ids, where they are asked for."""
+        head: dict[str, Any] = {}
+        if self._wishes.token_ids and choice.index == 0:
+            head["prompt_token_ids"] = choice.request.prompt_token_ids
+        delta = {"role": "assistant", "content": ""}
+        fields = {"index": choice.index, "delta": delta, "logprobs": None, "finish_reason": None}
+        return self.chunk(fields, is_start=True, **head)
 
     def _parse(self, choice: Choice, delta: TextDelta) -> list[Part]:
         if not self._parsers:
@@ -170,6 +182,7 @@ class CompletionChunks(ChunkFormat):
         super().__init__(head, choices, tokenizer, wishes, counts_output=not hides_output)
         self._echoes = echoes
         self._hides_output = hides_output
+        self._begun: set[int] = set()  # choices whose prompt's token ids have been sent
         self._prefixes = [f'{self._frame}{{"index": {c.index}, "text": ' for c in choices]
         self._suffix = f', "logprobs": null, "finish_reason": null}}{self._close}'
 
@@ -177,7 +190,8 @@ class CompletionChunks(ChunkFormat):
         """The echoed prompts, unless they must wait for their logprobs."""
         if not self._echoes or self._wishes.logprobs:
             return ""
-        return "".join(self._text(choice, self._echoes[choice.index].text) for choice in self._choices)
+        texts = [(choice, self._echoes[choice.index].text) for choice in self._choices]
+        return "".join(self._text(choice, text, is_start=True) for choice, text in texts)
 
     def event(self, event: Event) -> str:
         """Text and finish of one engine output."""
@@ -209,9 +223,12 @@ class CompletionChunks(ChunkFormat):
             extra["token_ids"] = delta.token_ids
         return self._text(choice, delta.text, **extra) if delta.text or extra else ""
 
-    def _text(self, choice: Choice, text: str, **extra: Any) -> str:
+    def _text(self, choice: Choice, text: str, *, is_start: bool = False, **extra: Any) -> str:
         fields = {"index": choice.index, "text": text, "logprobs": None, "finish_reason": None, **extra}
-        return self.chunk(fields)
+        if self._wishes.token_ids and choice.index not in self._begun:
+            self._begun.add(choice.index)
+            fields["prompt_token_ids"] = choice.request.prompt_token_ids
+        return self.chunk(fields, is_start=is_start)
 
 
 def call_fields(name: str, call_id: str) -> dict[str, Any]:

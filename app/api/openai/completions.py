@@ -56,6 +56,7 @@ def completion_routes(client: EngineClient, limits: RequestLimits) -> APIRouter:
         shown = best_choices(collected, body.n) if body.must_rank else collected
         choices = [_choice(entry, echoes, body, model) for entry in shown]
         answer = head.fields("text_completion") | {"choices": choices, "usage": usage(stream.choices, not hides_output)}
+        answer["kv_transfer_params"] = None
         return JSONResponse(answer, headers=response_headers(stream))
 
     return router
@@ -80,7 +81,7 @@ def _echoes(body: CompletionRequest, prompts: list[Prompt], model: ServedModel) 
     """One Echo for each choice; [] without echo."""
     if not body.echo:
         return []
-    echoes = [Echo.of(prompt, model.tokenizer, body.skip_special_tokens) for prompt in prompts]
+    echoes = [Echo.of(prompt, model.tokenizer) for prompt in prompts]
     return [echo for echo in echoes for _ in range(body.n)]
 
 
@@ -96,6 +97,9 @@ def _choice(entry: Collected, echoes: list[Echo], body: CompletionRequest, model
         "logprobs": None if body.logprobs is None else _logprobs(entry, echo, is_scored_only, names),
         "finish_reason": "length" if is_scored_only else output.finish_reason,
         "stop_reason": None if is_scored_only else output.stop_reason,
+        "prompt_logprobs": None,
+        "prompt_token_ids": None,
+        "token_ids": None,
     }
     if body.prompt_logprobs is not None and entry.prompt_logprobs is not None:
         choice["prompt_logprobs"] = prompt_logprobs(entry.prompt_logprobs, model.tokenizer)

@@ -22,19 +22,26 @@ class Echo:
     offsets: list[int]  # where each token's text begins
 
     @classmethod
-    def of(cls, prompt: Prompt, tokenizer: Tokenizer, skip_special_tokens: bool) -> Echo:
-        """What to show for `prompt`: the client's own text, or the text of its token ids."""
-        # In a prompt given as text, special tokens are either the tokenizer's (not shown) or the client's (shown).
-        detokenizer = create_detokenizer(tokenizer, skip_special_tokens)
+    def of(cls, prompt: Prompt, tokenizer: Tokenizer) -> Echo:
+        """What to show for `prompt`: the client's own text, or that of all its token ids, special ones among them."""
+        detokenizer = create_detokenizer(tokenizer, skip_special_tokens=False)
         offsets, position = [], 0
         for token_id in prompt.token_ids:
             offsets.append(position)
-            position += len(detokenizer.push(token_id))
+            if not _is_added(token_id, prompt.text, position, tokenizer):
+                position += len(detokenizer.push(token_id))
         text = prompt.text
         if text is None:
-            text = tokenizer.decode(prompt.token_ids, skip_special_tokens)
+            text = tokenizer.decode(prompt.token_ids, skip_special_tokens=False)
         return cls(text, prompt.token_ids, offsets)
 
     def logprobs(self, entries: Sequence[TokenLogprobs | None], tokenizer: TokenNames) -> dict[str, Any]:
         """The prompt's part of `choices[].logprobs`; the first token has none."""
         return completion_logprobs(entries, self.token_ids, self.offsets, tokenizer)
+
+
+def _is_added(token_id: int, text: str | None, position: int, tokenizer: Tokenizer) -> bool:
+    """Whether the tokenizer put this special token beside the client's text, which then does not show it."""
+    if text is None or token_id not in tokenizer.special_token_ids:
+        return False
+    return not text.startswith(tokenizer.token_text(token_id), position)

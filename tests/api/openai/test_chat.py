@@ -116,6 +116,7 @@ def test_continuous_usage(http: httpx.Client, client: Any) -> None:
     counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
     assert counts == sorted(counts)
     assert counts[-1] == counts[-2] > counts[1]
+    assert counts[0] == 0, "the role is no token"
 
 
 def test_stop_strings_across_tokens(sdk: openai.OpenAI, client: Any) -> None:
@@ -365,6 +366,15 @@ def test_extensions_in_the_answer(http: httpx.Client, client: Any) -> None:
     chunks = events(http, "/v1/chat/completions", {"messages": HI, "return_token_ids": True})
     ids = [i for chunk in chunks for choice in chunk["choices"] for i in choice.get("token_ids", [])]
     assert ids == answer["choices"][0]["token_ids"]
+    assert [chunk["prompt_token_ids"] for chunk in chunks if "prompt_token_ids" in chunk] == [request.prompt_token_ids]
+    assert "prompt_token_ids" in chunks[0]
+    plain = http.post("/v1/chat/completions", json={"messages": HI}).json()
+    for fields, names in (
+        (plain, ("prompt_logprobs", "prompt_token_ids", "kv_transfer_params")),
+        (plain["choices"][0], ("logprobs", "token_ids", "stop_reason")),
+        (plain["choices"][0]["message"], ("reasoning", "refusal")),
+    ):
+        assert {name: fields[name] for name in names} == dict.fromkeys(names), "null, but there"
     cut = http.post("/v1/chat/completions", json={"messages": HI, "truncate_prompt_tokens": 3})
     assert cut.json()["usage"]["prompt_tokens"] == 3
     assert client.requests[-1].prompt_token_ids == request.prompt_token_ids[-3:]

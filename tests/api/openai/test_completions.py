@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import httpx
@@ -70,6 +71,19 @@ def test_echo_of_token_ids_is_their_text(sdk: openai.OpenAI, client: Any) -> Non
     say(client, "!")
     ids = client.models["m"].tokenizer.encode("東京 fox")
     assert sdk.completions.create(model="m", prompt=ids, echo=True).choices[0].text == "東京 fox!"
+
+
+def test_echo_shows_the_special_tokens_that_its_logprobs_list(sdk: openai.OpenAI, client: Any) -> None:
+    say(client, "!")
+    text = "<|im_start|>user\nfox<|im_end|>"
+    ids = client.models["m"].tokenizer.encode(text)
+    for prompt in (ids, text):
+        choice = sdk.completions.create(model="m", prompt=prompt, echo=True, logprobs=0, max_tokens=1).choices[0]
+        assert choice.text == text + "!"
+        assert choice.logprobs is not None
+        assert "".join(choice.logprobs.tokens or []) == text + "!"
+        for token, offset in zip(choice.logprobs.tokens or [], choice.logprobs.text_offset or [], strict=True):
+            assert choice.text.startswith(token, offset)
 
 
 def check_logprobs(logprobs: Any, text: str) -> None:
@@ -144,5 +158,16 @@ def test_extensions(http: httpx.Client, client: Any) -> None:
     assert choice["prompt_token_ids"] == client.requests[-1].prompt_token_ids
     assert len(choice["prompt_logprobs"]) == len(choice["prompt_token_ids"])
     assert choice["token_ids"][-1] == client.models["m"].tokenizer.eos_token_id
+    plain = http.post("/v1/completions", json={"prompt": "The quick fox"}).json()
+    names = ("prompt_logprobs", "prompt_token_ids", "token_ids", "logprobs", "stop_reason")
+    assert {name: plain["choices"][0][name] for name in names} == dict.fromkeys(names), "null, but there"
+    assert plain["kv_transfer_params"] is None
+    for echo in (False, True):
+        two = {"prompt": ["The quick fox", "dog"], "return_token_ids": True, "stream": True, "echo": echo}
+        lines = http.post("/v1/completions", json=two).text.split("\n\n")
+        chunks = [json.loads(line[6:])["choices"][0] for line in lines if line.startswith("data: {")]
+        told = {c["index"]: c["prompt_token_ids"] for c in chunks if "prompt_token_ids" in c}
+        assert told == {i: client.models["m"].tokenizer.encode(text) for i, text in enumerate(two["prompt"])}
+        assert sum("prompt_token_ids" in c for c in chunks) == 2
     equal = http.post("/v1/completions", json={"prompt": "x", "n": 2, "best_of": 2})
     assert equal.status_code == 200
