@@ -31,6 +31,7 @@ ROWS: dict[str, int] = {
     "app.engine.logits_processors": 3,
     "app.engine.pooling": 3,
     "app.engine.sampling": 3,
+    "app.engine.row_feature": 3,
     "app.engine.worker": 3,
     "app.engine.executor": 4,
     "app.engine.core": 4,

@@ -1,4 +1,4 @@
-"""Prints which kernels ordinary requests compile or load once the engine is ready: run by test_rehearsal_gpu.py in a
+"""Prints which kernels ordinary requests compile or load once the engine is ready: run by test_warm_up_gpu.py in a
 process of its own, where nothing is loaded yet."""
 
 from __future__ import annotations

@@ -14,11 +14,13 @@ from app.engine.core import EngineCore
 from app.engine.executor.in_process import InProcessExecutor
 from app.engine.model_info import ModelInfo
 from app.engine.worker import cascade_choice
-from app.engine.worker.model_runner import ModelRunner
+from app.engine.worker.cascade_choice import CascadeChoice
+from app.engine.worker.worker import Worker
 from app.errors import ConfigError
 from app.kernels.attention import triton_decode, triton_ops, triton_splits
 from app.kernels.attention.triton_decode import DecodeTile
 from tests.engine.core_driver import KEY, assert_idle, make_request, run
+from tests.engine.worker_driver import decode_statically
 from tests.tiny_models import hf_greedy, hf_model, tiny_model
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter's: see test_engine_on_gpu.py")
@@ -43,7 +45,7 @@ class Watch:
 def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
     """Triton's attention on the CPU, with splits short enough for short prompts to have several."""
     monkeypatch.setattr(
-        "app.engine.worker.worker.select_attention", lambda *_: (triton_ops.OPS, "attention: triton (interpreted)")
+        "app.engine.worker.placement.select_attention", lambda *_: (triton_ops.OPS, "attention: triton (interpreted)")
     )
     monkeypatch.setattr(triton_splits, "SPLIT_KEYS", 32)
     monkeypatch.setattr(triton_decode, "choose_tile", lambda *_: DecodeTile(keys=32, num_warps=4, num_stages=2))
@@ -64,12 +66,17 @@ def started(**options: Any) -> Iterator[EngineCore]:
     core.shutdown()
 
 
-def runner_of(core: EngineCore) -> ModelRunner:
+def worker_of(core: EngineCore) -> Worker:
     executor = core.executor
     assert isinstance(executor, InProcessExecutor)
-    runner = executor._worker._runner
-    assert isinstance(runner, ModelRunner)
-    return runner
+    assert executor._worker is not None
+    return executor._worker
+
+
+def cascade_of(core: EngineCore) -> CascadeChoice | None:
+    runner = worker_of(core)._runner
+    assert runner is not None
+    return runner._cascade
 
 
 def prompts() -> list[list[int]]:
@@ -97,9 +104,8 @@ def test_tokens_equal_transformers(watch: Watch, monkeypatch: pytest.MonkeyPatch
     judge, wanted = hf_model(tiny_model("llama", num_hidden_layers=1)), prompts()
     expected = [hf_greedy(judge, prompt, MAX_TOKENS) for prompt in wanted]
     core = next(cores := started(num_blocks=14, cascade_attention="auto" if static else "on"))
-    runner = runner_of(core)
     if static:
-        runner.decode = runner.static_step([2, 4, 8], torch.float32, [2, 8])
+        decode_statically(worker_of(core), [2, 4, 8], (2, 8))
     requests = [
         make_request(f"r{i}", prompt, max_tokens=MAX_TOKENS, temperature=0.0, ignore_eos=True)
         for i, prompt in enumerate(wanted)
@@ -124,12 +130,12 @@ def test_tokens_equal_transformers(watch: Watch, monkeypatch: pytest.MonkeyPatch
 def test_off_and_too_little_to_share(watch: Watch) -> None:
     """`auto` leaves the kernel alone where it would save too little."""
     core = next(cores := started(num_blocks=32, cascade_attention="auto"))
-    assert runner_of(core).cascade is not None
+    assert cascade_of(core) is not None
     run(core, [make_request(f"r{i}", prompt, max_tokens=2) for i, prompt in enumerate(prompts()[:2])])
     next(cores, None)
     assert not watch.runs
     core = next(cores := started(num_blocks=32, cascade_attention="off"))
-    assert runner_of(core).cascade is None
+    assert cascade_of(core) is None
     next(cores, None)
 
 
@@ -154,5 +160,5 @@ def test_on_is_refused_where_nothing_can_be_shared(
             assert error.value.param == "cascade_attention"
         else:
             core.start()
-            assert runner_of(core).cascade is None
+            assert cascade_of(core) is None
             core.shutdown()

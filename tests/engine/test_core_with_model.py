@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 import pytest
-import torch
 
 from app.config import EngineConfig
 from app.engine.core import EngineCore
@@ -18,6 +17,7 @@ from app.engine.executor.in_process import InProcessExecutor
 from app.engine.model_info import ModelInfo
 from app.engine.request import EngineRequest
 from tests.engine.core_driver import KEY, Results, assert_idle, make_request, run
+from tests.engine.worker_driver import decode_statically
 from tests.tiny_models import hf_greedy, hf_model, tiny_model
 
 MAX_TOKENS = 24
@@ -130,9 +130,7 @@ def test_steps_over_static_tensors_say_the_same_when_preempted_and_aborted() -> 
         expected = run(core, requests).tokens
     with started_core(num_blocks=64, max_num_seqs=32, max_inflight_steps=3) as core:
         worker = cast("InProcessExecutor", core.executor)._worker
-        assert worker is not None
-        assert worker._runner is not None
-        worker._runner.decode = worker._runner.static_step([1, 4, 8, 32], torch.float32)
+        decode_statically(worker, [1, 4, 8, 32])
         found = run(core, requests, each_step=lambda step: core.abort_requests(["r3"] if step == 12 else []))
         assert core.stats().preemptions_total > 0
         assert_idle(core)

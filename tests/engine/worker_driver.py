@@ -13,6 +13,7 @@ import numpy as np
 from app.config import EngineConfig
 from app.engine.sampling_params import SamplingParams
 from app.engine.step import ModelRunnerOutput, NewRequest, SchedulerOutput, TokenLogprobs
+from app.engine.worker.graphs.decode_step import DecodeStep
 from app.engine.worker.worker import Worker
 
 
@@ -36,6 +37,17 @@ class Run:
 
 def greedy(max_tokens: int, **more: Any) -> SamplingParams:
     return SamplingParams(**{"temperature": 0.0, "max_tokens": max_tokens, "seed": 0, **more})
+
+
+def decode_statically(
+    worker: Worker | None, sizes: list[int], cascade_sizes: tuple[int, ...] = (), kind: type[DecodeStep] = DecodeStep
+) -> DecodeStep:
+    """Make a started worker decode over static tensors, as a GPU's does, without the capture."""
+    assert worker is not None
+    assert worker._runner is not None
+    step = kind(worker._runner._forward, worker._runner._state, sizes, cascade_sizes)
+    worker._runner._decode = step
+    return step
 
 
 class Driver:

@@ -47,7 +47,9 @@ class KVCacheSpec:
 
     @classmethod
     def of(cls, layers: list[Attention], block_size: int, dtype: torch.dtype) -> KVCacheSpec:
-        """The cache that these layers need."""
+        """The cache that these layers need: none without layers."""
+        if not layers:
+            return cls(0, 0, 0, block_size, dtype)
         return cls(len(layers), layers[0].num_kv_heads, layers[0].head_dim, block_size, dtype)
 
     @property
@@ -64,3 +66,23 @@ class KVCacheSpec:
         """Zeroed, so that slots nobody wrote are finite when a masked product touches them."""
         shape = (num_blocks, 2, self.num_kv_heads, self.block_size, self.head_dim)
         return [torch.zeros(shape, dtype=self.dtype, device=device) for _ in range(self.num_layers)]
+
+
+class KVCache:
+    """The cache of this rank's layers. `tensors` is one list for good: whoever holds it sees a new allocation."""
+
+    def __init__(self, spec: KVCacheSpec, device: torch.device) -> None:
+        self.spec = spec
+        self.tensors: list[torch.Tensor] = []
+        self._device = device
+
+    def allocate(self, num_blocks: int) -> None:
+        """Exchange what there is for so many blocks; ConfigError when the device does not have the memory."""
+        self.tensors.clear()
+        try:
+            self.tensors.extend(self.spec.allocate(num_blocks, self._device))
+        except RuntimeError as error:  # also torch.OutOfMemoryError
+            mib = num_blocks * self.spec.bytes_per_block >> 20
+            raise ConfigError(
+                f"num_blocks={num_blocks} needs {mib} MiB on {self._device}: {error}", param="num_blocks"
+            ) from error

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 
@@ -33,4 +34,4 @@ class ForwardContext:
     attention: AttentionMetadata
     kv_caches: list[torch.Tensor]  # per layer of this stage [B, 2, Hkv, S, D]
     hidden: torch.Tensor | None = None  # [T, C] from the pipeline stage before; None in the first stage
-    token_types: torch.Tensor | None = None  # int64 [T], 1 = second text of a pair; None: the model has none
+    inputs: Mapping[str, torch.Tensor] = field(default_factory=dict)  # of per-row features, by name, [T, ...]

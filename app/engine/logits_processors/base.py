@@ -15,8 +15,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from app.engine.row_feature import RowFeature
 from app.engine.sampling.transfer import to_device
-from app.engine.step import NewRequest, SchedulerOutput
+from app.engine.step import NewRequest
 
 
 @dataclass(slots=True, frozen=True)
@@ -29,8 +30,8 @@ class SamplingStep:
     token_ids: torch.Tensor  # int32 [max_num_seqs, W], every row's tokens on the device
 
 
-class LogitsProcessor(ABC):
-    """Base of the processors. `apply` runs only while `active`."""
+class LogitsProcessor(RowFeature, ABC):
+    """Base of the processors, each a feature of the rows that ask for it. `apply` runs only while `active`."""
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self.vocab_size = vocab_size
@@ -38,19 +39,16 @@ class LogitsProcessor(ABC):
         self.active = False  # whether one of the selected rows uses it
         self._by_row: dict[int, Any] = {}
 
-    def add(self, request: NewRequest) -> None:
+    def enter(self, row: int, request: NewRequest) -> None:
         """A request entered its row."""
-        self._by_row.pop(request.row, None)
+        self._by_row.pop(row, None)
         state = self.read(request)
         if state is not None:
-            self._by_row[request.row] = state
+            self._by_row[row] = state
 
-    def remove(self, row: int) -> None:
+    def leave(self, row: int) -> None:
         """The row was freed."""
         self._by_row.pop(row, None)
-
-    def take(self, letter: SchedulerOutput) -> None:  # noqa: B027  # most need nothing of it
-        """A letter came, whose rows will sample next."""
 
     def select(self, rows: NDArray[np.int64]) -> None:
         """From now on these rows sample, in this order. Called only when rows or their requests changed."""

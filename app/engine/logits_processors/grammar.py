@@ -21,9 +21,9 @@ class Grammar(LogitsProcessor):
         """Whether letters may carry masks for the row."""
         return True if request.has_grammar else None
 
-    def take(self, letter: SchedulerOutput) -> None:
-        """Keep the letter's masks for its step."""
-        self._masks = letter.masks
+    def before(self, step: SchedulerOutput) -> None:
+        """Keep the masks that came with the step."""
+        self._masks = step.masks
 
     def build(self, indices: list[int], states: list[Any]) -> None:
         """Everything comes with the letters."""

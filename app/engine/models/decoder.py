@@ -6,7 +6,7 @@ parts).
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from app.engine.layers.rope_scaling import RopeSettings
 from app.engine.layers.rotary import RotaryEmbedding, Rotation
 from app.engine.layers.vocab import LMHead, VocabEmbedding
 from app.engine.model_info import ModelInfo
+from app.engine.models.base import EngineModel
 from app.engine.models.decoder_settings import DecoderSettings
 from app.kernels.gemm import Rows, whole
 
@@ -83,7 +84,7 @@ class Decoder(nn.Module):
         return whole(normed)
 
 
-class CausalLM(nn.Module, ABC):
+class CausalLM(EngineModel):
     """A language model; a family overrides `settings`."""
 
     def __init__(self, ctx: BuildContext, info: ModelInfo) -> None:
@@ -107,16 +108,7 @@ class CausalLM(nn.Module, ABC):
         """int [T] -> hidden states [T, C]."""
         return self.model(input_ids, ctx)  # type: ignore[no-any-return]
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Hidden states [N, C] of the rows that need them -> fp32 [N, V]; in the last pipeline stage."""
-        return self.raw_logits(hidden).float()
-
     def raw_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """As `logits`, in the model's own type."""
+        """Hidden states [N, C] of the rows that need them -> [N, V] in the model's type; in the last stage."""
         assert self.lm_head is not None, "logits are computed in the last stage"
         return self.lm_head(hidden)  # type: ignore[no-any-return]
-
-    @property
-    def attention_layers(self) -> list[Attention]:
-        """In the order of their KV caches."""
-        return [module for module in self.modules() if isinstance(module, Attention)]

@@ -71,8 +71,8 @@ class EncoderEmbeddings(nn.Module):
     def forward(self, input_ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         """int [T] -> [T, C]."""
         x = self.word_embeddings(input_ids) + self.position_embeddings(ctx.positions + self.offset)
-        types = self.token_type_embeddings.weight[0] if ctx.token_types is None else None
-        x = x + (types if types is not None else self.token_type_embeddings(ctx.token_types))
+        types = ctx.inputs.get("token_types")  # int64 [T], 1 = second text of a pair
+        x = x + (self.token_type_embeddings.weight[0] if types is None else self.token_type_embeddings(types))
         return self.norm(x)  # type: ignore[no-any-return]
 
 

@@ -17,13 +17,14 @@ from app.engine.pooling import POOLINGS
 from app.engine.pooling.heads import ClassifierHead, EmbeddingHead
 from app.engine.pooling_info import PoolingInfo
 from app.engine.pooling_params import PoolingParams
+from app.engine.row_feature import RowFeature
 from app.engine.sampling.transfer import to_device
 from app.engine.step import NewRequest
 
 Int64Array = NDArray[np.int64]
 
 
-class Pooler:
+class Pooler(RowFeature):
     """Knows the pooling parameters of every row. `classify` maps pooled vectors [N, C] to logits [N, classes]."""
 
     def __init__(
@@ -42,13 +43,13 @@ class Pooler:
         self._vectors: dict[int, torch.Tensor] = {}  # row -> [C] of the chunks so far
         self._tokens: dict[int, list[torch.Tensor]] = {}  # row -> results of the tokens so far
 
-    def add(self, request: NewRequest) -> None:
+    def enter(self, row: int, request: NewRequest) -> None:
         """A request entered its row."""
         assert request.pooling_params is not None, "a request without pooling parameters at a pooling model"
-        self.remove(request.row)
-        self._params[request.row] = request.pooling_params
+        self.leave(row)
+        self._params[row] = request.pooling_params
 
-    def remove(self, row: int) -> None:
+    def leave(self, row: int) -> None:
         """The row was freed."""
         self._params.pop(row, None)
         self._vectors.pop(row, None)

@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 
 from app.engine.logits_processors import create_logits_processors
 from app.engine.logits_processors.base import SamplingStep
+from app.engine.row_feature import RowFeature
 from app.engine.sampling.logprobs import LogprobTensors, RawLogprobs
 from app.engine.sampling.sampling_batch import HostParameters, RandomRows, SamplingBatch, SamplingRows
-from app.engine.step import NewRequest, SchedulerOutput
+from app.engine.step import NewRequest
 from app.kernels.sampling import apply_min_p, apply_top_k_top_p, gumbel_argmax, sample_tokens
 
 
@@ -30,7 +31,7 @@ class SamplerOutput:
     logprobs: LogprobTensors | None  # of batch.logprob_indices
 
 
-class Sampler:
+class Sampler(RowFeature):
     """Keeps each row's sampling state from when a request enters it until it leaves."""
 
     def __init__(self, max_num_seqs: int, vocab_size: int, device: torch.device) -> None:
@@ -40,23 +41,19 @@ class Sampler:
         self._batch: SamplingBatch | None = None  # of the selected rows
         self._parameters: HostParameters | Literal["unknown"] | None = "unknown"  # of the selected rows
 
-    def add(self, request: NewRequest) -> None:
+    @property
+    def features(self) -> list[RowFeature]:
+        """What must be told of rows: the logits processors in their order, and the sampler itself."""
+        return [*self._processors, self]
+
+    def enter(self, row: int, request: NewRequest) -> None:
         """A request entered its row."""
         self._selected = None
         self._rows.add(request)
-        for processor in self._processors:
-            processor.add(request)
 
-    def remove(self, row: int) -> None:
+    def leave(self, row: int) -> None:
         """The row was freed."""
         self._selected = None
-        for processor in self._processors:
-            processor.remove(row)
-
-    def take(self, letter: SchedulerOutput) -> None:
-        """A letter came: the masks of its rows are in it."""
-        for processor in self._processors:
-            processor.take(letter)
 
     def select(self, rows: NDArray[np.int64]) -> SamplingBatch:
         """The rows that sample in this step, in the order of their logits."""

@@ -33,6 +33,9 @@ def size_kv_cache(
 
     Raises ConfigError when memory does not hold one request of max_model_len tokens.
     """
+    needed = -(-max_model_len // spec.block_size)
+    if not spec.num_layers:  # blocks are numbers that keep the host's books
+        return config.max_num_seqs * needed
     if config.num_blocks is not None:
         return config.num_blocks
     if device.type == "cpu":
@@ -40,7 +43,6 @@ def size_kv_cache(
     else:
         budget, option = _free_gpu_bytes(config, device, full_step, reserve), "gpu_memory_utilization"
     affordable = budget // spec.bytes_per_block
-    needed = -(-max_model_len // spec.block_size)
     if affordable < needed:
         raise ConfigError(
             f"the KV cache can have {max(budget, 0) // MIB} MiB, which holds {max(affordable, 0) * spec.block_size} "
@@ -52,19 +54,10 @@ def size_kv_cache(
     return min(affordable, useful)
 
 
-def allocate_kv_cache(spec: KVCacheSpec, num_blocks: int, device: torch.device) -> list[torch.Tensor]:
-    """The cache of each layer; ConfigError when the device does not have the memory."""
-    try:
-        return spec.allocate(num_blocks, device)
-    except RuntimeError as error:  # also torch.OutOfMemoryError
-        mib = num_blocks * spec.bytes_per_block // MIB
-        raise ConfigError(
-            f"num_blocks={num_blocks} needs {mib} MiB on {device}: {error}", param="num_blocks"
-        ) from error
-
-
 def describe(spec: KVCacheSpec, num_blocks: int) -> str:
     """A line for the start-up notes."""
+    if not spec.num_layers:
+        return "KV cache: none, every prompt is computed in one step"
     mib = num_blocks * spec.bytes_per_block / MIB
     kind = ", fp8" if spec.dtype == KV_FP8 else ""
     return f"KV cache: {num_blocks} blocks of {spec.block_size} tokens ({mib:.{0 if mib >= 10 else 1}f} MiB{kind})"

@@ -17,7 +17,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from app.registry import Registry
 
@@ -42,6 +44,7 @@ class AttentionMetadata:
     # Decodes may share prefixes (blocks at the same place in their tables): a backend that `shares_prefixes` reads
     # these once for all. The result is the same but for rounding.
     cascade: bool = False
+    host_starts: NDArray[np.int64] | None = None  # query_start_loc on the host, where the step was made there
     plan: object | None = None  # a backend's own precomputation for the step, filled by its `prepare`
 
 

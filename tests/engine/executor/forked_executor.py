@@ -7,11 +7,11 @@ from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-import torch
-
+from app.config import EngineConfig
 from app.engine.executor.local_processes import LocalProcessesExecutor
 from app.engine.executor.local_worker import serve
 from app.engine.step import SchedulerOutput
+from app.engine.worker.graphs.decode_step import Decode, DecodeStep
 from app.engine.worker.graphs.graph_setup import GraphSetup
 from app.engine.worker.model_runner import ModelRunner, _is_decode
 from app.engine.worker.pending_step import StepResults
@@ -56,13 +56,20 @@ def serve_static(*arguments: Any) -> None:
     """A worker that decodes over static tensors, as one on a GPU does, without the capture."""
     dynamic = ModelRunner._dynamic
 
-    def run_uncaptured(setup: GraphSetup) -> None:
-        setup._runner.decode = setup._runner.static_step([1, 2, 4, 8, 16], torch.float32)
+    init = GraphSetup.__init__
+
+    def keep_parts(setup: GraphSetup, config: EngineConfig, *parts: Any, **options: Any) -> None:
+        init(setup, config, *parts, **options)
+        setup.step = DecodeStep(*parts[:2], [1, 2, 4, 8, 16])
+
+    def run_uncaptured(setup: GraphSetup) -> Decode | None:
+        return setup.step
 
     def refuse_decodes(runner: ModelRunner, letter: SchedulerOutput) -> StepResults:
-        assert runner.decode is None or not _is_decode(letter), "a step that only decodes is to be static"
+        assert runner._decode is None or not _is_decode(letter), "a step that only decodes is to be static"
         return dynamic(runner, letter)
 
+    GraphSetup.__init__ = keep_parts  # type: ignore[method-assign]
     GraphSetup.capture = run_uncaptured  # type: ignore[method-assign]
     ModelRunner._dynamic = refuse_decodes  # type: ignore[method-assign]
     serve(*arguments)

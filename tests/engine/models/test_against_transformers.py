@@ -95,7 +95,7 @@ def test_greedy_tokens(case: tuple[str, PreTrainedModel]) -> None:
 
 
 def test_logits(case: tuple[str, PreTrainedModel]) -> None:
-    """All logits of a prompt, over two chunks, through the runner's own inputs."""
+    """All logits of a prompt, over two chunks, through the worker's own inputs."""
     directory, reference = case
     prompt = prompts(1, (37,))[0]
     with torch.inference_mode():
@@ -104,14 +104,15 @@ def test_logits(case: tuple[str, PreTrainedModel]) -> None:
     found: list[torch.Tensor] = []
     runner = driver.worker._runner
     assert runner is not None
-    forward = runner.forward
+    forward = runner._forward
+    run = forward.run
 
     def spy(*args: Any) -> torch.Tensor:
-        hidden = forward(*args)
-        found.append(runner.logits(hidden))
+        hidden = run(*args)
+        found.append(forward.logits(hidden))
         return hidden
 
-    runner.forward = spy  # type: ignore[method-assign]
+    forward.run = spy  # type: ignore[method-assign]
     driver.run([Run(prompt, greedy(1))])
     assert torch.cat(found).shape == expected.shape
     assert (torch.cat(found) - expected).abs().max() < 1e-3

@@ -29,19 +29,19 @@ LOGITS = torch.tensor([1.0, 0.5, 2.0, -1.0, 0.0, 1.5, -3.0, 0.7, 2.2, -0.5, 0.1]
 
 
 def enter(sampler: Sampler, row: int, choice_index: int = 0, **params: Any) -> None:
-    sampler.add(
-        NewRequest(
-            row=row,
-            token_ids=np.array([1], dtype=np.int32),
-            num_prompt_tokens=1,
-            num_computed_tokens=0,
-            block_ids=[],
-            sampling_params=SamplingParams(**{"seed": 0, **params}),
-            choice_index=choice_index,
-            eos_token_ids=(),
-            bad_words_token_ids=(),
-        )
+    request = NewRequest(
+        row=row,
+        token_ids=np.array([1], dtype=np.int32),
+        num_prompt_tokens=1,
+        num_computed_tokens=0,
+        block_ids=[],
+        sampling_params=SamplingParams(**{"seed": 0, **params}),
+        choice_index=choice_index,
+        eos_token_ids=(),
+        bad_words_token_ids=(),
     )
+    for feature in sampler.features:
+        feature.enter(row, request)
 
 
 def sample(sampler: Sampler, rows: list[int], logits: torch.Tensor, positions: list[int]) -> SamplerOutput:
@@ -147,7 +147,8 @@ def test_a_row_is_what_its_last_request_said() -> None:
     sampler = Sampler(2, VOCAB, CPU)
     enter(sampler, 0, temperature=0.0, allowed_token_ids=(3,))
     assert sample(sampler, [0], LOGITS[None], [1]).token_ids.tolist() == [3]
-    sampler.remove(0)
+    for feature in sampler.features:
+        feature.leave(0)
     enter(sampler, 0, temperature=0.0)
     assert sample(sampler, [0], LOGITS[None], [1]).token_ids.tolist() == [8]
 

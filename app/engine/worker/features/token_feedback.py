@@ -1,7 +1,7 @@
 """Sampled tokens on their way from the last pipeline stage to the first, which embeds them in a later step.
 
 The first stage goes on with other requests while they travel and takes them in, in the order of the steps, only when
-a letter needs one of them: the tokens never pass through the driver, and no stage waits for a step that it could
+a step needs one of them: the tokens never pass through the driver, and no stage waits for a step that it could
 still overlap with another. Tokens that nobody needs (the last ones of their requests) are taken in too, once their
 step is older than any that can still be in flight, because the last stage keeps each send until it is received.
 """
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.engine.distributed.stage_link import StageLink
+from app.engine.row_feature import RowFeature
 from app.engine.sampling.transfer import to_device
 from app.engine.step import SchedulerOutput
 from app.engine.worker.row_state import RowState
@@ -30,8 +31,8 @@ class ExpectedTokens:
     lengths: NDArray[np.int64]  # [N] absolute positions of the tokens
 
 
-class TokenFeedback:
-    """Used by the first of several stages: `expect` after a step, `before` the next letter is applied."""
+class TokenFeedback(RowFeature):
+    """Used by the first of several stages: `expect` after a step, `before` the next one's message is applied."""
 
     def __init__(self, link: StageLink, state: RowState) -> None:
         self._link = link
@@ -43,14 +44,14 @@ class TokenFeedback:
         if len(rows):
             self._expected.append(ExpectedTokens(rows.copy(), lengths.copy()))
 
-    def before(self, letter: SchedulerOutput) -> None:
-        """Forget tokens of rows that the letter frees, then wait for those that its step computes with, and for those
+    def before(self, step: SchedulerOutput) -> None:
+        """Forget tokens of rows that the message frees, then wait for those that its step computes with, and for those
         that the last stage must be rid of."""
         for expected in self._expected:
-            expected.rows[np.isin(expected.rows, letter.freed_rows)] = GONE
+            expected.rows[np.isin(expected.rows, step.freed_rows)] = GONE
         needed = max(0, len(self._expected) - self._link.max_unread)
         for number, expected in enumerate(self._expected, start=1):
-            if np.isin(expected.rows, letter.rows).any():
+            if np.isin(expected.rows, step.rows).any():
                 needed = max(needed, number)
         for _ in range(needed):
             self._take_in(self._expected.popleft())

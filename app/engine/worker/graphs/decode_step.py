@@ -16,32 +16,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from app.engine.distributed.stage_link import StageLink
 from app.engine.sampling.sampling_batch import HostParameters
+from app.engine.worker.forward_pass import ForwardPass
 from app.engine.worker.graphs.decode_inputs import DecodeInputs
 from app.engine.worker.row_state import RowState
 from app.kernels.attention import AttentionMetadata
 from app.kernels.sampling import sample_tokens
-
-
-class Model(Protocol):
-    """What the step needs of a model runner."""
-
-    @property
-    def link(self) -> StageLink:
-        """To the other pipeline stages."""
-
-    def compute(
-        self,
-        input_ids: torch.Tensor,
-        positions: torch.Tensor,
-        attention: AttentionMetadata,
-        received: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """int [T], and hidden states [T, C] of the stage before -> hidden states [T, C]."""
-
-    def raw_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Hidden states [N, C] -> [N, V] in the model's type."""
 
 
 class Decode(Protocol):
@@ -68,24 +48,22 @@ class DecodeStep:
 
     def __init__(
         self,
-        model: Model,
+        forward: ForwardPass,
         state: RowState,
-        vocab_size: int,
-        dtype: torch.dtype,
         sizes: Sequence[int],
         cascade_sizes: Sequence[int] = (),  # of these sizes, those at which a step may read shared prefixes once
     ) -> None:
         self.sizes = sorted(sizes)
         self.cascade_sizes = sorted(cascade_sizes)
         self.inputs = DecodeInputs(self.sizes[-1], state)
-        link, most = model.link, self.sizes[-1]
+        link, dtype, most = forward.link, forward.dtype, self.sizes[-1]
         new_hidden = partial(torch.zeros, most, link.hidden_size, dtype=dtype, device=state.device)
         self.received = None if link.is_first else new_hidden()  # from the stage before
         self.sent = None if link.is_last else new_hidden()  # to the next one
-        self.logits = torch.zeros(most if link.is_last else 0, vocab_size, dtype=dtype, device=state.device)
+        self.logits = torch.zeros(most if link.is_last else 0, forward.vocab_size, dtype=dtype, device=state.device)
         self.token_ids = torch.zeros(most, dtype=torch.int64, device=state.device)
         self._starts = torch.arange(self.sizes[-1] + 1, dtype=torch.int32, device=state.device)
-        self._model = model
+        self._forward = forward
         self._state = state
 
     @property
@@ -119,11 +97,11 @@ class DecodeStep:
         )
         input_ids = state.flat_token_ids.index_select(0, fields.sources)
         received = None if self.received is None else self.received[:size]
-        hidden = self._model.compute(input_ids, fields.positions, meta, received)
+        hidden = self._forward.compute(input_ids, fields.positions, meta, received)
         if self.sent is not None:
             self.sent[:size].copy_(hidden)
             return
-        self.logits[:size].copy_(self._model.raw_logits(hidden))
+        self.logits[:size].copy_(self._forward.raw_logits(hidden))
 
     def sample(self, size: int) -> None:
         """In the last stage: logits[:size] -> token_ids[:size], and into the rows' token ids."""

@@ -2,57 +2,71 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from app.config import EngineConfig
 from app.engine.attention.kv_cache import KVCacheSpec
+from app.engine.row_feature import RowFeature
+from app.engine.step import ModelRunnerOutput, SchedulerOutput
+from app.engine.worker.features.context import FeatureContext
 from app.engine.worker.host_tier.host_pool import HostPool
 from app.engine.worker.host_tier.kv_transfer import BackgroundTransfer, KVTransfer, Staging
 from app.engine.worker.host_tier.lanes import CudaLane
+from app.engine.worker_info import WorkerInfo
 from app.errors import ConfigError
 
 
-class HostTier:
-    """Made before the KV cache is sized, connected to it afterwards; does nothing where none is configured."""
+class HostTier(RowFeature):
+    """Made before the KV cache is sized, so that its buffers are counted; copies once the cache is there."""
 
-    def __init__(self, config: EngineConfig, spec: KVCacheSpec, device: torch.device) -> None:
+    def __init__(self, memory_bytes: int, spec: KVCacheSpec, device: torch.device) -> None:
         """Raises ConfigError when the memory is too little or not to be had."""
         self._device = device
-        self._pool: HostPool | None = None
+        self._pool = HostPool(memory_bytes, spec, device)
+        self._block_bytes = spec.bytes_per_block
         self._staging: Staging | None = None
-        if not config.kv_host_memory_bytes:
-            return
-        self._pool = HostPool(config.kv_host_memory_bytes, spec, device)
+        self._transfer: KVTransfer | None = None
         if device.type == "cuda":
             elements = self._pool.blocks.shape[2]
             self._staging = Staging(spec.num_layers, elements, self._pool.num_blocks, spec.copy_dtype, device)
-        self._block_bytes = spec.bytes_per_block
 
-    @property
-    def num_blocks(self) -> int:
-        """Host slots."""
-        return self._pool.num_blocks if self._pool is not None else 0
-
-    @property
-    def block_bytes(self) -> int:
-        """Of one block on this rank; 0 where there is no tier."""
-        return self._block_bytes if self._pool is not None else 0
-
-    @property
-    def notes(self) -> list[str]:
-        """For the start-up notes."""
-        return [self._pool.describe()] if self._pool is not None else []
-
-    def connect(self, caches: list[torch.Tensor]) -> KVTransfer | None:
-        """The copies between these caches and the pool."""
-        if self._pool is None:
-            return None
+    def connect(self, kv_caches: list[torch.Tensor]) -> None:
+        """From now on blocks are copied between these caches and the pool."""
         if self._staging is None:
-            return KVTransfer(caches, self._pool)
+            self._transfer = KVTransfer(kv_caches, self._pool)
+            return
         steps = CudaLane(self._device, current=True)
-        return BackgroundTransfer(
-            caches, self._pool, self._staging, steps, CudaLane(self._device), CudaLane(self._device)
-        )
+        lanes = steps, CudaLane(self._device), CudaLane(self._device)
+        self._transfer = BackgroundTransfer(kv_caches, self._pool, self._staging, *lanes)
+
+    def started(self, info: WorkerInfo) -> WorkerInfo:
+        """Host slots, and the bytes of a block on this rank."""
+        notes = [*info.notes, self._pool.describe()]
+        return replace(info, notes=notes, num_host_blocks=self._pool.num_blocks, block_bytes=self._block_bytes)
+
+    def before(self, step: SchedulerOutput) -> None:
+        """The copies that come before the step."""
+        assert self._transfer is not None, "a step before the KV cache"
+        self._transfer.execute(step)
+
+    def report(self, output: ModelRunnerOutput) -> None:
+        """Which loads are still under way."""
+        assert self._transfer is not None
+        output.loading_since = self._transfer.loading_since()
+
+    def close(self) -> None:
+        """Free the pool, once nothing is under way any more."""
+        if self._transfer is not None:
+            self._transfer.close()
+            self._transfer = None
+
+
+def create(context: FeatureContext) -> HostTier | None:
+    """Where one is configured."""
+    memory_bytes, cache = context.config.kv_host_memory_bytes, context.forward.cache
+    return HostTier(memory_bytes, cache.spec, context.state.device) if memory_bytes else None
 
 
 def refuse_host_tier(config: EngineConfig) -> None:

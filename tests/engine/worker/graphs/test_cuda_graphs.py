@@ -96,12 +96,12 @@ def test_captured_largest_first_and_replayed(directory: Path, driver: Driver, mo
     assert runner is not None
     fake = FakeCuda(monkeypatch)
     with torch.inference_mode():
-        step = runner.static_step([1, 2, 4], torch.float32)
+        step = DecodeStep(runner._forward, runner._state, [1, 2, 4])
         fake.watch(step)
         graphs = CudaGraphs(step, CPU)
         assert graphs.capture(step.sizes) >= 0.0
     assert fake.captured == [(name, size) for size in (4, 2, 1) for name in ("forward", "sample")]
-    runner.decode = graphs
+    runner._decode = graphs
     judge = hf_model(directory)
     prompts = [[5 + i, 9, 200 + i] * (i + 1) for i in range(3)]
     done = driver.run([Run(prompt, greedy(4 + 2 * i)) for i, prompt in enumerate(prompts)])
@@ -117,7 +117,7 @@ def test_steps_that_share_prefixes_have_graphs_of_their_own(driver: Driver, monk
     assert runner is not None
     fake = FakeCuda(monkeypatch)
     with torch.inference_mode():
-        step = runner.static_step([1, 2, 4], torch.float32, [2, 4])
+        step = DecodeStep(runner._forward, runner._state, [1, 2, 4], [2, 4])
         fake.watch(step)
         assert cuda_graphs.measure(step, CPU) == (9 << 20) + (6 << 20) * 3
         graphs = CudaGraphs(step, CPU)
@@ -141,7 +141,7 @@ def test_measured_by_a_trial_that_leaves_nothing(driver: Driver, monkeypatch: py
     assert runner is not None
     fake = FakeCuda(monkeypatch)
     with torch.inference_mode():
-        step = runner.static_step([1, 2, 4, 8], torch.float32)
+        step = DecodeStep(runner._forward, runner._state, [1, 2, 4, 8])
         fake.watch(step)
         assert cuda_graphs.measure(step, CPU) == (6 << 20) * 4
     assert fake.free == 1 << 33
@@ -153,8 +153,8 @@ def test_set_up_and_described(driver: Driver, monkeypatch: pytest.MonkeyPatch) -
     FakeCuda(monkeypatch)
     monkeypatch.setattr("app.engine.worker.graphs.graph_setup.refusal", lambda config, device: None)
     with torch.inference_mode():
-        setup = GraphSetup(EngineConfig(max_num_seqs=16), runner, torch.float32, CPU, RankGroup())
+        parts = (runner._forward, runner._state, RankGroup(), runner._features)
+        setup = GraphSetup(EngineConfig(max_num_seqs=16), *parts, shares_prefixes=False)
         assert setup.reserve() > 0
-        setup.capture()
-    assert isinstance(runner.decode, CudaGraphs)
+        assert isinstance(setup.capture(), CudaGraphs)
     assert setup.note.startswith("CUDA graphs: 5 batch sizes up to 16, 30 MiB, captured in ")

@@ -21,10 +21,9 @@ from app.engine.worker.graphs.cuda_graphs import graph_sizes
 from app.engine.worker.graphs.decode_inputs import DecodeInputs
 from app.engine.worker.graphs.decode_step import DecodeStep
 from app.engine.worker.graphs.graph_setup import GraphSetup, refusal
-from app.engine.worker.model_runner import ModelRunner
 from app.engine.worker.row_state import RowState
 from app.errors import ConfigError
-from tests.engine.worker_driver import Driver, Run, greedy
+from tests.engine.worker_driver import Driver, Run, decode_statically, greedy
 from tests.tiny_models import hf_greedy, hf_model, tiny_model
 
 
@@ -57,13 +56,16 @@ def reference(directory: Path) -> PreTrainedModel:
 
 def static(driver: Driver, sizes: list[int], monkeypatch: pytest.MonkeyPatch) -> Counted:
     """Make the driver's worker decode as a GPU's would, without the capture."""
-    monkeypatch.setattr("app.engine.worker.model_runner.DecodeStep", Counted)
+    step = decode_statically(driver.worker, sizes, kind=Counted)
+    assert isinstance(step, Counted)
+    return step
+
+
+def set_up(driver: Driver, tp: RankGroup | None = None, **options: Any) -> GraphSetup:
     runner = driver.worker._runner
     assert runner is not None
-    step = runner.static_step(sizes, torch.float32)
-    assert isinstance(step, Counted)
-    runner.decode = step
-    return step
+    parts = (runner._forward, runner._state, tp or RankGroup(), runner._features)
+    return GraphSetup(EngineConfig(**options), *parts, shares_prefixes=False)
 
 
 def prompts(count: int) -> list[list[int]]:
@@ -228,20 +230,17 @@ def test_where_there_can_be_none(directory: Path) -> None:
 
 def test_a_failed_capture_goes_on_without(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     driver = Driver(str(directory), num_blocks=8)
-    runner = driver.worker._runner
-    assert runner is not None
 
     def broken(*_: object) -> None:
         raise RuntimeError("operation not permitted when stream is capturing")
 
     monkeypatch.setattr("app.engine.worker.graphs.graph_setup.refusal", lambda config, device: None)
     monkeypatch.setattr("app.engine.worker.graphs.cuda_graphs.measure", broken)
-    setup = GraphSetup(EngineConfig(), runner, torch.float32, torch.device("cpu"), RankGroup())
+    setup = set_up(driver)
     assert setup.reserve() == 0
-    setup.capture()
-    assert runner.decode is None
+    assert setup.capture() is None
     assert setup.note.startswith("CUDA graphs: off (capture failed: RuntimeError: operation not permitted")
-    forced = GraphSetup(EngineConfig(cuda_graphs="on"), runner, torch.float32, torch.device("cpu"), RankGroup())
+    forced = set_up(driver, cuda_graphs="on")
     with pytest.raises(ConfigError, match="capture failed"):
         forced.reserve()
 
@@ -251,8 +250,6 @@ def test_a_rank_that_cannot_capture_says_so_instead_of_going_on(
 ) -> None:
     """The other ranks are in the midst of a step's sums: they end with this one, and cannot be asked any more."""
     driver = Driver(str(directory), num_blocks=8)
-    runner = driver.worker._runner
-    assert runner is not None
 
     def broken(*_: object) -> None:
         raise RuntimeError("out of memory")
@@ -260,7 +257,7 @@ def test_a_rank_that_cannot_capture_says_so_instead_of_going_on(
     monkeypatch.setattr("app.engine.worker.graphs.graph_setup.refusal", lambda config, device: None)
     monkeypatch.setattr("app.engine.worker.graphs.cuda_graphs.measure", broken)
     group = RankGroup(0, 2, object())  # type: ignore[arg-type]
-    setup = GraphSetup(EngineConfig(), runner, torch.float32, torch.device("cpu"), group)
+    setup = set_up(driver, group)
     with pytest.raises(ConfigError, match="capture failed: RuntimeError: out of memory; set cuda_graphs=off"):
         setup.reserve()
 
@@ -269,10 +266,10 @@ def test_shutdown_frees_a_worker_with_static_steps(directory: Path) -> None:
     """At once: the next engine of the process counts the free memory of the device before a collector runs."""
     driver = Driver(str(directory), num_blocks=8)
     runner = driver.worker._runner
-    assert isinstance(runner, ModelRunner)
-    runner.decode = runner.static_step([1, 2], torch.float32)
+    assert runner is not None
+    decode_statically(driver.worker, [1, 2])
     gone = weakref.ref(runner)
-    cache = weakref.ref(runner.kv_caches[0])
+    cache = weakref.ref(runner._forward.cache.tensors[0])
     del runner
     gc.collect()
     gc.disable()

@@ -19,6 +19,8 @@ from app.engine.worker.host_tier.host_tier import HostTier, refuse_host_tier
 from app.engine.worker.host_tier.kv_transfer import BackgroundTransfer, KVTransfer, Staging
 from app.engine.worker.host_tier.lanes import Mark
 from app.errors import ConfigError
+from tests.engine.worker_driver import Driver
+from tests.tiny_models import tiny_model
 
 CPU = torch.device("cpu")
 SPEC = KVCacheSpec(num_layers=3, num_kv_heads=2, head_dim=4, block_size=2, dtype=torch.float32)
@@ -228,13 +230,13 @@ def test_steps_of_other_rows_go_on_while_a_load_is_under_way() -> None:
 @pytest.mark.parametrize(("memory_bytes", "message"), [(10, "holds no block"), (1 << 60, "more than this machine")])
 def test_a_pool_that_cannot_be(memory_bytes: int, message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
-        HostTier(EngineConfig(kv_host_memory_bytes=memory_bytes), SPEC, CPU)
+        HostTier(memory_bytes, SPEC, CPU)
     assert caught.value.param == "kv_host_memory_bytes"
 
 
 def test_where_there_is_no_tier() -> None:
-    tier = HostTier(EngineConfig(), SPEC, CPU)
-    assert (tier.num_blocks, tier.block_bytes, tier.notes, tier.connect([])) == (0, 0, [], None)
+    driver = Driver(str(tiny_model("llama")), num_blocks=8)
+    assert (driver.info.num_host_blocks, driver.info.block_bytes) == (0, 0)
     with pytest.raises(ConfigError, match="pooling"):
         refuse_host_tier(EngineConfig(kv_host_memory_bytes=1 << 20))
     with pytest.raises(ValueError, match="enable_prefix_caching"):

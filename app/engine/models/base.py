@@ -1,0 +1,28 @@
+"""What the worker needs of any model."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import nn
+
+from app.engine.layers.attention import Attention
+from app.engine.layers.context import ForwardContext
+
+
+class EngineModel(nn.Module, ABC):
+    """Hidden states of a step's tokens; logits where there is a language head."""
+
+    @abstractmethod
+    def forward(self, input_ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
+        """int [T] -> hidden states [T, C] after the last layer."""
+
+    def raw_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Hidden states [N, C] of the rows that need them -> [N, V] in the model's type; in the last stage."""
+        raise AssertionError("a model without a language head")
+
+    @property
+    def attention_layers(self) -> list[Attention]:
+        """Layers with a KV cache, in its order; an encoder has none."""
+        return [module for module in self.modules() if isinstance(module, Attention)]

@@ -1,0 +1,115 @@
+"""What a per-row feature of the worker is: penalties, grammars, prompt logprobs, KV transfers, drafts to come.
+
+A feature remembers the rows whose requests ask for it, and costs a step without such rows as little as it can. The
+runner calls each hook of its features in one order, that of the table (app/engine/worker/features), and calls only
+those hooks that a feature overrides: a hook that nobody has costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from app.engine.step import ModelRunnerOutput, NewRequest, SchedulerOutput
+from app.engine.worker_info import WorkerInfo
+
+if TYPE_CHECKING:  # what a step is made of, which itself knows of features
+    from app.engine.worker.input_batch import InputBatch
+    from app.engine.worker.pending_step import StepResults
+
+
+class RowFeature:
+    """Base of the features: every hook does nothing. Hooks are listed in the order in which they are called."""
+
+    def connect(self, kv_caches: list[torch.Tensor]) -> None:
+        """The KV cache has its final size: one tensor for each attention layer of this rank."""
+
+    def started(self, info: WorkerInfo) -> WorkerInfo:
+        """The worker is ready; `info` with what this feature has to report of its start."""
+        return info
+
+    def before(self, step: SchedulerOutput) -> None:
+        """A step message came. Its diffs are not applied yet, and its computation is not enqueued."""
+
+    def leave(self, row: int) -> None:
+        """The row was freed."""
+
+    def enter(self, row: int, request: NewRequest) -> None:
+        """A request entered the row, whose last one may have left without having been freed."""
+
+    def inputs(self, batch: InputBatch) -> None:
+        """Put tensors [T, ...] that layers read into `batch.layer_inputs`. An engine with such a feature has no decode
+        steps over static tensors, which could not carry them."""
+
+    def after(self, batch: InputBatch, hidden: torch.Tensor, results: StepResults) -> None:
+        """Hidden states [T, C] of a step that is not over static tensors; adds to `results`."""
+
+    def report(self, output: ModelRunnerOutput) -> None:
+        """The newest output of a call is about to go back to the host."""
+
+    def close(self) -> None:
+        """Free what it holds; no step comes any more."""
+
+
+class RowFeatures:
+    """The features of one runner, each called for what it overrides."""
+
+    def __init__(self, features: Sequence[RowFeature]) -> None:
+        self._all = tuple(features)
+        self._before, self._leave, self._enter = map(self._overriding, ("before", "leave", "enter"))
+        self._inputs, self._after, self._report = map(self._overriding, ("inputs", "after", "report"))
+
+    @property
+    def gives_inputs(self) -> bool:
+        """Whether a feature has inputs for layers."""
+        return bool(self._inputs)
+
+    def connect(self, kv_caches: list[torch.Tensor]) -> None:
+        """The KV cache has its final size."""
+        for feature in self._all:
+            feature.connect(kv_caches)
+
+    def started(self, info: WorkerInfo) -> WorkerInfo:
+        """What the features report of the start, added to `info`."""
+        for feature in self._all:
+            info = feature.started(info)
+        return info
+
+    def before(self, step: SchedulerOutput) -> None:
+        """A step message came."""
+        for feature in self._before:
+            feature.before(step)
+
+    def apply(self, step: SchedulerOutput) -> None:
+        """The rows that the message frees, then the requests that enter one: a row may be given away at once."""
+        for row in step.freed_rows:
+            for feature in self._leave:
+                feature.leave(row)
+        for request in step.new_requests:
+            for feature in self._enter:
+                feature.enter(request.row, request)
+
+    def inputs(self, batch: InputBatch) -> None:
+        """Inputs of layers."""
+        for feature in self._inputs:
+            feature.inputs(batch)
+
+    def after(self, batch: InputBatch, hidden: torch.Tensor, results: StepResults) -> None:
+        """Hidden states [T, C] are there."""
+        for feature in self._after:
+            feature.after(batch, hidden, results)
+
+    def report(self, output: ModelRunnerOutput) -> None:
+        """The newest output is about to go back."""
+        for feature in self._report:
+            feature.report(output)
+
+    def close(self) -> None:
+        """Free what the features hold."""
+        for feature in self._all:
+            feature.close()
+
+    def _overriding(self, hook: str) -> tuple[RowFeature, ...]:
+        return tuple(feature for feature in self._all if getattr(type(feature), hook) is not getattr(RowFeature, hook))

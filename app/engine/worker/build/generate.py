@@ -1,0 +1,50 @@
+"""The parts of a worker whose model generates."""
+
+from __future__ import annotations
+
+from app.config import EngineConfig
+from app.engine.attention.kv_cache import KVCache, KVCacheSpec, describe_scales
+from app.engine.distributed.stage_link import StageLink
+from app.engine.models.loader import load_model
+from app.engine.row_feature import RowFeatures
+from app.engine.worker.build.parts import Parts
+from app.engine.worker.cascade_choice import select_cascade
+from app.engine.worker.features import create_row_features
+from app.engine.worker.features.context import FeatureContext
+from app.engine.worker.forward_pass import ForwardPass
+from app.engine.worker.graphs.graph_setup import GraphSetup
+from app.engine.worker.heads.base import Head
+from app.engine.worker.heads.relay import RelayHead
+from app.engine.worker.heads.sampling import SamplingHead
+from app.engine.worker.placement import Placement
+from app.engine.worker.row_state import RowState
+from app.engine.worker.warmup.plan import generation_plan
+from app.engine.worker.warmup.warm_up import WarmUp
+
+
+def build(config: EngineConfig, place: Placement) -> Parts:
+    """Raises ConfigError, CheckpointError and UnsupportedError with what to change."""
+    ctx, info, device = place.build, place.info, place.device
+    model = load_model(info, ctx, config.load_format, config.seed)
+    spec = KVCacheSpec.of(model.attention_layers, config.block_size, ctx.kv_dtype or ctx.dtype)
+    state = RowState(config.max_num_seqs, ctx.max_model_len, config.block_size, device)
+    hidden_size = int(info.hf_config["hidden_size"])
+    link = StageLink(ctx.groups, hidden_size, ctx.dtype, device, config.max_inflight_steps + 2)
+    forward = ForwardPass(model, KVCache(spec, device), link, info.vocab_size, ctx.dtype)
+    features = create_row_features(FeatureContext(config, forward, state))
+    head: Head = SamplingHead(forward, state) if link.is_last else RelayHead(link, state)
+    all_features = RowFeatures([*features, *head.features])
+    cascade = select_cascade(config, state, model.attention_layers, ctx.dtype, spec.dtype)
+    shares = cascade is not None
+    plan = generation_plan(config, ctx.max_model_len, on_gpu=device.type == "cuda")
+    return Parts(
+        config=config,
+        forward=forward,
+        state=state,
+        head=head,
+        features=all_features,
+        warm_up=WarmUp(config, plan, forward, device, shares_prefixes=shares),
+        cascade=cascade,
+        graphs=GraphSetup(config, forward, state, ctx.groups.tp, all_features, shares_prefixes=shares),
+        notes=[*describe_scales(model.attention_layers), *([cascade.note] if cascade is not None else [])],
+    )

@@ -1,0 +1,64 @@
+"""The parts of a worker between `build` and the first step: sized, then warmed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+
+from app.config import EngineConfig
+from app.engine.attention.kv_cache import KVCache
+from app.engine.row_feature import RowFeatures
+from app.engine.worker import kv_sizing
+from app.engine.worker.cascade_choice import CascadeChoice
+from app.engine.worker.forward_pass import ForwardPass
+from app.engine.worker.graphs.decode_step import Decode
+from app.engine.worker.graphs.graph_setup import GraphSetup
+from app.engine.worker.heads.base import Head
+from app.engine.worker.model_runner import ModelRunner
+from app.engine.worker.row_state import RowState
+from app.engine.worker.warmup.warm_up import WarmUp
+
+
+@dataclass(slots=True, frozen=True)
+class Parts:
+    """Everything but the KV cache has its memory."""
+
+    config: EngineConfig
+    forward: ForwardPass
+    state: RowState
+    head: Head
+    features: RowFeatures
+    warm_up: WarmUp
+    cascade: CascadeChoice | None = None
+    graphs: GraphSetup | None = None  # None: this kind of model has no decode steps
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def cache(self) -> KVCache:
+        """Empty until `size`."""
+        return self.forward.cache
+
+    def size(self, max_model_len: int) -> int:
+        """Blocks of the KV cache, which is allocated; ConfigError where memory does not hold one request."""
+        self.cache.allocate(self.warm_up.plan.measured_blocks)
+        self.warm_up.compile(None if self.graphs is None else self.graphs.step)
+        num_blocks = kv_sizing.size_kv_cache(
+            self.config,
+            self.cache.spec,
+            max_model_len,
+            self.state.device,
+            partial(self.warm_up.largest, self._runner(None)),
+            lambda: 0 if self.graphs is None else self.graphs.reserve(),
+        )
+        self.cache.allocate(num_blocks)
+        self.features.connect(self.cache.tensors)
+        return num_blocks
+
+    def warm(self, num_blocks: int) -> ModelRunner:
+        """A runner that is ready for its first step."""
+        runner = self._runner(None if self.graphs is None else self.graphs.capture())
+        self.warm_up.run(runner, num_blocks)
+        return runner
+
+    def _runner(self, decode: Decode | None) -> ModelRunner:
+        return ModelRunner(self.forward, self.state, self.head, self.features, self.cascade, decode)

@@ -1,0 +1,1 @@
+"""Heads of a step: what becomes of its hidden states."""

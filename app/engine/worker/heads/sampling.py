@@ -1,0 +1,91 @@
+"""The head of the last pipeline stage: logits, then one token for each row that samples.
+
+A sampled token goes straight into its row's token ids on the device, so the next step message may arrive before anyone
+has read this one's output (I2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from app.engine.logits_processors.base import SamplingStep
+from app.engine.row_feature import RowFeature
+from app.engine.sampling.sampler import Sampler
+from app.engine.sampling.sampling_batch import HostParameters
+from app.engine.step import SchedulerOutput
+from app.engine.worker.forward_pass import ForwardPass
+from app.engine.worker.graphs.decode_step import Decode
+from app.engine.worker.heads.base import Head
+from app.engine.worker.input_batch import InputBatch
+from app.engine.worker.pending_step import StepResults
+from app.engine.worker.row_state import RowState
+
+
+class SamplingHead(Head):
+    """Holds the sampler."""
+
+    def __init__(self, forward: ForwardPass, state: RowState) -> None:
+        super().__init__(state.device)
+        self._forward = forward
+        self._state = state
+        self._sampler = Sampler(len(state.num_tokens), forward.vocab_size, state.device)
+
+    @property
+    def features(self) -> Sequence[RowFeature]:
+        """The logits processors and the sampler."""
+        return self._sampler.features
+
+    def finish(self, step: SchedulerOutput, batch: InputBatch, hidden: torch.Tensor) -> StepResults:
+        """Sample from the logits of each row's last token."""
+        if len(batch.sample_rows) == 0:
+            return self.empty(step.step_id)
+        logits = self._forward.logits(hidden[batch.logits_indices])
+        lengths = (batch.sample_lengths, batch.device_sample_lengths)
+        return self._sample(step.step_id, logits, batch.sample_rows, *lengths)
+
+    def parameters(self, rows: NDArray[np.int64]) -> HostParameters | None:
+        """None where a row wants more of the sampler than a draw."""
+        return self._sampler.plain(rows)
+
+    def finish_decode(
+        self,
+        step_id: int,
+        decode: Decode,
+        size: int,
+        rows: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+        parameters: HostParameters | None,
+    ) -> StepResults:
+        """Draw as the step itself does, or apart from it."""
+        static, count = decode.step, len(rows)
+        if parameters is None:
+            device_lengths = static.inputs.view(size).lengths[:count]
+            return self._sample(step_id, static.logits[:count].float(), rows, lengths, device_lengths)
+        decode.sample(size)
+        self._forward.link.send_tokens(static.token_ids[:count])
+        # Copied within the step: the next one writes to the same place.
+        tokens = torch.empty(count, dtype=torch.int64, pin_memory=self.device.type == "cuda")
+        return StepResults(step_id, tokens.copy_(static.token_ids[:count], non_blocking=True), is_host=True)
+
+    def _sample(
+        self,
+        step_id: int,
+        logits: torch.Tensor,
+        sample_rows: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+        device_lengths: torch.Tensor,
+    ) -> StepResults:
+        """One token from each row of fp32 logits [N, V], which are overwritten."""
+        selected = self._sampler.select(sample_rows)
+        rows = selected.device_rows
+        step = SamplingStep(rows, lengths, device_lengths, self._state.token_ids)
+        sampled = self._sampler.sample(logits, selected, step)
+        self._state.token_ids[rows, device_lengths] = sampled.token_ids.int()
+        self._forward.link.send_tokens(sampled.token_ids)
+        return StepResults(
+            step_id, sampled.token_ids, sampled.logprobs, selected.logprob_indices, selected.logprob_counts
+        )

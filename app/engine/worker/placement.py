@@ -1,0 +1,81 @@
+"""Where a worker computes and with whom: device, types, parallel groups, layers of its stage."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from app.config import EngineConfig
+from app.engine.attention.backend import select_attention
+from app.engine.attention.kv_cache import select_kv_dtype
+from app.engine.distributed.parallel_groups import ParallelGroups
+from app.engine.distributed.process_groups import connect_store, join_groups
+from app.engine.distributed.symmetric_all_reduce import with_small_all_reduce
+from app.engine.layers.context import BuildContext
+from app.engine.model_info import ModelInfo
+from app.engine.parallel_plan import stage_layers
+from app.engine.quantization import select_quantization
+from app.engine.worker.device import enter_thread, num_threads, select_device, select_dtype
+from app.engine.worker_info import Meeting
+
+
+@dataclass(slots=True, frozen=True)
+class Placement:
+    """One rank's place; made before anything takes memory."""
+
+    info: ModelInfo
+    build: BuildContext
+    notes: list[str]  # a line for each choice and why
+
+    @property
+    def device(self) -> torch.device:
+        """Of all this rank's tensors."""
+        return self.build.device
+
+
+def place(config: EngineConfig, rank: int, local_rank: int, meeting: Meeting | None) -> Placement:
+    """Choose and join; ConfigError and CheckpointError say what to change."""
+    info = ModelInfo.from_directory(config.model)
+    device, device_note = select_device(config.device, local_rank)
+    dtype, dtype_note = select_dtype(config.dtype, device, info)
+    ops, attention_note = select_attention(config.attention_backend, device)
+    enter_thread(device, num_threads(config))
+    groups, all_reduce_note = _join_groups(config, rank, meeting, device, dtype)
+    layers = stage_layers(info.num_layers, config.pipeline_parallel_size, config.pipeline_partition)
+    quantization, quantization_notes = select_quantization(config.quantization, device, dtype)
+    build = BuildContext(
+        dtype=dtype,
+        device=device,
+        max_model_len=config.max_model_len or info.max_position_embeddings,
+        attention_ops=ops,
+        groups=groups,
+        stage_layers=layers[groups.pp.rank],
+        quantization=quantization,
+        kv_dtype=select_kv_dtype(config.kv_cache_dtype, device),
+    )
+    notes = [device_note, dtype_note, attention_note, *quantization_notes]
+    return Placement(info, build, [*notes, *_parallel_notes(config, layers, all_reduce_note)])
+
+
+def _join_groups(
+    config: EngineConfig, rank: int, meeting: Meeting | None, device: torch.device, dtype: torch.dtype
+) -> tuple[ParallelGroups, str]:
+    """This rank's groups, and a line on how their sums are computed."""
+    if meeting is None:
+        return ParallelGroups(), ""
+    store = connect_store(meeting.address, config.world_size)
+    sizes = (config.tensor_parallel_size, config.pipeline_parallel_size)
+    groups = join_groups(store, rank, *sizes, device, meeting.address[0])
+    first = rank - groups.tp.rank
+    one_node = meeting.share_a_node(range(first, first + groups.tp.size))
+    return with_small_all_reduce(groups, config.small_all_reduce, dtype, device, one_node)
+
+
+def _parallel_notes(config: EngineConfig, layers: list[range], all_reduce: str) -> list[str]:
+    if config.world_size == 1:
+        return []
+    note = f"parallel: TP {config.tensor_parallel_size} x PP {config.pipeline_parallel_size}"
+    if config.pipeline_parallel_size > 1:
+        note += f", layers a stage {'+'.join(str(len(stage)) for stage in layers)}"
+    return [note, all_reduce] if config.tensor_parallel_size > 1 else [note]

@@ -1,0 +1,99 @@
+"""What is launched in advance: sizes and steps that have all kernels of a start and of ordinary traffic."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any, cast
+
+import pytest
+import torch
+
+from app.config import EngineConfig
+from app.engine.worker.forward_pass import ForwardPass
+from app.engine.worker.graphs.cuda_graphs import cascade_sizes, graph_sizes, telling_sizes
+from app.engine.worker.graphs.decode_step import DecodeStep
+from app.engine.worker.warmup.plan import compiled_steps, generation_plan, pooling_plan
+from app.engine.worker.warmup.warm_up import WarmUp, fitting
+from tests.engine.worker_driver import Driver
+from tests.tiny_models import tiny_model
+
+CPU = torch.device("cpu")
+
+
+def test_telling_sizes() -> None:
+    sizes = graph_sizes(EngineConfig(model="m", max_num_seqs=300))
+    assert telling_sizes(sizes) == [1, 2, 4, 8, 16, 32, 64, 128, 256, 300]
+    assert telling_sizes(cascade_sizes(sizes)) == [8, 16, 32, 64, 128, 256, 300]
+    assert telling_sizes([5, 7]) == [5, 7]
+    assert telling_sizes([]) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "steps"),
+    [
+        ({"max_num_seqs": 6, "cascade_attention": "off"}, [(count, 1, False) for count in (1, 2, 4, 6)]),
+        ({"max_num_seqs": 4}, [(1, 1, False), (2, 1, False), (4, 1, False), (2, 1, True), (4, 1, True)]),
+        ({"max_num_seqs": 1}, [(1, 1, False)]),
+        ({"max_num_seqs": 4, "attention_backend": "torch"}, []),  # its attention is really computed
+    ],
+)
+def test_steps_fit_the_engine(options: dict[str, Any], steps: list[tuple[int, int, bool]]) -> None:
+    made = compiled_steps(EngineConfig(model="m", max_num_batched_tokens=48, **options), 4096)
+    long = [(len(step.counts), step.counts[0], step.cascade) for step in made if step.context == 4095]
+    assert long == steps
+    assert [step.counts for step in made if step.counts[0] > 1] == [(16,), (32,), (48,)]
+    assert all(len(step.counts) <= options["max_num_seqs"] for step in made)
+
+
+def test_the_largest_step_has_every_token_and_every_row() -> None:
+    largest = generation_plan(
+        EngineConfig(model="m", max_num_seqs=3, max_num_batched_tokens=10), 4, on_gpu=True
+    ).largest
+    assert largest is not None
+    assert largest.counts == (4, 3, 3)
+
+
+def test_pooling_prompts_fill_a_step_on_a_gpu_and_fit_the_blocks() -> None:
+    config = EngineConfig(model="m", max_num_seqs=8, block_size=16)
+    plan = pooling_plan(config, 100, 250, on_gpu=True)
+    assert plan.prompts == (100, 100, 50)
+    assert plan.measured_blocks >= sum(-(-length // 16) for length in plan.prompts)
+    assert pooling_plan(config, 100, 250, on_gpu=False).prompts == (16,)
+    assert fitting(plan.prompts, 100, 16) == plan.prompts
+    assert fitting(plan.prompts, 9, 16) == (100, 32)
+    assert fitting(plan.prompts, 7, 16) == (100,)
+
+
+@torch.inference_mode()
+def test_what_is_launched_can_be_run() -> None:
+    runner = Driver(str(tiny_model("llama")), num_blocks=64).worker._runner
+    assert runner is not None
+    config = EngineConfig(model="m", max_num_seqs=8, max_num_batched_tokens=64)
+    forward, state = runner._forward, runner._state
+    caches, tokens = [cache.clone() for cache in forward.cache.tensors], state.flat_token_ids.clone()
+    WarmUp(config, generation_plan(config, 64, on_gpu=True), forward, CPU).launch(
+        DecodeStep(forward, state, graph_sizes(config))
+    )
+    assert all(torch.equal(cache, before) for cache, before in zip(forward.cache.tensors, caches, strict=True))
+    assert torch.equal(state.flat_token_ids[:-1], tokens[:-1])  # nobody reads where draws go
+
+
+def test_nothing_is_compiled_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(WarmUp, "launch", lambda *_: pytest.fail("nothing is compiled here"))
+    Driver(str(tiny_model("llama")), num_blocks=64)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_one_rank_alone_goes_on_after_a_failure(ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of several, it must not: the others wait in a sum that it is not in."""
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(WarmUp, "launch", fail)
+    monkeypatch.setattr("app.kernels.compile_ahead.compile_ahead", lambda _: nullcontext())
+    config = EngineConfig(model="m", tensor_parallel_size=ranks, executor="local_processes")
+    plan = generation_plan(config, 64, on_gpu=True)
+    warm_up = WarmUp(config, plan, cast("ForwardPass", None), torch.device("cuda"))
+    with pytest.raises(RuntimeError, match="no memory") if ranks > 1 else nullcontext():
+        warm_up.compile(None)
