@@ -230,7 +230,8 @@ class IngressConfig(Frozen):
         512, ge=1, description="Tokens of one request that may wait for a slow client before the engine holds it."
     )
     lease_s: float = Field(8.0, gt=0, description="An engine aborts the requests of an ingress silent for so long.")
-    admin: bool = Field(False, description="Open the administrator's routes (/debug/...).")
+    admin: bool = Field(False, description="Open the administrator's routes (/debug/..., /server_info).")
+    tokenizer_info: bool = Field(False, description="Open /tokenizer_info: tokenizer_config.json and chat template.")
     api_keys_file: str | None = Field(
         None,
         description="File of API keys, one a line: `key`, `sha256:<hex>`, each with an optional `tenant=` in front. "

@@ -31,7 +31,7 @@ that the route speaks: OpenAI's `{"error": {"message", "type", "param", "code"}}
 `{"type": "error", "error": {"type", "message"}, "request_id"}`. Every answer carries the server's name for the request
 in `x-request-id` and `request-id`.
 
-Where the server has API keys, every route but `/health` and the pages (`/`, `/status`) asks for one, as
+Where the server has API keys, every route but `/health`, `/ping` and the pages (`/`, `/status`) asks for one, as
 `Authorization: Bearer KEY` or `x-api-key: KEY`. Keys come from `ingress.api_keys_file` (one a line, `[tenant=]key` or
 `[tenant=]sha256:HEX`), from `ingress.api_key_hashes`, and from the environment of the ingress replicas
 (`MANTA_API_KEYS`, `MANTA_API_KEYS_FILE`). Tenants share neither cached prefixes nor kept responses.

@@ -23,11 +23,13 @@ from app.api.openai.models import model_routes
 from app.api.openai.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from app.api.openai.responses import response_routes
 from app.api.openai.responses_protocol import InputTokensRequest, ResponsesRequest
+from app.api.openai.token_generation import TokensRequest, token_routes
 from app.api.openai.tokenize import tokenize_routes
 from app.api.pages.routes import page_routes
 from app.api.pooling.classify import classify_routes
 from app.api.pooling.protocol import ClassifyRequest, EmbeddingRequest, PoolingRequest, RerankRequest, ScoreRequest
 from app.api.pooling.score import score_routes
+from app.api.server_info import tokenizer_info_routes
 from app.api.service import service_routes
 from app.api.store.kinds import Stores, local_stores
 from app.api.version import VERSION
@@ -35,7 +37,7 @@ from app.api.work_pool import WorkPool
 from app.config import IngressConfig, RequestLimits
 
 BODIES: tuple[type[BaseModel], ...] = (
-    *(ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest),
+    *(ChatRequest, CompletionRequest, TokensRequest, TokenizeRequest, DetokenizeRequest),
     *(ResponsesRequest, InputTokensRequest, MessagesRequest, CountTokensRequest),
     *(EmbeddingRequest, ScoreRequest, RerankRequest, ClassifyRequest, PoolingRequest),
 )
@@ -75,6 +77,9 @@ def create_app(
     app.include_router(classify_routes(client, limits))
     app.include_router(model_routes(client))
     app.include_router(tokenize_routes(client))
+    app.include_router(token_routes(client, limits))
+    if ingress.tokenizer_info:
+        app.include_router(tokenizer_info_routes(client))
     app.include_router(service_routes(client))
     app.include_router(page_routes())
     _describe_bodies(app)

@@ -18,6 +18,7 @@ from starlette.types import Receive
 
 from app.api.engine_client import EngineClient, PromptPlace, RouteInfo
 from app.api.errors import ClientDisconnected, renamed
+from app.api.stream_interval import Gatherer
 from app.engine.outputs import CompletionOutput, EngineOutput
 from app.engine.request import EngineRequest
 from app.engine.step import TokenLogprobs
@@ -53,6 +54,7 @@ class EventStream:
         receive: Receive,
         names: Mapping[str, str] = _OWN_NAMES,  # what the dialect calls our fields, for errors
         session: str = "",
+        interval: int = 1,  # tokens that one event gathers, of a choice
     ) -> None:
         self.choices = list(choices)
         self._session = session
@@ -62,6 +64,7 @@ class EventStream:
         self._model = model
         self._receive = receive
         self._names = names
+        self._interval = interval
         self._ready: list[Event] = []
         self._error: Exception | None = None
         self._num_open = len(self.choices)
@@ -116,13 +119,17 @@ class EventStream:
         return RouteInfo(session=self._session, place=self._places[choice.prompt_index])
 
     async def _pull_from(self, outputs: AsyncIterator[EngineOutput], choice: Choice, route: RouteInfo) -> None:
+        gatherer = Gatherer(self._interval) if self._interval > 1 else None
         async for output in outputs:
             delta = choice.processor.process(output)
             if delta.finish_reason == "error":
                 if delta.error_param is not None:
                     raise InvalidRequestError(str(delta.error), param=delta.error_param)
                 raise MantaError(delta.error or "the engine failed on this request")
-            self._ready.append((choice, delta))
+            gathered = gatherer.push(delta) if gatherer is not None else delta
+            if gathered is None:
+                continue
+            self._ready.append((choice, gathered))
             self._wake.set()
             if delta.finish_reason is not None:
                 if delta.must_abort:

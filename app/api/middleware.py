@@ -22,7 +22,7 @@ access_log = logging.getLogger("manta.access")
 
 _SAFE_ID = re.compile(r"[\x21-\x7e]{1,256}")
 NO_STATUS = 499  # the client left before there was a status
-QUIET_PATHS = frozenset({"/health", "/metrics"})
+QUIET_PATHS = frozenset({"/health", "/ping", "/load", "/metrics"})
 
 
 def new_request_id(given: str | None) -> str:

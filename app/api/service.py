@@ -1,4 +1,4 @@
-"""Routes about the server itself: /health, /metrics, /version."""
+"""Routes about the server itself: /health, /ping, /load, /metrics, /version."""
 
 from __future__ import annotations
 
@@ -23,6 +23,14 @@ def service_routes(client: EngineClient) -> APIRouter:
             raise EngineDeadError("no replica of some model can make progress")
         return JSONResponse({"status": "ok"})
 
+    for method in ("GET", "POST"):  # SageMaker asks by either
+        router.add_api_route("/ping", health, methods=[method], description="As /health.", name=f"ping_{method}")
+
+    @router.get("/load")
+    async def load() -> JSONResponse:
+        """Requests that run or wait in the engines of all models."""
+        return JSONResponse({"server_load": _num_requests(await client.metrics_text())})
+
     @router.get("/metrics")
     async def metrics() -> Response:
         """Prometheus exposition of all replicas."""
@@ -34,3 +42,10 @@ def service_routes(client: EngineClient) -> APIRouter:
         return JSONResponse({"version": VERSION})
 
     return router
+
+
+def _num_requests(metrics: str) -> int:
+    """Sum of the requests that run and that wait, over all series of an exposition."""
+    names = ("vllm:num_requests_running", "vllm:num_requests_waiting")
+    starts = tuple(name + end for name in names for end in ("{", " "))
+    return int(sum(float(line.rsplit(" ", 1)[1]) for line in metrics.splitlines() if line.startswith(starts)))

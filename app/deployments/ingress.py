@@ -91,6 +91,7 @@ class Ingress:
         from app.api.app import create_app
         from app.api.auth import ApiKeys
         from app.api.debug import debug_routes
+        from app.api.server_info import server_info_routes
 
         ingress = self._config.ingress
         keys = ApiKeys.load(ingress)
@@ -100,6 +101,7 @@ class Ingress:
         app.state.server_adds_request_id = True  # Serve's own middleware, to what it is sent
         if ingress.admin:
             app.include_router(debug_routes(self))
+            app.include_router(server_info_routes(self._config))
         return app
 
     def _announce(self) -> asyncio.Task[None] | None:

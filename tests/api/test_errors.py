@@ -105,7 +105,6 @@ def test_bad_chat_fields(http: httpx.Client, fields: dict[str, Any], param: str 
         ({"audio": {"voice": "x"}}, "audio"),
         ({"functions": []}, "functions"),
         ({"function_call": "auto"}, "function_call"),
-        ({"prediction": {}}, "prediction"),
         ({"web_search_options": {}}, "web_search_options"),
         ({"use_beam_search": True, "stream": True}, "use_beam_search"),
         ({"use_beam_search": True, "top_p": 0.5}, "top_p"),

@@ -1,10 +1,17 @@
-"""/health, /metrics, /version, /docs."""
+"""/health, /ping, /load, /metrics, /version, /tokenizer_info, /server_info, /docs."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import httpx
+import pytest
+from starlette.testclient import TestClient
+
+from app.api.app import create_app
+from app.api.auth import ApiKeys
+from app.api.server_info import server_info_routes
+from app.config import IngressConfig, RequestLimits, ServeConfig
 
 
 def test_health(http: httpx.Client, client: Any) -> None:
@@ -13,6 +20,43 @@ def test_health(http: httpx.Client, client: Any) -> None:
     sick = http.get("/health")
     assert sick.status_code == 503
     assert sick.json()["error"]["code"] == "engine_unavailable"
+    assert [http.request(method, "/ping").status_code for method in ("GET", "POST")] == [503, 503]
+    client.healthy = True
+    assert http.post("/ping").json() == {"status": "ok"}
+
+
+def test_load(http: httpx.Client, client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = (
+        "# HELP vllm:num_requests_running Requests that run.",
+        'vllm:num_requests_running{engine="0"} 3',
+        'vllm:num_requests_running{engine="1"} 2.0',
+        'vllm:num_requests_waiting{engine="0"} 4',
+        'vllm:num_requests_waiting_by_reason{reason="capacity"} 4',
+    )
+
+    async def metrics() -> str:
+        return "\n".join(lines)
+
+    monkeypatch.setattr(client, "metrics_text", metrics)
+    assert http.get("/load").json() == {"server_load": 9}
+
+
+def test_what_is_told_only_on_request(client: Any, http: httpx.Client) -> None:
+    assert {http.get(path).status_code for path in ("/tokenizer_info", "/server_info")} == {404}
+    hidden = "sha256:" + "0" * 64
+    ingress = IngressConfig(tokenizer_info=True, api_key_hashes=(hidden,))
+    app = create_app(client, RequestLimits(), ingress, keys=ApiKeys())
+    app.include_router(
+        server_info_routes(ServeConfig(models=[{"name": "m", "engine": {"model": "x"}}], ingress=ingress))
+    )
+    told = TestClient(app)
+    answer = told.get("/tokenizer_info", params={"model": "alias"}).json()
+    assert answer["tokenizer_class"] == "PreTrainedTokenizerFast"
+    assert "<|im_start|>" in answer["chat_template"]
+    assert told.get("/tokenizer_info", params={"model": "nobody"}).status_code == 404
+    info = told.get("/server_info")
+    assert info.json()["config"]["ingress"]["tokenizer_info"] is True
+    assert hidden not in info.text
 
 
 def test_metrics_and_version(http: httpx.Client) -> None:

@@ -64,7 +64,8 @@ def open_stream(
     ]
     if body.use_beam_search:
         client = BeamSearchClient(client, beam_search_params(body, limits, len(prompts), params))
-    return EventStream(client, model.name, choices, request.receive, body.field_names(), _session(request, body))
+    session, interval = _session(request, body), body.stream_interval if body.stream else 1
+    return EventStream(client, model.name, choices, request.receive, body.field_names(), session, interval)
 
 
 def _session(request: Request, body: GenerationBody) -> str:

@@ -13,7 +13,7 @@ from pydantic_core import PydanticCustomError
 
 from app.api.openai.beam_fields import check_beam_fields
 from app.api.openai.closed import Closed, FirstFault
-from app.api.openai.messages import ChatMessage, ChatOptions, ReasoningEffort, Verbosity
+from app.api.openai.messages import ChatMessage, ChatOptions, ReasoningEffort, TextPart, Verbosity
 from app.api.openai.response_format import ResponseFormat
 from app.api.openai.tools import AllowedTools, NamedTool, Tool, ToolChoice
 from app.api.parsers.answer import Offer, ToolMode, schema_of
@@ -50,7 +50,6 @@ REFUSED_EVERYWHERE = {
     "repetition_detection": "not supported; see repetition_penalty",
     "return_prompt_text": "not supported; see echo and return_token_ids",
     "return_token_offsets": "not supported; see logprobs.text_offset of /v1/completions",
-    "stream_interval": "not supported: tokens are sent as they come",
     "vllm_xargs": "there are no plugins to give them to",
     "watermarking": "not supported",
 }
@@ -64,6 +63,7 @@ class GenerationBody(FirstFault, SamplingParams):
     model: str | None = Field(None, description="Which model; the server's first one when not given.")
     stream: bool = Field(False, description="Answer as server-sent events while tokens come.")
     stream_options: StreamOptions | None = Field(None, description="Only with stream.")
+    stream_interval: int = Field(1, ge=1, le=1024, description="Tokens of a choice that one chunk gathers.")
     truncate_prompt_tokens: int | None = Field(
         None, ge=-1, description="Keep only the last so many prompt tokens; -1: as many as the context holds."
     )
@@ -113,6 +113,8 @@ class GenerationBody(FirstFault, SamplingParams):
     def _check_options(self) -> Self:
         if self.stream_options is not None and not self.stream:
             raise InvalidRequestError("stream_options is only allowed with stream=true", param="stream_options")
+        if self.stream_interval > 1 and not self.stream:
+            raise InvalidRequestError("is only allowed with stream=true", param="stream_interval")
         if "truncation_side" in self.model_fields_set and self.truncate_prompt_tokens is None:
             raise InvalidRequestError("is only allowed with truncate_prompt_tokens", param="truncation_side")
         if self.return_tokens_as_token_ids and (self.logprobs is None or self.logprobs is False):
@@ -153,6 +155,13 @@ class GenerationBody(FirstFault, SamplingParams):
         return {} if self.response_format is None else {"structured_outputs": "response_format"}
 
 
+class Prediction(Closed):
+    """What much of the answer is expected to say."""
+
+    type: Literal["content"]
+    content: str | list[TextPart]
+
+
 class ChatRequest(GenerationBody):
     """Body of POST /v1/chat/completions."""
 
@@ -161,7 +170,6 @@ class ChatRequest(GenerationBody):
         "audio": "audio output is not supported",
         "function_call": "deprecated by OpenAI; use tool_choice",
         "functions": "deprecated by OpenAI; use tools",
-        "prediction": "predicted outputs are not supported",
         "web_search_options": "web search is not supported",
         "moderation": "moderation is not supported",
         "echo": "only on /v1/completions",
@@ -185,6 +193,9 @@ class ChatRequest(GenerationBody):
         "and yes by all others. A template that knows neither is as it was.",
     )
     verbosity: Verbosity | None = Field(None, description="Given to chat templates that use it.")
+    prediction: Prediction | None = Field(
+        None, description="Predicted output. Accepted; the answer is what it would be without."
+    )
     modalities: list[Literal["text"]] | None = Field(None, description="Only text.")
 
     add_generation_prompt: bool = Field(True, description="End the prompt where the assistant's turn begins.")

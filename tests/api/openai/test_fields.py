@@ -129,10 +129,12 @@ def test_what_goes_with_the_request(
         ({"return_tokens_as_token_ids": True}, "return_tokens_as_token_ids"),
         ({"spaces_between_special_tokens": False}, "spaces_between_special_tokens"),
         ({"session_id": ""}, "session_id"),
+        ({"stream_interval": 2}, "stream_interval"),
+        ({"stream_interval": 2000, "stream": True}, "stream_interval"),
         *(
             ({name: value}, name)
             for name, value in {
-                "suffix": "x", "logprob_token_ids": [1], "vllm_xargs": {}, "watermarking": {}, "stream_interval": 2,
+                "suffix": "x", "logprob_token_ids": [1], "vllm_xargs": {}, "watermarking": {},
                 "mm_processor_kwargs": {}, "media_io_kwargs": {}, "repetition_detection": {}, "guided_json": {},
                 "return_prompt_text": True, "return_token_offsets": True, "ec_transfer_params": {},
                 "kv_transfer_params": {}, "prompt_embeds": "x",

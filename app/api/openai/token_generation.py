@@ -1,0 +1,147 @@
+"""POST /inference/v1/generate: token ids in, token ids out, for routers and trainers that hold the text themselves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Self
+
+from fastapi import APIRouter, Request
+from pydantic import Field, model_validator
+from starlette.responses import JSONResponse, Response
+
+from app.api.body import describe_body, read_body
+from app.api.engine_client import EngineClient
+from app.api.errors import in_words_of
+from app.api.events import Collected, Event, collect
+from app.api.openai.closed import Closed
+from app.api.openai.generation import open_stream, response_headers
+from app.api.openai.head import ResponseHead
+from app.api.openai.logprobs import TokenIdNames, chat_logprobs, prompt_logprobs
+from app.api.openai.protocol import GenerationBody
+from app.api.render import Prompt, find_model
+from app.api.sse import DONE, EventFormat, EventStreamResponse
+from app.config import RequestLimits
+from app.engine.request import Priority
+from app.engine.sampling_params import SamplingParams
+from app.errors import UnsupportedError
+
+_WORDS = {
+    "prompt": "token_ids",
+    **{name: f"sampling_params.{name}" for name in SamplingParams.model_fields},
+}
+_DEFAULT_MAX_TOKENS = 16
+_NAMES = TokenIdNames()
+
+
+class TokensRequest(Closed):
+    """Body of POST /inference/v1/generate."""
+
+    refused: ClassVar[Mapping[str, str]] = {
+        "features": "the model reads text only",
+        "kv_transfer_params": "KV transfer is not supported yet",
+        "output_mode": "answers are token ids; see /detokenize",
+    }
+
+    token_ids: list[int] = Field(min_length=1, description="The prompt.")
+    sampling_params: SamplingParams = Field(description="How tokens are chosen, and when the answer ends.")
+    model: str | None = Field(None, description="Which model; the server's first one when not given.")
+    stream: bool = Field(False, description="Answer as server-sent events while tokens come.")
+    cache_salt: str | None = Field(None, min_length=1, description="Only requests of equal salt share prefix blocks.")
+    priority: Priority = Field(0, description="Lower goes first, where the engine schedules by priority.")
+    request_id: str | None = Field(None, description="Echoed as x-request-id.", pattern=r"^[\x21-\x7e]{1,256}$")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse(cls, data: Any) -> Any:
+        for name, why in cls.refused.items() if isinstance(data, dict) else ():
+            if data.get(name) is not None:
+                raise UnsupportedError(f"{name}: {why}", param=name)
+        return data
+
+    def to_body(self) -> TokensBody:
+        """The same request as other routes state it."""
+        own = {name: getattr(self.sampling_params, name) for name in self.sampling_params.model_fields_set}
+        own.setdefault("max_tokens", _DEFAULT_MAX_TOKENS)
+        names = ("model", "stream", "cache_salt", "priority", "request_id")
+        with in_words_of(_WORDS):
+            return TokensBody.of({**own, **{name: getattr(self, name) for name in names}})
+
+
+class TokensBody(GenerationBody):
+    """A generation that was asked for by token ids; errors name the fields that the client knows."""
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> Self:
+        """The body; ValidationError or InvalidRequestError when fields do not go together."""
+        return cls.model_validate(dict(fields))
+
+    def field_names(self) -> dict[str, str]:
+        """The words for errors."""
+        return {**super().field_names(), **_WORDS}
+
+
+def token_routes(client: EngineClient, limits: RequestLimits) -> APIRouter:
+    """The endpoint over `client`."""
+    router = APIRouter(tags=["tokens"])
+
+    @router.post("/inference/v1/generate", openapi_extra=describe_body(TokensRequest))
+    async def generate_tokens(request: Request) -> Response:
+        """Continue token ids by token ids; `stream` makes it server-sent events."""
+        asked = await read_body(request, TokensRequest)
+        body = asked.to_body()
+        model = find_model(client, body.model)
+        head = ResponseHead.of("generate", model, body.model)
+        prompts = [Prompt(asked.token_ids)]
+        stream = open_stream(client, limits, request, body, model, prompts, head, body.sampling_fields())
+        request_id = request.state.request_id
+        if body.stream:
+            return EventStreamResponse(stream, TokenChunks(request_id, body.logprobs is not None))
+        collected = await collect(stream)
+        answer = {"request_id": request_id, "choices": [_choice(entry) for entry in collected]}
+        scored = collected[0].prompt_logprobs
+        answer["prompt_logprobs"] = None if scored is None else prompt_logprobs(scored, model.tokenizer)
+        answer["kv_transfer_params"] = None
+        return JSONResponse(answer, headers=response_headers(stream))
+
+    return router
+
+
+def _choice(entry: Collected) -> dict[str, Any]:
+    output = entry.output
+    return {
+        "index": output.index,
+        "logprobs": None if output.logprobs is None else chat_logprobs(output.logprobs, _NAMES),
+        "finish_reason": output.finish_reason,
+        "stop_reason": output.stop_reason,
+        "token_ids": output.token_ids,
+    }
+
+
+class TokenChunks(EventFormat):
+    """The stream: one event for each engine output, in the shape of the whole answer, then [DONE]."""
+
+    def __init__(self, request_id: str, has_logprobs: bool) -> None:
+        self._request_id = request_id
+        self._has_logprobs = has_logprobs
+
+    def start(self) -> str:
+        """Nothing comes before the tokens."""
+        return ""
+
+    def event(self, event: Event) -> str:
+        """The tokens of one engine output."""
+        choice, delta = event
+        logprobs: Sequence[Any] | None = delta.logprobs if self._has_logprobs else None
+        described = {
+            "index": choice.index,
+            "logprobs": None if logprobs is None else chat_logprobs(logprobs, _NAMES),
+            "finish_reason": delta.finish_reason,
+            "stop_reason": delta.stop_reason,
+            "token_ids": delta.token_ids,
+        }
+        return f"data: {json.dumps({'request_id': self._request_id, 'choices': [described]})}\n\n"
+
+    def end(self) -> str:
+        """The end of the stream."""
+        return DONE

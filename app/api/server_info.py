@@ -1,0 +1,44 @@
+"""What a server says of itself on request: its tokenizers (`ingress.tokenizer_info`), its options (`ingress.admin`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.responses import JSONResponse
+
+from app.api.engine_client import EngineClient
+from app.api.render import find_model
+from app.api.version import VERSION
+from app.config import ServeConfig
+from app.text.tokenizer import read_tokenizer_config
+
+_SECRET = {"ingress": {"api_keys_file", "api_key_hashes"}}
+
+
+def tokenizer_info_routes(client: EngineClient) -> APIRouter:
+    """GET /tokenizer_info over `client`'s models."""
+    router = APIRouter(tags=["tokenizer"])
+
+    @router.get("/tokenizer_info")
+    async def tokenizer_info(model: str | None = None) -> JSONResponse:
+        """The tokenizer's configuration and the chat template. Open only with `ingress.tokenizer_info`."""
+        served = find_model(client, model)
+        config = read_tokenizer_config(Path(served.info.directory))
+        return JSONResponse({"tokenizer_class": None, **config, "chat_template": served.chat_template.source or None})
+
+    return router
+
+
+def server_info_routes(config: ServeConfig) -> APIRouter:
+    """GET /server_info: the options in force."""
+    router = APIRouter(tags=["debug"])
+
+    @router.get("/server_info")
+    async def server_info() -> JSONResponse:
+        """Version and options of the server, without its keys. Open only with `ingress.admin`."""
+        options: dict[str, Any] = config.model_dump(mode="json", exclude=_SECRET)
+        return JSONResponse({"version": VERSION, "config": options})
+
+    return router

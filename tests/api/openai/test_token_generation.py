@@ -1,0 +1,89 @@
+"""Token ids in, token ids out; and streams in pieces of several tokens."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+ROUTE = "/inference/v1/generate"
+
+
+def events(text: str) -> list[dict[str, Any]]:
+    assert text.endswith("data: [DONE]\n\n")
+    return [json.loads(line[6:]) for line in text.split("\n\n") if line.startswith("data: {")]
+
+
+def test_tokens_in_tokens_out(http: httpx.Client, client: Any) -> None:
+    client.script = lambda request: [30, 31, 32]
+    eos = client.models["m"].tokenizer.eos_token_id
+    body: dict[str, Any] = {"token_ids": [5, 6, 7], "sampling_params": {"logprobs": 1, "prompt_logprobs": 0, "n": 2}}
+    answer = http.post(ROUTE, json={**body, "request_id": "mine", "cache_salt": "s", "priority": 3})
+    assert answer.headers["x-request-id"] == answer.json()["request_id"] == "mine"
+    request = client.requests[-1]
+    assert (request.prompt_token_ids, request.priority, request.sampling_params.max_tokens) == ([5, 6, 7], 3, 16)
+    choices = answer.json()["choices"]
+    assert [choice["token_ids"] for choice in choices] == [[30, 31, 32, eos]] * 2
+    assert [entry["token"] for entry in choices[0]["logprobs"]["content"]] == [
+        f"token_id:{i}" for i in (30, 31, 32, eos)
+    ]
+    assert list(answer.json()["prompt_logprobs"][1]) == ["6"]
+    streamed = events(http.post(ROUTE, json={"token_ids": [5], "sampling_params": {}, "stream": True}).text)
+    assert [i for chunk in streamed for i in chunk["choices"][0]["token_ids"]] == [30, 31, 32, eos]
+    assert [chunk["choices"][0]["finish_reason"] for chunk in streamed] == [None, None, None, "stop"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"token_ids": []}, "token_ids"),
+        ({"token_ids": [5, 10**6]}, "token_ids"),
+        ({"sampling_params": {"temperature": -1}}, "sampling_params.temperature"),
+        ({"sampling_params": {"n": 99}}, "sampling_params.n"),
+        ({"sampling_params": {"foo": 1}}, "sampling_params.foo"),
+        ({"sampling_params": {"stop": ["a"] * 9}}, "sampling_params.stop"),
+        ({"features": {}}, "features"),
+        ({"foo": 1}, "foo"),
+    ],
+)
+def test_refusals_name_the_field(http: httpx.Client, fields: dict[str, Any], param: str) -> None:
+    answer = http.post(ROUTE, json={"token_ids": [5], "sampling_params": {}, **fields})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param, answer.text
+
+
+def test_stream_interval(http: httpx.Client, client: Any) -> None:
+    """The first token at once, then pieces, then the rest; text, logprobs and finish are those of single tokens."""
+    client.script = lambda request: list(range(30, 37))
+    body = {"prompt": "x", "stream": True, "return_token_ids": True, "logprobs": 1, "max_tokens": 20}
+    single, pieces = (
+        events(http.post("/v1/completions", json={**body, "stream_interval": interval}).text) for interval in (1, 3)
+    )
+    sizes = [len(chunk["choices"][0].get("token_ids") or ()) for chunk in pieces]
+    assert sizes == [1, 3, 3, 1, 0]
+    for name in ("text", "token_ids"):
+        first, second = (
+            [item for chunk in chunks for item in chunk["choices"][0].get(name) or ()] for chunks in (single, pieces)
+        )
+        assert first == second
+    for name in ("tokens", "text_offset"):
+        first, second = (
+            [item for c in chunks for item in (c["choices"][0]["logprobs"] or {}).get(name, [])]
+            for chunks in (single, pieces)
+        )
+        assert first == second
+    assert [c["choices"][0]["finish_reason"] for c in pieces][-1] == "stop"
+
+
+def test_predicted_output_changes_nothing(http: httpx.Client, client: Any) -> None:
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}]}
+    plain = http.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]
+    prediction = {"type": "content", "content": [{"type": "text", "text": "much of it"}]}
+    assert (
+        http.post("/v1/chat/completions", json={**body, "prediction": prediction}).json()["choices"][0]["message"]
+        == plain
+    )
+    wrong = http.post("/v1/chat/completions", json={**body, "prediction": {"type": "image"}})
+    assert wrong.json()["error"]["param"].startswith("prediction")
