@@ -15,6 +15,10 @@ TOOL_PARSERS: Registry[type[ToolParser]] = Registry(
         "llama3_json": "app.api.parsers.llama3_json:Llama3JsonParser",
         "mistral": "app.api.parsers.mistral:MistralParser",
         "qwen3_coder": "app.api.parsers.qwen3_coder:Qwen3CoderParser",
+        "seed_oss": "app.api.parsers.seed_oss:SeedOssParser",
+        "minimax_m2": "app.api.parsers.minimax_m2:MiniMaxM2Parser",
+        "glm45": "app.api.parsers.glm:Glm45Parser",
+        "glm47": "app.api.parsers.glm:Glm47Parser",
         "deepseek_v3": "app.api.parsers.deepseek:DeepSeekV3Parser",
         "deepseek_v31": "app.api.parsers.deepseek:DeepSeekV31Parser",
         "pythonic": "app.api.parsers.pythonic:PythonicParser",
@@ -28,15 +32,18 @@ REASONING_PARSERS: Registry[type[ReasoningParser]] = Registry(
         "think": "app.api.parsers.think:ThinkParser",
         "deepseek_r1": "app.api.parsers.think:DeepSeekR1Parser",
         "mistral": "app.api.parsers.think:MistralThinkParser",
+        "seed_oss": "app.api.parsers.seed_oss:SeedOssThinkParser",
         "harmony": "app.api.parsers.harmony:HarmonyReasoningParser",
     },
 )
 
 # A template that writes all of these belongs to a model that answers in the form of the parser. First match wins.
-# None: forms with markers like those below that no parser reads: GLM's, Seed's, MiniMax's, Apriel's, Functionary's.
+# None: forms with markers like those below that no parser reads: Apriel's, Functionary's, others with <invoke>.
 _TOOL_MARKS: tuple[tuple[str | None, tuple[str, ...]], ...] = (
-    (None, ("<arg_key>",)),
-    (None, ("<seed:tool_call>",)),
+    ("glm47", ("<tool_call>{function-name}<arg_key>",)),
+    ("glm45", ("<arg_key>",)),
+    ("seed_oss", ("<seed:tool_call>",)),
+    ("minimax_m2", ("<minimax:tool_call>", "<invoke name=")),
     (None, ("<invoke name=",)),
     (None, ("<tool_calls>[",)),
     (None, ("<|python_tag|>", "<function=")),
@@ -51,7 +58,12 @@ _TOOL_MARKS: tuple[tuple[str | None, tuple[str, ...]], ...] = (
     ("llama3_json", ("<|python_tag|>",)),
     ("llama3_json", ('"parameters": dictionary of argument name',)),
 )
-_REASONING_MARKS = (("harmony", ("<|channel|>",)), ("think", ("</think>",)), ("mistral", ("[/THINK]",)))
+_REASONING_MARKS = (
+    ("harmony", ("<|channel|>",)),
+    ("seed_oss", ("</seed:think>",)),
+    ("think", ("</think>",)),
+    ("mistral", ("[/THINK]",)),
+)
 
 
 def tool_parser_name(template_source: str) -> str | None:

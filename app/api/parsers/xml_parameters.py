@@ -1,86 +1,114 @@
-"""Tool calls of Qwen3-Coder: <function=name> with a <parameter=key> element for each argument, in <tool_call>.
+"""Tool calls with an element for each argument, whose value is bare text; each model has its own tags.
 
-Values are bare text. Which JSON value one stands for follows from the tool's schema: what may only be a string is
-handed out as it comes, everything else once it is whole.
+Which JSON value a text stands for follows from the tool's schema: what may only be a string is handed out as it comes,
+everything else once it is whole.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from app.api.parsers.base import Schema, ToolParser
 from app.api.parsers.grammar import CallGrammar, Lark, in_order, property_schema
 from app.api.parsers.json_text import INVALID, loads
 from app.api.parsers.scanner import MAX_NAME, SPACE, Mismatch, Steps
 
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
-FUNCTION, FUNCTION_END = "<function=", "</function>"
-PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
 _PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 _TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
 
 
-class Qwen3CoderParser(ToolParser):
-    """Qwen3-Coder."""
+class XmlParametersParser(ToolParser):
+    """Base: a subclass names the tags."""
 
-    markers = (OPEN, CLOSE)
+    open: ClassVar[str]  # of a call, or of all calls
+    close: ClassVar[str]
+    function: ClassVar[tuple[str, str, str]]  # before the name, after it, after the arguments
+    parameter: ClassVar[tuple[str, str, str]]  # before the name, between it and the value, after the value
+    has_lines: ClassVar[bool] = False  # a value stands on lines of its own: a new line at either end is no part of it
+    after_value: ClassVar[str] = "\n"  # what the model writes after a value's closing tag
 
     def parse(self) -> Steps[None]:
-        """Content and calls, in any order; the models sometimes leave <tool_call> out."""
+        """Content and calls, in any order; the models sometimes leave the opening tag out."""
         scan = self.scan
+        opening, end = self.function[0], self.function[2]
+        openings = tuple(filter(None, (self.open, opening)))
         closing: tuple[str, ...] = ()
-        while marker := (yield from scan.content(OPEN, FUNCTION, *closing)):
-            if marker in (FUNCTION_END, CLOSE):
-                closing = () if marker == CLOSE else (CLOSE,)
+        while marker := (yield from scan.content(*openings, *closing)):
+            if marker in (end, self.close):
+                closing = () if marker == self.close else (self.close,)
             elif (yield from scan.attempt(self._call(marker), marker)):
-                closing = (FUNCTION_END, CLOSE)
+                closing = tuple(dict.fromkeys((end, self.close)))
 
     def _call(self, marker: str) -> Steps[None]:
         scan = self.scan
-        if marker == OPEN:
-            yield from scan.expect(FUNCTION)
-        name, _ = yield from scan.until(">", limit=MAX_NAME)
-        scan.begin_call(name.strip())
+        if marker == self.open and self.function[0]:
+            yield from scan.expect(self.function[0])
+        name = yield from self._name()
+        scan.begin_call(name)
         scan.say_arguments("{")
         separator = ""
-        while (yield from scan.accept(PARAMETER)):
-            key, _ = yield from scan.until(">", limit=MAX_NAME)
-            scan.say_arguments(f"{separator}{json.dumps(key.strip(), ensure_ascii=False)}: ")
-            yield from self._value(_types(self.tools.get(name.strip()), key.strip()))
+        while (yield from scan.accept(self.parameter[0])):
+            key, is_whole = yield from self._key()
+            scan.say_arguments(f'{separator}"{_escaped(key)}')
+            if not is_whole:
+                raise Mismatch
+            scan.say_arguments('": ')
+            yield from self._value(_types(self.tools.get(name), key))
             separator = ", "
         scan.say_arguments("}")
 
+    def _name(self) -> Steps[str]:
+        """The function's name, and what follows it."""
+        name, _ = yield from self.scan.until(self.function[1], limit=MAX_NAME)
+        return name.strip()
+
+    def _key(self) -> Steps[tuple[str, bool]]:
+        """The argument's name, and whether all that stands before its value was there too."""
+        key, _ = yield from self.scan.until(self.parameter[1], limit=MAX_NAME)
+        return key.strip(), True
+
     def _value(self, types: set[str]) -> Steps[None]:
-        """One value up to its closing marker; one new line at either end belongs to the form."""
-        scan = self.scan
-        yield from scan.match("\n")
+        """One value up to its closing tag."""
+        scan, ends, edge = self.scan, (self.parameter[2], self.function[2]), "\n" if self.has_lines else ""
+        yield from scan.match("\n") if edge else ()
         if types == {"string"}:
             scan.say_arguments('"')
-            marker = yield from scan.pass_until(
-                (PARAMETER_END, FUNCTION_END), lambda text: scan.say_arguments(_escaped(text)), "\n"
-            )
+            marker = yield from scan.pass_until(ends, lambda text: scan.say_arguments(_escaped(text)), edge)
             scan.say_arguments(_escaped(scan.gap[:-1]))
             if not marker:  # cut off: the string stays open, as JSON that is cut off does
                 raise Mismatch
             scan.say_arguments('"')
         else:
             held: list[str] = []
-            marker = yield from scan.pass_until((PARAMETER_END, FUNCTION_END), held.append)
+            marker = yield from scan.pass_until(ends, held.append)
             text = "".join(held)
             if not marker:
                 scan.say_arguments(text)
                 raise Mismatch
-            scan.say_arguments(_typed(text.removesuffix("\n"), types))
-        if marker == FUNCTION_END:  # the closing marker of the value was forgotten
+            scan.say_arguments(_typed(text.removesuffix(edge), types))
+        if marker == ends[1]:  # the closing tag of the value was forgotten
             scan.back(len(marker))
 
     @classmethod
     def call_grammar(cls, special: Collection[str]) -> CallGrammar:
-        """Arguments in the order of the schema's properties."""
-        before, after = f"{OPEN}\n{FUNCTION}{{name}}>\n", f"{FUNCTION_END}\n{CLOSE}"
-        return CallGrammar(before, after, separator="\n", trigger=OPEN, arguments=_lark_arguments)
+        """One call between the tags, with arguments in the order of the schema's properties."""
+        opening, named, end = cls.function
+        before, after = f"{cls.open}\n{opening}{{name}}{named}\n", f"{end}\n{cls.close}"
+        return CallGrammar(before, after, separator="\n", trigger=cls.open, arguments=cls.lark_arguments)
+
+    @classmethod
+    def lark_arguments(cls, lark: Lark, name: str, schema: Mapping[str, Any]) -> str:
+        """All arguments, each with its tags."""
+        required = schema.get("required") or ()
+        edge, (before, named, end) = "\n" if cls.has_lines else "", cls.parameter
+        parts = []
+        for key in schema.get("properties") or {}:
+            value = _lark_value(lark, schema, key, edge + end)
+            tagged = f"{lark.literal(f'{before}{key}{named}{edge}')} {value} {lark.literal(cls.after_value)}"
+            parts.append((lark.rule(tagged.rstrip()), key in required))
+        return in_order(parts, "")
 
 
 def _escaped(text: str) -> str:
@@ -133,22 +161,12 @@ def _resolve(reference: str, root: Schema) -> Any:
     return node
 
 
-def _lark_arguments(lark: Lark, name: str, schema: Mapping[str, Any]) -> str:
-    required = schema.get("required") or ()
-    parts = []
-    for key in schema.get("properties") or {}:
-        value = _lark_value(lark, schema, key)
-        parts.append((lark.rule(f"{lark.literal(f'{PARAMETER}{key}>' + chr(10))} {value}"), key in required))
-    return in_order(parts, "")
-
-
-def _lark_value(lark: Lark, schema: Mapping[str, Any], key: str) -> str:
-    """A value and its closing marker: a string as bare text, everything else as JSON."""
+def _lark_value(lark: Lark, schema: Mapping[str, Any], key: str, close: str) -> str:
+    """A value and its closing tag: a string as bare text, everything else as JSON."""
     own = property_schema(schema, key)
-    close = f"\n{PARAMETER_END}\n"
     if _types(schema, key) != {"string"}:
         return f"{lark.json(own)} {lark.literal(close)}"
     if isinstance(own.get("enum"), list):
         options = " | ".join(lark.literal(option) for option in own["enum"] if isinstance(option, str))
         return f"({options}) {lark.literal(close)}"
-    return f"{lark.text_before(f'{chr(10)}{PARAMETER_END}')} {lark.literal(chr(10))}"
+    return lark.text_before(close)

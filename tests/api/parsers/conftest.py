@@ -87,6 +87,10 @@ KINDS = [
     Kind("pythonic", "think", "pythonic", ("lfm",)),
     Kind("harmony", None, "harmony"),
     Kind("harmony", None, "harmony", ("in_role",)),
+    Kind("seed_oss", "seed_oss", "seed_oss"),
+    Kind("minimax_m2", "think", "minimax_m2"),
+    Kind("glm45", "think", "glm"),
+    Kind("glm47", "think", "glm", ("tight",)),
 ]
 
 

@@ -34,6 +34,10 @@ MARKS = {
     "deepseek_v31": "name + '<｜tool▁sep｜>' + arguments",
     "pythonic": "[func_name1(param1=value1, param2=value2), func_name2(...)]",
     "llama3_json": "<|python_tag|>",
+    "seed_oss": "<seed:tool_call>\n<function=f>\n<parameter=k>v</parameter>\n</function>\n</seed:tool_call>",
+    "minimax_m2": '<minimax:tool_call>\n<invoke name="f">\n<parameter name="k">v</parameter>\n</invoke>',
+    "glm45": "<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key>\n<arg_value>{arg-value-1}</arg_value>",
+    "glm47": "<tool_call>{function-name}<arg_key>{arg-key-1}</arg_key><arg_value>{arg-value-1}</arg_value>",
     "harmony": "<|start|>assistant to=functions.x<|channel|>commentary",
 }
 WORDS: Any = [{"role": "user", "content": "hi"}]
@@ -44,26 +48,20 @@ def test_templates_name_their_parsers() -> None:
     assert {name: tool_parser_name(text) for name, text in MARKS.items()} == {name: name for name in MARKS}
     assert tool_parser_name("'<|tool_call_start|>[' + name + '('") == "pythonic"
     assert set(MARKS) == set(TOOL_PARSERS)
-    assert [reasoning_parser_name(text) for text in ("'</think>'", "[/THINK]", "<|channel|>", "")] == [
-        "think",
-        "mistral",
-        "harmony",
-        None,
-    ]
+    thoughts = {"'</think>'": "think", "[/THINK]": "mistral", "<|channel|>": "harmony", "</seed:think>": "seed_oss"}
+    assert {text: reasoning_parser_name(text) for text in (*thoughts, "")} == {**thoughts, "": None}
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        "<tool_call>{name}\n<arg_key>k</arg_key>\n<arg_value>v</arg_value></tool_call>",
-        "<seed:tool_call>\n<function=f>\n<parameter=k>v</parameter>\n</function>\n</seed:tool_call>",
         '<tool_call>\n<invoke name="f"></invoke></tool_call>',
         "within <tool_call></tool_call>: <tool_calls>[{...}]</tool_calls>",
         "<function=f>{}</function> or <|python_tag|>",
     ],
 )
 def test_forms_that_only_look_alike_have_no_parser(text: str) -> None:
-    """GLM, Seed, MiniMax, Apriel, Functionary: a wrong parser would give their calls as content."""
+    """Others with <invoke>, Apriel, Functionary: a wrong parser would give their calls as content."""
     assert tool_parser_name(text) is None
 
 
