@@ -8,7 +8,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
@@ -17,6 +17,8 @@ import pytest
 import pytest_timeout
 
 from tests import limits
+
+ROOT = Path(__file__).resolve().parent.parent
 
 # Registered before Ray and all else that wants to run at the end, so run last.
 _end: dict[str, Any] = {"process": os.getpid(), "session": None, "crashed": False}
@@ -105,8 +107,27 @@ def _gpu_count() -> int:
     return torch.cuda.device_count()
 
 
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[str]:
+    """Address of one Ray cluster of 4 CPUs for all tests that need no cluster of their own; this process has joined it,
+    and its workers find this repository."""
+    import ray
+
+    context = ray.init(
+        num_cpus=4,
+        include_dashboard=False,
+        log_to_driver=False,
+        object_store_memory=200 << 20,
+        runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}},
+    )
+    yield context.address_info["gcs_address"]
+    ray.shutdown()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs GPUs this machine has not got."""
+    """Skip what needs GPUs this machine has not got; tests over the shared Ray cluster come last, as one process joins
+    one cluster at a time."""
+    items.sort(key=lambda item: "ray_cluster" in getattr(item, "fixturenames", ()))
     needs = {"gpu": 1, "multi_gpu": 2}
     marked = [(item, count) for item in items for name, count in needs.items() if item.get_closest_marker(name)]
     if not marked:

@@ -16,6 +16,7 @@ import pytest
 
 from app import LLM, SamplingParams
 from app.errors import CheckpointError, ConfigError, InvalidRequestError, PromptTooLongError
+from tests.limits import patience_s
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
 HELLO = [{"role": "user", "content": "Hello!"}]
@@ -219,7 +220,7 @@ with LLM("tiny-chat", **options) as llm:
 def test_a_profile_that_is_not_stopped_is_written_at_the_end(ranks: int, tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
     command = [sys.executable, "-c", FORGOTTEN, str(ranks), str(tmp_path / "traces")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=patience_s())
     assert done.returncode == 0, done.stderr[-2000:]
     assert len(list((tmp_path / "traces").iterdir())) == ranks
 

@@ -7,7 +7,6 @@ import contextlib
 import json
 import socket
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,8 @@ from app.engine.request import EngineRequest
 from app.engine.step import TokenLogprobs
 from app.text.chat_template import ChatTemplate
 from app.text.tokenizer import Tokenizer
+from tests import limits
+from tests.limits import wait_until
 
 TEMPLATE = """{%- if tools %}<|im_start|>system
 <tools>{% for tool in tools %}{{ tool | tojson }}{% endfor %}</tools> Answer with <tool_call>.<|im_end|>
@@ -171,20 +172,12 @@ class Server:
 
     def __enter__(self) -> Server:
         self._thread.start()
-        _wait_for(lambda: self._server.started)
+        wait_until(lambda: self._server.started, "the server's start")
         return self
 
     def __exit__(self, *_: object) -> None:
         self._server.should_exit = True
-        self._thread.join(10)
-
-
-def _wait_for(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    """Return once `condition` holds; AssertionError after `timeout_s`."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "timed out"
-        time.sleep(0.005)
+        self._thread.join(limits.patience_s())
 
 
 @pytest.fixture(scope="session")
@@ -219,11 +212,6 @@ def make_client() -> type[ScriptedClient]:
     return ScriptedClient
 
 
-@pytest.fixture
-def wait_for() -> Callable[..., None]:
-    return _wait_for
-
-
 LIMITS = RequestLimits(max_body_bytes=200_000, max_n=8, max_prompts=16, max_logprobs=5, max_stop=4)
 
 
@@ -253,11 +241,11 @@ def server(client: ScriptedClient, serve: Callable[..., Server]) -> Server:
 
 @pytest.fixture
 def http(server: Server) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=120) as http:
+    with httpx.Client(base_url=server.url, timeout=limits.patience_s()) as http:
         yield http
 
 
 @pytest.fixture
 def sdk(server: Server) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=120) as sdk:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=limits.patience_s()) as sdk:
         yield sdk

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from app.engine.core import EngineCore
 from app.engine.executor import create_executor
 from app.engine.outputs import EngineOutput
 from app.engine.request import EngineRequest
+from tests.limits import wait_until
 
 OPTIONS: dict[str, Any] = {"executor": "in_process", "num_threads": 1, "device": "cpu", "max_num_seqs": 16}
 
@@ -66,12 +66,10 @@ class PoolingEngines:
             if not finished:
                 self.engines[model].abort([request.request_id])
 
-    def wait_idle(self, timeout_s: float = 20.0) -> None:
+    def wait_idle(self) -> None:
         """Until no engine has a request any more."""
-        deadline = time.monotonic() + timeout_s
-        while any(stats.num_running + stats.num_waiting for stats in (e.stats() for e in self.engines.values())):
-            assert time.monotonic() < deadline, "requests are left over"
-            time.sleep(0.01)
+        engines = self.engines.values()
+        wait_until(lambda: not any(s.num_running + s.num_waiting for s in (e.stats() for e in engines)), "no request")
 
     async def is_healthy(self) -> bool:
         return True

@@ -48,7 +48,7 @@ def fields(model: Any) -> Any:
 def post(app: Any, path: str, body: Any) -> httpx.Response:
     async def send() -> httpx.Response:
         transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://test", timeout=20) as http:
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
             return await http.post(path, content=json.dumps(body).encode())
 
     return asyncio.run(send())

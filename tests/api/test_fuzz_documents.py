@@ -65,7 +65,7 @@ def check(response: httpx.Response, path: str) -> None:
 async def post_all(app: Any, posts: Iterator[tuple[str, Any]]) -> int:
     """Send bodies one after another, each checked; their number."""
     number = 0
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test", timeout=60) as http:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
         for path, body in posts:
             content = body if isinstance(body, bytes) else json.dumps(body).encode("utf-8", "surrogatepass")
             check(await http.post(path, content=content), path)

@@ -23,7 +23,7 @@ TOOL = {"type": "function", "function": {"name": "f", "description": "x" * 100}}
 def post(app: Any, path: str, body: Any, headers: dict[str, str] | None = None) -> httpx.Response:
     async def send() -> httpx.Response:
         transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://test", timeout=60) as http:
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
             content = body if isinstance(body, bytes) else json.dumps(body).encode()
             return await http.post(path, content=content, headers=headers)
 

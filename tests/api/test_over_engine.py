@@ -24,6 +24,7 @@ from app.engine.outputs import EngineOutput
 from app.engine.request import EngineRequest
 from app.text.chat_template import ChatTemplate
 from app.text.tokenizer import Tokenizer
+from tests.limits import wait_until
 
 OPTIONS: dict[str, Any] = {"executor": "in_process", "num_blocks": 256, "num_threads": 1, "max_num_seqs": 16}
 QUESTIONS = [
@@ -162,13 +163,13 @@ def test_a_seed_gives_the_same_answer_and_choices_differ(sdk: openai.OpenAI) -> 
     assert alone.choices[0].text == texts[0]
 
 
-def test_a_disconnect_frees_the_blocks(server: Any, engine: EngineInThisProcess, wait_for: Any) -> None:
+def test_a_disconnect_frees_the_blocks(server: Any, engine: EngineInThisProcess) -> None:
     body = {"prompt": "Count to a thousand", "max_tokens": 500, "ignore_eos": True, "stream": True}
     with httpx.stream("POST", f"{server.url}/v1/completions", json=body) as response:
         for _, line in zip(range(8), response.iter_lines(), strict=False):
             assert line == "" or line.startswith("data: ")
         assert engine.engine.stats().num_running == 1
-    wait_for(lambda: engine.engine.stats().num_free_blocks == engine.engine.stats().num_blocks)
+    wait_until(lambda: engine.engine.stats().num_free_blocks == engine.engine.stats().num_blocks)
     assert engine.engine.stats().num_running == 0
 
 

@@ -27,7 +27,7 @@ def test_keep_alives(client: Any, path: str, body: dict[str, Any], sign: str) ->
     app = create_app(client, RequestLimits(), IngressConfig(sse_keep_alive_s=0.02))
 
     async def send() -> httpx.Response:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test", timeout=60) as http:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
             return await http.post(path, json={**body, "stream": True})
 
     response = asyncio.run(send())
@@ -42,7 +42,7 @@ def test_an_engine_that_refuses_late_ends_the_stream(client: Any) -> None:
     app = create_app(client, RequestLimits(), IngressConfig(sse_keep_alive_s=60))
 
     async def send() -> httpx.Response:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test", timeout=60) as http:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
             return await http.post("/v1/messages", json={"model": "m", "messages": HI, "max_tokens": 2, "stream": True})
 
     assert asyncio.run(send()).status_code == 500, "nothing was said yet, so the status is the error's own"

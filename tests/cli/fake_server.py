@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
+from tests import limits
+
 
 @dataclass
 class Script:
@@ -60,14 +62,14 @@ class FakeServer:
 
     def __enter__(self) -> FakeServer:
         self._thread.start()
-        assert self._ready.wait(10)
+        assert self._ready.wait(limits.patience_s())
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(limits.patience_s())
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)

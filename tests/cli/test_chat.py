@@ -8,11 +8,11 @@ import pty
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
 from benchmarks.serve_process import ROOT, hear_interrupts
+from tests import limits
 from tests.cli.conftest import Manta
 from tests.cli.fake_server import FakeServer, Script
 
@@ -56,16 +56,17 @@ def test_no_server_and_no_model(manta: Manta) -> None:
     assert (done.code, done.err) == (1, "manta: error: 400 Bad Request: the context is too short\n")
 
 
-def read_until(terminal: int, text: str, timeout_s: float = 20.0) -> str:
+def read_until(terminal: int, text: str) -> str:
     """What the terminal showed until `text` came."""
-    shown, end = "", time.monotonic() + timeout_s
+    shown, limit = "", limits.Limit(20.0)
     os.set_blocking(terminal, False)
     while text not in shown:
-        assert time.monotonic() < end, f"no {text!r} in {shown!r}"
+        if not limit.left_s():
+            limit.fail(f"{text!r} in {shown!r}")
         try:
             shown += os.read(terminal, 4096).decode()
         except BlockingIOError:
-            time.sleep(0.02)
+            limits.pause(0.02)
     return shown
 
 
@@ -87,9 +88,9 @@ def test_in_a_terminal_ctrl_c_stops_the_answer_only() -> None:
             os.write(terminal, b"more\n")
             read_until(terminal, "again")
             os.write(terminal, b"/exit\n")
-            assert process.wait(10) == 0
+            assert process.wait(limits.patience_s()) == 0
         finally:
             process.kill()
             process.wait()
-        assert server.seen[0].closed_early.wait(10)  # the server was told
+        assert server.seen[0].closed_early.wait(limits.patience_s())  # the server was told
         assert [m["content"] for m in server.seen[1].body["messages"]] == ["more"]

@@ -12,6 +12,7 @@ import pytest
 from app.cli import machine
 from app.cli.command import CommandError
 from app.cli.machine import find_machine, this_machine
+from tests.limits import patience_s
 
 
 def test_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,6 +68,8 @@ def test_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
         "print(done.returncode, done.stderr)\n"
     )
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=240)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=patience_s()
+    )
     assert "2 manta: error: the application needs 1.1 CPUs, the Ray cluster at " in done.stdout, done.stdout
     assert "has 1: lower num_replicas" in done.stdout

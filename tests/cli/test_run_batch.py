@@ -19,6 +19,7 @@ import pytest
 from openai.types import Completion, CreateEmbeddingResponse
 from openai.types.chat import ChatCompletion
 
+from tests import limits
 from tests.cli.conftest import Manta
 from tests.tiny_encoders import tiny_encoder
 
@@ -205,11 +206,8 @@ def test_killed_and_taken_up_again(manta: Manta, server: Scripted, tmp_path: Pat
     out = tmp_path / "out.jsonl"
     command = [sys.executable, "-m", "app.cli", "run-batch", source, out, "--url", server.url, "--concurrency", "2"]
     process = subprocess.Popen([str(word) for word in command], stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 60
-    while sum(server.seen.values()) < 9:
-        assert time.monotonic() < deadline, "nothing was sent"
-        assert process.poll() is None
-        time.sleep(0.01)
+    limits.wait_until(lambda: sum(server.seen.values()) >= 9 or process.poll() is not None, "nine requests")
+    assert process.poll() is None
     busy = manta("run-batch", source, out, "--url", server.url)
     assert "another run" in busy.mistake
     os.kill(process.pid, signal.SIGKILL)

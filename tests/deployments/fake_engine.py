@@ -30,7 +30,7 @@ FATAL_SEED = 666_001  # kills the engine at the request's fifth token
 REFUSED_SEED = 666_002
 ERROR_SEED = 666_003  # the request alone fails
 HOLD_SEED = 666_004  # no token before HOLD_S
-HOLD_S = 1.5
+HOLD_S = float(os.environ.get("MANTA_FAKE_HOLD_S", "1.5"))
 NUM_BLOCKS = 4096
 
 

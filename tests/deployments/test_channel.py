@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from app.deployments import channel_hub
 from app.deployments.channel import ChannelClient, RequestStream
 from app.deployments.channel_hub import ChannelHub
 from app.deployments.wire import ControlMessage, Frame, LoadReport, decode_control, decode_frame, encode
@@ -17,6 +18,8 @@ from app.engine.request import EngineRequest
 from app.engine.sampling_params import SamplingParams
 from app.engine.step import TokenLogprobs
 from app.errors import EngineDeadError, InvalidRequestError, MantaError
+from tests import limits
+from tests.limits import run, until
 
 WINDOW = 8
 LOAD = LoadReport("m", "r1", "one", True, 0, 0, 0, 0.0, 64, 16, 0)
@@ -92,7 +95,7 @@ class Pair:
 
     async def open(self) -> None:
         self.client.start()
-        assert await self.client.wait_open(5)
+        assert await self.client.wait_open(limits.patience_s())
 
     def emit(self, *tokens: int, request_id: str = "a", finish: Any = None) -> None:
         self.hub.dispatch([EngineOutput(request_id, list(tokens), finish)])
@@ -106,20 +109,8 @@ async def take(stream: RequestStream, count: int) -> list[EngineOutput]:
     taken: list[EngineOutput] = []
     outputs = stream.outputs()
     while len(taken) < count:
-        taken.append(await asyncio.wait_for(anext(outputs), 5))
+        taken.append(await asyncio.wait_for(anext(outputs), limits.patience_s()))
     return taken
-
-
-def run(main: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(main, 30))
-
-
-async def until(condition: Any, timeout_s: float = 5.0) -> float:
-    begin = time.monotonic()
-    while not condition():
-        assert time.monotonic() - begin < timeout_s, "waited in vain"
-        await asyncio.sleep(0.005)
-    return time.monotonic() - begin
 
 
 def test_outputs_arrive_whole_and_in_order() -> None:
@@ -171,14 +162,14 @@ def test_slow_client_holds_only_its_own_request() -> None:
             pair.hub.dispatch([EngineOutput("fast", [i])])
             if "slow" not in pair.engine.paused:
                 pair.hub.dispatch([EngineOutput("slow", [i])])
-            await asyncio.sleep(0.02)  # as an engine's step: credits need their round trip
+            await limits.async_pause(0.02)  # as an engine's step: credits need their round trip
         assert len(await reader) == 3 * WINDOW
         assert pair.engine.paused == ["slow"]
         assert pair.engine.resumed == []
         assert pair.hub.num_streams == 2
         assert pair.hub.num_unpaused == 1  # "slow" waits for its client, so it is no sign of a stalled engine
         assert len(await take(slow, WINDOW)) == WINDOW  # the client reads on: the request goes on
-        await until(lambda: pair.engine.resumed == ["slow"], 1.0)
+        await until(lambda: pair.engine.resumed == ["slow"])
         assert pair.hub.num_unpaused == 2
         pair.client.close()
 
@@ -193,7 +184,7 @@ def test_no_credit_calls_for_short_answers() -> None:
         pair.emit(1, 2, finish="length")
         await take(stream, 1)
         stream.close()
-        await asyncio.sleep(0.2)
+        await limits.async_pause(0.2)
         assert pair.port.num_controls == 0
         pair.client.close()
 
@@ -212,7 +203,7 @@ def test_abort_reaches_the_engine_at_once() -> None:
         await take(stream, 1)
         stream.close("stop")
         stream.close()  # idempotent
-        assert await until(lambda: pair.engine.aborted == ["a"]) < 1.0
+        await until(lambda: pair.engine.aborted == ["a"])
         assert reasons == [("a", "stop")]
         pair.emit(2)  # the engine ran a step past it
         pair.emit(1, request_id="b", finish="length")
@@ -270,40 +261,43 @@ def test_submit_under_way_fails_when_the_channel_breaks() -> None:
         await pair.open()
         pair.port.hanging = True
         submit = asyncio.create_task(pair.client.submit(request()))
-        await asyncio.sleep(0.02)
+        await limits.async_pause(0.02)
         pair.client.close("the process is gone")
         with pytest.raises(EngineDeadError):
-            await asyncio.wait_for(submit, 1)
+            await asyncio.wait_for(submit, limits.patience_s())
 
     run(main())
 
 
 def test_silent_ingress_loses_its_requests() -> None:
     async def main() -> None:
-        pair = Pair(lease_s=0.6)
+        pair = Pair(limits.scaled_s(0.6))
         await pair.open()
         await pair.client.submit(request())
-        await asyncio.sleep(0.9)  # the client renews by itself
+        await until(lambda: pair.port.num_controls >= 5, "renewals, by itself, for longer than a lease")
         assert pair.hub.expire() == []
         for task in pair.client._tasks:  # as if its process were gone, its connection still up
             task.cancel()
-        await asyncio.sleep(0.7)
-        assert pair.hub.expire() in (["ingress"], [])  # [] when the cancelled stream dropped the channel already
+        # The cancelled stream may have dropped the channel already.
+        await until(lambda: pair.hub.expire() == ["ingress"] or pair.engine.aborted, "the lease's end")
         assert pair.engine.aborted == ["a"]
         assert pair.hub.num_streams == 0
 
     run(main())
 
 
-def test_silent_hub_channel_expires() -> None:
+def test_silent_hub_channel_expires(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine()
-    hub = ChannelHub(engine, WINDOW, 0.05)
+    hub = ChannelHub(engine, WINDOW, 5.0)
+    now = [100.0]
+    monkeypatch.setattr(channel_hub, "time", SimpleNamespace(monotonic=lambda: now[0]))
 
     async def main() -> None:
         channel = hub.open("c", "ingress-1")
         hub.add("c", 0, "a")
+        now[0] += 4.9
         assert hub.expire() == []
-        await asyncio.sleep(0.1)
+        now[0] += 0.2
         assert hub.expire() == ["ingress-1"]
         assert engine.aborted == ["a"]
         assert channel.closed
@@ -320,12 +314,12 @@ def test_drain_lets_requests_finish_and_then_closes() -> None:
         assert not pair.client.is_live
         with pytest.raises(EngineDeadError):
             await pair.client.submit(request("b"))
-        await asyncio.sleep(0.1)
+        await limits.async_pause(0.1)
         assert len(list(pair.hub.channels)) == 1
         pair.emit(1, finish="length")
         assert len(await take(stream, 1)) == 1
         stream.close()
-        await until(lambda: pair.client.state == "closed", 1.0)
+        await until(lambda: pair.client.state == "closed")
         assert list(pair.hub.channels) == []
         assert pair.engine.aborted == []
 
@@ -343,7 +337,7 @@ def test_revived_channel_takes_requests_again() -> None:
         other = await pair.client.submit(request("b"))
         stream.close()
         other.close()
-        await asyncio.sleep(0.1)
+        await limits.async_pause(0.1)
         assert pair.client.is_live
         pair.client.close()
 

@@ -17,7 +17,9 @@ from app.deployments.wire import ControlMessage, encode
 from app.engine.request import EngineRequest
 from app.engine.sampling_params import SamplingParams
 from app.errors import EngineDeadError, InvalidRequestError
+from tests import limits
 from tests.deployments.fake_engine import REFUSED_SEED, FakeEngine
+from tests.limits import run, until
 
 
 class GatedEngine(FakeEngine):
@@ -31,7 +33,7 @@ class GatedEngine(FakeEngine):
     def add_request(self, request: EngineRequest) -> None:
         self.threads.append(threading.current_thread())
         if len(request.prompt_token_ids) > LONG_PROMPT_TOKENS:
-            assert self.gate.wait(10)
+            assert self.gate.wait(limits.patience_s())
         super().add_request(request)
 
 
@@ -74,19 +76,11 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Replica], Corou
             replica.engine.gate.set()
             await EngineReplica.__del__(replica)
 
-    return lambda scene: asyncio.run(asyncio.wait_for(main(scene), 30))
+    return lambda scene: run(main(scene))
 
 
 def request(num_tokens: int = 4, seed: int = 0) -> EngineRequest:
     return EngineRequest("a", [5] * num_tokens, SamplingParams(max_tokens=100_000, seed=seed))
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    for _ in range(500):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("waited in vain")
 
 
 def test_one_stale_ingress_does_not_retire_the_replica(play: Any) -> None:

@@ -15,6 +15,7 @@ from app.deployments.prefix_index import PrefixIndex
 from app.deployments.replica_pool import RollCall
 from app.deployments.wire import LoadReport
 from app.engine.kv_cache.kv_events import KVEventLog
+from tests.limits import run, until
 
 BLOCK_SIZE = 16
 
@@ -86,14 +87,6 @@ class Cluster:
         return RollCall(frozenset(report.replica_id for report in reports), complete=True, reports=reports)
 
 
-async def until(condition: Callable[[], bool], what: str) -> None:
-    for _ in range(1500):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError(f"still not: {what}")
-
-
 def found(pool: FeedPool, *ids: int) -> dict[str, int]:
     assert pool.book.index is not None
     matches = pool.book.index.match(hashes(*ids), 1e9)  # so late that nothing is speculative
@@ -111,7 +104,7 @@ def play(scene: Callable[[Cluster], Coroutine[Any, Any, None]], names: str, num_
             for pool in cluster.pools:
                 await pool.close()
 
-    asyncio.run(asyncio.wait_for(main(), 60))
+    run(main())
 
 
 def test_every_router_knows_what_was_there_before_it_and_what_comes() -> None:
@@ -194,7 +187,7 @@ def test_a_silent_router_loses_its_feed_and_an_idle_cache_says_nothing() -> None
         assert len([frame async for frame in first.frames()]) == 1
         assert not hub.publish(report, force=False)
         assert hub.publish(report, force=True)
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0)
         hub.renew("somebody else")
         hub.expire()
         assert hub.num_feeds == 0

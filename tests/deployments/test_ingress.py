@@ -24,6 +24,8 @@ from app.engine.request import EngineRequest
 from app.engine.sampling_params import SamplingParams
 from app.errors import EngineDeadError, MantaError
 from app.telemetry.metrics import MetricsRecorder, decode_snapshot
+from tests import limits
+from tests.limits import run, until
 
 N = 8
 KEY = b"a secret for tests"
@@ -76,7 +78,7 @@ class TurningRouter:
         self.asked.append((num_prompt_tokens, max_tokens))
         self.hashes.append(hashes)
         self.sessions.append(session)
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0)
         return Decision("ab"[len(self.asked) % 2], "exact")
 
 
@@ -95,7 +97,9 @@ class Stage:
         self.router = TurningRouter()
         self.pool = ReplicaPool("m", "i", IngressConfig(), self.discover, self.replicas.__getitem__)
         self.ingress = object.__new__(BareIngress)
-        self.ingress._config = ServeConfig.model_validate({"models": [{"name": "m"}]})
+        self.ingress._config = ServeConfig.model_validate(
+            {"models": [{"name": "m"}], "ingress": {"route_timeout_s": limits.patience_s()}}
+        )
         self.ingress._router = self.router
         self.ingress._router_asleep_until = 0.0
         self.ingress._recorder = MetricsRecorder({"ingress": "i"}, scope="ingress")
@@ -123,16 +127,13 @@ def play() -> Callable[[Callable[[Stage], Coroutine[Any, Any, None]]], None]:
     async def main(scene: Callable[[Stage], Coroutine[Any, Any, None]]) -> None:
         stage = Stage()
         stage.pool.start()
-        for _ in range(500):
-            await asyncio.sleep(0.01)
-            if len(stage.pool.live()) == 2:
-                break
         try:
+            await until(lambda: len(stage.pool.live()) == 2)
             await scene(stage)
         finally:
             await stage.pool.close()
 
-    return lambda scene: asyncio.run(asyncio.wait_for(main(scene), 30))
+    return lambda scene: run(main(scene))
 
 
 def test_all_choices_of_a_prompt_go_to_one_replica(play: Any) -> None:
@@ -198,8 +199,10 @@ def test_the_router_is_told_the_hashes_of_the_engines_own_making(play: Any) -> N
 def test_a_silent_router_is_counted_and_left_alone(play: Any) -> None:
     async def scene(stage: Stage) -> None:
         async def never(*arguments: Any) -> None:
-            await asyncio.sleep(60)
+            await asyncio.Event().wait()
 
+        config = stage.ingress._config.ingress.model_copy(update={"route_timeout_s": 0.05})
+        stage.ingress._config = stage.ingress._config.model_copy(update={"ingress": config})
         stage.router.remote = never  # type: ignore[method-assign, assignment]
         for name in "xyz":
             assert len(await stage.ask(name)) == 1

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine
-from typing import Any
+from collections.abc import AsyncGenerator
 
 import pytest
 
@@ -17,6 +16,8 @@ from app.deployments.wire import LoadReport, decode_control
 from app.engine.request import EngineRequest
 from app.engine.sampling_params import SamplingParams
 from app.errors import MantaError
+from tests import limits
+from tests.limits import run, until
 
 QUERY = RouteQuery(10, 10)
 
@@ -65,27 +66,17 @@ class Cluster:
         self.replicas = {name: Replica(name) for name in names}
         self.running = list(names)
         self.hanging: set[str] = set()
+        self.num_searches = 0
         self.pool = ReplicaPool("m", "ingress", IngressConfig(), self.discover, self.replicas.__getitem__)
 
     async def discover(self) -> RollCall:
+        self.num_searches += 1
         present = frozenset(self.running) - self.hanging
         return RollCall(present, complete=len(present) == len(self.running))
 
     async def start(self) -> None:
         self.pool.start()
         await until(lambda: len(self.pool.live()) == len(self.replicas))
-
-
-async def until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
-    for _ in range(int(timeout_s / 0.01)):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("waited in vain")
-
-
-def run(main: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(main, 30))
 
 
 def request(name: str = "a") -> EngineRequest:
@@ -113,7 +104,7 @@ def test_broken_channel_is_opened_again() -> None:
         await cluster.pool.live()["a"].submit(request())
         next(iter(cluster.replicas["a"].hub.channels)).close()
         await until(lambda: not cluster.pool.live())
-        await until(lambda: bool(cluster.pool.live()), 2.0)
+        await until(lambda: bool(cluster.pool.live()))
         assert cluster.replicas["a"].num_opened == 2
         assert cluster.pool.num_lost == 1
         await cluster.pool.close()
@@ -143,7 +134,8 @@ def test_no_answer_changes_nothing() -> None:
         cluster = Cluster("a")
         await cluster.start()
         cluster.hanging = {"a"}
-        await asyncio.sleep(2.5)  # longer than one search
+        searches = cluster.num_searches
+        await until(lambda: cluster.num_searches >= searches + 3)
         assert list(cluster.pool.live()) == ["a"]
         assert cluster.pool.is_searching
         await cluster.pool.close()
@@ -169,7 +161,7 @@ def test_a_hanging_replica_hides_no_new_one_and_retires_nobody() -> None:
 
 
 def test_a_channel_that_does_not_open_delays_nobody_and_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replica_pool, "OPEN_TIMEOUT_S", 1.5)
+    monkeypatch.setattr(replica_pool, "OPEN_TIMEOUT_S", limits.scaled_s(1.5))
 
     async def main() -> None:
         cluster = Cluster("deaf", "late")
@@ -178,10 +170,10 @@ def test_a_channel_that_does_not_open_delays_nobody_and_is_tried_again(monkeypat
         cluster.pool.start()
         await until(lambda: cluster.replicas["deaf"].num_opened == 1)
         cluster.running = ["deaf", "late"]
-        await until(lambda: list(cluster.pool.live()) == ["late"], 1.0)
+        await until(lambda: list(cluster.pool.live()) == ["late"])
         assert cluster.replicas["deaf"].num_opened == 1
         cluster.replicas["deaf"].opens = True
-        await until(lambda: set(cluster.pool.live()) == {"deaf", "late"}, 3.0)
+        await until(lambda: set(cluster.pool.live()) == {"deaf", "late"})
         assert cluster.replicas["deaf"].num_opened == 2
         assert cluster.pool.num_lost == 0
         await cluster.pool.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import httpx
@@ -18,7 +17,8 @@ from app.deployments.router import Router
 from app.engine.kv_cache.block_hash import hash_blocks, root_hash
 from app.engine.kv_cache.kv_events import KVEventLog
 from app.telemetry.metrics import decode_snapshot, render
-from tests.deployments.test_feeds import BLOCK_SIZE, Cluster, Replica, hashes, until
+from tests.deployments.test_feeds import BLOCK_SIZE, Cluster, Replica, hashes
+from tests.limits import run, until
 
 KEY = b"a secret for tests"
 
@@ -74,7 +74,7 @@ def test_answers_explains_and_counts(monkeypatch: pytest.MonkeyPatch) -> None:
         await router.check_health()
         await Router.__del__(router)
 
-    asyncio.run(asyncio.wait_for(main(), 60))
+    run(main())
 
 
 def test_an_empty_router_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +85,7 @@ def test_an_empty_router_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (told.replica_id, told.replicas) == (None, [])
         await Router.__del__(router)
 
-    asyncio.run(asyncio.wait_for(main(), 60))
+    run(main())
 
 
 class Client:
@@ -149,4 +149,4 @@ def test_debug_route_over_http(monkeypatch: pytest.MonkeyPatch) -> None:
                 assert refused.json()["error"]["param"] == field
         await Router.__del__(router)
 
-    asyncio.run(asyncio.wait_for(main(), 60))
+    run(main())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,8 @@ import openai
 import pytest
 
 from benchmarks.serve_process import ROOT, ServeProcess
+from tests import limits
+from tests.limits import patience_s
 
 RESULTS = ROOT / "results" / "acceptance.json"
 _results_lock = threading.Lock()
@@ -29,7 +30,7 @@ def quickstart() -> Iterator[ServeProcess]:
 
 @pytest.fixture(scope="session")
 def client(quickstart: ServeProcess) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{quickstart.base_url}/v1", api_key="none", max_retries=0, timeout=120)
+    return openai.OpenAI(base_url=f"{quickstart.base_url}/v1", api_key="none", max_retries=0, timeout=patience_s())
 
 
 @pytest.fixture
@@ -52,14 +53,11 @@ def metric(text: str, name: str) -> float:
     return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith((name + "{", name + " ")))
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> float:
-    """Seconds until `condition` held; fails the test after `timeout_s`."""
-    begin = time.monotonic()
-    while not condition():
-        if time.monotonic() - begin > timeout_s:
-            pytest.fail(f"after {timeout_s} s: {what}")
-        time.sleep(0.02)
-    return time.monotonic() - begin
+def wait_until(condition: Callable[[], bool], calm_s: float, what: str) -> float:
+    """Seconds until `condition` held; fails the test when it does not."""
+    limit = limits.Limit(calm_s)
+    limits.wait_until(condition, what, calm_s)
+    return limit.passed_s
 
 
 def heldout() -> list[dict[str, Any]]:

@@ -14,7 +14,9 @@ import openai
 import pytest
 
 from benchmarks.serve_process import ROOT, ServeProcess
+from tests import limits
 from tests.e2e.conftest import Record, heldout, metric, wait_until
+from tests.limits import patience_s
 from tools.tiny_chat.evaluate import check, max_new_tokens, prompt_kwargs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -101,11 +103,11 @@ def test_200_random_disconnects_leak_nothing(quickstart: ServeProcess, record: R
 
     def disconnect(seed: int) -> None:
         rng = random.Random(seed)
-        with httpx.stream("POST", f"{quickstart.base_url}/v1/completions", json=body, timeout=60) as answer:
+        with httpx.stream("POST", f"{quickstart.base_url}/v1/completions", json=body, timeout=patience_s()) as answer:
             for i, _ in enumerate(answer.iter_raw()):
                 if i >= rng.randint(0, 20):
                     break
-        time.sleep(rng.random() / 50)
+        limits.pause(rng.random() / 50)
 
     with ThreadPoolExecutor(16) as pool:
         list(pool.map(disconnect, range(200)))

@@ -11,7 +11,9 @@ import psutil
 import pytest
 
 from benchmarks.serve_process import ROOT, ServeProcess
+from tests import limits
 from tests.e2e.conftest import Record, wait_until
+from tests.limits import patience_s
 
 pytestmark = [pytest.mark.timeout(300)]
 
@@ -22,7 +24,7 @@ def _workers(server: ServeProcess) -> list[psutil.Process]:
 
 def test_kill_9_of_a_worker(record: Record) -> None:
     with ServeProcess(ROOT / "configs/serve/quickstart.yaml") as server:
-        client = openai.OpenAI(base_url=f"{server.base_url}/v1", api_key="none", max_retries=0, timeout=60)
+        client = openai.OpenAI(base_url=f"{server.base_url}/v1", api_key="none", max_retries=0, timeout=patience_s())
         outcomes: list[str] = []
 
         def stream() -> None:
@@ -38,7 +40,7 @@ def test_kill_9_of_a_worker(record: Record) -> None:
         threads = [threading.Thread(target=stream) for _ in range(4)]
         for thread in threads:
             thread.start()
-        time.sleep(1.0)
+        limits.pause(1.0)
         workers = _workers(server)
         assert workers, "no worker process found"
         killed_at = time.monotonic()
@@ -46,7 +48,7 @@ def test_kill_9_of_a_worker(record: Record) -> None:
             worker.kill()
         turned = wait_until(lambda: server.health() != 200, 10, "/health turned")
         for thread in threads:
-            thread.join(30)
+            thread.join(patience_s())
         assert len(outcomes) == 4, "a request hangs"
         assert all(outcome.startswith("error: ") and len(outcome) > 20 for outcome in outcomes), outcomes
         wait_until(lambda: server.health() == 200, 60, "the replica is back")

@@ -16,8 +16,10 @@ import psutil
 import pytest
 
 from benchmarks.serve_process import ROOT, ServeProcess
+from tests import limits
 from tests.e2e.conftest import Record, wait_until
 from tests.engine.executor.semaphores import graph_semaphores, left_semaphores
+from tests.limits import patience_s
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -53,7 +55,9 @@ class Load:
     """Streams that last longer than anything that is done to the server."""
 
     def __init__(self, server: ServeProcess, count: int) -> None:
-        self._client = openai.OpenAI(base_url=f"{server.base_url}/v1", api_key="none", max_retries=0, timeout=60)
+        self._client = openai.OpenAI(
+            base_url=f"{server.base_url}/v1", api_key="none", max_retries=0, timeout=patience_s()
+        )
         self.outcomes: list[str] = []
         self.tokens = 0
         self._threads = [threading.Thread(target=self._stream, daemon=True) for _ in range(count)]
@@ -89,7 +93,7 @@ def test_kill_and_stop_of_each_rank(record: Record, transport: str) -> None:
             wait_until(lambda: len(workers(server)) == 2, 60, "two workers")
             load = Load(server, 4)
             wait_until(lambda load=load: load.tokens > 20, 30, "tokens flow")  # type: ignore[misc]
-            time.sleep(rng.random())
+            limits.pause(rng.random())
             gang = workers(server)
             pids = {process.pid for process in gang}
             name = ("SIGKILL", "SIGSTOP")[number // 2 % 2]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.serve_process import ROOT, ServeProcess
+from tests import limits
 from tests.e2e.conftest import Record
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -17,9 +18,9 @@ SECONDS = 30.0
 
 def _idle_cores(config: Path, edit: object = None) -> float:
     with ServeProcess(config, edit) as server:
-        time.sleep(15)
+        limits.pause(15)
         begin_cpu, begin = server.cpu_time_s(), time.monotonic()
-        time.sleep(SECONDS)
+        limits.pause(SECONDS)
         return (server.cpu_time_s() - begin_cpu) / (time.monotonic() - begin)
 
 

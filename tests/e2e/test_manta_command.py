@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.serve_process import ROOT, ServeProcess, free_port
+from tests.limits import patience_s
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -18,7 +19,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 def manta(*argv: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "app.cli", *map(str, argv)]
     environment = {**os.environ, "RAY_ADDRESS": "local"}
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=patience_s(), check=False
+    )
 
 
 def test_serve_chat_bench(tmp_path: Path) -> None:

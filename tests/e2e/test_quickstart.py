@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from app.engine.model_info import resolve_model
 from benchmarks.serve_process import ServeProcess
+from tests import limits
 from tests.api.openai.test_beam_search import judge
 from tests.e2e.conftest import heldout, metric, wait_until
 from tests.tiny_models import hf_model
@@ -82,7 +83,7 @@ def test_beam_search_over_the_graph(client: openai.OpenAI, quickstart: ServeProc
 
 def test_completions_models_tokenize(client: openai.OpenAI, quickstart: ServeProcess) -> None:
     assert [model.id for model in client.models.list()] == ["tiny-chat"]
-    http = httpx.Client(base_url=quickstart.base_url, timeout=30)
+    http = httpx.Client(base_url=quickstart.base_url, timeout=limits.patience_s())
     ids = http.post("/tokenize", json={"model": "tiny-chat", "prompt": "count from 1 to 5"}).json()["tokens"]
     text = http.post("/detokenize", json={"model": "tiny-chat", "tokens": ids}).json()["prompt"]
     assert text == "count from 1 to 5"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import random
-import time
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -17,6 +16,7 @@ from app.engine.core import EngineCore
 from app.engine.request import EngineRequest
 from app.engine.step import ModelRunnerOutput, SchedulerOutput, TokenLogprobs
 from app.errors import ConfigError, EngineDeadError, InvalidRequestError, PromptTooLongError
+from tests import limits
 from tests.engine.core_driver import KEY, Results, assert_idle, fake_info, make_core, make_request, run
 from tests.engine.fake_executor import VOCAB, FakeExecutor, expected_tokens, logprobs_of
 
@@ -387,7 +387,7 @@ class Background(FakeExecutor):
         self.steps.append(self.pool.submit(self.compute_step, letter))
 
     def compute_step(self, letter: SchedulerOutput) -> ModelRunnerOutput:
-        time.sleep(0.003)
+        limits.pause(0.003)
         output = self.execute(letter)
         self.events.append(("computed", letter.step_id))
         return output

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from benchmarks.serve_process import ROOT, ServeProcess
+from tests import limits
 
 RunExample = Callable[..., str]
 
@@ -28,7 +29,7 @@ def run_example() -> RunExample:
         env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         done = subprocess.run(
             [sys.executable, f"examples/{name}.py", *arguments],
-            cwd=ROOT, env=env, capture_output=True, text=True, timeout=120, check=False,
+            cwd=ROOT, env=env, capture_output=True, text=True, timeout=limits.patience_s(), check=False,
         )  # fmt: skip
         assert done.returncode == expected_status, done.stdout + done.stderr
         return done.stdout + done.stderr

@@ -7,7 +7,6 @@ import csv
 import json
 import subprocess
 import sys
-import time
 import urllib.request
 from itertools import pairwise
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 
 from benchmarks.serve_process import ROOT, free_port
 from loadtest.record import AnswerRecord
+from tests import limits
 from tests.loadtest.conftest import GAP_S, NUM_CHUNKS, NUM_TOKENS, TTFT_S, ScriptedServer
 
 E2E_S = TTFT_S + (NUM_CHUNKS - 1) * GAP_S
@@ -27,7 +27,7 @@ def _locust(server: ScriptedServer, out: Path, *options: str, file: str = "locus
         [sys.executable, "-m", "locust", "--headless", "--only-summary", "-f", f"loadtest/{file}.py",
          "--host", server.url, "--json-file", str(out / "run"), "--records", str(out / "records.jsonl"),
          "--spawn-rate", "100", "--stop-timeout", "10", *options],
-        cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
+        cwd=ROOT, capture_output=True, text=True, timeout=limits.patience_s(), check=False,
     )  # fmt: skip
     return done.returncode, done.stdout + done.stderr
 
@@ -60,11 +60,12 @@ def test_rows_have_the_servers_times(scripted: ScriptedServer, tmp_path: Path) -
     count = len(scripted.bodies)
     assert count >= 6
     assert len(records) == count  # nothing was lost at the end of the run
-    for metric, samples, expected_s in [("TTFT", 1, TTFT_S), ("ITL", NUM_CHUNKS - 1, GAP_S), ("E2E", 1, E2E_S)]:
-        row = rows[metric, "chat"]
-        assert row["num_requests"] == samples * count
-        mean_s = row["total_response_time"] / row["num_requests"] / 1e3
-        assert 0.6 * expected_s < mean_s < 3 * expected_s, metric  # a busy machine is late, and then catches up
+    samples = {"TTFT": count, "ITL": (NUM_CHUNKS - 1) * count, "E2E": count}
+    assert {metric: rows[metric, "chat"]["num_requests"] for metric in samples} == samples
+    total_s = {metric: rows[metric, "chat"]["total_response_time"] / 1e3 for metric in samples}
+    assert total_s["TTFT"] >= TTFT_S * count
+    assert total_s["E2E"] >= E2E_S * count
+    assert total_s["TTFT"] + total_s["ITL"] == pytest.approx(total_s["E2E"], rel=0.1)
     assert rows["POST", "chat"]["num_requests"] == count
     assert rows["POST", "chat"]["min_response_time"] >= 1e3 * E2E_S
     with (tmp_path / "run_stats.csv").open() as file:  # as of the last second
@@ -150,10 +151,10 @@ def test_rows_and_options_are_on_the_web_page(scripted: ScriptedServer) -> None:
         cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     try:
-        deadline = time.monotonic() + 30
+        limit = limits.Limit(30.0)
         rows: set[tuple[str, str]] = set()
-        while len(rows) < 5 and time.monotonic() < deadline:
-            time.sleep(0.3)
+        while len(rows) < 5 and limit.left_s():
+            limits.pause(0.1)
             with contextlib.suppress(OSError):
                 stats = json.load(urllib.request.urlopen(f"{page}/stats/requests"))["stats"]
                 rows = {(row["method"], row["name"]) for row in stats}
@@ -162,4 +163,4 @@ def test_rows_and_options_are_on_the_web_page(scripted: ScriptedServer) -> None:
         assert "ignore_eos" in html
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(limits.patience_s())

@@ -8,10 +8,12 @@ from typing import Any
 import anthropic
 import pytest
 
+from tests import limits
+
 
 @pytest.fixture
 def claude(server: Any) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=20) as sdk:
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=limits.patience_s()) as sdk:
         yield sdk
 
 

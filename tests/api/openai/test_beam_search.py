@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -17,6 +16,7 @@ from app.engine.beam_search import BeamSearchParams
 from app.engine.request import EngineRequest
 from app.engine.sampling_params import SamplingParams
 from tests.api.test_over_engine import EngineInThisProcess
+from tests.limits import until, wait_until
 from tests.tiny_models import hf_model
 
 PROMPTS = ["Hello, my name is", "The capital of the country is a city that"]
@@ -123,12 +123,9 @@ def test_tools_that_must_be_called_are_refused(http: httpx.Client) -> None:
     assert answer.json()["error"]["param"] == "response_format"
 
 
-def wait_for(engine: EngineInThisProcess, condition: Callable[[int], bool]) -> None:
-    """Until the number of requests in the engine is what `condition` says."""
-    deadline = time.monotonic() + 20
-    while not condition((stats := engine.engine.stats()).num_running + stats.num_waiting):
-        assert time.monotonic() < deadline, "timed out"
-        time.sleep(0.005)
+def num_requests(engine: EngineInThisProcess) -> int:
+    stats = engine.engine.stats()
+    return stats.num_running + stats.num_waiting
 
 
 def test_a_client_that_leaves_ends_the_search(engine: EngineInThisProcess) -> None:
@@ -144,7 +141,7 @@ def test_a_client_that_leaves_ends_the_search(engine: EngineInThisProcess) -> No
                 pass
 
         tasks = [asyncio.create_task(read(request)) for request in requests]
-        await asyncio.to_thread(wait_for, engine, lambda running: running > 0)
+        await until(lambda: num_requests(engine) > 0)
         for task in tasks:
             task.cancel()
         ended = await asyncio.gather(*tasks, return_exceptions=True)
@@ -153,4 +150,4 @@ def test_a_client_that_leaves_ends_the_search(engine: EngineInThisProcess) -> No
         assert not others, "a task is left behind"
 
     asyncio.run(leave())
-    wait_for(engine, lambda running: running == 0)
+    wait_until(lambda: num_requests(engine) == 0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -14,6 +13,7 @@ import openai
 import pytest
 from pydantic import BaseModel, Field
 
+from tests import limits
 from tests.api.test_over_engine import EngineInThisProcess
 
 CHAT: Any = {"model": "tiny-chat", "messages": [{"role": "user", "content": "Tell me about a person."}]}
@@ -187,11 +187,10 @@ def hostile() -> dict[str, Any]:
 def test_hostile_grammars_are_refused_and_nobody_is_harmed(http: httpx.Client, name: str, sdk: openai.OpenAI) -> None:
     spec = hostile()[name]
     field = f"structured_outputs.{next(iter(spec))}"
-    began = time.monotonic()
-    answer = http.post("/v1/chat/completions", json={**CHAT, "structured_outputs": spec, "max_tokens": 4})
+    with limits.soon(20.0, "a refusal"):
+        answer = http.post("/v1/chat/completions", json={**CHAT, "structured_outputs": spec, "max_tokens": 4})
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["param"] == field
-    assert time.monotonic() - began < 10  # it takes half a second; the machine may be busy
     schema = {"type": "object", "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 9}}, "required": ["a"]}
     schema["additionalProperties"] = False
     after = sdk.chat.completions.create(**CHAT, extra_body=compact(schema), max_tokens=20)

@@ -7,13 +7,14 @@ import os
 import shutil
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
+
+from tests import limits
 
 ELEMENT = "element-6066-11e4-a52e-4f735466cecf"  # the protocol's key of an element's id
 ENTER, SHIFT, ESCAPE, TAB, NULL = "\ue007", "\ue008", "\ue00c", "\ue004", "\ue000"
@@ -77,19 +78,19 @@ class Browser:
         focused: str = self.run("const e = document.activeElement; return e.id || e.name || e.tagName")
         return focused
 
-    def wait_for(self, script: str, *args: Any, timeout_s: float = 10.0) -> Any:
-        """The first truthy result of an expression; AssertionError after `timeout_s`."""
-        deadline = time.monotonic() + timeout_s
+    def wait_for(self, script: str, *args: Any) -> Any:
+        """The first truthy result of an expression; AssertionError when none comes."""
+        limit = limits.Limit(10.0)
         while not (value := self.run(f"return {script}", *args)):
-            text = self.run("return document.body.innerText")
-            assert time.monotonic() < deadline, f"timed out: {script} {args}; the page says: {text}"
-            time.sleep(0.03)
+            if not limit.left_s():
+                limit.fail(f"{script} {args}; the page says: {self.run('return document.body.innerText')}")
+            limits.pause(0.03)
         return value
 
-    def wait_for_text(self, selector: str, text: str, timeout_s: float = 10.0) -> None:
+    def wait_for_text(self, selector: str, text: str) -> None:
         """Return once an element's visible text contains `text`."""
         script = "[...document.querySelectorAll(arguments[0])].some((e) => e.innerText.includes(arguments[1]))"
-        self.wait_for(script, selector, text, timeout_s=timeout_s)
+        self.wait_for(script, selector, text)
 
     def resize(self, width: int, height: int) -> None:
         """Size of the page, whatever the window around it takes."""
@@ -128,27 +129,27 @@ def chromium(folder: Path) -> Iterator[Browser]:
         [DRIVER, f"--port={port}", f"--log-path={log}"], stdout=subprocess.DEVNULL, env=environment
     )
     try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60, trust_env=False) as http:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=limits.patience_s(), trust_env=False) as http:
             browser = Browser(http, _session(http, folder))
             yield browser
             browser.call("DELETE", "")
     finally:
         driver.terminate()
-        driver.wait(10)
+        driver.wait(limits.patience_s())
 
 
 def _session(http: httpx.Client, folder: Path) -> str:
     options = {"binary": CHROMIUM, "args": [*ARGUMENTS, f"--user-data-dir={folder / 'profile'}"]}
     wishes = {"goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}
-    deadline = time.monotonic() + 20
+    limit = limits.Limit(20.0)
     while True:
         try:
             answer = http.post("/session", json={"capabilities": {"alwaysMatch": wishes}})
             break
         except httpx.TransportError:
-            if time.monotonic() > deadline:
+            if not limit.left_s():
                 raise
-            time.sleep(0.05)
+            limits.pause(0.05)
     value = answer.json()["value"]
     if answer.is_error:
         raise RuntimeError(f"{value['error']}: {value['message']}")

@@ -10,6 +10,7 @@ import pytest
 
 from app.errors import EngineDeadError
 from tests.api.pages.browser import ENTER, ESCAPE, NULL, SHIFT, TAB, Browser
+from tests.limits import wait_until
 
 DONE = "document.querySelectorAll('.answer:not([aria-busy])').length === arguments[0]"
 
@@ -98,15 +99,15 @@ def test_a_setting_out_of_range_is_said_and_not_sent(page: Page, browser: Browse
     assert page.client.requests == []
 
 
-def test_stop_by_key_and_by_button(page: Page, browser: Browser, wait_for: Callable[..., None]) -> None:
+def test_stop_by_key_and_by_button(page: Page, browser: Browser) -> None:
     page.answers("word " * 400)
     page.client.delay_s = 0.02
     for number, stop in enumerate((lambda: browser.press(ESCAPE), lambda: browser.click("#stop")), 1):
         browser.type("#prompt", "Go on and on" + ENTER)
         browser.wait_for("document.querySelector('.answer:last-child .text').innerText.length > 20")
         stop()
-        browser.wait_for(DONE, number, timeout_s=2)
-        wait_for(lambda: page.client.num_running == 0)
+        browser.wait_for(DONE, number)
+        wait_until(lambda: page.client.num_running == 0)
         assert page.client.num_aborted == number, "the engine does not go on for nobody"
         assert "stopped" in browser.texts(".figures")[-1]
         assert "tokens" in browser.texts(".figures")[-1]
@@ -114,13 +115,13 @@ def test_stop_by_key_and_by_button(page: Page, browser: Browser, wait_for: Calla
         assert browser.focus() == "prompt"
 
 
-def test_clear_while_an_answer_runs(page: Page, browser: Browser, wait_for: Callable[..., None]) -> None:
+def test_clear_while_an_answer_runs(page: Page, browser: Browser) -> None:
     page.answers("word " * 400)
     page.client.delay_s = 0.02
     browser.type("#prompt", "Go" + ENTER)
     browser.wait_for("document.querySelector('.answer .text')?.innerText.length > 20")
     browser.click("#clear")
-    wait_for(lambda: page.client.num_running == 0)
+    wait_until(lambda: page.client.num_running == 0)
     page.client.delay_s = 0.0
     page.answers("Fresh.")
     page.ask("Again")

@@ -66,7 +66,7 @@ def test_figures(browser: Browser, server: Any, engines: Engines) -> None:
         ['m "x"', "1", "2", "0", "25 % of 1,600 tokens", "–"],
     ]
     engines.set(0, hits=40, queries=80)
-    browser.wait_for("!document.querySelector('.figure').textContent.includes('–')", timeout_s=5)
+    browser.wait_for("!document.querySelector('.figure').textContent.includes('–')")
     # 150 tokens each reading, one every 1.5 seconds and what a reading takes.
     assert 60 <= float(tile(browser, "Output tokens/s")) <= 101
     assert tile(browser, "Prefix cache hits") == "25 %"
@@ -80,9 +80,9 @@ def test_trouble_is_said(browser: Browser, client: Any, server: Any, engines: En
     browser.open(f"{server.url}/status")
     browser.wait_for_text("#health", "A model has no replica that can make progress (2 replicas answering).")
     client.healthy = True
-    browser.wait_for_text("#health", "Healthy: 2 replicas.", timeout_s=5)
+    browser.wait_for_text("#health", "Healthy: 2 replicas.")
     server.__exit__(None, None, None)
-    browser.wait_for_text("#health", f"No answer from {server.url} since", timeout_s=5)
+    browser.wait_for_text("#health", f"No answer from {server.url} since")
     assert tile(browser, "Requests running") == "5"
 
 

@@ -63,7 +63,7 @@ def test_every_answer_is_an_answer_or_a_refusal(app: Any, data: st.DataObject) -
 
 
 async def _post(app: Any, path: str, body: Any) -> httpx.Response:
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test", timeout=20) as http:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
         return await http.post(path, content=json.dumps(body).encode())
 
 

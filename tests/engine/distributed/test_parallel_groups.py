@@ -19,6 +19,7 @@ from app.engine.distributed.parallel_groups import ParallelGroups, RankGroup
 from app.engine.distributed.process_groups import RankStore, _set_environment, interface_to
 from app.engine.distributed.stage_link import StageLink
 from app.engine.worker_info import Meeting
+from tests import limits
 from tests.engine.distributed.gang_of_four import CPU, NUM_STEPS, rank_main
 from tests.engine.executor.forked_executor import CONTEXT
 
@@ -30,9 +31,9 @@ def test_four_ranks() -> None:
     ranks = [CONTEXT.Process(target=rank_main, args=(rank, store.address, results), daemon=True) for rank in range(4)]
     for process in ranks:
         process.start()
-    told = {answer["rank"]: answer for answer in (results.get(timeout=240) for _ in ranks)}
+    told = {answer["rank"]: answer for answer in (results.get(timeout=limits.patience_s()) for _ in ranks)}
     for process in ranks:
-        process.join(timeout=120)
+        process.join(limits.patience_s())
         assert process.exitcode == 0
     for rank, answer in told.items():
         stage, column = divmod(rank, 2)

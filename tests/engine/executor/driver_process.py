@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import signal
 import sys
-import time
 
 import ray
 
@@ -17,11 +17,11 @@ def main(address: str, transport: str, state: str) -> None:
     executor = RayWorkersExecutor(EngineConfig(step_transport=transport), FAKE_WORKER)
     executor.start()
     if state == "stepping":
-        executor.submit(make_letter(0, (SLEEP_MS, 60_000)))
+        executor.submit(make_letter(0, (SLEEP_MS, 600_000)))
     elif state == "parked":
         executor.park()
     print("pids", *executor.worker_pids, flush=True)
-    time.sleep(120)
+    signal.pause()
 
 
 if __name__ == "__main__":

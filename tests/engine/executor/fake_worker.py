@@ -65,7 +65,7 @@ class FakeWorker:
                 os.kill(os.getpid(), signal.SIGKILL)
             elif code == STOP:
                 os.kill(os.getpid(), signal.SIGSTOP)
-                time.sleep(60)  # another thread may take the signal: this one must not go on until it has
+                time.sleep(600)  # another thread may take the signal: this one must not go on until it has
             elif code == LARGE:
                 ranks = list(range(argument))
                 output.logprobs = [TokenLogprobs(ranks, [0.5] * argument, ranks)]

@@ -17,7 +17,9 @@ from app.engine.worker.model_runner import ModelRunner, _is_decode
 from app.engine.worker.pending_step import StepResults
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["app.engine.worker.worker", "app.engine.executor.local_worker", __name__])
+CONTEXT.set_forkserver_preload(
+    ["app.engine.worker.worker", "app.engine.executor.local_worker", __name__, "tests.engine.executor.fake_worker"]
+)
 
 
 class ForkedProcess:

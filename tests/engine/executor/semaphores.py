@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-import time
 from pathlib import Path
+
+from tests import limits
 
 _SHARED_MEMORY = Path("/dev/shm")
 _NAME = re.compile(r"sem\.(hdr|obj)\d+-\d+")
@@ -18,9 +19,9 @@ def graph_semaphores() -> set[str]:
 
 def left_semaphores(before: set[str]) -> set[str]:
     """Names that came since `before` and stay."""
-    deadline = time.monotonic() + _OTHERS_START_S
+    limit = limits.Limit(_OTHERS_START_S)
     left = graph_semaphores() - before
-    while left and time.monotonic() < deadline:
-        time.sleep(0.05)
+    while left and limit.left_s():
+        limits.pause(0.05)
         left &= graph_semaphores()
     return left

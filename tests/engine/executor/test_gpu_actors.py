@@ -11,6 +11,7 @@ import ray
 
 from app.config import EngineConfig
 from app.engine.executor.ray_workers import RayWorkersExecutor
+from tests import limits
 from tests.engine.executor.fake_worker import FAKE_WORKER, expected_tokens, make_letter
 
 
@@ -31,10 +32,19 @@ def two_gpus() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("two_gpus")
-@pytest.mark.parametrize("transport", ["socket", "compiled_graph"])
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(
+    ("ranks", "transport"),
+    [
+        (1, "compiled_graph"),
+        (2, "socket"),
+        pytest.param(1, "socket", marks=pytest.mark.slow),
+        pytest.param(2, "compiled_graph", marks=pytest.mark.slow),
+    ],
+)
 def test_steps_reach_every_rank(ranks: int, transport: str) -> None:
-    config = EngineConfig(device="cuda", tensor_parallel_size=ranks, step_transport=transport, step_timeout_s=20)
+    config = EngineConfig(
+        device="cuda", tensor_parallel_size=ranks, step_transport=transport, step_timeout_s=limits.patience_s()
+    )
     executor = RayWorkersExecutor(config, FAKE_WORKER)
     try:
         info = executor.start()

@@ -10,7 +10,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,6 +21,7 @@ from app import LLM, SamplingParams
 from app.errors import EngineDeadError
 from benchmarks.one_gpu import gangs_on_one_gpu
 from benchmarks.serve_process import ROOT
+from tests import limits
 from tests.engine.executor.test_local_processes import gone
 from tests.tiny_models import hf_greedy, hf_model, tiny_model
 
@@ -111,14 +111,14 @@ def test_ray_workers_give_the_same_tokens_over_a_compiled_graph(one_gpu: bool, l
     assert found == expected
 
 
-def _free_mib(expected: list[int] | None = None, within_s: float = 20.0) -> list[int]:
+def _free_mib(expected: list[int] | None = None) -> list[int]:
     """Free memory of each GPU, waiting until it is `expected` again: the driver frees some time after a process."""
-    deadline = time.monotonic() + within_s
+    limit = limits.Limit(20.0)
     while True:
         free = [torch.cuda.mem_get_info(device)[0] >> 20 for device in range(torch.cuda.device_count())]
-        if expected is None or _close(free, expected) or time.monotonic() > deadline:
+        if expected is None or _close(free, expected) or not limit.left_s():
             return free
-        time.sleep(0.1)
+        limits.pause(0.1)
 
 
 def _close(free: list[int], expected: list[int]) -> bool:
@@ -146,7 +146,7 @@ def test_a_lost_rank_ends_the_gang_and_frees_the_device(
     one_gpu: bool, layout: dict[str, int], victim: int, sign: signal.Signals
 ) -> None:
     before = _free_mib()
-    llm = _engine(str(tiny_model("llama", **HEADS)), step_timeout_s=3.0, **layout)
+    llm = _engine(str(tiny_model("llama", **HEADS)), step_timeout_s=limits.scaled_s(3.0), **layout)
     endless = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
     try:
         pids = llm._core.executor.worker_pids
@@ -182,7 +182,7 @@ def test_a_killed_driver_leaves_neither_processes_nor_memory(one_gpu: bool) -> N
         assert driver.stdout is not None
         pids = [int(pid) for pid in driver.stdout.readline().split()]
         assert len(pids) == 2
-        time.sleep(0.5)  # into the midst of the steps
+        limits.pause(0.5)  # into the midst of the steps
         driver.kill()
     assert _close(after := _free_mib(before), before), (before, after)
     assert gone(pids)

@@ -19,6 +19,7 @@ from app.engine.model_info import ModelInfo
 from app.engine.request import EngineRequest
 from app.engine.sampling_params import SamplingParams
 from app.engine.step import ModelRunnerOutput, SchedulerOutput
+from tests import limits
 from tests.engine.core_driver import Results, assert_idle, run
 from tests.engine.executor.forked_executor import ForkedExecutor, serve_static
 from tests.tiny_models import hf_greedy, hf_model, tiny_model
@@ -75,7 +76,7 @@ def make_config(directory: Path, **options: Any) -> EngineConfig:
         max_num_seqs=16,
         max_num_batched_tokens=48,
         num_threads=1,
-        step_timeout_s=60.0,
+        step_timeout_s=limits.patience_s(),
         **{"executor": "local_processes", **options},
     )
 
@@ -154,7 +155,7 @@ class Static(Watched):
     target = staticmethod(serve_static)
 
 
-@pytest.mark.parametrize("pp", [2, 3])
+@pytest.mark.parametrize("pp", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_stages_over_static_tensors(
     pp: int, directory: Path, truth: list[list[int]], one_rank: tuple[Results, Results]
 ) -> None:
@@ -164,7 +165,16 @@ def test_stages_over_static_tensors(
     assert drawn.tokens == one_rank[1].tokens
 
 
-@pytest.mark.parametrize(("tp", "pp"), [(2, 1), (1, 2), (2, 2), (4, 1), (1, 3)])
+@pytest.mark.parametrize(
+    ("tp", "pp"),
+    [
+        (2, 2),
+        (4, 1),
+        (1, 3),
+        pytest.param(2, 1, marks=pytest.mark.slow),
+        pytest.param(1, 2, marks=pytest.mark.slow),
+    ],
+)
 def test_same_tokens_as_one_rank(
     tp: int, pp: int, directory: Path, truth: list[list[int]], one_rank: tuple[Results, Results]
 ) -> None:

@@ -27,13 +27,15 @@ from app.engine.executor.transports import choose_transport
 from app.engine.executor.transports.compiled_graph import CAPACITY_BYTES
 from app.engine.worker_info import WorkerInfo
 from app.errors import CheckpointError, ConfigError, EngineDeadError, MantaError
+from tests import limits
 from tests.engine.executor.fake_replica import Replica
 from tests.engine.executor.fake_worker import FAIL, KILL, LARGE, SLEEP_MS, STOP, expected_tokens, make_letter
 from tests.engine.executor.semaphores import graph_semaphores, left_semaphores
 from tests.engine.executor.test_local_processes import gone
 
 TRANSPORTS = ("socket", "compiled_graph")
-DETECTED_S = 10.0  # the aims are 1 s and 3 s; a busy machine takes longer, and nothing else ends within this
+DETECTED_S = 10.0  # the aims are 1 s and 3 s, and nothing else ends within this
+AT_ONCE_S = 0.2  # the limit of a step that is known to hang
 HERE = Path(__file__).parent
 Started = tuple[RayWorkersExecutor, WorkerInfo]
 
@@ -69,19 +71,14 @@ def fresh() -> Iterator[Callable[..., Started]]:
         executor.shutdown()
 
 
-def cpu_share(pid: int, seconds: float) -> float:
-    process = psutil.Process(pid)
-    before, start_time = process.cpu_times(), time.monotonic()
-    time.sleep(seconds)
-    after = process.cpu_times()
-    return (after.user + after.system - before.user - before.system) / (time.monotonic() - start_time)
+def cpu_time_s(pid: int) -> float:
+    times = psutil.Process(pid).cpu_times()
+    return float(times.user + times.system)
 
 
-def poll_health(executor: RayWorkersExecutor, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        executor.check_health()
-        time.sleep(0.005)
+def poll_health(executor: RayWorkersExecutor) -> None:
+    """Until it raises."""
+    limits.wait_until(executor.check_health, "notice of a death", DETECTED_S)
 
 
 def submit_and_collect(executor: RayWorkersExecutor) -> None:
@@ -117,14 +114,12 @@ def test_outputs_keep_the_order_of_letters(shared: Started) -> None:
 def test_submit_returns_before_the_step_is_computed(shared: Started) -> None:
     """All three are out while the first one sleeps."""
     executor, _ = shared
-    begun = time.monotonic()
+    gang = executor._gang
+    assert gang is not None
     for step in range(3):
         executor.submit(make_letter(step, (SLEEP_MS, 1000 if step == 0 else 1)))
-    submitted = time.monotonic() - begun
+    assert (gang.phases()[0] or "").startswith(("step 0", "waiting for a letter"))  # it may not have begun
     assert [executor.collect()[0].step_id for _ in range(3)] == [0, 1, 2]
-    computed = time.monotonic() - begun
-    assert computed >= 1.0
-    assert submitted < computed - 0.5
 
 
 def test_more_steps_than_allowed_is_a_programming_error(shared: Started) -> None:
@@ -162,8 +157,10 @@ def test_parked_workers_sleep_and_wake(shared: Started) -> None:
         executor.park()  # twice is once
         if cycle == 0:
             driver_before = time.process_time()
-            assert cpu_share(pid, 2.0) < 0.1
-            assert time.process_time() - driver_before < 0.2
+            worker_before = cpu_time_s(pid)
+            limits.pause(1.0)  # one that spins would take all of it
+            assert cpu_time_s(pid) - worker_before < 0.1
+            assert time.process_time() - driver_before < 0.1
         executor.check_health()
         letter = make_letter(cycle, rows=5)
         executor.submit(letter)
@@ -187,7 +184,7 @@ def test_output_may_come_a_call_later(fresh: Callable[..., Started]) -> None:
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_two_ranks(fresh: Callable[..., Started], transport: str) -> None:
     """Every rank gets every letter; outputs come from rank 0; the death of rank 1 is noticed while rank 0 works."""
-    executor, info = fresh(transport, tensor_parallel_size=2, step_timeout_s=30.0)
+    executor, info = fresh(transport, tensor_parallel_size=2, step_timeout_s=limits.patience_s())
     assert info.num_blocks == 99  # the smaller one
     assert {"place=0,2,0", "place=1,2,1"} <= set(info.notes)
     for step in range(3):
@@ -201,20 +198,20 @@ def test_two_ranks(fresh: Callable[..., Started], transport: str) -> None:
     executor.park()
     executor.submit(make_letter(3, (LARGE, 200_000)))
     assert executor.collect()[0].step_id == 3
-    executor.submit(make_letter(4, (SLEEP_MS, 60_000)))
-    begun = time.monotonic()
-    os.kill(executor.worker_pids[1], signal.SIGKILL)
-    with pytest.raises(EngineDeadError, match="rank 1"):
-        executor.collect()
-    assert time.monotonic() - begun < DETECTED_S
+    executor.submit(make_letter(4, (SLEEP_MS, 600_000)))
     pids = executor.worker_pids
+    os.kill(pids[1], signal.SIGKILL)
+    with limits.soon(DETECTED_S, "notice of the death"), pytest.raises(EngineDeadError, match="rank 1"):
+        executor.collect()
     executor.shutdown()
-    assert gone(pids, DETECTED_S)
+    assert gone(pids)
 
 
 def test_a_rank_that_hangs_while_it_starts() -> None:
-    with pytest.raises(EngineDeadError, match=r"worker rank 1 .*did not start within 4 s: it hangs \(rank 0: waiting"):
-        start("socket", "HalfHangingWorker", tensor_parallel_size=2, start_timeout_s=4.0)
+    with pytest.raises(
+        EngineDeadError, match=r"worker rank 1 .*did not start within \S+ s: it hangs \(rank 0: waiting"
+    ):
+        start("socket", "HalfHangingWorker", tensor_parallel_size=2, start_timeout_s=limits.scaled_s(3.0))
 
 
 def test_calls_between_steps(shared: Started) -> None:
@@ -254,17 +251,16 @@ def test_killed_worker_is_noticed(fresh: Callable[..., Started], transport: str,
     if state == "parked":
         executor.park()
     elif state == "stepping":
-        executor.submit(make_letter(0, (SLEEP_MS, 60_000)))
+        executor.submit(make_letter(0, (SLEEP_MS, 600_000)))
     os.kill(pid, signal.SIGKILL)
-    begun = time.monotonic()
-    notice = executor.collect if state == "stepping" else lambda: poll_health(executor, DETECTED_S)
-    with pytest.raises(EngineDeadError, match=rf"worker rank 0 \(pid {pid} on .*\) is gone"):
+    notice = executor.collect if state == "stepping" else lambda: poll_health(executor)
+    told = pytest.raises(EngineDeadError, match=rf"worker rank 0 \(pid {pid} on .*\) is gone")
+    with limits.soon(DETECTED_S, "notice of the death"), told:
         notice()
-    assert time.monotonic() - begun < DETECTED_S
     with pytest.raises(EngineDeadError, match="is gone"):
         executor.submit(make_letter(1))
-    executor.shutdown()
-    assert time.monotonic() - begun < 2 * DETECTED_S
+    with limits.soon(DETECTED_S, "the shutdown"):
+        executor.shutdown()
     assert not left_semaphores(semaphores)
 
 
@@ -272,25 +268,24 @@ def test_killed_worker_is_noticed(fresh: Callable[..., Started], transport: str,
 def test_submit_to_a_worker_that_just_died(fresh: Callable[..., Started], transport: str) -> None:
     """Nobody asked for the health in between: submit or collect raises, neither waits."""
     executor, _ = fresh(transport)
+    pids = executor.worker_pids
     executor.submit(make_letter(0, (KILL, 0)))
-    time.sleep(0.3)
-    begun = time.monotonic()
-    with pytest.raises(EngineDeadError, match="rank 0"):
+    assert gone(pids)
+    with limits.soon(DETECTED_S, "notice of the death"), pytest.raises(EngineDeadError, match="rank 0"):
         submit_and_collect(executor)
-    assert time.monotonic() - begun < DETECTED_S
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_hung_worker_exceeds_the_step_timeout(fresh: Callable[..., Started], transport: str) -> None:
-    executor, _ = fresh(transport, step_timeout_s=1.5)
+    executor, _ = fresh(transport)
     pids = executor.worker_pids
     executor.submit(make_letter(0, (STOP, 0)))
-    begun = time.monotonic()
-    with pytest.raises(EngineDeadError, match=r"rank 0 .* did not answer within 1\.5 s"):
+    limits.wait_until(lambda: psutil.Process(pids[0]).status() == psutil.STATUS_STOPPED, "the stop")
+    executor._config = executor._config.model_copy(update={"step_timeout_s": AT_ONCE_S})
+    with limits.soon(DETECTED_S, "the timeout"), pytest.raises(EngineDeadError, match=r"not answer within 0\.2 s"):
         executor.collect()
-    assert 1.4 < time.monotonic() - begun < 1.5 + DETECTED_S
     executor.shutdown()  # the process is stopped: Ray's own kill does not reach it
-    assert gone(pids, DETECTED_S)
+    assert gone(pids)
 
 
 @pytest.mark.parametrize(
@@ -310,7 +305,7 @@ def test_workers_do_not_outlive_the_driver(ray_cluster: str, transport: str, sta
         assert pids
         assert all(psutil.pid_exists(pid) for pid in pids)
         driver.kill()
-        assert gone(pids, DETECTED_S)
+        assert gone(pids)
         assert not left_semaphores(semaphores)  # also where the driver never took another step than the first
     finally:
         driver.kill()
@@ -333,13 +328,10 @@ def test_start_and_stop_leave_nothing(transport: str, monkeypatch: pytest.Monkey
     with pytest.raises(EngineDeadError, match="shut down"):
         executor.check_health()
     assert len(pids) == 1
-    assert gone(pids, DETECTED_S)
+    assert gone(pids)
     assert not os.listdir(tempfile.gettempdir())
     assert not left_semaphores(semaphores)
-    deadline = time.monotonic() + 30
-    while ray.available_resources().get("CPU", 0) < free and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert ray.available_resources()["CPU"] >= free
+    limits.wait_until(lambda: ray.available_resources().get("CPU", 0) >= free, "Ray has its CPU back")
 
 
 def test_auto_chooses_by_the_device_and_the_node() -> None:
@@ -368,6 +360,10 @@ def test_errors_of_start_come_through() -> None:
         executor.start()
 
 
+def free_cpus() -> float:
+    return float(ray.available_resources().get("CPU", 0))
+
+
 def unreserved_cpus() -> float:
     """The cluster's, less those of placement groups."""
     groups = [group for group in placement_group_table().values() if group["state"] == "CREATED"]
@@ -379,13 +375,12 @@ def test_missing_resources_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="1 workers need 1 GPU, the Ray cluster has 0 in all"):
         start("socket", device="cuda")
     monkeypatch.setattr(placement_module, "_FREE_TIMEOUT_S", 0.5)
-    deadline = time.monotonic() + DETECTED_S
-    while (free := ray.available_resources()["CPU"]) != unreserved_cpus():  # late, of a worker killed a moment ago
-        assert time.monotonic() < deadline, ray.available_resources()
-        time.sleep(0.05)
-    taken = placement_group([{"CPU": free}])
-    assert taken.wait(10)
+    # Ray's figures are late, both of a worker killed a moment ago and of a group made a moment ago.
+    limits.wait_until(lambda: free_cpus() == unreserved_cpus(), "Ray has counted its CPUs")
+    taken = placement_group([{"CPU": free_cpus()}])
     try:
+        assert taken.wait(limits.patience_s())
+        limits.wait_until(lambda: free_cpus() == 0, "Ray has counted what is taken")
         with pytest.raises(ConfigError, match=r"within 0\.5 s: they need 1 CPU \(0 free\)"):
             start("socket")
     finally:
@@ -409,10 +404,10 @@ def replica_in(bundles: list[dict[str, float]]) -> Iterator[tuple[Any, Any]]:
 
 def test_workers_take_the_bundles_of_the_replica() -> None:
     with replica_in([{"CPU": 0.1}, {"CPU": 1}]) as (group, replica):
-        group_id, info, pids = ray.get(replica.run.remote("compiled_graph"), timeout=120)
+        group_id, info, pids = ray.get(replica.run.remote("compiled_graph"), timeout=limits.patience_s())
         assert group_id == group.id.hex()
         assert f"placement group={group_id}" in info.notes
-        assert gone(pids, DETECTED_S)
+        assert gone(pids)
 
 
 def test_too_few_bundles_are_an_error() -> None:
@@ -420,5 +415,5 @@ def test_too_few_bundles_are_an_error() -> None:
         replica_in([{"CPU": 0.1}]) as (_, replica),
         pytest.raises(ConfigError, match="has 1 bundles; 1 workers need 2") as caught,
     ):
-        ray.get(replica.run.remote("socket"), timeout=60)
+        ray.get(replica.run.remote("socket"), timeout=limits.patience_s())
     assert caught.value.cause.param == "placement_group_bundles"  # type: ignore[attr-defined]  # Ray's wrapper

@@ -6,6 +6,7 @@ import time
 from hashlib import blake2b
 
 import numpy as np
+import pytest
 
 from app.engine.kv_cache.block_hash import HASH_BYTES, hash_block, hash_blocks, root_hash
 
@@ -66,6 +67,7 @@ def test_model_and_cache_root_cannot_be_shifted_into_each_other() -> None:
     assert root_hash(KEY, model="ab", cache_root=b"c") != root_hash(KEY, model="a", cache_root=b"bc")
 
 
+@pytest.mark.slow
 def test_three_thousand_tokens_are_cheap() -> None:
     tokens = list(range(3000))
     best = float("inf")

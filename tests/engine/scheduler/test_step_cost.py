@@ -14,6 +14,7 @@ from tests.engine.core_driver import make_core, make_request
 R = 256
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_waiting", [0, 1000])
 def test_steady_decode(num_waiting: int) -> None:
     core = make_core(

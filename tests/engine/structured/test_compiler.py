@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,6 +20,7 @@ from app.engine.structured.structured_outputs import StructuredOutputs
 from app.engine.structured.vocabulary import VocabularySource
 from app.errors import InvalidRequestError
 from app.text.tokenizer import Tokenizer
+from tests import limits
 
 INFO = ModelInfo.from_directory("tiny-chat")
 EOS = 2
@@ -34,7 +34,9 @@ def tokenizer() -> Tokenizer:
 @pytest.fixture(scope="module")
 def compiler() -> Iterator[GrammarCompiler]:
     source = VocabularySource(INFO.directory, INFO.vocab_size + 40, INFO.eos_token_ids)  # a padded embedding
-    compiler = GrammarCompiler(source, GrammarLimits(timeout_s=1.0, memory_bytes=64 << 20), cache_size=4)
+    compiler = GrammarCompiler(
+        source, GrammarLimits(timeout_s=limits.scaled_s(1.0), memory_bytes=64 << 20), cache_size=4
+    )
     yield compiler
     compiler.close()
 
@@ -152,12 +154,10 @@ def deep(levels: int) -> dict[str, Any]:
 def test_refusals_are_quick_and_say_why(compiler: GrammarCompiler, spec: Any, says: str) -> None:
     parsed = StructuredOutputs.model_construct(**{"json_schema" if k == "json" else k: v for k, v in spec.items()})
     if parsed.kind != "structural_tag" or isinstance(spec["structural_tag"], dict):
-        began = time.monotonic()
-        with pytest.raises(InvalidRequestError) as raised:
+        with limits.soon(20.0, "a refusal"), pytest.raises(InvalidRequestError) as raised:
             compiler.matcher(parsed)
         assert raised.value.param == f"structured_outputs.{parsed.kind}"
         assert says in raised.value.message
-        assert time.monotonic() - began < 10  # milliseconds, were the machine calm
 
 
 def too_slow() -> StructuredOutputs:
@@ -188,7 +188,7 @@ def test_a_busy_machine_refuses_nothing(compiler: GrammarCompiler) -> None:
 
 def test_a_grammar_that_takes_too_much_memory_costs_a_process() -> None:
     source = VocabularySource(INFO.directory, INFO.vocab_size, INFO.eos_token_ids)
-    small = GrammarCompiler(source, GrammarLimits(timeout_s=30.0, memory_bytes=16 << 20), cache_size=4)
+    small = GrammarCompiler(source, GrammarLimits(timeout_s=limits.patience_s(), memory_bytes=16 << 20), cache_size=4)
     try:
         with pytest.raises(InvalidRequestError, match="takes more than 16 MiB"):
             small.matcher(too_slow())
@@ -202,7 +202,7 @@ def test_the_process_comes_back_after_a_kill(compiler: GrammarCompiler) -> None:
     for child in psutil.Process(os.getpid()).children():
         if "trial_process" in " ".join(child.cmdline()):
             child.kill()
-            child.wait(10)
+            child.wait(limits.patience_s())
     compiler.matcher(StructuredOutputs(regex="after"))
 
 

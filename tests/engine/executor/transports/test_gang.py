@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 from collections.abc import Iterator
 
 import pytest
 
 from app.engine.executor.transports.connection import FrameConnection
 from app.engine.executor.transports.gang import Gang, Rank, RankFailedError
+from tests import limits
 
 Set = tuple[Gang, list[FrameConnection]]
 
@@ -31,11 +31,11 @@ def three() -> Iterator[Set]:
 
 def test_broadcast_and_gather_in_the_order_of_ranks(three: Set) -> None:
     gang, ends = three
-    gang.broadcast(b"letter", 1.0)
-    assert [end.recv(1.0) for end in ends] == [b"letter"] * 3
+    gang.broadcast(b"letter", limits.patience_s())
+    assert [end.recv(limits.patience_s()) for end in ends] == [b"letter"] * 3
     for rank in (2, 0, 1):
         ends[rank].send(b"%d" % rank)
-    assert gang.gather(1.0) == [b"0", b"1", b"2"]
+    assert gang.gather(limits.patience_s()) == [b"0", b"1", b"2"]
 
 
 def test_a_fast_rank_may_be_steps_ahead(three: Set) -> None:
@@ -44,7 +44,7 @@ def test_a_fast_rank_may_be_steps_ahead(three: Set) -> None:
         ends[1].send(b"%d" % step)
     late = threading.Timer(0.1, lambda: [ends[rank].send(b"%d" % step) for step in range(3) for rank in (0, 2)])
     late.start()
-    assert [gang.gather(2.0) for _ in range(3)] == [[b"0"] * 3, [b"1"] * 3, [b"2"] * 3]
+    assert [gang.gather(limits.patience_s()) for _ in range(3)] == [[b"0"] * 3, [b"1"] * 3, [b"2"] * 3]
     late.join()
 
 
@@ -52,16 +52,14 @@ def test_any_death_ends_the_wait(three: Set) -> None:
     """Rank 0 waits for rank 2 in a collective, say: its silence must not hide that rank 2 is gone."""
     gang, ends = three
     ends[1].send(b"done")
-    begun = time.monotonic()
     threading.Timer(0.1, ends[2].close).start()
     with pytest.raises(RankFailedError, match=r"worker rank 2 \(pid 102 on host\) is gone") as caught:
-        gang.gather(10.0)
+        gang.gather(limits.patience_s())
     assert caught.value.rank.rank == 2
-    assert time.monotonic() - begun < 2
     with pytest.raises(RankFailedError, match="rank 2"):
         gang.check()
     with pytest.raises(RankFailedError, match="rank 2"):
-        gang.broadcast(b"next", 1.0)
+        gang.broadcast(b"next", limits.patience_s())
 
 
 def test_the_death_of_a_rank_that_answered_counts_too(three: Set) -> None:
@@ -69,7 +67,7 @@ def test_the_death_of_a_rank_that_answered_counts_too(three: Set) -> None:
     ends[1].send(b"done")
     threading.Timer(0.1, ends[1].close).start()
     with pytest.raises(RankFailedError, match="rank 1"):
-        gang.gather(10.0)
+        gang.gather(limits.patience_s())
 
 
 def test_the_hung_rank_is_named(three: Set) -> None:
@@ -85,6 +83,6 @@ def test_a_gang_shut_down_meanwhile(three: Set) -> None:
     for rank in gang.ranks:
         rank.connection.close()
     with pytest.raises(RankFailedError):
-        gang.gather(1.0)
+        gang.gather(limits.patience_s())
     with pytest.raises(RankFailedError):
         gang.check()

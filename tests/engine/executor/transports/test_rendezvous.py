@@ -11,6 +11,7 @@ import pytest
 
 from app.engine.executor.transports.connection import FrameConnection
 from app.engine.executor.transports.rendezvous import Address, Rendezvous, connect
+from tests import limits
 
 
 def join(address: Address, rank: int, same_node: bool, found: dict[int, FrameConnection]) -> None:
@@ -27,13 +28,13 @@ def test_workers_of_this_and_of_another_node_take_their_ranks() -> None:
         ]
         for worker in workers:
             worker.start()
-        connections = rendezvous.accept(3, 20.0)
+        connections = rendezvous.accept(3, limits.patience_s())
         for worker in workers:  # it has connected, but its thread may not have said so yet
             worker.join()
     assert not os.path.exists(directory)
     for rank, connection in enumerate(connections):
         connection.send(b"you are %d" % rank)
-        assert found[rank].recv(1.0) == b"you are %d" % rank
+        assert found[rank].recv(limits.patience_s()) == b"you are %d" % rank
 
 
 def test_strangers_are_sent_away() -> None:
@@ -49,13 +50,13 @@ def test_strangers_are_sent_away() -> None:
         join(address, 0, True, found)
         twice, _ = connect(address, 0, same_node=True)
         join(address, 1, False, found)
-        connections = rendezvous.accept(2, 20.0)
+        connections = rendezvous.accept(2, limits.patience_s())
     assert len(connections) == 2
-    assert stranger.hung_up(1.0)
-    assert out_of_range.hung_up(1.0)
-    assert twice.hung_up(1.0)
+    assert stranger.hung_up(limits.patience_s())
+    assert out_of_range.hung_up(limits.patience_s())
+    assert twice.hung_up(limits.patience_s())
     connections[0].send(b"welcome")
-    assert found[0].recv(1.0) == b"welcome"
+    assert found[0].recv(limits.patience_s()) == b"welcome"
 
 
 def test_missing_ranks_are_named() -> None:
