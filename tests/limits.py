@@ -16,6 +16,8 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+AT_ONCE_S = 0.2  # an option of the product, where what it waits for is known never to come
+
 _PROBE_STEPS = 400_000
 _PROBE_CALM_S = 0.03  # more than a scheduler's time slice, so the probe shares its core as others do
 _KEPT_S = 5.0  # a measurement is good for so long

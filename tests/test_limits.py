@@ -2,15 +2,44 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import itertools
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests import limits
 
 pytest_plugins = ["pytester"]
+
+
+TESTS_ROOT = Path(__file__).resolve().parent
+FILES = {str(path.relative_to(TESTS_ROOT)): path for path in sorted(TESTS_ROOT.rglob("*.py"))}
+CLOCKS = {"time.sleep", "asyncio.sleep", "time.monotonic", "time.perf_counter"}
+PLAYS = "plays something that takes its time"
+TIMED = "a figure of make acceptance"
+OWN_CLOCK = {
+    "limits.py": "the one place",
+    "api/conftest.py": PLAYS,
+    "api/test_render.py": "how often the event loop turns while a thread works, not how long that takes",
+    "cli/fake_server.py": PLAYS,
+    "cli/test_run_batch.py": PLAYS,
+    "deployments/fake_engine.py": PLAYS,
+    "e2e/test_acceptance.py": TIMED,
+    "e2e/test_faults.py": TIMED,
+    "e2e/test_gang_faults.py": TIMED,
+    "e2e/test_idle.py": TIMED,
+    "engine/executor/fake_worker.py": PLAYS,
+    "engine/kv_cache/test_block_hash.py": TIMED,
+    "engine/scheduler/test_admission.py": "the product's own clock",
+    "engine/scheduler/test_step_cost.py": TIMED,
+    "engine/test_async_engine.py": PLAYS,
+    "loadtest/conftest.py": PLAYS,
+    "test_limits.py": "its examples",
+}
+WAITS = {"wait", "join", "result", "exception"}  # of a limit, as any keyword is with "timeout" in its name
 
 
 class Machine:
@@ -96,3 +125,56 @@ def test_the_limit_of_a_whole_test_moves_too(pytester: pytest.Pytester) -> None:
     result = pytester.runpytest_inprocess("-p", "no:cacheprovider")
     result.assert_outcomes(passed=1, failed=1)
     result.stdout.fnmatch_lines(["*Failed: Timeout (>0.2s) from pytest-timeout.*"])
+
+
+def own_limits(source: str, own_clock: bool) -> list[str]:
+    """What a test file says about time in numbers of its own, with lines."""
+    tree, found = ast.parse(source), []
+    numbers = {
+        target.id
+        for node in tree.body
+        if isinstance(node, ast.Assign) and _is_number(node.value, set())
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in CLOCKS and not own_clock:
+            found.append(f"line {node.lineno}: {ast.unparse(node)}")
+        if not isinstance(node, ast.Call) or "mark." in ast.unparse(node.func):
+            continue
+        values = [keyword.value for keyword in node.keywords if "timeout" in (keyword.arg or "")]
+        if ast.unparse(node.func) == "asyncio.wait_for":
+            values += node.args[1:2]
+        elif isinstance(node.func, ast.Attribute) and node.func.attr in WAITS:
+            values += node.args[:1]
+        found += [f"line {node.lineno}: {ast.unparse(node)}" for value in values if _is_number(value, numbers)]
+    return found
+
+
+def _is_number(node: ast.expr, names: set[str]) -> bool:
+    """Whether it is a positive number, or a name for one."""
+    if isinstance(node, ast.Name):
+        return node.id in names
+    return isinstance(node, ast.Constant) and type(node.value) in (int, float) and node.value > 0
+
+
+def test_no_test_has_a_limit_of_its_own() -> None:
+    """tests/limits.py has what they need; `asyncio.sleep(0)` is a turn of the loop."""
+    sources = {name: path.read_text().replace("asyncio.sleep(0)", "asyncio.turn()") for name, path in FILES.items()}
+    found = {name: own for name, source in sources.items() if (own := own_limits(source, name in OWN_CLOCK))}
+    assert not found
+
+
+def test_exceptions_are_needed() -> None:
+    for name in OWN_CLOCK:
+        assert own_limits(FILES[name].read_text(), False), f"{name} needs no exception any more"
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["time.sleep(0.3)", "end = time.monotonic() + 5", "thread.join(10)", "asyncio.wait_for(task, 5)", "f(timeout_s=3)",
+     "LIMIT_S = 3.0\nhttpx.get(url, timeout=LIMIT_S)"],
+)  # fmt: skip
+def test_what_is_a_limit(line: str) -> None:
+    assert own_limits(line, False)
+    assert not own_limits("thread.join(limits.patience_s())\nx.wait()\n' '.join(words)\npytest.mark.timeout(9)", False)

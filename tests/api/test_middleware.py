@@ -12,6 +12,7 @@ import pytest
 
 from app.api.app import create_app
 from app.config import RequestLimits
+from tests import limits
 from tests.api.conftest import Server
 
 
@@ -56,7 +57,7 @@ def test_a_server_that_names_requests_itself_is_not_repeated(client: Any) -> Non
 
 def exchange(server: Server, data: bytes) -> bytes:
     """What comes back for `data`, until the server closes the connection."""
-    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=limits.patience_s()) as connection:
         connection.sendall(data)
         received = b""
         while piece := connection.recv(65536):
@@ -84,11 +85,11 @@ def test_a_stalled_body_is_refused(client: Any) -> None:
     client.delay_s = 0.1
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 400\r\n\r\n"
     with Server(create_app(client, RequestLimits(max_body_s=0.3))) as server:
-        with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=limits.patience_s()) as connection:
             connection.sendall(head + b'{"prompt": ')
             answer = connection.recv(65536)
         body = {"prompt": "hello " * 5, "max_tokens": 8}
-        whole = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
+        whole = httpx.post(f"{server.url}/v1/completions", json=body, timeout=limits.patience_s())
     assert answer.startswith(b"HTTP/1.1 408 ")
     assert b"0.3 s" in answer
     assert whole.status_code == 200

@@ -13,6 +13,7 @@ import pytest
 from app.api.errors import ClientDisconnected
 from app.api.work_pool import INLINE_S, LONG_S, RequestWork, WorkPool
 from app.errors import OverloadedError
+from tests import limits
 
 SHORT_S = (INLINE_S + LONG_S) / 2
 
@@ -26,7 +27,7 @@ class Held:
 
     def _run(self) -> None:
         self.begun.set()
-        assert self.may_end.wait(60)
+        assert self.may_end.wait(limits.patience_s())
 
 
 @pytest.fixture
@@ -46,30 +47,30 @@ def hold() -> Iterator[Callable[..., Held]]:
 def test_tenants_take_turns(hold: Callable[..., Held]) -> None:
     pool, order = WorkPool(num_threads=1), []
     first = hold(pool)
-    assert first.begun.wait(60)
+    assert first.begun.wait(limits.patience_s())
     futures = [pool.submit("greedy", SHORT_S, lambda i=i: order.append(f"greedy {i}")) for i in range(5)]
     futures += [pool.submit("modest", SHORT_S, lambda i=i: order.append(f"modest {i}")) for i in range(2)]
     first.may_end.set()
     for future in futures:
-        future.result(60)
+        future.result(limits.patience_s())
     assert order == ["greedy 0", "modest 0", "greedy 1", "modest 1", "greedy 2", "greedy 3", "greedy 4"]
 
 
 def test_short_work_is_done_beside_any_amount_of_long_work(hold: Callable[..., Held]) -> None:
     pool = WorkPool(num_threads=3)
     long = [hold(pool, cost_s=LONG_S) for _ in range(5)]
-    assert pool.submit("held", SHORT_S, lambda: "done").result(60) == "done"
+    assert pool.submit("held", SHORT_S, lambda: "done").result(limits.patience_s()) == "done"
     assert sum(one.begun.is_set() for one in long) <= 2
     for one in long:
         one.may_end.set()
     for one in long:
-        one.future.result(60)
+        one.future.result(limits.patience_s())
 
 
 def test_the_queue_is_bounded_in_all_and_for_each_tenant(hold: Callable[..., Held]) -> None:
     pool = WorkPool(num_threads=1, max_waiting=4, max_waiting_per_tenant=3)
     first = hold(pool)
-    assert first.begun.wait(60)
+    assert first.begun.wait(limits.patience_s())
     waiting = [pool.submit("a", SHORT_S, lambda: None) for _ in range(3)]
     with pytest.raises(OverloadedError, match="3 pieces of work of this tenant"):
         pool.submit("a", SHORT_S, lambda: None)
@@ -81,7 +82,7 @@ def test_the_queue_is_bounded_in_all_and_for_each_tenant(hold: Callable[..., Hel
     waiting.append(pool.submit("b", SHORT_S, lambda: None))
     first.may_end.set()
     for future in waiting[1:]:
-        future.result(60)
+        future.result(limits.patience_s())
     assert pool.num_waiting == 0
 
 
@@ -108,7 +109,7 @@ def test_little_work_stays_where_it_is_and_more_does_not() -> None:
 def test_a_client_that_leaves_takes_its_work_out_of_the_queue(hold: Callable[..., Held]) -> None:
     pool, ran = WorkPool(num_threads=1), []
     first = hold(pool)
-    assert first.begun.wait(60)
+    assert first.begun.wait(limits.patience_s())
 
     async def run() -> None:
         has_left = asyncio.Event()
@@ -127,5 +128,5 @@ def test_a_client_that_leaves_takes_its_work_out_of_the_queue(hold: Callable[...
 
     asyncio.run(run())
     first.may_end.set()
-    pool.submit("t", SHORT_S, lambda: None).result(60)
+    pool.submit("t", SHORT_S, lambda: None).result(limits.patience_s())
     assert not ran

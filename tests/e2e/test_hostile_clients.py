@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import resource
 import socket
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -16,6 +15,7 @@ import openai
 import pytest
 
 from benchmarks.serve_process import ServeProcess
+from tests import limits
 from tests.e2e.conftest import metric, wait_until
 
 pytestmark = pytest.mark.timeout(300)
@@ -28,7 +28,7 @@ LONG: dict[str, Any] = {**CHAT, "max_tokens": 1500, "temperature": 0, "extra_bod
 
 
 def requests_in_engine(server: ServeProcess) -> float:
-    text = httpx.get(f"{server.base_url}/metrics", timeout=30).text
+    text = httpx.get(f"{server.base_url}/metrics", timeout=limits.patience_s()).text
     return metric(text, "vllm:num_requests_running") + metric(text, "vllm:num_requests_waiting")
 
 
@@ -41,8 +41,7 @@ def haproxy_cpu_s(server: ServeProcess) -> float:
 
 async def ask_and_leave(server: ServeProcess, stream: bool) -> None:
     """`CLIENTS` requests of the SDK at once, all given up once all of them are in the engine."""
-    limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(limits=limits, timeout=120) as http:
+    async with httpx.AsyncClient(limits=httpx.Limits(max_connections=None), timeout=limits.patience_s()) as http:
         sdk = openai.AsyncOpenAI(base_url=f"{server.base_url}/v1", api_key="none", max_retries=0, http_client=http)
 
         async def ask() -> None:
@@ -52,9 +51,10 @@ async def ask_and_leave(server: ServeProcess, stream: bool) -> None:
                     pass
 
         tasks = [asyncio.create_task(ask()) for _ in range(CLIENTS)]
-        deadline = time.monotonic() + 60
+        limit = limits.Limit(60.0)
         while (inside := await asyncio.to_thread(requests_in_engine, server)) < CLIENTS:
-            assert time.monotonic() < deadline, f"{inside} of {CLIENTS} requests have arrived"
+            if not limit.left_s():
+                limit.fail(f"{CLIENTS} requests in the engine, but {inside}")
             assert not any(task.done() for task in tasks), "a request has ended by itself"
         for task in tasks:
             task.cancel()
@@ -69,7 +69,7 @@ def test_clients_that_leave_are_noticed(quickstart: ServeProcess, stream: bool) 
         lambda: requests_in_engine(quickstart) == 0, 10, "every request has ended"
     )  # by itself: a minute or more
     before = haproxy_cpu_s(quickstart)
-    time.sleep(0.5)
+    limits.pause(0.5)
     assert haproxy_cpu_s(quickstart) - before < 0.2, "HAProxy spins"
 
 
@@ -84,13 +84,14 @@ def half_open(server: ServeProcess, count: int) -> Iterator[list[socket.socket]]
         stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
         connections = []
         for _ in range(count):
-            connections.append(stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=60)))
+            connection = socket.create_connection(("127.0.0.1", server.port), timeout=limits.patience_s())
+            connections.append(stack.enter_context(connection))
             connections[-1].sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nX-Half: ")
         yield connections
 
 
 def answers(server: ServeProcess) -> None:
-    with httpx.Client(base_url=server.base_url, timeout=20) as http:
+    with httpx.Client(base_url=server.base_url, timeout=limits.patience_s()) as http:
         assert http.get("/health").status_code == 200
         assert http.post("/v1/chat/completions", json={**CHAT, "max_tokens": 4}).status_code == 200
 
@@ -104,10 +105,10 @@ def test_half_open_connections_lock_nobody_out(quickstart: ServeProcess) -> None
 def test_half_open_connections_are_closed(quickstart: ServeProcess) -> None:
     """Others are answered throughout, and no such connection outlives its time."""
     with half_open(quickstart, HALF_OPEN) as connections:
-        begun = time.monotonic()
-        while time.monotonic() - begun < HEADERS_S + 2:
+        limit = limits.Limit(HEADERS_S + 2)
+        while limit.passed_s < limit.calm_s:
             answers(quickstart)
-            time.sleep(0.5)
+            limits.pause(0.5)
         replies = [connection.recv(4096) for connection in connections]
     assert all(reply.startswith(b"HTTP/1.1 408 ") for reply in replies)
 
@@ -120,7 +121,7 @@ def test_requests_that_give_up(quickstart: ServeProcess) -> None:
     def ask(_: int) -> bool:
         body = {**CHAT, "max_tokens": 1500, "min_tokens": 1500}
         try:
-            requests.post(f"{quickstart.base_url}/v1/chat/completions", json=body, timeout=0.5)
+            requests.post(f"{quickstart.base_url}/v1/chat/completions", json=body, timeout=limits.scaled_s(0.5))
         except requests.RequestException:
             return True
         return False
@@ -129,5 +130,5 @@ def test_requests_that_give_up(quickstart: ServeProcess) -> None:
         assert all(pool.map(ask, range(CLIENTS)))
     wait_until(lambda: requests_in_engine(quickstart) == 0, 10, "every request has ended")
     before = haproxy_cpu_s(quickstart)
-    time.sleep(2)
+    limits.pause(2)
     assert haproxy_cpu_s(quickstart) - before < 0.4, "HAProxy spins"

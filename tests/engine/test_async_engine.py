@@ -194,7 +194,7 @@ def test_a_dead_worker_ends_every_request_with_a_readable_error(make_engine: Cal
 
 
 def test_health_sees_a_step_that_hangs(make_engine: Callable[..., Setup]) -> None:
-    setup = make_engine(step_timeout_s=0.2)
+    setup = make_engine(step_timeout_s=limits.AT_ONCE_S)
     setup.engine.check_health()
     limits.pause(0.3)
     setup.engine.check_health()  # idle is healthy, however long

@@ -9,6 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
+from tests import limits
+
 Ask = Callable[..., str]
 
 TEMPLATES = {
@@ -39,7 +41,7 @@ def ask(
         field = "input" if route == "responses" else "messages"
         most = {"max_tokens": 2} if route == "messages" else {}
         body = {"model": "m", field: [{"role": "user", "content": "Hi."}], **most, **fields}
-        answer = httpx.post(f"{url}/v1/{route}", json=body, timeout=60)
+        answer = httpx.post(f"{url}/v1/{route}", json=body, timeout=limits.patience_s())
         if answer.status_code != 200:
             return answer
         return client.models["m"].tokenizer.decode(client.requests[-1].prompt_token_ids)

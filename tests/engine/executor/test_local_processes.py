@@ -25,7 +25,6 @@ from tests.engine.executor.forked_executor import ForkedExecutor
 
 ROOT = Path(__file__).resolve().parents[3]
 DETECTED_S = 10.0  # the aim is 1 s
-AT_ONCE_S = 0.2  # the limit of a step or call that is known to hang
 
 
 @pytest.fixture
@@ -98,8 +97,8 @@ def test_letters_go_to_all_and_outputs_come_from_the_last_stage(fresh: Callable[
 
 def test_a_call_longer_than_a_step_and_one_that_never_ends(fresh: Callable[..., ForkedExecutor]) -> None:
     executor = fresh()
-    hurry(executor, step_timeout_s=0.01)
-    assert executor.call("add_rank", 10, 0.3) == [10, 11, 12, 13]
+    hurry(executor, step_timeout_s=limits.AT_ONCE_S)
+    assert executor.call("add_rank", 10, 2 * limits.AT_ONCE_S) == [10, 11, 12, 13]
     hurry(executor, start_timeout_s=limits.scaled_s(1.0))
     with pytest.raises(EngineDeadError, match=r"hangs \(rank 0: add_rank for"):
         executor.call("add_rank", 10, 600.0)
@@ -144,7 +143,7 @@ def test_a_stopped_rank_is_named_and_does_not_survive(fresh: Callable[..., Forke
     os.kill(pids[victim], signal.SIGSTOP)
     executor.submit(make_letter(0))
     until_phase(executor, *("" if rank == victim else "waiting for a letter" for rank in range(4)))
-    hurry(executor, step_timeout_s=AT_ONCE_S)
+    hurry(executor, step_timeout_s=limits.AT_ONCE_S)
     with pytest.raises(EngineDeadError) as caught:
         executor.collect()
     message = caught.value.message
@@ -159,7 +158,7 @@ def test_a_rank_that_hangs_says_where(fresh: Callable[..., ForkedExecutor]) -> N
     executor = fresh()
     executor.submit(make_letter(7, (ONLY_RANK, 2), (SLEEP_MS, 600_000)))
     until_phase(executor, *["waiting for a letter"] * 2, "step 7", "waiting for a letter")
-    hurry(executor, step_timeout_s=AT_ONCE_S)
+    hurry(executor, step_timeout_s=limits.AT_ONCE_S)
     with pytest.raises(EngineDeadError, match=r"worker rank 2 .* it hangs \(.*rank 2: step 7 for \d+\.\d s"):
         executor.collect()
 

@@ -35,7 +35,6 @@ from tests.engine.executor.test_local_processes import gone
 
 TRANSPORTS = ("socket", "compiled_graph")
 DETECTED_S = 10.0  # the aims are 1 s and 3 s, and nothing else ends within this
-AT_ONCE_S = 0.2  # the limit of a step that is known to hang
 HERE = Path(__file__).parent
 Started = tuple[RayWorkersExecutor, WorkerInfo]
 
@@ -281,7 +280,7 @@ def test_hung_worker_exceeds_the_step_timeout(fresh: Callable[..., Started], tra
     pids = executor.worker_pids
     executor.submit(make_letter(0, (STOP, 0)))
     limits.wait_until(lambda: psutil.Process(pids[0]).status() == psutil.STATUS_STOPPED, "the stop")
-    executor._config = executor._config.model_copy(update={"step_timeout_s": AT_ONCE_S})
+    executor._config = executor._config.model_copy(update={"step_timeout_s": limits.AT_ONCE_S})
     with limits.soon(DETECTED_S, "the timeout"), pytest.raises(EngineDeadError, match=r"not answer within 0\.2 s"):
         executor.collect()
     executor.shutdown()  # the process is stopped: Ray's own kill does not reach it

@@ -168,7 +168,7 @@ def too_slow() -> StructuredOutputs:
 def test_a_grammar_that_takes_too_long_costs_a_process(compiler: GrammarCompiler) -> None:
     compiler.matcher(StructuredOutputs(regex="first"))
     before = {child.pid for child in psutil.Process(os.getpid()).children()}
-    with pytest.raises(InvalidRequestError, match="takes more than 1 s"):
+    with pytest.raises(InvalidRequestError, match=r"takes more than \S+ s"):
         compiler.matcher(too_slow())
     after = {child.pid for child in psutil.Process(os.getpid()).children()}
     assert len(before - after) == 1
