@@ -212,6 +212,11 @@ def make_client() -> type[ScriptedClient]:
     return ScriptedClient
 
 
+@pytest.fixture
+def wait_for() -> Callable[..., Any]:
+    return wait_until
+
+
 LIMITS = RequestLimits(max_body_bytes=200_000, max_n=8, max_prompts=16, max_logprobs=5, max_stop=4)
 
 
@@ -229,7 +234,7 @@ def http_to() -> Iterator[Callable[[Any], httpx.Client]]:
 
         def connect(app: Any) -> httpx.Client:
             url = stack.enter_context(Server(app)).url
-            return stack.enter_context(httpx.Client(base_url=url, timeout=120))
+            return stack.enter_context(httpx.Client(base_url=url, timeout=limits.patience_s()))
 
         yield connect
 

@@ -124,7 +124,7 @@ def test_two_ingress_replicas_and_bounds(
     first, second = (one.post("/v1/responses", json=body).json()["id"] for _ in range(2))
     refused = one.post("/v1/responses", json=body)
     assert (refused.status_code, refused.json()["error"]["code"]) == (429, "overloaded")
-    wait_for(lambda: two.get(f"/v1/responses/{first}").json()["output"], timeout_s=20)
+    wait_for(lambda: two.get(f"/v1/responses/{first}").json()["output"])
     assert two.post(f"/v1/responses/{first}/cancel").json()["status"] == "cancelled"
     wait_for(lambda: client.num_running == 1)  # the heartbeat finds out
     client.open()
