@@ -6,13 +6,21 @@ models; an unknown option is an error that names it.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+
+from app.backends import ATTENTION_BACKENDS
 
 # Of the environment, for what does not belong in a file: API keys, separated by commas or white space; a file of them.
 KEYS_VARIABLE = "MANTA_API_KEYS"
 KEYS_FILE_VARIABLE = "MANTA_API_KEYS_FILE"
+
+
+if TYPE_CHECKING:  # the choices are the tables' names
+    AttentionBackend = str
+else:
+    AttentionBackend = Literal[("auto", *ATTENTION_BACKENDS)]
 
 
 class Frozen(BaseModel):
@@ -114,14 +122,12 @@ class EngineConfig(Frozen):
         "auto",
         description="How steps reach ray_workers. `auto`: compiled_graph on GPUs of the replica's node, else socket.",
     )
-    attention_backend: Literal["auto", "torch", "triton"] = Field(
-        "auto", description="`auto`: triton on GPUs, torch on CPUs."
-    )
+    attention_backend: AttentionBackend = Field("auto", description="`auto`: triton on GPUs, torch on CPUs.")
     cuda_graphs: Literal["auto", "on", "off"] = Field(
         "auto",
-        description="Replay decode steps from CUDA graphs. `auto`: on a GPU where attention_backend is triton, going "
-        "on without them should the capture fail (with tensor_parallel_size > 1 an error); `on`: an error where they "
-        "cannot be had.",
+        description="Replay decode steps from CUDA graphs. `auto`: on a GPU where attention_backend can be captured, "
+        "going on without them should the capture fail (with tensor_parallel_size > 1 an error); `on`: an error where "
+        "they cannot be had.",
     )
     cuda_graph_sizes: tuple[Annotated[int, Field(ge=1)], ...] | None = Field(
         None,

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from app.backends import ATTENTION_BACKENDS, AUTO_ATTENTION
 from app.errors import ConfigError
-from app.kernels.attention import ATTENTION_BACKENDS, AttentionOps
+from app.kernels.attention import AttentionOps
+
+KINDS = {"cpu": "CPU", "cuda": "GPU"}
 
 
 def select_attention(name: str, device: torch.device) -> tuple[AttentionOps, str]:
@@ -13,8 +16,13 @@ def select_attention(name: str, device: torch.device) -> tuple[AttentionOps, str
 
     ConfigError when the backend cannot run on the device.
     """
-    kind = "CPU" if device.type == "cpu" else "GPU"
-    chosen = name if name != "auto" else ("torch" if device.type == "cpu" else "triton")
-    if chosen == "triton" and device.type != "cuda":
-        raise ConfigError("attention_backend=triton needs a GPU; use auto or torch", param="attention_backend")
-    return ATTENTION_BACKENDS.load(chosen), f"attention: {chosen} ({kind})"
+    chosen = AUTO_ATTENTION[device.type] if name == "auto" else name
+    try:
+        ops: AttentionOps = ATTENTION_BACKENDS.load(chosen)
+    except ModuleNotFoundError as error:  # Triton, on a machine without a GPU
+        message = f"attention_backend={chosen}: {error.name} is not installed; use auto"
+        raise ConfigError(message, param="attention_backend") from error
+    if device.type not in ops.device_types:
+        kinds = " or a ".join(KINDS[kind] for kind in ops.device_types)
+        raise ConfigError(f"attention_backend={chosen} needs a {kinds}; use auto", param="attention_backend")
+    return ops, f"attention: {chosen} ({KINDS[device.type]})"

@@ -1,13 +1,16 @@
-"""The paged KV cache on the device: one tensor [B, 2, Hkv, S, D] for each attention layer, in the model's type or in
-fp8."""
+"""The paged KV cache on the device: one tensor [B, ...] for each attention layer, as its `cache_spec` says."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 
+from app.engine.attention.cache_spec import LayerCacheSpec
 from app.engine.layers.attention import Attention
+from app.engine.layers.attention_layer import AttentionLayer
 from app.errors import ConfigError
 from app.kernels.attention import KV_FP8
 
@@ -24,9 +27,9 @@ def select_kv_dtype(name: str, device: torch.device) -> torch.dtype | None:
     return KV_FP8
 
 
-def describe_scales(layers: list[Attention]) -> list[str]:
+def describe_scales(layers: Sequence[AttentionLayer]) -> list[str]:
     """A line for the start-up notes where the cache is quantized."""
-    scales = [layer.kv_scales for layer in layers if layer.kv_scales is not None]
+    scales = [layer.kv_scales for layer in layers if isinstance(layer, Attention) and layer.kv_scales is not None]
     if not scales:
         return []
     given = sum(bool((scale != 1).any()) for scale in scales)
@@ -37,35 +40,43 @@ def describe_scales(layers: list[Attention]) -> list[str]:
 
 @dataclass(slots=True, frozen=True)
 class KVCacheSpec:
-    """Shape of the cache on this rank; the number of blocks is decided later."""
+    """The cache on this rank, layer by layer; the number of blocks is decided later."""
 
-    num_layers: int
-    num_kv_heads: int
-    head_dim: int
+    layers: tuple[LayerCacheSpec, ...]  # () where no layer keeps anything
     block_size: int
-    dtype: torch.dtype
 
     @classmethod
-    def of(cls, layers: list[Attention], block_size: int, dtype: torch.dtype) -> KVCacheSpec:
-        """The cache that these layers need: none without layers."""
-        if not layers:
-            return cls(0, 0, 0, block_size, dtype)
-        return cls(len(layers), layers[0].num_kv_heads, layers[0].head_dim, block_size, dtype)
+    def of(cls, layers: Sequence[AttentionLayer], block_size: int) -> KVCacheSpec:
+        """The cache that these layers need. Their `layer_index` counts caches, so all of them have one, or none."""
+        specs = [spec for layer in layers if (spec := layer.cache_spec()) is not None]
+        assert len(specs) in (0, len(layers)), "a model with and without a KV cache"
+        return cls(tuple(specs), block_size)
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether a layer keeps less than it computes with."""
+        return any(layer.dtype == KV_FP8 for layer in self.layers)
 
     @property
     def copy_dtype(self) -> torch.dtype:
         """For copies of whole blocks: a type of any meaning that PyTorch indexes on every device."""
-        return torch.int16 if self.dtype == KV_FP8 else self.dtype
+        dtypes = {layer.dtype for layer in self.layers}
+        return torch.int16 if self.is_quantized or len(dtypes) > 1 else dtypes.pop()
 
     @property
     def bytes_per_block(self) -> int:
         """Memory of one block in all layers."""
-        return self.num_layers * 2 * self.num_kv_heads * self.block_size * self.head_dim * self.dtype.itemsize
+        return sum(layer.bytes_per_token for layer in self.layers) * self.block_size
+
+    def copy_slices(self) -> list[slice]:
+        """Where each layer's part of a block lies when all are put in a row, in elements of `copy_dtype`."""
+        sizes = [layer.bytes_per_token * self.block_size // self.copy_dtype.itemsize for layer in self.layers]
+        return [slice(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True)]
 
     def allocate(self, num_blocks: int, device: torch.device) -> list[torch.Tensor]:
         """Zeroed, so that slots nobody wrote are finite when a masked product touches them."""
-        shape = (num_blocks, 2, self.num_kv_heads, self.block_size, self.head_dim)
-        return [torch.zeros(shape, dtype=self.dtype, device=device) for _ in range(self.num_layers)]
+        shapes = [((num_blocks, *layer.block_shape(self.block_size)), layer.dtype) for layer in self.layers]
+        return [torch.zeros(shape, dtype=dtype, device=device) for shape, dtype in shapes]
 
 
 class KVCache:

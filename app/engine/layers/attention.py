@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 import torch
-from torch import nn
 
+from app.engine.attention.cache_spec import LayerCacheSpec
+from app.engine.layers.attention_layer import AttentionLayer
 from app.engine.layers.context import BuildContext, ForwardContext
 from app.engine.layers.linear import QKVLinear, RowLinear
 from app.engine.layers.norm import RMSNorm
 from app.engine.layers.rotary import Rotation
+from app.kernels.attention import AttentionMetadata
 from app.kernels.fused import HeadNorm, fused_ops
 from app.kernels.gemm import Rows
 
@@ -29,7 +32,7 @@ class AttentionSettings:
     sliding_window: int | None  # tokens seen, the token itself included; None: all
 
 
-class Attention(nn.Module):
+class Attention(AttentionLayer):
     """Grouped-query attention; `layer_index` picks its KV cache among those of this pipeline stage."""
 
     def __init__(self, ctx: BuildContext, settings: AttentionSettings, layer_index: int) -> None:
@@ -47,7 +50,9 @@ class Attention(nn.Module):
         self.kv_scales = (
             torch.ones(2, self.num_kv_heads, dtype=torch.float32, device=ctx.device) if ctx.kv_dtype else None
         )
+        self.kv_dtype = ctx.kv_dtype or ctx.dtype
         self.ops = ctx.attention_ops
+        self.is_capturable, self.shares_prefixes = self.ops.is_capturable, self.ops.shares_prefixes
         self.fused = fused_ops(ctx.device)
 
     def forward(
@@ -55,7 +60,7 @@ class Attention(nn.Module):
     ) -> tuple[Rows, torch.Tensor]:
         """x, residual [T, C] -> (the norm of the output added to the residual, that sum): `RowLinear.add_norm`. Writes
         the tokens' keys and values into the cache."""
-        kv_cache, meta = ctx.kv_caches[self.layer_index], ctx.attention
+        kv_cache, meta = ctx.kv_caches[self.layer_index], ctx.attention[self.layer_index]
         heads = self.qkv_proj(x).view(residual.shape[0], -1, self.head_dim)
         norm = self._head_norm()
         scales = self.kv_scales
@@ -66,6 +71,25 @@ class Attention(nn.Module):
             query, kv_cache, meta, scale=self.scale, sliding_window=self.sliding_window, kv_scales=scales
         )
         return self.o_proj.add_norm(out.reshape(residual.shape[0], -1), residual, next_norm)
+
+    @property
+    def plan_key(self) -> Hashable:
+        """Its backend and the heads on this rank."""
+        return self.ops, self.num_heads, self.num_kv_heads, self.head_dim
+
+    def plan(self, meta: AttentionMetadata, block_size: int) -> None:
+        """As its backend plans."""
+        self.ops.prepare(
+            meta,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            block_size=block_size,
+        )
+
+    def cache_spec(self) -> LayerCacheSpec:
+        """Keys and values of this rank's KV heads."""
+        return LayerCacheSpec((2, self.num_kv_heads), self.head_dim, self.kv_dtype, self.sliding_window)
 
     def _head_norm(self) -> HeadNorm | None:
         if self.q_norm is None or self.k_norm is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -31,7 +31,7 @@ class ForwardContext:
     """One step, as the layers see it. Made by the model runner."""
 
     positions: torch.Tensor  # int64 [T]
-    attention: AttentionMetadata
-    kv_caches: list[torch.Tensor]  # per layer of this stage [B, 2, Hkv, S, D]
+    attention: Sequence[AttentionMetadata]  # of each attention layer of this stage; layers that plan alike share one
+    kv_caches: Sequence[torch.Tensor]  # of each of them that has a cache [B, ...], see its `cache_spec`
     hidden: torch.Tensor | None = None  # [T, C] from the pipeline stage before; None in the first stage
     inputs: Mapping[str, torch.Tensor] = field(default_factory=dict)  # of per-row features, by name, [T, ...]

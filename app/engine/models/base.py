@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import nn
 
-from app.engine.layers.attention import Attention
+from app.engine.layers.attention_layer import AttentionLayer
 from app.engine.layers.context import ForwardContext
 
 
@@ -23,6 +23,6 @@ class EngineModel(nn.Module, ABC):
         raise AssertionError("a model without a language head")
 
     @property
-    def attention_layers(self) -> list[Attention]:
-        """Layers with a KV cache, in its order; an encoder has none."""
-        return [module for module in self.modules() if isinstance(module, Attention)]
+    def attention_layers(self) -> list[AttentionLayer]:
+        """In the order of their `layer_index`."""
+        return [module for module in self.modules() if isinstance(module, AttentionLayer)]

@@ -5,12 +5,15 @@ Query, key and value are one matrix; the parts that a checkpoint names otherwise
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
+from app.engine.attention.cache_spec import LayerCacheSpec
 from app.engine.layers.activation import activation
+from app.engine.layers.attention_layer import AttentionLayer
 from app.engine.layers.context import BuildContext, ForwardContext
 from app.engine.layers.layer_norm import LayerNorm
 from app.engine.layers.linear import ColumnLinear, QKVLinear, RowLinear
@@ -18,7 +21,8 @@ from app.engine.layers.replicated import ReplicatedTable
 from app.engine.layers.vocab import VocabEmbedding
 from app.engine.model_info import ModelInfo
 from app.errors import UnsupportedError
-from app.kernels.attention.encoder import EncoderPlan, encoder_attention
+from app.kernels.attention import AttentionMetadata
+from app.kernels.attention.encoder import EncoderPlan, encoder_attention, plan_encoder
 
 
 @dataclass(slots=True, frozen=True)
@@ -76,19 +80,36 @@ class EncoderEmbeddings(nn.Module):
         return self.norm(x)  # type: ignore[no-any-return]
 
 
-class EncoderAttention(nn.Module):
-    """Self-attention over the whole text."""
+class EncoderAttention(AttentionLayer):
+    """Self-attention over the whole text. It keeps nothing of it."""
 
-    def __init__(self, ctx: BuildContext, settings: EncoderSettings) -> None:
+    def __init__(self, ctx: BuildContext, settings: EncoderSettings, layer_index: int) -> None:
         super().__init__()
+        self.layer_index = layer_index
         s = settings
         self.head_dim = s.hidden_size // s.num_heads
         self.qkv_proj = QKVLinear(ctx, s.hidden_size, self.head_dim, s.num_heads, s.num_heads, bias=True)
         self.o_proj = RowLinear(ctx, s.hidden_size, s.hidden_size, bias=True)
         self.num_heads = self.qkv_proj.num_heads
 
-    def forward(self, x: torch.Tensor, plan: EncoderPlan) -> torch.Tensor:
+    @property
+    def plan_key(self) -> Hashable:
+        """All layers of all encoders plan alike."""
+        return EncoderPlan
+
+    def plan(self, meta: AttentionMetadata, block_size: int) -> None:
+        """Texts in groups of similar length."""
+        assert meta.host_starts is not None, "an encoder's step is not over static tensors"
+        meta.plan = plan_encoder(meta.host_starts.tolist(), meta.seq_lens.device)
+
+    def cache_spec(self) -> LayerCacheSpec | None:
+        """Every prompt is computed in one step."""
+        return None
+
+    def forward(self, x: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         """[T, C] -> [T, C]."""
+        plan = ctx.attention[self.layer_index].plan
+        assert isinstance(plan, EncoderPlan)
         query, key, value = self.qkv_proj(x).view(x.shape[0], 3, self.num_heads, self.head_dim).unbind(1)
         attended = encoder_attention(query, key, value, plan, self.head_dim**-0.5)
         return self.o_proj(attended.reshape(x.shape[0], -1))  # type: ignore[no-any-return]
@@ -97,19 +118,19 @@ class EncoderAttention(nn.Module):
 class EncoderLayer(nn.Module):
     """norm(x + attention(x)), then norm(x + mlp(x))."""
 
-    def __init__(self, ctx: BuildContext, settings: EncoderSettings) -> None:
+    def __init__(self, ctx: BuildContext, settings: EncoderSettings, layer_index: int) -> None:
         super().__init__()
         s = settings
-        self.attention = EncoderAttention(ctx, s)
+        self.attention = EncoderAttention(ctx, s, layer_index)
         self.attention_norm = LayerNorm(ctx, s.hidden_size, s.norm_eps)
         self.up_proj = ColumnLinear(ctx, s.hidden_size, s.intermediate_size, bias=True)
         self.down_proj = RowLinear(ctx, s.intermediate_size, s.hidden_size, bias=True)
         self.output_norm = LayerNorm(ctx, s.hidden_size, s.norm_eps)
         self.act = activation(s.hidden_act)
 
-    def forward(self, x: torch.Tensor, plan: EncoderPlan) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         """[T, C] -> [T, C]."""
-        x = self.attention_norm(x + self.attention(x, plan))
+        x = self.attention_norm(x + self.attention(x, ctx))
         return self.output_norm(x + self.down_proj(self.act(self.up_proj(x))))  # type: ignore[no-any-return]
 
 
@@ -119,15 +140,13 @@ class Encoder(nn.Module):
     def __init__(self, ctx: BuildContext, settings: EncoderSettings) -> None:
         super().__init__()
         self.embeddings = EncoderEmbeddings(ctx, settings)
-        self.layers = nn.ModuleList(EncoderLayer(ctx, settings) for _ in range(settings.num_layers))
+        self.layers = nn.ModuleList(EncoderLayer(ctx, settings, index) for index in range(settings.num_layers))
 
     def forward(self, input_ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         """int [T] -> hidden states [T, C]."""
-        plan = ctx.attention.plan
-        assert isinstance(plan, EncoderPlan), "an encoder's step is planned by plan_encoder"
         x = self.embeddings(input_ids, ctx)
         for layer in self.layers:
-            x = layer(x, plan)
+            x = layer(x, ctx)
         return x  # type: ignore[no-any-return]
 
 

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from app.config import EngineConfig
-from app.engine.layers.attention import Attention
+from app.engine.layers.attention_layer import AttentionLayer
 from app.engine.worker.row_state import RowState
 from app.errors import ConfigError
 
@@ -73,25 +73,25 @@ class CascadeChoice:
 
 
 def select_cascade(
-    config: EngineConfig, state: RowState, layers: Sequence[Attention], dtype: torch.dtype, kv_dtype: torch.dtype
+    config: EngineConfig, state: RowState, layers: Sequence[AttentionLayer], dtype: torch.dtype
 ) -> CascadeChoice | None:
     """By the option `cascade_attention`, the backend and this stage's layers. ConfigError where `on` cannot be.
 
     `auto` leaves EXACT_DTYPES alone.
     """
     mode = config.cascade_attention
+    specs = [spec for layer in layers if (spec := layer.cache_spec()) is not None]
+    whole = [spec.bytes_per_token for spec in specs if spec.sliding_window is None]
     refused = None
-    if not layers[0].ops.shares_prefixes:
-        refused = "the torch attention backend reads each request's context by itself: attention_backend=triton shares"
-    elif config.pipeline_parallel_size == 1 and all(layer.sliding_window is not None for layer in layers):
+    if not all(layer.shares_prefixes for layer in layers):
+        refused = "the attention backend reads each request's context by itself: attention_backend=triton shares"
+    elif config.pipeline_parallel_size == 1 and not whole:
         refused = "every layer of the model has a sliding window"
     if mode == "on" and refused is not None:
         raise ConfigError(f"cascade_attention=on: {refused}; use auto", param="cascade_attention")
-    if mode == "off" or refused is not None or (mode == "auto" and dtype in EXACT_DTYPES):
+    if mode == "off" or refused is not None or (mode == "auto" and dtype in EXACT_DTYPES) or not whole:
         return None
-    if all(layer.sliding_window is not None for layer in layers):
-        return None
-    position_bytes = 2 * layers[0].num_kv_heads * layers[0].head_dim * kv_dtype.itemsize
+    position_bytes = sum(whole) // len(whole)
     return CascadeChoice(state, None if mode == "on" else -(-MIN_SAVED_BYTES // position_bytes))
 
 

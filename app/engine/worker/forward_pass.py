@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 
@@ -11,7 +12,6 @@ from app.engine.distributed.stage_link import StageLink
 from app.engine.layers.context import ForwardContext
 from app.engine.models.base import EngineModel
 from app.kernels.attention import AttentionMetadata
-from app.kernels.attention.encoder import plan_encoder
 
 
 class ForwardPass:
@@ -25,7 +25,15 @@ class ForwardPass:
         self.vocab_size = vocab_size
         self.dtype = dtype  # of hidden states and logits
         self._model = model
-        self._attention = next(iter(model.attention_layers), None)
+        layers = model.attention_layers
+        groups = {layer.plan_key: layer for layer in reversed(layers)}  # a layer of those that plan alike
+        self._planned = list(groups.values())
+        self._plan_of = [list(groups).index(layer.plan_key) for layer in layers]
+
+    @property
+    def is_capturable(self) -> bool:
+        """Whether a decode step may be captured and replayed with other inputs."""
+        return all(layer.is_capturable for layer in self._planned)
 
     def run(
         self,
@@ -50,8 +58,7 @@ class ForwardPass:
     ) -> torch.Tensor:
         """int [T], or hidden states [T, C] of the stage before -> hidden states [T, C]; the tokens' keys and values go
         into the cache."""
-        self._prepare(attention)
-        ctx = ForwardContext(positions, attention, self.cache.tensors, received, layer_inputs or {})
+        ctx = ForwardContext(positions, self._plan(attention), self.cache.tensors, received, layer_inputs or {})
         hidden: torch.Tensor = self._model(input_ids, ctx)
         return hidden
 
@@ -63,16 +70,9 @@ class ForwardPass:
         """Hidden states [N, C] -> [N, V] in the model's type; in the last stage."""
         return self._model.raw_logits(hidden)
 
-    def _prepare(self, attention: AttentionMetadata) -> None:
-        layer = self._attention
-        if layer is None:
-            assert attention.host_starts is not None, "an encoder's step is not over static tensors"
-            attention.plan = plan_encoder(attention.host_starts.tolist(), attention.seq_lens.device)
-            return
-        layer.ops.prepare(
-            attention,
-            num_heads=layer.num_heads,
-            num_kv_heads=layer.num_kv_heads,
-            head_dim=layer.head_dim,
-            block_size=self.cache.spec.block_size,
-        )
+    def _plan(self, attention: AttentionMetadata) -> list[AttentionMetadata]:
+        """Of each attention layer; all of them one object where all plan alike."""
+        metas = [attention, *(replace(attention) for _ in self._planned[1:])]
+        for layer, meta in zip(self._planned, metas, strict=True):
+            layer.plan(meta, self.cache.spec.block_size)
+        return [metas[index] for index in self._plan_of]

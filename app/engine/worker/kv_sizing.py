@@ -13,7 +13,6 @@ import torch
 from app.config import EngineConfig
 from app.engine.attention.kv_cache import KVCacheSpec
 from app.errors import ConfigError
-from app.kernels.attention import KV_FP8
 
 MIB = 1 << 20
 # The host keeps an object for each block; only a tiny model on a large GPU could have more.
@@ -34,7 +33,7 @@ def size_kv_cache(
     Raises ConfigError when memory does not hold one request of max_model_len tokens.
     """
     needed = -(-max_model_len // spec.block_size)
-    if not spec.num_layers:  # blocks are numbers that keep the host's books
+    if not spec.layers:  # blocks are numbers that keep the host's books
         return config.max_num_seqs * needed
     if config.num_blocks is not None:
         return config.num_blocks
@@ -56,10 +55,10 @@ def size_kv_cache(
 
 def describe(spec: KVCacheSpec, num_blocks: int) -> str:
     """A line for the start-up notes."""
-    if not spec.num_layers:
+    if not spec.layers:
         return "KV cache: none, every prompt is computed in one step"
     mib = num_blocks * spec.bytes_per_block / MIB
-    kind = ", fp8" if spec.dtype == KV_FP8 else ""
+    kind = ", fp8" if spec.is_quantized else ""
     return f"KV cache: {num_blocks} blocks of {spec.block_size} tokens ({mib:.{0 if mib >= 10 else 1}f} MiB{kind})"
 
 

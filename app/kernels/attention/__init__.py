@@ -21,8 +21,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from app.registry import Registry
-
 KV_FP8 = torch.float8_e4m3fn
 KV_FP8_MAX = 448.0
 
@@ -58,13 +56,7 @@ class AttentionOps:
     # (query [T, Hq, D], kv_cache [B, 2, Hkv, S, D], meta, *, scale, sliding_window=None, soft_cap=None, kv_scales=None)
     # -> [T, Hq, D]
     paged_attention: Callable[..., torch.Tensor]
+    device_types: tuple[str, ...] = ("cuda",)  # where it runs
     shares_prefixes: bool = False  # whether it heeds AttentionMetadata.cascade
-
-
-ATTENTION_BACKENDS: Registry[AttentionOps] = Registry(
-    "attention backend",
-    {
-        "torch": "app.kernels.attention.reference:OPS",
-        "triton": "app.kernels.attention.triton_ops:OPS",
-    },
-)
+    # Whether a step with `is_static` can be captured and replayed: kernels alone, launched from host bounds.
+    is_capturable: bool = False

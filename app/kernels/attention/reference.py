@@ -199,4 +199,4 @@ def _attend(
     return (torch.softmax(scores, dim=-1) @ value.float()).view_as(query).to(query.dtype)
 
 
-OPS = AttentionOps(prepare=prepare, write_kv=write_kv, paged_attention=paged_attention)
+OPS = AttentionOps(prepare=prepare, write_kv=write_kv, paged_attention=paged_attention, device_types=("cpu", "cuda"))

@@ -143,4 +143,6 @@ def paged_attention(
     return out
 
 
-OPS = AttentionOps(prepare=prepare, write_kv=write_kv, paged_attention=paged_attention, shares_prefixes=True)
+OPS = AttentionOps(
+    prepare=prepare, write_kv=write_kv, paged_attention=paged_attention, shares_prefixes=True, is_capturable=True
+)

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+import sys
+import types
+from typing import get_args
+
 import pytest
 import torch
 
+from app.backends import ATTENTION_BACKENDS
+from app.config import EngineConfig
 from app.engine.attention.backend import select_attention
 from app.errors import ConfigError, UnsupportedError
-from app.kernels.attention import ATTENTION_BACKENDS
+from app.kernels.attention import AttentionOps, reference
 
 CPU = torch.device("cpu")
 
@@ -26,3 +33,21 @@ def test_triton_needs_a_gpu() -> None:
 def test_unknown() -> None:
     with pytest.raises(UnsupportedError, match="unknown attention backend 'flash'"):
         select_attention("flash", CPU)
+
+
+def test_choices_of_the_configuration_are_the_table() -> None:
+    annotation = EngineConfig.model_fields["attention_backend"].annotation
+    assert get_args(annotation) == ("auto", *ATTENTION_BACKENDS)
+
+
+def test_a_backend_says_where_it_runs_and_the_name_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One file and one line; here the file is this one."""
+    elsewhere = AttentionOps(print, print, reference.paged_attention, device_types=("cuda",), is_capturable=True)
+    here = dataclasses.replace(elsewhere, device_types=("cpu",))
+    for name, ops in (("gpu_only", elsewhere), ("cpu_only", here)):
+        monkeypatch.setitem(ATTENTION_BACKENDS._table, name, f"made_up:{name}")
+        monkeypatch.setitem(sys.modules, "made_up", sys.modules.get("made_up", types.ModuleType("made_up")))
+        monkeypatch.setattr(sys.modules["made_up"], name, ops, raising=False)
+    with pytest.raises(ConfigError, match="attention_backend=gpu_only needs a GPU"):
+        select_attention("gpu_only", CPU)
+    assert select_attention("cpu_only", CPU) == (here, "attention: cpu_only (CPU)")

@@ -19,6 +19,7 @@ from transformers import DynamicCache
 
 from app import LLM, SamplingParams
 from app.config import EngineConfig
+from app.engine.attention.cache_spec import LayerCacheSpec
 from app.engine.attention.kv_cache import KVCacheSpec, select_kv_dtype
 from app.engine.model_info import ASSETS
 from app.errors import ConfigError
@@ -175,8 +176,8 @@ def test_what_the_built_in_model_loses() -> None:
 
 
 def test_blocks_take_half_the_bytes_of_a_16_bit_cache() -> None:
-    full = KVCacheSpec(num_layers=3, num_kv_heads=2, head_dim=5, block_size=16, dtype=torch.bfloat16)
-    quantized = KVCacheSpec(num_layers=3, num_kv_heads=2, head_dim=5, block_size=16, dtype=KV_FP8)
+    full = KVCacheSpec((LayerCacheSpec((2, 2), 5, torch.bfloat16),) * 3, block_size=16)
+    quantized = KVCacheSpec((LayerCacheSpec((2, 2), 5, KV_FP8),) * 3, block_size=16)
     assert 2 * quantized.bytes_per_block == full.bytes_per_block == 3 * 2 * 2 * 16 * 5 * 2
     cache = quantized.allocate(2, CPU)[0]
     assert cache.dtype == KV_FP8

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from app.engine.attention.kv_cache import KVCacheSpec
 from app.engine.distributed.parallel_groups import ParallelGroups
 from app.engine.layers.context import BuildContext, ForwardContext
 from app.engine.model_info import ModelInfo
@@ -42,19 +43,16 @@ def step(model: CausalLM, caches: list[torch.Tensor], token_ids: list[int], star
         max_seq_len=length,
         num_decodes=1 if count == 1 else 0,
     )
-    layer = model.attention_layers[0]
-    layer.ops.prepare(
-        meta, num_heads=layer.num_heads, num_kv_heads=layer.num_kv_heads, head_dim=layer.head_dim, block_size=BLOCK_SIZE
-    )
-    hidden: torch.Tensor = model(torch.tensor(token_ids, device=DEVICE), ForwardContext(positions, meta, caches))
+    model.attention_layers[0].plan(meta, BLOCK_SIZE)
+    metas = [meta] * len(caches)
+    hidden: torch.Tensor = model(torch.tensor(token_ids, device=DEVICE), ForwardContext(positions, metas, caches))
     return hidden
 
 
 def empty_caches(model: CausalLM) -> list[torch.Tensor]:
     layers = model.attention_layers
-    shape = (6, 2, layers[0].num_kv_heads, BLOCK_SIZE, layers[0].head_dim)
-    dtype = model.model.norm.weight.dtype
-    return [torch.full(shape, float("nan"), dtype=dtype, device=DEVICE) for _ in layers]
+    specs = KVCacheSpec.of(layers, BLOCK_SIZE)
+    return [cache.fill_(float("nan")) for cache in specs.allocate(6, DEVICE)]
 
 
 @pytest.fixture(autouse=True)

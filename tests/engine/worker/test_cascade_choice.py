@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from app.config import EngineConfig
+from app.engine.attention.cache_spec import LayerCacheSpec
 from app.engine.worker.cascade_choice import CascadeChoice, refuse_cascade, select_cascade
 from app.engine.worker.graphs.cuda_graphs import cascade_sizes, graph_sizes
 from app.engine.worker.row_state import RowState
@@ -85,20 +86,19 @@ def test_few_sizes_are_captured_twice() -> None:
     assert cascade_sizes([1, 2, 4, 8, 16, 24, 32, 40, 48]) == [8, 16, 32, 48]
 
 
-class _Ops:
+class _Layer:
     shares_prefixes = True
 
+    def __init__(self, sliding_window: int | None, dtype: torch.dtype = torch.bfloat16) -> None:
+        self._spec = LayerCacheSpec((2, 8), 128, dtype, sliding_window)
 
-class _Layer:
-    ops, num_kv_heads, head_dim = _Ops(), 8, 128
-
-    def __init__(self, sliding_window: int | None) -> None:
-        self.sliding_window = sliding_window
+    def cache_spec(self) -> LayerCacheSpec:
+        return self._spec
 
 
 def _selected(config: EngineConfig, windows: list[int | None], kv_dtype: torch.dtype = torch.bfloat16) -> Any:
     state = state_of([600, 600], [(0, 0), (0, 0)])
-    return select_cascade(config, state, cast(Any, [_Layer(window) for window in windows]), torch.bfloat16, kv_dtype)
+    return select_cascade(config, state, cast(Any, [_Layer(window, kv_dtype) for window in windows]), torch.bfloat16)
 
 
 def test_a_stage_whose_layers_all_have_windows_goes_without() -> None:
@@ -119,9 +119,9 @@ def test_half_the_bytes_take_twice_the_positions() -> None:
 def test_auto_leaves_fp32_alone() -> None:
     state = state_of([600, 600], [(0, 0), (0, 0)])
     layers = cast(Any, [_Layer(None)])
-    assert select_cascade(EngineConfig(), state, layers, torch.float32, torch.float32) is None
+    assert select_cascade(EngineConfig(), state, layers, torch.float32) is None
     asked = EngineConfig(cascade_attention="on")
-    assert select_cascade(asked, state, layers, torch.float32, torch.float32) is not None
+    assert select_cascade(asked, state, layers, torch.float32) is not None
 
 
 def test_a_pooling_model_refuses_it_by_name() -> None:

@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from app.config import EngineConfig
+from app.engine.attention.cache_spec import LayerCacheSpec
 from app.engine.attention.kv_cache import KVCacheSpec
 from app.engine.worker.kv_sizing import describe, size_kv_cache
 from app.errors import ConfigError
 
-SPEC = KVCacheSpec(num_layers=3, num_kv_heads=2, head_dim=80, block_size=16, dtype=torch.float32)
+SPEC = KVCacheSpec((LayerCacheSpec((2, 2), 80, torch.float32),) * 3, block_size=16)
 CPU = torch.device("cpu")
 
 

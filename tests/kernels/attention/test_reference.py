@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from app.kernels.attention import ATTENTION_BACKENDS, AttentionMetadata, torch_in_place, torch_plan
+from app.backends import ATTENTION_BACKENDS
+from app.kernels.attention import AttentionMetadata, torch_in_place, torch_plan
 from app.kernels.attention.reference import OPS, naive_paged_attention, write_kv
 from tests.kernels.attention.cases import Batch, contiguous_attention, make_batch
 

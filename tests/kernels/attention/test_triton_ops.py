@@ -12,8 +12,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from app.backends import ATTENTION_BACKENDS
 from app.errors import ConfigError
-from app.kernels.attention import ATTENTION_BACKENDS, AttentionMetadata, reference, triton_decode, triton_splits
+from app.kernels.attention import AttentionMetadata, reference, triton_decode, triton_splits
 from app.kernels.attention.triton_ops import OPS, TritonPlan
 from tests.kernels.attention.cases import Batch, contiguous_attention, make_batch
 

@@ -26,7 +26,7 @@ def build(config: EngineConfig, place: Placement) -> Parts:
     """Raises ConfigError, CheckpointError and UnsupportedError with what to change."""
     ctx, info, device = place.build, place.info, place.device
     model = load_model(info, ctx, config.load_format, config.seed)
-    spec = KVCacheSpec.of(model.attention_layers, config.block_size, ctx.kv_dtype or ctx.dtype)
+    spec = KVCacheSpec.of(model.attention_layers, config.block_size)
     state = RowState(config.max_num_seqs, ctx.max_model_len, config.block_size, device)
     hidden_size = int(info.hf_config["hidden_size"])
     link = StageLink(ctx.groups, hidden_size, ctx.dtype, device, config.max_inflight_steps + 2)
@@ -34,9 +34,10 @@ def build(config: EngineConfig, place: Placement) -> Parts:
     features = create_row_features(FeatureContext(config, forward, state))
     head: Head = SamplingHead(forward, state) if link.is_last else RelayHead(link, state)
     all_features = RowFeatures([*features, *head.features])
-    cascade = select_cascade(config, state, model.attention_layers, ctx.dtype, spec.dtype)
+    cascade = select_cascade(config, state, model.attention_layers, ctx.dtype)
     shares = cascade is not None
-    plan = generation_plan(config, ctx.max_model_len, on_gpu=device.type == "cuda")
+    graphs = GraphSetup(config, forward, state, ctx.groups.tp, all_features, shares_prefixes=shares)
+    plan = generation_plan(config, ctx.max_model_len, on_gpu=device.type == "cuda", compiles=forward.is_capturable)
     return Parts(
         config=config,
         forward=forward,
@@ -45,6 +46,6 @@ def build(config: EngineConfig, place: Placement) -> Parts:
         features=all_features,
         warm_up=WarmUp(config, plan, forward, device, shares_prefixes=shares),
         cascade=cascade,
-        graphs=GraphSetup(config, forward, state, ctx.groups.tp, all_features, shares_prefixes=shares),
+        graphs=graphs,
         notes=[*describe_scales(model.attention_layers), *([cascade.note] if cascade is not None else [])],
     )

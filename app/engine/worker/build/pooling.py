@@ -10,7 +10,6 @@ from app.config import EngineConfig
 from app.engine.attention.kv_cache import KVCache, KVCacheSpec, describe_scales
 from app.engine.distributed.stage_link import StageLink
 from app.engine.models.loader import load_pooling_model
-from app.engine.models.pooling_model import PoolingModel
 from app.engine.parallel_plan import refuse_stages
 from app.engine.pooling.pooler import Pooler
 from app.engine.pooling_info import PoolingInfo, step_budget
@@ -38,11 +37,11 @@ def build(config: EngineConfig, place: Placement) -> Parts:
     ctx, info, device = place.build, place.info, place.device
     pooling = PoolingInfo.of(info, config.matryoshka)
     model = load_pooling_model(info, ctx, config.load_format, config.seed)
-    _refuse_kv_dtype(config, model)
     classify = model.classify if model.num_labels else None
     head = PoolingHead(Pooler(pooling, device, classify, dummy=config.load_format == "dummy"), device)
     state = RowState(config.max_num_seqs, ctx.max_model_len, config.block_size, device)
-    spec = KVCacheSpec.of(model.attention_layers, config.block_size, ctx.kv_dtype or ctx.dtype)
+    spec = KVCacheSpec.of(model.attention_layers, config.block_size)
+    _refuse_kv_dtype(config, spec)
     link = StageLink(ctx.groups, 0, ctx.dtype, device, 0)
     forward = ForwardPass(model, KVCache(spec, device), link, info.vocab_size, ctx.dtype)
     features = create_row_features(FeatureContext(config, forward, state, pooling))
@@ -60,8 +59,8 @@ def build(config: EngineConfig, place: Placement) -> Parts:
     )
 
 
-def _refuse_kv_dtype(config: EngineConfig, model: PoolingModel) -> None:
-    if config.kv_cache_dtype != "auto" and not model.attention_layers:
+def _refuse_kv_dtype(config: EngineConfig, spec: KVCacheSpec) -> None:
+    if config.kv_cache_dtype != "auto" and not spec.layers:
         raise ConfigError(
             f"kv_cache_dtype={config.kv_cache_dtype}: this model has no KV cache; leave it out", param="kv_cache_dtype"
         )

@@ -40,7 +40,7 @@ class GraphSetup:
         self._device = state.device
         self.step: DecodeStep | None = None  # None: there will be no graphs
         self.note = ""
-        refused = refusal(config, state.device)
+        refused = refusal(config, state.device, is_capturable=forward.is_capturable)
         if refused is None and features.gives_inputs:
             refused = "a feature of this engine gives inputs to layers, which static tensors do not hold"
         if refused is None:
@@ -94,12 +94,12 @@ class GraphSetup:
         self.note = f"CUDA graphs: off ({reason})"
 
 
-def refusal(config: EngineConfig, device: torch.device) -> str | None:
+def refusal(config: EngineConfig, device: torch.device, *, is_capturable: bool) -> str | None:
     """Why there are no graphs; None: there are."""
     if config.cuda_graphs == "off":
         return "as configured"
     if device.type != "cuda":
         return "no GPU"
-    if config.attention_backend == "torch":
-        return "attention_backend=torch plans each step on the host"
+    if not is_capturable:
+        return f"attention_backend={config.attention_backend} plans each step on the host"
     return None

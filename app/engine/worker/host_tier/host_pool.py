@@ -1,7 +1,7 @@
-"""The host-memory tier's bytes on this rank: one tensor [H, L, E], a block of all layers in one piece.
+"""The host-memory tier's bytes on this rank: one tensor [H, E], a block of all layers in one piece.
 
-H host slots, L layers of this rank, E elements of a block in one layer. On a GPU the memory is page-locked, once, so
-that copies run in the background at the link's speed.
+H host slots, E elements of a block in all layers of this rank, one layer after the other. On a GPU the memory is
+page-locked, once, so that copies run in the background at the link's speed.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ class HostPool:
                 f"kv_host_memory_bytes={memory_bytes} is more than this machine has ({physical} bytes)",
                 param="kv_host_memory_bytes",
             )
-        elements = spec.bytes_per_block // spec.num_layers // spec.copy_dtype.itemsize
+        elements = spec.bytes_per_block // spec.copy_dtype.itemsize
+        self.layers = spec.copy_slices()  # where each layer's part of a block lies in E
         self._is_pinned = False
         try:
-            self.blocks = torch.empty(self.num_blocks, spec.num_layers, elements, dtype=spec.copy_dtype)
+            self.blocks = torch.empty(self.num_blocks, elements, dtype=spec.copy_dtype)
             if device.type == "cuda":
                 self._pin()
         except RuntimeError as error:

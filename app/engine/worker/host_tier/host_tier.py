@@ -29,8 +29,7 @@ class HostTier(RowFeature):
         self._staging: Staging | None = None
         self._transfer: KVTransfer | None = None
         if device.type == "cuda":
-            elements = self._pool.blocks.shape[2]
-            self._staging = Staging(spec.num_layers, elements, self._pool.num_blocks, spec.copy_dtype, device)
+            self._staging = Staging(self._pool.blocks.shape[1], self._pool.num_blocks, spec.copy_dtype, device)
 
     def connect(self, kv_caches: list[torch.Tensor]) -> None:
         """From now on blocks are copied between these caches and the pool."""

@@ -37,10 +37,10 @@ class KVTransfer:
     """Called with each letter before its step."""
 
     def __init__(self, caches: list[torch.Tensor], pool: HostPool) -> None:
-        """`caches` [B, 2, Hkv, S, D] of each layer; the pool is closed with this."""
+        """`caches` [B, ...] of each layer; the pool is closed with this."""
         self._caches = [cache.view(len(cache), -1).view(pool.blocks.dtype) for cache in caches]
         self._host = pool
-        self._pool = pool.blocks
+        self._pool, self._layers = pool.blocks, pool.layers
 
     def execute(self, letter: SchedulerOutput) -> None:
         """Copy at once: on a CPU there is nothing to run beside."""
@@ -54,11 +54,11 @@ class KVTransfer:
             if not len(blocks):
                 continue
             at_block, at_slot = torch.from_numpy(blocks.astype(np.int64)), torch.from_numpy(slots.astype(np.int64))
-            for layer, cache in enumerate(self._caches):
+            for part, cache in zip(self._layers, self._caches, strict=True):
                 if is_load:
-                    cache[at_block] = self._pool[at_slot, layer]
+                    cache[at_block] = self._pool[at_slot, part]
                 else:
-                    self._pool[at_slot, layer] = cache[at_block]
+                    self._pool[at_slot, part] = cache[at_block]
 
     def loading_since(self) -> int:
         """The oldest letter whose loads are under way; 0: none is."""
@@ -80,16 +80,14 @@ class _Copy:
 
 
 class Staging:
-    """The buffers [n, L, E] on the device; made before the KV cache is sized, so that their memory is counted."""
+    """The buffers [n, E] on the device; made before the KV cache is sized, so that their memory is counted."""
 
-    def __init__(self, num_layers: int, elements: int, most: int, dtype: torch.dtype, device: torch.device) -> None:
-        """`most` blocks are all that a buffer can ever use at once."""
-        block_bytes = num_layers * elements * dtype.itemsize
+    def __init__(self, elements: int, most: int, dtype: torch.dtype, device: torch.device) -> None:
+        """`most` blocks of `elements` are all that a buffer can ever use at once."""
+        block_bytes = elements * dtype.itemsize
 
         def buffer(limit: int) -> torch.Tensor:
-            return torch.empty(
-                max(1, min(most, limit // block_bytes)), num_layers, elements, dtype=dtype, device=device
-            )
+            return torch.empty(max(1, min(most, limit // block_bytes)), elements, dtype=dtype, device=device)
 
         self.stores = buffer(STORE_STAGING_BYTES)
         self.loads = buffer(LOAD_STAGING_BYTES)
@@ -186,13 +184,13 @@ class BackgroundTransfer(KVTransfer):
 
     def _gather(self, blocks: NDArray[np.int32]) -> None:
         index = to_device(blocks.astype(np.int64), self._caches[0].device)
-        for layer, cache in enumerate(self._caches):
-            self._staging.stores[: len(blocks), layer].copy_(cache.index_select(0, index))
+        for part, cache in zip(self._layers, self._caches, strict=True):
+            self._staging.stores[: len(blocks), part].copy_(cache.index_select(0, index))
 
     def _scatter(self, blocks: NDArray[np.int32]) -> None:
         index = to_device(blocks.astype(np.int64), self._caches[0].device)
-        for layer, cache in enumerate(self._caches):
-            cache.index_copy_(0, index, self._staging.loads[: len(blocks), layer])
+        for part, cache in zip(self._layers, self._caches, strict=True):
+            cache.index_copy_(0, index, self._staging.loads[: len(blocks), part])
 
     def _copy_out(self, slots: NDArray[np.int32]) -> None:
         for at, slot, count in _runs(slots):

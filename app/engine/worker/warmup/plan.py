@@ -39,11 +39,11 @@ class WarmupPlan:
     measured_blocks: int = 1  # of KV cache that `compile` and `largest` need
 
 
-def generation_plan(config: EngineConfig, max_model_len: int, *, on_gpu: bool) -> WarmupPlan:
-    """For a model that generates."""
+def generation_plan(config: EngineConfig, max_model_len: int, *, on_gpu: bool, compiles: bool) -> WarmupPlan:
+    """For a model that generates. `compiles`: its attention is all kernels, which can be compiled without being run."""
     room = min(max_model_len, config.block_size, config.max_num_batched_tokens)
     return WarmupPlan(
-        compile=compiled_steps(config, max_model_len) if on_gpu else (),
+        compile=compiled_steps(config, max_model_len, compiles=compiles) if on_gpu else (),
         largest=_largest_step(config, max_model_len),
         run=_run_steps(config, max_model_len, on_gpu=on_gpu),
         prompts=(2,) if room >= 4 else (),
@@ -60,14 +60,14 @@ def pooling_plan(config: EngineConfig, max_model_len: int, budget: int, *, on_gp
     return WarmupPlan(prompts=prompts, measured_blocks=blocks)
 
 
-def compiled_steps(config: EngineConfig, max_model_len: int) -> tuple[DummyStep, ...]:
+def compiled_steps(config: EngineConfig, max_model_len: int, *, compiles: bool) -> tuple[DummyStep, ...]:
     """Steps that have all kernels of ordinary ones between them."""
     most = min(config.max_num_seqs, config.max_num_batched_tokens)
     longest = min(config.max_num_batched_tokens, max_model_len)
     decodes = sorted({min(count, most) for count in (*DECODES, most)})
     prefills = sorted({min(length, longest) for length in PREFILLS} - {1})
     shared = [count for count in decodes if count > 1 and config.cascade_attention != "off"]
-    if config.attention_backend == "torch":  # which really computes
+    if not compiles:  # but really computes
         return tuple(DummyStep((count,), 0, False) for count in (*decodes[:1], *prefills))
     steps = [DummyStep((1,) * count, max_model_len - 1, False) for count in decodes]
     steps += [DummyStep((1,) * count, max_model_len - 1, True) for count in shared]

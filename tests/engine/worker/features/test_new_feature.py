@@ -80,7 +80,7 @@ def test_a_feature_that_feeds_layers_rules_static_decodes_out(
     diary: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Graphs would leave its inputs out: a start says that it goes without them, and why."""
-    monkeypatch.setattr("app.engine.worker.graphs.graph_setup.refusal", lambda *_: None)
+    monkeypatch.setattr("app.engine.worker.graphs.graph_setup.refusal", lambda *_, **__: None)
     runner = Driver(str(tiny_model("llama")), num_blocks=8).worker._runner
     assert runner is not None
     assert runner._decode is None

@@ -151,7 +151,7 @@ def test_set_up_and_described(driver: Driver, monkeypatch: pytest.MonkeyPatch) -
     runner = driver.worker._runner
     assert runner is not None
     FakeCuda(monkeypatch)
-    monkeypatch.setattr("app.engine.worker.graphs.graph_setup.refusal", lambda config, device: None)
+    monkeypatch.setattr("app.engine.worker.graphs.graph_setup.refusal", lambda *_, **__: None)
     with torch.inference_mode():
         parts = (runner._forward, runner._state, RankGroup(), runner._features)
         setup = GraphSetup(EngineConfig(max_num_seqs=16), *parts, shares_prefixes=False)

@@ -219,10 +219,12 @@ def test_sizes() -> None:
 
 def test_where_there_can_be_none(directory: Path) -> None:
     cpu, gpu = torch.device("cpu"), torch.device("cuda", 0)
-    assert refusal(EngineConfig(), cpu) == "no GPU"
-    assert refusal(EngineConfig(cuda_graphs="off"), gpu) == "as configured"
-    assert "attention_backend=torch" in (refusal(EngineConfig(attention_backend="torch"), gpu) or "")
-    assert refusal(EngineConfig(), gpu) is None
+    assert refusal(EngineConfig(), cpu, is_capturable=True) == "no GPU"
+    assert refusal(EngineConfig(cuda_graphs="off"), gpu, is_capturable=True) == "as configured"
+    assert "attention_backend=torch" in (
+        refusal(EngineConfig(attention_backend="torch"), gpu, is_capturable=False) or ""
+    )
+    assert refusal(EngineConfig(), gpu, is_capturable=True) is None
     with pytest.raises(ConfigError, match="cuda_graphs=on, but no GPU") as error:
         Driver(str(directory), cuda_graphs="on", num_blocks=8)
     assert error.value.param == "cuda_graphs"
@@ -234,7 +236,7 @@ def test_a_failed_capture_goes_on_without(directory: Path, monkeypatch: pytest.M
     def broken(*_: object) -> None:
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    monkeypatch.setattr("app.engine.worker.graphs.graph_setup.refusal", lambda config, device: None)
+    monkeypatch.setattr("app.engine.worker.graphs.graph_setup.refusal", lambda *_, **__: None)
     monkeypatch.setattr("app.engine.worker.graphs.cuda_graphs.measure", broken)
     setup = set_up(driver)
     assert setup.reserve() == 0
@@ -254,7 +256,7 @@ def test_a_rank_that_cannot_capture_says_so_instead_of_going_on(
     def broken(*_: object) -> None:
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr("app.engine.worker.graphs.graph_setup.refusal", lambda config, device: None)
+    monkeypatch.setattr("app.engine.worker.graphs.graph_setup.refusal", lambda *_, **__: None)
     monkeypatch.setattr("app.engine.worker.graphs.cuda_graphs.measure", broken)
     group = RankGroup(0, 2, object())  # type: ignore[arg-type]
     setup = set_up(driver, group)

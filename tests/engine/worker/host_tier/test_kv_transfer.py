@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from app.config import EngineConfig
+from app.engine.attention.cache_spec import LayerCacheSpec
 from app.engine.attention.kv_cache import KVCacheSpec
 from app.engine.sampling_params import SamplingParams
 from app.engine.step import KVTransfers, NewRequest, SchedulerOutput
@@ -23,7 +24,15 @@ from tests.engine.worker_driver import Driver
 from tests.tiny_models import tiny_model
 
 CPU = torch.device("cpu")
-SPEC = KVCacheSpec(num_layers=3, num_kv_heads=2, head_dim=4, block_size=2, dtype=torch.float32)
+# Layers of unequal shapes: four KV heads, one latent vector, a small head behind a window.
+SPEC = KVCacheSpec(
+    (
+        LayerCacheSpec((2, 4), 4, torch.float32),
+        LayerCacheSpec((), 6, torch.float32),
+        LayerCacheSpec((2, 1), 2, torch.float32, sliding_window=4),
+    ),
+    block_size=2,
+)
 
 
 class LateMark:
@@ -84,7 +93,7 @@ def transfers(stores: list[tuple[int, int]], loads: list[tuple[int, int]]) -> KV
 def caches(num_blocks: int) -> list[torch.Tensor]:
     made = SPEC.allocate(num_blocks, CPU)
     for layer, cache in enumerate(made):
-        cache += torch.arange(num_blocks).view(-1, 1, 1, 1, 1) + 1000 * layer
+        cache += torch.arange(num_blocks).view(-1, *[1] * (cache.dim() - 1)) + 1000 * layer
     return made
 
 
@@ -112,7 +121,7 @@ class Device:
         self.steps, self.outward, self.inward = LateLane(), LateLane(), LateLane()
         self.caches = caches(num_blocks)
         self.pool = HostPool(num_slots * SPEC.bytes_per_block, SPEC, CPU)
-        staging = Staging(SPEC.num_layers, self.pool.blocks.shape[2], num_slots, SPEC.dtype, CPU)
+        staging = Staging(self.pool.blocks.shape[1], num_slots, SPEC.copy_dtype, CPU)
         staging.stores, staging.loads = staging.stores[:3], staging.loads[:2]  # several groups a letter
         self.transfer = BackgroundTransfer(self.caches, self.pool, staging, self.steps, self.outward, self.inward)
         self.block: list[float] = [float(i) for i in range(num_blocks)]  # in the order of the letters

@@ -34,11 +34,12 @@ def test_telling_sizes() -> None:
         ({"max_num_seqs": 6, "cascade_attention": "off"}, [(count, 1, False) for count in (1, 2, 4, 6)]),
         ({"max_num_seqs": 4}, [(1, 1, False), (2, 1, False), (4, 1, False), (2, 1, True), (4, 1, True)]),
         ({"max_num_seqs": 1}, [(1, 1, False)]),
-        ({"max_num_seqs": 4, "attention_backend": "torch"}, []),  # its attention is really computed
+        ({"max_num_seqs": 4}, []),  # attention that plans on the host is really computed
     ],
 )
 def test_steps_fit_the_engine(options: dict[str, Any], steps: list[tuple[int, int, bool]]) -> None:
-    made = compiled_steps(EngineConfig(model="m", max_num_batched_tokens=48, **options), 4096)
+    compiles = bool(steps)
+    made = compiled_steps(EngineConfig(model="m", max_num_batched_tokens=48, **options), 4096, compiles=compiles)
     long = [(len(step.counts), step.counts[0], step.cascade) for step in made if step.context == 4095]
     assert long == steps
     assert [step.counts for step in made if step.counts[0] > 1] == [(16,), (32,), (48,)]
@@ -47,7 +48,7 @@ def test_steps_fit_the_engine(options: dict[str, Any], steps: list[tuple[int, in
 
 def test_the_largest_step_has_every_token_and_every_row() -> None:
     largest = generation_plan(
-        EngineConfig(model="m", max_num_seqs=3, max_num_batched_tokens=10), 4, on_gpu=True
+        EngineConfig(model="m", max_num_seqs=3, max_num_batched_tokens=10), 4, on_gpu=True, compiles=True
     ).largest
     assert largest is not None
     assert largest.counts == (4, 3, 3)
@@ -71,7 +72,7 @@ def test_what_is_launched_can_be_run() -> None:
     config = EngineConfig(model="m", max_num_seqs=8, max_num_batched_tokens=64)
     forward, state = runner._forward, runner._state
     caches, tokens = [cache.clone() for cache in forward.cache.tensors], state.flat_token_ids.clone()
-    WarmUp(config, generation_plan(config, 64, on_gpu=True), forward, CPU).launch(
+    WarmUp(config, generation_plan(config, 64, on_gpu=True, compiles=True), forward, CPU).launch(
         DecodeStep(forward, state, graph_sizes(config))
     )
     assert all(torch.equal(cache, before) for cache, before in zip(forward.cache.tensors, caches, strict=True))
@@ -93,7 +94,7 @@ def test_one_rank_alone_goes_on_after_a_failure(ranks: int, monkeypatch: pytest.
     monkeypatch.setattr(WarmUp, "launch", fail)
     monkeypatch.setattr("app.kernels.compile_ahead.compile_ahead", lambda _: nullcontext())
     config = EngineConfig(model="m", tensor_parallel_size=ranks, executor="local_processes")
-    plan = generation_plan(config, 64, on_gpu=True)
+    plan = generation_plan(config, 64, on_gpu=True, compiles=True)
     warm_up = WarmUp(config, plan, cast("ForwardPass", None), torch.device("cuda"))
     with pytest.raises(RuntimeError, match="no memory") if ranks > 1 else nullcontext():
         warm_up.compile(None)

@@ -1,0 +1,28 @@
+"""What one attention layer keeps of each token: the layer says it, and memory, tensors and copies follow from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+import torch
+
+
+@dataclass(slots=True, frozen=True)
+class LayerCacheSpec:
+    """A block of S tokens is a tensor [*planes, S, width]: keys and values of Hkv heads are planes (2, Hkv) of vectors
+    of D numbers; a layer that keeps one latent vector of a token has no planes."""
+
+    planes: tuple[int, ...]
+    width: int
+    dtype: torch.dtype
+    sliding_window: int | None = None  # tokens that are read again, the token itself included; None: all
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Memory of one token."""
+        return prod(self.planes) * self.width * self.dtype.itemsize
+
+    def block_shape(self, block_size: int) -> tuple[int, ...]:
+        """Of a block."""
+        return (*self.planes, block_size, self.width)
