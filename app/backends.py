@@ -18,3 +18,12 @@ ATTENTION_BACKENDS: Registry[Any] = Registry(
     },
 )
 AUTO_ATTENTION = {"cpu": "torch", "cuda": "triton"}  # what `auto` means, by the type of the device
+
+# Classes of QuantMethod (app/engine/quantization), by the names of `quantization` and of checkpoints' `quant_method`.
+QUANT_METHODS: Registry[Any] = Registry(
+    "quantization",
+    {
+        "fp8": "app.engine.quantization.fp8:Fp8Method",
+        "compressed-tensors": "app.engine.quantization.compressed_tensors:CompressedTensors",
+    },
+)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-from app.backends import ATTENTION_BACKENDS
+from app.backends import ATTENTION_BACKENDS, QUANT_METHODS
 
 # Of the environment, for what does not belong in a file: API keys, separated by commas or white space; a file of them.
 KEYS_VARIABLE = "MANTA_API_KEYS"
@@ -19,8 +19,10 @@ KEYS_FILE_VARIABLE = "MANTA_API_KEYS_FILE"
 
 if TYPE_CHECKING:  # the choices are the tables' names
     AttentionBackend = str
+    Quantization = str
 else:
     AttentionBackend = Literal[("auto", *ATTENTION_BACKENDS)]
+    Quantization = Literal[tuple(QUANT_METHODS)]
 
 
 class Frozen(BaseModel):
@@ -63,10 +65,11 @@ class EngineConfig(Frozen):
         "a 16-bit model and the reading of it; arithmetic stays in 16 or 32 bits. With the checkpoint's k_scale and "
         "v_scale where it has them, else 1. On GPUs of compute capability 8.9 or later, and CPUs. `auto`: as dtype.",
     )
-    quantization: Literal["fp8"] | None = Field(
+    quantization: Quantization | None = Field(
         None,
         description="`fp8`: quantize the linear layers while loading, weights per output channel and activations per "
-        "token. On a GPU of compute capability 8.9 or later with dtype bfloat16; on a CPU exact but slow.",
+        "token. On a GPU of compute capability 8.9 or later with dtype bfloat16; on a CPU exact but slow. A checkpoint "
+        "that is quantized already is read as it is, without this option, where its method is one of these.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="`auto`: cuda when a GPU is visible, else cpu.")
     seed: int = Field(0, description="Seed of dummy weights.")

@@ -10,9 +10,10 @@ import torch
 from app.engine.attention.cache_spec import LayerCacheSpec
 from app.engine.layers.attention_layer import AttentionLayer
 from app.engine.layers.context import BuildContext, ForwardContext
+from app.engine.layers.epilogue import Epilogue, ResultT
 from app.engine.layers.linear import QKVLinear, RowLinear
 from app.engine.layers.norm import RMSNorm
-from app.engine.layers.rotary import Rotation
+from app.engine.layers.rotary import RotaryEmbedding
 from app.kernels.attention import AttentionMetadata
 from app.kernels.fused import HeadNorm, fused_ops
 from app.kernels.gemm import Rows
@@ -35,7 +36,9 @@ class AttentionSettings:
 class Attention(AttentionLayer):
     """Grouped-query attention; `layer_index` picks its KV cache among those of this pipeline stage."""
 
-    def __init__(self, ctx: BuildContext, settings: AttentionSettings, layer_index: int) -> None:
+    def __init__(
+        self, ctx: BuildContext, settings: AttentionSettings, layer_index: int, rotary: RotaryEmbedding
+    ) -> None:
         super().__init__()
         s = settings
         self.qkv_proj = QKVLinear(ctx, s.hidden_size, s.head_dim, s.num_heads, s.num_kv_heads, s.qkv_bias)
@@ -46,6 +49,7 @@ class Attention(AttentionLayer):
         self.head_dim, self.scale = s.head_dim, s.head_dim**-0.5
         self.sliding_window = s.sliding_window
         self.layer_index = layer_index
+        self.rotary = rotary
         # Of a quantized cache, [2, Hkv]: keys, values. The loader sets what the checkpoint says.
         self.kv_scales = (
             torch.ones(2, self.num_kv_heads, dtype=torch.float32, device=ctx.device) if ctx.kv_dtype else None
@@ -55,22 +59,19 @@ class Attention(AttentionLayer):
         self.is_capturable, self.shares_prefixes = self.ops.is_capturable, self.ops.shares_prefixes
         self.fused = fused_ops(ctx.device)
 
-    def forward(
-        self, x: Rows, residual: torch.Tensor, next_norm: RMSNorm, rotation: Rotation, ctx: ForwardContext
-    ) -> tuple[Rows, torch.Tensor]:
-        """x, residual [T, C] -> (the norm of the output added to the residual, that sum): `RowLinear.add_norm`. Writes
-        the tokens' keys and values into the cache."""
+    def forward(self, x: Rows, epilogue: Epilogue[ResultT], ctx: ForwardContext) -> ResultT:
+        """x [T, C] -> the output [T, C], and what follows it. Writes the tokens' keys and values into the cache."""
         kv_cache, meta = ctx.kv_caches[self.layer_index], ctx.attention[self.layer_index]
-        heads = self.qkv_proj(x).view(residual.shape[0], -1, self.head_dim)
-        norm = self._head_norm()
-        scales = self.kv_scales
+        qkv = self.qkv_proj(x)
+        heads = qkv.view(qkv.shape[0], -1, self.head_dim)
+        rotation, norm, scales = self.rotary.of_step(ctx), self._head_norm(), self.kv_scales
         query = self.fused.rotate_and_write(
             heads, rotation.cos, rotation.sin, norm, kv_cache, meta.slot_mapping, scales
         )
         out = self.ops.paged_attention(
             query, kv_cache, meta, scale=self.scale, sliding_window=self.sliding_window, kv_scales=scales
         )
-        return self.o_proj.add_norm(out.reshape(residual.shape[0], -1), residual, next_norm)
+        return self.o_proj(out.reshape(out.shape[0], -1), epilogue)  # type: ignore[no-any-return]
 
     @property
     def plan_key(self) -> Hashable:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from app.engine.distributed.parallel_groups import ParallelGroups
-from app.engine.quantization import QuantMethod
+from app.engine.quantization.base import QuantMethod
+from app.engine.quantization.plain import PLAIN_METHOD
 from app.kernels.attention import AttentionMetadata, AttentionOps
 
 
@@ -22,7 +24,7 @@ class BuildContext:
     attention_ops: AttentionOps
     groups: ParallelGroups
     stage_layers: range | None = None  # the layers of this pipeline stage; None: all
-    quantization: QuantMethod | None = None  # of linear layers
+    quantization: QuantMethod = PLAIN_METHOD  # of linear layers
     kv_dtype: torch.dtype | None = None  # of the KV cache; None: `dtype`, as it is
 
 
@@ -35,3 +37,4 @@ class ForwardContext:
     kv_caches: Sequence[torch.Tensor]  # of each of them that has a cache [B, ...], see its `cache_spec`
     hidden: torch.Tensor | None = None  # [T, C] from the pipeline stage before; None in the first stage
     inputs: Mapping[str, torch.Tensor] = field(default_factory=dict)  # of per-row features, by name, [T, ...]
+    memo: dict[object, Any] = field(default_factory=dict)  # what layers compute once a step for all of them

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from app.engine.layers.context import BuildContext
+from app.engine.layers.norm import Norm
 from app.engine.layers.weight import REPLICATED, Weight
 
 
-class LayerNorm(nn.Module):
+class LayerNorm(Norm):
     """(x - mean) / std * weight + bias over the last dimension."""
 
     def __init__(self, ctx: BuildContext, size: int, eps: float) -> None:

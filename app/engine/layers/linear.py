@@ -1,59 +1,110 @@
 """Linear layers over a tensor-parallel group.
 
 Column layers split the output over the ranks, row layers the input (and sum up the ranks' results). Fused layers
-(query-key-value, gate-up) hold several checkpoint tensors in one parameter. `Linear.forward` is the one place where
-a weight meets an activation: packed (app/kernels/gemm) or quantized weights go there.
+(query-key-value, gate-up) hold several checkpoint tensors in one parameter. Which tensors are stored, the layer's
+quantization method says; how they are split follows from their dimensions. `Linear.forward` is the one place where a
+weight meets an activation, and the one exit: what follows the product comes as its epilogue.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
 
 from app.engine.distributed.parallel_groups import RankGroup
 from app.engine.layers.context import BuildContext
-from app.engine.layers.norm import RMSNorm
-from app.engine.layers.weight import CheckpointTensor, Weight, WeightSpec, expect_shape, load_replicated
-from app.kernels.fused import fused_ops
-from app.kernels.gemm import PackedWeight, Rows, linear_ops, pack_weight, whole
+from app.engine.layers.epilogue import PLAIN, Epilogue
+from app.engine.layers.weight import CheckpointTensor, Weight, WeightSpec, expect_shape
+from app.engine.quantization.base import Axis, Dim
+from app.errors import UnsupportedError
+from app.kernels.gemm import PackedWeight, Rows, linear_ops, whole
+
+BIAS = (Dim("output"),)
+
+
+@dataclass(slots=True, frozen=True)
+class Share:
+    """This rank's part of one axis of a checkpoint's tensor, and its place in the parameter."""
+
+    offset: int  # in the parameter
+    size: int
+    start: int  # in the checkpoint's tensor
+    whole: int  # entries of the checkpoint's tensor
+
+    def entries(self, per: int) -> Share:
+        """The same where an entry stands for `per` of the axis; UnsupportedError where the rank's part ends in one."""
+        if per > 1 and self.size < self.whole and (self.offset % per or self.size % per or self.start % per):
+            raise UnsupportedError(
+                f"a quantized weight's groups of {per} are cut by tensor_parallel_size; choose a smaller one",
+                param="tensor_parallel_size",
+            )
+        return Share(self.offset // per, -(-self.size // per), self.start // per, -(-self.whole // per))
 
 
 class Linear(nn.Module):
     """y = x W^T + b on this rank's share: weight [output_size, input_size], bias [output_size]."""
+
+    weight: Weight  # where the quantization method stores a leaf of this name
 
     def __init__(
         self, ctx: BuildContext, input_size: int, output_size: int, bias: bool, parts: tuple[str, ...]
     ) -> None:
         super().__init__()
         self.tp: RankGroup = ctx.groups.tp
-        self.weight = Weight(torch.empty(output_size, input_size, dtype=ctx.dtype), WeightSpec(self.load_weight, parts))
+        self.quantization = ctx.quantization
+        self.leaves = ctx.quantization.leaves(ctx.dtype)
+        sizes = {"output": output_size, "input": input_size, "unit": 1}
+        for leaf in self.leaves:
+            shape = [-(-sizes[dim.axis] // dim.per) for dim in leaf.dims]
+            spec = WeightSpec(partial(self.load, leaf.dims), parts)
+            self.register_parameter(leaf.name, Weight(torch.empty(shape, dtype=leaf.dtype), spec))
         self.bias = (
             Weight(torch.empty(output_size, dtype=ctx.dtype), WeightSpec(self.load_bias, parts)) if bias else None
         )
         self.packed: PackedWeight | None = None
-        self.quantization = ctx.quantization
+        self.sums_up = False  # over ranks, each of which has a share of the input
         self.ops = linear_ops(ctx.device)
 
-    def load_weight(self, weight: Weight, tensor: CheckpointTensor, shard_id: str) -> None:
-        """Copy this rank's share of a checkpoint's weight."""
+    def share(self, axis: Axis, shard_id: str) -> Share:
+        """Of the part `shard_id` of a fused layer ("" where there is one)."""
         raise NotImplementedError
+
+    def load(self, dims: Sequence[Dim], weight: Weight, tensor: CheckpointTensor, shard_id: str) -> None:
+        """Copy this rank's share of a stored tensor. No more than that is read."""
+        shares = [self.share(dim.axis, shard_id).entries(dim.per) for dim in dims]
+        expect_shape(tensor, *(share.whole for share in shares))
+        target, split = weight.data, 0
+        for number, share in enumerate(shares):
+            target = target.narrow(number, share.offset, share.size)
+            split = number if share.size < share.whole else split
+        target.copy_(tensor.narrow(split, shares[split].start, shares[split].size))
 
     def load_bias(self, weight: Weight, tensor: CheckpointTensor, shard_id: str) -> None:
-        """Copy this rank's share of a checkpoint's bias."""
-        raise NotImplementedError
+        """As `load`."""
+        self.load(BIAS, weight, tensor, shard_id)
 
-    def forward(self, x: Rows) -> torch.Tensor:
-        """[T, input_size] -> [T, output_size]."""
+    def forward(self, x: Rows, epilogue: Epilogue[Any] = PLAIN) -> Any:
+        """[T, input_size] -> [T, output_size], or what the epilogue makes of it."""
+        if self.packed is None and not self.sums_up:
+            return epilogue.joined(self.ops, x, self.weight, self.bias)
         if self.packed is None:
-            return self.ops.linear(x, self.weight, self.bias)
-        return self.packed.linear(whole(x), self.bias)
+            y = self.ops.linear(x, self.weight, self.bias)
+        else:
+            y = self.packed.linear(whole(x), self.bias)
+        return epilogue.after(self.tp.all_reduce(y) if self.sums_up else y)
 
     def pack(self) -> None:
-        """Once the weight is loaded: quantize it, or put it into the order of a faster kernel, where there is one."""
-        pack = pack_weight if self.quantization is None else self.quantization.pack
-        self.packed = pack(self.weight.data)
+        """Once the stored tensors are loaded: as the quantization method multiplies. Their shapes stay, their memory
+        is freed."""
+        self.packed = self.quantization.pack({leaf.name: getattr(self, leaf.name).data for leaf in self.leaves})
         if self.packed is not None:
-            self.weight = self.weight.materialize(torch.device("meta"))  # its shape stays, its memory is freed
+            for leaf in self.leaves:
+                setattr(self, leaf.name, getattr(self, leaf.name).materialize(torch.device("meta")))
 
 
 class MergedColumnLinear(Linear):
@@ -65,13 +116,6 @@ class MergedColumnLinear(Linear):
         parts = tuple(output_sizes) if len(output_sizes) > 1 else ()
         super().__init__(ctx, input_size, sum(self.shares.values()), bias, parts)
         self.input_size = input_size
-        self.silu_and_mul = fused_ops(ctx.device).silu_and_mul
-
-    def gated(self, x: Rows) -> torch.Tensor:
-        """Of two outputs, gate and up: silu(gate) * up, [T, output_size / 2]."""
-        if self.packed is None:
-            return self.ops.gated_linear(x, self.weight, self.bias)
-        return self.silu_and_mul(self.packed.linear(whole(x), self.bias))
 
     def shard(self, shard_id: str) -> tuple[int, int, int]:
         """(offset in the parameter, rows in it, number of the share in the checkpoint's tensor)."""
@@ -83,19 +127,13 @@ class MergedColumnLinear(Linear):
         """Rows of the checkpoint's tensor."""
         return self.shares[shard_id or next(iter(self.shares))] * self.tp.size
 
-    def load_weight(self, weight: Weight, tensor: CheckpointTensor, shard_id: str) -> None:
-        """Rows of this rank."""
-        expect_shape(tensor, self.whole(shard_id), self.input_size)
-        self._load_rows(weight, tensor, shard_id)
-
-    def load_bias(self, weight: Weight, tensor: CheckpointTensor, shard_id: str) -> None:
-        """Entries of this rank."""
-        expect_shape(tensor, self.whole(shard_id))
-        self._load_rows(weight, tensor, shard_id)
-
-    def _load_rows(self, weight: Weight, tensor: CheckpointTensor, shard_id: str) -> None:
-        offset, rows, share = self.shard(shard_id)
-        weight.data.narrow(0, offset, rows).copy_(tensor.narrow(0, share * rows, rows))
+    def share(self, axis: Axis, shard_id: str) -> Share:
+        """Outputs of this rank; all inputs."""
+        if axis == "output":
+            offset, rows, number = self.shard(shard_id)
+            return Share(offset, rows, number * rows, self.whole(shard_id))
+        size = self.input_size if axis == "input" else 1
+        return Share(0, size, 0, size)
 
 
 class ColumnLinear(MergedColumnLinear):
@@ -131,34 +169,23 @@ class QKVLinear(MergedColumnLinear):
 
 
 class RowLinear(Linear):
-    """The input is split over the ranks; the results are summed up."""
+    """The input is split over the ranks; the results are summed up, the same on every rank."""
 
     def __init__(self, ctx: BuildContext, input_size: int, output_size: int, bias: bool) -> None:
-        self.whole_input = input_size
+        self.whole_input, self.output_size = input_size, output_size
         super().__init__(ctx, ctx.groups.tp.share_of(input_size, "input_size"), output_size, bias, ())
+        self.sums_up = self.tp.size > 1
 
-    def load_weight(self, weight: Weight, tensor: CheckpointTensor, shard_id: str) -> None:
-        """Columns of this rank."""
-        rows, columns = weight.shape
-        expect_shape(tensor, rows, self.whole_input)
-        weight.data.copy_(tensor.narrow(1, self.tp.rank * columns, columns))
+    def share(self, axis: Axis, shard_id: str) -> Share:
+        """Inputs of this rank; all outputs."""
+        if axis == "input":
+            size = self.whole_input // self.tp.size
+            return Share(0, size, self.tp.rank * size, self.whole_input)
+        size = self.output_size if axis == "output" else 1
+        return Share(0, size, 0, size)
 
     def load_bias(self, weight: Weight, tensor: CheckpointTensor, shard_id: str) -> None:
         """The bias is added once: by rank 0."""
-        load_replicated(weight, tensor, shard_id)
+        super().load_bias(weight, tensor, shard_id)
         if self.tp.rank > 0:
             weight.data.zero_()
-
-    def forward(self, x: Rows) -> torch.Tensor:
-        """[T, input_size / ranks] -> [T, output_size], the same on every rank."""
-        return self.tp.all_reduce(super().forward(x))
-
-    def add_norm(self, x: torch.Tensor, residual: torch.Tensor, norm: RMSNorm | None) -> tuple[Rows, torch.Tensor]:
-        """x [T, input_size / ranks], residual [T, output_size] -> (the norm of their product's sum with the residual,
-        that sum), both [T, output_size]; no norm: the sum twice."""
-        if norm is None:
-            total = self(x) + residual
-            return total, total
-        if self.packed is not None or self.tp.size > 1:
-            return norm.after_add(self(x), residual)
-        return self.ops.linear_add_norm(x, self.weight, self.bias, residual, norm.weight, norm.eps, norm.may_be_late)

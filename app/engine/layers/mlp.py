@@ -7,8 +7,8 @@ from torch import nn
 
 from app.engine.layers.activation import activation
 from app.engine.layers.context import BuildContext
+from app.engine.layers.epilogue import Epilogue, ResultT, SiluMul
 from app.engine.layers.linear import MergedColumnLinear, RowLinear
-from app.engine.layers.norm import RMSNorm
 from app.kernels.gemm import Rows
 
 
@@ -23,11 +23,13 @@ class GatedMLP(nn.Module):
         self.gate_up_proj = MergedColumnLinear(ctx, hidden_size, sizes, bias)
         self.down_proj = RowLinear(ctx, intermediate_size, hidden_size, bias)
         self.act = activation(hidden_act)
-        self.is_silu = hidden_act in ("silu", "swish")
+        self.silu_mul = SiluMul(ctx.device) if hidden_act in ("silu", "swish") else None
 
-    def forward(self, x: Rows, residual: torch.Tensor, norm: RMSNorm | None) -> tuple[Rows, torch.Tensor]:
-        """x, residual [T, C] -> (the norm of the output added to the residual, that sum): `RowLinear.add_norm`."""
-        if self.is_silu:
-            return self.down_proj.add_norm(self.gate_up_proj.gated(x), residual, norm)
-        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
-        return self.down_proj.add_norm(self.act(gate).mul_(up), residual, norm)
+    def forward(self, x: Rows, epilogue: Epilogue[ResultT]) -> ResultT:
+        """x [T, C] -> the output [T, C], and what follows it."""
+        if self.silu_mul is not None:
+            product: torch.Tensor = self.gate_up_proj(x, self.silu_mul)
+        else:
+            gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
+            product = self.act(gate).mul_(up)
+        return self.down_proj(product, epilogue)  # type: ignore[no-any-return]

@@ -1,6 +1,8 @@
-"""Root-mean-square normalisation."""
+"""Norms of the residual stream."""
 
 from __future__ import annotations
+
+from abc import ABC, abstractmethod
 
 import torch
 import torch.nn.functional as F
@@ -9,10 +11,32 @@ from torch import nn
 from app.engine.layers.context import BuildContext
 from app.engine.layers.weight import REPLICATED, Weight
 from app.kernels.fused import fused_ops
+from app.kernels.gemm import LinearOps, Rows, whole
 
 
-class RMSNorm(nn.Module):
-    """x / rms(x) * weight over the last dimension, the statistics in fp32.
+class Norm(nn.Module, ABC):
+    """A norm over the last dimension, and the ways to make it together with the sum that it norms."""
+
+    weight: Weight
+
+    @abstractmethod
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., C] -> [..., C]."""
+
+    def after_add(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[Rows, torch.Tensor]:
+        """x and residual [T, C] -> (the norm of their sum, the sum)."""
+        total = x + residual
+        return self(total), total
+
+    def after_product(
+        self, ops: LinearOps, x: Rows, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor
+    ) -> tuple[Rows, torch.Tensor]:
+        """The same of a product x [T, K] W^T + b and residual [T, C]."""
+        return self.after_add(ops.linear(x, weight, bias), residual)
+
+
+class RMSNorm(Norm):
+    """x / rms(x) * weight, the statistics in fp32.
 
     `may_be_late`: its only reader is a linear layer, which can divide by rms(x) afterwards (`LateNorm`).
     """
@@ -29,6 +53,12 @@ class RMSNorm(nn.Module):
         """[..., C] -> [..., C]."""
         return F.rms_norm(x, self.size, self.weight, self.eps)
 
-    def after_add(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """x and residual [T, C] -> (the norm of their sum, the sum): one kernel on a GPU."""
+    def after_add(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[Rows, torch.Tensor]:
+        """One kernel on a GPU."""
         return self.fused.add_rms_norm(x, residual, self.weight, self.eps)
+
+    def after_product(
+        self, ops: LinearOps, x: Rows, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor
+    ) -> tuple[Rows, torch.Tensor]:
+        """One kernel on a GPU where rows are few."""
+        return ops.linear_add_norm(whole(x), weight, bias, residual, self.weight, self.eps, self.may_be_late)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from app.engine.layers.context import ForwardContext
 from app.engine.layers.rope_scaling import RopeSettings
 from app.kernels.fused.reference import rotate
 
@@ -35,6 +36,13 @@ class RotaryEmbedding:
         cos, sin = angles.cos() * scale, angles.sin() * scale
         self.cos = torch.cat((cos, cos), dim=-1).to(device=device, dtype=dtype)
         self.sin = torch.cat((-sin, sin), dim=-1).to(device=device, dtype=dtype)
+
+    def of_step(self, ctx: ForwardContext) -> Rotation:
+        """Angles of the step's tokens: gathered when the first layer asks."""
+        rotation: Rotation | None = ctx.memo.get(self)
+        if rotation is None:
+            ctx.memo[self] = rotation = self.at(ctx.positions)
+        return rotation
 
     def at(self, positions: torch.Tensor) -> Rotation:
         """Angles of the step's tokens, positions int64 [T]."""

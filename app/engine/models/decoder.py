@@ -1,4 +1,4 @@
-"""The decoder-only model that the Llama family shares: its variants differ by their DecoderSettings.
+"""The decoder-only model that the Llama family shares: its variants differ by their DecoderSettings and Blocks.
 
 Module names are those of Hugging Face checkpoints, so a parameter's path is its name there (fused layers name their
 parts).
@@ -7,20 +7,20 @@ parts).
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
-from app.engine.layers.attention import Attention, AttentionSettings
 from app.engine.layers.context import BuildContext, ForwardContext
-from app.engine.layers.mlp import GatedMLP
-from app.engine.layers.norm import RMSNorm
+from app.engine.layers.epilogue import AddNorm
+from app.engine.layers.norm import Norm
 from app.engine.layers.rope_scaling import RopeSettings
-from app.engine.layers.rotary import RotaryEmbedding, Rotation
+from app.engine.layers.rotary import RotaryEmbedding
 from app.engine.layers.vocab import LMHead, VocabEmbedding
 from app.engine.model_info import ModelInfo
 from app.engine.models.base import EngineModel
+from app.engine.models.blocks import Blocks, LayerPlace
 from app.engine.models.decoder_settings import DecoderSettings
 from app.kernels.gemm import Rows, whole
 
@@ -28,46 +28,38 @@ from app.kernels.gemm import Rows, whole
 class DecoderLayer(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x))."""
 
-    def __init__(self, ctx: BuildContext, settings: DecoderSettings, index: int, cache_index: int) -> None:
+    def __init__(self, ctx: BuildContext, settings: DecoderSettings, place: LayerPlace, blocks: Blocks) -> None:
         super().__init__()
-        s = settings
-        attention = AttentionSettings(
-            hidden_size=s.hidden_size,
-            num_heads=s.num_heads,
-            num_kv_heads=s.num_kv_heads,
-            head_dim=s.head_dim,
-            qkv_bias=s.qkv_bias,
-            output_bias=s.output_bias,
-            qk_norm_eps=s.norm_eps if s.qk_norm else None,
-            sliding_window=s.sliding_windows[index],
-        )
-        self.input_layernorm = RMSNorm(ctx, s.hidden_size, s.norm_eps, may_be_late=True)
-        self.self_attn = Attention(ctx, attention, cache_index)
-        self.post_attention_layernorm = RMSNorm(ctx, s.hidden_size, s.norm_eps, may_be_late=True)
-        self.mlp = GatedMLP(ctx, s.hidden_size, s.intermediate_size, s.hidden_act, s.mlp_bias)
+        self.input_layernorm = blocks.norm(ctx, settings, True)
+        self.self_attn = blocks.attention(ctx, settings, place)
+        self.post_attention_layernorm = blocks.norm(ctx, settings, True)
+        self.mlp = blocks.mlp(ctx, settings, place)
 
     def forward(
-        self, normed: Rows, x: torch.Tensor, next_norm: RMSNorm | None, rotation: Rotation, ctx: ForwardContext
+        self, normed: Rows, x: torch.Tensor, next_norm: Norm | None, ctx: ForwardContext
     ) -> tuple[Rows, torch.Tensor]:
         """(x after `input_layernorm`, x [T, C]) -> the same of the next layer, whose norm is `next_norm`: each sum is
         normed where it is made, so that one kernel can do both. No next norm in this stage: the sum twice."""
-        normed, x = self.self_attn(normed, x, self.post_attention_layernorm, rotation, ctx)
-        return self.mlp(normed, x, next_norm)  # type: ignore[no-any-return]
+        normed, x = self.self_attn(normed, AddNorm(x, self.post_attention_layernorm), ctx)
+        return self.mlp(normed, AddNorm(x, next_norm))  # type: ignore[no-any-return]
 
 
 class Decoder(nn.Module):
     """Embedding, layers, final norm: those of this pipeline stage, under the names they have in the whole model."""
 
-    def __init__(self, ctx: BuildContext, settings: DecoderSettings, rope: RopeSettings) -> None:
+    def __init__(self, ctx: BuildContext, settings: DecoderSettings, rope: RopeSettings, blocks: Blocks) -> None:
         super().__init__()
         s, groups = settings, ctx.groups
         own = ctx.stage_layers if ctx.stage_layers is not None else range(s.num_layers)
         # A tied head is the embedding's table, so the last stage holds it too.
         embeds = groups.is_first_stage or (groups.is_last_stage and s.tie_word_embeddings)
         self.embed_tokens = VocabEmbedding(ctx, s.vocab_size, s.hidden_size) if embeds else None
-        self.layers = nn.ModuleDict({str(index): DecoderLayer(ctx, s, index, cache) for cache, index in enumerate(own)})
-        self.norm = RMSNorm(ctx, s.hidden_size, s.norm_eps) if groups.is_last_stage else None
         self.rotary = RotaryEmbedding(rope, ctx.max_model_len, ctx.dtype, ctx.device)
+        layer = blocks.layer or DecoderLayer
+        self.layers = nn.ModuleDict(
+            {str(i): layer(ctx, s, LayerPlace(i, cache, self.rotary), blocks) for cache, i in enumerate(own)}
+        )
+        self.norm = blocks.norm(ctx, s, False) if groups.is_last_stage else None
 
     def forward(self, input_ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         """int [T] -> hidden states [T, C]; a later stage goes on from `ctx.hidden`."""
@@ -75,23 +67,25 @@ class Decoder(nn.Module):
         if x is None:
             assert self.embed_tokens is not None, "a later stage needs the hidden states of the one before"
             x = self.embed_tokens(input_ids)
-        rotation = self.rotary.at(ctx.positions)
+        self.rotary.of_step(ctx)  # for all layers
         layers: list[Any] = list(self.layers.values())
         norms = [*(layer.input_layernorm for layer in layers), self.norm]  # the last is None in an earlier stage
         normed = x if norms[0] is None else norms[0](x)
         for layer, next_norm in zip(layers, norms[1:], strict=True):
-            normed, x = layer(normed, x, next_norm, rotation, ctx)
+            normed, x = layer(normed, x, next_norm, ctx)
         return whole(normed)
 
 
 class CausalLM(EngineModel):
-    """A language model; a family overrides `settings`."""
+    """A language model; a family overrides `settings`, and `blocks` where its layers are made of others."""
+
+    blocks: ClassVar[Blocks] = Blocks()
 
     def __init__(self, ctx: BuildContext, info: ModelInfo) -> None:
         super().__init__()
         settings = self.settings(info)
         rope = RopeSettings.from_hf(info.hf_config, settings.head_dim, ctx.max_model_len)
-        self.model = Decoder(ctx, settings, rope)
+        self.model = Decoder(ctx, settings, rope, self.blocks)
         last = ctx.groups.is_last_stage
         self.lm_head = LMHead(ctx, settings.vocab_size, settings.hidden_size) if last else None
         self.tied = settings.tie_word_embeddings

@@ -33,7 +33,7 @@ class DecoderForPooling(PoolingModel):
             raise UnsupportedError("decoders with attention in both directions are not supported", param="model")
         settings = self.family.settings(info)
         rope = RopeSettings.from_hf(hf, settings.head_dim, ctx.max_model_len)
-        self.model = Decoder(ctx, settings, rope)
+        self.model = Decoder(ctx, settings, rope, self.family.blocks)
         self.score: ReplicatedLinear | None = None
         if info.architecture.endswith("ForSequenceClassification"):
             self.num_labels = len(PoolingInfo.of(info).labels)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from app.engine.model_info import ModelInfo
 from app.errors import UnsupportedError
@@ -31,9 +30,8 @@ class DecoderSettings:
 
     @classmethod
     def from_info(cls, info: ModelInfo) -> DecoderSettings:
-        """The part of config.json that all families read alike. UnsupportedError refuses a quantized checkpoint."""
+        """The part of config.json that all families read alike; UnsupportedError for numbers that do not fit."""
         hf = info.hf_config
-        _refuse_quantized(hf.get("quantization_config") or {})
         if info.num_heads % info.num_kv_heads != 0:
             raise UnsupportedError(
                 f"num_attention_heads={info.num_heads} is no multiple of num_key_value_heads={info.num_kv_heads}",
@@ -52,18 +50,6 @@ class DecoderSettings:
             tie_word_embeddings=bool(hf.get("tie_word_embeddings", False)),
             sliding_windows=(None,) * info.num_layers,
         )
-
-
-def _refuse_quantized(config: dict[str, Any]) -> None:
-    """Weights must be plain; scales for the KV cache alone may come with them (compressed-tensors without groups)."""
-    scheme = config.get("kv_cache_scheme")
-    if scheme and config.get("quant_method") == "compressed-tensors" and not config.get("config_groups"):
-        kind = (scheme.get("num_bits"), scheme.get("type"), scheme.get("symmetric", True))
-        if kind != (8, "float", True):
-            raise UnsupportedError(f"kv_cache_scheme {scheme} of the checkpoint is not supported", param="model")
-    elif config:
-        method = config.get("quant_method", "unknown")
-        raise UnsupportedError(f"quantized checkpoints are not supported (quant_method {method!r})", param="model")
 
 
 def windows_by_layer_type(info: ModelInfo) -> tuple[int | None, ...]:

@@ -15,9 +15,8 @@ from torch import nn
 
 from app.engine.distributed.parallel_groups import ParallelGroups
 from app.engine.layers.context import BuildContext
-from app.engine.layers.layer_norm import LayerNorm
 from app.engine.layers.linear import Linear
-from app.engine.layers.norm import RMSNorm
+from app.engine.layers.norm import Norm
 from app.engine.layers.vocab import LMHead
 from app.engine.layers.weight import ShapeMismatch, Weight
 from app.engine.model_info import ModelInfo
@@ -94,9 +93,13 @@ def _materialize(model: nn.Module, device: torch.device) -> None:
 def _fill_at_random(model: nn.Module, device: torch.device, seed: int) -> None:
     generator = torch.Generator(device).manual_seed(seed)
     for parameter in model.parameters():
-        parameter.data.normal_(0.0, DUMMY_STD, generator=generator)
+        if parameter.dtype.itemsize > 1:
+            parameter.data.normal_(0.0, DUMMY_STD, generator=generator)
+        else:  # stored in 8 bits, for which PyTorch draws nothing
+            drawn = torch.empty(parameter.shape, device=device).normal_(0.0, 1.0, generator=generator)
+            parameter.data.copy_(drawn)
     for module in model.modules():
-        if isinstance(module, RMSNorm | LayerNorm):
+        if isinstance(module, Norm):
             module.weight.data.fill_(1.0)
 
 

@@ -1,37 +1,59 @@
-"""Quantization methods by name: one file and one line each. A method turns a linear layer's loaded weight into a
-`PackedWeight` that multiplies; the layers and the loader know nothing else of it."""
+"""Quantization methods by name: one file and one line (app/backends.py) each. A method says which tensors a linear
+layer stores and turns them into a `PackedWeight` that multiplies; layers and loader know nothing else of it."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 
-from app.kernels.gemm import PackedWeight
-from app.registry import Registry
-
-
-class QuantMethod(Protocol):
-    """How linear layers are quantized. The embedding and the output head keep the model's own type."""
-
-    def check(self, device: torch.device, dtype: torch.dtype) -> None:
-        """Raise ConfigError, saying what to change, where this device or type cannot do it."""
-        ...
-
-    def pack(self, weight: torch.Tensor) -> PackedWeight | None:
-        """A quantized copy of weight [N, K]; None for a shape that the method leaves as it is."""
-        ...
-
-
-QUANT_METHODS: Registry[QuantMethod] = Registry("quantization", {"fp8": "app.engine.quantization.fp8:METHOD"})
+from app.backends import QUANT_METHODS
+from app.engine.quantization.base import QuantMethod
+from app.engine.quantization.plain import PLAIN_METHOD
+from app.errors import ConfigError, UnsupportedError
 
 
 def select_quantization(
-    name: str | None, device: torch.device, dtype: torch.dtype
-) -> tuple[QuantMethod | None, list[str]]:
-    """The method `name` and a line that says so, or neither for None. ConfigError where it cannot run."""
-    if name is None:
-        return None, []
-    method = QUANT_METHODS.load(name)
+    name: str | None, scheme: Mapping[str, Any], device: torch.device, dtype: torch.dtype
+) -> tuple[QuantMethod, list[str]]:
+    """The method `name`, or that of a checkpoint with the `quantization_config` `scheme`, and a line that says so.
+
+    ConfigError where it cannot run, UnsupportedError for a checkpoint that nobody here can read.
+    """
+    stored = None if _keeps_plain_weights(scheme) else str(scheme.get("quant_method", "unknown"))
+    if stored is None and name is None:
+        return PLAIN_METHOD, []
+    if stored is not None and name not in (None, stored):
+        raise ConfigError(
+            f"quantization={name}, but the checkpoint is quantized already ({stored}); leave it out",
+            param="quantization",
+        )
+    method = _while_loading(str(name)) if stored is None else _of_checkpoint(stored, scheme)
     method.check(device, dtype)
-    return method, [f"quantization: {name} (linear layers)"]
+    where = "linear layers" if stored is None else "linear layers, as in the checkpoint"
+    return method, [f"quantization: {stored or name} ({where})"]
+
+
+def _while_loading(name: str) -> QuantMethod:
+    kind: type[QuantMethod] = QUANT_METHODS.load(name)
+    return kind.while_loading()
+
+
+def _of_checkpoint(name: str, scheme: Mapping[str, Any]) -> QuantMethod:
+    if name not in QUANT_METHODS:
+        raise UnsupportedError(f"quantized checkpoints are not supported (quant_method {name!r})", param="model")
+    kind: type[QuantMethod] = QUANT_METHODS.load(name)
+    return kind.of_checkpoint(scheme)
+
+
+def _keeps_plain_weights(scheme: Mapping[str, Any]) -> bool:
+    """Whether weights are plain: scales for the KV cache alone may come with them (compressed-tensors without
+    groups)."""
+    cache = scheme.get("kv_cache_scheme")
+    if cache and scheme.get("quant_method") == "compressed-tensors":
+        kind = (cache.get("num_bits"), cache.get("type"), cache.get("symmetric", True))
+        if kind != (8, "float", True):
+            raise UnsupportedError(f"kv_cache_scheme {cache} of the checkpoint is not supported", param="model")
+        return not scheme.get("config_groups")
+    return not scheme

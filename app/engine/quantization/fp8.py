@@ -3,8 +3,11 @@ each token of an activation when it arrives. Halves the bytes of the weights and
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
+from app.engine.quantization.base import QuantMethod
 from app.errors import ConfigError
 from app.kernels.gemm import PackedWeight
 from app.kernels.gemm.fp8 import Fp8Weight
@@ -12,24 +15,32 @@ from app.kernels.gemm.fp8 import Fp8Weight
 _LEAST_CAPABILITY = (8, 9)  # Ada; Hopper is (9, 0)
 
 
-class Fp8Method:
+class Fp8Method(QuantMethod):
     """Any checkpoint of a floating type; bf16 on GPUs, on CPUs any type (slow: for tests)."""
 
     def check(self, device: torch.device, dtype: torch.dtype) -> None:
         """GPUs need e4m3 tensor cores, whose products come out as bf16."""
-        if device.type != "cuda":
-            return
-        capability = torch.cuda.get_device_capability(device)
-        if capability < _LEAST_CAPABILITY:
-            name = torch.cuda.get_device_name(device)
-            raise ConfigError(f"quantization=fp8: {name} has no fp8 tensor cores; leave it out", param="quantization")
-        if dtype != torch.bfloat16:
-            given = str(dtype).removeprefix("torch.")
-            raise ConfigError(f"quantization=fp8 needs dtype=bfloat16 on a GPU, not {given}", param="quantization")
+        check_fp8("quantization=fp8", device, dtype)
 
-    def pack(self, weight: torch.Tensor) -> PackedWeight | None:
+    def pack(self, stored: Mapping[str, torch.Tensor]) -> PackedWeight | None:
         """The products of fp8 tensor cores take sizes that are multiples of 16; other weights stay as they are."""
+        weight = stored["weight"]
         return None if weight.shape[0] % 16 or weight.shape[1] % 16 else Fp8Weight.of(weight)
 
+    @classmethod
+    def while_loading(cls) -> QuantMethod:
+        """One for all layers."""
+        return cls()
 
-METHOD = Fp8Method()
+
+def check_fp8(what: str, device: torch.device, dtype: torch.dtype) -> None:
+    """ConfigError where `what` cannot be computed."""
+    if device.type != "cuda":
+        return
+    capability = torch.cuda.get_device_capability(device)
+    if capability < _LEAST_CAPABILITY:
+        name = torch.cuda.get_device_name(device)
+        raise ConfigError(f"{what}: {name} has no fp8 tensor cores; leave it out", param="quantization")
+    if dtype != torch.bfloat16:
+        given = str(dtype).removeprefix("torch.")
+        raise ConfigError(f"{what} needs dtype=bfloat16 on a GPU, not {given}", param="quantization")

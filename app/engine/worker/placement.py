@@ -43,7 +43,8 @@ def place(config: EngineConfig, rank: int, local_rank: int, meeting: Meeting | N
     enter_thread(device, num_threads(config))
     groups, all_reduce_note = _join_groups(config, rank, meeting, device, dtype)
     layers = stage_layers(info.num_layers, config.pipeline_parallel_size, config.pipeline_partition)
-    quantization, quantization_notes = select_quantization(config.quantization, device, dtype)
+    scheme = info.hf_config.get("quantization_config") or {}
+    quantization, quantization_notes = select_quantization(config.quantization, scheme, device, dtype)
     build = BuildContext(
         dtype=dtype,
         device=device,

@@ -11,6 +11,7 @@ from app.engine.attention.backend import select_attention
 from app.engine.distributed.parallel_groups import ParallelGroups
 from app.engine.layers.activation import ACTIVATIONS
 from app.engine.layers.context import BuildContext
+from app.engine.layers.epilogue import PLAIN, AddNorm
 from app.engine.layers.mlp import GatedMLP
 from app.engine.layers.norm import RMSNorm
 
@@ -44,7 +45,8 @@ def test_mlp(name: str) -> None:
         getattr(ours.down_proj, part).data.copy_(getattr(theirs.down_proj, part))
     x = torch.randn(6, 24)
     residual, norm = torch.randn(6, 24), RMSNorm(context(), 24, 1e-5)
-    normed, total = ours(x, residual, norm)
+    normed, total = ours(x, AddNorm(residual, norm))
     torch.testing.assert_close(total, theirs(x) + residual, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(normed, norm(total))
-    assert all(torch.equal(out, total) for out in ours(x, residual, None))
+    assert all(torch.equal(out, total) for out in ours(x, AddNorm(residual, None)))
+    torch.testing.assert_close(ours(x, PLAIN), total - residual, rtol=1e-4, atol=1e-5)

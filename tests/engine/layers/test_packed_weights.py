@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from app.engine.attention.backend import select_attention
 from app.engine.distributed.parallel_groups import ParallelGroups, RankGroup
 from app.engine.layers.context import BuildContext
+from app.engine.layers.epilogue import PLAIN
 from app.engine.layers.linear import ColumnLinear, Linear
 from app.engine.layers.vocab import LMHead, VocabEmbedding
 from app.engine.model_info import ModelInfo
@@ -71,5 +72,5 @@ def test_a_loaded_model_is_packed_where_it_pays(load_format: str) -> None:
     if load_format == "safetensors":
         x = torch.randn(4, 512)
         theirs = hf_model(directory).model.layers[0].mlp(x)  # type: ignore[operator]
-        ours, _ = model.model.layers["0"].mlp(x, torch.zeros_like(x), None)
+        ours = model.model.layers["0"].mlp(x, PLAIN)
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -12,9 +13,12 @@ import torch.nn.functional as F
 from app.engine.attention.backend import select_attention
 from app.engine.distributed.parallel_groups import ParallelGroups, RankGroup
 from app.engine.layers.context import BuildContext
-from app.engine.layers.linear import ColumnLinear, MergedColumnLinear, QKVLinear, RowLinear
+from app.engine.layers.linear import ColumnLinear, Linear, MergedColumnLinear, QKVLinear, RowLinear
 from app.engine.layers.vocab import LMHead
 from app.engine.layers.weight import ShapeMismatch
+from app.engine.quantization.base import Dim, Leaf
+from app.engine.quantization.plain import PlainMethod
+from app.errors import UnsupportedError
 
 CPU = torch.device("cpu")
 
@@ -116,3 +120,50 @@ def test_wrong_shapes_are_refused() -> None:
         layer.weight.weight_loader(Recorded(torch.zeros(16, 6)), "k_proj")
     with pytest.raises(AssertionError, match="does not divide"):
         ColumnLinear(context(0, 3), 8, 10, bias=False)
+
+
+class Grouped(PlainMethod):
+    """A scale for each 4 inputs, and half a weight for each input."""
+
+    def leaves(self, dtype: torch.dtype) -> tuple[Leaf, ...]:
+        return (
+            Leaf("codes", torch.uint8, (Dim("output"), Dim("input", 2))),
+            Leaf("scales", torch.float32, (Dim("output"), Dim("input", 4))),
+            Leaf("order", torch.int32, (Dim("input"),)),
+            Leaf("factor", torch.float32, (Dim("output"), Dim("unit"))),
+        )
+
+
+def loaded(layer: Linear, tensors: dict[str, torch.Tensor], part: str = "") -> dict[str, torch.Tensor]:
+    for name, tensor in tensors.items():
+        layer.get_parameter(name).weight_loader(Recorded(tensor), part)  # type: ignore[attr-defined]
+    return {name: layer.get_parameter(name).data for name in tensors}
+
+
+def test_stored_tensors_are_split_where_the_layer_splits_their_axis() -> None:
+    codes = torch.randint(0, 256, (8, 8), dtype=torch.uint8)
+    stored = {
+        "codes": codes, "scales": torch.randn(8, 4), "order": torch.arange(16, dtype=torch.int32),
+        "factor": torch.randn(8, 1),
+    }  # fmt: skip
+    for rank in range(2):
+        ctx = dataclasses.replace(context(rank, 2), quantization=Grouped())
+        column, row = ColumnLinear(ctx, 16, 8, bias=False), RowLinear(ctx, 16, 8, bias=False)
+        rows, half = slice(rank * 4, rank * 4 + 4), slice(rank * 8, rank * 8 + 8)
+        found = loaded(column, stored)
+        assert torch.equal(found["codes"], codes[rows])
+        assert torch.equal(found["scales"], stored["scales"][rows])
+        assert torch.equal(found["order"], stored["order"])
+        assert torch.equal(found["factor"], stored["factor"][rows])
+        found = loaded(row, stored)
+        assert torch.equal(found["codes"], codes[:, rank * 4 : rank * 4 + 4])
+        assert torch.equal(found["scales"], stored["scales"][:, rank * 2 : rank * 2 + 2])
+        assert torch.equal(found["order"], stored["order"][half])
+        assert torch.equal(found["factor"], stored["factor"])
+
+
+def test_groups_that_ranks_would_cut_are_refused() -> None:
+    ctx = dataclasses.replace(context(1, 4), quantization=Grouped())
+    layer = RowLinear(ctx, 24, 8, bias=False)
+    with pytest.raises(UnsupportedError, match="groups of 4 are cut by tensor_parallel_size"):
+        loaded(layer, {"scales": torch.randn(8, 6)})

@@ -17,6 +17,7 @@ from app.engine.layers.context import BuildContext
 from app.engine.model_info import ModelInfo
 from app.engine.models.decoder import CausalLM
 from app.engine.models.loader import load_model
+from app.engine.quantization import select_quantization
 from app.errors import CheckpointError, UnsupportedError
 from app.kernels.attention import KV_FP8
 from tests.tiny_models import tiny_model
@@ -42,8 +43,11 @@ def load(
 ) -> CausalLM:
     tp = RankGroup(rank, ranks, cast("Any", object()) if ranks > 1 else None)
     groups = ParallelGroups(tp=tp)
-    ctx = BuildContext(torch.float32, CPU, 64, select_attention("torch", CPU)[0], groups, kv_dtype=kv_dtype)
-    return load_model(ModelInfo.from_directory(str(directory)), ctx, "safetensors", 0)
+    info = ModelInfo.from_directory(str(directory))
+    method, _ = select_quantization(None, info.hf_config.get("quantization_config") or {}, CPU, torch.float32)
+    ops = select_attention("torch", CPU)[0]
+    ctx = BuildContext(torch.float32, CPU, 64, ops, groups, quantization=method, kv_dtype=kv_dtype)
+    return load_model(info, ctx, "safetensors", 0)
 
 
 def add(directory: Path, **tensors: torch.Tensor) -> None:
@@ -128,5 +132,5 @@ def test_checkpoints_whose_cache_alone_is_quantized(copy: Path) -> None:
     assert scales(given())[0] == [0.5] * 4
     with pytest.raises(UnsupportedError, match="kv_cache_scheme"):
         given(kv_cache_scheme={"num_bits": 8, "type": "int"})
-    with pytest.raises(UnsupportedError, match="quantized checkpoints are not supported"):
+    with pytest.raises(UnsupportedError, match="layers quantized in unlike ways"):
         given(config_groups={"group_0": {}})

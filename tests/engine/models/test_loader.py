@@ -170,7 +170,6 @@ def test_dummy_weights_follow_the_seed(copy: Path) -> None:
     [
         ({"architectures": ["MambaForCausalLM"]}, r"unknown model architecture 'MambaForCausalLM'; known: Llama"),
         ({"hidden_act": "mish"}, "unknown hidden_act 'mish'"),
-        ({"quantization_config": {"quant_method": "awq"}}, "quant_method 'awq'"),
         ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "unknown rope_type 'longrope'"),
         ({"num_key_value_heads": 3}, "num_attention_heads=2 is no multiple of num_key_value_heads=3"),
     ],

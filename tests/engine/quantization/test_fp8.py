@@ -10,13 +10,13 @@ import torch
 from torch import nn
 
 from app import LLM, SamplingParams
-from app.engine.quantization import QUANT_METHODS, select_quantization
-from app.engine.quantization.fp8 import METHOD
+from app.engine.quantization.fp8 import Fp8Method
 from app.errors import ConfigError
 from benchmarks.serve_process import ROOT
 from tests.kernels.gemm.test_fp8 import numpy_quantize
 from tests.tiny_models import hf_greedy, hf_model, tiny_model
 
+METHOD = Fp8Method()
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 TOKENIZER = str(ROOT / "app/assets/tiny-chat")
 
@@ -56,8 +56,6 @@ def test_tokens_equal_transformers_with_rounded_layers(family: str) -> None:
 
 
 def test_what_cannot_run_it_is_refused_by_name() -> None:
-    assert select_quantization(None, CPU, torch.float32) == (None, [])
-    assert QUANT_METHODS.load("fp8") is METHOD
     METHOD.check(CPU, torch.float32)
     with (
         mock.patch("torch.cuda.get_device_name", return_value="NVIDIA A100"),
@@ -72,9 +70,9 @@ def test_what_cannot_run_it_is_refused_by_name() -> None:
 
 
 def test_sizes_that_tensor_cores_do_not_take_stay_as_they_are() -> None:
-    assert METHOD.pack(torch.randn(24, 32)) is None
-    assert METHOD.pack(torch.randn(32, 24)) is None
-    assert METHOD.pack(torch.randn(32, 48)) is not None
+    assert METHOD.pack({"weight": torch.randn(24, 32)}) is None
+    assert METHOD.pack({"weight": torch.randn(32, 24)}) is None
+    assert METHOD.pack({"weight": torch.randn(32, 48)}) is not None
 
 
 @pytest.mark.gpu

@@ -1,0 +1,81 @@
+"""What follows a linear layer's product, which one kernel may do together with it: the layers' one exit.
+
+An epilogue knows both ways: joined to a product that is still to be made, where the device has such a kernel
+(`LinearOps`), and after one that stands alone because its weight is packed or its shares are summed over ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import torch
+
+from app.engine.layers.norm import Norm
+from app.kernels.fused import fused_ops
+from app.kernels.gemm import LinearOps, Rows
+
+ResultT = TypeVar("ResultT", covariant=True)
+
+
+class Epilogue(Protocol[ResultT]):
+    """One kind of end."""
+
+    def joined(self, ops: LinearOps, x: Rows, weight: torch.Tensor, bias: torch.Tensor | None) -> ResultT:
+        """The product x [T, K] W^T + b with weight [N, K], and what follows."""
+
+    def after(self, y: torch.Tensor) -> ResultT:
+        """What follows the product y [T, N]."""
+
+
+class Plain:
+    """The product itself."""
+
+    def joined(self, ops: LinearOps, x: Rows, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """[T, N]."""
+        return ops.linear(x, weight, bias)
+
+    def after(self, y: torch.Tensor) -> torch.Tensor:
+        """[T, N]."""
+        return y
+
+
+class SiluMul:
+    """Of gate and up side by side: silu(gate) * up, [T, N / 2]."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._silu_and_mul = fused_ops(device).silu_and_mul
+
+    def joined(self, ops: LinearOps, x: Rows, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """[T, N / 2]."""
+        return ops.gated_linear(x, weight, bias)
+
+    def after(self, y: torch.Tensor) -> torch.Tensor:
+        """[T, N / 2]."""
+        return self._silu_and_mul(y)
+
+
+@dataclass(slots=True, frozen=True)
+class AddNorm:
+    """The residual stream: (norm of the sum, sum), both [T, N]; no norm: the sum twice."""
+
+    residual: torch.Tensor  # [T, N]
+    norm: Norm | None
+
+    def joined(
+        self, ops: LinearOps, x: Rows, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> tuple[Rows, torch.Tensor]:
+        """Sum with the product, and its norm."""
+        if self.norm is None:
+            return self.after(ops.linear(x, weight, bias))
+        return self.norm.after_product(ops, x, weight, bias, self.residual)
+
+    def after(self, y: torch.Tensor) -> tuple[Rows, torch.Tensor]:
+        """Sum with y, and its norm."""
+        if self.norm is None:
+            total = y + self.residual
+            return total, total
+        return self.norm.after_add(y, self.residual)
+
+
+PLAIN = Plain()

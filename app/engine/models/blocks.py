@@ -1,0 +1,67 @@
+"""What a decoder's layers are made of: a family takes these blocks, or puts its own in their places."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from app.engine.layers.attention import Attention, AttentionSettings
+from app.engine.layers.attention_layer import AttentionLayer
+from app.engine.layers.context import BuildContext
+from app.engine.layers.mlp import GatedMLP
+from app.engine.layers.norm import Norm, RMSNorm
+from app.engine.layers.rotary import RotaryEmbedding
+from app.engine.models.decoder_settings import DecoderSettings
+
+
+@dataclass(slots=True, frozen=True)
+class LayerPlace:
+    """Where a layer stands."""
+
+    index: int  # in the whole model
+    cache_index: int  # among the attention layers of this pipeline stage
+    rotary: RotaryEmbedding
+
+
+def rms_norm(ctx: BuildContext, settings: DecoderSettings, before_linear: bool) -> Norm:
+    """`before_linear`: nothing but linear layers reads it."""
+    return RMSNorm(ctx, settings.hidden_size, settings.norm_eps, may_be_late=before_linear)
+
+
+def grouped_query_attention(ctx: BuildContext, settings: DecoderSettings, place: LayerPlace) -> AttentionLayer:
+    """Rotary, over keys and values."""
+    s = settings
+    attention = AttentionSettings(
+        hidden_size=s.hidden_size,
+        num_heads=s.num_heads,
+        num_kv_heads=s.num_kv_heads,
+        head_dim=s.head_dim,
+        qkv_bias=s.qkv_bias,
+        output_bias=s.output_bias,
+        qk_norm_eps=s.norm_eps if s.qk_norm else None,
+        sliding_window=s.sliding_windows[place.index],
+    )
+    return Attention(ctx, attention, place.cache_index, place.rotary)
+
+
+def gated_mlp(ctx: BuildContext, settings: DecoderSettings, place: LayerPlace) -> nn.Module:
+    """The same in every layer."""
+    return GatedMLP(ctx, settings.hidden_size, settings.intermediate_size, settings.hidden_act, settings.mlp_bias)
+
+
+@dataclass(slots=True, frozen=True)
+class Blocks:
+    """How each block is made. Modules keep these contracts (normed x may come as a LateNorm, which linear layers read):
+
+    - attention: (normed x [T, C], epilogue, ForwardContext) -> what the epilogue makes of the output;
+    - mlp, plain, gated or of experts: (normed x [T, C], epilogue) -> the same;
+    - layer: as DecoderLayer, with its first norm under `input_layernorm`.
+    """
+
+    norm: Callable[[BuildContext, DecoderSettings, bool], Norm] = rms_norm
+    attention: Callable[[BuildContext, DecoderSettings, LayerPlace], AttentionLayer] = grouped_query_attention
+    mlp: Callable[[BuildContext, DecoderSettings, LayerPlace], nn.Module] = gated_mlp
+    layer: Callable[[BuildContext, DecoderSettings, LayerPlace, Any], nn.Module] | None = None  # None: DecoderLayer

@@ -1,0 +1,21 @@
+"""No quantization: weights of the compute type, in the order of a faster kernel where there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from app.engine.quantization.base import QuantMethod
+from app.kernels.gemm import PackedWeight, pack_weight
+
+
+class PlainMethod(QuantMethod):
+    """Any device and type."""
+
+    def pack(self, stored: Mapping[str, torch.Tensor]) -> PackedWeight | None:
+        """Packed where that pays."""
+        return pack_weight(stored["weight"])
+
+
+PLAIN_METHOD = PlainMethod()
