@@ -18,6 +18,8 @@ from typing import Any, Self, cast
 from pydantic import ValidationError
 from tqdm import tqdm
 
+from app.api.parsers import REASONING_PARSERS, reasoning_parser_name
+from app.api.parsers.thinking import thinking_budget
 from app.config import EngineConfig
 from app.engine.core import EngineCore
 from app.engine.executor import create_executor
@@ -27,6 +29,7 @@ from app.engine.pooling_info import pooling_info
 from app.engine.request import EngineRequest, Request
 from app.engine.sampling_params import MAX_SEED, SamplingParams
 from app.engine.stats import EngineStats
+from app.engine.thinking_budget import ThinkingBudget
 from app.errors import ConfigError, InvalidRequestError
 from app.llm_beam_search import BeamSearchMethods
 from app.llm_pooling import PoolingMethods
@@ -214,12 +217,20 @@ class LLM(BeamSearchMethods, PoolingMethods):
         result = RequestOutput(str(self._num_requests - 1), text, token_ids, [], finished=False)
         try:
             bad_words = bad_words_token_ids(params.bad_words, self.tokenizer)
+            thinking = self._thinking_budget(token_ids, params)
             for choice in range(params.n):
                 result.outputs.append(CompletionOutput(choice))
             return [
                 _Choice(
                     self._core.prepare(
-                        EngineRequest(f"{result.request_id}-{choice}", token_ids, params, choice, bad_words)
+                        EngineRequest(
+                            f"{result.request_id}-{choice}",
+                            token_ids,
+                            params,
+                            choice,
+                            bad_words,
+                            thinking_budget=thinking,
+                        )
                     ),
                     OutputProcessor(self.tokenizer, params, token_ids),
                     result,
@@ -228,6 +239,11 @@ class LLM(BeamSearchMethods, PoolingMethods):
             ]
         except InvalidRequestError as error:
             raise type(error)(f"prompts[{index}]: {error.message}", param=error.param) from error
+
+    def _thinking_budget(self, token_ids: list[int], params: SamplingParams) -> ThinkingBudget | None:
+        name = reasoning_parser_name(self._chat_template.source)
+        parser = REASONING_PARSERS.load(name) if name is not None else None
+        return thinking_budget(self.tokenizer, parser, token_ids, params)
 
     def _take(self, outputs: list[EngineOutput], choices: dict[str, _Choice], progress: _Progress | None) -> None:
         """Feed a step's outputs to their choices; what ended is taken out of `choices`."""

@@ -17,6 +17,8 @@ from pydantic import ValidationError
 
 from app.api.engine_client import EngineClient, ServedModel
 from app.api.errors import validation_error
+from app.api.parsers.thinking import FIELD as BUDGET
+from app.api.parsers.thinking import served_budget
 from app.api.work_pool import DECODE_S_PER_TOKEN, TOKENISE_S_PER_CHAR, RequestWork
 from app.config import RequestLimits
 from app.engine.request import EngineRequest
@@ -125,6 +127,7 @@ def engine_requests(
     for i, prompt in enumerate(prompts):
         _check_prompt(prompt, model, names.get("prompt", "prompt"))
         seed = params.seed if params.seed is not None else secrets.randbits(63)
+        thinking = served_budget(model, prompt.token_ids, params, names.get(BUDGET, BUDGET))
         own = params.model_copy(update={"seed": seed, "max_tokens": max_tokens(prompt, params, model, names)})
         for choice in range(params.n):
             name = f"{request_id}-{i}-{choice}"
@@ -138,6 +141,7 @@ def engine_requests(
                     priority,
                     root,
                     end_of_thought_token_ids=end_of_thought,
+                    thinking_budget=thinking,
                 )
             )
     return requests

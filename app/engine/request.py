@@ -13,6 +13,7 @@ from app.engine.pooling_params import PoolingParams
 from app.engine.sampling_params import SamplingParams
 from app.engine.step import TokenLogprobs
 from app.engine.structured.matcher import Matcher
+from app.engine.thinking_budget import ThinkingBudget
 
 MAX_PRIORITY = (1 << 63) - 1
 # A body's field: what a client may ask for.
@@ -34,6 +35,7 @@ class EngineRequest:
     # Structured outputs begin after these tokens, which end the model's thought; () when the answer begins at once.
     end_of_thought_token_ids: tuple[int, ...] = ()
     pooling_params: PoolingParams | None = None  # for a vector instead of tokens; sampling_params are NO_SAMPLING
+    thinking_budget: ThinkingBudget | None = None  # the params' thinking_token_budget, in the model's tokens
 
 
 class RequestStatus(Enum):
@@ -66,6 +68,7 @@ class Request:
     arrival: float = 0.0
 
     pooling_params: PoolingParams | None = None
+    thinking_budget: ThinkingBudget | None = None
     needs_all_tokens: bool = False  # its result is made of the hidden states of every token of the prompt
     matcher: Matcher | None = None  # where its output stands in its grammar; None: it has none
     key: tuple[int, int] = (0, 0)  # place in the order of service: smaller goes first; set by Scheduler.add

@@ -13,6 +13,7 @@ from app.engine.structured.structured_outputs import StructuredOutputs
 __all__ = ["MAX_SEED", "SamplingParams", "StructuredOutputs"]
 
 MAX_SEED = (1 << 63) - 1
+MAX_THINKING = 1 << 31
 MAX_TEMPERATURE = 1e4  # at which any vocabulary is drawn from evenly
 MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 1e-4, 1e4
 MAX_LOGIT_BIAS = 100.0
@@ -56,6 +57,12 @@ class SamplingParams(BaseModel):
     skip_special_tokens: bool = Field(True, description="Leave special tokens out of the text.")
     logprobs: int | None = Field(None, ge=-1, description="Most likely tokens to report a position; -1 is all.")
     prompt_logprobs: int | None = Field(None, ge=-1, description="The same for the prompt's tokens.")
+    thinking_token_budget: int | None = Field(
+        None,
+        ge=-1,
+        le=MAX_THINKING,
+        description="Most tokens of a thought, which is then closed; -1: any number.",
+    )
     structured_outputs: StructuredOutputs | None = Field(
         None, description="A JSON schema, regular expression, choice, grammar or structural tag the text must match."
     )

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from app.engine.pooling_params import PoolingParams
 from app.engine.sampling_params import SamplingParams
+from app.engine.thinking_budget import ThinkingBudget
 
 Int32Array = NDArray[np.int32]
 Float32Array = NDArray[np.float32]
@@ -44,6 +45,7 @@ class NewRequest:
     bad_words_token_ids: tuple[tuple[int, ...], ...]
     has_grammar: bool = False  # letters may carry masks for the row
     pooling_params: PoolingParams | None = None  # of a request to a pooling model, whose rows never sample
+    thinking_budget: ThinkingBudget | None = None
 
 
 @dataclass(slots=True)

@@ -20,7 +20,12 @@ from app.api.openai.protocol import ChatRequest
 from app.errors import UnsupportedError
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-_WORDS = {"prompt": "messages", "stop": "stop_sequences", "response_format": "output_config.format"}
+_WORDS = {
+    "prompt": "messages",
+    "stop": "stop_sequences",
+    "response_format": "output_config.format",
+    "thinking_token_budget": "thinking.budget_tokens",
+}
 
 
 class MessagesChat(ChatRequest):
@@ -59,6 +64,8 @@ def _sampling(body: MessagesRequest) -> dict[str, Any]:
     names = ("max_tokens", "temperature", "top_p", "top_k", "cache_salt", "priority", "stream")
     fields = {name: getattr(body, name) for name in names}
     given = {name: value for name, value in fields.items() if value is not None}
+    if body.thinking is not None and body.thinking.budget_tokens is not None:
+        given["thinking_token_budget"] = body.thinking.budget_tokens
     return given | ({"stop": body.stop_sequences} if body.stop_sequences else {})
 
 

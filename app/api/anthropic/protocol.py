@@ -132,7 +132,7 @@ class Thinking(Closed):
     """Whether the model thinks before it answers."""
 
     type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: int | None = Field(None, ge=1024, description="A wish: the bound of an answer is max_tokens.")
+    budget_tokens: int | None = Field(None, ge=1024, description="Most tokens of the thought.")
     display: Literal["summarized", "omitted"] | None = Field(None, description="omitted: thoughts are not shown.")
 
     @model_validator(mode="after")

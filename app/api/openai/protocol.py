@@ -174,7 +174,6 @@ class ChatRequest(GenerationBody):
         "moderation": "moderation is not supported",
         "echo": "only on /v1/completions",
         "best_of": "only on /v1/completions",
-        "thinking_token_budget": "not supported yet",
     }
 
     messages: list[ChatMessage] = Field(min_length=1, description="The conversation so far.")

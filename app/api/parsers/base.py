@@ -108,6 +108,11 @@ class ReasoningParser(FormatParser):
 
     @classmethod
     @abstractmethod
+    def thought_markers(cls) -> tuple[str, str]:
+        """What opens a thought and what closes it, in an answer."""
+
+    @classmethod
+    @abstractmethod
     def thought_end(cls, inside: bool) -> str:
         """The text after which a structured output begins; "" when it begins at once."""
 

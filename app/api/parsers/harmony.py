@@ -122,6 +122,11 @@ class HarmonyReasoningParser(ReasoningParser):
         return False
 
     @classmethod
+    def thought_markers(cls) -> tuple[str, str]:
+        """The header of a message on the analysis channel, and the end of a message."""
+        return f"{CHANNEL}analysis{MESSAGE}", END
+
+    @classmethod
     def thought_end(cls, inside: bool) -> str:
         """The answer proper is what the final channel says."""
         return f"{CHANNEL}final{MESSAGE}"

@@ -26,6 +26,11 @@ class ThinkParser(ReasoningParser):
         return prompt_end.rstrip().endswith(cls.open)
 
     @classmethod
+    def thought_markers(cls) -> tuple[str, str]:
+        """Both markers."""
+        return cls.open, cls.close
+
+    @classmethod
     def thought_end(cls, inside: bool) -> str:
         """The closing marker, where a thought is open."""
         return cls.close if inside else ""

@@ -16,6 +16,7 @@ LOGITS_PROCESSORS: Registry[type[LogitsProcessor]] = Registry(
         "min_tokens": "app.engine.logits_processors.min_tokens:MinTokens",
         "logit_bias": "app.engine.logits_processors.logit_bias:LogitBias",
         "penalties": "app.engine.logits_processors.penalties:Penalties",
+        "thinking_budget": "app.engine.logits_processors.thinking_budget:ThinkingBudget",
     },
 )
 

@@ -84,6 +84,7 @@ class Admission:
             bad_words_token_ids=request.bad_words_token_ids,
             priority=request.priority,
             pooling_params=request.pooling_params,
+            thinking_budget=request.thinking_budget,
             needs_all_tokens=self._needs_all_tokens(request.pooling_params),
             matcher=matcher,
             # The door's clock is another machine's: only the time already spent is taken from it.

@@ -60,6 +60,7 @@ class Outbox:
                 eos_token_ids=request.eos_token_ids,
                 bad_words_token_ids=request.bad_words_token_ids,
                 pooling_params=request.pooling_params,
+                thinking_budget=request.thinking_budget,
                 has_grammar=request.matcher is not None,
             )
             for row, (request, num_computed_tokens) in entered.items()

@@ -295,3 +295,37 @@ def test_random_weights_make_valid_calls(serve: Any) -> None:
                 jsonschema.validate(json.loads(arguments), SCHEMAS[name])
     finally:
         client.engine.shutdown()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_thought_has_a_budget(
+    sdk: openai.OpenAI, http: httpx.Client, engine: EngineInThisProcess, stream: bool
+) -> None:
+    body: Any = {"model": "tiny-chat", "messages": [{"role": "user", "content": "What is 12 + 30?"}]}
+    body |= {"temperature": 0, "max_tokens": 100}
+    tokenizer = engine.models["tiny-chat"].tokenizer
+
+    def ask(budget: int) -> dict[str, Any]:
+        extra = {**THINK["extra_body"], "thinking_token_budget": budget}
+        answer = sdk.chat.completions.create(**body, extra_body=extra, stream=stream)
+        return merged(answer) if stream else whole(answer)
+
+    free = ask(-1)
+    assert len(tokenizer.encode(free["reasoning"])) > 6
+    assert ask(1000) == free
+    for budget in (0, 3):
+        cut = ask(budget)
+        assert free["reasoning"].startswith(cut["reasoning"])
+        assert len(tokenizer.encode(cut["reasoning"], add_special_tokens=False)) <= budget
+        assert cut["content"]
+        assert cut["finish"] == "stop"
+
+
+def test_the_budget_in_other_dialects(http: httpx.Client) -> None:
+    messages = [{"role": "user", "content": "What is 12 + 30?"}]
+    body = {"model": "tiny-chat", "messages": messages, "max_tokens": 2000, "temperature": 0}
+    thinking = {"type": "enabled", "budget_tokens": 1024}
+    assert http.post("/v1/messages", json={**body, "thinking": thinking}).status_code == 200
+    with_beams = {**body, "use_beam_search": True, "thinking_token_budget": 5}
+    answer = http.post("/v1/chat/completions", json=with_beams)
+    assert answer.json()["error"]["param"] == "thinking_token_budget"
