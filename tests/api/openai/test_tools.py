@@ -298,9 +298,7 @@ def test_random_weights_make_valid_calls(serve: Any) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_thought_has_a_budget(
-    sdk: openai.OpenAI, http: httpx.Client, engine: EngineInThisProcess, stream: bool
-) -> None:
+def test_a_thought_has_a_budget(sdk: openai.OpenAI, engine: EngineInThisProcess, stream: bool) -> None:
     body: Any = {"model": "tiny-chat", "messages": [{"role": "user", "content": "What is 12 + 30?"}]}
     body |= {"temperature": 0, "max_tokens": 100}
     tokenizer = engine.models["tiny-chat"].tokenizer

@@ -50,9 +50,9 @@ def test_a_thought_that_does_not_end_is_ended(budget: int, closing: tuple[int, .
     talk = [1, 2, 3, 4, 5, 6, 7, 8] * 4
     inside, opened, answers = continued(
         [[4, OPEN], [4, 4, 4], [4]],
-        [ThinkingBudget(budget, (), closing), ThinkingBudget(budget, (OPEN,), closing), ThinkingBudget(budget, (OPEN,), closing)],
+        [ThinkingBudget(budget, opening, closing) for opening in ((), (OPEN,), (OPEN,))],
         [talk, [OPEN, *talk[:-1]], talk],
-    )  # fmt: skip
+    )
     after = len(closing)
     assert inside == [*talk[:budget], *closing, *talk[budget + after :]]
     assert opened == [OPEN, *talk[:budget], *closing, *talk[budget + after : -1]]
