@@ -71,7 +71,7 @@ def check(app: Any, client: Any, path: str, body: Any) -> None:
     assert good.json()["choices"][0]["text"]
 
 
-quiet = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+quiet = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @quiet

@@ -90,7 +90,7 @@ def wrong_fields(every: int) -> Iterator[tuple[str, Any]]:
 
 
 def test_wrong_types_for_every_field(app: Any, client: Any) -> None:
-    assert asyncio.run(post_all(app, wrong_fields(every=11))) > 300
+    assert asyncio.run(post_all(app, wrong_fields(every=7))) > 500
     assert client.num_running == 0
 
 
@@ -141,12 +141,12 @@ def test_token_ids_out_of_range(app: Any) -> None:
 
 
 def explore(app: Any, num_examples: int, modes: tuple[GenerationMode, ...]) -> int:
-    """Call every POST route with bodies that the document allows, and with such that it forbids."""
+    """Call every POST route that takes a body with such as the document allows, and with such as it forbids."""
     schema = schemathesis.openapi.from_asgi("/openapi.json", app)
     number = 0
     for found in schema.get_all_operations():
         operation = found.ok()
-        if operation.method != "post":
+        if operation.method != "post" or not len(operation.body):
             continue
         for mode in modes:
 
@@ -171,7 +171,7 @@ def explore(app: Any, num_examples: int, modes: tuple[GenerationMode, ...]) -> i
 
 
 def test_what_the_document_says(app: Any, client: Any) -> None:
-    assert explore(app, 2, (GenerationMode.NEGATIVE,)) >= 16
+    assert explore(app, 1, (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)) >= 16
     assert client.num_running == 0
 
 
