@@ -72,7 +72,7 @@ class ChatTemplate:
     def takes_parts(self) -> bool:
         """Whether the default template iterates over a message's content, so that it may be a list of parts."""
         tree = self._environment.parse(self._sources.get("default", ""))
-        return any(_is_content(loop.iter) for loop in tree.find_all(nodes.For))
+        return any(_walks_content(loop.iter) for loop in tree.find_all(nodes.For))
 
     @cached_property
     def takes_none(self) -> bool:
@@ -233,6 +233,14 @@ def _is_content(node: nodes.Node) -> bool:
         case nodes.Getitem(arg=nodes.Const(value=value)):
             return bool(value == "content")
     return False
+
+
+def _walks_content(node: nodes.Node) -> bool:
+    """Whether a loop over this goes through a message's content: itself, `content or []`, `content | select(...)`."""
+    match node:
+        case nodes.Or(left=inner) | nodes.Filter(node=nodes.Node() as inner):
+            return _walks_content(inner)
+    return _is_content(node)
 
 
 def _conjuncts(test: nodes.Node) -> list[nodes.Node]:
