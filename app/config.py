@@ -206,7 +206,8 @@ class EngineConfig(Frozen):
 class RequestLimits(Frozen):
     """What one HTTP request may ask for."""
 
-    max_body_bytes: int = Field(32 << 20, ge=1, description="Largest HTTP body.")
+    max_body_bytes: int = Field(32 << 20, ge=1, description="Largest HTTP body, but for a file's.")
+    max_file_bytes: int = Field(128 << 20, ge=1, description="Largest file that may be uploaded.")
     max_body_s: float = Field(120.0, gt=0, description="Longest that an HTTP body may take to arrive, in seconds.")
     max_n: int = Field(128, ge=1, description="Most choices of one request (`n`).")
     max_prompts: int = Field(1024, ge=1, description="Most prompts in one completions request.")
@@ -269,6 +270,17 @@ class IngressConfig(Frozen):
     )
     max_background_responses: int = Field(256, ge=0, description="Background responses under way per ingress replica.")
     max_tenant_background_responses: int = Field(64, ge=0, description="The same of one tenant.")
+    max_file_store_bytes: int = Field(
+        1 << 30, ge=0, description="Memory for the files of /v1/files and the results of batches, in bytes."
+    )
+    max_tenant_file_store_bytes: int = Field(256 << 20, ge=0, description="The same of one tenant.")
+    max_files: int = Field(8192, ge=0, description="Files that are kept; 0 keeps none.")
+    max_tenant_files: int = Field(1024, ge=0, description="The same of one tenant.")
+    max_batch_concurrency: int = Field(
+        32, ge=1, description="Requests of batches under way per ingress replica; tenants share them."
+    )
+    max_tenant_batches: int = Field(16, ge=0, description="Batches under way of one tenant.")
+    max_batch_requests: int = Field(50_000, ge=1, description="Most requests in one batch.")
     limits: RequestLimits = RequestLimits()
 
 

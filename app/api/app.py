@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import Any
 
 from fastapi import FastAPI
+from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
 from fastapi.middleware.cors import CORSMiddleware
 from pydantic import BaseModel
+from starlette.middleware.exceptions import ExceptionMiddleware
 
 from app.api.anthropic.messages import message_routes
 from app.api.anthropic.protocol import CountTokensRequest, MessagesRequest
 from app.api.auth import ApiKeys, Authentication
+from app.api.batches.batch import BatchBody
+from app.api.batches.file_store import FileStore
+from app.api.batches.files import FORM_BYTES, file_routes
+from app.api.batches.routes import batch_routes
+from app.api.batches.run import Tools
+from app.api.batches.runner import BatchRunner
+from app.api.batches.turns import Turns
 from app.api.body import body_schemas
 from app.api.engine_client import EngineClient
 from app.api.errors import install_error_handlers
 from app.api.http10 import WholeAnswers
+from app.api.in_process import Answer, post_in_process
 from app.api.middleware import BodyLimit, HeaderLimit, RequestContext
 from app.api.openai.chat import chat_routes
 from app.api.openai.completions import completion_routes
@@ -39,6 +50,7 @@ from app.config import IngressConfig, RequestLimits
 BODIES: tuple[type[BaseModel], ...] = (
     *(ChatRequest, CompletionRequest, TokensRequest, TokenizeRequest, DetokenizeRequest),
     *(ResponsesRequest, InputTokensRequest, MessagesRequest, CountTokensRequest),
+    BatchBody,
     *(EmbeddingRequest, ScoreRequest, RerankRequest, ClassifyRequest, PoolingRequest),
 )
 _DEFAULTS = IngressConfig()
@@ -71,6 +83,7 @@ def create_app(
     app.include_router(completion_routes(client, limits))
     stores = stores or local_stores(ingress)
     app.include_router(response_routes(client, limits, ingress, stores("responses")))
+    _serve_batches(app, limits, ingress, stores)
     app.include_router(message_routes(client, limits))
     app.include_router(embedding_routes(client, limits))
     app.include_router(score_routes(client, limits))
@@ -87,10 +100,35 @@ def create_app(
     return app
 
 
+def _serve_batches(app: FastAPI, limits: RequestLimits, ingress: IngressConfig, stores: Stores) -> None:
+    """Files and batches. The requests of a batch take the app's own routes, under its tenant's name."""
+    routes = RequestContext(ExceptionMiddleware(AsyncExitStackMiddleware(app.router), app.exception_handlers))
+
+    async def post(path: str, payload: bytes, tenant: str) -> Answer:
+        return await post_in_process(routes, path, payload, {"app": app, "state": {"tenant": tenant}})
+
+    files, batches = FileStore(stores("files")), stores("batches")
+    tools = Tools(
+        post=post,
+        files=files,
+        turns=Turns(ingress.max_batch_concurrency),
+        pool=app.state.work_pool,
+        max_lines=ingress.max_batch_requests,
+        max_line_bytes=limits.max_body_bytes,
+        concurrency=ingress.max_batch_concurrency,
+        owner=uuid.uuid4().hex,
+        lease_s=ingress.lease_s,
+    )
+    app.state.batch_runner = BatchRunner(tools, batches, ingress.max_tenant_batches)
+    app.include_router(file_routes(files, limits))
+    app.include_router(batch_routes(app.state.batch_runner, files, batches))
+
+
 def _guard(app: FastAPI, limits: RequestLimits, ingress: IngressConfig, keys: ApiKeys) -> None:
     """What a request passes before a route. The last one added is the outermost: a refusal too has its request id and
     its line in the log, and a page of an allowed origin may read it."""
-    app.add_middleware(BodyLimit, max_bytes=limits.max_body_bytes, max_s=limits.max_body_s)
+    uploads = {"/v1/files": limits.max_file_bytes + FORM_BYTES}
+    app.add_middleware(BodyLimit, max_bytes=limits.max_body_bytes, max_s=limits.max_body_s, larger=uploads)
     app.add_middleware(Authentication, keys=keys)
     if ingress.cors_origins:
         app.add_middleware(

@@ -11,6 +11,8 @@ import logging
 import re
 import time
 import uuid
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -22,6 +24,7 @@ access_log = logging.getLogger("manta.access")
 
 _SAFE_ID = re.compile(r"[\x21-\x7e]{1,256}")
 NO_STATUS = 499  # the client left before there was a status
+_NO_PATHS: Mapping[str, int] = MappingProxyType({})
 QUIET_PATHS = frozenset({"/health", "/ping", "/load", "/metrics"})
 
 
@@ -94,21 +97,23 @@ class HeaderLimit:
 
 class BodyLimit:
     """Refuses bodies above `max_bytes` with a 413, by their declared length or as soon as they exceed it, and with a
-    408 those that have not come in `max_s` seconds."""
+    408 those that have not come in `max_s` seconds. `larger` are the bounds of paths that take more."""
 
-    def __init__(self, app: ASGIApp, max_bytes: int, max_s: float) -> None:
+    def __init__(self, app: ASGIApp, max_bytes: int, max_s: float, larger: Mapping[str, int] = _NO_PATHS) -> None:
         self._app = app
         self._max_bytes = max_bytes
         self._max_s = max_s
+        self._larger = larger
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        max_bytes = self._larger.get(scope["path"], self._max_bytes)
         length = Headers(scope=scope).get("content-length", "")
-        if length.isdigit() and int(length) > self._max_bytes:
-            await error_response(self._too_large(), scope)(scope, receive, send)
+        if length.isdigit() and int(length[:20]) > max_bytes:
+            await error_response(_too_large(max_bytes), scope)(scope, receive, send)
             return
         deadline = asyncio.get_running_loop().time() + self._max_s
         num_bytes = 0
@@ -120,8 +125,8 @@ class BodyLimit:
             if message["type"] == "http.request":
                 is_whole = not message.get("more_body", False)
                 num_bytes += len(message.get("body", b""))
-                if num_bytes > self._max_bytes:
-                    raise self._too_large()
+                if num_bytes > max_bytes:
+                    raise _too_large(max_bytes)
             return message
 
         await self._app(scope, receive_limited, send)
@@ -133,5 +138,6 @@ class BodyLimit:
         except TimeoutError:
             raise BodyTimeoutError(f"the body did not come within {self._max_s:g} s") from None
 
-    def _too_large(self) -> BodyTooLargeError:
-        return BodyTooLargeError(f"the body exceeds the limit of {self._max_bytes} bytes")
+
+def _too_large(max_bytes: int) -> BodyTooLargeError:
+    return BodyTooLargeError(f"the body exceeds the limit of {max_bytes} bytes")

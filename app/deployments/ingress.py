@@ -78,8 +78,10 @@ class Ingress:
                 self.models[name] = served
         self._hasher = PromptHasher(await asyncio.to_thread(load_block_hash_key))
         self._needs_key = False
+        self._stores = SharedStores(serve.get_replica_context().app_name, config.ingress)
         self._app = await asyncio.to_thread(self._create_app)  # while the engines start
         await self._wait_ready()
+        self._app.state.batch_runner.start(self._stores.exists)
         self._announcement = self._announce()
 
     def __serve_build_asgi_app__(self) -> FastAPI:
@@ -96,8 +98,7 @@ class Ingress:
         ingress = self._config.ingress
         keys = ApiKeys.load(ingress)
         self._needs_key = keys.required
-        stores = SharedStores(serve.get_replica_context().app_name, ingress).stores()
-        app: FastAPI = create_app(self, ingress.limits, ingress, keys, stores)
+        app: FastAPI = create_app(self, ingress.limits, ingress, keys, self._stores.stores())
         app.state.server_adds_request_id = True  # Serve's own middleware, to what it is sent
         if ingress.admin:
             app.include_router(debug_routes(self))

@@ -57,6 +57,15 @@ class SharedStores:
 
         return store
 
+    async def exists(self) -> bool:
+        """Whether anything was kept yet: asking for it makes the actor."""
+        if self._actor is None:
+            try:
+                await asyncio.to_thread(ray.get_actor, self._name, NAMESPACE)
+            except ValueError:
+                return False
+        return True
+
     async def _call(self, *arguments: Any) -> Any:
         """Ask the actor; one that has died is made again, once."""
         for is_last in (False, True):

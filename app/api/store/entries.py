@@ -20,13 +20,15 @@ class StorageFullError(InvalidRequestError):
 
 @dataclass(slots=True, frozen=True)
 class StoreLimits:
-    """Most entries and bytes of one kind, in all and of one tenant."""
+    """Most entries and bytes of one kind, in all and of one tenant. `keeps_lost`: an entry whose owner has died waits
+    for another one."""
 
     max_entries: int
     max_bytes: int
     max_tenant_entries: int
     max_tenant_bytes: int
     evicts: bool = False
+    keeps_lost: bool = False
 
 
 @dataclass(slots=True, frozen=True)

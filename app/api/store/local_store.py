@@ -261,7 +261,9 @@ class LocalStore:
         """Forget what a tenant did not use for longest and nobody works on; False when there is nothing such."""
         found, now = self._tenants.get(tenant), self._clock()
         entries = found.entries if found is not None else {}
-        oldest = next((key for key, entry in entries.items() if key != but and not entry.is_held(now)), None)
+        keeps_lost = self._limits.keeps_lost
+        idle = (key for key, entry in entries.items() if not (entry.owner if keeps_lost else entry.is_held(now)))
+        oldest = next((key for key in idle if key != but), None)
         return oldest is not None and self.delete(tenant, oldest)
 
     def _sweep(self, at_once: bool = False) -> None:

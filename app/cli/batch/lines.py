@@ -16,35 +16,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from app.api.batches.lines import BadLine, BatchRequest, parse_line
 from app.errors import ConfigError
 
-URLS = frozenset(
-    {
-        "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/embeddings",
-        "/v1/score", "/score", "/v1/rerank", "/rerank", "/v2/rerank", "/classify", "/pooling",
-    }
-)  # fmt: skip
-_FIELDS = ("custom_id", "method", "url", "body")
 _BEGINNING = b'{"id": "batch_req_'
-
-
-@dataclass(slots=True, frozen=True)
-class BatchRequest:
-    """One line of the input."""
-
-    number: int  # from 1
-    custom_id: str
-    url: str
-    body: dict[str, Any]
-
-
-@dataclass(slots=True, frozen=True)
-class BadLine:
-    """A line that is no request."""
-
-    number: int
-    custom_id: str | None
-    message: str
 
 
 def read_requests(path: Path) -> Iterator[BatchRequest | BadLine]:
@@ -54,7 +29,7 @@ def read_requests(path: Path) -> Iterator[BatchRequest | BadLine]:
         with path.open("rb") as file:
             for number, raw in enumerate(file, 1):
                 if raw.strip():
-                    line = _parse(number, raw)
+                    line = parse_line(number, raw)
                     if isinstance(line, BatchRequest):
                         if line.custom_id in seen:
                             line = BadLine(number, line.custom_id, f"custom_id {line.custom_id!r} is there twice")
@@ -63,36 +38,6 @@ def read_requests(path: Path) -> Iterator[BatchRequest | BadLine]:
                     yield line
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
-
-
-def _parse(number: int, raw: bytes) -> BatchRequest | BadLine:
-    try:
-        entry = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        return BadLine(number, None, f"no JSON: {error}")
-    if not isinstance(entry, dict):
-        return BadLine(number, None, "not a JSON object")
-    custom_id = entry.get("custom_id")
-    if not isinstance(custom_id, str) or not custom_id:
-        return BadLine(number, None, "custom_id: expected a text that is not empty")
-    fault = _fault(entry)
-    if fault is not None:
-        return BadLine(number, custom_id, fault)
-    return BatchRequest(number, custom_id, entry["url"], entry["body"])
-
-
-def _fault(entry: dict[str, Any]) -> str | None:
-    """What is wrong with a request, if anything."""
-    unknown = sorted(set(entry) - set(_FIELDS))
-    if unknown:
-        return f"{unknown[0]}: unknown field; a line has {', '.join(_FIELDS)}"
-    if entry.get("method") != "POST":
-        return "method: only POST"
-    if entry.get("url") not in URLS:
-        return f"url: expected one of {', '.join(sorted(URLS))}"
-    if not isinstance(entry.get("body"), dict):
-        return "body: expected a JSON object"
-    return "body.stream: a batch has no streams" if entry["body"].get("stream") else None
 
 
 @dataclass(slots=True)

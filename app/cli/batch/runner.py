@@ -10,8 +10,10 @@ import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from app.cli.batch.lines import BadLine, BatchRequest, Results
-from app.cli.batch.transport import Answer, Transport, UnreachableError
+from app.api.batches.lines import BadLine, BatchRequest
+from app.api.in_process import Answer
+from app.cli.batch.lines import Results
+from app.cli.batch.transport import Transport, UnreachableError
 from app.cli.command import CommandError
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0

@@ -9,11 +9,11 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Protocol
 
-from starlette.types import ASGIApp, Message, Scope
+from starlette.types import ASGIApp
 
+from app.api.in_process import Answer, post_in_process
 from app.cli.stream_client import Server
 
 TIMEOUT_S = 6 * 3600.0
@@ -21,26 +21,6 @@ TIMEOUT_S = 6 * 3600.0
 
 class UnreachableError(Exception):
     """No answer came; the request may be sent again."""
-
-
-@dataclass(slots=True, frozen=True)
-class Answer:
-    """What came back."""
-
-    status: int
-    body: Any  # JSON, or the text where it is none
-    request_id: str = ""
-    retry_after_s: float | None = None
-
-    @classmethod
-    def of(cls, status: int, headers: dict[str, str], raw: bytes) -> Answer:
-        """An answer as it was on the wire; `headers` have names in lower case."""
-        try:
-            body = json.loads(raw)
-        except ValueError:
-            body = raw.decode("utf-8", "replace")
-        after = headers.get("retry-after", "")
-        return cls(status, body, headers.get("x-request-id", ""), float(after) if after.isdigit() else None)
 
 
 class Transport(Protocol):
@@ -112,42 +92,14 @@ class AsgiTransport:
 
     async def post(self, path: str, body: dict[str, Any]) -> Answer:
         """See Transport."""
-        payload = json.dumps(body).encode()
-        status, headers, parts = 500, {}, []
-        was_read = False
-
-        async def receive() -> Message:
-            nonlocal was_read
-            if was_read:
-                await asyncio.Event().wait()  # this client never leaves
-            was_read = True
-            return {"type": "http.request", "body": payload, "more_body": False}
-
-        async def send(message: Message) -> None:
-            nonlocal status, headers
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                headers = {name.decode().lower(): value.decode() for name, value in message["headers"]}
-            else:
-                parts.append(message.get("body", b""))
-
-        await self._app(_scope(path, len(payload)), receive, send)
-        if status >= 500:
+        answer = await post_in_process(self._app, path, json.dumps(body).encode())
+        if answer.status >= 500:
             self._check()
-        return Answer.of(status, headers, b"".join(parts))
+        return answer
 
     def close(self) -> None:
         """See Transport."""
         self._close()
-
-
-def _scope(path: str, length: int) -> Scope:
-    headers = [(b"host", b"localhost"), (b"content-type", b"application/json"), (b"content-length", b"%d" % length)]
-    return {
-        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http",
-        "path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "", "headers": headers,
-        "client": ("127.0.0.1", 0), "server": ("localhost", 80),
-    }  # fmt: skip
 
 
 def _lower(headers: Any) -> dict[str, str]:

@@ -1,0 +1,1 @@
+"""Files and batches: many requests in a file, answered while nobody waits."""

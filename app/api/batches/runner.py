@@ -1,0 +1,176 @@
+"""The batches of one ingress replica. It works on each under a lease; a batch whose replica has died is taken over by
+whoever sees it first."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from app.api.batches.batch import RUNNING, Batch
+from app.api.batches.file_store import EXPIRES_S
+from app.api.batches.run import BatchRun, Tools
+from app.api.store.entries import StoreConflictError, Stored
+from app.api.store.tenant_store import TenantStore
+from app.errors import InvalidRequestError, MantaError, OverloadedError
+
+MAX_ATTEMPTS = 16
+
+logger = logging.getLogger("manta.api")
+
+
+class BatchNotFoundError(InvalidRequestError):
+    """No batch is kept under this id for this tenant."""
+
+    status = 404
+    code = "batch_not_found"
+
+
+@dataclass(slots=True)
+class _Entry:
+    """A batch that this replica works on, and its version in the store."""
+
+    run: BatchRun
+    version: int
+    task: asyncio.Task[None] | None = None
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+async def _always() -> bool:
+    return True
+
+
+class BatchRunner:
+    """Begins batches, cancels them, and takes over those that nobody works on any more."""
+
+    def __init__(self, tools: Tools, batches: TenantStore, max_tenant: int) -> None:
+        self._tools = tools
+        self._batches = batches
+        self._max_tenant = max_tenant
+        self._entries: dict[tuple[str, str], _Entry] = {}
+        self._watch: asyncio.Task[None] | None = None
+
+    def start(self, has_store: Callable[[], Awaitable[bool]] = _always) -> None:
+        """Look for batches without a worker, from now on; only while there is a store."""
+        if self._watch is None or self._watch.done():
+            self._watch = asyncio.create_task(self._look(has_store))
+
+    async def begin(self, tenant: str, batch: Batch) -> None:
+        """Keep a batch and begin with it. OverloadedError when the tenant has as many under way as it may."""
+        self.start()
+        num_running = await self._batches.count_owned(tenant)
+        if num_running >= self._max_tenant:
+            raise OverloadedError(f"{num_running} batches of yours are under way; at most {self._max_tenant}")
+        owner = {"owner": self._tools.owner, "lease_s": self._tools.lease_s}
+        version = await self._batches.put(tenant, batch.id, batch.dump(), version=0, **owner)
+        self._work(tenant, batch, version)
+
+    async def find(self, tenant: str, batch_id: str) -> tuple[Batch, Stored]:
+        """A batch as it was last kept; BatchNotFoundError."""
+        stored = await self._batches.get(tenant, batch_id)
+        if stored is None:
+            raise BatchNotFoundError(f"there is no batch {batch_id[:256]!r}", param="batch_id")
+        return Batch.load(stored.header), stored
+
+    async def cancel(self, tenant: str, batch_id: str) -> Batch:
+        """End a batch; its worker aborts what is under way, and what is done stays."""
+        for _ in range(MAX_ATTEMPTS):
+            batch, stored = await self.find(tenant, batch_id)
+            if batch.status in ("cancelling", "cancelled"):
+                return batch
+            if batch.status not in ("validating", "in_progress"):
+                raise InvalidRequestError(f"the batch is {batch.status}", param="batch_id")
+            batch.becomes("cancelling")
+            owner = {"owner": stored.owner, "lease_s": self._tools.lease_s}
+            try:
+                await self._batches.put(tenant, batch_id, batch.dump(), version=stored.version, **owner)
+            except StoreConflictError:
+                continue
+            entry = self._entries.get((tenant, batch_id))
+            if entry is not None:
+                await self._save(tenant, entry)
+            return batch
+        raise OverloadedError("the batch changes too fast; try again")
+
+    def _work(self, tenant: str, batch: Batch, version: int) -> None:
+        async def save() -> None:
+            await self._save(tenant, entry)
+
+        entry = _Entry(BatchRun(self._tools, tenant, batch, save), version)
+        self._entries[tenant, batch.id] = entry
+        entry.task = asyncio.create_task(self._run(tenant, entry))
+
+    async def _run(self, tenant: str, entry: _Entry) -> None:
+        batch = entry.run.batch
+        beat = asyncio.create_task(self._beat(tenant, entry))
+        try:
+            try:
+                await entry.run.run()
+            except (StoreConflictError, asyncio.CancelledError):
+                raise
+            except Exception:
+                logger.exception("the batch %s", batch.id)
+                batch.fails([{"code": "server_error", "message": "internal server error", "line": None, "param": None}])
+            beat.cancel()
+            await self._save(tenant, entry, is_last=True)
+        except StoreConflictError:
+            logger.info("the batch %s is somebody else's by now", batch.id)
+        except MantaError as error:
+            logger.warning("the batch %s: %s", batch.id, error.message)
+        finally:
+            beat.cancel()
+            self._entries.pop((tenant, batch.id), None)
+
+    async def _beat(self, tenant: str, entry: _Entry) -> None:
+        """Prolong the lease, with the counts so far; stop when the batch is no longer ours."""
+        while True:
+            await asyncio.sleep(self._tools.lease_s / 4)
+            try:
+                await self._save(tenant, entry)
+            except StoreConflictError:
+                if entry.task is not None:
+                    entry.task.cancel()
+                return
+            except MantaError as error:
+                logger.warning("the store of batches: %s", error.message)
+
+    async def _save(self, tenant: str, entry: _Entry, is_last: bool = False) -> None:
+        """Write the batch. Where another replica has cancelled it meanwhile, it is cancelled here too."""
+        run = entry.run
+        owner = {} if is_last else {"owner": self._tools.owner, "lease_s": self._tools.lease_s}
+        expires = {"expires_s": float(EXPIRES_S)} if is_last else {}
+        async with entry.lock:
+            for _ in range(MAX_ATTEMPTS):
+                try:
+                    entry.version = await self._batches.put(
+                        tenant, run.batch.id, run.batch.dump(), version=entry.version, **owner, **expires
+                    )
+                    return
+                except StoreConflictError:
+                    stored = await self._batches.get(tenant, run.batch.id)
+                    if stored is None or stored.owner != self._tools.owner:
+                        raise
+                    entry.version = stored.version
+                    if Batch.load(stored.header).status == "cancelling" and run.batch.status in RUNNING:
+                        run.batch.becomes("cancelling")
+                        run.stop()
+
+    async def _look(self, has_store: Callable[[], Awaitable[bool]]) -> None:
+        while True:
+            try:
+                while await has_store() and (
+                    found := await self._batches.claim(self._tools.owner, self._tools.lease_s)
+                ):
+                    self._adopt(*found)
+            except MantaError as error:
+                logger.warning("the store of batches: %s", error.message)
+            await asyncio.sleep(self._tools.lease_s)
+
+    def _adopt(self, tenant: str, stored: Stored) -> None:
+        own = self._entries.get((tenant, stored.key))
+        if own is not None:  # only its heartbeat was late
+            own.version = stored.version
+            return
+        logger.info("the batch %s is taken over", stored.key)
+        self._work(tenant, Batch.load(stored.header), stored.version)
