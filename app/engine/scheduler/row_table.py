@@ -25,6 +25,7 @@ class RowTable:
         self.runnable = np.zeros(num_rows, np.bool_)  # occupied and not paused
         self.num_tokens = np.zeros(num_rows, np.int32)  # known tokens and placeholders of tokens in flight
         self.num_computed = np.zeros(num_rows, np.int32)  # computed, or scheduled in letters in flight
+        self.num_prompt = np.zeros(num_rows, np.int32)
         self.limit = np.zeros(num_rows, np.int32)  # most tokens ever computed: the last token needs no computing
         self.capacity = np.zeros(num_rows, np.int32)  # slots allocated
         self.num_known = np.zeros(num_rows, np.int32)  # tokens that the host has seen
@@ -78,6 +79,7 @@ class RowTable:
         self.runnable[row] = not request.paused
         self.num_tokens[row] = self.num_known[row] = request.num_tokens
         self.num_computed[row] = self.num_confirmed[row] = num_computed
+        self.num_prompt[row] = request.num_prompt_tokens
         self.limit[row] = request.max_total_tokens - 1
         self.capacity[row] = capacity
         self.next_publish[row] = next_publish

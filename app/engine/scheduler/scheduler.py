@@ -59,7 +59,7 @@ class Scheduler:
     ) -> None:
         self.kv = kv
         self.rows = RowTable(max_num_seqs)
-        self.waiting = WaitingQueue()
+        self.waiting = WaitingQueue(kv.num_known_tokens)
         self.requests: dict[str, Request] = {}
         self._statistics = Statistics(recorder)
         self._max_num_batched_tokens = max_num_batched_tokens
@@ -95,9 +95,10 @@ class Scheduler:
     def set_paused(self, request_id: str, paused: bool) -> None:
         """Hold a request (a slow client) or let it go on; tokens in flight still arrive."""
         request = self.requests.get(request_id)
-        if request is None:
+        if request is None or request.paused == paused:
             return
         request.paused = paused
+        self._statistics.num_paused += 1 if paused else -1
         if request.row >= 0:
             self.rows.runnable[request.row] = not paused and not request.is_loading
 
@@ -112,6 +113,7 @@ class Scheduler:
             self.waiting.remove(request)
             self.kv.free(request, None)
         request.status = RequestStatus.FINISHED
+        self._statistics.num_paused -= request.paused
         del self.requests[request.request_id]
         self._statistics.request_finished(request, reason, self._clock())
         return EngineOutput(
@@ -145,7 +147,7 @@ class Scheduler:
         """Whether a step can bring anything: a letter is out, or a request is not held by its client."""
         if self._in_flight or self._failed:
             return True
-        return any(not request.paused for request in self.requests.values())
+        return len(self.requests) > self._statistics.num_paused
 
     # ---- scheduling
 
@@ -438,6 +440,7 @@ class Scheduler:
         self._loading.returned(letter.step_id, output.loading_since)
         stats = StepStats(letter.num_tokens, 0, 0, 0, output.step_time_s)
         outputs = self._reconciler.reconcile(letter, output, stats)
+        self.waiting.load.refresh()
         stats.num_running, stats.num_waiting = self.rows.num_occupied, len(self.waiting)
         self._statistics.step_returned(stats, letter.num_decodes)
         return outputs

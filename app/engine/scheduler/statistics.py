@@ -7,6 +7,7 @@ import numpy as np
 from app.engine.kv_cache.kv_cache_manager import KVCacheManager
 from app.engine.outputs import FinishReason
 from app.engine.request import Request
+from app.engine.scheduler.queue_load import expected_rest
 from app.engine.scheduler.row_table import RowTable
 from app.engine.scheduler.waiting_queue import WaitingQueue
 from app.engine.stats import EngineCounters, EngineStats, RequestTimings, StatsRecorder, StepCosts, StepStats
@@ -18,6 +19,7 @@ class Statistics:
     def __init__(self, recorder: StatsRecorder | None) -> None:
         self.counters = EngineCounters()
         self.costs = StepCosts()
+        self.num_paused = 0  # requests held now, running or waiting
         self._recorder = recorder
 
     def request_started(self, request: Request, num_cached_tokens: int) -> None:
@@ -47,22 +49,23 @@ class Statistics:
             self._recorder.record_step(step)
 
     def snapshot(self, rows: RowTable, waiting: WaitingQueue, kv: KVCacheManager) -> EngineStats:
-        """Read everything once. Reads only, and walks no live dict, so any thread may call it while the engine runs."""
+        """Read everything once. Reads only, and walks no requests, so any thread may call it while the engine runs."""
         counters, costs, pool = self.counters, self.costs, kv.pool
-        running, queued = rows.occupants(), list(waiting)
+        expected = counters.output_tokens_average
+        to_compute, to_generate = waiting.load.outstanding(expected)
+        occupied = rows.ticket > 0
         # Read in the middle of a step, one counter may be ahead of the other.
         behind = np.maximum(np.minimum(rows.num_tokens, rows.limit) - rows.num_computed, 0)
-        expected = counters.output_tokens_average
+        room, done = rows.limit + 1 - rows.num_known, rows.num_known - rows.num_prompt
         return EngineStats(
-            num_running=len(running),
-            num_waiting=len(queued),
-            num_paused=sum(request.paused for request in running + queued),
+            num_running=rows.num_occupied,
+            num_waiting=len(waiting),
+            num_paused=self.num_paused,
             num_blocks=pool.num_blocks,
             num_free_blocks=pool.num_free,
             num_cached_blocks=pool.num_cached,
-            outstanding_prefill_tokens=sum(r.num_tokens - kv.num_known_tokens(r) for r in queued)
-            + int(behind[rows.ticket > 0].sum()),
-            outstanding_decode_tokens=sum(_expected_rest(request, expected) for request in running + queued),
+            outstanding_prefill_tokens=to_compute + int(behind[occupied].sum()),
+            outstanding_decode_tokens=to_generate + expected_rest(room[occupied], done[occupied], expected),
             prompt_tokens_total=counters.prompt_tokens,
             generation_tokens_total=counters.generation_tokens,
             preemptions_total=counters.preemptions,
@@ -75,9 +78,3 @@ class Statistics:
             decode_step_s=costs.decode_step_s,
             kv_connector=None if kv.connector is None else kv.connector.stats(),
         )
-
-
-def _expected_rest(request: Request, expected_output_tokens: float) -> int:
-    """Output tokens still to come: up to the usual length of an answer, never past the request's own limit."""
-    done = request.num_output_tokens
-    return min(request.max_total_tokens - request.num_tokens, max(1, round(expected_output_tokens) - done))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from app.engine.core import EngineCore
 from tests.engine.scheduler.random_run import RandomRun
 
 
@@ -17,6 +18,29 @@ def play(seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
             raise AssertionError(f"the run of seed {seed} failed: {type(error).__name__}: {error}") from error
         num_preemptions += core.stats().preemptions_total
     assert num_preemptions > len(seeds)
+
+
+def walked(core: EngineCore) -> tuple[int, int, int, int, int]:
+    """What `stats` reports, by asking every request."""
+    scheduler, usual = core.scheduler, round(core.scheduler._statistics.counters.output_tokens_average)
+    requests, rows = scheduler.requests.values(), scheduler.rows
+    running = [request for request in requests if request.row >= 0]
+    behind = [min(rows.num_tokens[r.row], rows.limit[r.row]) - rows.num_computed[r.row] for r in running]
+    unknown = [r.num_tokens - scheduler.kv.num_known_tokens(r) for r in requests if r.row < 0]
+    rest = [min(r.max_total_tokens - r.num_tokens, max(1, usual - r.num_output_tokens)) for r in requests]
+    num_paused = sum(request.paused for request in requests)
+    return len(running), len(requests) - len(running), num_paused, sum(unknown) + sum(behind), sum(rest)
+
+
+def test_the_statistics_are_those_of_all_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    def compare(core: EngineCore) -> None:
+        core.scheduler.waiting.load.refresh(len(core.scheduler.waiting))
+        stats = core.stats()
+        outstanding = (stats.outstanding_prefill_tokens, stats.outstanding_decode_tokens)
+        assert (stats.num_running, stats.num_waiting, stats.num_paused, *outstanding) == walked(core)
+
+    for seed in range(20):
+        RandomRun(seed, monkeypatch, each_step=compare).play()
 
 
 def test_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,3 +34,24 @@ def test_any_request_can_leave_and_find_its_place_again() -> None:
     queue.push(requests[4])
     assert list(queue) == requests
     assert len(queue) == 10
+
+
+def test_its_load_is_that_of_its_requests() -> None:
+    """Whoever comes and goes; what the cache knows of one shows once its turn to be looked at has come."""
+    rng, known = random.Random(1), dict[Request, int]()
+    queue = WaitingQueue(lambda request: known.get(request, 0))
+    waiting: list[Request] = []
+    for number in range(500):
+        if waiting and rng.random() < 0.4:
+            gone = waiting.pop(rng.randrange(len(waiting)))
+            queue.remove(gone)
+        else:
+            one = request((0, number))
+            one.token_ids, one.max_total_tokens = [1] * rng.randint(1, 50), 60
+            waiting.append(one)
+            queue.push(one)
+        assert queue.load.outstanding(1.0) == (sum(one.num_tokens for one in waiting), len(waiting))
+    known[waiting[0]] = waiting[0].num_tokens
+    for _ in waiting:
+        queue.load.refresh(1)
+    assert queue.load.outstanding(1.0)[0] == sum(one.num_tokens for one in waiting[1:])
