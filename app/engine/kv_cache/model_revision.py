@@ -3,44 +3,67 @@ hash begins with (I5).
 
 Two directories with the same files give the same revision on whatever node and under whatever name they lie; new
 weights under an old name give another one, so a replica that still runs the old ones is never taken to share prefixes
-with the new. Weights are not read: their headers, names and sizes are.
+with the new. Of the weights only samples are read, from the begin, middle and end of each tensor: training changes
+nearly every number of the tensors that it changes at all.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from hashlib import blake2b
-from pathlib import Path
+from io import FileIO
 
 from app.config import EngineConfig
 from app.engine.model_info import ModelInfo
 
-HEADER_BYTES = 1 << 20  # of each weight file; a safetensors header (names, shapes, offsets) is mostly shorter
+MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+SAMPLE_BYTES = 64
+MAX_SAMPLED_TENSORS = 8192  # of all files together; a read each, three where a tensor is large
 WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")
 
 
 def model_revision(info: ModelInfo, config: EngineConfig) -> str:
-    """32 hex digits over the model's description, its weight files' headers, and the options that change what a KV
-    block holds."""
+    """32 hex digits over the model's description, its weight files' headers and samples of their tensors, and the
+    options that change what a KV block holds."""
     digest = blake2b(digest_size=16)
     is_dummy = config.load_format == "dummy"
     kinds = [config.dtype, config.quantization, config.kv_cache_dtype]
     options = [*kinds, config.load_format, config.seed if is_dummy else 0]
     _add(digest, json.dumps([info.hf_config, options], sort_keys=True).encode())
-    for path in [] if is_dummy else sorted(path for name in WEIGHT_FILES for path in info.directory.glob(name)):
-        with path.open("rb") as file:
-            head = file.read(HEADER_BYTES)
+    paths = [] if is_dummy else sorted(path for name in WEIGHT_FILES for path in info.directory.glob(name))
+    for path in paths:
         _add(digest, path.name.encode())
         _add(digest, path.stat().st_size.to_bytes(8, "little"))
-        _add(digest, _header(path, head))
+        with path.open("rb", buffering=0) as file:
+            is_index = path.suffix == ".json"
+            for part in [file.read()] if is_index else _samples(file, MAX_SAMPLED_TENSORS // len(paths) + 1):
+                _add(digest, part)
     return digest.hexdigest()
 
 
-def _header(path: Path, head: bytes) -> bytes:
-    """What identifies a file's content at its start: for safetensors the length-prefixed header, no tensor data."""
-    if path.suffix != ".safetensors":
-        return head
-    return head[: 8 + int.from_bytes(head[:8], "little")]
+def _samples(file: FileIO, most: int) -> Iterator[bytes]:
+    """What tells a safetensors file from others: its header (names, types, places of tensors) and samples of `most`
+    tensors, evenly chosen."""
+    size = int.from_bytes(file.read(8), "little")
+    header = file.read(min(size, MAX_HEADER_BYTES))
+    yield header
+    places = _places(header)
+    for begin, end in places[:: -(-len(places) // most) or 1]:
+        middle, last = (begin + end) // 2, max(begin, end - SAMPLE_BYTES)
+        for place in sorted({begin, middle, last}):
+            file.seek(8 + size + place)
+            yield file.read(min(SAMPLE_BYTES, end - place))
+
+
+def _places(header: bytes) -> list[tuple[int, int]]:
+    """Where each tensor's data begin and end; nothing of a file that is none (a pointer to one, say): the workers have
+    loaded what they need by now."""
+    try:
+        entries = json.loads(header)
+        return sorted(tuple(entry["data_offsets"]) for name, entry in entries.items() if name != "__metadata__")
+    except (ValueError, AttributeError, KeyError, TypeError):
+        return []
 
 
 def _add(digest: blake2b, part: bytes) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 from safetensors.numpy import save_file
 
 from app.config import EngineConfig
+from app.engine.kv_cache import model_revision as module
 from app.engine.kv_cache.model_revision import model_revision
 from app.engine.model_info import ModelInfo
 
@@ -47,3 +51,42 @@ def test_what_changes_the_weights_changes_the_revision(tmp_path: Path) -> None:
     assert revision(path, kv_cache_dtype="fp8_e4m3") == revision(path, kv_cache_dtype="fp8")
     assert revision(path, seed=1) == names[0]  # the seed of dummy weights: there are none here
     assert revision(path, max_num_seqs=3) == names[0]
+
+
+@pytest.mark.parametrize("tensor", range(3))
+def test_other_weights_of_equal_shape_are_another_model(tmp_path: Path, tensor: int) -> None:
+    """One tensor of a file that was trained further."""
+    rng = np.random.default_rng(0)
+    shapes = [(100, 64), (64,), (2,)]  # two bytes too small for a sample at each place
+    tensors = {str(i): rng.standard_normal(shape).astype(np.float16) for i, shape in enumerate(shapes)}
+    path = write(tmp_path / "a")
+    save_file(tensors, str(path / "model.safetensors"))
+    (path / "model.safetensors.index.json").write_text("{}")
+    first = revision(path)
+    assert revision(path) == first
+    tensors[str(tensor)] += np.float16(0.01)
+    save_file(tensors, str(path / "model.safetensors"))
+    assert revision(path) != first
+
+
+def test_a_file_that_only_looks_like_weights_does_no_harm(tmp_path: Path) -> None:
+    path = write(tmp_path / "a")
+    first = revision(path)
+    (path / "other.safetensors").write_text("version https://git-lfs.github.com/spec/v1")
+    assert revision(path) != first
+
+
+def test_few_bytes_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, count = write(tmp_path / "a"), 0
+    save_file({str(i): np.zeros(100_000, np.float32) for i in range(20)}, str(path / "model.safetensors"))
+    samples = module._samples
+
+    def counted(*arguments: Any) -> Iterator[bytes]:
+        nonlocal count
+        for part in samples(*arguments):
+            count += len(part)
+            yield part
+
+    monkeypatch.setattr(module, "_samples", counted)
+    revision(path)
+    assert count < 20_000
