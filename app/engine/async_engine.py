@@ -52,6 +52,7 @@ class AsyncEngine:
         self._started = False
         self._start_result: WorkerInfo | BaseException | None = None
         self._start_done = threading.Event()
+        self._given_up: set[str] = set()  # told an error, and not yet ended in the core; the engine's thread alone
         self._step_began: float | None = None  # monotonic; None between steps
 
     # ---- any thread
@@ -190,16 +191,41 @@ class AsyncEngine:
             self._condition.wait_for(called)
 
     def _publish(self, outputs: list[EngineOutput]) -> None:
+        if self._given_up:
+            outputs = [output for output in outputs if not self._was_given_up(output)]
         if not outputs:
             return
+        self._forget_ended(outputs)
+        try:
+            self._on_outputs(outputs)
+        except Exception as error:  # the receiver's trouble must not stop everybody's tokens
+            logger.exception("the receiver of outputs failed")
+            self._give_up([output.request_id for output in outputs], f"internal error: output was lost: {error}")
+
+    def _give_up(self, request_ids: list[str], error: str) -> None:
+        """The receiver may have lost tokens of these requests, or their ends: each is told an error, by itself."""
+        self._given_up |= self._core.scheduler.requests.keys() & set(request_ids)
+        self._core.abort_requests(request_ids)
+        for request_id in request_ids:
+            final = [EngineOutput(request_id, [], finish_reason="error", error=error)]
+            self._forget_ended(final)
+            try:
+                self._on_outputs(final)
+            except Exception:
+                logger.exception("the receiver did not take the end of request %s", request_id)
+
+    def _was_given_up(self, output: EngineOutput) -> bool:
+        """Whether the request has been told its end already; forgotten once the engine's own end of it has come."""
+        known = output.request_id in self._given_up
+        if known and output.finish_reason is not None:
+            self._given_up.discard(output.request_id)
+        return known
+
+    def _forget_ended(self, outputs: list[EngineOutput]) -> None:
         ended = [output.request_id for output in outputs if output.finish_reason is not None]
         if ended:
             with self._condition:
                 self._live.difference_update(ended)
-        try:
-            self._on_outputs(outputs)
-        except Exception:  # the receiver's trouble must not stop everybody's tokens
-            logger.exception("the receiver of outputs failed")
 
     def _end_all(self, error: str | None) -> None:
         """A final output for every live request: an error where there is a text, else an abort."""

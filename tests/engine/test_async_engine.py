@@ -237,22 +237,34 @@ def test_shutdown_ends_what_still_runs(make_engine: Callable[..., Setup]) -> Non
     setup.engine.shutdown()
 
 
-def test_a_receiver_that_fails_stops_nobody(make_engine: Callable[..., Setup]) -> None:
+def test_a_receiver_that_fails_loses_no_request(make_engine: Callable[..., Setup]) -> None:
+    """Those whose outputs it did not take end with an error, once, and hold nothing; the others go on."""
     setup = make_engine(start=False)
-    on_outputs, failures = setup.receiver.on_outputs, []
+    receiver = setup.receiver
 
     def failing(outputs: list[EngineOutput]) -> None:
-        on_outputs(outputs)
-        failures.append(1)
-        raise ValueError("a bug in the receiver")
+        if any(output.request_id == "bad" and output.error is None for output in outputs):
+            raise ValueError("a bug in the receiver")
+        receiver.on_outputs(outputs)
 
-    setup.engine = AsyncEngine(setup.core, failing, setup.receiver.on_fatal)
+    setup.engine = AsyncEngine(setup.core, failing, receiver.on_fatal)
     setup.engine.start()
-    setup.engine.add_request(make_request("r", [1], max_tokens=5))
-    setup.receiver.wait_final("r")
-    assert len(failures) >= 5
+    setup.engine.add_request(make_request("good", [1], max_tokens=150))
+    receiver.wait(lambda: "good" in receiver.results.tokens)
+    setup.engine.pause("good")
+    setup.engine.add_request(make_request("bad", [2], max_tokens=150))
+    receiver.wait_final("bad")
+    assert receiver.results.final["bad"].finish_reason == "error"
+    assert "a bug in the receiver" in str(receiver.results.final["bad"].error)
+    setup.engine.resume("good")
+    receiver.wait_final("good")
+    setup.engine.add_request(make_request("next", [1], max_tokens=5))
+    receiver.wait_final("next")
+    assert receiver.results.final["next"].finish_reason == "length"
+    assert not setup.engine._given_up
     setup.engine.check_health()
     setup.engine.shutdown()
+    assert_idle(setup.core)
 
 
 def test_an_idle_engine_parks_once_and_costs_nothing(make_engine: Callable[..., Setup]) -> None:
