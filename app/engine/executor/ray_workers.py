@@ -10,7 +10,9 @@ import os
 import secrets
 import signal
 import sys
+import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
@@ -24,6 +26,7 @@ from app.engine.executor.gang_executor import CONNECT_TIMEOUT_S, GangExecutor
 from app.engine.executor.placement import Placement, place
 from app.engine.executor.transports import choose_transport
 from app.engine.executor.transports.compiled_graph import worker_environment
+from app.engine.executor.transports.connection import FrameConnection
 from app.engine.executor.transports.gang import Gang, Rank, RankFailedError, open_pidfd
 from app.engine.executor.transports.rendezvous import Rendezvous
 from app.engine.executor.worker_actor import Place, WorkerActor
@@ -83,8 +86,7 @@ class RayWorkersExecutor(GangExecutor):
         count = self._world_size
         with Rendezvous(None if all(same_node) else ray.util.get_node_ip_address()) as rendezvous:
             arguments = [(rendezvous.address, same) for same in same_node]
-            processes = self._call_all("connect", arguments, CONNECT_TIMEOUT_S)
-            connections = rendezvous.accept(count, CONNECT_TIMEOUT_S, per_rank=2)
+            processes, connections = self._meet(rendezvous, arguments)
         ranks = [
             Rank(
                 *(rank, self._actors[rank], connections[rank], pid, host, same_node[rank], connections[count + rank]),
@@ -93,6 +95,24 @@ class RayWorkersExecutor(GangExecutor):
             for rank, (pid, host) in enumerate(processes)
         ]
         return Gang(ranks)
+
+    def _meet(
+        self, rendezvous: Rendezvous, arguments: Sequence[tuple[Any, ...]]
+    ) -> tuple[list[Any], list[FrameConnection]]:
+        """What `connect` returns of every worker, and the connections; the two ends wait for each other's proofs."""
+        failed = threading.Event()
+
+        def check() -> None:
+            if failed.is_set():
+                raise EngineDeadError("a worker could not connect")
+
+        with ThreadPoolExecutor(1, "rendezvous") as thread:
+            accepted = thread.submit(rendezvous.accept, self._world_size, CONNECT_TIMEOUT_S, 2, check)
+            try:
+                return self._call_all("connect", arguments, CONNECT_TIMEOUT_S), accepted.result()
+            except BaseException:
+                failed.set()
+                raise
 
     def _call_all(self, method: str, arguments: Sequence[tuple[Any, ...]], timeout_s: float | None = None) -> list[Any]:
         actors = self._actors[: len(arguments)]

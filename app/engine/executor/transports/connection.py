@@ -10,6 +10,8 @@ import select
 import socket
 import struct
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 _LENGTH = struct.Struct("<Q")
 _CHUNK_BYTES = 1 << 16
@@ -28,12 +30,22 @@ class FrameConnection:
         sock.setblocking(False)
         self._sock = sock
         self._received = bytearray()
+        self._most_bytes: int | None = None
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
 
     def fileno(self) -> int:
         """The socket's file descriptor; -1 once closed."""
         return self._sock.fileno()
+
+    @contextmanager
+    def limited(self, num_bytes: int) -> Iterator[None]:
+        """Meanwhile a longer frame counts as a lost connection: for a peer that has not shown who it is."""
+        self._most_bytes = num_bytes
+        try:
+            yield
+        finally:
+            self._most_bytes = None
 
     def send(self, payload: bytes, timeout_s: float | None = None) -> None:
         """Send one frame. TimeoutError when the other end does not take it, ConnectionLostError when it is gone."""
@@ -84,7 +96,10 @@ class FrameConnection:
         have = len(self._received)
         if have < _LENGTH.size:
             return None
-        end = _LENGTH.size + _LENGTH.unpack_from(self._received)[0]
+        length: int = _LENGTH.unpack_from(self._received)[0]
+        if self._most_bytes is not None and length > self._most_bytes:
+            raise ConnectionLostError("the other end sends something else than was expected")
+        end = _LENGTH.size + length
         if have < end:
             return None
         with memoryview(self._received) as view:

@@ -1,7 +1,9 @@
-"""Where driver and workers meet: the driver listens, each worker connects once and shows the gang's secret.
+"""Where driver and workers meet: the driver listens, each worker connects, and each shows that it knows the secret.
 
-Frames carry pickles, so a peer is believed only after it has shown the secret, which travels through Ray; the unix
-socket lies in a directory that only this user can enter, and both listeners close once all workers are connected.
+Frames carry pickles, so neither end believes the other before it has proved itself. The secret travels through Ray (or
+a pipe) and never over the connection: either end answers the other's fresh nonce with an HMAC (challenge and response
+both ways, RFC 2104), so that what a listener on the network hears is of no use to it. The unix socket lies in a
+directory that only this user can enter, and both listeners close once all workers are connected.
 """
 
 from __future__ import annotations
@@ -23,7 +25,10 @@ from types import TracebackType
 from app.engine.executor.transports.connection import ConnectionLostError, FrameConnection
 
 _CHECK_S = 0.1
-_GREETING_TIMEOUT_S = 2.0  # a connected peer shows the secret at once, or is not ours
+_GREETING_TIMEOUT_S = 5.0  # a connected peer answers at once, or is not ours
+_ANSWER_TIMEOUT_S = 120.0  # the driver greets one peer after another, strangers among them
+_GREETING_BYTES = 64  # longest frame of a greeting
+_NONCE_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,18 +104,25 @@ class Rendezvous:
         return [arrived[number] for number in range(count)]
 
     def _greet(self, connection: FrameConnection) -> int | None:
+        """The rank of a worker that has shown the secret; None of anybody else."""
+        secret, own = self.address.secret, secrets.token_bytes(_NONCE_BYTES)
         try:
-            greeting = connection.recv(_GREETING_TIMEOUT_S)
+            with connection.limited(_GREETING_BYTES):
+                hello = connection.recv(_GREETING_TIMEOUT_S)
+                connection.send(own + _proof(secret, b"driver", hello, own), _GREETING_TIMEOUT_S)
+                shown = connection.recv(_GREETING_TIMEOUT_S)
         except (ConnectionLostError, TimeoutError):
             return None
-        secret, rank = greeting[:-4], greeting[-4:]
-        if not hmac.compare_digest(secret, self.address.secret):
+        if len(hello) != _NONCE_BYTES + 4 or not hmac.compare_digest(shown, _proof(secret, b"worker", hello, own)):
             return None
-        return int.from_bytes(rank, "little")
+        return int.from_bytes(hello[_NONCE_BYTES:], "little")
 
 
 def connect(address: Address, rank: int, same_node: bool) -> tuple[FrameConnection, int | None]:
-    """Connect a worker. Returns the connection and, on the driver's node, a pidfd of the driver where there is one."""
+    """Connect a worker. Returns the connection and, on the driver's node, a pidfd of the driver where there is one.
+
+    ConnectionLostError when what answers is not the driver; TimeoutError when nothing does.
+    """
     if same_node:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.connect(address.unix_path)
@@ -120,8 +132,29 @@ def connect(address: Address, rank: int, same_node: bool) -> tuple[FrameConnecti
     _configure(sock)
     driver = _peer_pidfd(sock) if same_node else None
     connection = FrameConnection(sock)
-    connection.send(address.secret + rank.to_bytes(4, "little"))
+    try:
+        _introduce(connection, address.secret, rank)
+    except BaseException:
+        connection.close()
+        raise
     return connection, driver
+
+
+def _introduce(connection: FrameConnection, secret: bytes, rank: int) -> None:
+    """The worker's side of `_greet`."""
+    hello = secrets.token_bytes(_NONCE_BYTES) + rank.to_bytes(4, "little")
+    with connection.limited(_GREETING_BYTES):
+        connection.send(hello, _ANSWER_TIMEOUT_S)
+        answer = connection.recv(_ANSWER_TIMEOUT_S)
+    nonce, shown = answer[:_NONCE_BYTES], answer[_NONCE_BYTES:]
+    if not hmac.compare_digest(shown, _proof(secret, b"driver", hello, nonce)):
+        raise ConnectionLostError("what answered at the driver's address does not know the secret")
+    connection.send(_proof(secret, b"worker", hello, nonce), _ANSWER_TIMEOUT_S)
+
+
+def _proof(secret: bytes, who: bytes, hello: bytes, nonce: bytes) -> bytes:
+    """What only one who knows the secret can say, as `who`, to this worker's hello and this driver's nonce."""
+    return hmac.digest(secret, who + nonce + hello, "sha256")
 
 
 def _configure(sock: socket.socket) -> None:
