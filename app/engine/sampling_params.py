@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
+from app.engine.repetition_detection import RepetitionDetection
 from app.engine.structured.structured_outputs import StructuredOutputs
 
 __all__ = ["MAX_SEED", "SamplingParams", "StructuredOutputs"]
@@ -62,6 +63,9 @@ class SamplingParams(BaseModel):
         ge=-1,
         le=MAX_THINKING,
         description="Most tokens of a thought, which is then closed; -1: any number.",
+    )
+    repetition_detection: RepetitionDetection | None = Field(
+        None, description='End an answer that goes in circles, with stop_reason "repetition_detected".'
     )
     structured_outputs: StructuredOutputs | None = Field(
         None, description="A JSON schema, regular expression, choice, grammar or structural tag the text must match."

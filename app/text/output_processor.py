@@ -7,12 +7,13 @@ owns the finish reason. `must_abort` says that the engine still runs a request t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from app.engine.outputs import CompletionOutput, EngineOutput, FinishReason
 from app.engine.sampling_params import SamplingParams
 from app.engine.step import TokenLogprobs
 from app.text.detokenizer import create_detokenizer
+from app.text.repetition import REPETITION, RepetitionFinder
 from app.text.stop_strings import StopStrings
 from app.text.tokenizer import Tokenizer
 
@@ -72,6 +73,8 @@ class OutputProcessor:
         self._detokenizer = create_detokenizer(tokenizer, params.skip_special_tokens, prompt_token_ids, shown)
         self._stops = StopStrings(params.stop, params.include_stop_str_in_output) if params.stop else None
         self._min_tokens = params.min_tokens
+        circles = params.repetition_detection
+        self._repetition = RepetitionFinder(circles, params.min_tokens) if circles is not None else None
         self._show_stop_token = params.include_stop_str_in_output
         self._wants_logprobs = params.logprobs is not None
         # A chat model's end of turn may be known to its tokenizer only; it reaches the engine as a stop token.
@@ -86,6 +89,10 @@ class OutputProcessor:
         """Text and tokens that `output` adds. After the finish nothing is added any more."""
         if self.finished:
             return TextDelta("", [])
+        if self._repetition is not None and output.finish_reason in (None, "length"):
+            count = self._repetition.find(output.new_token_ids)
+            if count:
+                return self._end_circles(output, count)
         if output.num_cached_tokens:
             self.num_cached_tokens = output.num_cached_tokens
         token_ids = output.new_token_ids
@@ -107,6 +114,17 @@ class OutputProcessor:
         if self._wants_logprobs and output.logprobs is not None:
             delta.logprobs = output.logprobs[: len(delta.token_ids)]
             delta.text_offsets = piece.offsets[: len(delta.token_ids)]
+        return delta
+
+    def _end_circles(self, output: EngineOutput, count: int) -> TextDelta:
+        """End with the first `count` tokens of `output`, all of which have their text."""
+        self._repetition = None
+        logprobs = None if output.logprobs is None else output.logprobs[:count]
+        kept = replace(output, new_token_ids=output.new_token_ids[:count], logprobs=logprobs, finish_reason="length")
+        delta = self.process(kept)
+        if delta.finish_reason == "length":
+            delta.finish_reason, delta.stop_reason = "stop", REPETITION
+        delta.must_abort = output.finish_reason is None
         return delta
 
     def _detokenize(self, token_ids: list[int], num_heard: int) -> _Piece:

@@ -18,7 +18,7 @@ ONLY_WITH_BEAMS = ("length_penalty", "early_stopping")
 NOT_WITH_BEAMS = (
     "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias",
     "allowed_token_ids", "bad_words", "stop", "structured_outputs",
-    "thinking_token_budget",
+    "thinking_token_budget", "repetition_detection",
 )  # fmt: skip
 
 

@@ -47,7 +47,6 @@ REFUSED_EVERYWHERE = {
     "logprob_token_ids": "not supported; logprobs gives the likeliest tokens",
     "media_io_kwargs": "the model reads text only",
     "mm_processor_kwargs": "the model reads text only",
-    "repetition_detection": "not supported; see repetition_penalty",
     "return_prompt_text": "not supported; see echo and return_token_ids",
     "return_token_offsets": "not supported; see logprobs.text_offset of /v1/completions",
     "vllm_xargs": "there are no plugins to give them to",

@@ -130,12 +130,18 @@ def test_what_goes_with_the_request(
         ({"spaces_between_special_tokens": False}, "spaces_between_special_tokens"),
         ({"session_id": ""}, "session_id"),
         ({"stream_interval": 2}, "stream_interval"),
+        ({"repetition_detection": {"min_count": 2}}, "repetition_detection.max_pattern_size"),
+        ({"repetition_detection": {"min_count": 1, "max_pattern_size": 2}}, "repetition_detection.min_count"),
+        (
+            {"repetition_detection": {"min_count": 2, "max_pattern_size": 2, "min_pattern_size": 3}},
+            "repetition_detection",
+        ),
         ({"stream_interval": 2000, "stream": True}, "stream_interval"),
         *(
             ({name: value}, name)
             for name, value in {
                 "suffix": "x", "logprob_token_ids": [1], "vllm_xargs": {}, "watermarking": {},
-                "mm_processor_kwargs": {}, "media_io_kwargs": {}, "repetition_detection": {}, "guided_json": {},
+                "mm_processor_kwargs": {}, "media_io_kwargs": {}, "guided_json": {},
                 "return_prompt_text": True, "return_token_offsets": True, "ec_transfer_params": {},
                 "kv_transfer_params": {}, "prompt_embeds": "x",
             }.items()
@@ -150,3 +156,23 @@ def test_refused_by_name(http: httpx.Client, fields: dict[str, Any], param: str)
         error = answer.json()["error"]
         assert error["param"] == param
         assert error["message"]
+
+
+def test_an_answer_in_circles_ends(sdk: openai.OpenAI) -> None:
+    circles = {"ignore_eos": True, "logit_bias": {"7": 100}, "include_stop_str_in_output": False}
+    whole = complete(sdk, logprobs=0, **circles).choices[0]
+    assert ids_of(whole) == [7] * 8
+    assert whole.finish_reason == "length"
+    detection = {"max_pattern_size": 3, "min_pattern_size": 2, "min_count": 3}
+    ended = complete(sdk, logprobs=0, **circles, repetition_detection=detection).choices[0]
+    assert (ids_of(ended), ended.finish_reason, ended.stop_reason) == ([7] * 6, "stop", "repetition_detected")
+    assert ended.text
+    assert whole.text.startswith(ended.text)
+    assert len(ended.logprobs.tokens) == 6
+    later = complete(sdk, **circles, repetition_detection=detection, min_tokens=7).choices[0]
+    assert ids_of(later) == [7] * 7
+
+
+def ids_of(choice: Any) -> list[int]:
+    found: list[int] = choice.token_ids
+    return found
