@@ -28,6 +28,7 @@ from app.api.http10 import WholeAnswers
 from app.api.in_process import Answer, post_in_process
 from app.api.middleware import BodyLimit, HeaderLimit, RequestContext
 from app.api.openai.chat import chat_routes
+from app.api.openai.chat_batch import ChatBatchRequest, Post, chat_batch_routes
 from app.api.openai.completions import completion_routes
 from app.api.openai.embeddings import embedding_routes
 from app.api.openai.models import model_routes
@@ -50,7 +51,7 @@ from app.config import IngressConfig, RequestLimits
 BODIES: tuple[type[BaseModel], ...] = (
     *(ChatRequest, CompletionRequest, TokensRequest, TokenizeRequest, DetokenizeRequest),
     *(ResponsesRequest, InputTokensRequest, MessagesRequest, CountTokensRequest),
-    BatchBody,
+    *(BatchBody, ChatBatchRequest),
     *(EmbeddingRequest, ScoreRequest, RerankRequest, ClassifyRequest, PoolingRequest),
 )
 _DEFAULTS = IngressConfig()
@@ -83,7 +84,9 @@ def create_app(
     app.include_router(completion_routes(client, limits))
     stores = stores or local_stores(ingress)
     app.include_router(response_routes(client, limits, ingress, stores("responses")))
-    _serve_batches(app, limits, ingress, stores)
+    own_routes = _own_routes(app)
+    app.include_router(chat_batch_routes(limits, own_routes))
+    _serve_batches(app, limits, ingress, stores, own_routes)
     app.include_router(message_routes(client, limits))
     app.include_router(embedding_routes(client, limits))
     app.include_router(score_routes(client, limits))
@@ -100,13 +103,18 @@ def create_app(
     return app
 
 
-def _serve_batches(app: FastAPI, limits: RequestLimits, ingress: IngressConfig, stores: Stores) -> None:
-    """Files and batches. The requests of a batch take the app's own routes, under its tenant's name."""
+def _own_routes(app: FastAPI) -> Post:
+    """Posts to the app's own routes, in the name of a tenant that has been let in."""
     routes = RequestContext(ExceptionMiddleware(AsyncExitStackMiddleware(app.router), app.exception_handlers))
 
     async def post(path: str, payload: bytes, tenant: str) -> Answer:
         return await post_in_process(routes, path, payload, {"app": app, "state": {"tenant": tenant}})
 
+    return post
+
+
+def _serve_batches(app: FastAPI, limits: RequestLimits, ingress: IngressConfig, stores: Stores, post: Post) -> None:
+    """Files and batches, whose requests go to `post`."""
     files, batches = FileStore(stores("files")), stores("batches")
     tools = Tools(
         post=post,
