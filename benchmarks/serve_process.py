@@ -51,7 +51,8 @@ class ServeProcess:
     """`with ServeProcess(yaml) as server:` serves at `server.base_url` until the block ends.
 
     `edit(config)` may change the loaded YAML before it is written out; `log_path` holds what `serve run` printed.
-    `module` is what runs the YAML: Serve's own command, or one that becomes it.
+    `module` is what runs the YAML: Serve's own command, or one that becomes it. Serve takes ten seconds to end
+    gracefully; without `ends_gracefully` all processes are killed at once.
     """
 
     def __init__(
@@ -60,11 +61,13 @@ class ServeProcess:
         edit: Any = None,
         ready_timeout_s: float = 180.0,
         module: Sequence[str] = ("ray.serve.scripts", "run"),
+        ends_gracefully: bool = True,
     ) -> None:
         self.port = free_port()
         self.base_url = f"http://127.0.0.1:{self.port}"
         self.ready_timeout_s = ready_timeout_s
         self._module = module
+        self._ends_gracefully = ends_gracefully
         self.start_time_s = 0.0
         # Short: unix socket paths under it may not exceed 107 characters.
         self.tmp = Path(tempfile.mkdtemp(prefix="mnt", dir="/tmp"))
@@ -124,7 +127,7 @@ class ServeProcess:
     ) -> None:
         processes = self.processes()
         if self._process is not None and self._process.poll() is None:
-            self._process.send_signal(signal.SIGINT)
+            self._process.send_signal(signal.SIGINT if self._ends_gracefully else signal.SIGKILL)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(30)
         processes += self._stragglers()

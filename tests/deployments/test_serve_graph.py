@@ -45,10 +45,11 @@ def edit(config: dict[str, Any]) -> None:
     application["import_path"] = "tests.deployments.fake_app:build"
     application["runtime_env"]["env_vars"]["MANTA_FAKE_HOLD_S"] = str(limits.scaled_s(1.5))
     shared = {"cpus_per_worker": 0.01, "replica_cpus": 0.01, "health_check_period_s": limits.scaled_s(1.0)}
+    shared["graceful_shutdown_timeout_s"] = limits.patience_s()
     application["args"] = {
         "models": [
-            {"name": "fast", "aliases": ["quick"], "num_replicas": 2, "graceful_shutdown_timeout_s": 60, **shared},
-            {"name": "single", "graceful_shutdown_timeout_s": 60, **shared},
+            {"name": "fast", "aliases": ["quick"], "num_replicas": 2, **shared},
+            {"name": "single", **shared},
         ],
         "ingress": {
             "credit_window_tokens": 64,
@@ -62,7 +63,9 @@ def edit(config: dict[str, Any]) -> None:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServeProcess]:
-    with ServeProcess(ROOT / "configs/serve/quickstart.yaml", edit) as process:
+    with ServeProcess(
+        ROOT / "configs/serve/quickstart.yaml", edit, ready_timeout_s=limits.patience_s(), ends_gracefully=False
+    ) as process:
         wait_until(lambda: num_channels(process) == 3, "all replicas are found")
         yield process
 

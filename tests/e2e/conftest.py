@@ -24,7 +24,7 @@ Record = Callable[[str, Any], None]
 @pytest.fixture(scope="session")
 def quickstart() -> Iterator[ServeProcess]:
     """`serve run configs/serve/quickstart.yaml`, on a free port."""
-    with ServeProcess(ROOT / "configs/serve/quickstart.yaml") as server:
+    with ServeProcess(ROOT / "configs/serve/quickstart.yaml", ready_timeout_s=patience_s()) as server:
         yield server
 
 

@@ -17,7 +17,9 @@ RunExample = Callable[..., str]
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[ServeProcess]:
-    with ServeProcess(ROOT / "examples/several_models.yaml") as running:
+    with ServeProcess(
+        ROOT / "examples/several_models.yaml", ready_timeout_s=limits.patience_s(), ends_gracefully=False
+    ) as running:
         yield running
 
 
