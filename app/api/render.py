@@ -23,6 +23,7 @@ from app.api.work_pool import DECODE_S_PER_TOKEN, TOKENISE_S_PER_CHAR, RequestWo
 from app.config import RequestLimits
 from app.engine.request import EngineRequest
 from app.engine.sampling_params import SamplingParams
+from app.engine.structured.reasoning import ReasoningSpan
 from app.errors import InvalidRequestError, ModelNotFoundError, PromptTooLongError, UnsupportedError
 from app.text.bad_words import bad_words_token_ids
 from app.text.stop_tokens import with_tokenizer_eos
@@ -110,12 +111,12 @@ def engine_requests(
     priority: int = 0,
     cache_salt: str | None = None,
     tenant: str = "",
-    end_of_thought: tuple[int, ...] = (),
+    reasoning: ReasoningSpan | None = None,
 ) -> list[EngineRequest]:
     """`n` requests for each prompt, in order.
 
     Raises InvalidRequestError or PromptTooLongError, naming the field; `names` says what the dialect calls a field of
-    ours, where it has a word of its own. Structured outputs begin after the tokens `end_of_thought`, if there are any.
+    ours, where it has a word of its own. Structured outputs begin after the `reasoning`, if there is any.
     """
     check_limits(params, limits, names)
     check_number(len(prompts), params.n, limits, names)
@@ -140,7 +141,7 @@ def engine_requests(
                     bad_words,
                     priority,
                     root,
-                    end_of_thought_token_ids=end_of_thought,
+                    reasoning=reasoning,
                     thinking_budget=thinking,
                 )
             )

@@ -13,6 +13,7 @@ from app.engine.pooling_params import PoolingParams
 from app.engine.sampling_params import SamplingParams
 from app.engine.step import TokenLogprobs
 from app.engine.structured.matcher import Matcher
+from app.engine.structured.reasoning import ReasoningSpan
 from app.engine.thinking_budget import ThinkingBudget
 
 MAX_PRIORITY = (1 << 63) - 1
@@ -32,8 +33,7 @@ class EngineRequest:
     priority: int = 0
     cache_root: bytes = b""  # tenant, adapter and cache_salt: root of the block-hash chain (I5)
     arrival_time: float = field(default_factory=time.time)  # seconds since the epoch
-    # Structured outputs begin after these tokens, which end the model's thought; () when the answer begins at once.
-    end_of_thought_token_ids: tuple[int, ...] = ()
+    reasoning: ReasoningSpan | None = None  # before a structured output; None: that begins at once
     pooling_params: PoolingParams | None = None  # for a vector instead of tokens; sampling_params are NO_SAMPLING
     thinking_budget: ThinkingBudget | None = None  # the params' thinking_token_budget, in the model's tokens
 

@@ -59,8 +59,8 @@ async def open_conversation(
         if body.structured_outputs is not None and offer is not None and offer.mode == "required":
             raise InvalidRequestError("excludes a tool_choice that requires a call", param="structured_outputs")
         fields["structured_outputs"] = plan.structured_outputs
-    end = plan.thought_end_token_ids if fields.get("structured_outputs") is not None else ()
+    before = plan.reasoning_span if fields.get("structured_outputs") is not None else None
     shown = plan.shown_token_ids
-    stream = open_stream(client, limits, request, body, model, [prompt], head, fields, shown=shown, end_of_thought=end)
+    stream = open_stream(client, limits, request, body, model, [prompt], head, fields, shown=shown, reasoning=before)
     parsers = [] if plan.is_plain else [plan.new_parser() for _ in stream.choices]
     return Conversation(model, head, stream, plan, parsers, plan.max_calls)

@@ -15,6 +15,7 @@ from app.api.openai.head import ResponseHead
 from app.api.openai.protocol import GenerationBody
 from app.api.render import Prompt, engine_requests, must_generate, sampling_params
 from app.config import RequestLimits
+from app.engine.structured.reasoning import ReasoningSpan
 from app.text.output_processor import OutputProcessor
 
 MAX_SESSION_CHARS = 256
@@ -31,11 +32,11 @@ def open_stream(
     fields: dict[str, Any],
     *,
     shown: frozenset[int] = frozenset(),
-    end_of_thought: tuple[int, ...] = (),
+    reasoning: ReasoningSpan | None = None,
 ) -> EventStream:
     """The stream of all choices of all prompts; raises InvalidRequestError or PromptTooLongError before it starts.
 
-    `shown` are special tokens that stay in the text; structured outputs begin after the tokens `end_of_thought`.
+    `shown` are special tokens that stay in the text; structured outputs begin after the `reasoning`.
     """
     must_generate(model)
     if body.request_id is not None:
@@ -51,7 +52,7 @@ def open_stream(
         priority=body.priority,
         cache_salt=body.cache_salt,
         tenant=request.state.tenant,
-        end_of_thought=end_of_thought,
+        reasoning=reasoning,
     )
     choices = [
         Choice(

@@ -16,6 +16,7 @@ from app.api.parsers.base import ParsedAnswer, Parser, ReasoningParser, Schema, 
 from app.api.parsers.grammar import Lark
 from app.api.parsers.scanner import Part
 from app.engine.sampling_params import StructuredOutputs
+from app.engine.structured.reasoning import ReasoningSpan
 from app.errors import UnsupportedError
 
 __all__ = ["AnswerParser", "Offer", "ParsedAnswer", "Part", "ParserPlan", "ToolMode", "plan_parsers"]
@@ -85,7 +86,7 @@ class ParserPlan:
     inside: bool  # whether the answers begin inside the thought
     shown_token_ids: frozenset[int]  # special tokens that must stay in the text for the parsers to see
     structured_outputs: StructuredOutputs | None  # what enforces the calls, where something must
-    thought_end_token_ids: tuple[int, ...]  # a structured output begins after them; () when it begins at once
+    reasoning_span: ReasoningSpan | None  # before a structured output; None: that begins at once
 
     @property
     def is_plain(self) -> bool:
@@ -130,13 +131,24 @@ def plan_parsers(
     end = model.tokenizer.decode(prompt_token_ids[-PROMPT_END_TOKENS:], skip_special_tokens=False)
     inside = reasoning is not None and reasoning.starts_inside(end, continued)
     ids = _marker_ids(model, tools, reasoning)
+    span = _reasoning_span(model, reasoning, end, inside, continued)
     enforced = None
     if tools is not None and wanted is not None:
-        enforced = _enforced(tools, wanted, answer, ids, inside, tools_param)
+        may_reason = inside or (span is not None and span.start_token_id is not None)
+        enforced = _enforced(tools, wanted, answer, ids, may_reason, tools_param)
     shown = model.tokenizer.special_token_ids.intersection(ids.values())
-    thought_end = reasoning.thought_end(inside) if reasoning is not None else ""
-    end_ids = tuple(model.tokenizer.encode(thought_end, add_special_tokens=False)) if thought_end else ()
-    return ParserPlan(reasoning, tools, wanted, inside, shown, enforced, end_ids)
+    return ParserPlan(reasoning, tools, wanted, inside, shown, enforced, span)
+
+
+def _reasoning_span(
+    model: ServedModel, reasoning: type[ReasoningParser] | None, prompt_end: str, inside: bool, continued: str | None
+) -> ReasoningSpan | None:
+    """Whether a structured output has reasoning before it: what the prompt opened, or what the model may open."""
+    if reasoning is None:
+        return None
+    opening = model.tokenizer.token_to_id(reasoning.may_open(prompt_end, continued) or "")
+    end = reasoning.thought_end(inside or opening is not None)
+    return ReasoningSpan(tuple(model.tokenizer.encode(end, add_special_tokens=False)), opening) if end else None
 
 
 def load_tool_parser(model: ServedModel, param: str = "tools") -> type[ToolParser]:
@@ -168,7 +180,7 @@ def _enforced(
     offer: Offer,
     answer: StructuredOutputs | None,
     marker_ids: Mapping[str, int],
-    inside: bool,
+    may_reason: bool,
     param: str,
 ) -> StructuredOutputs | None:
     """The grammar that a required call, strict arguments, or a choice between calls and JSON ask for."""
@@ -187,7 +199,7 @@ def _enforced(
         raise UnsupportedError("this model's strict tools need a tool_choice of required or a named one", param=param)
     else:
         return StructuredOutputs(grammar=lark.finish(grammar.allowed(lark, loose, offer.is_parallel)))
-    if inside:  # after a thought the models write an empty line
+    if may_reason:  # after a thought the models write an empty line
         start = f"({lark.literal(chr(10))}){{0,2}} {start}"
     return StructuredOutputs(grammar=lark.finish(start))
 

@@ -116,6 +116,12 @@ class ReasoningParser(FormatParser):
     def thought_end(cls, inside: bool) -> str:
         """The text after which a structured output begins; "" when it begins at once."""
 
+    @classmethod
+    def may_open(cls, prompt_end: str, continued: str | None) -> str:
+        """The marker with which the answer itself may open a thought; "" where it is open already, closed, or marked
+        in another way. Arguments as for `starts_inside`."""
+        return ""
+
 
 @dataclass(slots=True)
 class ParsedCall:

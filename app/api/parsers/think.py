@@ -35,6 +35,13 @@ class ThinkParser(ReasoningParser):
         """The closing marker, where a thought is open."""
         return cls.close if inside else ""
 
+    @classmethod
+    def may_open(cls, prompt_end: str, continued: str | None) -> str:
+        """Where the prompt neither opens a thought nor closes one, as where thinking is off."""
+        if continued is not None or cls.starts_inside(prompt_end, continued):
+            return ""
+        return "" if prompt_end.rstrip().endswith(cls.close) else cls.open
+
     def parse(self) -> Steps[None]:
         """A thought, if the text begins with one; then content."""
         scan = self.scan

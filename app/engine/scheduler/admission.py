@@ -20,6 +20,7 @@ from app.engine.request import EngineRequest, Request
 from app.engine.sampling_params import MAX_SEED, SamplingParams
 from app.engine.structured.compiler import GrammarCompiler
 from app.engine.structured.matcher import Matcher
+from app.engine.structured.reasoning import ReasoningSpan
 from app.errors import InvalidRequestError, PromptTooLongError, UnsupportedError
 
 MAX_BAD_WORDS_TOKENS = 16_384  # of one request
@@ -68,7 +69,7 @@ class Admission:
         seed = params.seed if params.seed is not None else secrets.randbelow(MAX_SEED)
         if (seed, max_tokens) != (params.seed, params.max_tokens):
             params = params.model_copy(update={"seed": seed, "max_tokens": max_tokens})
-        matcher = self._matcher(params, request.end_of_thought_token_ids)
+        matcher = self._matcher(params, request.reasoning)
         if matcher is not None:  # from now on the grammar is the matcher's; the device has no use for its text
             params = params.model_copy(update={"structured_outputs": None})
         admitted = Request(
@@ -165,7 +166,7 @@ class Admission:
                     param="allowed_token_ids",
                 )
 
-    def _matcher(self, params: SamplingParams, end_of_thought: tuple[int, ...]) -> Matcher | None:
+    def _matcher(self, params: SamplingParams, reasoning: ReasoningSpan | None) -> Matcher | None:
         """The start of the request's grammar, if it has one."""
         if params.structured_outputs is None:
             return None
@@ -173,7 +174,7 @@ class Admission:
             raise InvalidRequestError("allowed_token_ids: excludes structured_outputs", param="allowed_token_ids")
         if self._grammars is None:
             raise UnsupportedError("structured_outputs: this engine has no grammars", param="structured_outputs")
-        return self._grammars.matcher(params.structured_outputs, end_of_thought)
+        return self._grammars.matcher(params.structured_outputs, reasoning)
 
     def _check_ids(self, token_ids: Collection[int], field: str) -> None:
         for token_id in (min(token_ids), max(token_ids)) if token_ids else ():

@@ -11,6 +11,7 @@ from pydantic_core import PydanticSerializationError
 from app.engine.structured.grammar import compile_grammar
 from app.engine.structured.limits import GrammarLimits, check_size
 from app.engine.structured.matcher import Matcher
+from app.engine.structured.reasoning import ReasoningSpan
 from app.engine.structured.structured_outputs import StructuredOutputs
 from app.engine.structured.trial import GrammarTrial
 from app.engine.structured.vocabulary import VocabularySource
@@ -33,7 +34,7 @@ class GrammarCompiler:
         self._compile_lock = threading.Lock()
         self._vocabulary: LLTokenizer | None = None
 
-    def matcher(self, spec: StructuredOutputs, end_of_thought: tuple[int, ...] = ()) -> Matcher:
+    def matcher(self, spec: StructuredOutputs, reasoning: ReasoningSpan | None = None) -> Matcher:
         """A matcher for one request.
 
         Raises InvalidRequestError naming the field, OverloadedError when no trial can be had.
@@ -49,7 +50,7 @@ class GrammarCompiler:
             finally:
                 self._compile_lock.release()
         assert self._vocabulary is not None
-        return Matcher(grammar, self._vocabulary, end_of_thought)
+        return Matcher(grammar, self._vocabulary, reasoning)
 
     def warm(self) -> None:
         """Start the trial's process, without waiting for it."""

@@ -30,6 +30,8 @@ def fill_masks(matchers: Sequence[Matcher]) -> NDArray[np.int32]:
         pairs = [(matcher.grammar, i) for i, matcher in enumerate(matchers)]
         executor.unsafe_compute_mask_ptr(pairs, words.ctypes.data, words.shape[1] * 4, len(words))
     words[~words.any(axis=1)] = -1
+    for matcher, row in zip(matchers, words, strict=True):
+        matcher.allow_reasoning(row)
     return words
 
 

@@ -1,7 +1,8 @@
 """Where one request stands in its grammar.
 
-A matcher sees every token of the output on the host, once each, in order. With a thought before the answer it lets
-everything pass until the tokens that end the thought have come, and only then starts to match.
+A matcher sees every token of the output on the host, once each, in order. With reasoning before the answer it lets
+everything pass until the tokens that end the reasoning have come, and only then starts to match. Where the model opens
+the reasoning itself, the token that does so is allowed beside what the grammar allows first.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
+from app.engine.structured.reasoning import ReasoningSpan
 from app.engine.structured.vocabulary import num_mask_words
 
 
@@ -20,13 +22,15 @@ class GrammarFailure(Exception):
 class Matcher:
     """`accept` each token; `fill_mask` for the next one."""
 
-    def __init__(self, grammar: LLMatcher, vocabulary: LLTokenizer, end_of_thought: tuple[int, ...] = ()) -> None:
+    def __init__(self, grammar: LLMatcher, vocabulary: LLTokenizer, reasoning: ReasoningSpan | None = None) -> None:
         self.grammar = grammar  # ours alone
         self.num_words = num_mask_words(vocabulary)
         self._vocabulary = vocabulary
         # In bytes: a model may write the same text in other tokens, the last of which may hold more than the end.
-        self._end_of_thought: bytes = vocabulary.decode_bytes(list(end_of_thought))
-        self._recent: bytes | None = b"" if end_of_thought else None  # None: the thought is over
+        self._end: bytes = vocabulary.decode_bytes(list(reasoning.end_token_ids if reasoning is not None else ()))
+        self._opening = reasoning.start_token_id if reasoning is not None else None  # None: not, or no more, possible
+        is_open = reasoning is not None and self._opening is None
+        self._recent: bytes | None = b"" if is_open else None  # None: not in the reasoning
 
     @property
     def is_active(self) -> bool:
@@ -40,6 +44,10 @@ class Matcher:
 
     def accept(self, token: int) -> None:
         """Take in the output's next token, end tokens included; GrammarFailure when it cannot follow."""
+        opening, self._opening = self._opening, None
+        if opening is not None and token == opening:
+            self._recent = b""
+            return
         if self._recent is not None:
             self._think(self._recent + self._vocabulary.decode_bytes([token]))
             return
@@ -52,13 +60,13 @@ class Matcher:
             )
 
     def _think(self, text: bytes) -> None:
-        """Text of the thought since its end could have begun; what follows the end begins the answer."""
-        _, found, rest = text.partition(self._end_of_thought)
+        """Text of the reasoning since its end could have begun; what follows the end begins the answer."""
+        _, found, rest = text.partition(self._end)
         if not found:
-            self._recent = text[-len(self._end_of_thought) :]
+            self._recent = text[-len(self._end) :]
             return
         self._recent = None
-        rest = rest.lstrip()  # the empty line between thought and answer is no part of either
+        rest = rest.lstrip()  # the empty line between reasoning and answer is no part of either
         if rest and not self.grammar.consume_tokens(self._vocabulary.tokenize_bytes(rest)):
             raise GrammarFailure(f"the structured output does not begin as it should: {self._reason()}")
 
@@ -70,6 +78,11 @@ class Matcher:
         assert self.is_active
         assert mask.flags.c_contiguous
         self.grammar.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+
+    def allow_reasoning(self, mask: NDArray[np.int32]) -> None:
+        """Set the bit of the token with which the model may still open its reasoning, if there is one."""
+        if self._opening is not None:
+            mask.view(np.uint32)[self._opening // 32] |= np.uint32(1 << self._opening % 32)
 
     def _reason(self) -> str:
         return str(self.grammar.get_error()).partition("\n")[0]

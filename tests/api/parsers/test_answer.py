@@ -23,6 +23,7 @@ from app.api.parsers.answer import Offer, plan_parsers
 from app.api.parsers.base import ParsedAnswer
 from app.config import ModelConfig
 from app.deployments.served_models import load_served_model
+from app.engine.structured.reasoning import ReasoningSpan
 from app.errors import ConfigError, UnsupportedError
 from app.text.chat_template import ChatTemplate
 
@@ -111,6 +112,23 @@ def test_where_an_answer_begins(name: str, prompt_end: str, continued: str | Non
 
 
 @pytest.mark.parametrize(
+    ("name", "prompt_end", "continued", "opening"),
+    [
+        ("think", "<|im_start|>assistant\n", None, "<think>"),  # Qwen3, which opens its thought itself
+        ("think", "<|im_start|>assistant\n<think>\n", None, ""),
+        ("think", "<|im_start|>assistant\n<think>\n\n</think>\n\n", None, ""),  # thinking is off
+        ("think", "</think>Hi<|im_end|>\n<|im_start|>assistant\n", None, "<think>"),  # of the turn before
+        ("think", "Well", "Well", ""),
+        ("deepseek_r1", "<｜Assistant｜>", None, ""),
+        ("mistral", "[/INST]", None, "[THINK]"),
+        ("harmony", "<|start|>assistant", None, ""),
+    ],
+)
+def test_where_the_answer_may_open_a_thought(name: str, prompt_end: str, continued: str | None, opening: str) -> None:
+    assert REASONING_PARSERS.load(name).may_open(prompt_end, continued) == opening
+
+
+@pytest.mark.parametrize(
     ("text", "reasoning", "content"),
     [
         ("so\n</think>\n\nDone.\n", "so", "Done.\n"),
@@ -176,11 +194,11 @@ def test_markers_that_are_special_tokens(harmony: tuple[Any, str]) -> None:
     grammar = client.requests[-1].sampling_params.structured_outputs.grammar
     ids = {marker: tokenizer.token_to_id(marker) for marker in TOOL_PARSERS.load("harmony").markers}
     assert f'<[{ids["<|channel|>"]}]> "commentary to=functions.now " <[{ids["<|constrain|>"]}]> "json"' in grammar
-    assert client.requests[-1].end_of_thought_token_ids == ()
+    assert client.requests[-1].reasoning is None
     form = {"type": "json_object"}
     httpx.post(f"{url}/v1/chat/completions", json={"messages": WORDS, "response_format": form})
     final = tokenizer.encode("<|channel|>final<|message|>", add_special_tokens=False)
-    assert list(client.requests[-1].end_of_thought_token_ids) == final
+    assert client.requests[-1].reasoning == ReasoningSpan(tuple(final))
 
 
 @pytest.mark.parametrize("arguments", ['{"b": 1, "a": "ü"}', {"b": 1, "a": "ü"}])

@@ -15,7 +15,9 @@ import pytest
 from app.engine.model_info import ModelInfo
 from app.engine.structured.compiler import GrammarCompiler
 from app.engine.structured.limits import GrammarLimits
+from app.engine.structured.masks import MIN_PARALLEL, fill_masks
 from app.engine.structured.matcher import GrammarFailure, Matcher
+from app.engine.structured.reasoning import ReasoningSpan
 from app.engine.structured.structured_outputs import StructuredOutputs
 from app.engine.structured.vocabulary import VocabularySource
 from app.errors import InvalidRequestError
@@ -221,7 +223,7 @@ def test_requests_with_one_grammar_do_not_share_a_state(compiler: GrammarCompile
 
 
 def test_the_grammar_begins_after_the_thought(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
-    end = tuple(tokenizer.encode("</think>", add_special_tokens=False))
+    end = ReasoningSpan(tuple(tokenizer.encode("</think>", add_special_tokens=False)))
     # The last one's end is written in tokens that it shares with the empty line after it.
     for thought in ("", "so 1 </think it is", "hm\n</thi"):
         matcher = compiler.matcher(StructuredOutputs(choice=["yes"]), end)
@@ -236,15 +238,44 @@ def test_the_grammar_begins_after_the_thought(compiler: GrammarCompiler, tokeniz
         assert matcher.is_complete
 
 
+@pytest.mark.parametrize("others", [0, MIN_PARALLEL])
+def test_a_model_may_open_its_reasoning_itself_or_answer_at_once(
+    compiler: GrammarCompiler, tokenizer: Tokenizer, others: int
+) -> None:
+    """The opening token is allowed first, and never again; what follows it is free until the end has come."""
+    opening = tokenizer.token_to_id("<think>")
+    assert opening is not None
+    spec = StructuredOutputs(choice=["yes"])
+    span = ReasoningSpan(tuple(tokenizer.encode("</think>", add_special_tokens=False)), opening)
+    at_once, thinking = compiler.matcher(spec, span), compiler.matcher(spec, span)
+    beside = [compiler.matcher(spec) for _ in range(others)]
+    *plain, first = fill_masks([*beside, at_once])
+    bit = np.uint32(1) << np.uint32(opening % 32)
+    assert first.view(np.uint32)[opening // 32] & bit
+    assert not any(mask.view(np.uint32)[opening // 32] & bit for mask in plain)
+    words = tokenizer.encode("yes", add_special_tokens=False)
+    assert words[0] in allowed(at_once)
+    for matcher, text in ((at_once, ""), (thinking, "<think>no, but</think>\n\n")):
+        for token in tokenizer.encode(text, add_special_tokens=False):
+            if matcher is thinking and not (matcher.is_active and token != opening):
+                matcher.accept(token)
+        for token in words:
+            mask = fill_masks([matcher])[0].view(np.uint32)
+            assert mask[token // 32] & (np.uint32(1) << np.uint32(token % 32))
+            assert bool(mask[opening // 32] & bit) == (matcher is at_once and token == words[0])
+            matcher.accept(token)
+        assert matcher.is_complete
+
+
 def test_text_after_the_thought_in_its_last_token_begins_the_answer() -> None:
     source = VocabularySource(INFO.directory, INFO.vocab_size, INFO.eos_token_ids)
     compiler = GrammarCompiler(source, GrammarLimits(), cache_size=1)
     try:
         vocabulary = source.load()
-        matcher = compiler.matcher(StructuredOutputs(choice=['"}']), tuple(vocabulary.tokenize_str("x")))
+        matcher = compiler.matcher(StructuredOutputs(choice=['"}']), ReasoningSpan(tuple(vocabulary.tokenize_str("x"))))
         matcher.accept(vocabulary.tokenize_str("x")[0])
         assert matcher.is_active
-        matcher = compiler.matcher(StructuredOutputs(choice=["}"]), tuple(vocabulary.tokenize_str('"')))
+        matcher = compiler.matcher(StructuredOutputs(choice=["}"]), ReasoningSpan(tuple(vocabulary.tokenize_str('"'))))
         matcher.accept(vocabulary.tokenize_str('"}')[0])  # one token: the end, and the whole answer
         assert matcher.is_complete
     finally:
