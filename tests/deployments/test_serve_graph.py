@@ -240,6 +240,27 @@ def test_a_kept_response_is_continued(client: openai.OpenAI) -> None:
         client.responses.create(model="fast", input="so?", previous_response_id="resp_none")
 
 
+def test_a_background_response_and_a_batch(client: openai.OpenAI) -> None:
+    """Both go on in the ingress without the client, and are kept by the store's actor."""
+    response = client.responses.create(model="fast", input="hi", max_output_tokens=5, background=True)
+    assert response.status == "queued"
+    wait_until(lambda: client.responses.retrieve(response.id).status == "incomplete", "the background response")
+    events = list(client.responses.retrieve(response.id, stream=True, starting_after=2))
+    assert [event.sequence_number for event in events] == list(range(3, 3 + len(events)))
+    body = {"model": "fast", "prompt": PROMPT, "max_tokens": 5}
+    lines = [{"custom_id": str(i), "method": "POST", "url": "/v1/completions", "body": body} for i in range(8)]
+    content = "\n".join(map(json.dumps, lines)).encode()
+    file = client.files.create(file=("in.jsonl", content), purpose="batch")
+    batch = client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
+    wait_until(lambda: client.batches.retrieve(batch.id).status == "completed", "the batch")
+    output_file_id = client.batches.retrieve(batch.id).output_file_id
+    assert output_file_id is not None
+    results = [json.loads(line) for line in client.files.content(output_file_id).text.splitlines()]
+    assert sorted(result["custom_id"] for result in results) == [str(i) for i in range(8)]
+    assert {result["response"]["body"]["usage"]["completion_tokens"] for result in results} == {5}
+    assert all(result["response"]["request_id"] for result in results)
+
+
 def test_refusal_of_the_engine_names_the_field(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         client.completions.create(model="fast", prompt=PROMPT, seed=REFUSED_SEED)
