@@ -8,6 +8,7 @@
     |- ModelNotFoundError           404
     |- OverloadedError              429
     |- EngineDeadError              503  the replica is gone or cannot make progress
+    |- PoisonedRequestError         500  engines died with it, one after another
     |- ConfigError                  (start-up) names the option and what to change
     `- CheckpointError              (start-up) names the file or the tensor
 
@@ -91,6 +92,12 @@ class EngineDeadError(MantaError):
     status = 503
     type = "service_unavailable_error"
     code = "engine_unavailable"
+
+
+class PoisonedRequestError(MantaError):
+    """Engine replicas died while the request ran on them, so it is sent to no further one."""
+
+    code = "poisoned_request"
 
 
 class ConfigError(MantaError):

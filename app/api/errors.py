@@ -20,7 +20,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Scope
 
-from app.errors import InvalidRequestError, MantaError, UnsupportedError
+from app.errors import InvalidRequestError, MantaError, PoisonedRequestError, UnsupportedError
 
 logger = logging.getLogger("manta.api")
 
@@ -103,6 +103,8 @@ def as_manta_error(error: Exception) -> MantaError:
 def error_response(error: MantaError, scope: Scope) -> Response:
     """The HTTP response for `error` in the dialect of the route; 429 and 503 ask to come back in a second."""
     headers = {"Retry-After": "1"} if error.status in (429, 503) else {}
+    if isinstance(error, PoisonedRequestError):
+        headers["x-should-retry"] = "false"  # read by the SDKs of OpenAI and Anthropic
     if error.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     if speaks_anthropic(scope):

@@ -26,9 +26,11 @@ class EngineMetrics:
         self._reasons: dict[str, FinishReason] = {}  # of requests that the ingress ended, by request id, oldest first
         self._itl = recorder.histogram("vllm:inter_token_latency_seconds")
 
-    def kv_cache(self, block_size: int, num_blocks: int) -> None:
+    def kv_cache(self, block_size: int, num_blocks: int, max_model_len: int) -> None:
         """The shape of the KV cache, once it is known."""
-        self._recorder.set("vllm:cache_config_info", 1, str(block_size), str(num_blocks))
+        num_tokens = block_size * num_blocks
+        labels = (block_size, num_blocks, num_tokens, num_tokens / max_model_len)
+        self._recorder.set("vllm:cache_config_info", 1, *map(str, labels))
 
     def ended(self, request_id: str, reason: FinishReason) -> None:
         """The ingress ends a request: it owns the reason (a stop string is a stop, though the engine sees an abort)."""
@@ -73,6 +75,8 @@ class EngineMetrics:
         recorder = self._recorder
         recorder.set("vllm:num_requests_running", stats.num_running)
         recorder.set("vllm:num_requests_waiting", stats.num_waiting)
+        recorder.set("vllm:num_requests_waiting_by_reason", stats.num_waiting - stats.num_deferred, "capacity")
+        recorder.set("vllm:num_requests_waiting_by_reason", stats.num_deferred, "deferred")
         recorder.set("manta:num_requests_paused", stats.num_paused)
         recorder.set("manta:outstanding_tokens", stats.outstanding_tokens)
         recorder.set("vllm:kv_cache_usage_perc", stats.kv_cache_usage)

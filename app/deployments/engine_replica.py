@@ -26,6 +26,7 @@ from app.deployments.cluster_secret import load_block_hash_key
 from app.deployments.engine_factory import EngineFactory, ReplicaEngine, create_engine
 from app.deployments.engine_metrics import EngineMetrics
 from app.deployments.feed_hub import FeedHub
+from app.deployments.serve_logs import log_to_serve_files
 from app.deployments.stall_watch import StallWatch
 from app.deployments.wire import LoadReport, decode_control
 from app.engine.kv_cache.kv_events import KVEventLog
@@ -35,7 +36,6 @@ from app.engine.outputs import EngineOutput
 from app.engine.request import EngineRequest
 from app.engine.worker_info import WorkerInfo
 from app.errors import EngineDeadError, MantaError
-from app.telemetry.logging import configure_logging
 from app.telemetry.metrics import MetricsRecorder
 
 IDLE_HEARTBEAT_S = 1.0
@@ -57,7 +57,7 @@ class EngineReplica:
         router_config: RouterConfig,
         engine_factory: EngineFactory | None = None,
     ) -> None:
-        configure_logging()
+        log_to_serve_files()
         context = serve.get_replica_context()
         self.replica_id: str = context.replica_id.unique_id
         self._model = model
@@ -81,7 +81,8 @@ class EngineReplica:
         info = await asyncio.to_thread(self._start_engine)
         self._num_blocks = info.num_blocks
         self._revision = await asyncio.to_thread(_revision, model.engine)
-        self._metrics.kv_cache(model.engine.block_size, info.num_blocks)
+        max_model_len = await asyncio.to_thread(_max_model_len, model.engine)
+        self._metrics.kv_cache(model.engine.block_size, info.num_blocks, max_model_len)
         self._busy = asyncio.Event()  # a request came: the heartbeat wakes from its idle pace
         self._exit_task: asyncio.Task[None] | None = None
         self._heartbeat_task = asyncio.create_task(self._heartbeats())
@@ -283,3 +284,8 @@ class EngineReplica:
 def _revision(config: EngineConfig) -> str:
     """What this engine's block hashes begin with; empty when it caches nothing. Reads files."""
     return model_revision(ModelInfo.from_directory(config.model), config) if config.enable_prefix_caching else ""
+
+
+def _max_model_len(config: EngineConfig) -> int:
+    """Tokens of the longest request. Reads files."""
+    return config.max_model_len or ModelInfo.from_directory(config.model).max_position_embeddings

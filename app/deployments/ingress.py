@@ -27,23 +27,24 @@ from app.deployments.announcement import announce
 from app.deployments.channel import ChannelClient, RequestStream
 from app.deployments.cluster_secret import load_block_hash_key
 from app.deployments.haproxy import warn_of_lost_settings
+from app.deployments.metrics_collector import MetricsCollector
 from app.deployments.policies.base import EXPECTED_TOKENS, Decision, Level, RouteQuery
 from app.deployments.prompt_hasher import PromptHasher
 from app.deployments.replica_pool import ReplicaPool, RollCall
 from app.deployments.route_explanation import RouteExplanation
-from app.deployments.serve_port import EngineHandles, call, metrics_snapshots
+from app.deployments.serve_logs import log_to_serve_files
+from app.deployments.serve_port import EngineHandles, call
 from app.deployments.served_models import load_served_model
 from app.deployments.tenant_store import SharedStores
 from app.engine.outputs import EngineOutput, FinishReason
 from app.engine.request import EngineRequest
-from app.errors import EngineDeadError, ModelNotFoundError, OverloadedError
-from app.telemetry.logging import configure_logging
-from app.telemetry.metrics import MetricsRecorder, decode_snapshot, render
+from app.errors import EngineDeadError, ModelNotFoundError, OverloadedError, PoisonedRequestError
+from app.telemetry.metrics import MetricsRecorder
 
 HELLO_TIMEOUT_S = 2.0
-METRICS_TIMEOUT_S = 2.0
 EXPLAIN_TIMEOUT_S = 2.0
 ROUTER_REST_S = 1.0  # a Router that did not answer is not asked again for so long
+MAX_DEATHS = 2  # of engine replicas under one request
 READY_WAIT_S = 60.0  # once one model can answer, the others get so long before the ingress opens without them
 
 logger = logging.getLogger("manta.ingress")
@@ -58,9 +59,8 @@ class Ingress:
         router: Any,
         engines: Mapping[str, Any],
     ) -> None:
-        configure_logging()
+        log_to_serve_files()
         self._config = config
-        self._routers = router
         self._router = router.options(method_name="route")
         self._explain = router.options(method_name="explain")
         self._router_asleep_until = 0.0
@@ -68,6 +68,7 @@ class Ingress:
         self._num_requests = 0
         self._recorder = MetricsRecorder({"ingress": self._ingress_id}, scope="ingress")
         self._handles = {name: EngineHandles(handle) for name, handle in engines.items()}
+        self._metrics = MetricsCollector(self._recorder.labels, self._snapshot, self._handles, router)
         self._pools = {name: self._create_pool(name) for name in self._handles}
         for pool in self._pools.values():
             pool.start()
@@ -139,16 +140,18 @@ class Ingress:
         return all(pool.live() for pool in self._pools.values())
 
     async def metrics_text(self) -> str:
-        """The metrics of all engine and Router replicas and of this ingress replica."""
-        answers = await asyncio.gather(
-            *(handles.metrics_snapshots(METRICS_TIMEOUT_S) for handles in self._handles.values()),
-            metrics_snapshots(self._routers, METRICS_TIMEOUT_S),
-        )
+        """The metrics of all engine, Router and ingress replicas."""
+        return await self._metrics.text()
+
+    async def metrics_snapshot(self) -> bytes:
+        """The metrics of this ingress replica, for another one's page."""
+        return self._snapshot()
+
+    def _snapshot(self) -> bytes:
         self._recorder.set("manta:ingress_requests", self._num_requests)
         self._recorder.set("manta:ingress_channels", sum(len(pool.live()) for pool in self._pools.values()))
         self._recorder.set("manta:ingress_channels_lost_total", sum(pool.num_lost for pool in self._pools.values()))
-        snapshots = [snapshot for answer in answers for snapshot in answer]
-        return render([decode_snapshot(snapshot) for snapshot in [*snapshots, self._recorder.snapshot()]])
+        return self._recorder.snapshot()
 
     async def explain_route(
         self, model: str, prompt_token_ids: list[int], root: bytes, max_tokens: int, session: str
@@ -176,8 +179,12 @@ class Ingress:
     async def _attempts(
         self, model: str, request: EngineRequest, route: RouteInfo
     ) -> AsyncGenerator[EngineOutput, None]:
-        """The request on one replica; on a second one if the first is lost before it said anything."""
+        """The request on one replica; on another one if the first refuses it or is lost before it said anything.
+
+        PoisonedRequestError once MAX_DEATHS replicas died with it: it may be the cause, and a third would die too.
+        """
         failed: set[str] = set()
+        num_deaths = 0
         while True:
             channel = await self._choose(model, request, route, failed)
             silent = True
@@ -189,10 +196,16 @@ class Ingress:
                     silent = False
                     yield output
                 return
-            except EngineDeadError:
+            except EngineDeadError as error:
                 failed.add(channel.replica_id)
-                if not silent or len(failed) > 1:
+                if not silent:
                     raise
+                num_deaths += stream is not None or channel.state == "closed"
+                if num_deaths == MAX_DEATHS:
+                    raise PoisonedRequestError(
+                        f"{MAX_DEATHS} engine replicas died while this request ran on them; it may be the cause, and "
+                        f"is not sent to another one (the last said: {error.message})"
+                    ) from error
             finally:
                 if stream is not None:
                     stream.close(cast(FinishReason, route.extra.get(ENDED_BY, "abort")))
@@ -249,6 +262,7 @@ class Ingress:
 
     async def _wait_ready(self) -> None:
         """Open the door only when requests can be answered."""
+        logger.info("ingress %s waits for replicas of %s", self._ingress_id, ", ".join(self._pools))
         deadline: float | None = None
         while missing := [name for name, pool in self._pools.items() if not pool.live()]:
             if len(missing) < len(self._pools) and deadline is None:

@@ -20,9 +20,9 @@ from app.deployments.prefix_index import PrefixIndex
 from app.deployments.prompt_hasher import split_hashes
 from app.deployments.replica_pool import RollCall
 from app.deployments.route_explanation import RouteExplanation, explain
+from app.deployments.serve_logs import log_to_serve_files
 from app.deployments.serve_port import EngineHandles
 from app.errors import EngineDeadError
-from app.telemetry.logging import configure_logging
 from app.telemetry.metrics import MetricsRecorder
 
 HELLO_TIMEOUT_S = 1.0
@@ -32,7 +32,7 @@ class Router:
     """One load book with its index per model. `engines` are Serve handles by model name."""
 
     async def __init__(self, config: RouterConfig, engines: Mapping[str, Any]) -> None:  # type: ignore[misc]
-        configure_logging()
+        log_to_serve_files()
         self._router_id = f"router-{uuid.uuid4().hex[:12]}"
         self._config = config
         self._recorder = MetricsRecorder({"router": self._router_id}, scope="router")

@@ -28,6 +28,7 @@ class EngineStats:
     num_running: int  # requests in a row, paused ones included
     num_waiting: int  # requests without a row: new and preempted ones
     num_paused: int  # held for a slow client, running or waiting
+    num_deferred: int  # those of them that wait
     num_blocks: int
     num_free_blocks: int  # cached blocks that nobody holds are free
     num_cached_blocks: int  # findable by hash

@@ -70,6 +70,7 @@ def _histogram(name: str, help: str, buckets: tuple[float, ...]) -> Metric:
 METRICS: tuple[Metric, ...] = (
     _gauge("vllm:num_requests_running", "Requests in the running batch."),
     _gauge("vllm:num_requests_waiting", "Requests that wait to be scheduled."),
+    _gauge("vllm:num_requests_waiting_by_reason", "The same: for capacity, or deferred by a slow client.", "reason"),
     _gauge("vllm:kv_cache_usage_perc", "Share of the KV-cache blocks in use, 0 to 1."),
     _counter("vllm:num_preemptions_total", "Requests that had to give their KV blocks back."),
     _counter("vllm:prompt_tokens_total", "Prompt tokens processed."),
@@ -98,7 +99,11 @@ METRICS: tuple[Metric, ...] = (
     _histogram("vllm:request_params_max_tokens", "The max_tokens of a request.", TOKENS),
     _histogram("vllm:request_params_n", "The n of a request.", N_CHOICES),
     _histogram("vllm:request_num_preemptions", "Times a request was preempted.", PREEMPTIONS),
-    _gauge("vllm:cache_config_info", "Shape of the KV cache; always 1.", "block_size", "num_gpu_blocks"),
+    _gauge(
+        "vllm:cache_config_info",
+        "Shape of the KV cache, its tokens, and how many requests of full length it holds; always 1.",
+        *("block_size", "num_gpu_blocks", "kv_cache_size_tokens", "kv_cache_max_concurrency"),
+    ),
     _gauge("manta:num_requests_paused", "Requests held back because their clients are slow."),
     _gauge("manta:outstanding_tokens", "Tokens that the replica still has to process."),
     _gauge("manta:ingress_requests", "Requests in flight in this ingress replica."),

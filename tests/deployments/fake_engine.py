@@ -123,6 +123,7 @@ class FakeEngine:
             num_running=len(running),
             num_waiting=0,
             num_paused=sum(r.paused for r in running),
+            num_deferred=0,
             num_blocks=NUM_BLOCKS,
             num_free_blocks=NUM_BLOCKS - len(running),
             num_cached_blocks=len(self._cached),

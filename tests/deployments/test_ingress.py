@@ -5,12 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
+import anthropic
+import httpx
 import msgspec
+import openai
 import pytest
 
 from app.api.engine_client import PromptPlace, RouteInfo
+from app.api.errors import error_response
 from app.config import IngressConfig, ServeConfig
 from app.deployments.channel_hub import ChannelHub
 from app.deployments.ingress import Ingress
@@ -22,7 +27,7 @@ from app.engine.kv_cache.block_hash import hash_blocks, root_hash
 from app.engine.outputs import EngineOutput
 from app.engine.request import EngineRequest
 from app.engine.sampling_params import SamplingParams
-from app.errors import EngineDeadError, MantaError
+from app.errors import EngineDeadError, MantaError, PoisonedRequestError
 from app.telemetry.metrics import MetricsRecorder, decode_snapshot
 from tests import limits
 from tests.limits import run, until
@@ -39,6 +44,7 @@ class Replica:
         self.hub = ChannelHub(self, 64, 8.0)
         self.served: list[str] = []
         self.dead = False
+        self.die: Callable[[], None] | None = None  # of the next request, once it has been taken
 
     def abort(self, request_ids: list[str]) -> None: ...
 
@@ -56,6 +62,9 @@ class Replica:
         if self.dead:
             return EngineDeadError(f"{self.name} is dead")
         self.served.append(request.request_id)
+        if self.die is not None:
+            asyncio.get_running_loop().call_soon(self.die)
+            return None
         self.hub.add(channel_id, stream_id, request.request_id)
         self.hub.dispatch([EngineOutput(request.request_id, [1], "length")])
         return None
@@ -92,8 +101,8 @@ class BareIngress(Ingress):
 class Stage:
     """An ingress as its constructor leaves it, but for Serve's handles."""
 
-    def __init__(self) -> None:
-        self.replicas = {name: Replica(name) for name in "ab"}
+    def __init__(self, names: str = "ab") -> None:
+        self.replicas = {name: Replica(name) for name in names}
         self.router = TurningRouter()
         self.pool = ReplicaPool("m", "i", IngressConfig(), self.discover, self.replicas.__getitem__)
         self.ingress = object.__new__(BareIngress)
@@ -124,16 +133,21 @@ class Stage:
 
 @pytest.fixture
 def play() -> Callable[[Callable[[Stage], Coroutine[Any, Any, None]]], None]:
-    async def main(scene: Callable[[Stage], Coroutine[Any, Any, None]]) -> None:
-        stage = Stage()
+    return lambda scene: perform(scene, Stage())
+
+
+def perform(scene: Callable[[Stage], Coroutine[Any, Any, None]], stage: Stage) -> None:
+    """`scene` on `stage`, once all its replicas are found."""
+
+    async def main() -> None:
         stage.pool.start()
         try:
-            await until(lambda: len(stage.pool.live()) == 2)
+            await until(lambda: len(stage.pool.live()) == len(stage.replicas))
             await scene(stage)
         finally:
             await stage.pool.close()
 
-    return lambda scene: run(main(scene))
+    run(main())
 
 
 def test_all_choices_of_a_prompt_go_to_one_replica(play: Any) -> None:
@@ -154,6 +168,46 @@ def test_choices_move_together_when_their_replica_is_lost(play: Any) -> None:
         assert len(stage.router.asked) == 1
 
     play(scene)
+
+
+def poisoned(stage: Stage, names: str) -> None:
+    """The replicas of `names` die of any request."""
+    for name in names:
+        channel = stage.pool.live()[name]
+        stage.replicas[name].die = partial(channel.close, "its engine died")
+
+
+def test_a_request_that_two_engines_died_of_is_sent_to_no_third() -> None:
+    async def scene(stage: Stage) -> None:
+        poisoned(stage, "abc")
+        with pytest.raises(PoisonedRequestError, match="2 engine replicas died while this request ran on them"):
+            await stage._choice("x", PromptPlace())
+        assert sum(len(replica.served) for replica in stage.replicas.values()) == 2
+
+    perform(scene, Stage("abc"))
+
+
+def test_one_death_costs_the_client_nothing() -> None:
+    """Nor do refusals count as deaths: they end when no replica is left."""
+
+    async def scene(stage: Stage) -> None:
+        poisoned(stage, "b")
+        stage.replicas["c"].dead = stage.replicas["d"].dead = True
+        assert await stage._choice("x", PromptPlace(replica_id="b")) == "a"
+        assert stage.replicas["b"].served == ["x"]
+        stage.replicas["a"].dead = True
+        with pytest.raises(EngineDeadError, match="no engine replica"):
+            await stage._choice("y", PromptPlace())
+
+    perform(scene, Stage("abcd"))
+
+
+def test_sdks_do_not_repeat_a_poisoned_request() -> None:
+    response = error_response(PoisonedRequestError("two died"), {"type": "http", "path": "/v1/chat/completions"})
+    assert response.status_code == 500
+    httpx_response = httpx.Response(500, headers=dict(response.headers), content=bytes(response.body))
+    assert not openai.OpenAI(api_key="none")._should_retry(httpx_response)
+    assert not anthropic.Anthropic(api_key="none")._should_retry(httpx_response)
 
 
 def test_without_a_router_they_stay_together(play: Any) -> None:

@@ -305,6 +305,15 @@ def test_metrics_count_all_replicas(server: ServeProcess, client: openai.OpenAI)
     assert sum(samples(server, "vllm:e2e_request_latency_seconds_count").values()) == sum(after.values())
 
 
+def test_one_request_id(server: ServeProcess) -> None:
+    """Serve's middleware adds the header; ours is not to add it again."""
+    headers = httpx.get(f"{server.base_url}/v1/models", headers={"x-request-id": "abc-1"}, timeout=20).headers
+    assert headers.get_list("x-request-id") == headers.get_list("request-id") == ["abc-1"]
+    headers = httpx.get(f"{server.base_url}/v1/models", timeout=20).headers
+    assert len(headers.get_list("x-request-id")) == 1
+    assert headers["x-request-id"] == headers["request-id"]
+
+
 def test_disconnect_aborts_soon(server: ServeProcess) -> None:
     wait_until(lambda: num_running(server) == 0, "quiet")
     whole = num_whole(server)
@@ -519,3 +528,39 @@ def _drain_quietly(server: ServeProcess) -> None:
             pass
     except (httpx.HTTPError, AssertionError):
         pass
+
+
+def test_every_ingress_tells_the_metrics_of_all(server: ServeProcess) -> None:
+    """Behind a balancer each scrape meets another ingress: a series must neither vanish nor go back."""
+
+    def change(application: dict[str, Any]) -> None:
+        application["deployments"] = [
+            {"name": "Engine-fast", "num_replicas": 1},
+            {"name": "Ingress", "num_replicas": 2},
+        ]
+
+    def routed() -> dict[str, float]:
+        """Prompts placed, by ingress, as told by whichever ingress the proxy chose."""
+        families = text_string_to_metric_families(httpx.get(f"{server.base_url}/metrics", timeout=20).text)
+        found: dict[str, float] = {}
+        for sample in (sample for family in families for sample in family.samples):
+            if sample.name == "manta:ingress_requests":
+                found.setdefault(sample.labels["ingress"], 0.0)
+            if sample.name == "manta:ingress_routes_total":
+                found[sample.labels["ingress"]] = found.get(sample.labels["ingress"], 0.0) + sample.value
+        return found
+
+    def both_work() -> bool:
+        list(stream(server, max_tokens=1))
+        return min([*routed().values(), 0.0] if len(routed()) < 2 else routed().values()) > 0
+
+    _deploy(server, change)
+    until(both_work, 60, "requests go through both ingresses")
+    last = routed()
+    for _ in range(8):
+        list(stream(server, max_tokens=1))
+        now = routed()
+        assert now.keys() == last.keys()
+        assert sum(now.values()) == sum(last.values()) + 1
+        assert all(now[ingress] >= last[ingress] for ingress in last)
+        last = now

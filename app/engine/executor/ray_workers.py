@@ -54,12 +54,12 @@ class RayWorkersExecutor(GangExecutor):
 
     def _create_actors(self, placement: Placement) -> None:
         actor_class = ray.remote(WorkerActor)
-        gang = secrets.token_hex(4)
+        gang = f"{_owner()}#{secrets.token_hex(4)}"
         for rank in range(self._world_size):
             options = placement.options(rank, self._config.device)
             actor = actor_class.options(
                 **options,
-                name=f"manta-worker-{gang}-{rank}",
+                name=f"{gang}#rank{rank}",
                 max_restarts=0,
                 max_task_retries=0,
                 runtime_env={"env_vars": self._environment(gpus=options["num_gpus"])},
@@ -173,6 +173,12 @@ class RayWorkersExecutor(GangExecutor):
 def _send_signal(pid: int, number: int) -> None:
     with suppress(ProcessLookupError):
         os.kill(pid, number)
+
+
+def _owner() -> str:
+    """Whose workers these are, as Ray's dashboard shows it: application, model and replica by Serve's name for it."""
+    name: str = ray.get_runtime_context().get_actor_name() or "manta"
+    return name.rpartition("::")[2]
 
 
 def _usable_cores() -> int:

@@ -29,6 +29,7 @@ class QueueLoad:
         self._places: dict[Request, int] = {}
         self._columns = np.zeros((NUM_COLUMNS, 64), np.int64)
         self._next = 0
+        self.num_paused = 0  # of those that wait, held for a slow client
 
     def add(self, request: Request) -> None:
         """A request begins to wait."""
@@ -37,6 +38,7 @@ class QueueLoad:
         if place == self._columns.shape[1]:
             self._columns = np.concatenate((self._columns, np.zeros_like(self._columns)), axis=1)
         self._look_at(place)
+        self.num_paused += request.paused
 
     def remove(self, request: Request) -> None:
         """It waits no longer; the last one takes its place."""
@@ -45,6 +47,7 @@ class QueueLoad:
         self._columns[:, len(self._requests)] = 0
         if last is not request:
             self._requests[place], self._places[last] = last, place
+        self.num_paused -= request.paused
 
     def refresh(self, count: int = REFRESHED_PER_STEP) -> None:
         """Look again at the next `count` requests."""

@@ -101,6 +101,8 @@ class Scheduler:
         self._statistics.num_paused += 1 if paused else -1
         if request.row >= 0:
             self.rows.runnable[request.row] = not paused and not request.is_loading
+        else:
+            self.waiting.load.num_paused += 1 if paused else -1
 
     def finish(
         self, request: Request, reason: FinishReason, *, stop_reason: int | None = None, error: str | None = None

@@ -61,6 +61,7 @@ class Statistics:
             num_running=rows.num_occupied,
             num_waiting=len(waiting),
             num_paused=self.num_paused,
+            num_deferred=waiting.load.num_paused,
             num_blocks=pool.num_blocks,
             num_free_blocks=pool.num_free,
             num_cached_blocks=pool.num_cached,

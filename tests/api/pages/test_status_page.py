@@ -19,7 +19,7 @@ class Engines:
             index: MetricsRecorder({"model_name": 'm "x"', "engine": str(index)}, max_tokens=512) for index in range(2)
         }
         for recorder in self.recorders.values():
-            recorder.set("vllm:cache_config_info", 1, "16", "100")
+            recorder.set("vllm:cache_config_info", 1, "16", "100", "1600", "12.5")
         self.total = 0
 
     def set(self, index: int, **values: float) -> None:

@@ -15,13 +15,15 @@ from tests.engine.executor.fake_worker import FAKE_WORKER, expected_tokens, make
 class Replica:
     """An actor in bundle 0 of its placement group that drives the engine from a thread."""
 
-    def run(self, transport: str) -> tuple[str, WorkerInfo, list[int]]:
+    def run(self, transport: str) -> tuple[str, WorkerInfo, list[int], list[str]]:
+        """Its placement group, and what is known of its workers: information, processes, names."""
         with ThreadPoolExecutor(1) as pool:
             return pool.submit(self._drive, transport).result()
 
-    def _drive(self, transport: str) -> tuple[str, WorkerInfo, list[int]]:
+    def _drive(self, transport: str) -> tuple[str, WorkerInfo, list[int], list[str]]:
         executor = RayWorkersExecutor(EngineConfig(step_transport=transport), FAKE_WORKER)
         info = executor.start()
+        names = ray.util.list_named_actors()
         letter = make_letter(5)
         executor.submit(letter)
         (output,) = executor.collect()
@@ -29,4 +31,4 @@ class Replica:
         executor.park()
         pids = executor.worker_pids
         executor.shutdown()
-        return ray.util.get_current_placement_group().id.hex(), info, pids
+        return ray.util.get_current_placement_group().id.hex(), info, pids, names

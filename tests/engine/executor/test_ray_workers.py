@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -393,7 +394,8 @@ def replica_in(bundles: list[dict[str, float]]) -> Iterator[tuple[Any, Any]]:
     strategy = PlacementGroupSchedulingStrategy(
         group, placement_group_bundle_index=0, placement_group_capture_child_tasks=True
     )
-    replica = ray.remote(Replica).options(num_cpus=0.1, scheduling_strategy=strategy).remote()
+    name = "SERVE_REPLICA::manta#Engine-m#abc"  # as Serve names its replicas
+    replica = ray.remote(Replica).options(name=name, num_cpus=0.1, scheduling_strategy=strategy).remote()
     try:
         yield group, replica
     finally:
@@ -403,10 +405,11 @@ def replica_in(bundles: list[dict[str, float]]) -> Iterator[tuple[Any, Any]]:
 
 def test_workers_take_the_bundles_of_the_replica() -> None:
     with replica_in([{"CPU": 0.1}, {"CPU": 1}]) as (group, replica):
-        group_id, info, pids = ray.get(replica.run.remote("compiled_graph"), timeout=limits.patience_s())
+        group_id, info, pids, names = ray.get(replica.run.remote("compiled_graph"), timeout=limits.patience_s())
         assert group_id == group.id.hex()
         assert f"placement group={group_id}" in info.notes
         assert gone(pids)
+        assert [name for name in names if re.fullmatch(r"manta#Engine-m#abc#[0-9a-f]{8}#rank0", name)]
 
 
 def test_too_few_bundles_are_an_error() -> None:
