@@ -14,6 +14,8 @@ export RAY_AUTH_MODE ?= token
 export RAY_worker_niceness ?= 0
 # Ray starts a worker for every core at once; none of ours fits them, and they take the time of those that do.
 export RAY_prestart_worker_first_driver ?= 0
+# Or each Ctrl-C would end with an error: Serve's controller ends itself, and Ray reports the call that asked it to.
+export RAY_enable_output_error_log_if_still_retry ?= 0
 
 .PHONY: help setup setup-dev serve test lint bench loadtest acceptance clean
 .DEFAULT_GOAL := help
@@ -39,6 +41,7 @@ setup: $(VENV)/.installed  ## make .venv and install what serving needs
 setup-dev: $(VENV)/.installed-dev  ## the same, and what tests and linters need
 
 serve: setup  ## serve the built-in model at http://127.0.0.1:8000 (another: make serve CONFIG=...)
+	@echo "Starting Ray, Serve and the model, on two cores in 15 to 30 s; a line with 'open at' says when it is done."
 	$(BIN)/serve run $(CONFIG)
 
 test: setup-dev  ## run the test suite (under 15 minutes on two cores)

@@ -69,6 +69,7 @@ class ServeProcess:
         self._module = module
         self._ends_gracefully = ends_gracefully
         self.start_time_s = 0.0
+        self._last_log = ""  # once the block has ended and its directory is gone
         # Short: unix socket paths under it may not exceed 107 characters.
         self.tmp = Path(tempfile.mkdtemp(prefix="mnt", dir="/tmp"))
         self.log_path = self.tmp / "serve.log"
@@ -104,6 +105,7 @@ class ServeProcess:
             "RAY_TMPDIR": str(self.tmp / "ray"),
             "RAY_worker_niceness": "0",  # as under `make serve`
             "RAY_prestart_worker_first_driver": "0",
+            "RAY_enable_output_error_log_if_still_retry": "0",
             "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
         }
         env.pop("RAY_ADDRESS", None)
@@ -135,6 +137,7 @@ class ServeProcess:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         psutil.wait_procs(processes, timeout=10)
+        self._last_log = self.log()
         shutil.rmtree(self.tmp, ignore_errors=True)
 
     def _stragglers(self) -> list[psutil.Process]:
@@ -196,4 +199,4 @@ class ServeProcess:
 
     def log(self) -> str:
         """What `serve run` printed."""
-        return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
+        return self.log_path.read_text(errors="replace") if self.log_path.exists() else self._last_log

@@ -64,9 +64,13 @@ def _warn_of_haproxy(configuration: Configuration) -> None:
 
 def command_line(path: Path, environ: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
     """`serve run` of this Python, and its environment."""
-    # Ray runs workers at nice 15, where any other process of the machine starves a server, and starts some at once that
-    # fit none of our actors and take the time of those that do.
-    ours = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0", "RAY_prestart_worker_first_driver": "0"}
+    # The Makefile says why.
+    ours = {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_worker_niceness": "0",
+        "RAY_prestart_worker_first_driver": "0",
+        "RAY_enable_output_error_log_if_still_retry": "0",
+    }
     environment = {**ours, **environ}
     if not environ.get("RAY_ADDRESS"):  # a cluster of its own, closed to other users of the machine
         environment.setdefault("RAY_AUTH_MODE", "token")
@@ -101,7 +105,7 @@ def _announce(configuration: Configuration) -> None:
         key = ' -H "Authorization: Bearer $MANTA_API_KEY"'
         print("API keys:      wanted; the commands below take one from MANTA_API_KEY")
     body = f'{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
-    print(f"address:       {url} (once the application is deployed)")
+    print(f"address:       {url} (once a line says `open at`: 15 to 30 s for the built-in model on two cores)")
     print(f"try it:        manta chat --url {url}")
     print(
         f"               curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'",

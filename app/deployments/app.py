@@ -6,6 +6,7 @@ of replicas of a model, set `num_replicas` under the application's `deployments:
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -21,6 +22,9 @@ from app.deployments.pinned_request_router import PinnedRequestRouter
 from app.deployments.resources import cluster_resources, replica_bundles, warn_of_shortages
 from app.deployments.router import Router
 from app.deployments.serve_args import parse_args
+from app.telemetry.logging import configure_logging
+
+logger = logging.getLogger("manta.serve")
 
 # Serve sees a channel as one endless request; admission and load are counted by ourselves (I9).
 MAX_ONGOING_REQUESTS = 10_000
@@ -31,7 +35,15 @@ def build(args: Mapping[str, Any]) -> serve.Application:
     """The Serve application of a configuration (the fields of ServeConfig). ConfigError names what is wrong in it."""
     config = parse_args(args)
     warn_of_shortages(config)
+    _say_what_starts(config)
     return build_graph(config)
+
+
+def _say_what_starts(config: ServeConfig) -> None:
+    """A line for whoever waits at the console; each part says itself when it starts to work."""
+    configure_logging()
+    engines = ", ".join(f"{model.num_replicas} x {model.name}" for model in config.models)
+    logger.info("starting the router, ingresses (%d) and engine replicas (%s)", config.ingress.num_replicas, engines)
 
 
 def build_graph(config: ServeConfig, engine_factory: EngineFactory | None = None) -> serve.Application:

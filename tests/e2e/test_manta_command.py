@@ -42,6 +42,7 @@ def test_serve_chat_bench(tmp_path: Path) -> None:
         load = ["--num-prompts", 16, "--max-concurrency", 4, "--input-len", 50, "--output-len", 20]
         bench = manta("bench", "--url", server.base_url, *load, "-o", figures)
         assert bench.returncode == 0, bench.stderr
+    assert "graceful_shutdown failed" not in server.log(), "Ctrl-C ends with an error of Ray's"
     measured = json.loads(figures.read_text())
     assert measured["model"] == "mine"
     assert (measured["completed"], measured["total_input_tokens"], measured["total_output_tokens"]) == (16, 800, 320)
