@@ -85,6 +85,10 @@ def test_outstanding_work_is_what_is_left() -> None:
     assert 0 < stats.kv_cache_usage < 0.1
     core.pause("r0")
     assert core.stats().num_paused == 1
+    assert core.stats().num_deferred == 0, "r0 has a row"
+    core.pause("r2")
+    stats = core.stats()
+    assert (stats.num_paused, stats.num_deferred, stats.num_waiting) == (2, 1, 2)
 
 
 def test_what_waits_for_a_known_prefix_is_no_outstanding_prefill() -> None:
