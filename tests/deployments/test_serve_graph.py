@@ -307,9 +307,11 @@ def test_metrics_count_all_replicas(server: ServeProcess, client: openai.OpenAI)
 
 def test_one_request_id(server: ServeProcess) -> None:
     """Serve's middleware adds the header; ours is not to add it again."""
-    headers = httpx.get(f"{server.base_url}/v1/models", headers={"x-request-id": "abc-1"}, timeout=20).headers
+    headers = httpx.get(
+        f"{server.base_url}/v1/models", headers={"x-request-id": "abc-1"}, timeout=limits.patience_s()
+    ).headers
     assert headers.get_list("x-request-id") == headers.get_list("request-id") == ["abc-1"]
-    headers = httpx.get(f"{server.base_url}/v1/models", timeout=20).headers
+    headers = httpx.get(f"{server.base_url}/v1/models", timeout=limits.patience_s()).headers
     assert len(headers.get_list("x-request-id")) == 1
     assert headers["x-request-id"] == headers["request-id"]
 
@@ -541,7 +543,9 @@ def test_every_ingress_tells_the_metrics_of_all(server: ServeProcess) -> None:
 
     def routed() -> dict[str, float]:
         """Prompts placed, by ingress, as told by whichever ingress the proxy chose."""
-        families = text_string_to_metric_families(httpx.get(f"{server.base_url}/metrics", timeout=20).text)
+        families = text_string_to_metric_families(
+            httpx.get(f"{server.base_url}/metrics", timeout=limits.patience_s()).text
+        )
         found: dict[str, float] = {}
         for sample in (sample for family in families for sample in family.samples):
             if sample.name == "manta:ingress_requests":
@@ -555,7 +559,7 @@ def test_every_ingress_tells_the_metrics_of_all(server: ServeProcess) -> None:
         return min([*routed().values(), 0.0] if len(routed()) < 2 else routed().values()) > 0
 
     _deploy(server, change)
-    until(both_work, 60, "requests go through both ingresses")
+    wait_until(both_work, "requests go through both ingresses", 60)
     last = routed()
     for _ in range(8):
         list(stream(server, max_tokens=1))
