@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ray.serve._private.common import ServeComponentType
 from ray.serve._private.logging_utils import configure_component_logger
 from ray.serve.schema import LoggingConfig
 
@@ -29,7 +28,6 @@ def test_lines_are_in_serves_file_at_once(tmp_path: Path, encoding: str) -> None
     configure_component_logger(
         component_name="manta_Ingress",
         component_id="abc",
-        component_type=ServeComponentType.CONTROLLER,  # a replica's would also redirect this process's output
         logging_config=LoggingConfig(logs_dir=str(tmp_path), encoding=encoding),
         max_bytes=1 << 20,
         backup_count=1,
