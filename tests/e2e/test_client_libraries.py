@@ -15,7 +15,7 @@ import pytest
 
 from benchmarks.serve_process import ServeProcess
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 QUESTION = "get the price of the stock JXD66."
 ANSWER = "The price of JXD66 is 253.83 GBP."
