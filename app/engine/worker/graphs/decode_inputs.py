@@ -9,7 +9,9 @@ write no keys or values (slot -1), and their token goes to two spare entries beh
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -17,6 +19,8 @@ from numpy.typing import NDArray
 
 from app.engine.sampling.sampling_batch import HostParameters
 from app.engine.worker.row_state import RowState
+
+ArrayT = TypeVar("ArrayT")
 
 RING = 4  # more than letters are in flight on a worker
 WORDS = 10  # int64 words of a row
@@ -29,63 +33,39 @@ def stride_of(size: int) -> int:
 
 
 @dataclass(slots=True, frozen=True)
-class HostFields:
-    """One pinned buffer's fields for a size."""
+class Fields(Generic[ArrayT]):
+    """A buffer's fields for a size: views of the same layout on the device and, as arrays, on the host."""
 
-    positions: NDArray[np.int64]  # [G] of the input token
-    lengths: NDArray[np.int64]  # [G] tokens known = absolute position of the token to be sampled
-    slots: NDArray[np.int64]  # [G]
-    sources: NDArray[np.int64]  # [G] flat index of the input token in RowState.flat_token_ids
-    targets: NDArray[np.int64]  # [G] of the sampled token
-    keys: NDArray[np.int64]  # [G, 2] seed, choice index
-    seq_lens: NDArray[np.int32]  # [G]
-    rows: NDArray[np.int32]  # [G]
-    temperature: NDArray[np.float32]  # [G], 0: greedy
-    top_p: NDArray[np.float32]  # [G], 1: off
-    min_p: NDArray[np.float32]  # [G], 0: off
-    top_k: NDArray[np.int32]  # [G], 0: off
-
-    @classmethod
-    def of(cls, words: NDArray[np.int64], size: int) -> HostFields:
-        """Views into int64 [WORDS * stride]."""
-        stride = stride_of(size)
-        w, keys = words.reshape(WORDS, stride)[:5, :size], words[5 * stride : 5 * stride + 2 * size].reshape(size, 2)
-        ints, floats = words[7 * stride : 9 * stride].view(np.int32), words[8 * stride :].view(np.float32)
-        return cls(
-            w[0], w[1], w[2], w[3], w[4], keys, ints[:size], ints[stride : stride + size], floats[:size],
-            floats[stride : stride + size], floats[2 * stride : 2 * stride + size],
-            words[9 * stride :].view(np.int32)[stride : stride + size],
-        )  # fmt: skip
+    positions: ArrayT  # int64 [G] of the input token
+    lengths: ArrayT  # int64 [G] tokens known = absolute position of the token to be sampled
+    slots: ArrayT  # int64 [G]
+    sources: ArrayT  # int64 [G] flat index of the input token in RowState.flat_token_ids
+    targets: ArrayT  # int64 [G] of the sampled token
+    keys: ArrayT  # int64 [G, 2] seed, choice index
+    seq_lens: ArrayT  # int32 [G]
+    rows: ArrayT  # int32 [G]
+    temperature: ArrayT  # fp32 [G], 0: greedy
+    top_p: ArrayT  # fp32 [G], 1: off
+    min_p: ArrayT  # fp32 [G], 0: off
+    top_k: ArrayT  # int32 [G], 0: off
 
 
-@dataclass(slots=True, frozen=True)
-class DeviceFields:
-    """The same on the device."""
+def device_fields(words: torch.Tensor, size: int) -> Fields[torch.Tensor]:
+    """Views into int64 [WORDS * stride]: the one place that says where each field lies."""
+    stride = stride_of(size)
+    w, keys = words.view(WORDS, stride)[:5, :size], words[5 * stride : 5 * stride + 2 * size].view(size, 2)
+    ints, floats = words[7 * stride : 9 * stride].view(torch.int32), words[8 * stride :].view(torch.float32)
+    return Fields(
+        w[0], w[1], w[2], w[3], w[4], keys, ints[:size], ints[stride : stride + size], floats[:size],
+        floats[stride : stride + size], floats[2 * stride : 2 * stride + size],
+        words[9 * stride :].view(torch.int32)[stride : stride + size],
+    )  # fmt: skip
 
-    positions: torch.Tensor
-    lengths: torch.Tensor
-    slots: torch.Tensor
-    sources: torch.Tensor
-    targets: torch.Tensor
-    keys: torch.Tensor
-    seq_lens: torch.Tensor
-    rows: torch.Tensor
-    temperature: torch.Tensor
-    top_p: torch.Tensor
-    min_p: torch.Tensor
-    top_k: torch.Tensor
 
-    @classmethod
-    def of(cls, words: torch.Tensor, size: int) -> DeviceFields:
-        """Views into int64 [WORDS * stride]."""
-        stride = stride_of(size)
-        w, keys = words.view(WORDS, stride)[:5, :size], words[5 * stride : 5 * stride + 2 * size].view(size, 2)
-        ints, floats = words[7 * stride : 9 * stride].view(torch.int32), words[8 * stride :].view(torch.float32)
-        return cls(
-            w[0], w[1], w[2], w[3], w[4], keys, ints[:size], ints[stride : stride + size], floats[:size],
-            floats[stride : stride + size], floats[2 * stride : 2 * stride + size],
-            words[9 * stride :].view(torch.int32)[stride : stride + size],
-        )  # fmt: skip
+def host_fields(words: torch.Tensor, size: int) -> Fields[NDArray[Any]]:
+    """The same of a buffer on the host."""
+    views = device_fields(words, size)
+    return Fields(*(getattr(views, field.name).numpy() for field in dataclasses.fields(views)))
 
 
 class _HostBuffer:
@@ -94,16 +74,15 @@ class _HostBuffer:
     def __init__(self, max_size: int, device: torch.device) -> None:
         on_gpu = device.type == "cuda"
         self.words = torch.zeros(WORDS * stride_of(max_size), dtype=torch.int64, pin_memory=on_gpu)
-        self._array = self.words.numpy()
-        self._fields: dict[int, HostFields] = {}
+        self._fields: dict[int, Fields[NDArray[Any]]] = {}
         self._sent = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
 
-    def fields(self, size: int) -> HostFields:
+    def fields(self, size: int) -> Fields[NDArray[Any]]:
         """To be filled; waits for the transfer that still reads them."""
         if self._sent is not None:
             self._sent.synchronize()
         if size not in self._fields:
-            self._fields[size] = HostFields.of(self._array[: WORDS * stride_of(size)], size)
+            self._fields[size] = host_fields(self.words[: WORDS * stride_of(size)], size)
         return self._fields[size]
 
     def sent(self) -> None:
@@ -120,12 +99,12 @@ class DecodeInputs:
         self._words = torch.zeros(WORDS * stride_of(max_size), dtype=torch.int64, device=state.device)
         self._ring = [_HostBuffer(max_size, state.device) for _ in range(RING if state.device.type == "cuda" else 1)]
         self._next = 0
-        self._views: dict[int, DeviceFields] = {}
+        self._views: dict[int, Fields[torch.Tensor]] = {}
 
-    def view(self, size: int) -> DeviceFields:
+    def view(self, size: int) -> Fields[torch.Tensor]:
         """The device's fields of a step of `size` rows: the same memory every time."""
         if size not in self._views:
-            self._views[size] = DeviceFields.of(self._words[: WORDS * stride_of(size)], size)
+            self._views[size] = device_fields(self._words[: WORDS * stride_of(size)], size)
         return self._views[size]
 
     def load(self, rows: NDArray[np.int64], parameters: HostParameters | None, size: int) -> None:
@@ -145,7 +124,7 @@ class DecodeInputs:
         """A step of `size` rows that nobody asked for: for warming up and capture."""
         self.load(np.zeros(0, dtype=np.int64), HostParameters.none(), size)
 
-    def _fill_rows(self, fields: HostFields, rows: NDArray[np.int64]) -> None:
+    def _fill_rows(self, fields: Fields[NDArray[Any]], rows: NDArray[np.int64]) -> None:
         state, n = self._state, len(rows)
         positions = state.num_computed_tokens[rows]
         blocks, offsets = np.divmod(positions, state.block_size)
@@ -157,7 +136,7 @@ class DecodeInputs:
         fields.seq_lens[:n] = positions + 1
         fields.rows[:n] = rows
 
-    def _pad(self, fields: HostFields, n: int) -> None:
+    def _pad(self, fields: Fields[NDArray[Any]], n: int) -> None:
         fields.positions[n:] = fields.rows[n:] = fields.keys[n:] = 0
         fields.lengths[n:] = fields.seq_lens[n:] = 1
         fields.slots[n:] = -1
@@ -167,7 +146,7 @@ class DecodeInputs:
         fields.top_p[n:] = 1.0
 
 
-def _fill_parameters(fields: HostFields, parameters: HostParameters, n: int) -> None:
+def _fill_parameters(fields: Fields[NDArray[Any]], parameters: HostParameters, n: int) -> None:
     fields.keys[:n] = parameters.keys
     fields.temperature[:n] = parameters.temperature
     fields.top_p[:n] = parameters.top_p
