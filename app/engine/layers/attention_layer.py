@@ -5,13 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Hashable
 
-from torch import nn
-
 from app.engine.attention.cache_spec import LayerCacheSpec
+from app.engine.layers.layer import Layer
 from app.kernels.attention import AttentionMetadata
 
 
-class AttentionLayer(nn.Module, ABC):
+class AttentionLayer(Layer, ABC):
     """`layer_index` is its number among those of this pipeline stage: of its metadata, and of its KV cache."""
 
     layer_index: int

@@ -55,7 +55,7 @@ class SiluMul:
         return self._silu_and_mul(y)
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
 class AddNorm:
     """The residual stream: (norm of the sum, sum), both [T, N]; no norm: the sum twice."""
 

@@ -14,11 +14,11 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
 
 from app.engine.distributed.parallel_groups import RankGroup
 from app.engine.layers.context import BuildContext
 from app.engine.layers.epilogue import PLAIN, Epilogue
+from app.engine.layers.layer import Layer
 from app.engine.layers.weight import CheckpointTensor, Weight, WeightSpec, expect_shape
 from app.engine.quantization.base import Axis, Dim
 from app.errors import UnsupportedError
@@ -46,7 +46,7 @@ class Share:
         return Share(self.offset // per, -(-self.size // per), self.start // per, -(-self.whole // per))
 
 
-class Linear(nn.Module):
+class Linear(Layer):
     """y = x W^T + b on this rank's share: weight [output_size, input_size], bias [output_size]."""
 
     weight: Weight  # where the quantization method stores a leaf of this name

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
 
 from app.engine.layers.activation import activation
 from app.engine.layers.context import BuildContext
 from app.engine.layers.epilogue import Epilogue, ResultT, SiluMul
+from app.engine.layers.layer import Layer
 from app.engine.layers.linear import MergedColumnLinear, RowLinear
 from app.kernels.gemm import Rows
 
 
-class GatedMLP(nn.Module):
+class GatedMLP(Layer):
     """down(act(gate(x)) * up(x)); gate and up are one matrix."""
 
     def __init__(

@@ -6,15 +6,15 @@ from abc import ABC, abstractmethod
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from app.engine.layers.context import BuildContext
+from app.engine.layers.layer import Layer
 from app.engine.layers.weight import REPLICATED, Weight
 from app.kernels.fused import fused_ops
-from app.kernels.gemm import LinearOps, Rows, whole
+from app.kernels.gemm import LinearOps, Rows
 
 
-class Norm(nn.Module, ABC):
+class Norm(Layer, ABC):
     """A norm over the last dimension, and the ways to make it together with the sum that it norms."""
 
     weight: Weight
@@ -61,4 +61,5 @@ class RMSNorm(Norm):
         self, ops: LinearOps, x: Rows, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor
     ) -> tuple[Rows, torch.Tensor]:
         """One kernel on a GPU where rows are few."""
-        return ops.linear_add_norm(whole(x), weight, bias, residual, self.weight, self.eps, self.may_be_late)
+        rows = x if isinstance(x, torch.Tensor) else x.whole()
+        return ops.linear_add_norm(rows, weight, bias, residual, self.weight, self.eps, self.may_be_late)

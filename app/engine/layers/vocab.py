@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from app.engine.layers.context import BuildContext
+from app.engine.layers.layer import Layer
 from app.engine.layers.weight import CheckpointTensor, Weight, WeightSpec, expect_shape
 from app.kernels.gemm import PackedWeight, linear_ops, pack_weight
 
 
-class VocabShard(nn.Module):
+class VocabShard(Layer):
     """This rank's rows of a [V, C] table."""
 
     def __init__(self, ctx: BuildContext, vocab_size: int, hidden_size: int) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 import torch
-from torch import nn
 
 from app.engine.layers.attention_layer import AttentionLayer
 from app.engine.layers.context import ForwardContext
+from app.engine.layers.layer import Layer
 
 
-class EngineModel(nn.Module, ABC):
+class EngineModel(Layer, ABC):
     """Hidden states of a step's tokens; logits where there is a language head."""
 
     @abstractmethod

@@ -14,6 +14,7 @@ from torch import nn
 
 from app.engine.layers.context import BuildContext, ForwardContext
 from app.engine.layers.epilogue import AddNorm
+from app.engine.layers.layer import Layer
 from app.engine.layers.norm import Norm
 from app.engine.layers.rope_scaling import RopeSettings
 from app.engine.layers.rotary import RotaryEmbedding
@@ -25,7 +26,7 @@ from app.engine.models.decoder_settings import DecoderSettings
 from app.kernels.gemm import Rows, whole
 
 
-class DecoderLayer(nn.Module):
+class DecoderLayer(Layer):
     """x + attention(norm(x)), then x + mlp(norm(x))."""
 
     def __init__(self, ctx: BuildContext, settings: DecoderSettings, place: LayerPlace, blocks: Blocks) -> None:
@@ -44,7 +45,7 @@ class DecoderLayer(nn.Module):
         return self.mlp(normed, AddNorm(x, next_norm))  # type: ignore[no-any-return]
 
 
-class Decoder(nn.Module):
+class Decoder(Layer):
     """Embedding, layers, final norm: those of this pipeline stage, under the names they have in the whole model."""
 
     def __init__(self, ctx: BuildContext, settings: DecoderSettings, rope: RopeSettings, blocks: Blocks) -> None:
@@ -69,7 +70,7 @@ class Decoder(nn.Module):
             x = self.embed_tokens(input_ids)
         self.rotary.of_step(ctx)  # for all layers
         layers: list[Any] = list(self.layers.values())
-        norms = [*(layer.input_layernorm for layer in layers), self.norm]  # the last is None in an earlier stage
+        norms = [*[layer.input_layernorm for layer in layers], self.norm]  # the last is None in an earlier stage
         normed = x if norms[0] is None else norms[0](x)
         for layer, next_norm in zip(layers, norms[1:], strict=True):
             normed, x = layer(normed, x, next_norm, ctx)
