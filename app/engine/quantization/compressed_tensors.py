@@ -24,7 +24,7 @@ class CompressedTensors(QuantMethod):
 
     def check(self, device: torch.device, dtype: torch.dtype) -> None:
         """As for fp8 that is made while loading."""
-        check_fp8("quantized checkpoint", device, dtype)
+        check_fp8("an fp8 checkpoint", "take one that is not quantized", device, dtype)
 
     def leaves(self, dtype: torch.dtype) -> tuple[Leaf, ...]:
         """Weights [N, K] and scales [N, 1]."""

@@ -20,7 +20,7 @@ class Fp8Method(QuantMethod):
 
     def check(self, device: torch.device, dtype: torch.dtype) -> None:
         """GPUs need e4m3 tensor cores, whose products come out as bf16."""
-        check_fp8("quantization=fp8", device, dtype)
+        check_fp8("quantization=fp8", "leave it out", device, dtype)
 
     def pack(self, stored: Mapping[str, torch.Tensor]) -> PackedWeight | None:
         """The products of fp8 tensor cores take sizes that are multiples of 16; other weights stay as they are."""
@@ -33,14 +33,14 @@ class Fp8Method(QuantMethod):
         return cls()
 
 
-def check_fp8(what: str, device: torch.device, dtype: torch.dtype) -> None:
-    """ConfigError where `what` cannot be computed."""
+def check_fp8(what: str, remedy: str, device: torch.device, dtype: torch.dtype) -> None:
+    """ConfigError where `what` cannot be computed; `remedy` says what to do."""
     if device.type != "cuda":
         return
     capability = torch.cuda.get_device_capability(device)
     if capability < _LEAST_CAPABILITY:
         name = torch.cuda.get_device_name(device)
-        raise ConfigError(f"{what}: {name} has no fp8 tensor cores; leave it out", param="quantization")
+        raise ConfigError(f"{what}: {name} has no fp8 tensor cores; {remedy}", param="quantization")
     if dtype != torch.bfloat16:
         given = str(dtype).removeprefix("torch.")
         raise ConfigError(f"{what} needs dtype=bfloat16 on a GPU, not {given}", param="quantization")
