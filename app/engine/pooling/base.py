@@ -10,8 +10,6 @@ import torch
 class Pooling(ABC):
     """`of_step` for each chunk, `merge` over a request's chunks in order, `finish` at the end."""
 
-    needs_all_tokens: bool = True  # a prefix found in the cache would be missing from the result
-
     @abstractmethod
     def of_step(self, hidden: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
         """Hidden states fp32 [T, C] of R requests, of which r has the rows starts[r] .. starts[r + 1] - 1

@@ -10,8 +10,6 @@ from app.engine.pooling.base import Pooling
 class LastPooling(Pooling):
     """Hidden state of the last token."""
 
-    needs_all_tokens = False
-
     def of_step(self, hidden: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
         """Last row of each request."""
         return hidden[starts[1:] - 1]

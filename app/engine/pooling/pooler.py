@@ -1,8 +1,8 @@
 """What stands where a generating model has its sampler: a step's hidden states to the results of the prompts it ends.
 
 A prompt may be computed over several steps (I1), so rows that go on keep what was pooled of them so far, on the
-device. A request that enters its row again after a preemption begins anew: with `needs_all_tokens`, the scheduler
-lets it find nothing in the prefix cache.
+device. A request that enters its row again after a preemption begins anew: with `PoolingInfo.needs_all_tokens`, the
+scheduler lets it find nothing in the prefix cache.
 """
 
 from __future__ import annotations
