@@ -332,6 +332,7 @@ def test_every_sampling_parameter_is_given_on_or_refused() -> None:
     from app.engine.sampling_params import SamplingParams
 
     values: dict[str, Any] = {"allowed_token_ids": [1], "structured_outputs": {"regex": "a"}, "logit_bias": {"1": 1}}
+    values["repetition_detection"] = {"max_pattern_size": 2, "min_count": 2}
     for name, field in SamplingParams.model_fields.items():
         if name not in ResponsesRequest.refused:
             value = values.get(name, True if field.annotation is bool else ["x"] if name == "bad_words" else 1)
