@@ -23,7 +23,7 @@ from app.api.parsers.thinking import thinking_budget
 from app.config import EngineConfig
 from app.engine.core import EngineCore
 from app.engine.executor import create_executor
-from app.engine.model_info import ModelInfo
+from app.engine.models.model_check import check_model
 from app.engine.outputs import CompletionOutput, EngineOutput, RequestOutput
 from app.engine.pooling_info import pooling_info
 from app.engine.request import EngineRequest, Request
@@ -55,7 +55,7 @@ class LLM(BeamSearchMethods, PoolingMethods):
         several = options.get("tensor_parallel_size", 1) != 1 or options.get("pipeline_parallel_size", 1) != 1
         executor = "local_processes" if several else "in_process"
         self.config = _config({"model": model, "executor": executor, **options})
-        info = ModelInfo.from_directory(self.config.model)
+        info = check_model(self.config)
         directory = self.config.tokenizer or info.directory
         self.tokenizer = Tokenizer.from_directory(directory)
         self._chat_template = ChatTemplate.from_directory(directory, self.tokenizer, chat_template)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import logging
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -30,8 +29,6 @@ _TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _OPEN_PATHS = frozenset({"/health", "/ping", "/", "/status"})
 _OPEN_FOLDER = "/pages/"  # the files of the pages, which ask for the key
-
-logger = logging.getLogger("manta.api")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +73,18 @@ class ApiKeys:
             if "sha256:" not in entry:
                 raise ConfigError(f"api_key_hashes.{i}: expected [tenant=]sha256:<hex>", param="api_key_hashes")
             keys.append(ApiKey.parse(entry, f"api_key_hashes.{i}"))
-        for path in filter(None, (config.api_keys_file, environ.get(KEYS_FILE_VARIABLE))):
-            keys += _read_file(Path(path).expanduser())
-        for i, entry in enumerate(environ.get(KEYS_VARIABLE, "").replace(",", " ").split()):
-            keys.append(ApiKey.parse(entry, f"{KEYS_VARIABLE}, key {i + 1}"))
-        logger.info("API keys: %s", len(keys) or "none, the server is open to everybody who can reach it")
+        files = ("api_keys_file", config.api_keys_file), (KEYS_FILE_VARIABLE, environ.get(KEYS_FILE_VARIABLE))
+        for option, path in files:
+            if path is not None:
+                keys += _read_file(path, option)
+        if (listed := environ.get(KEYS_VARIABLE)) is not None:
+            keys += _read_list(listed)
         return cls(keys)
+
+    @property
+    def num_keys(self) -> int:
+        """How many keys there are."""
+        return len(self._keys)
 
     @property
     def required(self) -> bool:
@@ -133,13 +136,25 @@ def _key_of(headers: Headers) -> str | None:
     return headers.get("x-api-key")
 
 
-def _read_file(path: Path) -> list[ApiKey]:
+def _read_list(text: str) -> list[ApiKey]:
+    entries = text.replace(",", " ").split()
+    if not entries:  # as a secret that was not filled in leaves it
+        raise ConfigError(f"{KEYS_VARIABLE} is set but holds no key: give one, or unset it", param="api_keys")
+    return [ApiKey.parse(entry, f"{KEYS_VARIABLE}, key {i}") for i, entry in enumerate(entries, 1)]
+
+
+def _read_file(name: str, option: str) -> list[ApiKey]:
+    if not name.strip():
+        raise ConfigError(f"{option} is set but names no file: give one, or unset it", param="api_keys_file")
+    path = Path(name).expanduser()
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"api_keys_file: cannot read {path}: {error}", param="api_keys_file") from None
+    except OSError as error:
+        raise ConfigError(f"{option}: cannot read {path}: {error.strerror}", param="api_keys_file") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{option}: {path} is no text: {error}", param="api_keys_file") from None
     entries = [(i, line.strip()) for i, line in enumerate(lines, 1)]
     keys = [ApiKey.parse(line, f"{path}:{i}") for i, line in entries if line and not line.startswith("#")]
     if not keys:  # an empty file must not open the server
-        raise ConfigError(f"api_keys_file: {path} holds no key", param="api_keys_file")
+        raise ConfigError(f"{option}: {path} holds no key", param="api_keys_file")
     return keys

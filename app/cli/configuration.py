@@ -22,6 +22,7 @@ from app.errors import ConfigError
 
 IMPORT_PATH = "app.deployments.app:build"
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8000
+MODEL_FILES = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf", ".json", ".jinja"})
 Place = tuple[str | int, ...]  # keys and list positions from the root of the document
 
 # Serve's high-throughput mode; configs/serve/quickstart.yaml says what each line is for, and a test holds them equal.
@@ -61,6 +62,11 @@ class Configuration:
         if not isinstance(host, str) or not isinstance(port, int):
             raise ConfigError(f"{self.file}: http_options: expected a text as host and a number as port")
         return host, port
+
+    def env_vars(self, index: int) -> dict[str, str]:
+        """Environment that the application at `index` adds to its replicas'."""
+        runtime_env = self.document["applications"][index].get("runtime_env") or {}
+        return dict(runtime_env.get("env_vars") or {})
 
     def effective(self) -> dict[str, Any]:
         """The document with every option of Manta written out."""
@@ -119,12 +125,14 @@ def _from_model(target: str) -> Configuration:
 
 def _from_file(path: Path) -> Configuration:
     """A YAML that holds a Serve configuration."""
+    if path.suffix in MODEL_FILES:
+        raise ConfigError(f"{path} is a file of a model: give the directory that holds it, {path.parent}")
     try:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file; give a Serve YAML or a model directory") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot read it: {error}") from None
+        raise ConfigError(f"{path}: cannot read it: {error}; give a Serve YAML or a model directory") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f":{mark.line + 1}:{mark.column + 1}" if mark is not None else ""

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
-import socket
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-from app.cli.command import CommandError
+from app.cli.cluster import Cluster, cluster_address, probe
 
-PROBE_TIMEOUT_S = 5.0
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
@@ -27,19 +24,18 @@ class Machine:
     gpus: float
     free_bytes: int | None
     gpu_memory_bytes: int | None
-    is_cluster: bool = False
+    cluster: Cluster | None = None
 
 
 def find_machine() -> Machine:
-    """The cluster that RAY_ADDRESS or a running `ray start` names, else this machine. CommandError: no such cluster."""
-    address = os.environ.get("RAY_ADDRESS")
-    if address and address != "local":
-        return _cluster(address)
-    marker = Path(os.environ.get("RAY_TMPDIR", "/tmp")) / "ray" / "ray_current_cluster"
-    if address != "local" and marker.is_file():
-        with contextlib.suppress(CommandError):  # left behind by a `ray start` that was killed: Ray starts anew too
-            return _cluster(marker.read_text().strip())
-    return this_machine()
+    """The cluster that RAY_ADDRESS or a running `ray start` names, else this machine. CommandError: it cannot be
+    joined.
+    """
+    address = cluster_address()
+    if address is None:
+        return this_machine()
+    cluster = probe(address)
+    return Machine(f"the Ray cluster at {cluster.address}", cluster.cpus, cluster.gpus, None, None, cluster)
 
 
 def this_machine() -> Machine:
@@ -47,38 +43,6 @@ def this_machine() -> Machine:
     gpus = _visible_gpus()
     memory = _gpu_memory_bytes() if gpus else None
     return Machine("this machine", float(os.cpu_count() or 1), float(gpus), _free_bytes(), memory)
-
-
-def _cluster(address: str) -> Machine:
-    _probe(address)
-    import ray
-
-    try:
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR", configure_logging=False)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise CommandError(
-            f"no Ray cluster answers at {address}: start one with `ray start --head`, or unset RAY_ADDRESS "
-            f"({str(error).splitlines()[0]})"
-        ) from None
-    try:
-        total = ray.cluster_resources()
-    finally:
-        ray.shutdown()
-    return Machine(f"the Ray cluster at {address}", total.get("CPU", 0), total.get("GPU", 0), None, None, True)
-
-
-def _probe(address: str) -> None:
-    """Ray itself would try for minutes."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not port.isdigit():
-        return  # "auto" and the like
-    try:
-        socket.create_connection((host, int(port)), timeout=PROBE_TIMEOUT_S).close()
-    except OSError as error:
-        raise CommandError(
-            f"no Ray cluster answers at {address} ({error.strerror or error}): start one with `ray start --head`, or "
-            "unset RAY_ADDRESS"
-        ) from None
 
 
 def _visible_gpus() -> int:

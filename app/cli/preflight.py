@@ -14,19 +14,17 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from app.cli.cluster import RunningServe
 from app.cli.configuration import Configuration
 from app.cli.machine import Machine
 from app.cli.model_memory import compute_dtype, kv_bytes_per_token, weights_bytes
 from app.config import EngineConfig, ModelConfig, ServeConfig
-from app.engine.model_info import BUILT_IN_MODELS, ModelInfo, resolve_model
-from app.engine.pooling_info import pooling_info, step_budget
-from app.errors import CheckpointError, ConfigError, UnsupportedError
+from app.deployments.config_check import check_config
+from app.deployments.served_models import check_served_model
+from app.engine.model_info import ModelInfo
+from app.errors import ConfigError
 
 GIB = 1 << 30
-REMEDIES = {
-    "CPU": "num_replicas or cpus_per_worker",
-    "GPU": "num_replicas, tensor_parallel_size or gpus_per_worker",
-}
 HAPROXY_PORTS = {"RAY_SERVE_HAPROXY_STATS_PORT": 8404, "RAY_SERVE_HAPROXY_METRICS_PORT": 9101}
 
 
@@ -34,22 +32,24 @@ def check(configuration: Configuration, machine: Machine) -> None:
     """All checks. ConfigError, CheckpointError or UnsupportedError with the first thing that is wrong."""
     if configuration.file is not None:
         _check_schema(configuration.document, configuration.file)
-    for config in configuration.applications.values():
+    for index, config in configuration.applications.items():
+        check_config(config, {**os.environ, **configuration.env_vars(index)})
         for model in config.models:
-            _check_model(model)
             _check_device(model.engine, machine)
     configs = list(configuration.applications.values())
     _check_resources(configs, machine)
     _check_memory([model for config in configs for model in config.models], machine)
-    if not machine.is_cluster:  # a cluster may be serving this very application, and is then updated
+    if machine.cluster is None:
         check_port(*configuration.address)
         _check_haproxy_ports(configuration.document)
+    elif machine.cluster.serve is not None:
+        _check_running_serve(configuration, machine.cluster.serve, machine.name)
 
 
 def check_offline(engine: EngineConfig, machine: Machine) -> None:
     """The checks of a model that this process is to run itself."""
     model = ModelConfig(name="offline", engine=engine)
-    _check_model(model)
+    check_served_model(model)
     _check_device(engine, machine)
     _check_memory([model], machine)
 
@@ -74,74 +74,6 @@ def _check_schema(document: dict[str, Any], file: Path) -> None:
         raise ConfigError("\n".join(lines)) from None
 
 
-# ---- the model
-
-
-def _check_model(model: ModelConfig) -> None:
-    engine = model.engine
-    info = read_model(engine.model)
-    _check_architecture(engine, info)
-    most = _check_sizes(info)
-    if engine.max_model_len is not None and engine.max_model_len > most:
-        raise ConfigError(
-            f"max_model_len={engine.max_model_len} is more than the model's context of {most} tokens: "
-            f"set --max-model-len to {most} or less"
-        )
-    pooling_info(engine, info)
-    step_budget(engine, info, engine.max_model_len or most)
-    tokenizer = Path(engine.tokenizer).expanduser() if engine.tokenizer else info.directory
-    if not (tokenizer / "tokenizer.json").is_file():
-        raise CheckpointError(
-            f"tokenizer: {tokenizer} holds no tokenizer.json; set --tokenizer to a directory that does"
-        )
-    if model.chat_template and not Path(model.chat_template).expanduser().is_file():
-        raise ConfigError(f"chat_template: no such file {model.chat_template}; set --chat-template to a Jinja file")
-
-
-def read_model(model: str) -> ModelInfo:
-    """The model's description. CheckpointError says why this is no model, and what would be."""
-    path = Path(model).expanduser()
-    if model not in BUILT_IN_MODELS and not path.exists():
-        known = ", ".join(BUILT_IN_MODELS)
-        hub = model.count("/") == 1 and not model.startswith((".", "~", "/"))
-        advice = "; models of a hub must be downloaded first" if hub else ""
-        raise CheckpointError(f"model {model!r}: no such path, nor a built-in model ({known}){advice}")
-    if path.is_file():
-        raise CheckpointError(f"model {model!r} is a file: give the directory that holds config.json")
-    if model not in BUILT_IN_MODELS and not (path / "config.json").is_file():
-        raise CheckpointError(
-            f"model {model!r} is not a model directory: it holds no config.json (Hugging Face layout)"
-        )
-    resolve_model(model)
-    info = ModelInfo.from_directory(model)
-    if not isinstance(info.hf_config, dict):
-        raise CheckpointError(f"{info.directory}/config.json is not a JSON object")
-    return info
-
-
-def _check_architecture(engine: EngineConfig, info: ModelInfo) -> None:
-    from app.engine.models import MODELS, POOLING_MODELS
-
-    pools = info.runner(engine.runner) == "pooling"
-    known = sorted(POOLING_MODELS if pools else MODELS)
-    if info.architecture not in known:
-        use = " of a model for embeddings and scores" if pools else ""
-        raise UnsupportedError(
-            f"{info.directory}: unknown architecture {info.architecture!r}{use}; known: {', '.join(known)}"
-        )
-
-
-def _check_sizes(info: ModelInfo) -> int:
-    """The model's context, once it is known that config.json holds what every model needs."""
-    try:
-        sizes = (info.vocab_size, info.num_layers, info.num_heads, info.num_kv_heads, info.head_dim)
-        if min(*sizes, info.max_position_embeddings) < 1:
-            raise ValueError("a size below 1")
-        return info.max_position_embeddings
-    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
-        raise CheckpointError(f"{info.directory}/config.json is not usable: {type(error).__name__} {error}") from None
-
-
 # ---- the machine
 
 
@@ -159,17 +91,27 @@ def _check_resources(configs: list[ServeConfig], machine: Machine) -> None:
     from app.deployments.resources import shortages
 
     for shortage in shortages(configs, {"CPU": machine.cpus, "GPU": machine.gpus}):
-        grows = " (--skip-preflight if the cluster grows on demand)" if machine.is_cluster else ""
+        grows = " (--skip-preflight if the cluster grows on demand)" if machine.cluster else ""
         raise ConfigError(
             f"the application needs {shortage.need:g} {shortage.resource}s, {machine.name} has {shortage.has:g}: "
-            f"lower {REMEDIES[shortage.resource]}{grows}"
+            f"lower {_remedies(configs, shortage.resource)}{grows}"
         )
+
+
+def _remedies(configs: list[ServeConfig], resource: str) -> str:
+    """The options that ask for more than one of something, and the share of each worker."""
+    models = [model for config in configs for model in config.models]
+    names = ["num_replicas"] if any(model.num_replicas > 1 for model in models) else []
+    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+        names += [name] if any(getattr(model.engine, name) > 1 for model in models) else []
+    *others, last = [*names, f"{resource.lower()}s_per_worker"]
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def _check_memory(models: list[ModelConfig], machine: Machine) -> None:
     total = 0
     for model in models:
-        engine, info = model.engine, read_model(model.engine.model)
+        engine, info = model.engine, ModelInfo.from_directory(model.engine.model)
         on_gpu = _on_gpu(engine, machine)
         dtype = compute_dtype(engine, info, on_gpu)
         weights = weights_bytes(info, dtype) if engine.load_format == "safetensors" else 0
@@ -214,6 +156,17 @@ def _cpu_kv_bytes(engine: EngineConfig, info: ModelInfo, dtype: str) -> int:
             f"it to {needed * per_block} or lower max_model_len"
         )
     return min(affordable, needed * engine.max_num_seqs) * per_block
+
+
+def _check_running_serve(configuration: Configuration, running: RunningServe, where: str) -> None:
+    """A cluster has one Serve with one port: on that port the applications are updated, another is never opened."""
+    port = configuration.address[1]
+    if running.port != port:
+        names = ", ".join(map(repr, running.applications)) or "no application"
+        raise ConfigError(
+            f"port {port}: Serve on {where} listens on {running.port} for all its applications ({names}); give --port "
+            f"{running.port} to update them, or set RAY_ADDRESS=local to serve from a cluster of its own"
+        )
 
 
 def _check_haproxy_ports(document: dict[str, Any]) -> None:

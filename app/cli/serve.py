@@ -1,10 +1,11 @@
-"""`manta serve`: check, write the Serve configuration that is to run, and become `serve run` on it."""
+"""`manta serve`: check, write the Serve configuration that is to run, and become the process that deploys it."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import re
+import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from app.cli.cluster import auth_mode, cluster_address
 from app.cli.command import Command
 from app.cli.configuration import Configuration, resolve
 from app.cli.machine import find_machine
@@ -32,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-o", "--output", type=Path, metavar="FILE",
         help="where to write the configuration (default: a file in the user's cache directory)",
     )  # fmt: skip
+    parser.add_argument("--force", action="store_true", help="write over the file of --output")
     parser.add_argument("--dry-run", action="store_true", help="check and write the configuration, but do not serve")
     parser.add_argument(
         "--skip-preflight", action="store_true", help="start without checking first (a cluster that grows on demand)"
@@ -39,19 +42,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Does not return when it serves: the process becomes `serve run`."""
+    """Does not return when it serves: the process becomes `app.cli.deployment`."""
     configuration = resolve(args.target, options_given(args), args.host, args.port)
-    if not args.skip_preflight:
-        check(configuration, find_machine())
+    machine = None if args.skip_preflight else find_machine()
+    if machine is not None:
+        check(configuration, machine)
     _warn_of_haproxy(configuration)
     path = configuration.file
     if path is None or configuration.changed or args.output is not None:
-        path = _write(configuration, args.output)
+        path = _write(configuration, args.output, args.force)
         print(f"configuration: {path}")
     if args.dry_run:
         return 0
-    _announce(configuration)
-    argv, environment = command_line(path, os.environ)
+    if machine is None:
+        address = cluster_address()
+    else:
+        address = machine.cluster.address if machine.cluster else None
+    _announce(configuration, address)
+    argv, environment = command_line(path, os.environ, address)
     os.execve(argv[0], argv, environment)
 
 
@@ -62,8 +70,10 @@ def _warn_of_haproxy(configuration: Configuration) -> None:
         print(f"warning: {fault}", file=sys.stderr)
 
 
-def command_line(path: Path, environ: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
-    """`serve run` of this Python, and its environment."""
+def command_line(
+    path: Path, environ: Mapping[str, str], address: str | None = None
+) -> tuple[list[str], dict[str, str]]:
+    """What deploys `path` on the Ray cluster at `address`, or on one of its own, and its environment."""
     # The Makefile says why.
     ours = {
         "RAY_USAGE_STATS_ENABLED": "0",
@@ -72,19 +82,24 @@ def command_line(path: Path, environ: Mapping[str, str]) -> tuple[list[str], dic
         "RAY_enable_output_error_log_if_still_retry": "0",
     }
     environment = {**ours, **environ}
-    if not environ.get("RAY_ADDRESS"):  # a cluster of its own, closed to other users of the machine
-        environment.setdefault("RAY_AUTH_MODE", "token")
+    mode = auth_mode(environ) if address else environ.get("RAY_AUTH_MODE", "token")  # closed to others of the machine
+    if mode is not None:
+        environment["RAY_AUTH_MODE"] = mode
+    environment["RAY_ADDRESS"] = address or "local"  # Ray would look for a cluster in its own, slower way
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), environ.get("PYTHONPATH")]))
-    return [sys.executable, "-m", "ray.serve.scripts", "run", str(path)], environment
+    return [sys.executable, "-m", "app.cli.deployment", str(path)], environment
 
 
-def _write(configuration: Configuration, output: Path | None) -> Path:
+def _write(configuration: Configuration, output: Path | None, force: bool) -> Path:
     config = next(iter(configuration.applications.values()))
     path = output or _cache_directory() / f"{re.sub(r'[^A-Za-z0-9_.-]', '-', config.models[0].name)}.yaml"
     text = yaml.dump(configuration.document, Dumper=_PlainDumper, sort_keys=False, allow_unicode=True, width=120)
+    text = HEADER.format(path=path) + text
     try:
+        if output is not None and not force and output.exists() and output.read_bytes() != text.encode():
+            raise ConfigError(f"--output: {output} exists, with other content: name another file, or add --force")
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(HEADER.format(path=path) + text, encoding="utf-8")
+        path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigError(
             f"cannot write {path}: {error.strerror}; set --output to a file that can be written"
@@ -96,7 +111,7 @@ def _cache_directory() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "manta" / "serve"
 
 
-def _announce(configuration: Configuration) -> None:
+def _announce(configuration: Configuration, address: str | None) -> None:
     host, port = configuration.address
     url = f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"
     config = next(iter(configuration.applications.values()))
@@ -106,11 +121,24 @@ def _announce(configuration: Configuration) -> None:
         print("API keys:      wanted; the commands below take one from MANTA_API_KEY")
     body = f'{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
     print(f"address:       {url} (once a line says `open at`: 15 to 30 s for the built-in model on two cores)")
-    print(f"try it:        manta chat --url {url}")
+    if address is not None:
+        print(f"Ray cluster:   {address}, joined; its Serve updates the applications that the configuration names")
+    print(f"Ray's tools:   RAY_AUTH_MODE=token {_script('serve')} status (the token is in ~/.ray/auth_token)")
+    print(f"try it:        {_script('manta')} chat --url {url}")
     print(
         f"               curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'",
         flush=True,
     )
+
+
+def _script(name: str) -> str:
+    """A command of this Python's environment, so that it can be pasted into a shell that has not activated it."""
+    file = Path(sys.executable).parent / name
+    found = shutil.which(name)
+    if found is not None and Path(found).resolve() == file.resolve():
+        return name
+    here = Path.cwd()
+    return str(file.relative_to(here) if file.is_relative_to(here) else file)
 
 
 def _keys_in(environ: Mapping[str, str]) -> bool:

@@ -15,13 +15,15 @@ from ray import serve
 from ray.serve.config import RequestRouterConfig
 
 from app.config import ModelConfig, ServeConfig
+from app.deployments.config_check import check_config
 from app.deployments.engine_factory import EngineFactory
 from app.deployments.engine_replica import EngineReplica
 from app.deployments.ingress import Ingress
 from app.deployments.pinned_request_router import PinnedRequestRouter
-from app.deployments.resources import cluster_resources, replica_bundles, warn_of_shortages
+from app.deployments.resources import cluster_resources, is_one_node, replica_bundles, warn_of_shortages
 from app.deployments.router import Router
 from app.deployments.serve_args import parse_args
+from app.deployments.start_errors import start_errors_logged
 from app.telemetry.logging import configure_logging
 
 logger = logging.getLogger("manta.serve")
@@ -31,9 +33,12 @@ MAX_ONGOING_REQUESTS = 10_000
 DRAIN_CHECK_S = 0.5  # how often Serve asks a stopping replica whether it is done
 
 
+@start_errors_logged("the application")
 def build(args: Mapping[str, Any]) -> serve.Application:
     """The Serve application of a configuration (the fields of ServeConfig). ConfigError names what is wrong in it."""
     config = parse_args(args)
+    if is_one_node():  # in a larger cluster, models and key files may lie on other nodes than this
+        check_config(config)
     warn_of_shortages(config)
     _say_what_starts(config)
     return build_graph(config)

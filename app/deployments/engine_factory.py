@@ -66,9 +66,9 @@ def create_engine(
     from app.engine.async_engine import AsyncEngine
     from app.engine.core import EngineCore
     from app.engine.executor import create_executor
-    from app.engine.model_info import ModelInfo
+    from app.engine.models.model_check import check_model
 
-    info = ModelInfo.from_directory(config.model)
+    info = check_model(config)
     executor = create_executor(config)
     core = EngineCore(config, info, executor, block_hash_key, recorder=recorder, kv_event_sink=kv_event_sink)
     engine: ReplicaEngine = AsyncEngine(core, on_outputs, on_fatal, warm_grammars=True)

@@ -28,6 +28,7 @@ from app.deployments.engine_metrics import EngineMetrics
 from app.deployments.feed_hub import FeedHub
 from app.deployments.serve_logs import log_to_serve_files
 from app.deployments.stall_watch import StallWatch
+from app.deployments.start_errors import logs_start_error
 from app.deployments.wire import LoadReport, decode_control
 from app.engine.kv_cache.kv_events import KVEventLog
 from app.engine.kv_cache.model_revision import model_revision
@@ -50,6 +51,7 @@ logger = logging.getLogger("manta.engine")
 class EngineReplica:
     """Token ids in, token ids out; it never sees text (I4)."""
 
+    @logs_start_error("an engine replica")
     async def __init__(  # type: ignore[misc]  # Serve awaits an asynchronous constructor
         self,
         model: ModelConfig,

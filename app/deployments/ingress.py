@@ -35,6 +35,7 @@ from app.deployments.route_explanation import RouteExplanation
 from app.deployments.serve_logs import log_to_serve_files
 from app.deployments.serve_port import EngineHandles, call
 from app.deployments.served_models import load_served_model
+from app.deployments.start_errors import logs_start_error
 from app.deployments.tenant_store import SharedStores
 from app.engine.outputs import EngineOutput, FinishReason
 from app.engine.request import EngineRequest
@@ -53,6 +54,7 @@ logger = logging.getLogger("manta.ingress")
 class Ingress:
     """Implements EngineClient. `engines` and `router` are Serve handles."""
 
+    @logs_start_error("the ingress")
     async def __init__(  # type: ignore[misc]  # Serve awaits an asynchronous constructor
         self,
         config: ServeConfig,
@@ -98,6 +100,7 @@ class Ingress:
 
         ingress = self._config.ingress
         keys = ApiKeys.load(ingress)
+        logger.info("API keys: %s", keys.num_keys or "none, the server is open to everybody who can reach it")
         self._needs_key = keys.required
         app: FastAPI = create_app(self, ingress.limits, ingress, keys, self._stores.stores())
         app.state.server_adds_request_id = True  # Serve's own middleware, to what it is sent

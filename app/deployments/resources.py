@@ -52,6 +52,11 @@ def cluster_resources() -> dict[str, float]:
     return dict(ray.cluster_resources()) if ray.is_initialized() else {}
 
 
+def is_one_node() -> bool:
+    """Whether this process has a Ray whose cluster is this one machine."""
+    return ray.is_initialized() and sum(bool(node["Alive"]) for node in ray.nodes()) == 1
+
+
 def warn_of_shortages(config: ServeConfig) -> None:
     """One warning that names all that will be waited for, if Ray is up in this process; `serve run` shows it.
 

@@ -22,6 +22,7 @@ from app.deployments.replica_pool import RollCall
 from app.deployments.route_explanation import RouteExplanation, explain
 from app.deployments.serve_logs import log_to_serve_files
 from app.deployments.serve_port import EngineHandles
+from app.deployments.start_errors import logs_start_error
 from app.errors import EngineDeadError
 from app.telemetry.metrics import MetricsRecorder
 
@@ -31,6 +32,7 @@ HELLO_TIMEOUT_S = 1.0
 class Router:
     """One load book with its index per model. `engines` are Serve handles by model name."""
 
+    @logs_start_error("the router")
     async def __init__(self, config: RouterConfig, engines: Mapping[str, Any]) -> None:  # type: ignore[misc]
         log_to_serve_files()
         self._router_id = f"router-{uuid.uuid4().hex[:12]}"

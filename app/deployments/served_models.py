@@ -3,22 +3,42 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 from app.api.engine_client import ServedModel
 from app.api.parsers import check_parser_names
 from app.config import ModelConfig
 from app.engine.model_info import ModelInfo
+from app.engine.models.model_check import check_model
 from app.engine.pooling_info import pooling_info
+from app.errors import CheckpointError, ConfigError
 from app.text.chat_template import ChatTemplate
 from app.text.tokenizer import Tokenizer
 
 
-def load_served_model(config: ModelConfig) -> ServedModel:
-    """Read a model's tokenizer and template; takes up to a second. CheckpointError names an unusable file,
-    ConfigError a parser that does not exist.
+def check_served_model(config: ModelConfig) -> ModelInfo:
+    """All that can be told without loading tokenizer or weights. CheckpointError names an unusable file,
+    UnsupportedError what we do not run, ConfigError an option that does not fit.
     """
     check_parser_names(config.tool_parser, config.reasoning_parser)
-    info = ModelInfo.from_directory(config.engine.model)
+    info = check_model(config.engine)
+    tokenizer = Path(config.engine.tokenizer).expanduser() if config.engine.tokenizer else info.directory
+    if not (tokenizer / "tokenizer.json").is_file():
+        raise CheckpointError(
+            f"tokenizer: {tokenizer} holds no tokenizer.json; set --tokenizer to a directory that does",
+            param="tokenizer",
+        )
+    if config.chat_template and not Path(config.chat_template).expanduser().is_file():
+        raise ConfigError(
+            f"chat_template: no such file {config.chat_template}; set --chat-template to a Jinja file",
+            param="chat_template",
+        )
+    return info
+
+
+def load_served_model(config: ModelConfig) -> ServedModel:
+    """Read a model's tokenizer and template; takes up to a second. Errors are those of `check_served_model`."""
+    info = check_served_model(config)
     directory = config.engine.tokenizer or info.directory
     tokenizer = Tokenizer.from_directory(directory)
     return ServedModel(

@@ -19,13 +19,21 @@ Runner = Literal["generate", "pooling"]
 
 
 def resolve_model(model: str) -> Path:
-    """Directory of a model given by path or by the name of a built-in one; CheckpointError when there is none."""
+    """Directory of a model given by path or by the name of a built-in one; CheckpointError says why it is none."""
     path = ASSETS / model if model in BUILT_IN_MODELS else Path(model).expanduser()
+    if path.is_file():
+        raise CheckpointError(
+            f"model {model!r} is a file: give the directory that holds config.json, {str(path.parent)!r}", param="model"
+        )
     if not path.is_dir():
-        built_in = ", ".join(BUILT_IN_MODELS)
-        raise CheckpointError(f"model {model!r}: no such directory, nor a built-in model ({built_in})", param="model")
+        known = ", ".join(BUILT_IN_MODELS)
+        hub = model.count("/") == 1 and not model.startswith((".", "~", "/"))
+        advice = "; models of a hub must be downloaded first" if hub else ""
+        raise CheckpointError(f"model {model!r}: no such path, nor a built-in model ({known}){advice}", param="model")
     if not (path / "config.json").is_file():
-        raise CheckpointError(f"model {model!r}: {path} holds no config.json", param="model")
+        raise CheckpointError(
+            f"model {model!r} is not a model directory: it holds no config.json (Hugging Face layout)", param="model"
+        )
     return path
 
 
@@ -104,6 +112,8 @@ class ModelInfo:
         if not self.is_causal or (self.directory / "modules.json").is_file():
             return "pooling"
         architecture = str((self.hf_config.get("architectures") or [""])[0])
+        if architecture.endswith("LMHeadModel"):  # as GPT2LMHeadModel: a language model of an older name
+            return "generate"
         return "pooling" if architecture.endswith(("Model", "ForSequenceClassification")) else "generate"
 
     @property
@@ -130,7 +140,9 @@ def _read_json(path: Path, optional: bool = False) -> dict[str, Any]:
     if optional and not path.is_file():
         return {}
     try:
-        loaded: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError) as error:
+        loaded = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise CheckpointError(f"cannot read {path}: {error}", param="model") from error
+    if not isinstance(loaded, dict):
+        raise CheckpointError(f"{path} is not a JSON object", param="model")
     return loaded

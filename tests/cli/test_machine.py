@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import secrets
+import shutil
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -10,15 +15,17 @@ import psutil
 import pytest
 
 from app.cli import machine
+from app.cli.cluster import TOKEN_VARIABLES
 from app.cli.command import CommandError
 from app.cli.machine import find_machine, this_machine
-from tests.limits import patience_s
+from benchmarks.serve_process import free_port
+from tests.limits import patience_s, wait_until
 
 
 def test_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "local")
     found = find_machine()
-    assert not found.is_cluster
+    assert found.cluster is None
     assert found.cpus == os.cpu_count()
     assert found.free_bytes is not None
     assert 0 < found.free_bytes <= psutil.virtual_memory().total
@@ -39,12 +46,15 @@ def test_the_containers_limit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     assert (this_machine().free_bytes or 0) > 1000000
 
 
-def test_what_a_killed_cluster_left_behind(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_a_killed_cluster_left_behind(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     (tmp_path / "ray").mkdir()
     (tmp_path / "ray" / "ray_current_cluster").write_text("127.0.0.1:9\n")
-    assert not find_machine().is_cluster
+    assert find_machine().cluster is None
+    assert "where none answers" in capsys.readouterr().err
 
 
 def test_nobody_at_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,22 +64,41 @@ def test_nobody_at_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a process of its own: this one may be connected to another cluster."""
-    import subprocess
-    import sys
+def test_a_cluster(tmp_path: Path) -> None:
+    """One that `ray start` made, closed by a token: joined by who has it, and refused in one line to who has not."""
+    folder = Path(tempfile.mkdtemp(prefix="mnt", dir="/tmp"))
+    port, bare = free_port(), {**os.environ, "HOME": str(folder), "RAY_TMPDIR": str(folder)}
+    for name in ("RAY_ADDRESS", "RAY_AUTH_MODE", *TOKEN_VARIABLES):
+        bare.pop(name, None)
+    token = {**bare, "RAY_AUTH_TOKEN": secrets.token_hex(16)}
+    head = ["-m", "ray.scripts.scripts", "start", "--head", f"--port={port}", "--num-cpus=1", "--block",
+            "--include-dashboard=false"]  # fmt: skip
+    with (tmp_path / "head.log").open("wb") as log:
+        process = subprocess.Popen([sys.executable, *head], env=token, stdout=log, stderr=log)
+    try:
+        note = folder / "ray" / "ray_current_cluster"
+        wait_until(note.exists, "the cluster", calm_s=60.0)
 
-    folder = tempfile.mkdtemp(prefix="mnt", dir="/tmp")
-    code = (
-        "import os, ray, subprocess, sys\n"
-        f"ray.init(num_cpus=1, _temp_dir={folder!r}, include_dashboard=False)\n"
-        "env = {**os.environ, 'RAY_ADDRESS': ray.get_runtime_context().gcs_address}\n"
-        "done = subprocess.run([sys.executable, '-m', 'app.cli', 'serve'], env=env, capture_output=True, text=True)\n"
-        "print(done.returncode, done.stderr)\n"
-    )
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=patience_s()
-    )
-    assert "2 manta: error: the application needs 1.1 CPUs, the Ray cluster at " in done.stdout, done.stdout
-    assert "has 1: lower num_replicas" in done.stdout
+        def serve(environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
+            command = [sys.executable, "-m", "app.cli", "serve", "--dry-run"]
+            return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=patience_s(), check=False)
+
+        joined = serve(token)
+        assert (joined.returncode, joined.stderr.count("\n")) == (2, 1), joined.stderr
+        assert joined.stderr.startswith("manta: error: the application needs 1.1 CPUs, the Ray cluster at ")
+        assert "has 1: lower cpus_per_worker" in joined.stderr
+        for environ, says in (
+            (bare, "this machine has none: put what `ray get-auth-token` prints"),
+            ({**bare, "RAY_AUTH_TOKEN": secrets.token_hex(16)}, "this machine's is another"),
+            ({**token, "RAY_AUTH_MODE": "disabled"}, "unset RAY_AUTH_MODE"),
+        ):
+            refused = serve(environ)
+            assert (refused.returncode, refused.stderr.count("\n")) == (1, 1), refused.stderr
+            assert "asks for a token" in refused.stderr
+            assert says in refused.stderr
+    finally:
+        for each in [*psutil.Process(process.pid).children(recursive=True), process]:
+            with contextlib.suppress(psutil.Error, ProcessLookupError):
+                each.kill()
+        process.wait()
+        shutil.rmtree(folder, ignore_errors=True)

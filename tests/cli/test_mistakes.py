@@ -10,9 +10,13 @@ from pathlib import Path
 
 import pytest
 import yaml
+from transformers import GPT2Config, GPT2LMHeadModel
 
+from app import LLM
 from app.cli import serve
+from app.cli.cluster import Cluster, RunningServe
 from app.cli.machine import Machine
+from app.errors import UnsupportedError
 from benchmarks.serve_process import ROOT, free_port
 from tests.cli.conftest import Manta
 
@@ -85,6 +89,54 @@ def test_unknown_architecture(manta: Manta, model: Path) -> None:
     assert "LlamaForCausalLM" in mistake
 
 
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As transformers saves one: its sizes have names of their own."""
+    folder = tmp_path_factory.mktemp("gpt2")
+    GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=64)).save_pretrained(folder)
+    return folder
+
+
+def test_a_model_of_another_family(manta: Manta, gpt2: Path) -> None:
+    known = "known: LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM"
+    for command in (("serve", gpt2), ("generate", "hi", "--model", gpt2)):
+        assert manta(*command).mistake == f"{gpt2}: unknown architecture 'GPT2LMHeadModel'; {known}"
+    with pytest.raises(UnsupportedError, match="unknown architecture 'GPT2LMHeadModel'; known: LlamaForCausalLM"):
+        LLM(str(gpt2))
+    pooling = manta("serve", gpt2, "--runner", "pooling").mistake
+    assert "'GPT2LMHeadModel' of a model for embeddings and scores; known: those of Bert, Llama," in pooling
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_a_file_of_a_model(manta: Manta, model: Path, name: str) -> None:
+    assert manta("serve", model / name).mistake == (
+        f"{model / name} is a file of a model: give the directory that holds it, {model}"
+    )
+    assert "give the directory that holds config.json" in manta("generate", "hi", "--model", model / name).mistake
+
+
+def test_what_only_a_replica_would_find(manta: Manta) -> None:
+    assert manta("serve", "--ingress-api-keys-file", "nokeys.txt").mistake == (
+        "api_keys_file: cannot read nokeys.txt: No such file or directory"
+    )
+    assert manta("serve", "--tensor-parallel-size", 3, "--cpus-per-worker", 0.1).mistake == (
+        "tensor_parallel_size=3 does not divide num_attention_heads=8"
+    )
+    assert manta("serve", "--tool-parser", "foo").mistake.startswith(
+        "tool_parser: unknown parser 'foo'; known: auto, none, deepseek_v3"
+    )
+
+
+def test_keys_that_were_not_filled_in(manta: Manta, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MANTA_API_KEYS", "")
+    assert manta("serve").mistake == "MANTA_API_KEYS is set but holds no key: give one, or unset it"
+    monkeypatch.delenv("MANTA_API_KEYS")
+    document = yaml.safe_load(yaml_file(tmp_path).read_text())
+    document["applications"][0]["runtime_env"]["env_vars"]["MANTA_API_KEYS_FILE"] = "/nowhere"
+    (tmp_path / "serve.yaml").write_text(yaml.safe_dump(document))
+    assert "MANTA_API_KEYS_FILE: cannot read /nowhere" in manta("serve", tmp_path / "serve.yaml").mistake
+
+
 @pytest.mark.parametrize("text", ["[]", "{", '{"architectures": ["LlamaForCausalLM"]}', '{"architectures": []}', "5"])
 def test_unusable_config_json(manta: Manta, model: Path, text: str) -> None:
     (model / "config.json").write_text(text)
@@ -147,11 +199,32 @@ def test_too_few_cpus(manta: Manta) -> None:
     assert mistake == "the application needs 9.9 CPUs, this machine has 8: lower num_replicas or cpus_per_worker"
 
 
+def test_too_few_cpus_for_the_workers(manta: Manta) -> None:
+    assert manta("serve", "--tensor-parallel-size", 8, "--pipeline-parallel-size", 2).mistake == (
+        "the application needs 16.1 CPUs, this machine has 8: lower tensor_parallel_size, pipeline_parallel_size or "
+        "cpus_per_worker"
+    )
+
+
+def cluster(monkeypatch: pytest.MonkeyPatch, running: RunningServe | None = None) -> None:
+    found = Machine("the Ray cluster at x", 64, 1, None, None, Cluster("x", 64, 1, running))
+    monkeypatch.setattr(serve, "find_machine", lambda: found)
+
+
 def test_too_few_gpus_in_a_cluster(manta: Manta, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve, "find_machine", lambda: Machine("the Ray cluster at x", 64, 1, None, None, True))
+    cluster(monkeypatch)
     mistake = manta("serve", "--num-replicas", 3).mistake
     assert "needs 3 GPUs, the Ray cluster at x has 1" in mistake
     assert "--skip-preflight if the cluster grows on demand" in mistake
+
+
+def test_a_second_server_on_a_cluster(manta: Manta, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster(monkeypatch, RunningServe(8300, ("manta",)))
+    assert manta("serve", "--port", 8301).mistake == (
+        "port 8301: Serve on the Ray cluster at x listens on 8300 for all its applications ('manta'); give --port 8300 "
+        "to update them, or set RAY_ADDRESS=local to serve from a cluster of its own"
+    )
+    assert manta("serve", "--port", 8300, "--dry-run").code == 0
 
 
 def test_unknown_option(manta: Manta) -> None:

@@ -46,7 +46,7 @@ def test_a_model_becomes_a_configuration(manta: Manta, calls: list[Call], tmp_pa
                  "--aliases", "a", "--aliases", "b", "-o", file)  # fmt: skip
     path, argv, environment = calls[0]
     assert path == sys.executable
-    assert argv[1:] == ["-m", "ray.serve.scripts", "run", str(file)]
+    assert argv[1:] == ["-m", "app.cli.deployment", str(file)]
     assert environment["RAY_USAGE_STATS_ENABLED"] == "0"
     assert str(ROOT) in environment["PYTHONPATH"].split(":")
     document, quickstart = written(file), written(ROOT / "configs/serve/quickstart.yaml")
@@ -117,10 +117,42 @@ def test_local_paths_become_absolute(
     assert Path(model["engine"]["model"]).is_absolute()
 
 
-def test_a_cluster_of_its_own_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert serve.command_line(Path("x"), {})[1]["RAY_AUTH_MODE"] == "token"
-    assert "RAY_AUTH_MODE" not in serve.command_line(Path("x"), {"RAY_ADDRESS": "10.0.0.1:6379"})[1]
+def test_a_cluster_of_its_own_is_closed() -> None:
+    own = serve.command_line(Path("x"), {})[1]
+    assert (own["RAY_AUTH_MODE"], own["RAY_ADDRESS"]) == ("token", "local")
     assert serve.command_line(Path("x"), {"RAY_AUTH_MODE": "disabled"})[1]["RAY_AUTH_MODE"] == "disabled"
+
+
+def test_a_cluster_that_is_joined_is_shown_the_token_there_is(tmp_path: Path) -> None:
+    home = {"HOME": str(tmp_path)}
+    joined = serve.command_line(Path("x"), home, "10.0.0.1:6379")[1]
+    assert joined["RAY_ADDRESS"] == "10.0.0.1:6379"
+    assert "RAY_AUTH_MODE" not in joined
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray" / "auth_token").write_text("0" * 32)
+    assert serve.command_line(Path("x"), home, "10.0.0.1:6379")[1]["RAY_AUTH_MODE"] == "token"
+    refused = {**home, "RAY_AUTH_MODE": "disabled"}
+    assert serve.command_line(Path("x"), refused, "10.0.0.1:6379")[1]["RAY_AUTH_MODE"] == "disabled"
+
+
+def test_output_is_not_written_over(manta: Manta, tmp_path: Path) -> None:
+    file, port = tmp_path / "mine.yaml", free_port()
+    file.write_text("mine: 1\n")
+    command = ("serve", "tiny-chat", "--port", port, "--dry-run", "-o", file)
+    assert manta(*command).mistake == f"--output: {file} exists, with other content: name another file, or add --force"
+    assert file.read_text() == "mine: 1\n"
+    assert manta(*command, "--force").code == 0
+    assert written(file)["http_options"]["port"] == port
+    assert manta(*command).code == 0, "the same again changes nothing"
+
+
+def test_the_commands_shown_can_be_pasted(manta: Manta, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = manta("serve", "tiny-chat", "--port", free_port()).out
+    command = next(line.split()[2] for line in shown.splitlines() if line.startswith("try it:"))
+    assert command == "manta" or Path(command).is_file()
+    monkeypatch.setenv("PATH", "/nowhere")
+    shown = manta("serve", "tiny-chat", "--port", free_port()).out
+    assert Path(next(line.split()[2] for line in shown.splitlines() if line.startswith("try it:"))).is_file()
 
 
 def test_effective_arguments_are_a_serve_config(manta: Manta) -> None:

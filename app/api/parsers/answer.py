@@ -155,7 +155,13 @@ def load_tool_parser(model: ServedModel, param: str = "tools") -> type[ToolParse
     """The model's tool parser; UnsupportedError when there is none."""
     name = tool_parser_name(model.chat_template.source) if model.tool_parser == "auto" else model.tool_parser
     if name is None or name == "none":
-        raise UnsupportedError("the way this model calls tools is not known to the server", param=param)
+        given = model.tool_parser == "none"
+        raise UnsupportedError(
+            f"{param}: the way this model calls tools is not known to the server: "
+            + ("it was started with tool_parser=none" if given else "its chat template is of no known format")
+            + f"; start it with --tool-parser and one of {', '.join(sorted(TOOL_PARSERS))}",
+            param=param,
+        )
     return TOOL_PARSERS.load(name)
 
 

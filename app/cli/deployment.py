@@ -1,0 +1,90 @@
+"""`python -m app.cli.deployment FILE`: what `serve run FILE` does, and ends where Serve gives the application up.
+
+Serve keeps the reason for its status alone: `serve run` would stay for ever beside an application that failed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import yaml
+
+if TYPE_CHECKING:
+    from ray.serve.schema import ServeStatus
+
+POLL_S = 1.0
+_EXCEPTION = re.compile(r"^(?:[A-Za-z_]\w*\.)*([A-Za-z_]\w*): ")
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def run(path: Path) -> int:
+    """Deploy and stay until interrupted; 1 with a line on stderr when the application cannot start."""
+    from ray import serve
+    from ray.serve.scripts import cli
+
+    names = [each.get("name", "default") for each in yaml.safe_load(path.read_text(encoding="utf-8"))["applications"]]
+    try:
+        cli.main(["run", "--non-blocking", str(path)], standalone_mode=False)
+    except SystemExit:  # Serve has printed why
+        return 1
+    try:
+        failed = wait_until_running(names)
+        while failed is None:
+            time.sleep(3600)
+    except KeyboardInterrupt:
+        print("manta: shutting down", file=sys.stderr)
+        serve.shutdown()
+        return 0
+    if os.environ.get("RAY_ADDRESS") == "local":
+        serve.shutdown()
+    else:
+        failed += " (it stays on the cluster: `serve status` shows it, `serve shutdown` removes all of Serve)"
+    print(f"manta: error: {failed}", file=sys.stderr, flush=True)
+    return 1
+
+
+def wait_until_running(names: Sequence[str], poll_s: float = POLL_S) -> str | None:
+    """None once all these applications run; else why one never will."""
+    from ray import serve
+
+    while True:
+        status = serve.status()
+        if failed := failure(status, names):
+            return failed
+        if all(name in status.applications and status.applications[name].status == "RUNNING" for name in names):
+            return None
+        time.sleep(poll_s)
+
+
+def failure(status: ServeStatus, names: Sequence[str]) -> str | None:
+    """In one line, why one of these applications failed; None when none did."""
+    for name in names:
+        application = status.applications.get(name)
+        if application is None or application.status != "DEPLOY_FAILED":
+            continue
+        causes = [
+            f"{deployment}: {last_error(state.message)}"
+            for deployment, state in application.deployments.items()
+            if state.status == "DEPLOY_FAILED"
+        ]
+        return f"application {name!r} cannot start: {'; '.join(causes) or last_error(application.message)}"
+    return None
+
+
+def last_error(message: str) -> str:
+    """What a traceback ends with, without the class's module; the whole message on one line where it is none."""
+    lines = [line.strip() for line in _COLOUR.sub("", message).splitlines() if line.strip()]
+    starts = [i for i, line in enumerate(lines) if _EXCEPTION.match(line)]
+    if starts:
+        lines = [_EXCEPTION.sub(r"\1: ", lines[starts[-1]]), *lines[starts[-1] + 1 :]]
+    return "; ".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(run(Path(sys.argv[1])))

@@ -1,0 +1,20 @@
+"""What can be known to be wrong with a configuration from the files of this node, before any replica starts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from app.api.auth import ApiKeys
+from app.config import ServeConfig
+from app.deployments.served_models import check_served_model
+
+
+def check_config(config: ServeConfig, environ: Mapping[str, str] = os.environ) -> None:
+    """The first fault, as replicas would meet it: ConfigError, CheckpointError or UnsupportedError.
+
+    `environ` is that of the replicas.
+    """
+    for model in config.models:
+        check_served_model(model)
+    ApiKeys.load(config.ingress, environ)

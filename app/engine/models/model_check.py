@@ -1,0 +1,68 @@
+"""What a model's JSON files can tell before anything is loaded: whether this is a model that we run, as configured.
+
+Every entry (the command line, `build`, a replica, `LLM`) comes through here, so each says the same line. No weight is
+read and no torch is imported.
+"""
+
+from __future__ import annotations
+
+from app.config import EngineConfig
+from app.engine.model_info import ModelInfo
+from app.engine.models import MODELS, POOLING_MODELS
+from app.engine.models.decoder_settings import DecoderSettings
+from app.engine.parallel_plan import check_parallel_sizes
+from app.engine.pooling_info import pooling_info, step_budget
+from app.errors import CheckpointError, ConfigError, UnsupportedError
+
+_KINDS = ("ForSequenceClassification", "ForMaskedLM", "ForCausalLM", "Model")
+
+
+def check_model(config: EngineConfig) -> ModelInfo:
+    """The description of the model that `config` names, which fits the rest of `config`.
+
+    CheckpointError names an unusable file, UnsupportedError what we do not run, ConfigError the option at fault.
+    """
+    info = ModelInfo.from_directory(config.model)
+    pools = info.runner(config.runner) == "pooling"
+    _check_architecture(info, pools)
+    most = _check_sizes(info)
+    if config.max_model_len is not None and config.max_model_len > most:
+        raise ConfigError(
+            f"max_model_len={config.max_model_len} is more than the model's context of {most} tokens: set "
+            f"--max-model-len to {most} or less",
+            param="max_model_len",
+        )
+    check_parallel_sizes(config, info)
+    pooling_info(config, info)
+    step_budget(config, info, config.max_model_len or most)
+    return info
+
+
+def _check_architecture(info: ModelInfo, pools: bool) -> None:
+    if info.architecture in (POOLING_MODELS if pools else MODELS):
+        return
+    known = ", ".join(sorted(MODELS))
+    if pools:
+        families = {name.removesuffix(kind) for name in POOLING_MODELS for kind in _KINDS if name.endswith(kind)}
+        known = f"those of {', '.join(sorted(families))}"
+    use = " of a model for embeddings and scores" if pools else ""
+    raise UnsupportedError(
+        f"{info.directory}: unknown architecture {info.architecture!r}{use}; known: {known}", param="model"
+    )
+
+
+def _check_sizes(info: ModelInfo) -> int:
+    """The model's context, once it is known that config.json holds what every model needs."""
+    file = info.directory / "config.json"
+    try:
+        sizes = [info.vocab_size, info.num_layers, info.num_heads, info.num_kv_heads, info.head_dim]
+        sizes += [int(info.hf_config[name]) for name in ("hidden_size", "intermediate_size")]
+        if min(*sizes, info.max_position_embeddings) < 1:
+            raise ValueError("a size below 1")
+        if info.is_causal:
+            DecoderSettings.from_info(info)
+    except KeyError as error:
+        raise CheckpointError(f"{file} is not usable: it lacks {error.args[0]}", param="model") from None
+    except (TypeError, ValueError, ZeroDivisionError) as error:
+        raise CheckpointError(f"{file} is not usable: {error}", param="model") from None
+    return info.max_position_embeddings

@@ -1,0 +1,82 @@
+"""What `manta serve` says and does when Serve gives an application up."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray import serve
+from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, DeploymentStatusOverview, ServeStatus
+
+from app.cli.deployment import failure, last_error, wait_until_running
+from benchmarks.serve_process import ROOT, free_port
+
+# As Serve 2.60 keeps it, shortened.
+CONSTRUCTOR = """The deployment failed to start 3 times in a row. This may be due to a problem with its constructor or \
+initial health check failing. See controller logs for details. Error:
+\x1b[36mray::ServeReplica:manta:Ingress.initialize_and_get_metadata()\x1b[39m (pid=1, ip=192.0.2.2, repr=<Ingress>)
+  File "replica.py", line 1928, in initialize
+    raise RuntimeError(traceback.format_exc()) from None
+RuntimeError: Traceback (most recent call last):
+  File "auth.py", line 140, in _read_file
+    raise ConfigError(f"api_keys_file: cannot read {path}", param="api_keys_file") from None
+app.errors.ConfigError: api_keys_file: cannot read nokeys.txt
+and a second line"""
+REASON = "ConfigError: api_keys_file: cannot read nokeys.txt; and a second line"
+
+
+def status(state: ApplicationStatus, message: str = "", **deployments: tuple[str, str]) -> ServeStatus:
+    shown: Any = {
+        name: DeploymentStatusOverview(kind, "REPLICA_STARTUP_FAILED", {}, why)  # type: ignore[arg-type]
+        for name, (kind, why) in deployments.items()
+    }
+    return ServeStatus(applications={"manta": ApplicationStatusOverview(state, message, 0.0, shown)})
+
+
+def test_the_cause_on_one_line() -> None:
+    failed = status(
+        ApplicationStatus.DEPLOY_FAILED,
+        "Failed to update the deployments ['Ingress'].",
+        Ingress=("DEPLOY_FAILED", CONSTRUCTOR),
+        Router=("HEALTHY", ""),
+    )
+    assert failure(failed, ["manta"]) == f"application 'manta' cannot start: Ingress: {REASON}"
+    assert failure(failed, ["other"]) is None, "another application of the cluster is not ours"
+    assert failure(status(ApplicationStatus.DEPLOYING), ["manta"]) is None
+    unbuilt = status(ApplicationStatus.DEPLOY_FAILED, CONSTRUCTOR.replace("ray::ServeReplica", "ray::build"))
+    assert failure(unbuilt, ["manta"]) == f"application 'manta' cannot start: {REASON}"
+
+
+def test_a_message_without_a_traceback() -> None:
+    assert last_error("Failed to update\nthe deployments") == "Failed to update; the deployments"
+
+
+def test_waits_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    running, nothing = status(ApplicationStatus.RUNNING), ServeStatus()
+    answers = [nothing, status(ApplicationStatus.DEPLOYING), running]
+    monkeypatch.setattr(serve, "status", lambda: answers.pop(0))
+    assert wait_until_running(["manta"], poll_s=0) is None
+    assert not answers
+    answers += [nothing, status(ApplicationStatus.DEPLOY_FAILED, "why")]
+    assert wait_until_running(["manta"], poll_s=0) == "application 'manta' cannot start: why"
+
+
+@pytest.mark.slow
+def test_a_failed_deployment_ends_the_command(tmp_path: Path) -> None:
+    environ = {**os.environ, "RAY_TMPDIR": tempfile.mkdtemp(prefix="mnt", dir="/tmp"), "RAY_ADDRESS": "local"}
+    for name in ("RAY_SERVE_HAPROXY_STATS_PORT", "RAY_SERVE_HAPROXY_METRICS_PORT"):
+        environ[name] = str(free_port())
+    words = ["serve", "tiny-chat", "--ingress-api-keys-file", str(tmp_path / "none"), "--skip-preflight",
+             "--port", str(free_port()), "-o", str(tmp_path / "serve.yaml")]  # fmt: skip
+    command = [sys.executable, "-m", "app.cli", *words]
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=180, check=False)
+    assert done.returncode == 1
+    lines = (done.stdout + done.stderr).splitlines()
+    assert any("ERROR manta.serve: the application cannot start: api_keys_file: cannot read" in line for line in lines)
+    (last,) = [line for line in lines if line.startswith("manta: error: ")]
+    assert "application 'manta' cannot start: ConfigError: api_keys_file: cannot read" in last
