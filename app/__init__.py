@@ -5,27 +5,28 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from app.engine.beam_search import BeamSearchParams
+    from app.engine.pooling_params import PoolingParams
     from app.engine.sampling_params import SamplingParams
+    from app.engine.structured.structured_outputs import StructuredOutputs
     from app.llm import LLM
 
-__all__ = ["LLM", "BeamSearchParams", "SamplingParams"]
+__all__ = ["LLM", "BeamSearchParams", "PoolingParams", "SamplingParams", "StructuredOutputs"]
+
+_MODULES = {
+    "LLM": "app.llm",
+    "BeamSearchParams": "app.engine.beam_search",
+    "PoolingParams": "app.engine.pooling_params",
+    "SamplingParams": "app.engine.sampling_params",
+    "StructuredOutputs": "app.engine.structured.structured_outputs",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name == "LLM":
-        from app.llm import LLM
-
-        return LLM
-    if name == "SamplingParams":
-        from app.engine.sampling_params import SamplingParams
-
-        return SamplingParams
-    if name == "BeamSearchParams":
-        from app.engine.beam_search import BeamSearchParams
-
-        return BeamSearchParams
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_MODULES[name]), name)

@@ -33,11 +33,14 @@ from app.engine.thinking_budget import ThinkingBudget
 from app.errors import ConfigError, InvalidRequestError
 from app.llm_beam_search import BeamSearchMethods
 from app.llm_pooling import PoolingMethods
+from app.registry import suggestion
 from app.text.bad_words import bad_words_token_ids
 from app.text.chat_template import ChatTemplate
 from app.text.output_processor import OutputProcessor
 from app.text.stop_tokens import with_tokenizer_eos
 from app.text.tokenizer import Tokenizer
+
+DEFAULT_MAX_TOKENS = 16  # where no parameters are given at all; vLLM's
 
 logger = logging.getLogger(__name__)
 
@@ -121,8 +124,9 @@ class LLM(BeamSearchMethods, PoolingMethods):
     ) -> list[RequestOutput]:
         """Complete each prompt: a text, token ids, or {"prompt": text} / {"prompt_token_ids": ids}.
 
-        `sampling_params` is one for all prompts or one for each; the model's defaults when not given. Results are in
-        the order of the prompts. Raises InvalidRequestError (before anything runs) naming the prompt at fault.
+        `sampling_params` is one for all prompts or one for each; when not given, the model's defaults and 16 tokens, as
+        with vLLM. Results are in the order of the prompts. Raises InvalidRequestError (before anything runs) naming the
+        prompt at fault.
         """
         parsed = [self._parse(prompt) for prompt in _as_list(prompts)]
         return self._run([(text, ids) for text, ids in parsed], sampling_params, use_tqdm)
@@ -199,9 +203,17 @@ class LLM(BeamSearchMethods, PoolingMethods):
         self, count: int, sampling_params: SamplingParams | Sequence[SamplingParams] | None
     ) -> Sequence[SamplingParams]:
         if sampling_params is None:
-            sampling_params = self.default_sampling_params()
+            sampling_params = self.default_sampling_params().model_copy(update={"max_tokens": DEFAULT_MAX_TOKENS})
         if isinstance(sampling_params, SamplingParams):
             return [sampling_params] * count
+        if not isinstance(sampling_params, list | tuple) or not all(
+            isinstance(each, SamplingParams) for each in sampling_params
+        ):
+            raise InvalidRequestError(
+                "sampling_params: expected SamplingParams(...), or a list with one for each prompt, not "
+                f"{type(sampling_params).__name__} {str(sampling_params)[:80]}",
+                param="sampling_params",
+            )
         if len(sampling_params) != count:
             raise InvalidRequestError(
                 f"{len(sampling_params)} sampling_params for {count} prompts", param="sampling_params"
@@ -316,7 +328,10 @@ def _config(options: dict[str, Any]) -> EngineConfig:
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(map(str, first["loc"])) or None
-        raise ConfigError(f"{name or 'options'}: {first['msg']}", param=name) from error
+        reason = first["msg"].removeprefix("Value error, ")
+        if first["type"] == "extra_forbidden":
+            reason = f"no such option; {suggestion(str(name), EngineConfig.model_fields)}"
+        raise ConfigError(f"{name or 'options'}: {reason}", param=name) from error
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

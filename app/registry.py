@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Generic, TypeVar
 
 from app.errors import UnsupportedError
 
 T = TypeVar("T")
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """What to say after an unknown name: the one that was meant if one is spelled alike, else all that exist."""
+    names = list(known)
+    close = difflib.get_close_matches(name, names, 1)
+    return f"did you mean {close[0]}?" if close else f"known: {', '.join(names)}"
 
 
 class Registry(Generic[T]):

@@ -40,6 +40,49 @@ def test_an_unknown_name_in_app_is_an_attribute_error() -> None:
         _ = app.Nonsense
 
 
+def test_what_app_exports() -> None:
+    import app
+
+    assert all(getattr(app, name).__name__ == name for name in app.__all__)
+    assert "StructuredOutputs" in app.__all__
+
+
+def test_without_parameters_16_tokens(llm: LLM) -> None:
+    """vLLM's default; the end of the context would be a minute away."""
+    for (result,) in (llm.generate("Once", use_tqdm=False), llm.chat(HELLO, use_tqdm=False)):
+        assert len(result.outputs[0].token_ids) <= 16
+    lengths = [len(r.outputs[0].token_ids) for r in llm.generate(["1 2 3", "a b"], use_tqdm=False)]
+    assert max(lengths) == 16, "neither ends by itself"
+
+
+@pytest.mark.parametrize("wrong", [{"temperature": 0}, "greedy", [{"temperature": 0}], 5])
+def test_parameters_of_another_type(llm: LLM, wrong: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="sampling_params: expected SamplingParams") as error:
+        llm.generate(["hi"], wrong)
+    assert error.value.param == "sampling_params"
+
+
+def test_a_misspelt_name_is_told_the_one_that_was_meant() -> None:
+    from app import BeamSearchParams, PoolingParams
+
+    for call, says in (
+        (
+            lambda: SamplingParams(temprature=1),
+            "SamplingParams has no parameter 'temprature'; did you mean temperature?",
+        ),  # type: ignore[call-arg]
+        (
+            lambda: BeamSearchParams(beam_with=2),
+            "BeamSearchParams has no parameter 'beam_with'; did you mean beam_width?",
+        ),  # type: ignore[call-arg]
+        (lambda: PoolingParams(xyz=2), "PoolingParams has no parameter 'xyz'; known: task, dimensions"),  # type: ignore[call-arg]
+    ):
+        with pytest.raises(InvalidRequestError) as error:
+            call()
+        assert error.value.message.startswith(says)
+    with pytest.raises(ConfigError, match=r"max_modle_len: no such option; did you mean max_model_len\?"):
+        LLM("tiny-chat", max_modle_len=5)
+
+
 def test_generate_keeps_the_order_of_prompts(llm: LLM) -> None:
     prompts = ["One", "Two and more", "Three"]
     together = llm.generate(prompts, GREEDY, use_tqdm=False)

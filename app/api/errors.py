@@ -20,6 +20,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Scope
 
+from app.api.route_hint import route_hint
 from app.errors import InvalidRequestError, MantaError, PoisonedRequestError, UnsupportedError
 
 logger = logging.getLogger("manta.api")
@@ -197,7 +198,7 @@ def install_error_handlers(app: FastAPI) -> None:
         assert isinstance(error, HTTPException)
         message = str(error.detail)
         if error.status_code == 404:
-            message = f"no such route: {request.method} {request.url.path}"
+            message = f"no such route: {request.method} {request.url.path}{route_hint(request)}"
         if error.status_code == 405:
             message = f"{request.method} is not allowed on {request.url.path}"
         kind = _HTTP_TYPES.get(error.status_code, "api_error")

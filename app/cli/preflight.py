@@ -5,7 +5,6 @@ Without it, the same mistakes would be found by a replica on some node, minutes 
 
 from __future__ import annotations
 
-import difflib
 import errno
 import os
 import socket
@@ -23,6 +22,7 @@ from app.deployments.config_check import check_config
 from app.deployments.served_models import check_served_model
 from app.engine.model_info import ModelInfo
 from app.errors import ConfigError
+from app.registry import suggestion
 
 GIB = 1 << 30
 HAPROXY_PORTS = {"RAY_SERVE_HAPROXY_STATS_PORT": 8404, "RAY_SERVE_HAPROXY_METRICS_PORT": 9101}
@@ -63,8 +63,7 @@ def _check_schema(document: dict[str, Any], file: Path) -> None:
     parts += [(each, ServeApplicationSchema, f"applications.{i}.") for i, each in enumerate(applications)]
     for part, schema, place in parts:
         for key in part.keys() - schema.model_fields.keys():
-            close = difflib.get_close_matches(str(key), list(schema.model_fields), 1)
-            hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(schema.model_fields)}"
+            hint = suggestion(str(key), schema.model_fields)
             raise ConfigError(f"{file}: {place}{key}: no such option of Serve; {hint}")
     try:
         ServeDeploySchema.model_validate(document)

@@ -107,8 +107,9 @@ def _params(job: Job, sampling: dict[str, Any]) -> SamplingParams:
     except ValidationError as error:
         detail = error.errors(include_url=False)[0]
         name = ".".join(map(str, detail["loc"])) or "sampling"
-        reason = "no such field" if detail["type"] == "extra_forbidden" else detail["msg"]
-        raise ConfigError(f"{job.where}: {name}: {reason}") from None
+        raise ConfigError(f"{job.where}: {name}: {detail['msg']}") from None
+    except InvalidRequestError as error:
+        raise ConfigError(f"{job.where}: {error.message}") from None
 
 
 def _run(llm: LLM, jobs: Sequence[Job], params: Sequence[SamplingParams]) -> list[RequestOutput]:

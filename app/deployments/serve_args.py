@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import typing
 from collections.abc import Mapping
 from typing import Any
@@ -13,6 +12,7 @@ from pydantic_core import ErrorDetails
 from app.config import Frozen, ServeConfig
 from app.deployments.policies import POLICIES
 from app.errors import ConfigError
+from app.registry import suggestion
 
 
 def parse_args(args: Mapping[str, Any] | ServeConfig) -> ServeConfig:
@@ -60,8 +60,7 @@ def _suggestion(location: tuple[int | str, ...]) -> str:
             model = _model_of(model, part)
     if model is None:
         return ""
-    close = difflib.get_close_matches(str(location[-1]), list(model.model_fields), 1)
-    return f"; did you mean {close[0]}?" if close else f"; known: {', '.join(model.model_fields)}"
+    return f"; {suggestion(str(location[-1]), model.model_fields)}"
 
 
 def _model_of(model: type[BaseModel], name: str) -> type[BaseModel] | None:

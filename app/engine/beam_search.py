@@ -16,19 +16,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from app.engine.outputs import EngineOutput
+from app.engine.params import Params
 from app.engine.sampling_params import SamplingParams
 from app.engine.step import TokenLogprobs
 
 EarlyStopping = bool | Literal["never"]
 
 
-class BeamSearchParams(BaseModel):
+class BeamSearchParams(Params):
     """How wide to search, and when to stop. What would sample (temperature, penalties, ...) has no place here."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     beam_width: int = Field(ge=1, description="Beams kept at each step, and returned at the end.")
     max_tokens: int | None = Field(None, ge=1, description="Most tokens of a beam; what the context holds when None.")

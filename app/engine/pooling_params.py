@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from app.engine.params import Params
 from app.engine.sampling_params import SamplingParams
 
 PoolingTask = Literal["embed", "token_embed", "classify"]
@@ -14,10 +15,8 @@ PoolingTask = Literal["embed", "token_embed", "classify"]
 NO_SAMPLING = SamplingParams(max_tokens=1, temperature=0.0, seed=0, ignore_eos=True)
 
 
-class PoolingParams(BaseModel):
+class PoolingParams(Params):
     """How the hidden states of a prompt become its result, fp32: a vector, one for each token, or class scores."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     task: PoolingTask = Field("embed", description="A vector of the text, one of each token, or scores of classes.")
     dimensions: int | None = Field(

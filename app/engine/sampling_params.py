@@ -6,8 +6,9 @@ thousands, divided and multiplied by the extremes below, stay far from 3e38.
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
+from app.engine.params import Params
 from app.engine.repetition_detection import RepetitionDetection
 from app.engine.structured.structured_outputs import StructuredOutputs
 
@@ -21,10 +22,8 @@ MAX_LOGIT_BIAS = 100.0
 MAX_TOKEN_IDS = 1 << 20  # in a list; more than any vocabulary holds
 
 
-class SamplingParams(BaseModel):
+class SamplingParams(Params):
     """How the tokens of a request are chosen and when it ends. Meanings and defaults are vLLM's."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     n: int = Field(1, ge=1, description="Choices to generate for the prompt.")
     temperature: float = Field(1.0, ge=0.0, le=MAX_TEMPERATURE, description="0 is greedy.")

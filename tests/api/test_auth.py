@@ -160,7 +160,7 @@ def test_bad_sources_are_named_without_the_key(tmp_path: Path) -> None:
         ApiKeys.load(IngressConfig(api_key_hashes=("secret-key",)), {})
     assert "secret-key" not in str(error.value)
     for name in ("MANTA_API_KEYS", "MANTA_API_KEYS_FILE"):  # a secret that was not filled in must not open the server
-        for empty in ("", " ,\n"):
+        for empty in ("", " \n"):
             with pytest.raises(ConfigError, match=f"{name} is set but"):
                 ApiKeys.load(IngressConfig(), {name: empty})
     with pytest.raises(ConfigError, match="api_keys_file is set but"):

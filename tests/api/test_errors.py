@@ -303,3 +303,21 @@ def test_an_engine_that_falls_silent_is_an_error(
 ) -> None:
     monkeypatch.setattr(client, "_outputs", lambda *_: iter(()))
     assert "finish reason" in error_of(http.post(CHAT, json={"messages": HI}), 503)["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("/models", "; there is /v1/models: the base URL of OpenAI's clients ends in /v1"),
+        ("/chat/completions", "; there is /v1/chat/completions: the base URL of OpenAI's clients ends in /v1"),
+        ("/v1/v1/messages", "; there is /v1/messages: this client adds /v1 itself, so its base URL must end before it"),
+        ("/api/v1/models", "; there is /v1/models: the base URL has a part too much"),
+        ("/v1/tokenize", "; there is /tokenize: the base URL has a part too much"),
+        ("/v1/nothing", "/v1/nothing"),
+        ("/" + "v1/" * 2000 + "models", "models"),
+    ],
+)
+def test_a_wrong_base_url_is_told_the_right_one(http: httpx.Client, path: str, says: str) -> None:
+    message = error_of(http.post(path, json={}), 404)["message"]
+    assert message.startswith("no such route: POST /")
+    assert message.endswith(says)

@@ -81,7 +81,9 @@ def test_a_cluster(tmp_path: Path) -> None:
 
         def serve(environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
             command = [sys.executable, "-m", "app.cli", "serve", "--dry-run"]
-            return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=patience_s(), check=False)
+            return subprocess.run(
+                command, env=environ, capture_output=True, text=True, timeout=patience_s(), check=False
+            )
 
         joined = serve(token)
         assert (joined.returncode, joined.stderr.count("\n")) == (2, 1), joined.stderr

@@ -66,7 +66,7 @@ def test_run(manta: Manta, tmp_path: Path) -> None:
         ('{"prompt": 5}', "prompt: expected a text or token ids"),
         ('{"messages": "hi"}', "messages: expected a list"),
         ('{"prompt": "a"', "not JSON"),
-        ('{"prompt": "a", "temprature": 1}', "temprature: no such field"),
+        ('{"prompt": "a", "temprature": 1}', "SamplingParams has no parameter 'temprature'; did you mean temperature?"),
         ('{"prompt": "a", "temperature": -1}', "temperature: Input should be greater than or equal to 0"),
     ],
 )

@@ -139,8 +139,8 @@ def test_without_a_server(manta: Manta, tmp_path: Path) -> None:
 
     before = out.read_bytes()
     again = manta("run-batch", source, out, *SMALL)
-    assert again.code == 0
-    assert "0 done, 0 failed, 12 had results" in again.err
+    assert again.code == 1, "failures are kept, and said again"
+    assert "0 done, 0 failed, 12 had results (9 of them failures: --retry-failed)" in again.err
     assert out.read_bytes() == before
 
 
@@ -224,6 +224,61 @@ def test_killed_and_taken_up_again(manta: Manta, server: Scripted, tmp_path: Pat
     assert results[: len(kept)] == kept
     assert Counter(entry["custom_id"] for entry in results) == Counter(str(i) for i in range(num))
     assert all(entry["response"]["body"] == {"text": entry["custom_id"]} for entry in results)
+
+
+def test_failures_are_retried_when_asked(manta: Manta, server: Scripted, tmp_path: Path) -> None:
+    server.statuses = {"b": [500, 200], "c": [400]}
+    source = write(tmp_path / "in.jsonl", *(line(name, prompt=name) for name in "abc"), "{not JSON")
+    out = tmp_path / "out.jsonl"
+    options = (source, out, "--url", server.url)
+    assert manta("run-batch", *options).code == 1
+    first = read(out)
+    again = manta("run-batch", *options)
+    assert again.code == 1
+    assert "3 of them failures" in again.err
+    assert read(out) == first
+    write(source, *(line(name, prompt=name) for name in "abc"))  # mended
+    server.statuses = {"b": [200], "c": [200]}
+    done = manta("run-batch", *options, "--retry-failed")
+    assert done.code == 0, done.err
+    assert "2 done, 0 failed, 1 had results" in done.err
+    assert sorted(entry["custom_id"] for entry in read(out)) == list("abc")
+    assert all(entry["response"]["status_code"] == 200 for entry in read(out))
+    assert server.seen == {"a": 1, "b": 2, "c": 2}
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_results_of_another_batch_do_not_count(manta: Manta, server: Scripted, tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    for names in ("ab", "cd"):
+        source = write(tmp_path / f"{names}.jsonl", *(line(name, prompt=name) for name in names))
+        done = manta("run-batch", source, out, "--url", server.url)
+        assert "2 done, 0 failed, 0 had results" in done.err
+    assert dict(server.seen) == dict.fromkeys("abcd", 1)
+
+
+@pytest.mark.parametrize("wrong", [[], {}, 5, None, True])
+def test_a_url_of_another_type_is_that_lines_fault(
+    manta: Manta, server: Scripted, tmp_path: Path, wrong: object
+) -> None:
+    source = write(tmp_path / "in.jsonl", {**line("odd"), "url": wrong}, line("good", prompt="good"))
+    out = tmp_path / "out.jsonl"
+    done = manta("run-batch", source, out, "--url", server.url)
+    assert "1 done, 1 failed" in done.err
+    (fault,) = [entry["error"] for entry in read(out) if entry["error"]]
+    assert fault["message"].startswith("line 1: url: expected one of /classify")
+
+
+def test_a_pipe_as_input(server: Scripted, tmp_path: Path) -> None:
+    lines = "".join(json.dumps(line(name, prompt=name)) + "\n" for name in "abc")
+    for source in ("-", "/dev/stdin"):
+        out = tmp_path / f"{len(source)}.jsonl"
+        command = [sys.executable, "-m", "app.cli", "run-batch", source, str(out), "--url", server.url]
+        done = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=60, check=False)
+        assert (done.returncode, done.stderr) == (0, "3 done, 0 failed, 0 had results\n")
+        assert sorted(entry["custom_id"] for entry in read(out)) == list("abc")
+    empty = subprocess.run(command, input="", capture_output=True, text=True, timeout=60, check=False)
+    assert (empty.returncode, empty.stderr) == (2, "manta: error: /dev/stdin: no requests\n")
 
 
 def test_mistakes(manta: Manta, tmp_path: Path) -> None:

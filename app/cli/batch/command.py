@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from app.cli.batch.lines import Results, read_requests
+from app.cli.batch.lines import Results, read_requests, seekable
 from app.cli.batch.runner import Runner, Summary
 from app.cli.batch.transport import HttpTransport, Transport
 from app.cli.command import Command
@@ -19,11 +19,15 @@ from app.cli.server_options import server_given
 from app.errors import ConfigError
 
 MAX_CONCURRENCY = 1024
+QUIET_S = 10.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Files, where to send them, model and engine."""
-    parser.add_argument("input", metavar="IN.jsonl", type=Path, help="one request a line: custom_id, method, url, body")
+    parser.add_argument(
+        "input", metavar="IN.jsonl", type=Path,
+        help="one request a line: custom_id, method, url, body; a pipe may be given, and - is standard input",
+    )  # fmt: skip
     parser.add_argument(
         "output", metavar="OUT.jsonl", type=Path,
         help="one result a line; requests whose results are there already are not sent again",
@@ -35,36 +39,53 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--retries", type=int, default=10, metavar="N",
         help="attempts after the first while a server is full or away, then the run ends (default: %(default)s)",
     )  # fmt: skip
+    parser.add_argument(
+        "--retry-failed", action="store_true", help="take failures out of OUT.jsonl, and send their requests again"
+    )
     add_engine(parser)
     parser.set_defaults(defaults={name: parser.get_default(name) for name in ("model", "chat_template")})
 
 
 def run(args: argparse.Namespace) -> int:
-    """1 when any line failed; its reason is in the output."""
+    """1 when the result of any line is an error, of this run or of one before; its reason is in the output."""
     if not 1 <= args.concurrency <= MAX_CONCURRENCY:
         raise ConfigError(f"--concurrency: from 1 to {MAX_CONCURRENCY}")
     if args.retries < 0:
         raise ConfigError("--retries: at least 0")
     if args.input.resolve() == args.output.resolve():
         raise ConfigError("OUT.jsonl is IN.jsonl")
-    total = sum(1 for _ in read_requests(args.input))  # before a model is loaded
-    with Results.open(args.output) as results:
-        if len(results) >= total:  # nothing is left to do
-            summary = Summary(num_skipped=total)
-        else:
-            summary = _run(args, results, total)
-    print(f"{summary.num_done} done, {summary.num_failed} failed, {summary.num_skipped} had results", file=sys.stderr)
-    return 1 if summary.num_failed else 0
+    with seekable(args.input) as source:
+        total = sum(1 for _ in read_requests(source))  # before a model is loaded
+        if not total:
+            raise ConfigError(f"{args.input}: no requests")
+        with Results.open(args.output, forget_failed=args.retry_failed) as results:
+            is_done = all(results.has(line) for line in read_requests(source))
+            summary = _sum_up(source, results) if is_done else _run(args, source, results, total)
+    before = f" ({summary.num_failed_before} of them failures: --retry-failed)" if summary.num_failed_before else ""
+    print(
+        f"{summary.num_done} done, {summary.num_failed} failed, {summary.num_skipped} had results{before}",
+        file=sys.stderr,
+    )
+    return 1 if summary.num_failed or summary.num_failed_before else 0
 
 
-def _run(args: argparse.Namespace, results: Results, total: int) -> Summary:
+def _sum_up(source: Path, results: Results) -> Summary:
+    """Of a batch that has all its results."""
+    failed = [results.failed(line) for line in read_requests(source)]
+    return Summary(num_skipped=len(failed), num_failed_before=sum(failed))
+
+
+def _run(args: argparse.Namespace, source: Path, results: Results, total: int) -> Summary:
     transport = _transport(args)
-    try:
-        with tqdm(total=total, unit="request", disable=not sys.stderr.isatty()) as bar:
+    shown = sys.stderr.isatty()
+    try:  # in a file, a line now and then, and none for a short run
+        with tqdm(
+            total=total, unit="request", mininterval=0.1 if shown else QUIET_S, delay=0.0 if shown else QUIET_S
+        ) as bar:
 
             async def go() -> Summary:
                 runner = Runner(transport, results, args.concurrency, args.retries, bar.update)
-                return await runner.run(read_requests(args.input))
+                return await runner.run(read_requests(source))
 
             return asyncio.run(go())
     finally:

@@ -9,8 +9,12 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
+import sys
+import tempfile
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +24,26 @@ from app.api.batches.lines import BadLine, BatchRequest, parse_line
 from app.errors import ConfigError
 
 _BEGINNING = b'{"id": "batch_req_'
+
+
+@contextmanager
+def seekable(path: Path) -> Iterator[Path]:
+    """`path` itself, or a copy that lasts as long as the block where it can be read only once: a pipe, or `-`, which
+    is standard input. ConfigError when it cannot be read."""
+    if path.is_file():
+        yield path
+        return
+    with tempfile.NamedTemporaryFile(prefix="manta-batch-", suffix=".jsonl") as copy:
+        try:
+            if str(path) == "-":
+                shutil.copyfileobj(sys.stdin.buffer, copy)
+            else:
+                with path.open("rb") as pipe:
+                    shutil.copyfileobj(pipe, copy)
+        except OSError as error:
+            raise ConfigError(f"{path}: {error.strerror}") from None
+        copy.flush()
+        yield Path(copy.name)
 
 
 def read_requests(path: Path) -> Iterator[BatchRequest | BadLine]:
@@ -47,11 +71,12 @@ class Results:
     _descriptor: int
     _custom_ids: set[str] = field(default_factory=set)  # of requests that have a result
     _bad_lines: set[int] = field(default_factory=set)  # numbers of the bad lines that have one
+    _failed: set[str] = field(default_factory=set)  # of the requests, those whose result is an error
 
     @classmethod
-    def open(cls, path: Path) -> Self:
-        """What is there stays, except a last line that was cut. ConfigError when it is no file of results, or when
-        another run has it open.
+    def open(cls, path: Path, *, forget_failed: bool = False) -> Self:
+        """What is there stays, except a last line that was cut, and failures if they are to be forgotten. ConfigError
+        when it is no file of results, or when another run has it open.
         """
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -60,6 +85,11 @@ class Results:
             raise ConfigError(f"{path}: {error.strerror}") from None
         try:
             results._take_up(path)
+            if forget_failed and (results._failed or results._bad_lines):
+                results._forget_failed(path.resolve())
+        except OSError as error:
+            os.close(results._descriptor)
+            raise ConfigError(f"{path}: {error.strerror}") from None
         except BaseException:
             os.close(results._descriptor)
             raise
@@ -73,16 +103,19 @@ class Results:
     ) -> None:
         os.close(self._descriptor)
 
-    def __len__(self) -> int:
-        return len(self._custom_ids) + len(self._bad_lines)
-
     def has(self, line: BatchRequest | BadLine) -> bool:
         """Whether a line of the input needs nothing more."""
         return line.number in self._bad_lines if isinstance(line, BadLine) else line.custom_id in self._custom_ids
 
+    def failed(self, line: BatchRequest | BadLine) -> bool:
+        """Whether the result of a line is an error."""
+        return isinstance(line, BadLine) or line.custom_id in self._failed
+
     def add_answer(self, request: BatchRequest, status: int, request_id: str, body: Any) -> None:
         """What the server said, good or bad."""
         self._custom_ids.add(request.custom_id)
+        if status >= 400:
+            self._failed.add(request.custom_id)
         response = {"status_code": status, "request_id": request_id, "body": body}
         self._write({"custom_id": request.custom_id, "response": response, "error": None})
 
@@ -119,7 +152,32 @@ class Results:
             entry = json.loads(raw)
             if entry["error"] is None:
                 self._custom_ids.add(str(entry["custom_id"]))
+                if int(entry["response"]["status_code"]) >= 400:
+                    self._failed.add(str(entry["custom_id"]))
             else:
                 self._bad_lines.add(int(entry["error"]["line"]))
         except (ValueError, KeyError, TypeError):
             raise ConfigError(f"{where} is no result of a batch; give another file") from None
+
+    def _forget_failed(self, path: Path) -> None:
+        """Take the failures out of the file: another one takes its place at once, so a kill loses no result."""
+        copy = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+        descriptor = os.open(copy, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            os.fchmod(descriptor, path.stat().st_mode)
+            with path.open("rb") as file, open(descriptor, "ab", closefd=False) as kept:
+                for raw in file:
+                    entry = json.loads(raw)
+                    if entry["error"] is None and entry["custom_id"] not in self._failed:
+                        kept.write(raw)
+            os.replace(copy, path)
+        except BaseException:
+            os.close(descriptor)
+            copy.unlink(missing_ok=True)
+            raise
+        os.close(self._descriptor)
+        self._descriptor = descriptor
+        self._custom_ids -= self._failed
+        self._failed.clear()
+        self._bad_lines.clear()

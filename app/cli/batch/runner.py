@@ -27,6 +27,7 @@ class Summary:
     num_done: int = 0  # answered well, in this run
     num_failed: int = 0  # answered with an error, or no request at all, in this run
     num_skipped: int = 0  # had their result before
+    num_failed_before: int = 0  # of those, an error
 
 
 class Runner:
@@ -56,6 +57,7 @@ class Runner:
                 for line in lines:
                     if self._results.has(line):
                         self.summary.num_skipped += 1
+                        self.summary.num_failed_before += self._results.failed(line)
                         self._on_progress()
                     elif isinstance(line, BadLine):
                         self._results.add_fault(line)

@@ -154,10 +154,11 @@ def _print(figures: dict[str, Any], percentiles: list[float], args: argparse.Nam
             print(
                 f"  {title:<24}{value:>12,}{unit}" if isinstance(value, int) else f"  {title:<24}{value:>12,.2f}{unit}"
             )
-    columns = ["mean", "median", *(f"p{p:g}" for p in percentiles)]
+    others = [p for p in percentiles if p != 50]  # the median has its column
+    columns = ["mean", "median", *(f"p{p:g}" for p in others)]
     print(f"  {'milliseconds':<24}" + "".join(f"{column:>12}" for column in columns))
     for name in METRICS:
-        keys = [f"mean_{name}_ms", f"median_{name}_ms", *(percentile_key(p, name) for p in percentiles)]
+        keys = [f"mean_{name}_ms", f"median_{name}_ms", *(percentile_key(p, name) for p in others)]
         print(f"  {TITLES[name]:<24}" + "".join(f"{figures[key]:>12,.2f}" for key in keys))
 
 

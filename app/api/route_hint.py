@@ -1,0 +1,34 @@
+"""What a client with a wrong base URL was after: the route that its path would be with one `/v1` more or less."""
+
+from __future__ import annotations
+
+from fastapi import Request
+from starlette.routing import Match
+
+MAX_PATH = 1024  # of what is looked at: a longer one is no slip
+
+
+def route_hint(request: Request) -> str:
+    """The end of the message of a 404; empty when no route is near."""
+    path = request.url.path
+    if len(path) > MAX_PATH:
+        return ""
+    found = path.rfind("/v1/")  # of /v1/v1/messages, /openai/v1/models, /v1/tokenize
+    nears = (path[found:], path[found + 3 :]) if found >= 0 else ("/v1" + path,)
+    for near in nears:
+        if near != path and _exists(request, near):
+            return f"; there is {near}: {_advice(path, near)}"
+    return ""
+
+
+def _advice(path: str, near: str) -> str:
+    if path.startswith("/v1/v1/"):
+        return "this client adds /v1 itself, so its base URL must end before it"
+    if near == "/v1" + path:
+        return "the base URL of OpenAI's clients ends in /v1"
+    return "the base URL has a part too much"
+
+
+def _exists(request: Request, path: str) -> bool:
+    scope = {**request.scope, "path": path, "raw_path": path.encode()}
+    return any(route.matches(scope)[0] is not Match.NONE for route in request.app.routes)
