@@ -297,5 +297,5 @@ def test_wrong_options_are_named() -> None:
         LLM("tiny-chat", max_num_sequences=4)
     with pytest.raises(ConfigError, match="block_size"):
         LLM("tiny-chat", block_size=0)
-    with pytest.raises(CheckpointError, match="no such directory"):
+    with pytest.raises(CheckpointError, match="no such path"):
         LLM("/nowhere/at/all")

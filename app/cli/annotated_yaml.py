@@ -42,6 +42,7 @@ def _is_nested(value: Any) -> bool:
 
 
 def _scalar(value: Any) -> str:
-    """A value on one line."""
-    text: str = yaml.safe_dump(value, default_flow_style=True, width=1 << 20, allow_unicode=True)
+    """A value on one line, also a text of several: between double quotes."""
+    style = '"' if isinstance(value, str) and "\n" in value else None
+    text: str = yaml.safe_dump(value, default_flow_style=True, default_style=style, width=1 << 20, allow_unicode=True)
     return text.removesuffix("\n").removesuffix("...").strip()
