@@ -25,6 +25,7 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 def run(path: Path) -> int:
     """Deploy and stay until interrupted; 1 with a line on stderr when the application cannot start."""
+    import click
     from ray import serve
     from ray.serve.scripts import cli
 
@@ -32,6 +33,11 @@ def run(path: Path) -> int:
     try:
         cli.main(["run", "--non-blocking", str(path)], standalone_mode=False)
     except SystemExit:  # Serve has printed why
+        return 1
+    except (KeyboardInterrupt, click.Abort):
+        return 130
+    except Exception as error:
+        print(f"manta: error: Ray does not start: {type(error).__name__}: {last_error(str(error))}", file=sys.stderr)
         return 1
     try:
         failed = wait_until_running(names)

@@ -84,6 +84,11 @@ def test_options_choose_the_parsers() -> None:
     with pytest.raises(UnsupportedError) as caught:
         plan_parsers(none, [1, 2, 3], offer)
     assert caught.value.param == "tools"
+    assert "started with tool_parser=none; start it with --tool-parser and one of deepseek_v3" in str(caught.value)
+    bare = load_served_model(ModelConfig(name="m"))
+    bare.chat_template = ChatTemplate({"default": "{{ messages }}"}, {})
+    with pytest.raises(UnsupportedError, match=r"tools: .* its chat template is of no known format; .* --tool-parser"):
+        plan_parsers(bare, [1, 2, 3], offer)
     own = load_served_model(ModelConfig(name="m", tool_parser="mistral", reasoning_parser="mistral"))
     plan = plan_parsers(own, [1, 2, 3], offer)
     assert (plan.tools, plan.reasoning) == (TOOL_PARSERS.load("mistral"), REASONING_PARSERS.load("mistral"))

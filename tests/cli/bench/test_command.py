@@ -31,6 +31,8 @@ def test_figures_are_the_servers(manta: Manta, tmp_path: Path) -> None:
                          "--goodput", "ttft:10000")  # fmt: skip
         assert done.code == 0, done.err
         assert "time to first token" in done.out
+        (heads,) = [line.split() for line in done.out.splitlines() if line.split()[:1] == ["milliseconds"]]
+        assert heads == ["milliseconds", "mean", "median", "p90", "p99"], "p50 is the median"
         figures = json.loads((tmp_path / "b.json").read_text())
         assert figures["completed"] == 8
         assert (figures["total_input_tokens"], figures["total_output_tokens"]) == (8 * 64, 8 * 11)
