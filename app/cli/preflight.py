@@ -33,7 +33,8 @@ def check(configuration: Configuration, machine: Machine) -> None:
     if configuration.file is not None:
         _check_schema(configuration.document, configuration.file)
     for index, config in configuration.applications.items():
-        check_config(config, {**os.environ, **configuration.env_vars(index)})
+        ours = os.environ if machine.cluster is None else {}  # a cluster's replicas have their nodes' environment
+        check_config(config, {**ours, **configuration.env_vars(index)})
         for model in config.models:
             _check_device(model.engine, machine)
     configs = list(configuration.applications.values())

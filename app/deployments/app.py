@@ -20,7 +20,7 @@ from app.deployments.engine_factory import EngineFactory
 from app.deployments.engine_replica import EngineReplica
 from app.deployments.ingress import Ingress
 from app.deployments.pinned_request_router import PinnedRequestRouter
-from app.deployments.resources import cluster_resources, is_one_node, replica_bundles, warn_of_shortages
+from app.deployments.resources import cluster_resources, replica_bundles, runs_here, warn_of_shortages
 from app.deployments.router import Router
 from app.deployments.serve_args import parse_args
 from app.deployments.start_errors import start_errors_logged
@@ -37,7 +37,7 @@ DRAIN_CHECK_S = 0.5  # how often Serve asks a stopping replica whether it is don
 def build(args: Mapping[str, Any]) -> serve.Application:
     """The Serve application of a configuration (the fields of ServeConfig). ConfigError names what is wrong in it."""
     config = parse_args(args)
-    if is_one_node():  # in a larger cluster, models and key files may lie on other nodes than this
+    if runs_here(config):  # else models and key files may lie on other nodes than this
         check_config(config)
     warn_of_shortages(config)
     _say_what_starts(config)

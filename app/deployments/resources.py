@@ -52,9 +52,11 @@ def cluster_resources() -> dict[str, float]:
     return dict(ray.cluster_resources()) if ray.is_initialized() else {}
 
 
-def is_one_node() -> bool:
-    """Whether this process has a Ray whose cluster is this one machine."""
-    return ray.is_initialized() and sum(bool(node["Alive"]) for node in ray.nodes()) == 1
+def runs_here(config: ServeConfig) -> bool:
+    """Whether all replicas will be on this machine: the only one of the cluster, and large enough."""
+    if not ray.is_initialized() or sum(bool(node["Alive"]) for node in ray.nodes()) != 1:
+        return False
+    return not shortages([config], cluster_resources())
 
 
 def warn_of_shortages(config: ServeConfig) -> None:

@@ -70,5 +70,8 @@ def test_build_checks_what_one_node_can_tell(said: pytest.LogCaptureFixture, mon
         with pytest.raises(ConfigError if "path" not in says else Exception, match=says):
             build(bad)
         assert any(says in record.getMessage() for record in said.records)
-    nodes.append(nodes[0])  # the model may lie on the other
-    assert build({"models": [{"name": "a", "engine": {"model": "/nowhere"}}]})
+    elsewhere = {"models": [{"name": "a", "engine": {"model": "/nowhere", "device": "cuda"}}]}
+    assert build(elsewhere), "the nodes with GPUs, and the model, are yet to come"
+    nodes.append(nodes[0])
+    elsewhere["models"][0]["engine"] = {"model": "/nowhere"}
+    assert build(elsewhere), "the model may lie on the other node"
