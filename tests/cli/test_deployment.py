@@ -15,6 +15,7 @@ from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, Deplo
 
 from app.cli.deployment import failure, last_error, wait_until_running
 from benchmarks.serve_process import ROOT, free_port
+from tests.limits import patience_s
 
 # As Serve 2.60 keeps it, shortened.
 CONSTRUCTOR = """The deployment failed to start 3 times in a row. This may be due to a problem with its constructor or \
@@ -74,7 +75,9 @@ def test_a_failed_deployment_ends_the_command(tmp_path: Path) -> None:
     words = ["serve", "tiny-chat", "--ingress-api-keys-file", str(tmp_path / "none"), "--skip-preflight",
              "--port", str(free_port()), "-o", str(tmp_path / "serve.yaml")]  # fmt: skip
     command = [sys.executable, "-m", "app.cli", *words]
-    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=180, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=patience_s(), check=False
+    )
     assert done.returncode == 1
     lines = (done.stdout + done.stderr).splitlines()
     assert any("ERROR manta.serve: the application cannot start: api_keys_file: cannot read" in line for line in lines)

@@ -274,10 +274,12 @@ def test_a_pipe_as_input(server: Scripted, tmp_path: Path) -> None:
     for source in ("-", "/dev/stdin"):
         out = tmp_path / f"{len(source)}.jsonl"
         command = [sys.executable, "-m", "app.cli", "run-batch", source, str(out), "--url", server.url]
-        done = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            command, input=lines, capture_output=True, text=True, timeout=limits.patience_s(), check=False
+        )
         assert (done.returncode, done.stderr) == (0, "3 done, 0 failed, 0 had results\n")
         assert sorted(entry["custom_id"] for entry in read(out)) == list("abc")
-    empty = subprocess.run(command, input="", capture_output=True, text=True, timeout=60, check=False)
+    empty = subprocess.run(command, input="", capture_output=True, text=True, timeout=limits.patience_s(), check=False)
     assert (empty.returncode, empty.stderr) == (2, "manta: error: /dev/stdin: no requests\n")
 
 
