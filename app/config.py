@@ -209,8 +209,14 @@ class RequestLimits(Frozen):
     max_body_bytes: int = Field(32 << 20, ge=1, description="Largest HTTP body, but for a file's.")
     max_file_bytes: int = Field(128 << 20, ge=1, description="Largest file that may be uploaded.")
     max_body_s: float = Field(120.0, gt=0, description="Longest that an HTTP body may take to arrive, in seconds.")
+    max_bodies_bytes: int = Field(
+        1 << 30,
+        ge=1,
+        description="Memory for the bodies of all requests in flight in an ingress replica; half of it for one tenant.",
+    )
     max_n: int = Field(128, ge=1, description="Most choices of one request (`n`).")
     max_prompts: int = Field(1024, ge=1, description="Most prompts in one completions request.")
+    max_prompt_chars: int = Field(8 << 20, ge=1, description="Most characters of all texts of one request together.")
     max_logprobs: int = Field(20, ge=0, description="Most logprobs a token.")
     max_stop: int = Field(16, ge=0, description="Most stop strings.")
     max_logit_bias: int = Field(1024, ge=0, description="Most entries of `logit_bias`, and of `stop_token_ids`.")

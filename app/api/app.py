@@ -55,6 +55,7 @@ BODIES: tuple[type[BaseModel], ...] = (
     *(EmbeddingRequest, ScoreRequest, RerankRequest, ClassifyRequest, PoolingRequest),
 )
 _DEFAULTS = IngressConfig()
+MAX_PROCESSES = 4  # at a time, each for one request's own chat template
 _ABOUT = """
 OpenAI's dialect, with vLLM's extension fields. Where a request leaves `temperature`, `top_p`, `top_k`, `min_p` or
 `repetition_penalty` open, the model's own `generation_config.json` decides, then OpenAI's defaults. Without
@@ -78,7 +79,9 @@ def create_app(
     app = FastAPI(title="Manta", version=VERSION, description=_ABOUT, redoc_url=None)
     app.state.sse_keep_alive_s = ingress.sse_keep_alive_s
     app.state.max_json_depth = limits.max_json_depth
-    app.state.work_pool = WorkPool(ingress.work_threads, ingress.max_waiting_work, ingress.max_waiting_work_per_tenant)
+    waiting = ingress.max_waiting_work, ingress.max_waiting_work_per_tenant
+    app.state.work_pool = WorkPool(ingress.work_threads, *waiting)
+    app.state.process_pool = WorkPool(MAX_PROCESSES, *waiting)
     install_error_handlers(app)
     app.include_router(chat_routes(client, limits))
     app.include_router(completion_routes(client, limits))
@@ -92,7 +95,7 @@ def create_app(
     app.include_router(score_routes(client, limits))
     app.include_router(classify_routes(client, limits))
     app.include_router(model_routes(client))
-    app.include_router(tokenize_routes(client))
+    app.include_router(tokenize_routes(client, limits))
     app.include_router(token_routes(client, limits))
     if ingress.tokenizer_info:
         app.include_router(tokenizer_info_routes(client))
@@ -135,8 +138,11 @@ def _serve_batches(app: FastAPI, limits: RequestLimits, ingress: IngressConfig, 
 def _guard(app: FastAPI, limits: RequestLimits, ingress: IngressConfig, keys: ApiKeys) -> None:
     """What a request passes before a route. The last one added is the outermost: a refusal too has its request id and
     its line in the log, and a page of an allowed origin may read it."""
+    max_bytes, max_total_bytes = limits.max_body_bytes, limits.max_bodies_bytes
     uploads = {"/v1/files": limits.max_file_bytes + FORM_BYTES}
-    app.add_middleware(BodyLimit, max_bytes=limits.max_body_bytes, max_s=limits.max_body_s, larger=uploads)
+    app.add_middleware(
+        BodyLimit, max_bytes=max_bytes, max_s=limits.max_body_s, max_total_bytes=max_total_bytes, larger=uploads
+    )
     app.add_middleware(Authentication, keys=keys)
     if ingress.cors_origins:
         app.add_middleware(

@@ -20,25 +20,43 @@ from app.errors import InvalidRequestError
 
 BodyT = TypeVar("BodyT", bound=BaseModel)
 
+# Python's parsers hold the interpreter lock, also in a thread: what one body costs is bounded by what is in it.
 MAX_MEMBERS = 1 << 17  # of all objects of a body; each may be a fault, and faults cost more than what is right
+MAX_CONTAINERS = 1 << 17  # arrays and objects: some hundred bytes and a microsecond each
+MAX_VALUES = 1 << 21  # of all arrays and objects, such as token ids
 MAX_DEPTH = 64  # of nested arrays and objects, unless the application's limits say otherwise
 # An unclosed string takes all that is left: tried again at each of its quotes, it would cost the square of its length.
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
+# Some thousand strings and what is between them, then the lock is let go. It matches everywhere, or it would look for a
+# quote again from each character.
+_STRINGS = re.compile(rb'(?:[^"]++|"[^"\\]*+(?:\\.[^"\\]*+)*+"?){1,8192}+', re.DOTALL)
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 REF = "#/components/schemas/{model}"
 
 
 async def read_body(request: Request, model: type[BodyT]) -> BodyT:
-    """The request's body as `model`, whatever content type it claims; InvalidRequestError names the field at fault."""
+    """The request's body as `model`; InvalidRequestError names the field at fault, or says that it is no JSON."""
+    _check_content_type(request.headers.get("content-type", ""))
+    raw = bytearray()
     try:
-        raw = await request.body()
+        async for chunk in request.stream():
+            raw += chunk
     except ClientDisconnect as error:
         raise ClientDisconnected from error
     max_depth = getattr(request.app.state, "max_json_depth", MAX_DEPTH)
     return await work_of(request).run(PARSE_S_PER_BYTE * len(raw), _parse, raw, model, max_depth)
 
 
-def _parse(raw: bytes, model: type[BodyT], max_depth: int) -> BodyT:
+def _check_content_type(given: str) -> None:
+    """A page of any origin may post other types without asking (no CORS preflight): they are not read as JSON."""
+    media_type = given.partition(";")[0].strip().lower()
+    kind, _, subtype = media_type.partition("/")
+    if kind != "application" or not (subtype == "json" or subtype.endswith("+json")):
+        named = f"not {media_type[:100]!r}" if media_type else "which is missing"
+        raise InvalidRequestError(f"the body must be JSON: send the header `Content-Type: application/json`, {named}")
+
+
+def _parse(raw: bytes | bytearray, model: type[BodyT], max_depth: int) -> BodyT:
     _check_shape(raw, max_depth)
     try:
         return model.model_validate_json(raw)
@@ -46,7 +64,7 @@ def _parse(raw: bytes, model: type[BodyT], max_depth: int) -> BodyT:
         raise validation_error(error, _structure(raw)) from error
 
 
-def _structure(raw: bytes) -> Any:
+def _structure(raw: bytes | bytearray) -> Any:
     """The body as Python's own parser reads it; None where only pydantic's can (or neither)."""
     try:
         return json.loads(raw)
@@ -54,19 +72,36 @@ def _structure(raw: bytes) -> Any:
         return None
 
 
-def _check_shape(raw: bytes, max_depth: int) -> None:
-    """Refuse what nests arrays and objects too deeply, or has too many members. Most bodies are too short to ask."""
+def _check_shape(raw: bytes | bytearray, max_depth: int) -> None:
+    """Refuse what nests arrays and objects too deeply, or has too many of them, or too many members or values. Most
+    bodies are too short to ask."""
     may_be_deep = raw.count(b"[") + raw.count(b"{") > max_depth
-    if not may_be_deep and raw.count(b":") <= MAX_MEMBERS:
+    if not may_be_deep and raw.count(b":") <= MAX_MEMBERS and raw.count(b",") <= MAX_VALUES:
         return
-    bare = _STRING.sub(b"", raw)
-    if bare.count(b":") > MAX_MEMBERS:
-        raise InvalidRequestError(f"the objects of the body have more than {MAX_MEMBERS} members")
+    # An escaped quote is one of both counts, so there are at least so many strings.
+    if (raw.count(b'"') - raw.count(b'\\"')) // 2 > MAX_VALUES + MAX_MEMBERS:
+        raise InvalidRequestError(f"the body has more than {MAX_VALUES} values")
+    bare = _outside_strings(raw)
+    _check_counts(bare)
     brackets = np.frombuffer(bare.translate(None, _NO_BRACKETS), np.uint8)
     is_opening = (brackets == ord("[")) | (brackets == ord("{"))
     depths = np.cumsum(np.where(is_opening, 1, -1), dtype=np.int32)
     if depths.size and depths.max() > max_depth:
         raise InvalidRequestError(f"the body nests arrays and objects more than {max_depth} deep")
+
+
+def _outside_strings(raw: bytes | bytearray) -> bytes:
+    return b"".join(_STRING.sub(b"", strings.group()) for strings in _STRINGS.finditer(raw))
+
+
+def _check_counts(bare: bytes) -> None:
+    """`bare` is a body without its strings."""
+    if bare.count(b":") > MAX_MEMBERS:
+        raise InvalidRequestError(f"the objects of the body have more than {MAX_MEMBERS} members")
+    if bare.count(b"[") + bare.count(b"{") > MAX_CONTAINERS:
+        raise InvalidRequestError(f"the body has more than {MAX_CONTAINERS} arrays and objects")
+    if bare.count(b",") > MAX_VALUES:
+        raise InvalidRequestError(f"the body has more than {MAX_VALUES} values")
 
 
 def describe_body(model: type[BaseModel]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from app.api.openai.protocol import TokenizeRequest
 from app.api.openai.tokenize import prompt_token_ids
 from app.api.render import cache_root, find_model
 from app.api.work_pool import work_of
+from app.config import RequestLimits
 from app.errors import InvalidRequestError
 
 
@@ -38,7 +39,7 @@ class RouteExplainer(EngineClient, Protocol):
         ...
 
 
-def debug_routes(client: RouteExplainer) -> APIRouter:
+def debug_routes(client: RouteExplainer, limits: RequestLimits) -> APIRouter:
     """The administrator's routes."""
     router = APIRouter(tags=["debug"])
 
@@ -47,7 +48,7 @@ def debug_routes(client: RouteExplainer) -> APIRouter:
         """What each replica has cached of a prompt and what the request would cost there."""
         body = await read_body(request, RouteRequest)
         model = find_model(client, body.model)
-        token_ids = await prompt_token_ids(work_of(request), body, model)
+        token_ids = await prompt_token_ids(work_of(request), body, model, limits)
         if not token_ids:
             raise InvalidRequestError("prompt: must hold at least one token", param="prompt")
         root = cache_root(request.state.tenant, body.cache_salt)

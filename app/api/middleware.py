@@ -11,6 +11,7 @@ import logging
 import re
 import time
 import uuid
+from collections import Counter
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -19,12 +20,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.api.errors import BodyTimeoutError, BodyTooLargeError, HeadersTooLargeError, as_manta_error, error_response
 from app.config import RequestLimits
+from app.errors import OverloadedError
 
 access_log = logging.getLogger("manta.access")
 
 _SAFE_ID = re.compile(r"[\x21-\x7e]{1,256}")
 NO_STATUS = 499  # the client left before there was a status
 _NO_PATHS: Mapping[str, int] = MappingProxyType({})
+SMALL_BODY_BYTES = 1 << 16
 QUIET_PATHS = frozenset({"/health", "/ping", "/load", "/metrics"})
 
 
@@ -97,13 +100,21 @@ class HeaderLimit:
 
 class BodyLimit:
     """Refuses bodies above `max_bytes` with a 413, by their declared length or as soon as they exceed it, and with a
-    408 those that have not come in `max_s` seconds. `larger` are the bounds of paths that take more."""
+    408 those that have not come in `max_s` seconds. `larger` are the bounds of paths that take more.
 
-    def __init__(self, app: ASGIApp, max_bytes: int, max_s: float, larger: Mapping[str, int] = _NO_PATHS) -> None:
+    The bodies of all requests in flight may have `max_total_bytes`, those of one tenant half of that: what exceeds them
+    gets a 429, unless it is small. Those of `larger` paths do not count: they are not held in memory.
+    """
+
+    def __init__(
+        self, app: ASGIApp, max_bytes: int, max_s: float, max_total_bytes: int, larger: Mapping[str, int] = _NO_PATHS
+    ) -> None:
         self._app = app
         self._max_bytes = max_bytes
         self._max_s = max_s
         self._larger = larger
+        self._max_total_bytes = max_total_bytes
+        self._held: Counter[str] = Counter()  # bytes of each tenant
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
@@ -116,7 +127,8 @@ class BodyLimit:
             await error_response(_too_large(max_bytes), scope)(scope, receive, send)
             return
         deadline = asyncio.get_running_loop().time() + self._max_s
-        num_bytes = 0
+        num_bytes, tenant = 0, scope.get("state", {}).get("tenant", "")
+        is_counted = scope["path"] not in self._larger
         is_whole = False  # then only the end of the connection is waited for, for as long as it takes
 
         async def receive_limited() -> Message:
@@ -125,11 +137,24 @@ class BodyLimit:
             if message["type"] == "http.request":
                 is_whole = not message.get("more_body", False)
                 num_bytes += len(message.get("body", b""))
+                self._held[tenant] += is_counted * len(message.get("body", b""))
                 if num_bytes > max_bytes:
                     raise _too_large(max_bytes)
+                if is_counted and num_bytes > SMALL_BODY_BYTES:
+                    self._check_total(tenant)
             return message
 
-        await self._app(scope, receive_limited, send)
+        try:
+            await self._app(scope, receive_limited, send)
+        finally:
+            self._held[tenant] -= is_counted * num_bytes
+            if not self._held[tenant]:
+                del self._held[tenant]
+
+    def _check_total(self, tenant: str) -> None:
+        total = self._held.total()
+        if total > self._max_total_bytes or self._held[tenant] > self._max_total_bytes // 2:
+            raise OverloadedError(f"the bodies of requests in flight have {total} bytes together; try later")
 
     async def _by(self, deadline: float, receive: Receive) -> Message:
         try:

@@ -26,6 +26,7 @@ from app.engine.sampling_params import SamplingParams
 from app.engine.structured.reasoning import ReasoningSpan
 from app.errors import InvalidRequestError, ModelNotFoundError, PromptTooLongError, UnsupportedError
 from app.text.bad_words import bad_words_token_ids
+from app.text.prompt_size import TextRoom
 from app.text.stop_tokens import with_tokenizer_eos
 from app.text.tokenizer import Tokenizer
 
@@ -61,17 +62,27 @@ def must_generate(model: ServedModel) -> None:
         )
 
 
-async def encode(work: RequestWork, tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
-    """Token ids of `text`, without blocking the event loop on a long one."""
-    return await work.run(TOKENISE_S_PER_CHAR * len(text), tokenizer.encode, text, add_special_tokens)
-
-
-async def encode_all(
-    work: RequestWork, tokenizer: Tokenizer, texts: Sequence[str], add_special_tokens: bool
+async def encode(
+    work: RequestWork, tokenizer: Tokenizer, texts: Sequence[str], add_special_tokens: bool, room: TextRoom
 ) -> list[list[int]]:
-    """Token ids of each text, without blocking the event loop."""
-    cost_s = TOKENISE_S_PER_CHAR * sum(map(len, texts))
-    return await work.run(cost_s, tokenizer.encode_batch, texts, add_special_tokens)
+    """Token ids of each text, without blocking the event loop. What `room` keeps of a long text is among them.
+
+    PromptTooLongError when a text surely has more tokens than `room` takes.
+    """
+
+    def fit_and_encode() -> list[list[int]]:
+        return tokenizer.encode_batch([room.fit(tokenizer, text) for text in texts], add_special_tokens)
+
+    room.check(tokenizer, max(map(len, texts), default=0))
+    return await work.run(TOKENISE_S_PER_CHAR * sum(map(len, texts)), fit_and_encode)
+
+
+def check_total_chars(num_chars: int, limits: RequestLimits, field: str) -> None:
+    """PromptTooLongError when the texts of one request have more characters than it may bring."""
+    if num_chars > limits.max_prompt_chars:
+        raise PromptTooLongError(
+            f"the texts have {num_chars} characters together; at most {limits.max_prompt_chars}", param=field
+        )
 
 
 async def decode(work: RequestWork, tokenizer: Tokenizer, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
@@ -90,14 +101,37 @@ def sampling_params(fields: Mapping[str, Any], model: ServedModel, given: Iterab
         raise validation_error(error, values) from error
 
 
-def truncate(prompt: Prompt, limit: int | None, model: ServedModel, side: str = "left") -> Prompt:
-    """The last `limit` tokens of the prompt, or the first where it is cut on the right; -1 means as many as the model's
-    context holds."""
-    if limit is None:
+def prompt_room(
+    model: ServedModel, field: str, limit: int | None = None, side: str = "left", max_tokens: int | None = None
+) -> TextRoom:
+    """What a prompt may have, or what is kept of a longer one: its last `limit` tokens, or its first where it is cut on
+    the right; -1 means as many as leave room for `max_tokens`, at least for one."""
+    most, what = context_of(model)
+    if limit is None or limit > most:
+        return TextRoom(most, what=what, field=field)
+    if limit == -1:
+        limit = max(1, most - (max_tokens or 1))
+    return TextRoom(limit, "first" if side == "right" else "last", what, field)
+
+
+def counting_room(model: ServedModel, field: str) -> TextRoom:
+    """For who only wants to know the tokens of a text: also those of one that is somewhat too long."""
+    return TextRoom(2 * model.max_model_len, what="a count of at most twice the model's context", field=field)
+
+
+def context_of(model: ServedModel) -> tuple[int, str]:
+    """Most tokens of one request, output included, and what holds them."""
+    if model.max_kv_tokens is not None and model.max_kv_tokens < model.max_model_len:
+        return model.max_kv_tokens, "the whole KV cache"
+    return model.max_model_len, "the model's context"
+
+
+def truncate(prompt: Prompt, room: TextRoom) -> Prompt:
+    """What `room` keeps of the prompt."""
+    if room.keeps == "all" or len(prompt.token_ids) <= room.num_tokens:
         return prompt
-    limit = model.max_model_len - 1 if limit == -1 else limit
-    kept = slice(0, limit) if side == "right" else slice(-limit, None)
-    return Prompt(prompt.token_ids[kept], None) if len(prompt.token_ids) > limit else prompt
+    kept = slice(0, room.num_tokens) if room.keeps == "first" else slice(-room.num_tokens, None)
+    return Prompt(prompt.token_ids[kept], None)
 
 
 def engine_requests(
@@ -161,9 +195,7 @@ def max_tokens(
 ) -> int:
     """Most tokens to generate: what was asked for when it fits, else all that the context and the KV cache hold."""
     num_prompt = len(prompt.token_ids)
-    limit, what = model.max_model_len, "the model's context"
-    if model.max_kv_tokens is not None and model.max_kv_tokens < limit:
-        limit, what = model.max_kv_tokens, "the whole KV cache"
+    limit, what = context_of(model)
     asked = params.max_tokens
     if num_prompt + (asked or 1) > limit:
         field = names.get("max_tokens", "max_tokens")

@@ -166,10 +166,16 @@ def _run(job: _Job) -> None:
 
 
 class RequestWork:
-    """A pool as one request uses it: under its tenant's name, and only while its client is there."""
+    """A pool as one request uses it: under its tenant's name, and only while its client is there.
 
-    def __init__(self, pool: WorkPool, tenant: str = "", receive: Receive | None = None) -> None:
+    `processes` is a second pool, for calls that hold their thread for seconds, waiting for a process of their own.
+    """
+
+    def __init__(
+        self, pool: WorkPool, tenant: str = "", receive: Receive | None = None, processes: WorkPool | None = None
+    ) -> None:
         self._pool = pool
+        self._processes = processes or pool
         self._tenant = tenant
         self._receive = receive
 
@@ -181,8 +187,14 @@ class RequestWork:
         """
         if cost_s <= INLINE_S:
             return call(*args, **kwargs)
-        future: asyncio.Future[T]
-        future = asyncio.wrap_future(self._pool.submit(self._tenant, cost_s, lambda: call(*args, **kwargs)))
+        return await self._wait(self._pool.submit(self._tenant, cost_s, lambda: call(*args, **kwargs)))
+
+    async def run_process(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """The same for a `call` that waits for a process."""
+        return await self._wait(self._processes.submit(self._tenant, INLINE_S, lambda: call(*args, **kwargs)))
+
+    async def _wait(self, submitted: Future[T]) -> T:
+        future: asyncio.Future[T] = asyncio.wrap_future(submitted)
         watcher = asyncio.ensure_future(self._client_leaves())
         try:
             both: set[asyncio.Future[Any]] = {future, watcher}
@@ -205,5 +217,5 @@ class RequestWork:
 
 def work_of(request: Request) -> RequestWork:
     """The application's pool for the work of `request`, whose body has been read."""
-    pool: WorkPool = request.app.state.work_pool
-    return RequestWork(pool, getattr(request.state, "tenant", ""), request.receive)
+    state = request.app.state
+    return RequestWork(state.work_pool, getattr(request.state, "tenant", ""), request.receive, state.process_pool)

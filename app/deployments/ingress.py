@@ -105,7 +105,7 @@ class Ingress:
         app: FastAPI = create_app(self, ingress.limits, ingress, keys, self._stores.stores())
         app.state.server_adds_request_id = True  # Serve's own middleware, to what it is sent
         if ingress.admin:
-            app.include_router(debug_routes(self))
+            app.include_router(debug_routes(self, ingress.limits))
             app.include_router(server_info_routes(self._config))
         return app
 

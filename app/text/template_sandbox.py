@@ -7,11 +7,11 @@ operating system holds. `python -m app.text.template_sandbox` is that process: a
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 import os
 import resource
+import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,33 +26,30 @@ PARAM = "chat_template"
 _ROOT = Path(__file__).resolve().parent.parent.parent  # of the package
 
 
-async def render_untrusted(
+def render_untrusted(
     source: str, special_tokens: Mapping[str, str], options: Mapping[str, Any], max_s: float, max_chars: int
 ) -> str:
     """The prompt that the template `source` makes; `options` are the arguments of ChatTemplate.render.
 
-    InvalidRequestError when it does not parse, refuses the conversation, or exceeds a limit.
+    InvalidRequestError when it does not parse, refuses the conversation, or exceeds a limit. Blocks its thread until
+    the process has ended.
     """
     job = {"source": source, "special_tokens": dict(special_tokens), "options": dict(options)}
     limits = {"max_s": max_s, "max_chars": max_chars}
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "app.text.template_sandbox"),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-        cwd="/",
-        env={"PYTHONPATH": str(_ROOT), "PATH": os.defpath},
-    )
     try:
-        data = json.dumps({**job, **limits}).encode()
-        out, _ = await asyncio.wait_for(process.communicate(data), START_S + max_s)
-    except TimeoutError:
-        out = b""
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    return _read(out, max_s)
+        process = subprocess.run(
+            (sys.executable, "-m", "app.text.template_sandbox"),
+            input=json.dumps({**job, **limits}).encode(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+            env={"PYTHONPATH": str(_ROOT), "PATH": os.defpath},
+            timeout=START_S + max_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return _read(b"", max_s)
+    return _read(process.stdout, max_s)
 
 
 def _read(out: bytes, max_s: float) -> str:

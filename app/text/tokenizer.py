@@ -23,6 +23,7 @@ NAMED_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad
 # Above so many characters or token ids, the library's batch calls are used even for one text: they let other threads
 # run meanwhile (the single calls hold the interpreter lock), but cost 0.2 ms each.
 LONG = 2048
+_SHRINKING = 4  # normalizers compose up to so many characters into one
 
 
 class Tokenizer:
@@ -147,6 +148,14 @@ class Tokenizer:
     def byte_table(self) -> list[bytes]:
         """id -> bytes of the token alone; empty for ids without a token. For any kind of tokenizer."""
         return byte_level_table(self._vocab) if self.is_byte_level else self._decoded_table()
+
+    @cached_property
+    def max_chars_per_token(self) -> int:
+        """Characters of a text that one token can stand for, at most: the longest token's, and more where the
+        tokenizer drops or joins characters before it looks them up."""
+        longest = max(max(map(len, self.byte_table), default=1), 1)
+        is_lossless = self.is_byte_level and self._backend.normalizer is None
+        return longest if is_lossless else _SHRINKING * longest
 
     @cached_property
     def text_table(self) -> list[str | None]:

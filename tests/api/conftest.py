@@ -246,7 +246,8 @@ def server(client: ScriptedClient, serve: Callable[..., Server]) -> Server:
 
 @pytest.fixture
 def http(server: Server) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=limits.patience_s()) as http:
+    json_type = {"content-type": "application/json"}
+    with httpx.Client(base_url=server.url, timeout=limits.patience_s(), headers=json_type) as http:
         yield http
 
 

@@ -10,6 +10,7 @@ import openai
 import pytest
 
 from app.errors import EngineDeadError, MantaError, OverloadedError, PromptTooLongError
+from tests.api.json_routes import TEXT_BODIES, WITHOUT_TEXT
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HI = [{"role": "user", "content": "hi"}]
@@ -163,9 +164,32 @@ def test_bad_json_routes_and_methods(http: httpx.Client) -> None:
     assert error_of(http.post(CHAT, content=b"[1]"), 400)["param"] is None
     assert "/v1/nothing" in error_of(http.get("/v1/nothing"), 404)["message"]
     assert "GET" in error_of(http.get(CHAT), 405)["message"]
-    # The content type does not matter: curl -d says it is a form.
-    form = {"content-type": "application/x-www-form-urlencoded"}
-    assert http.post(CHAT, content=json.dumps({"messages": HI}), headers=form).status_code == 200
+
+
+# Every type but JSON's may be posted by any page without asking; curl -d says that it posts a form.
+NOT_JSON = [
+    "text/plain",
+    "application/x-www-form-urlencoded",
+    "multipart/form-data; boundary=x",
+    "application/xjson",
+    "",
+]
+
+
+@pytest.mark.parametrize("path", sorted(TEXT_BODIES.keys() | WITHOUT_TEXT))
+def test_a_body_that_does_not_say_it_is_json_is_refused(server: Any, path: str) -> None:
+    with httpx.Client(base_url=server.url, timeout=120) as http:
+        answers = [http.post(path, content=b"{}", headers={"content-type": kind}) for kind in NOT_JSON]
+        answers.append(http.post(path, content=b"{}"))
+    for answer in answers:
+        assert answer.status_code == 400
+        assert "Content-Type: application/json" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("kind", ["application/json; charset=utf-8", "Application/JSON", "application/vnd.x+json"])
+def test_json_by_other_names_is_read(http: httpx.Client, kind: str) -> None:
+    body = json.dumps({"messages": HI})
+    assert http.post(CHAT, content=body, headers={"content-type": kind}).status_code == 200
 
 
 def test_nested_json_does_not_break_the_server(http: httpx.Client) -> None:

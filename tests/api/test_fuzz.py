@@ -48,8 +48,9 @@ def fields(model: Any) -> Any:
 def post(app: Any, path: str, body: Any) -> httpx.Response:
     async def send() -> httpx.Response:
         transport = httpx.ASGITransport(app)
+        json_type = {"content-type": "application/json"}
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
-            return await http.post(path, content=json.dumps(body).encode())
+            return await http.post(path, content=json.dumps(body).encode(), headers=json_type)
 
     return asyncio.run(send())
 

@@ -62,10 +62,14 @@ def check(response: httpx.Response, path: str) -> None:
     assert answer["error"]["message"]
 
 
+JSON = {"content-type": "application/json"}
+
+
 async def post_all(app: Any, posts: Iterator[tuple[str, Any]]) -> int:
     """Send bodies one after another, each checked; their number."""
     number = 0
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test", headers=JSON) as http:
         for path, body in posts:
             content = body if isinstance(body, bytes) else json.dumps(body).encode("utf-8", "surrogatepass")
             check(await http.post(path, content=content), path)
@@ -116,7 +120,8 @@ def test_bodies_that_are_too_large(app: Any, path: str) -> None:
             yield b" " * (1 << 20)
 
     async def send() -> list[httpx.Response]:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test", headers=JSON) as http:
             declared = await http.post(path, content=b"{}", headers={"content-length": str(100 << 20)})
             return [declared, await http.post(path, content=chunks())]
 
@@ -134,7 +139,8 @@ def test_token_ids_out_of_range(app: Any) -> None:
     posts = [("/v1/completions", body) for body in fields] + [("/detokenize", {"tokens": [i]}) for i in ids]
 
     async def send() -> list[int]:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test", headers=JSON) as http:
             return [(await http.post(path, json=body)).status_code for path, body in posts]
 
     assert set(asyncio.run(send())) == {400}

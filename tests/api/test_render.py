@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 
-from app.api.render import Prompt, decode, encode, encode_all, engine_requests, truncate
+from app.api.render import Prompt, decode, encode, engine_requests, prompt_room, truncate
 from app.api.work_pool import INLINE_S, TOKENISE_S_PER_CHAR, RequestWork, WorkPool
 from app.config import RequestLimits
 from app.engine.sampling_params import SamplingParams
 from app.errors import InvalidRequestError
+from app.text.prompt_size import TextRoom
 
 INLINE_CHARS = int(INLINE_S / TOKENISE_S_PER_CHAR)
+ROOM = TextRoom(1 << 20)
 LONG = "The quick brown fox jumps over the lazy dog, 東京. " * 8_000
 
 
@@ -34,7 +36,7 @@ def test_long_texts_do_not_block_the_event_loop(served_model: Any) -> None:
         task = asyncio.create_task(heart())
         started = time.perf_counter()
         work = RequestWork(WorkPool())
-        ids = await encode(work, served_model.tokenizer, LONG, add_special_tokens=True)
+        [ids] = await encode(work, served_model.tokenizer, [LONG], add_special_tokens=True, room=ROOM)
         text = await decode(work, served_model.tokenizer, ids, skip_special_tokens=True)
         elapsed = time.perf_counter() - started
         running = False
@@ -49,18 +51,18 @@ def test_long_texts_do_not_block_the_event_loop(served_model: Any) -> None:
 
 def test_short_texts_stay_on_the_loop(served_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     threads = []
-    original = served_model.tokenizer.encode
+    original = served_model.tokenizer.encode_batch
 
     def recording(*args: Any, **kwargs: Any) -> Any:
         threads.append(threading.current_thread())
         return original(*args, **kwargs)
 
-    monkeypatch.setattr(served_model.tokenizer, "encode", recording)
+    monkeypatch.setattr(served_model.tokenizer, "encode_batch", recording)
     work = RequestWork(WorkPool())
-    asyncio.run(encode(work, served_model.tokenizer, "short", True))
-    asyncio.run(encode_all(work, served_model.tokenizer, ["a", "b"], True))
-    assert threads == [threading.main_thread()] * 3
-    asyncio.run(encode(work, served_model.tokenizer, "x" * (INLINE_CHARS + 1), True))
+    asyncio.run(encode(work, served_model.tokenizer, ["short"], True, ROOM))
+    asyncio.run(encode(work, served_model.tokenizer, ["a", "b"], True, ROOM))
+    assert threads == [threading.main_thread()] * 2
+    asyncio.run(encode(work, served_model.tokenizer, ["x" * (INLINE_CHARS + 1)], True, ROOM))
     assert threads[-1] is not threading.main_thread()
 
 
@@ -68,7 +70,7 @@ def test_lists_of_texts(served_model: Any) -> None:
     tokenizer = served_model.tokenizer
     work = RequestWork(WorkPool())
     for texts in (["a fox", "b"], ["x" * INLINE_CHARS, "the fox"]):
-        assert asyncio.run(encode_all(work, tokenizer, texts, True)) == [tokenizer.encode(text) for text in texts]
+        assert asyncio.run(encode(work, tokenizer, texts, True, ROOM)) == [tokenizer.encode(text) for text in texts]
 
 
 def requests_for(model: Any, prompts: list[Prompt], salt: str | None = None, **params: Any) -> Any:
@@ -116,10 +118,17 @@ def test_max_tokens_is_the_room_that_is_left(served_model: Any) -> None:
 
 def test_truncation_keeps_the_end(served_model: Any) -> None:
     prompt = Prompt(list(range(600)), "text")
-    assert truncate(prompt, 3, served_model).token_ids == [597, 598, 599]
-    assert len(truncate(prompt, -1, served_model).token_ids) == 511
-    assert truncate(prompt, None, served_model) is prompt
-    assert truncate(prompt, 600, served_model) is prompt
+
+    def kept(*options: Any) -> Prompt:
+        return truncate(prompt, prompt_room(served_model, "prompt", *options))
+
+    assert kept(3).token_ids == [597, 598, 599]
+    assert kept(3, "right").token_ids == [0, 1, 2]
+    assert len(kept(-1).token_ids) == 511
+    assert kept(-1, "left", 16).token_ids == prompt.token_ids[-496:], "room for max_tokens"
+    assert len(kept(-1, "left", 10_000).token_ids) == 1, "what is asked for is too much, and will be refused"
+    assert kept(None) is prompt
+    assert kept(600) is prompt
 
 
 def test_prompt_ids_must_be_the_model_s(served_model: Any) -> None:

@@ -94,17 +94,17 @@ def _result(block: ToolResultBlock) -> dict[str, Any]:
 
 
 def _assistant(message: Message) -> list[dict[str, Any]]:
-    turn: dict[str, Any] = {"role": "assistant", "content": ""}
-    calls = []
-    for block in message.blocks:
-        if isinstance(block, TextBlock):
-            turn["content"] += block.text
-        elif isinstance(block, ThinkingBlock):
-            turn["reasoning"] = turn.get("reasoning", "") + block.thinking
-        elif isinstance(block, ToolUseBlock):
-            function = {"name": block.name, "arguments": block.input}
-            calls.append({"id": block.id, "type": "function", "function": function})
+    blocks = message.blocks
+    turn: dict[str, Any] = {"role": "assistant"}
+    turn["content"] = "".join(block.text for block in blocks if isinstance(block, TextBlock))
+    if thoughts := [block.thinking for block in blocks if isinstance(block, ThinkingBlock)]:
+        turn["reasoning"] = "".join(thoughts)
+    calls = [_call(block) for block in blocks if isinstance(block, ToolUseBlock)]
     return [turn | ({"tool_calls": calls} if calls else {})]
+
+
+def _call(block: ToolUseBlock) -> dict[str, Any]:
+    return {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": block.input}}
 
 
 def _text(content: str | list[TextBlock]) -> str:

@@ -16,9 +16,10 @@ from app.api.openai.chat_prompt import render_chat
 from app.api.openai.conversation import Conversation, open_conversation
 from app.api.openai.generation import response_headers
 from app.api.openai.head import ResponseHead
-from app.api.render import find_model
+from app.api.render import counting_room, find_model
+from app.api.request_size import size_of
 from app.api.sse import EventStreamResponse
-from app.api.work_pool import work_of
+from app.api.work_pool import TOKENISE_S_PER_CHAR, work_of
 from app.config import RequestLimits
 from app.errors import PromptTooLongError
 
@@ -32,7 +33,7 @@ def message_routes(client: EngineClient, limits: RequestLimits) -> APIRouter:
         """Answer a conversation; `stream` makes it server-sent events."""
         body = await read_body(request, MessagesRequest)
         model = find_model(client, body.model)
-        chat = to_chat(body, model)
+        chat = await work_of(request).run(TOKENISE_S_PER_CHAR * size_of(body), to_chat, body, model)
         head = ResponseHead.of("msg", model, body.model)
         head.id = new_message_id()
         conversation, is_capped = await _open(client, limits, request, chat, model, head)
@@ -51,9 +52,10 @@ def message_routes(client: EngineClient, limits: RequestLimits) -> APIRouter:
         """How many tokens the prompt of a conversation has."""
         body = await read_body(request, CountTokensRequest)
         model = find_model(client, body.model)
-        chat = to_chat(body, model)
+        work, room = work_of(request), counting_room(model, "messages")
+        chat = await work.run(TOKENISE_S_PER_CHAR * size_of(body), to_chat, body, model)
         with in_words_of(chat.field_names()):
-            prompt = await render_chat(work_of(request), model, chat.chat_options(), limits)
+            prompt = await render_chat(work, model, chat.chat_options(), limits, room)
         return JSONResponse({"input_tokens": len(prompt.token_ids)})
 
     return router

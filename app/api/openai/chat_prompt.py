@@ -7,21 +7,44 @@ from typing import Any
 
 from app.api.engine_client import ServedModel
 from app.api.openai.messages import ChatOptions
-from app.api.render import Prompt, encode
+from app.api.render import Prompt, check_total_chars, encode
+from app.api.request_size import size_of
 from app.api.work_pool import TOKENISE_S_PER_CHAR, RequestWork
 from app.config import RequestLimits
 from app.errors import InvalidRequestError, UnsupportedError
+from app.text.prompt_size import TextRoom
 from app.text.template_sandbox import render_untrusted
-
-_DEFAULTS = RequestLimits()
 
 
 async def render_chat(
-    work: RequestWork, model: ServedModel, options: ChatOptions, limits: RequestLimits = _DEFAULTS
+    work: RequestWork, model: ServedModel, options: ChatOptions, limits: RequestLimits, room: TextRoom
 ) -> Prompt:
-    """A conversation as one tokenised prompt. InvalidRequestError names what exceeds a limit or cannot be rendered."""
+    """A conversation as one tokenised prompt, whole or what `room` keeps of it.
+
+    InvalidRequestError names what exceeds a limit or cannot be rendered, PromptTooLongError what surely has more tokens
+    than `room` takes.
+    """
+    num_chars = sum(message.num_chars for message in options.messages)
+    check_total_chars(num_chars, limits, room.field)
+    room.check(model.tokenizer, num_chars)
+    text = await _render(work, model, options, limits)
+    token_ids = await encode(work, model.tokenizer, [text], options.add_special_tokens, room)
+    return Prompt(token_ids[0], text)
+
+
+async def _render(work: RequestWork, model: ServedModel, options: ChatOptions, limits: RequestLimits) -> str:
+    cost_s = TOKENISE_S_PER_CHAR * size_of(options)
+    arguments = await work.run(cost_s, _template_arguments, model, options, limits)
+    caps: dict[str, Any] = {"max_s": limits.max_template_s, "max_chars": limits.max_template_chars}
+    if options.chat_template is not None:
+        special = model.tokenizer.special_tokens
+        return await work.run_process(render_untrusted, options.chat_template, special, arguments, **caps)
+    return await work.run(cost_s, model.chat_template.render, **arguments, **caps)
+
+
+def _template_arguments(model: ServedModel, options: ChatOptions, limits: RequestLimits) -> dict[str, Any]:
     check_conversation(options, limits)
-    arguments: dict[str, Any] = {
+    return {
         "messages": [message.for_template() for message in options.messages],
         "tools": [tool.for_template() for tool in options.tools or ()] or None,
         "documents": options.documents,
@@ -30,14 +53,6 @@ async def render_chat(
         "continue_final_message": options.continue_final_message,
         "chat_template_kwargs": options.template_names(),
     }
-    caps: dict[str, Any] = {"max_s": limits.max_template_s, "max_chars": limits.max_template_chars}
-    if options.chat_template is not None:
-        special = model.tokenizer.special_tokens
-        text = await render_untrusted(options.chat_template, special, arguments, **caps)
-    else:
-        cost_s = TOKENISE_S_PER_CHAR * _num_chars(options)
-        text = await work.run(cost_s, model.chat_template.render, **arguments, **caps)
-    return Prompt(await encode(work, model.tokenizer, text, options.add_special_tokens), text)
 
 
 def check_conversation(options: ChatOptions, limits: RequestLimits) -> None:
@@ -54,8 +69,3 @@ def check_conversation(options: ChatOptions, limits: RequestLimits) -> None:
         raise UnsupportedError(
             "a request may not bring its own template, unless the server is configured so", param="chat_template"
         )
-
-
-def _num_chars(options: ChatOptions) -> int:
-    """Characters of the messages, about."""
-    return sum(len(message.text()) for message in options.messages) + 500 * len(options.tools or ())

@@ -17,7 +17,7 @@ from app.api.openai.head import ResponseHead, usage
 from app.api.openai.logprobs import TokenNames, completion_logprobs, prompt_logprobs, token_names
 from app.api.openai.protocol import CompletionRequest
 from app.api.openai.ranking import best_choices
-from app.api.render import Prompt, encode_all, find_model, truncate
+from app.api.render import Prompt, check_total_chars, encode, find_model, prompt_room, truncate
 from app.api.sse import EventStreamResponse
 from app.api.work_pool import RequestWork, work_of
 from app.config import RequestLimits
@@ -33,10 +33,7 @@ def completion_routes(client: EngineClient, limits: RequestLimits) -> APIRouter:
         """Continue each prompt; `stream` makes it server-sent events."""
         body = await read_body(request, CompletionRequest)
         model = find_model(client, body.model)
-        prompts = [
-            truncate(p, body.truncate_prompt_tokens, model, body.truncation_side)
-            for p in await _prompts(work_of(request), body, model, limits)
-        ]
+        prompts = await _prompts(work_of(request), body, model, limits)
         head = ResponseHead.of("cmpl", model, body.model)
         stream = open_stream(client, limits, request, body, model, prompts, head, body.sampling_fields())
         echoes = _echoes(body, prompts, model)
@@ -70,11 +67,13 @@ async def _prompts(
         raise InvalidRequestError("the list of prompts is empty", param="prompt")
     if len(given) > limits.max_prompts:
         raise InvalidRequestError(f"{len(given)} prompts; at most {limits.max_prompts}", param="prompt")
+    room = prompt_room(model, "prompt", body.truncate_prompt_tokens, body.truncation_side, body.max_tokens)
     texts = [prompt for prompt in given if isinstance(prompt, str)]
     if not texts:
-        return [Prompt(prompt) for prompt in given if not isinstance(prompt, str)]
-    token_ids = await encode_all(work, model.tokenizer, texts, body.add_special_tokens)
-    return [Prompt(ids, text) for ids, text in zip(token_ids, texts, strict=True)]
+        return [truncate(Prompt(prompt), room) for prompt in given if not isinstance(prompt, str)]
+    check_total_chars(sum(map(len, texts)), limits, "prompt")
+    token_ids = await encode(work, model.tokenizer, texts, body.add_special_tokens, room)
+    return [truncate(Prompt(ids, text), room) for ids, text in zip(token_ids, texts, strict=True)]
 
 
 def _echoes(body: CompletionRequest, prompts: list[Prompt], model: ServedModel) -> list[Echo]:

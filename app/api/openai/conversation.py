@@ -18,7 +18,7 @@ from app.api.openai.generation import open_stream
 from app.api.openai.head import ResponseHead
 from app.api.openai.protocol import ChatRequest
 from app.api.parsers.answer import AnswerParser, ParserPlan, load_tool_parser, plan_parsers
-from app.api.render import must_generate, truncate
+from app.api.render import must_generate, prompt_room, truncate
 from app.api.work_pool import work_of
 from app.config import RequestLimits
 from app.errors import InvalidRequestError
@@ -49,10 +49,10 @@ async def open_conversation(
     offer = body.offer()
     if offer is not None:
         load_tool_parser(model)  # before the template refuses the tools in words of its own
-    with in_words_of(body.field_names()):
-        rendered = await render_chat(work_of(request), model, body.chat_options(), limits)
-    prompt = truncate(rendered, body.truncate_prompt_tokens, model, body.truncation_side)
     fields = body.sampling_fields()
+    room = prompt_room(model, "messages", body.truncate_prompt_tokens, body.truncation_side, fields["max_tokens"])
+    with in_words_of(body.field_names()):
+        prompt = truncate(await render_chat(work_of(request), model, body.chat_options(), limits, room), room)
     answer = fields.get("structured_outputs")
     plan = plan_parsers(model, prompt.token_ids, offer, continued=body.continued_text(), answer=answer)
     if plan.structured_outputs is not None:

@@ -77,6 +77,13 @@ class ChatMessage(History):
                 message["thinking"] = thought
         return {**message, "content": message.get("content", self.refusal or "")}
 
+    @property
+    def num_chars(self) -> int:
+        """Characters of the content."""
+        if isinstance(self.content, list):
+            return sum(len(part.text) for part in self.content)
+        return len(self.content or "")
+
     def text(self) -> str:
         """The content as one text."""
         if isinstance(self.content, list):

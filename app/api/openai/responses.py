@@ -26,7 +26,7 @@ from app.api.openai.responses_background import BackgroundResponses
 from app.api.openai.responses_conversion import num_droppable, to_chat
 from app.api.openai.responses_protocol import InputItem, InputTokensRequest, ResponsesRequest
 from app.api.query import bool_param, choice_param, int_param, list_page, text_param
-from app.api.render import find_model
+from app.api.render import counting_room, find_model
 from app.api.response_store import READ_S_PER_BYTE, ResponseStore, not_found
 from app.api.sse import EventStreamResponse
 from app.api.store.tenant_store import TenantStore
@@ -80,7 +80,8 @@ def response_routes(
         _check_number(items, limits)
         chat = to_chat(body, items)
         with in_words_of(chat.field_names()):
-            prompt = await render_chat(work_of(request), model, chat.chat_options(), limits)
+            room = counting_room(model, "messages")
+            prompt = await render_chat(work_of(request), model, chat.chat_options(), limits, room)
         return JSONResponse({"object": "response.input_tokens", "input_tokens": len(prompt.token_ids)})
 
     _add_kept_routes(router, kept, background)

@@ -10,12 +10,13 @@ from app.api.engine_client import EngineClient, ServedModel
 from app.api.openai.chat_prompt import render_chat
 from app.api.openai.messages import ChatOptions
 from app.api.openai.protocol import DetokenizeRequest, TokenizeRequest
-from app.api.render import decode, encode, find_model
+from app.api.render import check_total_chars, counting_room, decode, encode, find_model
 from app.api.work_pool import RequestWork, work_of
+from app.config import RequestLimits
 from app.errors import InvalidRequestError
 
 
-def tokenize_routes(client: EngineClient) -> APIRouter:
+def tokenize_routes(client: EngineClient, limits: RequestLimits) -> APIRouter:
     """The tokenizer endpoints over `client`'s models."""
     router = APIRouter(tags=["tokenizer"])
 
@@ -24,7 +25,7 @@ def tokenize_routes(client: EngineClient) -> APIRouter:
         """Token ids of a prompt, or of a conversation rendered as chat would render it."""
         body = await read_body(request, TokenizeRequest)
         model = find_model(client, body.model)
-        token_ids = await prompt_token_ids(work_of(request), body, model)
+        token_ids = await prompt_token_ids(work_of(request), body, model, limits)
         answer = {"count": len(token_ids), "max_model_len": model.max_model_len, "tokens": token_ids}
         if body.return_token_strs:
             answer["token_strs"] = [model.tokenizer.id_to_token(token_id) for token_id in token_ids]
@@ -46,10 +47,14 @@ def tokenize_routes(client: EngineClient) -> APIRouter:
     return router
 
 
-async def prompt_token_ids(work: RequestWork, body: TokenizeRequest, model: ServedModel) -> list[int]:
+async def prompt_token_ids(
+    work: RequestWork, body: TokenizeRequest, model: ServedModel, limits: RequestLimits
+) -> list[int]:
     """Token ids of the body's prompt or conversation."""
+    room = counting_room(model, "prompt" if body.messages is None else "messages")
     if body.prompt is not None:
-        return await encode(work, model.tokenizer, body.prompt, body.add_special_tokens is not False)
+        check_total_chars(len(body.prompt), limits, room.field)
+        return (await encode(work, model.tokenizer, [body.prompt], body.add_special_tokens is not False, room))[0]
     assert body.messages is not None  # the body holds one of the two
     options = ChatOptions(
         messages=body.messages,
@@ -60,4 +65,4 @@ async def prompt_token_ids(work: RequestWork, body: TokenizeRequest, model: Serv
         documents=None,
         chat_template_kwargs=body.chat_template_kwargs,
     )
-    return (await render_chat(work, model, options)).token_ids
+    return (await render_chat(work, model, options, limits, room)).token_ids

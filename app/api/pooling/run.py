@@ -14,7 +14,7 @@ from app.api.errors import ClientDisconnected
 from app.api.openai.chat_prompt import render_chat
 from app.api.openai.messages import ChatOptions
 from app.api.pooling.protocol import InputBody, PoolingBody
-from app.api.render import cache_root, encode_all
+from app.api.render import cache_root, check_total_chars, context_of, encode
 from app.api.work_pool import TOKENISE_S_PER_CHAR, RequestWork
 from app.config import RequestLimits
 from app.engine.outputs import PooledResult
@@ -23,6 +23,8 @@ from app.engine.pooling_params import NO_SAMPLING, PoolingParams
 from app.engine.request import EngineRequest
 from app.errors import EngineDeadError, InvalidRequestError, MantaError, PromptTooLongError, UnsupportedError
 from app.text.pooling_prompt import PoolingPrompt, TextPair, pooling_prompts
+from app.text.prompt_size import TextRoom
+from app.text.tokenizer import Tokenizer
 
 
 def pooling_of(model: ServedModel) -> PoolingInfo:
@@ -36,31 +38,41 @@ def pooling_of(model: ServedModel) -> PoolingInfo:
     return model.pooling
 
 
-def prompt_limit(body: PoolingBody, model: ServedModel) -> int | None:
-    """Tokens that a prompt is cut to; None where a long one is refused."""
+def pooled_room(body: PoolingBody, model: ServedModel, field: str) -> TextRoom:
+    """The tokens that a prompt is cut to, at its end, or above which it is refused."""
     wanted = body.truncate_prompt_tokens
     if wanted is None:
-        return None
-    return model.max_model_len if wanted == -1 else min(wanted, model.max_model_len)
+        return TextRoom(context_of(model)[0], field=field)
+    return TextRoom(model.max_model_len if wanted == -1 else min(wanted, model.max_model_len), "first", field=field)
 
 
 async def tokenise(
     work: RequestWork,
     model: ServedModel,
     pairs: Sequence[TextPair],
-    limit: int | None,
+    room: TextRoom,
     last_limit: int | None = None,
 ) -> list[PoolingPrompt]:
-    """`pooling_prompts`, without blocking the event loop."""
-    cost_s = TOKENISE_S_PER_CHAR * sum(len(first) + len(second or "") for first, second in pairs)
-    return await work.run(cost_s, pooling_prompts, model.tokenizer, pairs, limit, last_limit)
+    """`pooling_prompts` of what `room` takes of each text, without blocking the event loop."""
+    distinct = {text for pair in pairs for text in pair if text is not None}
+    room.check(model.tokenizer, max(map(len, distinct), default=0))
+    cost_s = TOKENISE_S_PER_CHAR * sum(map(len, distinct))
+    return await work.run(cost_s, _fit_and_tokenise, model.tokenizer, pairs, room, last_limit)
+
+
+def _fit_and_tokenise(
+    tokenizer: Tokenizer, pairs: Sequence[TextPair], room: TextRoom, last_limit: int | None
+) -> list[PoolingPrompt]:
+    fitting = {text: room.fit(tokenizer, text) for pair in pairs for text in pair if text is not None}
+    kept = [(fitting[first], None if second is None else fitting[second]) for first, second in pairs]
+    return pooling_prompts(tokenizer, kept, None if room.keeps == "all" else room.num_tokens, last_limit)
 
 
 async def read_inputs(
     work: RequestWork, body: InputBody, model: ServedModel, limits: RequestLimits
 ) -> list[PoolingPrompt]:
     """The prompts of a body, whichever form they were sent in."""
-    limit = prompt_limit(body, model)
+    room = pooled_room(body, model, "messages" if body.messages is not None else "input")
     if body.messages is not None:
         options = ChatOptions(
             messages=body.messages,
@@ -71,7 +83,7 @@ async def read_inputs(
             documents=None,
             chat_template_kwargs=None,
         )
-        return [PoolingPrompt((await render_chat(work, model, options, limits)).token_ids[:limit])]
+        return [_cut((await render_chat(work, model, options, limits, room)).token_ids, room)]
     given = body.inputs()
     if not given:
         raise InvalidRequestError("the list of inputs is empty", param="input")
@@ -79,10 +91,15 @@ async def read_inputs(
         raise InvalidRequestError(f"{len(given)} inputs; at most {limits.max_prompts}", param="input")
     texts = [text for text in given if isinstance(text, str)]
     if not texts:
-        return [PoolingPrompt(ids[:limit]) for ids in given if not isinstance(ids, str)]
+        return [_cut(ids, room) for ids in given if not isinstance(ids, str)]
+    check_total_chars(sum(map(len, texts)), limits, "input")
     if body.add_special_tokens:
-        return await tokenise(work, model, [(text, None) for text in texts], limit)
-    return [PoolingPrompt(ids[:limit]) for ids in await encode_all(work, model.tokenizer, texts, False)]
+        return await tokenise(work, model, [(text, None) for text in texts], room)
+    return [_cut(ids, room) for ids in await encode(work, model.tokenizer, texts, False, room)]
+
+
+def _cut(token_ids: list[int], room: TextRoom) -> PoolingPrompt:
+    return PoolingPrompt(token_ids if room.keeps == "all" else token_ids[: room.num_tokens])
 
 
 async def pool(

@@ -11,8 +11,8 @@ from app.api.body import describe_body, read_body
 from app.api.engine_client import EngineClient, ServedModel
 from app.api.pooling.answer import json_response, listed, new_id, usage
 from app.api.pooling.protocol import PoolingBody, RerankRequest, ScoreRequest
-from app.api.pooling.run import pool, pooling_of, prompt_limit, tokenise
-from app.api.render import find_model
+from app.api.pooling.run import pool, pooled_room, pooling_of, tokenise
+from app.api.render import check_total_chars, find_model
 from app.api.work_pool import work_of
 from app.config import RequestLimits
 from app.engine.pooling_params import PoolingParams
@@ -71,24 +71,25 @@ async def _scores(
     max_last_tokens: int | None = None,
 ) -> tuple[list[float], list[PoolingPrompt]]:
     """A score for each pair, and the prompts that it took."""
-    pooling, limit, work = pooling_of(model), prompt_limit(body, model), work_of(request)
+    pooling, room, work = pooling_of(model), pooled_room(body, model, field), work_of(request)
     if len(pairs) > limits.max_prompts:
         raise InvalidRequestError(f"{len(pairs)} pairs; at most {limits.max_prompts}", param=field)
+    check_total_chars(sum(map(len, {text for pair in pairs for text in pair})), limits, field)
     if pooling.labels:
         if len(pooling.labels) != 1:
             raise UnsupportedError(
                 f"the model {model.name!r} has {len(pooling.labels)} classes; scores need a model of one",
                 param="model",
             )
-        prompts = await tokenise(work, model, pairs, limit, max_last_tokens)
+        prompts = await tokenise(work, model, pairs, room, max_last_tokens)
         params = PoolingParams(task="classify", use_activation=body.use_activation)
         results = await pool(client, request, body, model, prompts, params, request_id=request_id, field=field)
         return [float(result.array()[0]) for result in results], prompts
     if body.use_activation is not None:
         raise UnsupportedError("scores of an embedding model are cosines", param="use_activation")
     firsts, seconds = (list(dict.fromkeys(side)) for side in zip(*pairs, strict=True))
-    prompts = await tokenise(work, model, [(text, None) for text in firsts], limit)
-    prompts += await tokenise(work, model, [(text, None) for text in seconds], limit, max_last_tokens)
+    prompts = await tokenise(work, model, [(text, None) for text in firsts], room)
+    prompts += await tokenise(work, model, [(text, None) for text in seconds], room, max_last_tokens)
     params = PoolingParams(task="embed", use_activation=True)
     results = await pool(client, request, body, model, prompts, params, request_id=request_id, field=field)
     vectors = [result.array() for result in results]

@@ -133,7 +133,7 @@ def test_long_texts_are_cut_only_when_asked(http: httpx.Client, reference: Sente
 )
 def test_refusals_name_the_field(http: httpx.Client, body: dict[str, Any], param: str | None) -> None:
     content = json.dumps({"model": "embed", **body})
-    answer = http.post("/v1/embeddings", content=content)
+    answer = http.post("/v1/embeddings", content=content, headers={"content-type": "application/json"})
     assert answer.status_code == 400, answer.text
     if param is not None:
         assert str(answer.json()["error"]["param"]).split(".")[0] == param

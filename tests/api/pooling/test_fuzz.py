@@ -63,8 +63,9 @@ def test_every_answer_is_an_answer_or_a_refusal(app: Any, data: st.DataObject) -
 
 
 async def _post(app: Any, path: str, body: Any) -> httpx.Response:
+    json_type = {"content-type": "application/json"}
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
-        return await http.post(path, content=json.dumps(body).encode())
+        return await http.post(path, content=json.dumps(body).encode(), headers=json_type)
 
 
 def test_a_client_that_leaves_is_forgotten(app: Any, engines: PoolingEngines) -> None:
