@@ -1,7 +1,9 @@
 """Incremental detokenisation: the text each new token adds.
 
 The deltas (and the final `flush`) concatenate to `Tokenizer.decode` of the whole, and no delta ends in half a
-character: bytes wait until their character is complete or known to be broken.
+character: bytes wait until their character is complete or known to be broken. One thing differs: where `decode` writes
+U+FFFD for each byte of a run of byte tokens because one of them is broken, only the broken ones become U+FFFD here, as
+the characters before them have been sent.
 """
 
 from __future__ import annotations
@@ -85,21 +87,53 @@ class WindowDetokenizer:
         self._window = self._window[-PROMPT_CONTEXT:]
         self._num_emitted = len(self._window)
         self._prefix = self._decode(self._window)
+        self._bytes: list[int] = []  # byte tokens of a character that is not complete
+        self._broken: list[int] = []  # the last byte token that became U+FFFD
 
     def push(self, token_id: int) -> str:
         """Text that became certain with this token."""
         if token_id in self._skipped or not 0 <= token_id < self._known:
             return ""
-        self._window.append(token_id)
         if self._is_byte(token_id):
-            # A run of byte tokens is decoded as a whole: one broken byte changes the text of all of them.
-            return ""
+            self._bytes.append(token_id)
+            return self._push_bytes()
+        broken = self._break_off(len(self._bytes))
+        if not self._window and self._broken:  # else a decoder would take the token for the beginning of the text
+            self._window, self._num_emitted = self._broken, 1
+            self._prefix = self._decode(self._window)
+        self._window.append(token_id)
         text = self._decode(self._window)
-        return "" if text.endswith("\ufffd") else self._advance(text)
+        return broken if text.endswith("\ufffd") else broken + self._advance(text)
 
     def flush(self) -> str:
         """Whatever the window still holds."""
+        return self._break_off(len(self._bytes)) + self._held()
+
+    def _held(self) -> str:
         return self._advance(self._decode(self._window)) if len(self._window) > self._num_emitted else ""
+
+    def _push_bytes(self) -> str:
+        """Text of the byte tokens that wait, as far as they are whole characters or known to be broken."""
+        broken = ""
+        while self._bytes:
+            try:
+                b"".join(map(self._tokenizer.token_bytes, self._bytes)).decode()
+            except UnicodeDecodeError as error:
+                if error.reason == "unexpected end of data":
+                    return broken
+                broken += self._break_off(error.end)
+            else:
+                self._window += self._bytes
+                self._bytes = []
+                return broken + self._advance(self._decode(self._window))
+        return broken
+
+    def _break_off(self, number: int) -> str:
+        """U+FFFD for each of the first bytes that wait. They do not enter the window, where they would break others."""
+        if not number:
+            return ""
+        self._broken, self._bytes = self._bytes[number - 1 : number], self._bytes[number:]
+        return self._held() + "\ufffd" * number
 
     def _advance(self, text: str) -> str:
         delta = text[len(self._prefix) :]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import codecs
+import itertools
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from app.text.detokenizer import create_detokenizer
@@ -46,7 +48,34 @@ def test_deltas_of_any_tokens_concatenate(data: st.DataObject, skip: bool, kinds
     # Random ids: broken bytes, special tokens in the middle of characters, ids that do not exist.
     for tokenizer in kinds:
         ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size + 3), max_size=20))
-        assert "".join(deltas(tokenizer, ids, skip)) == tokenizer.decode(ids, skip_special_tokens=skip)
+        assert "".join(deltas(tokenizer, ids, skip)) == decoded(tokenizer, ids, skip)
+
+
+def each_byte(error: UnicodeError) -> tuple[str, int]:
+    """Error handler: a mark for each broken byte."""
+    assert isinstance(error, UnicodeDecodeError)
+    return MARK * (error.end - error.start), error.end
+
+
+MARK = "\x01"
+codecs.register_error("each_byte", each_byte)
+
+
+def decoded(tokenizer: Tokenizer, ids: list[int], skip: bool) -> str:
+    """The text of the whole, with U+FFFD for the broken bytes of a run of byte tokens only, not for all of the run."""
+    if not tokenizer.byte_fallback_ids:
+        return tokenizer.decode(ids, skip_special_tokens=skip)
+    silent = tokenizer.special_token_ids if skip else frozenset[int]()
+    heard = [i for i in ids if i not in silent and i < tokenizer.vocab_size]
+    mended: list[int] = []
+    for is_byte, run in itertools.groupby(heard, key=tokenizer.byte_fallback_ids.__contains__):
+        if is_byte:
+            raw = b"".join(map(tokenizer.token_bytes, run))
+            if MARK.encode() in raw:
+                reject()
+            run = (tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in raw.decode("utf-8", "each_byte").encode())  # type: ignore[misc]
+        mended += run
+    return tokenizer.decode(mended, skip_special_tokens=skip).replace(MARK, "\ufffd")
 
 
 @settings(max_examples=200, deadline=None)
@@ -86,3 +115,18 @@ def test_complete_tokens_are_not_delayed(byte_level: Tokenizer) -> None:
 def test_a_long_run_of_bytes_stays_linear(sentence_piece: Tokenizer) -> None:
     ids = [sentence_piece.token_to_id("<0xFF>") or 0] * 20_000
     assert "".join(deltas(sentence_piece, ids)) == "\ufffd" * 20_000
+
+
+@pytest.mark.parametrize("text", ["🙂東京🙂" * 20, "東 京 a🙂", "ü"])
+def test_characters_of_byte_tokens_come_as_soon_as_they_are_whole(sentence_piece: Tokenizer, text: str) -> None:
+    """280 byte tokens brought no text before the end."""
+    ids = [sentence_piece.token_to_id(f"<0x{byte:02X}>") or 0 for byte in text.encode()]
+    parts = deltas(sentence_piece, ids)
+    assert [part for part in parts if part] == list(text)
+    assert parts[-1] == ""
+
+
+def test_a_broken_byte_breaks_no_other_character(sentence_piece: Tokenizer) -> None:
+    raw = "東".encode() + b"\xff" + "京".encode() + b"\xe6\x9d"
+    ids = [sentence_piece.token_to_id(f"<0x{byte:02X}>") or 0 for byte in raw]
+    assert "".join(deltas(sentence_piece, ids)) == "東\ufffd京\ufffd\ufffd"

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -83,3 +88,32 @@ def test_included_stops_are_not_held_back() -> None:
     assert watcher.feed("ST") == "ST"
     assert watcher.feed("OP and more") == "OP"
     assert watcher.found == "STOP"
+
+
+def lines_run(call: Callable[[], object]) -> int:
+    """Lines of app/text/stop_strings.py that a call runs."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, arg: object) -> Any:
+        nonlocal count
+        count += event == "line" and frame.f_code.co_filename.endswith("stop_strings.py")
+        return trace
+
+    sys.settrace(trace)
+    try:
+        call()
+    finally:
+        sys.settrace(None)
+    return count
+
+
+def test_a_token_costs_no_more_where_the_text_looks_much_like_a_long_stop() -> None:
+    """It cost the length of every stop string: 67 ms a token for 16 of 8,000 characters."""
+    watcher = StopStrings(["a" * 1000 + chr(98 + i) for i in range(16)])
+    watcher.feed("a" * 999)
+    watcher.feed("c")  # the stop that has it is not complete
+    assert lines_run(lambda: [watcher.feed("a") for _ in range(50)]) < 50 * 16 * 30
+    watcher.feed("a" * 950)
+    assert lines_run(lambda: [watcher.feed("a") for _ in range(50)]) < 1000 * 16 * 30, (
+        "once for each character of a stop"
+    )
