@@ -10,6 +10,7 @@ from app.engine.kv_cache.kv_events import KVEventSink
 from app.engine.outputs import EngineOutput
 from app.engine.request import EngineRequest
 from app.engine.stats import EngineStats, StatsRecorder
+from app.engine.structured.structured_outputs import StructuredOutputs
 from app.engine.worker_info import WorkerInfo
 
 
@@ -21,6 +22,9 @@ class ReplicaEngine(Protocol):
 
     def add_request(self, request: EngineRequest) -> None:
         """Take a request; raises InvalidRequestError and the like when it cannot be served."""
+
+    def knows_grammar(self, spec: StructuredOutputs) -> bool:
+        """Whether a request with this grammar is taken, or refused, without compiling it."""
 
     def abort(self, request_ids: list[str]) -> None:
         """End these requests."""

@@ -15,11 +15,11 @@ import os
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from ray import serve
 
+from app.api.work_pool import WorkPool
 from app.config import EngineConfig, IngressConfig, ModelConfig, RouterConfig
 from app.deployments.channel_hub import ChannelHub, TokenChannel
 from app.deployments.cluster_secret import load_block_hash_key
@@ -42,6 +42,7 @@ from app.telemetry.metrics import MetricsRecorder
 IDLE_HEARTBEAT_S = 1.0
 STALL_S = 30.0  # requests waiting and no step finished for so long: takes nothing new, and /health says so
 ERROR_GRACE_S = 0.05  # an error output waits so long: the engine may be about to say that it died
+MAX_WAITING_GRAMMARS = 256  # that are to be compiled, a quarter of them of one tenant
 LONG_PROMPT_TOKENS = 8192  # to check and hash a longer prompt takes milliseconds: not on the event loop
 EXIT_GRACE_S = 1.0  # the last frames get so long to leave before the process exits
 
@@ -76,7 +77,8 @@ class EngineReplica:
                 max_tokens=model.engine.max_model_len or 1 << 20,
             )
         )
-        self._grammar_threads = ThreadPoolExecutor(2, "grammar")  # their own: many at once must not hold up the rest
+        # Grammars are compiled one at a time; those that wait must not hold up the rest.
+        self._grammar_work = WorkPool(1, MAX_WAITING_GRAMMARS, MAX_WAITING_GRAMMARS // 4)
         self._loop = asyncio.get_running_loop()
         self._engine = await asyncio.to_thread(self._create_engine, engine_factory or create_engine)
         self._hub = ChannelHub(self._engine, ingress.credit_window_tokens, ingress.lease_s, self._metrics.ended)
@@ -151,10 +153,11 @@ class EngineReplica:
 
     async def _add(self, request: EngineRequest) -> MantaError | None:
         try:
-            if request.sampling_params.structured_outputs is not None:  # its grammar may have to be compiled
-                loop = asyncio.get_running_loop()
-                await loop.run_in_executor(self._grammar_threads, self._engine.add_request, request)
-            elif len(request.prompt_token_ids) > LONG_PROMPT_TOKENS:
+            grammar = request.sampling_params.structured_outputs
+            if grammar is not None and not self._engine.knows_grammar(grammar):
+                work = self._grammar_work.submit(request.tenant, 0.0, lambda: self._compile_and_add(request))
+                await asyncio.wrap_future(work)
+            elif grammar is not None or len(request.prompt_token_ids) > LONG_PROMPT_TOKENS:
                 await asyncio.to_thread(self._engine.add_request, request)
             else:
                 self._engine.add_request(request)
@@ -165,6 +168,11 @@ class EngineReplica:
             self._engine.abort([request.request_id])
         self._busy.set()
         return None
+
+    def _compile_and_add(self, request: EngineRequest) -> None:
+        """Runs in a thread, when it is the tenant's turn; its client may have left by then."""
+        if self._hub.has(request.request_id):
+            self._engine.add_request(request)
 
     def _create_engine(self, factory: EngineFactory) -> ReplicaEngine:
         """Runs in a thread: it reads files and the cluster's store."""

@@ -17,6 +17,7 @@ from app.engine.core import EngineCore
 from app.engine.outputs import EngineOutput, FinishReason
 from app.engine.request import EngineRequest
 from app.engine.stats import EngineStats
+from app.engine.structured.structured_outputs import StructuredOutputs
 from app.engine.worker_info import WorkerInfo
 from app.errors import EngineDeadError, InvalidRequestError
 
@@ -80,6 +81,10 @@ class AsyncEngine:
                 raise InvalidRequestError(f"request_id: {request.request_id!r} is already in use", param="request_id")
             self._live.add(request.request_id)
             self._push(lambda: self._core.enqueue(prepared))
+
+    def knows_grammar(self, spec: StructuredOutputs) -> bool:
+        """Whether a request with this grammar is taken, or refused, without compiling it."""
+        return self._core.knows_grammar(spec)
 
     def abort(self, request_ids: list[str]) -> None:
         """End requests early; each still gets its final output. Unknown ids are ignored."""

@@ -28,6 +28,7 @@ from app.engine.stats import EngineStats, StatsRecorder
 from app.engine.step import SchedulerOutput
 from app.engine.structured.compiler import GrammarCompiler
 from app.engine.structured.limits import GrammarLimits
+from app.engine.structured.structured_outputs import StructuredOutputs
 from app.engine.structured.vocabulary import VocabularySource
 from app.engine.worker_info import WorkerInfo
 from app.errors import ConfigError, EngineDeadError, InvalidRequestError
@@ -158,6 +159,10 @@ class EngineCore:
     def add_request(self, request: EngineRequest) -> None:
         """`prepare` and `enqueue`."""
         self.enqueue(self.prepare(request))
+
+    def knows_grammar(self, spec: StructuredOutputs) -> bool:
+        """Whether a request with this grammar is taken, or refused, without compiling it."""
+        return self._grammars is None or self._grammars.knows(spec)
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
         """End requests early; each gets a final output with the next step. Unknown ids are ignored."""

@@ -33,6 +33,7 @@ class EngineRequest:
     priority: int = 0
     cache_root: bytes = b""  # tenant, adapter and cache_salt: root of the block-hash chain (I5)
     arrival_time: float = field(default_factory=time.time)  # seconds since the epoch
+    tenant: str = ""  # whose request it is; tenants take turns where work queues
     reasoning: ReasoningSpan | None = None  # before a structured output; None: that begins at once
     pooling_params: PoolingParams | None = None  # for a vector instead of tokens; sampling_params are NO_SAMPLING
     thinking_budget: ThinkingBudget | None = None  # the params' thinking_token_budget, in the model's tokens

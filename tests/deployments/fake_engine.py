@@ -97,6 +97,9 @@ class FakeEngine:
             self._sink.stored(root, new)
         return (len(hashes) - len(new)) * self._config.block_size
 
+    def knows_grammar(self, spec: object) -> bool:
+        return True
+
     def abort(self, request_ids: list[str]) -> None:
         with self._lock:
             for request_id in request_ids:

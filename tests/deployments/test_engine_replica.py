@@ -16,7 +16,8 @@ from app.deployments.engine_replica import LONG_PROMPT_TOKENS, EngineReplica
 from app.deployments.wire import ControlMessage, encode
 from app.engine.request import EngineRequest
 from app.engine.sampling_params import SamplingParams
-from app.errors import EngineDeadError, InvalidRequestError
+from app.engine.structured.structured_outputs import StructuredOutputs
+from app.errors import EngineDeadError, InvalidRequestError, OverloadedError
 from tests import limits
 from tests.deployments.fake_engine import REFUSED_SEED, FakeEngine
 from tests.limits import run, until
@@ -29,12 +30,18 @@ class GatedEngine(FakeEngine):
         super().__init__(*args)
         self.gate = threading.Event()
         self.threads: list[threading.Thread] = []
+        self.added: list[EngineRequest] = []
 
     def add_request(self, request: EngineRequest) -> None:
         self.threads.append(threading.current_thread())
-        if len(request.prompt_token_ids) > LONG_PROMPT_TOKENS:
+        grammar = request.sampling_params.structured_outputs
+        if len(request.prompt_token_ids) > LONG_PROMPT_TOKENS or (grammar and not self.knows_grammar(grammar)):
             assert self.gate.wait(limits.patience_s())
+        self.added.append(request)
         super().add_request(request)
+
+    def knows_grammar(self, spec: StructuredOutputs) -> bool:
+        return spec.regex == "known"
 
 
 class Replica(EngineReplica):
@@ -160,3 +167,50 @@ def test_an_abort_that_overtakes_a_long_prompt_finds_it(play: Any, how: str) -> 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(GatedEngine, "_finish", note)
         play(scene)
+
+
+def grammar_request(number: int, regex: str, tenant: str) -> EngineRequest:
+    params = SamplingParams(seed=number, max_tokens=2, structured_outputs=StructuredOutputs(regex=regex))
+    return EngineRequest(f"g{number}", [10, 11, 12], params, tenant=tenant)
+
+
+def test_known_grammars_go_first_and_tenants_take_turns_with_new_ones(play: Any) -> None:
+    """Eight grammars that were refused held one that was cached up for seven seconds."""
+
+    async def scene(replica: Replica) -> None:
+        frames = await replica.channel("c1", "i1")
+
+        def submit(number: int, regex: str, tenant: str) -> asyncio.Task[Any]:
+            asked = replica.submit("c1", number, grammar_request(number, regex, tenant), "r1")
+            return asyncio.create_task(asked)
+
+        hostile = [submit(i, f"new {i}", "hostile") for i in range(4)]
+        await until(lambda: len(replica.engine.threads) == 1)  # one is being compiled, the others wait
+        assert await submit(4, "known", "hostile") is None
+        neighbour = submit(5, "new 5", "neighbour")
+        await until(lambda: replica._grammar_work.num_waiting == 4)
+        replica.engine.gate.set()
+        assert await asyncio.gather(*hostile, neighbour) == [None] * 5
+        assert [own.sampling_params.seed for own in replica.engine.added] == [4, 0, 1, 5, 2, 3]
+        await frames.aclose()
+
+    play(scene)
+
+
+def test_grammars_that_wait_are_bounded_for_each_tenant(play: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_replica, "MAX_WAITING_GRAMMARS", 8)
+
+    async def scene(replica: Replica) -> None:
+        frames = await replica.channel("c1", "i1")
+        asked = [
+            asyncio.create_task(replica.submit("c1", i, grammar_request(i, f"new {i}", "hostile"), "r1"))
+            for i in range(6)
+        ]
+        await until(lambda: sum(task.done() for task in asked) == 3)
+        assert all(isinstance(task.result(), OverloadedError) for task in asked if task.done())
+        waiting = [task for task in asked if not task.done()]
+        replica.engine.gate.set()
+        assert await asyncio.gather(*waiting) == [None] * 3
+        await frames.aclose()
+
+    play(scene)

@@ -1,7 +1,8 @@
-"""From a request's StructuredOutputs to its Matcher: limits, trial, compilation, and the cache of grammars."""
+"""From a request's StructuredOutputs to its Matcher: limits, trial, compilation, and what is remembered of them."""
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections import OrderedDict
 
@@ -18,6 +19,8 @@ from app.engine.structured.vocabulary import VocabularySource
 from app.errors import InvalidRequestError, OverloadedError
 
 MAX_WAIT_S = 10.0  # for the grammars of others that are being compiled
+MAX_REFUSALS = 1024  # remembered, so that a grammar that is sent again costs no second trial
+MAX_CACHED_BYTES = 8 << 20  # of the cached grammars' texts; compiled they take some ten times as much
 
 
 class GrammarCompiler:
@@ -29,7 +32,9 @@ class GrammarCompiler:
         self._limits = limits
         self._cache_size = cache_size
         self._trial = GrammarTrial(source, limits)
-        self._cache: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._cache: OrderedDict[bytes, tuple[LLMatcher, int]] = OrderedDict()  # with the size of its text
+        self._num_cached_bytes = 0
+        self._refusals: OrderedDict[bytes, InvalidRequestError] = OrderedDict()
         self._cache_lock = threading.Lock()
         self._compile_lock = threading.Lock()
         self._vocabulary: LLTokenizer | None = None
@@ -40,17 +45,28 @@ class GrammarCompiler:
         Raises InvalidRequestError naming the field, OverloadedError when no trial can be had.
         """
         check_size(spec, self._limits)
-        key = _key(spec)
+        text = _text(spec)
+        key = hashlib.blake2b(text, digest_size=16).digest()
         grammar = self._cached(key)
         if grammar is None:
             if not self._compile_lock.acquire(timeout=MAX_WAIT_S):
                 raise OverloadedError("structured_outputs: too many grammars wait to be compiled; try later")
             try:
-                grammar = self._cached(key) or self._compile(key, spec)
+                grammar = self._cached(key) or self._compile(key, spec, len(text))
             finally:
                 self._compile_lock.release()
         assert self._vocabulary is not None
         return Matcher(grammar, self._vocabulary, reasoning)
+
+    def knows(self, spec: StructuredOutputs) -> bool:
+        """Whether `matcher` would answer at once, be it with a refusal."""
+        try:
+            check_size(spec, self._limits)
+            key = hashlib.blake2b(_text(spec), digest_size=16).digest()
+        except InvalidRequestError:
+            return True
+        with self._cache_lock:
+            return key in self._cache or key in self._refusals
 
     def warm(self) -> None:
         """Start the trial's process, without waiting for it."""
@@ -60,30 +76,47 @@ class GrammarCompiler:
         """End the trial's process; idempotent."""
         self._trial.close()
 
-    def _cached(self, key: str) -> LLMatcher | None:
-        """A copy of its own, at the grammar's start."""
+    def _cached(self, key: bytes) -> LLMatcher | None:
+        """A copy of its own, at the grammar's start. Raises what the grammar was refused with."""
         with self._cache_lock:
-            grammar = self._cache.get(key)
-            if grammar is None:
+            if key in self._refusals:
+                self._refusals.move_to_end(key)
+                refusal = self._refusals[key]
+                raise type(refusal)(refusal.message, param=refusal.param)
+            found = self._cache.get(key)
+            if found is None:
                 return None
             self._cache.move_to_end(key)
-            return grammar.deep_copy()
+            return found[0].deep_copy()
 
-    def _compile(self, key: str, spec: StructuredOutputs) -> LLMatcher:
-        self._trial.check(spec)
+    def _compile(self, key: bytes, spec: StructuredOutputs, num_bytes: int) -> LLMatcher:
+        try:
+            self._trial.check(spec)
+        except InvalidRequestError as error:
+            self._remember_refusal(key, error)
+            raise
         if self._vocabulary is None:
             self._vocabulary = self._source.load()
         grammar = compile_grammar(spec, self._vocabulary)
         with self._cache_lock:
-            self._cache[key] = grammar
-            while len(self._cache) > self._cache_size:
-                self._cache.popitem(last=False)
+            self._cache[key] = grammar, num_bytes
+            self._num_cached_bytes += num_bytes
+            while len(self._cache) > self._cache_size or (
+                self._num_cached_bytes > MAX_CACHED_BYTES and len(self._cache) > 1
+            ):
+                self._num_cached_bytes -= self._cache.popitem(last=False)[1][1]
             return grammar.deep_copy()
 
+    def _remember_refusal(self, key: bytes, error: InvalidRequestError) -> None:
+        with self._cache_lock:
+            self._refusals[key] = error.with_traceback(None)
+            while len(self._refusals) > MAX_REFUSALS:
+                self._refusals.popitem(last=False)
 
-def _key(spec: StructuredOutputs) -> str:
+
+def _text(spec: StructuredOutputs) -> bytes:
     try:
-        return spec.model_dump_json()
+        return spec.model_dump_json().encode()
     except PydanticSerializationError as error:
         field = f"structured_outputs.{spec.kind}"
         what = f"{field}: holds an unpaired surrogate, which is no Unicode text"

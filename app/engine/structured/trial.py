@@ -39,6 +39,7 @@ class GrammarTrial:
         self._limits = limits
         self._lock = threading.Lock()
         self._process: _Process | None = None
+        self._spare: _Process | None = None  # for when a grammar costs us the other; once one has
 
     def check(self, spec: StructuredOutputs) -> None:
         """InvalidRequestError when the grammar is wrong or too much work; OverloadedError when no trial can be had."""
@@ -49,7 +50,8 @@ class GrammarTrial:
             verdict, ended = process.ask(line, self._limits.timeout_s)
             if ended is not None:
                 process.kill()
-                self._process = self._start()  # comes up while nobody waits for it
+                # From now on a spare one is kept: it comes up while nobody waits for it.
+                self._process, self._spare = self._spare or self._start(), self._start()
         if ended is not None:
             raise InvalidRequestError(f"{field}: too complex: compiling it {ended}", param=field)
         if verdict is not None:
@@ -64,9 +66,11 @@ class GrammarTrial:
     def close(self) -> None:
         """End the process; idempotent."""
         with self._lock:
-            process, self._process = self._process, None
-            if process is not None:
-                process.kill()
+            processes = [self._process, self._spare]
+            self._process = self._spare = None
+            for process in processes:
+                if process is not None:
+                    process.kill()
 
     def _ready_process(self) -> _Process:
         for _ in range(2):  # the second for one that died since the last grammar

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from app.engine.model_info import ModelInfo
+from app.engine.structured import compiler as compiler_module
 from app.engine.structured.compiler import GrammarCompiler
 from app.engine.structured.limits import GrammarLimits
 from app.engine.structured.masks import MIN_PARALLEL, fill_masks
@@ -180,7 +181,8 @@ def test_a_grammar_that_takes_too_long_costs_a_process(compiler: GrammarCompiler
 def test_a_busy_machine_refuses_nothing(compiler: GrammarCompiler) -> None:
     """The limit of one second is of the process's own time."""
     compiler.matcher(StructuredOutputs(regex="before"))
-    (child,) = [c for c in psutil.Process(os.getpid()).children() if "trial_process" in " ".join(c.cmdline())]
+    assert compiler._trial._process is not None
+    child = psutil.Process(compiler._trial._process._child.pid)
     child.suspend()
     timer = threading.Timer(1.5, child.resume)
     timer.start()
@@ -280,3 +282,32 @@ def test_text_after_the_thought_in_its_last_token_begins_the_answer() -> None:
         assert matcher.is_complete
     finally:
         compiler.close()
+
+
+def test_a_refusal_is_remembered(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A grammar that was refused cost a trial each time it came."""
+    spec = StructuredOutputs(regex="(never closed")
+    assert not compiler.knows(spec)
+    with pytest.raises(InvalidRequestError) as first:
+        compiler.matcher(spec)
+    assert compiler.knows(spec)
+    monkeypatch.setattr(compiler._trial, "check", lambda _: pytest.fail("tried again"))
+    with pytest.raises(InvalidRequestError) as second:
+        compiler.matcher(spec)
+    assert (second.value.message, second.value.param) == (first.value.message, first.value.param)
+
+
+def test_what_is_known_needs_no_compiling(compiler: GrammarCompiler) -> None:
+    spec = StructuredOutputs(regex="known[0-9]")
+    assert not compiler.knows(spec)
+    compiler.matcher(spec)
+    assert compiler.knows(spec)
+    assert compiler.knows(StructuredOutputs(choice=["x" * (300 << 10)])), "too long: refused unread"
+
+
+def test_the_cache_is_bounded_in_bytes(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler_module, "MAX_CACHED_BYTES", 1000)
+    specs = [StructuredOutputs(choice=[f"{i}" + "x" * 400]) for i in range(3)]
+    for spec in specs:
+        compiler.matcher(spec)
+    assert [compiler.knows(spec) for spec in specs] == [False, False, True]
