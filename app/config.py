@@ -215,10 +215,12 @@ class RequestLimits(Frozen):
         description="Memory for the bodies of all requests in flight in an ingress replica; half of it for one tenant.",
     )
     max_n: int = Field(128, ge=1, description="Most choices of one request (`n`).")
+    max_choices: int = Field(1024, ge=1, description="Most choices of all prompts of one request together.")
     max_prompts: int = Field(1024, ge=1, description="Most prompts in one completions request.")
     max_prompt_chars: int = Field(8 << 20, ge=1, description="Most characters of all texts of one request together.")
     max_logprobs: int = Field(20, ge=0, description="Most logprobs a token.")
     max_stop: int = Field(16, ge=0, description="Most stop strings.")
+    max_stop_chars: int = Field(1024, ge=1, description="Longest stop string, in characters.")
     max_logit_bias: int = Field(1024, ge=0, description="Most entries of `logit_bias`, and of `stop_token_ids`.")
     max_bad_words: int = Field(128, ge=0, description="Most bad words.")
     max_bad_words_chars: int = Field(8192, ge=0, description="Most characters of all bad words together.")

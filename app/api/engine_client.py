@@ -7,6 +7,7 @@ router and the token channels, tests implement it over an engine in the same pro
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -31,9 +32,18 @@ class ServedModel:
     max_kv_tokens: int | None = None  # tokens that the whole KV cache of one replica holds; None while unknown
     aliases: tuple[str, ...] = ()
     created: int = 0  # seconds since the epoch
+    max_num_seqs: int | None = None  # requests that all replicas together run at a time; None where unknown
     pooling: PoolingInfo | None = None  # of a model that gives vectors; None: it generates
     tool_parser: str = "auto"  # as ModelConfig has them
     reasoning_parser: str = "auto"
+
+    @property
+    def max_running(self) -> int:
+        """Requests of one HTTP request that may be in the engines at a time: they leave a quarter of the rows to
+        others, who so need not wait for all of them."""
+        if self.max_num_seqs is None:
+            return sys.maxsize
+        return max(1, self.max_num_seqs - max(1, self.max_num_seqs // 4))
 
 
 @dataclass(slots=True)

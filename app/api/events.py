@@ -1,6 +1,7 @@
 """The choices of one HTTP request as one stream of events, whatever the dialect.
 
-Each choice is pulled from the engine by a task of its own; whoever writes takes everything that is ready at once.
+Each choice is pulled from the engine by a task of its own, as many at a time as leave room to others; whoever writes
+takes everything that is ready at once.
 Leaving the stream early closes the engine's iterators, which aborts what still runs. A writer that does not keep up
 stops the pulling, so that a slow client holds only its own request (I9).
 """
@@ -70,6 +71,7 @@ class EventStream:
         self._num_open = len(self.choices)
         self._wake = asyncio.Event()
         self._room = asyncio.Event()
+        self._turns = asyncio.Semaphore(client.models[model].max_running)
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
@@ -101,6 +103,10 @@ class EventStream:
         return batch
 
     async def _pull(self, choice: Choice) -> None:
+        async with self._turns:
+            await self._pull_now(choice)
+
+    async def _pull_now(self, choice: Choice) -> None:
         # The first choice's route is the response's; each has its own, for its own end.
         route = self.route if choice.index == 0 else self._new_route(choice)
         outputs = self._client.generate(self._model, choice.request, route)

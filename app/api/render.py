@@ -177,6 +177,7 @@ def engine_requests(
                     root,
                     reasoning=reasoning,
                     thinking_budget=thinking,
+                    tenant=tenant,
                 )
             )
     return requests
@@ -221,6 +222,10 @@ def check_limits(params: SamplingParams, limits: RequestLimits, names: Mapping[s
     if len(params.stop) > limits.max_stop:
         field = names.get("stop", "stop")
         raise InvalidRequestError(f"{len(params.stop)} stop strings; at most {limits.max_stop}", param=field)
+    longest = max(map(len, params.stop), default=0)
+    if longest > limits.max_stop_chars:
+        what = f"a stop string of {longest} characters; at most {limits.max_stop_chars}"
+        raise InvalidRequestError(what, param=names.get("stop", "stop"))
     counts = {"bad_words": limits.max_bad_words} | dict.fromkeys(_TOKEN_ID_FIELDS, limits.max_logit_bias)
     for name, most in counts.items():
         number = len(getattr(params, name) or ())
@@ -239,7 +244,7 @@ def check_limits(params: SamplingParams, limits: RequestLimits, names: Mapping[s
 
 def check_number(num_prompts: int, n: int, limits: RequestLimits, names: Mapping[str, str]) -> None:
     """Each choice is a request of its own to the engine: more than may be in flight here could never be served."""
-    most, field = limits.max_waiting_requests, names.get("n", "n")
+    most, field = min(limits.max_choices, limits.max_waiting_requests), names.get("n", "n")
     if num_prompts * n > most:
         raise InvalidRequestError(
             f"{num_prompts} prompts with {field}={n} are {num_prompts * n} choices; at most {most} in one request",

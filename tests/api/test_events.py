@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import socket
 import threading
@@ -26,7 +27,8 @@ def open_socket(port: int, body: dict[str, Any]) -> socket.socket:
     """POST without a client library, to be able to vanish."""
     raw = json.dumps(body).encode()
     connection = socket.create_connection(("127.0.0.1", port))
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(raw)}\r\n\r\n"
+    head = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n"
+    head += f"content-type: application/json\r\ncontent-length: {len(raw)}\r\n\r\n"
     connection.sendall(head.encode() + raw)
     return connection
 
@@ -184,3 +186,41 @@ def test_the_choices_of_a_prompt_share_a_place(client: Any) -> None:
     assert [len(shared) for shared in places.values()] == [3, 3]
     assert [len({id(place) for place in shared}) for shared in places.values()] == [1, 1]
     assert places[50][0] is not places[51][0]
+
+
+class CountingClient:
+    """Adds up to how many requests another client runs at a time."""
+
+    def __init__(self, client: Any) -> None:
+        self.models = client.models
+        self.peak = 0
+        self._client = client
+
+    async def generate(self, *args: Any) -> Any:
+        async for output in self._client.generate(*args):
+            self.peak = max(self.peak, self._client.num_running)
+            yield output
+
+
+def test_a_body_of_many_choices_leaves_rows_to_others(served_model: Any, make_client: Any, serve: Any) -> None:
+    """A neighbour's one token waited for all of 4,096 choices."""
+    client = make_client(dataclasses.replace(served_model, max_num_seqs=4))
+    counting = CountingClient(client)
+    client.script = lambda request: [50] * 5
+    client.delay_s = 0.001
+    url = serve(counting).url
+    answer = httpx.post(f"{url}/v1/chat/completions", json={**BODY, "n": 8}, timeout=120).json()
+    assert [choice["index"] for choice in answer["choices"]] == list(range(8))
+    assert counting.peak == 3
+
+
+def test_choices_that_wait_for_their_turn_are_never_begun_for_a_client_that_left(
+    served_model: Any, make_client: Any, serve: Any, wait_for: Any
+) -> None:
+    client = make_client(dataclasses.replace(served_model, max_num_seqs=2))
+    client.delay_s = 30.0
+    connection = open_socket(serve(client).port, {**BODY, "n": 6})
+    wait_for(lambda: client.num_running == 1)
+    connection.close()
+    wait_for(lambda: client.num_running == 0)
+    assert len(client.requests) == 1

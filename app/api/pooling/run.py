@@ -161,8 +161,9 @@ def _check(prompt: PoolingPrompt, model: ServedModel, field: str) -> None:
 async def _gather(
     client: EngineClient, request: Request, model: ServedModel, requests: list[EngineRequest]
 ) -> list[PooledResult]:
-    """Run all at once; the first failure ends the others."""
-    tasks = [asyncio.create_task(_run(client, model, own)) for own in requests]
+    """Run all, as many at a time as leave room to others; the first failure ends what is left."""
+    turns = asyncio.Semaphore(model.max_running)
+    tasks = [asyncio.create_task(_run(client, model, own, turns)) for own in requests]
     watcher = asyncio.create_task(_watch_client(request))
     try:
         pending: set[asyncio.Task[Any]] = {*tasks, watcher}
@@ -177,7 +178,14 @@ async def _gather(
         await asyncio.gather(*tasks, watcher, return_exceptions=True)
 
 
-async def _run(client: EngineClient, model: ServedModel, request: EngineRequest) -> PooledResult:
+async def _run(
+    client: EngineClient, model: ServedModel, request: EngineRequest, turns: asyncio.Semaphore
+) -> PooledResult:
+    async with turns:
+        return await _run_now(client, model, request)
+
+
+async def _run_now(client: EngineClient, model: ServedModel, request: EngineRequest) -> PooledResult:
     outputs = client.generate(model.name, request, RouteInfo())
     try:
         async for output in outputs:
