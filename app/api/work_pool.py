@@ -29,6 +29,7 @@ T = TypeVar("T")
 # What work costs, in seconds of one core of no particular make; only the order of magnitude matters.
 TOKENISE_S_PER_CHAR = 5e-7  # templates cost less
 DECODE_S_PER_TOKEN = 5e-7
+ECHO_S_PER_TOKEN = 1e-6
 PARSE_S_PER_BYTE = 1e-8
 WRITE_S_PER_LOGPROB = 2e-6
 

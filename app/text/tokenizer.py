@@ -190,7 +190,12 @@ class Tokenizer:
 
     def token_text(self, token_id: int) -> str:
         """Text of one token for logprobs: with its leading space, U+FFFD for a part of a character."""
-        return self.token_bytes(token_id).decode("utf-8", "replace")
+        return self.shown_table[token_id] if 0 <= token_id < len(self.shown_table) else ""
+
+    @cached_property
+    def shown_table(self) -> list[str]:
+        """id -> `token_text`."""
+        return [token.decode("utf-8", "replace") for token in self.byte_table]
 
     def token_bytes(self, token_id: int) -> bytes:
         """Bytes of one token; empty for an id out of range."""

@@ -6,20 +6,22 @@ from dataclasses import asdict
 from typing import Any
 
 from fastapi import APIRouter, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from app.api.body import describe_body, read_body
 from app.api.engine_client import EngineClient, ServedModel
 from app.api.events import Collected, EventStream, collect
+from app.api.json_response import json_response
 from app.api.openai.chunks import ChatChunks, StreamWishes, call_fields, chat_finish_reason, reasoning_fields
 from app.api.openai.conversation import Conversation, open_conversation
 from app.api.openai.generation import response_headers
 from app.api.openai.head import ResponseHead, usage
-from app.api.openai.logprobs import chat_logprobs, prompt_logprobs, token_names
+from app.api.openai.logprobs import chat_logprobs, prompt_logprobs, token_names, writing_cost_s
 from app.api.openai.protocol import ChatRequest
 from app.api.parsers.base import ParsedAnswer
 from app.api.render import find_model
 from app.api.sse import EventStreamResponse
+from app.api.work_pool import work_of
 from app.config import RequestLimits
 from app.engine.outputs import CompletionOutput
 
@@ -47,11 +49,18 @@ def chat_routes(client: EngineClient, limits: RequestLimits) -> APIRouter:
             )
             return EventStreamResponse(stream, ChatChunks(conversation, wishes, body.calls_finish_reason()))
         collected = await collect(stream)
-        choices = [_choice(entry, conversation, body) for entry in collected]
-        answer = head.fields("chat.completion") | {"choices": choices, "usage": usage(stream.choices)}
-        return JSONResponse(answer | _prompt_fields(stream, collected, body, model), headers=response_headers(stream))
+        work, cost_s = work_of(request), writing_cost_s(collected)
+        return await work.run(cost_s, _answer, head, conversation, body, collected)
 
     return router
+
+
+def _answer(head: ResponseHead, conversation: Conversation, body: ChatRequest, collected: list[Collected]) -> Response:
+    stream = conversation.stream
+    choices = [_choice(entry, conversation, body) for entry in collected]
+    answer = head.fields("chat.completion") | {"choices": choices, "usage": usage(stream.choices)}
+    answer |= _prompt_fields(stream, collected, body, conversation.model)
+    return json_response(answer, response_headers(stream))
 
 
 def _choice(entry: Collected, conversation: Conversation, body: ChatRequest) -> dict[str, Any]:

@@ -5,21 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import APIRouter, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from app.api.body import describe_body, read_body
 from app.api.engine_client import EngineClient, ServedModel
 from app.api.events import Collected, collect
+from app.api.json_response import json_response
 from app.api.openai.chunks import CompletionChunks, StreamWishes
 from app.api.openai.echo import Echo
 from app.api.openai.generation import open_stream, response_headers
 from app.api.openai.head import ResponseHead, usage
-from app.api.openai.logprobs import TokenNames, completion_logprobs, prompt_logprobs, token_names
+from app.api.openai.logprobs import TokenNames, completion_logprobs, prompt_logprobs, token_names, writing_cost_s
 from app.api.openai.protocol import CompletionRequest
 from app.api.openai.ranking import best_choices
 from app.api.render import Prompt, check_total_chars, encode, find_model, prompt_room, truncate
 from app.api.sse import EventStreamResponse
-from app.api.work_pool import RequestWork, work_of
+from app.api.work_pool import ECHO_S_PER_TOKEN, RequestWork, work_of
 from app.config import RequestLimits
 from app.errors import InvalidRequestError
 
@@ -33,10 +34,12 @@ def completion_routes(client: EngineClient, limits: RequestLimits) -> APIRouter:
         """Continue each prompt; `stream` makes it server-sent events."""
         body = await read_body(request, CompletionRequest)
         model = find_model(client, body.model)
-        prompts = await _prompts(work_of(request), body, model, limits)
+        work = work_of(request)
+        prompts = await _prompts(work, body, model, limits)
         head = ResponseHead.of("cmpl", model, body.model)
         stream = open_stream(client, limits, request, body, model, prompts, head, body.sampling_fields())
-        echoes = _echoes(body, prompts, model)
+        num_echoed = sum(len(prompt.token_ids) for prompt in prompts) if body.echo else 0
+        echoes = await work.run(ECHO_S_PER_TOKEN * num_echoed, _echoes, body, prompts, model)
         hides_output = body.max_tokens == 0
         if body.stream:
             has_logprobs = body.logprobs is not None
@@ -51,10 +54,14 @@ def completion_routes(client: EngineClient, limits: RequestLimits) -> APIRouter:
             return EventStreamResponse(stream, form)
         collected = await collect(stream)
         shown = best_choices(collected, body.n) if body.must_rank else collected
-        choices = [_choice(entry, echoes, body, model) for entry in shown]
-        answer = head.fields("text_completion") | {"choices": choices, "usage": usage(stream.choices, not hides_output)}
-        answer["kv_transfer_params"] = None
-        return JSONResponse(answer, headers=response_headers(stream))
+
+        def answer() -> Response:
+            fields = head.fields("text_completion")
+            fields["choices"] = [_choice(entry, echoes, body, model) for entry in shown]
+            fields |= {"usage": usage(stream.choices, not hides_output), "kv_transfer_params": None}
+            return json_response(fields, response_headers(stream))
+
+        return await work.run(writing_cost_s(shown), answer)
 
     return router
 

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
+from app.api.events import Collected
+from app.api.work_pool import WRITE_S_PER_LOGPROB
 from app.engine.step import TokenLogprobs
 from app.text.tokenizer import Tokenizer
 
 _FLOOR = -9999.0  # JSON has no infinity
+
+
+def writing_cost_s(collected: Iterable[Collected]) -> float:
+    """Estimate of the time that writing the logprobs of an answer takes, for a WorkPool."""
+    number = 0
+    for one in collected:
+        for entries in (one.output.logprobs or (), one.prompt_logprobs or ()):
+            number += len(entries) * max(
+                (len(entry.token_ids) for entry in entries[:2] if entry is not None), default=0
+            )
+    return WRITE_S_PER_LOGPROB * number
 
 
 class TokenNames(Protocol):

@@ -8,9 +8,9 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 from starlette.responses import Response
 
+from app.api.json_response import json_response
 from app.api.pooling.protocol import EncodingFormat
 from app.engine.outputs import PooledResult
 from app.text.pooling_prompt import PoolingPrompt
@@ -36,8 +36,3 @@ def listed(answer_id: str, model: str, data: list[dict[str, Any]], prompts: Sequ
     """The list that most of the endpoints answer with."""
     head = {"id": answer_id, "object": "list", "created": int(time.time()), "model": model}
     return json_response(head | {"data": data, "usage": usage(prompts)})
-
-
-def json_response(body: dict[str, Any]) -> Response:
-    """Many numbers are written a lot faster by msgspec than by the standard library."""
-    return Response(msgspec.json.encode(body), media_type="application/json")

@@ -9,7 +9,8 @@ from starlette.responses import Response
 
 from app.api.body import describe_body, read_body
 from app.api.engine_client import EngineClient, ServedModel
-from app.api.pooling.answer import json_response, listed, new_id, usage
+from app.api.json_response import json_response
+from app.api.pooling.answer import listed, new_id, usage
 from app.api.pooling.protocol import PoolingBody, RerankRequest, ScoreRequest
 from app.api.pooling.run import pool, pooled_room, pooling_of, tokenise
 from app.api.render import check_total_chars, find_model
