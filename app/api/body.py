@@ -43,6 +43,7 @@ async def read_body(request: Request, model: type[BodyT]) -> BodyT:
             raw += chunk
     except ClientDisconnect as error:
         raise ClientDisconnected from error
+    request.state.num_body_bytes = len(raw)  # an estimate of what else is done with it; the bytes are not kept
     max_depth = getattr(request.app.state, "max_json_depth", MAX_DEPTH)
     return await work_of(request).run(PARSE_S_PER_BYTE * len(raw), _parse, raw, model, max_depth)
 

@@ -52,7 +52,7 @@ def response_routes(
     async def create_response(request: Request) -> Response:
         """Answer a conversation; `stream` makes it server-sent events, `background` goes on without the client."""
         body = await read_body(request, ResponsesRequest)
-        tenant, num_bytes = request.state.tenant, len(await request.body())
+        tenant, num_bytes = request.state.tenant, request.state.num_body_bytes
         if body.background:
             background.check_room(tenant)
             request = Request(request.scope, _stay)
