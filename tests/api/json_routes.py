@@ -53,6 +53,7 @@ TEXT_BODIES: dict[str, list[Callable[[str], Body]]] = {
         lambda text: {"messages": _chat(text)},
         lambda text: {"messages": _parts(text), "stream": True},
     ],
+    "/v1/chat/completions/batch": [lambda text: {"messages": [_chat(text)]}],
     "/v1/completions": [
         lambda text: {"prompt": text},
         lambda text: {"prompt": _lines(text), "stream": True},
@@ -78,7 +79,7 @@ TEXT_BODIES: dict[str, list[Callable[[str], Body]]] = {
     "/v1/rerank": _DOCUMENTS,
     "/v2/rerank": _DOCUMENTS,
 }
-WITHOUT_TEXT = {"/detokenize", "/inference/v1/generate"}
+WITHOUT_TEXT = {"/detokenize", "/inference/v1/generate", "/v1/batches"}
 POOLED = {"/v1/embeddings": "embed", "/pooling": "embed", "/classify": "classify"}
 POOLED |= dict.fromkeys(("/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"), "embed")
 
