@@ -10,6 +10,7 @@ import openai
 import pytest
 
 from app.errors import EngineDeadError, MantaError, OverloadedError, PromptTooLongError
+from tests import limits
 from tests.api.json_routes import TEXT_BODIES, WITHOUT_TEXT
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -178,7 +179,7 @@ NOT_JSON = [
 
 @pytest.mark.parametrize("path", sorted(TEXT_BODIES.keys() | WITHOUT_TEXT))
 def test_a_body_that_does_not_say_it_is_json_is_refused(server: Any, path: str) -> None:
-    with httpx.Client(base_url=server.url, timeout=120) as http:
+    with httpx.Client(base_url=server.url, timeout=limits.patience_s()) as http:
         answers = [http.post(path, content=b"{}", headers={"content-type": kind}) for kind in NOT_JSON]
         answers.append(http.post(path, content=b"{}"))
     for answer in answers:

@@ -209,7 +209,7 @@ def test_a_body_of_many_choices_leaves_rows_to_others(served_model: Any, make_cl
     client.script = lambda request: [50] * 5
     client.delay_s = 0.001
     url = serve(counting).url
-    answer = httpx.post(f"{url}/v1/chat/completions", json={**BODY, "n": 8}, timeout=120).json()
+    answer = httpx.post(f"{url}/v1/chat/completions", json={**BODY, "n": 8}, timeout=limits.patience_s()).json()
     assert [choice["index"] for choice in answer["choices"]] == list(range(8))
     assert counting.peak == 3
 

@@ -53,7 +53,7 @@ def tokenised(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def post(app: Any, path: str, body: Any) -> httpx.Response:
     async def send() -> httpx.Response:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test", timeout=60) as http:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
             return await http.post(path, content=json.dumps(body).encode(), headers=JSON)
 
     return asyncio.run(send())
