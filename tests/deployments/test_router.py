@@ -6,11 +6,8 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI
-from starlette.requests import Request
 
 from app.api.debug import debug_routes
-from app.api.errors import install_error_handlers
 from app.config import RouterConfig
 from app.deployments import router as router_module
 from app.deployments.router import Router
@@ -105,21 +102,16 @@ class Client:
 
 def test_debug_route_over_http(monkeypatch: pytest.MonkeyPatch) -> None:
     """A prompt cached for one salt is not cached for another; bad bodies are named."""
-    from app.config import ModelConfig
+    from app.api.app import create_app
+    from app.config import ModelConfig, RequestLimits
     from app.deployments.served_models import load_served_model
 
     async def main() -> None:
         router, cluster = await make(monkeypatch, "ab")
         served = load_served_model(ModelConfig.model_validate({"name": "m", "engine": {"model": "tiny-chat"}}))
-        app = FastAPI()
-        install_error_handlers(app)
-
-        @app.middleware("http")
-        async def tenant(request: Request, call_next: Any) -> Any:
-            request.state.tenant = ""
-            return await call_next(request)
-
-        app.include_router(debug_routes(Client(served, router)))  # type: ignore[arg-type]
+        client: Any = Client(served, router)
+        app = create_app(client, RequestLimits())
+        app.include_router(debug_routes(client, RequestLimits()))
         text = "a prompt that is long enough for a few blocks, " * 6
         token_ids = served.tokenizer.encode(text)
         blocks = hash_blocks(KEY, root_hash(KEY, model="weights"), token_ids, BLOCK_SIZE)
