@@ -265,6 +265,7 @@ def _check_token_ids(params: SamplingParams, model: ServedModel) -> None:
         "logit_bias": params.logit_bias or (),
         "allowed_token_ids": params.allowed_token_ids or (),
         "stop_token_ids": params.stop_token_ids,
+        "logprob_token_ids": params.logprob_token_ids or (),
     }
     for name, token_ids in fields.items():
         for token_id in (min(token_ids), max(token_ids)) if token_ids else ():

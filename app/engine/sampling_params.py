@@ -20,6 +20,7 @@ MAX_TEMPERATURE = 1e4  # at which any vocabulary is drawn from evenly
 MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 1e-4, 1e4
 MAX_LOGIT_BIAS = 100.0
 MAX_TOKEN_IDS = 1 << 20  # in a list; more than any vocabulary holds
+MAX_LOGPROB_TOKEN_IDS = 128  # as at vLLM
 
 
 class SamplingParams(Params):
@@ -57,6 +58,13 @@ class SamplingParams(Params):
     skip_special_tokens: bool = Field(True, description="Leave special tokens out of the text.")
     logprobs: int | None = Field(None, ge=-1, description="Most likely tokens to report a position; -1 is all.")
     prompt_logprobs: int | None = Field(None, ge=-1, description="The same for the prompt's tokens.")
+    logprob_token_ids: tuple[int, ...] | None = Field(
+        None,
+        min_length=1,
+        max_length=MAX_LOGPROB_TOKEN_IDS,
+        description="Report these token ids at every position, in this order, instead of the most likely ones; needs "
+        "logprobs.",
+    )
     thinking_token_budget: int | None = Field(
         None,
         ge=-1,
@@ -90,6 +98,17 @@ class SamplingParams(Params):
         if value is not None and not value:
             raise ValueError("must name at least one token id")
         return value if value is None else tuple(dict.fromkeys(value))
+
+    @field_validator("logprob_token_ids")
+    @classmethod
+    def _only_with_logprobs(cls, value: tuple[int, ...] | None, info: ValidationInfo) -> tuple[int, ...] | None:
+        """`logprobs` is declared, hence known, before it; in some dialects it is a flag."""
+        if value is None:
+            return None
+        asked = info.data.get("logprobs")
+        if asked is None or asked is False:
+            raise ValueError("is only allowed with logprobs")
+        return tuple(dict.fromkeys(value))
 
     @field_validator("logit_bias")
     @classmethod

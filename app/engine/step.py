@@ -97,10 +97,11 @@ class SchedulerOutput:
 
 @dataclass(slots=True)
 class TokenLogprobs:
-    """Log-probabilities at one position: of the chosen token first, then of the most likely ones.
+    """Log-probabilities at one position: of the chosen token first, then of the most likely ones, or of those that
+    `logprob_token_ids` names.
 
-    Raw: log-softmax of the model's logits before penalties and temperature. `ranks[0]` is the chosen token's rank
-    (1 = most likely); the others are 1, 2, ....
+    Raw: log-softmax of the model's logits before penalties and temperature. `ranks` are the tokens' ranks, 1 = most
+    likely.
     """
 
     token_ids: list[int]  # [1 + k]

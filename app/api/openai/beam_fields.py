@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from app.api.openai.protocol import GenerationBody
 
 ONLY_WITH_BEAMS = ("length_penalty", "early_stopping")
-# They sample, or change the logits: a search ranks by the model's own logprobs.
+# They sample, or change the logits: a search ranks by the model's own logprobs. It reports those it ranks by.
 NOT_WITH_BEAMS = (
     "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias",
     "allowed_token_ids", "bad_words", "stop", "structured_outputs",
-    "thinking_token_budget", "repetition_detection",
+    "thinking_token_budget", "repetition_detection", "logprob_token_ids",
 )  # fmt: skip
 
 

@@ -44,7 +44,6 @@ REFUSED_EVERYWHERE = {
     "guided_whitespace_pattern": "removed; use structured_outputs.whitespace_pattern",
     "kv_transfer_params": "KV transfer is not supported yet",
     "ec_transfer_params": "there is no encoder cache to transfer",
-    "logprob_token_ids": "not supported; logprobs gives the likeliest tokens",
     "media_io_kwargs": "the model reads text only",
     "mm_processor_kwargs": "the model reads text only",
     "return_prompt_text": "not supported; see echo and return_token_ids",

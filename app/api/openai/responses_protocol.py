@@ -18,7 +18,9 @@ from app.errors import InvalidRequestError, UnsupportedError
 REFUSED: Mapping[str, str] = {
     **REFUSED_EVERYWHERE,
     **dict.fromkeys(("use_beam_search", "length_penalty", "early_stopping"), "see /v1/chat/completions"),
-    **dict.fromkeys(("return_token_ids", "return_tokens_as_token_ids"), "see /v1/chat/completions"),
+    **dict.fromkeys(
+        ("logprob_token_ids", "return_token_ids", "return_tokens_as_token_ids"), "see /v1/chat/completions"
+    ),
     "context_management": "context is not edited by the server",
     "conversation": "there are no stored conversations; use previous_response_id",
     "logprobs": 'give include: ["message.output_text.logprobs"], and top_logprobs',

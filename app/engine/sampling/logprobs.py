@@ -11,16 +11,19 @@ from app.engine.step import TokenLogprobs
 
 @dataclass(slots=True, frozen=True)
 class LogprobTensors:
-    """For n positions: the chosen token first, then the k likeliest."""
+    """For n positions: the chosen token first, then the k reported ones: the likeliest, or those that were named."""
 
     token_ids: torch.Tensor  # int64 [n, 1 + k]
     logprobs: torch.Tensor  # fp32 [n, 1 + k]
-    ranks: torch.Tensor  # int64 [n], of the chosen token, 1 = likeliest
+    ranks: torch.Tensor  # int64 [n, 1], of the chosen token, 1 = likeliest; [n, 1 + k] where a position names tokens
 
     def tolist(self, counts: list[int]) -> list[TokenLogprobs]:
-        """One entry for each position with its `counts[i]` likeliest tokens (tensors must be on the host)."""
+        """One entry for each position with the first `counts[i]` reported tokens (tensors must be on the host)."""
         rows = zip(counts, self.token_ids.tolist(), self.logprobs.tolist(), self.ranks.tolist(), strict=True)
-        return [TokenLogprobs(ids[: k + 1], values[: k + 1], [rank, *range(1, k + 1)]) for k, ids, values, rank in rows]
+        return [
+            TokenLogprobs(ids[: k + 1], values[: k + 1], [*ranks[: k + 1], *range(len(ranks), k + 1)])
+            for k, ids, values, ranks in rows
+        ]
 
 
 @dataclass(slots=True, frozen=True)
@@ -28,22 +31,35 @@ class RawLogprobs:
     """Log-softmax of the model's own logits, kept until the tokens are chosen."""
 
     values: torch.Tensor  # fp32 [n, V]
-    top_values: torch.Tensor  # fp32 [n, k]
-    top_ids: torch.Tensor  # int64 [n, k]
+    reported: torch.Tensor  # fp32 [n, k]
+    reported_ids: torch.Tensor  # int64 [n, k]
+    reported_ranks: torch.Tensor  # int64 [n, k]; [n, 0]: 1 to k
 
     @classmethod
-    def of(cls, logits: torch.Tensor, k: int) -> RawLogprobs:
-        """fp32 logits [n, V], which may be overwritten afterwards."""
+    def of(cls, logits: torch.Tensor, k: int, named: torch.Tensor | None = None) -> RawLogprobs:
+        """fp32 logits [n, V], which may be overwritten afterwards. `named` int64 [n, k] holds token ids to report
+        instead of the likeliest ones; -1 leaves those."""
         values = torch.log_softmax(logits, dim=-1)
-        top_values, top_ids = values.topk(k, dim=-1)
-        return cls(values, top_values, top_ids)
+        top, ids = values.topk(k, dim=-1)
+        if named is None:
+            return cls(values, top, ids, ids[:, :0])
+        ids = torch.where(named >= 0, named, ids)
+        reported = values.gather(1, ids)
+        # One sort finds the rank of every token that is named: V minus how many are at most as likely, plus 1.
+        ranks = values.shape[1] + 1 - torch.searchsorted(values.sort(dim=-1).values, reported, right=True)
+        likeliest = torch.arange(1, k + 1, device=ids.device)
+        return cls(values, reported, ids, torch.where(named >= 0, ranks, likeliest))
 
     def of_chosen(self, token_ids: torch.Tensor) -> LogprobTensors:
         """With the chosen tokens int64 [n]."""
         ids = token_ids.unsqueeze(1)
         chosen = self.values.gather(1, ids)
-        ranks = (self.values > chosen).sum(dim=1) + 1
-        return LogprobTensors(torch.cat((ids, self.top_ids), dim=1), torch.cat((chosen, self.top_values), dim=1), ranks)
+        rank = (self.values > chosen).sum(dim=1, keepdim=True) + 1
+        return LogprobTensors(
+            torch.cat((ids, self.reported_ids), dim=1),
+            torch.cat((chosen, self.reported), dim=1),
+            torch.cat((rank, self.reported_ranks), dim=1),
+        )
 
 
 def num_logprobs(asked: int | None, vocab_size: int) -> int | None:

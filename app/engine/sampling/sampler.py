@@ -92,7 +92,8 @@ class Sampler(RowFeature):
         if not batch.logprob_indices:
             return None
         indices = batch.device_logprob_indices
-        return RawLogprobs.of(logits if indices is None else logits[indices], max(batch.logprob_counts))
+        of_rows = logits if indices is None else logits[indices]
+        return RawLogprobs.of(of_rows, max(batch.logprob_counts), batch.logprob_token_ids)
 
     def _choose(self, logits: torch.Tensor, random: RandomRows | None, step: SamplingStep) -> torch.Tensor:
         if random is None:

@@ -60,6 +60,7 @@ class SamplingBatch:
     logprob_indices: list[int]  # logits rows that want logprobs
     device_logprob_indices: torch.Tensor | None  # int64; None when it is all rows, or none
     logprob_counts: list[int]  # how many, for each of them
+    logprob_token_ids: torch.Tensor | None  # int64 [n, most of these], -1 where none is named; None: no row names any
 
 
 class SamplingRows:
@@ -69,6 +70,7 @@ class SamplingRows:
         self._floats = np.zeros((3, max_num_seqs), dtype=np.float32)
         self._ints = np.zeros((3, max_num_seqs), dtype=np.int64)
         self._logprobs = np.full(max_num_seqs, NO_LOGPROBS, dtype=np.int64)
+        self._logprob_token_ids: dict[int, tuple[int, ...]] = {}  # of the rows that name some
         self._vocab_size = vocab_size
         self._device = device
 
@@ -80,7 +82,11 @@ class SamplingRows:
         self._floats[:, row] = (0.0 if greedy else params.temperature, max(params.top_p, MIN_TOP_P), params.min_p)
         top_k = params.top_k if 0 < params.top_k < self._vocab_size else 0
         self._ints[:, row] = (params.seed, request.choice_index, top_k)
+        self._logprob_token_ids.pop(row, None)
         count = num_logprobs(params.logprobs, self._vocab_size)
+        if params.logprob_token_ids is not None:
+            self._logprob_token_ids[row] = params.logprob_token_ids
+            count = len(params.logprob_token_ids)
         self._logprobs[row] = NO_LOGPROBS if count is None else count
 
     def host(self, rows: NDArray[np.int64]) -> HostParameters | None:
@@ -104,7 +110,18 @@ class SamplingRows:
             logprob_indices=asking.tolist(),
             device_logprob_indices=self._to_device(asking) if some else None,
             logprob_counts=counts[asking].tolist(),
+            logprob_token_ids=self._named_tokens(rows[asking], counts[asking]),
         )
+
+    def _named_tokens(self, rows: NDArray[np.int64], counts: NDArray[np.int64]) -> torch.Tensor | None:
+        """`SamplingBatch.logprob_token_ids` of the rows that want logprobs."""
+        if self._logprob_token_ids.keys().isdisjoint(rows.tolist()):
+            return None
+        named = np.full((len(rows), counts.max()), -1, dtype=np.int64)
+        for i, row in enumerate(rows.tolist()):
+            token_ids = self._logprob_token_ids.get(row, ())
+            named[i, : len(token_ids)] = token_ids
+        return self._to_device(named)
 
     def _random_rows(self, rows: NDArray[np.int64]) -> RandomRows | None:
         indices = np.flatnonzero(self._floats[TEMPERATURE, rows] > 0.0)

@@ -129,6 +129,7 @@ class Admission:
         self._check_ids(params.stop_token_ids, "stop_token_ids")
         self._check_ids(params.allowed_token_ids or (), "allowed_token_ids")
         self._check_ids(params.logit_bias or (), "logit_bias")
+        self._check_ids(params.logprob_token_ids or (), "logprob_token_ids")
         for field in ("logprobs", "prompt_logprobs"):
             wanted = getattr(params, field)
             if wanted is not None and wanted > self._vocab_size:

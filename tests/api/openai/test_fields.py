@@ -57,6 +57,23 @@ def test_what_changes_the_tokens(sdk: openai.OpenAI, engine: EngineInThisProcess
     assert ids(complete(sdk, prompt=complete(sdk).choices[0].prompt_token_ids, ignore_eos=True)) == plain
 
 
+def test_logprobs_of_named_tokens(sdk: openai.OpenAI, engine: EngineInThisProcess) -> None:
+    """The values are those that the whole of the likeliest would show."""
+    named, name = [9, 300, 5], "token_id:{}".format
+    told: dict[str, Any] = {"return_tokens_as_token_ids": True, "logprobs": 0}
+    found = complete(sdk, **told, logprob_token_ids=named).choices[0].logprobs
+    assert [list(top) for top in found.top_logprobs] == [
+        list(dict.fromkeys([*map(name, named), token])) for token in found.tokens
+    ]
+    forced = complete(sdk, **told, allowed_token_ids=[300]).choices[0].logprobs  # the values are of the model's own
+    assert found.top_logprobs[0][name(300)] == pytest.approx(forced.token_logprobs[0], abs=1e-4)
+    body: Any = {"model": "tiny-chat", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
+    extra = {"logprob_token_ids": named, "return_tokens_as_token_ids": True}
+    chat = sdk.chat.completions.create(**body, temperature=0, logprobs=True, extra_body=extra)
+    for entry in chat.choices[0].logprobs.content:
+        assert [top.token for top in entry.top_logprobs] == list(map(name, named))
+
+
 def test_truncation(sdk: openai.OpenAI, engine: EngineInThisProcess) -> None:
     whole = engine.models["tiny-chat"].tokenizer.encode(PROMPT)
     assert complete(sdk, truncate_prompt_tokens=4).choices[0].prompt_token_ids == whole[-4:]
@@ -140,7 +157,7 @@ def test_what_goes_with_the_request(
         *(
             ({name: value}, name)
             for name, value in {
-                "suffix": "x", "logprob_token_ids": [1], "vllm_xargs": {}, "watermarking": {},
+                "suffix": "x", "vllm_xargs": {}, "watermarking": {},
                 "mm_processor_kwargs": {}, "media_io_kwargs": {}, "guided_json": {},
                 "return_prompt_text": True, "return_token_offsets": True, "ec_transfer_params": {},
                 "kv_transfer_params": {}, "prompt_embeds": "x",

@@ -126,6 +126,23 @@ def test_batch_of_32() -> None:
     assert [run.tokens for run in runs] == [hf_greedy(reference, prompt, 6) for prompt in asked]
 
 
+def test_logprobs_of_named_tokens() -> None:
+    """At each position of an answer, beside a request that asks for the likeliest."""
+    directory = tiny_model("qwen3", **SHAPES["gqa7-128"])
+    prompt, other = prompts(2, (17, 9))
+    named = (330, 3, 77, 12)
+    asked = [Run(prompt, greedy(6, logprobs=0, logprob_token_ids=named)), Run(other, greedy(6, logprobs=2))]
+    runs = Driver(str(directory)).run(asked)
+    with torch.inference_mode():
+        logits = hf_model(directory)(torch.tensor([prompt + runs[0].tokens])).logits[0, len(prompt) - 1 : -1]
+    exact = torch.log_softmax(logits.float(), dim=-1)
+    for token, line, entry in zip(runs[0].tokens, exact, runs[0].logprobs, strict=True):
+        assert entry.token_ids == [token, *named]
+        assert entry.logprobs == pytest.approx(line[entry.token_ids].tolist(), abs=1e-4)
+        assert entry.ranks == [int((line > line[i]).sum()) + 1 for i in entry.token_ids]
+    assert all(entry.ranks == [1, 1, 2] for entry in runs[1].logprobs)
+
+
 def test_bfloat16_checkpoint_computed_in_float32() -> None:
     directory = tiny_model("llama", dtype="bfloat16")
     reference = hf_model(directory)

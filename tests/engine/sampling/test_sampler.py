@@ -176,6 +176,30 @@ def test_logprobs_are_raw_and_ranked() -> None:
     assert int(output.token_ids[0]) == 4
 
 
+def test_named_tokens_are_reported_with_their_ranks() -> None:
+    """Instead of the likeliest, in their order; a neighbour gets its own likeliest, and a row's next request too."""
+    sampler = Sampler(3, VOCAB, CPU)
+    enter(sampler, 0, temperature=0.0, logit_bias={4: 100.0}, logprobs=0, logprob_token_ids=(7, 2, 7, 0))
+    enter(sampler, 1, temperature=0.0, logprobs=5)
+    enter(sampler, 2, temperature=0.0, logprobs=5, logprob_token_ids=(4,))
+    logits = torch.randn(3, VOCAB)
+    output = sample(sampler, [0, 1, 2], logits.clone(), [1, 1, 1])
+    assert output.logprobs is not None
+    entries = output.logprobs.tolist(sampler.select(np.arange(3)).logprob_counts)
+    for row, entry in enumerate(entries):
+        exact = log_softmax(logits[row].numpy())
+        order = np.argsort(-exact).tolist()
+        chosen = int(output.token_ids[row])
+        assert entry.token_ids == [chosen, *((7, 2, 0), order[:5], (4,))[row]]
+        np.testing.assert_allclose(entry.logprobs, exact[entry.token_ids], rtol=1e-5)
+        assert entry.ranks == [1 + order.index(token) for token in entry.token_ids]
+    enter(sampler, 0, temperature=0.0, logprobs=1)
+    output = sample(sampler, [0], logits[:1].clone(), [1])
+    assert output.logprobs is not None
+    best = int(logits[0].argmax())
+    assert output.logprobs.tolist([1])[0].token_ids == [best, best]
+
+
 def test_no_logprobs_no_work() -> None:
     sampler = Sampler(1, VOCAB, CPU)
     enter(sampler, 0, temperature=0.0)

@@ -70,13 +70,14 @@ def test_bad_prompts_are_refused_by_name(prompt: Any) -> None:
         ("stop_token_ids", (100,)),
         ("allowed_token_ids", (-1, 4)),
         ("logit_bias", {100: 1.0}),
+        ("logprob_token_ids", (5, 100)),
         ("logprobs", 101),
         ("prompt_logprobs", 200),
     ],
 )
 def test_parameters_out_of_range_are_refused_by_name(field: str, value: Any) -> None:
     with pytest.raises(InvalidRequestError, match=rf"^{field}:") as caught:
-        admit([1], **{field: value})
+        admit([1], **{"logprobs": 0, field: value})
     assert caught.value.param == field
 
 
