@@ -191,7 +191,9 @@ def install_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(MantaError)
     async def on_manta_error(request: Request, error: Exception) -> Response:
-        return error_response(as_manta_error(error), request.scope)
+        response = error_response(as_manta_error(error), request.scope)
+        _forget_frames(error)
+        return response
 
     @app.exception_handler(HTTPException)
     async def on_http_error(request: Request, error: Exception) -> Response:
@@ -210,6 +212,13 @@ def install_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(ClientDisconnected)
     async def on_disconnect(_: Request, __: Exception) -> Response:
         return Response(status_code=499)
+
+
+def _forget_frames(error: BaseException | None) -> None:
+    """Let go of what the frames of a refusal hold, such as a body of megabytes: cycles are collected much later."""
+    while error is not None and error.__traceback__ is not None:  # an error may be its own cause
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
 
 
 def _json_response(body: dict[str, Any], status: int, headers: dict[str, str] | None) -> Response:

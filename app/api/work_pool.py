@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -37,7 +38,7 @@ INLINE_S = 2e-3  # what an event loop may do itself
 LONG_S = 0.05  # from here on, work is long: one thread is kept free of it
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class _Job:
     tenant: str
     is_long: bool
@@ -111,7 +112,8 @@ class WorkPool:
             self._check_room(tenant)
             (self._long if job.is_long else self._short).add(job)
             self._num_waiting[tenant] = self._num_waiting.get(tenant, 0) + 1
-        job.future.add_done_callback(lambda future: self._forget(job) if future.cancelled() else None)
+        waiting = weakref.ref(job)  # the future must not hold what holds it: its result may be of megabytes
+        job.future.add_done_callback(lambda future: self._forget(waiting()) if future.cancelled() else None)
         self._executor.submit(self._drain)
         return job.future
 
@@ -144,9 +146,9 @@ class WorkPool:
             self._uncount(job)
             return job
 
-    def _forget(self, job: _Job) -> None:
+    def _forget(self, job: _Job | None) -> None:
         with self._lock:
-            if (self._long if job.is_long else self._short).remove(job):
+            if job is not None and (self._long if job.is_long else self._short).remove(job):
                 self._uncount(job)
 
     def _uncount(self, job: _Job) -> None:
@@ -164,6 +166,8 @@ def _run(job: _Job) -> None:
         job.future.set_exception(error)
     else:
         job.future.set_result(result)
+    finally:
+        del job  # see RequestWork._wait
 
 
 class RequestWork:
@@ -197,15 +201,16 @@ class RequestWork:
     async def _wait(self, submitted: Future[T]) -> T:
         future: asyncio.Future[T] = asyncio.wrap_future(submitted)
         watcher = asyncio.ensure_future(self._client_leaves())
+        both: set[asyncio.Future[Any]] = {future, watcher}
         try:
-            both: set[asyncio.Future[Any]] = {future, watcher}
             await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-            if not future.done():
+            if watcher.done():  # it has taken the message that says so: nobody else will see it
                 raise ClientDisconnected
             return future.result()
         finally:
             future.cancel()
             watcher.cancel()
+            del future, both, submitted  # an error's traceback would hold what holds the error, and all of the request
 
     async def _client_leaves(self) -> None:
         """Return once the client has closed the connection."""

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any
@@ -130,3 +133,31 @@ def test_a_client_that_leaves_takes_its_work_out_of_the_queue(hold: Callable[...
     first.may_end.set()
     pool.submit("t", SHORT_S, lambda: None).result(limits.patience_s())
     assert not ran
+
+
+class Large:
+    """Something whose end can be watched."""
+
+
+def fails(large: Large) -> None:
+    raise ValueError("no")
+
+
+@pytest.mark.parametrize("call", [lambda large: large, fails])
+def test_what_was_worked_on_is_let_go_of_at_once(call: Callable[[Large], Any]) -> None:
+    """A body of 30 MB stayed until the garbage collector came by, and so did the next ones."""
+
+    async def run() -> weakref.ref[Large]:
+        large = Large()
+        with contextlib.suppress(ValueError):
+            await RequestWork(pool).run(SHORT_S, call, large)
+        return weakref.ref(large)
+
+    pool = WorkPool(num_threads=1)
+    gc.disable()
+    try:
+        watched = asyncio.run(run())
+        pool.submit("t", SHORT_S, lambda: None).result(limits.patience_s())  # the thread is done with it
+        assert watched() is None
+    finally:
+        gc.enable()

@@ -84,7 +84,8 @@ def test_a_client_that_leaves_is_forgotten(app: Any, engines: PoolingEngines) ->
             sent.append(message)
 
         scope = {
-            "type": "http", "method": "POST", "path": "/v1/embeddings", "raw_path": b"/v1/embeddings", "headers": [],
+            "type": "http", "method": "POST", "path": "/v1/embeddings", "raw_path": b"/v1/embeddings",
+            "headers": [(b"content-type", b"application/json")],
             "query_string": b"", "http_version": "1.1", "scheme": "http", "client": None, "server": None,
         }  # fmt: skip
         await app(scope, receive, send)
