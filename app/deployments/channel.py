@@ -13,13 +13,14 @@ import uuid
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 from app.deployments.policies.base import RouteQuery
+from app.deployments.submitter import SubmitPort, Submitter
 from app.deployments.wire import ControlMessage, Frame, LoadReport, OutputRecord, decode_frame, encode
 from app.engine.outputs import EngineOutput, FinishReason
 from app.engine.request import EngineRequest
-from app.errors import EngineDeadError, MantaError
+from app.errors import EngineDeadError
 
 FLUSH_INTERVAL_S = 0.03  # aborts and credits wait so long for company
 SILENCE_S = 6.0  # a replica that sends a heartbeat every second and was silent for so long is not chosen
@@ -29,14 +30,11 @@ logger = logging.getLogger("manta.channel")
 State = Literal["opening", "live", "draining", "closed"]
 
 
-class ReplicaPort(Protocol):
+class ReplicaPort(SubmitPort, Protocol):
     """How to reach one engine replica; over a Serve handle in the ingress, in memory in tests."""
 
     def open_channel(self, channel_id: str, ingress_id: str) -> AsyncGenerator[bytes, None]:
         """The replica's frames."""
-
-    async def submit(self, channel_id: str, stream_id: int, request: EngineRequest) -> MantaError | None:
-        """Hand a request over; the error is the engine's refusal. Raises when the replica cannot be reached."""
 
     async def control(self, message: bytes) -> None:
         """Send a ControlMessage. Raises when that took too long."""
@@ -133,7 +131,7 @@ class ChannelClient:
         self._dirty = asyncio.Event()
         self._opened = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
-        self._submits: set[asyncio.Future[MantaError | None]] = set()
+        self._submitter = Submitter(port, self.channel_id)
 
     @property
     def num_streams(self) -> int:
@@ -174,20 +172,14 @@ class ChannelClient:
         stream = RequestStream(self, self._next_stream_id, request)
         self._next_stream_id += 1
         self._streams[stream.stream_id] = stream  # before the call: the first token may overtake its answer
-        call = asyncio.ensure_future(self._port.submit(self.channel_id, stream.stream_id, request))
-        self._submits.add(call)
         try:
-            refusal = await call
+            refusal = await self._submitter.submit(stream.stream_id, request)
         except asyncio.CancelledError:
-            if self._is_closed and call.cancelled():  # close() ended the call, nobody cancelled us
-                raise EngineDeadError(f"engine replica {self.replica_id} is gone") from None
             stream.close()
             raise
         except Exception as error:
             stream.close()
             raise EngineDeadError(f"engine replica {self.replica_id} cannot be reached: {error}") from error
-        finally:
-            self._submits.discard(call)
         if refusal is not None:
             self.forget(stream, None)
             raise refusal
@@ -232,8 +224,8 @@ class ChannelClient:
         if streams:
             logger.warning("channel to %s lost with %d requests: %s", self.replica_id, len(streams), reason)
         self._opened.set()
-        pending: list[asyncio.Future[Any]] = [*self._submits, *self._tasks]
-        for task in pending:
+        self._submitter.close(reason)
+        for task in self._tasks:
             if task is not asyncio.current_task():
                 task.cancel()
         if self._on_closed is not None:

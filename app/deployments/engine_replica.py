@@ -43,7 +43,7 @@ IDLE_HEARTBEAT_S = 1.0
 STALL_S = 30.0  # requests waiting and no step finished for so long: takes nothing new, and /health says so
 ERROR_GRACE_S = 0.05  # an error output waits so long: the engine may be about to say that it died
 MAX_WAITING_GRAMMARS = 256  # that are to be compiled, a quarter of them of one tenant
-LONG_PROMPT_TOKENS = 8192  # to check and hash a longer prompt takes milliseconds: not on the event loop
+LONG_PROMPT_TOKENS = 8192  # to check and hash more prompt tokens takes milliseconds: not on the event loop
 EXIT_GRACE_S = 1.0  # the last frames get so long to leave before the process exits
 
 logger = logging.getLogger("manta.engine")
@@ -117,18 +117,16 @@ class EngineReplica:
         finally:
             self._feeds.drop(feed)
 
-    async def submit(self, channel_id: str, stream_id: int, request: EngineRequest, target: str) -> MantaError | None:
-        """Take a request whose outputs shall go down a channel; returns why not, as a value."""
-        request_id = f"{request.request_id}/{channel_id}/{stream_id}"  # clients may choose equal ids
-        try:
-            self._check_target(target)
-            if self._fatal is not None or self._hub.retired:
-                raise EngineDeadError(f"engine replica {self.replica_id} is being replaced")
-            self._hub.add(channel_id, stream_id, request_id)
-        except MantaError as error:
-            return error
-        # Once it is in the hub it has to be seen through, also when the call that brought it is cancelled.
-        return await asyncio.shield(self._add(dataclasses.replace(request, request_id=request_id)))
+    async def submit(
+        self, channel_id: str, requests: list[tuple[int, EngineRequest]], target: str
+    ) -> list[MantaError | None]:
+        """Take requests of one prompt, by stream id, whose outputs shall go down a channel; returns why not, for each.
+
+        Refusals are values. One argument holds all requests, so that one pickle does, with the prompt in it once.
+        """
+        taken = [self._take(channel_id, stream_id, request, target) for stream_id, request in requests]
+        # Once they are in the hub they have to be seen through, also when the call that brought them is cancelled.
+        return await asyncio.shield(self._add_all(taken))
 
     async def control(self, message: bytes, target: str) -> None:
         """Aborts, credits and the lease of one channel."""
@@ -151,13 +149,30 @@ class EngineReplica:
             self._heartbeat_task.cancel()
             await asyncio.to_thread(self._engine.shutdown)
 
-    async def _add(self, request: EngineRequest) -> MantaError | None:
+    def _take(self, channel_id: str, stream_id: int, request: EngineRequest, target: str) -> EngineRequest | MantaError:
+        """The request as the engine shall know it, its stream open; or why not."""
+        request_id = f"{request.request_id}/{channel_id}/{stream_id}"  # clients may choose equal ids
+        try:
+            self._check_target(target)
+            if self._fatal is not None or self._hub.retired:
+                raise EngineDeadError(f"engine replica {self.replica_id} is being replaced")
+            self._hub.add(channel_id, stream_id, request_id)
+        except MantaError as error:
+            return error
+        return dataclasses.replace(request, request_id=request_id)
+
+    async def _add_all(self, taken: list[EngineRequest | MantaError]) -> list[MantaError | None]:
+        num_tokens = sum(len(request.prompt_token_ids) for request in taken if isinstance(request, EngineRequest))
+        is_long = num_tokens > LONG_PROMPT_TOKENS
+        return [one if isinstance(one, MantaError) else await self._add(one, is_long) for one in taken]
+
+    async def _add(self, request: EngineRequest, is_long: bool) -> MantaError | None:
         try:
             grammar = request.sampling_params.structured_outputs
             if grammar is not None and not self._engine.knows_grammar(grammar):
                 work = self._grammar_work.submit(request.tenant, 0.0, lambda: self._compile_and_add(request))
                 await asyncio.wrap_future(work)
-            elif grammar is not None or len(request.prompt_token_ids) > LONG_PROMPT_TOKENS:
+            elif grammar is not None or is_long:
                 await asyncio.to_thread(self._engine.add_request, request)
             else:
                 self._engine.add_request(request)

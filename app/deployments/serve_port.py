@@ -66,13 +66,12 @@ class ServePort:
         finally:
             response.cancel()
 
-    async def submit(self, channel_id: str, stream_id: int, request: EngineRequest) -> MantaError | None:
-        """See ReplicaPort."""
-        arguments = (channel_id, stream_id, request)
-        refusal: MantaError | None = await call(
-            self._handles.submit, *arguments, target=self._replica_id, timeout_s=SUBMIT_TIMEOUT_S
+    async def submit(self, channel_id: str, requests: list[tuple[int, EngineRequest]]) -> list[MantaError | None]:
+        """See SubmitPort."""
+        refusals: list[MantaError | None] = await call(
+            self._handles.submit, channel_id, requests, target=self._replica_id, timeout_s=SUBMIT_TIMEOUT_S
         )
-        return refusal
+        return refusals
 
     async def open_feed(self, router_id: str) -> AsyncGenerator[bytes, None]:
         """See FeedPort."""

@@ -64,12 +64,13 @@ class Port:
         finally:
             self.hub.drop(channel)
 
-    async def submit(self, channel_id: str, stream_id: int, request: EngineRequest) -> MantaError | None:
+    async def submit(self, channel_id: str, requests: list[tuple[int, EngineRequest]]) -> list[MantaError | None]:
         if self.hanging:
             await self.hang.wait()
         if self.refusal is None:
-            self.hub.add(channel_id, stream_id, request.request_id)
-        return self.refusal
+            for stream_id, one in requests:
+                self.hub.add(channel_id, stream_id, one.request_id)
+        return [self.refusal] * len(requests)
 
     async def control(self, message: bytes) -> None:
         self.num_controls += 1

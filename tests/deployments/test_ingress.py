@@ -6,13 +6,15 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import aclosing
 from functools import partial
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import anthropic
 import httpx
 import msgspec
 import openai
 import pytest
+from ray import cloudpickle
 
 from app.api.engine_client import PromptPlace, RouteInfo
 from app.api.errors import error_response
@@ -22,6 +24,7 @@ from app.deployments.ingress import Ingress
 from app.deployments.policies.base import Decision, RouteQuery
 from app.deployments.prompt_hasher import PromptHasher
 from app.deployments.replica_pool import ReplicaPool, RollCall
+from app.deployments.serve_port import EngineHandles, ServePort
 from app.deployments.wire import LoadReport, decode_control
 from app.engine.kv_cache.block_hash import hash_blocks, root_hash
 from app.engine.outputs import EngineOutput
@@ -33,6 +36,7 @@ from tests import limits
 from tests.limits import run, until
 
 N = 8
+NETWORK_TURNS = 300  # of the event loop, while a call is on its way
 KEY = b"a secret for tests"
 
 
@@ -58,7 +62,10 @@ class Replica:
         async for frame in channel.frames():
             yield frame
 
-    async def submit(self, channel_id: str, stream_id: int, request: EngineRequest) -> MantaError | None:
+    async def submit(self, channel_id: str, requests: list[tuple[int, EngineRequest]]) -> list[MantaError | None]:
+        return [self._submit_one(channel_id, *one) for one in requests]
+
+    def _submit_one(self, channel_id: str, stream_id: int, request: EngineRequest) -> MantaError | None:
         if self.dead:
             return EngineDeadError(f"{self.name} is dead")
         self.served.append(request.request_id)
@@ -71,6 +78,30 @@ class Replica:
 
     async def control(self, message: bytes) -> None:
         self.hub.control(decode_control(message))
+
+
+class FarReplica(Replica):
+    """One that is reached as over a Serve handle: Ray pickles each argument by itself."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.num_bytes = 0
+        self.num_prompts = 0  # lists of token ids that arrived
+        handles = cast(EngineHandles, SimpleNamespace(submit=SimpleNamespace(remote=self.remote)))
+        self._port = ServePort(handles, name)
+
+    async def submit(self, *arguments: Any) -> Any:
+        return await self._port.submit(*arguments)
+
+    async def remote(self, *arguments: Any, target: str) -> Any:
+        assert target == self.name
+        pickles = [cloudpickle.dumps(argument) for argument in arguments]
+        self.num_bytes += sum(map(len, pickles))
+        for _ in range(NETWORK_TURNS):
+            await asyncio.sleep(0)
+        channel_id, requests = map(cloudpickle.loads, pickles)
+        self.num_prompts += len({id(request.prompt_token_ids) for _, request in requests})
+        return await super().submit(channel_id, requests)
 
 
 class TurningRouter:
@@ -118,13 +149,14 @@ class Stage:
     async def discover(self) -> RollCall:
         return RollCall(frozenset(self.replicas), complete=True)
 
-    async def ask(self, prompt: str) -> set[str | None]:
+    async def ask(self, prompt: str, num_choices: int = N, num_tokens: int = 3) -> set[str | None]:
         """All choices of one prompt at the same time; the replicas that served them."""
-        place = PromptPlace()
-        return set(await asyncio.gather(*(self._choice(f"{prompt}{i}", place) for i in range(N))))
+        place, tokens = PromptPlace(), list(range(1000, 1000 + num_tokens))
+        choices = (self._choice(f"{prompt}{i}", place, tokens) for i in range(num_choices))
+        return set(await asyncio.gather(*choices))
 
-    async def _choice(self, name: str, place: PromptPlace) -> str | None:
-        request = EngineRequest(name, [1, 2, 3], SamplingParams(max_tokens=5, seed=0, n=N))
+    async def _choice(self, name: str, place: PromptPlace, tokens: list[int] | None = None) -> str | None:
+        request = EngineRequest(name, tokens or [1, 2, 3], SamplingParams(max_tokens=5, seed=0, n=N))
         route = RouteInfo(place=place)
         async with aclosing(self.ingress._attempts("m", request, route)) as outputs:
             assert [output.new_token_ids async for output in outputs] == [[1]]
@@ -158,6 +190,23 @@ def test_all_choices_of_a_prompt_go_to_one_replica(play: Any) -> None:
         assert await stage.ask("y") == {"a"}  # another prompt, another place
 
     play(scene)
+
+
+def test_a_prompt_travels_once_and_not_with_each_choice() -> None:
+    """128 choices of 8,192 tokens: the first choice takes the prompt along, and so do those that come meanwhile."""
+
+    async def scene(stage: Stage) -> None:
+        assert await stage.ask("x", 128, 8192) == {"b"}
+        replica = stage.replicas["b"]
+        assert isinstance(replica, FarReplica)
+        assert len(replica.served) == 128
+        prompt = len(cloudpickle.dumps(list(range(1000, 1000 + 8192))))
+        assert replica.num_prompts == 2
+        assert replica.num_bytes < 3 * prompt + 128 * 200
+
+    stage = Stage()
+    stage.replicas.update({name: FarReplica(name) for name in "ab"})
+    perform(scene, stage)
 
 
 def test_choices_move_together_when_their_replica_is_lost(play: Any) -> None:

@@ -49,9 +49,10 @@ class Replica:
         async for frame in channel.frames():
             yield frame
 
-    async def submit(self, channel_id: str, stream_id: int, request: EngineRequest) -> MantaError | None:
-        self.hub.add(channel_id, stream_id, request.request_id)
-        return None
+    async def submit(self, channel_id: str, requests: list[tuple[int, EngineRequest]]) -> list[MantaError | None]:
+        for stream_id, one in requests:
+            self.hub.add(channel_id, stream_id, one.request_id)
+        return [None] * len(requests)
 
     async def control(self, message: bytes) -> None:
         control = decode_control(message)

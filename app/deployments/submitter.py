@@ -1,0 +1,94 @@
+"""Submits requests to one engine replica; those that share a prompt travel together, and their prompt once.
+
+The choices of one body hold the same list of token ids, which a pickle writes once if they are all in it. So at most
+one call a prompt is under way, and those that come meanwhile are the next one: with n choices two or three calls
+instead of n.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Protocol
+
+from app.engine.request import EngineRequest
+from app.errors import EngineDeadError, MantaError
+
+
+class SubmitPort(Protocol):
+    """How to hand requests to a replica."""
+
+    async def submit(self, channel_id: str, requests: list[tuple[int, EngineRequest]]) -> list[MantaError | None]:
+        """Hand requests of one prompt over, each with its stream id; returns the engine's refusal of each.
+
+        Raises when the replica cannot be reached.
+        """
+
+
+@dataclass(slots=True, eq=False)
+class _Submission:
+    """One request, and who waits for the answer."""
+
+    stream_id: int
+    request: EngineRequest
+    answer: asyncio.Future[MantaError | None]
+
+
+class Submitter:
+    """The submissions of one channel."""
+
+    def __init__(self, port: SubmitPort, channel_id: str) -> None:
+        self._port = port
+        self._channel_id = channel_id
+        self._waiting: dict[int, list[_Submission]] = {}  # by identity of the prompt's list
+        self._calls: set[asyncio.Task[None]] = set()
+
+    async def submit(self, stream_id: int, request: EngineRequest) -> MantaError | None:
+        """The engine's refusal, or None. Raises what the call raised, and EngineDeadError after `close`."""
+        answer: asyncio.Future[MantaError | None] = asyncio.get_running_loop().create_future()
+        key = id(request.prompt_token_ids)
+        if key not in self._waiting:
+            self._waiting[key] = []
+            call = asyncio.create_task(self._send(key))
+            self._calls.add(call)
+            call.add_done_callback(self._calls.discard)
+        self._waiting[key].append(_Submission(stream_id, request, answer))
+        return await answer
+
+    def close(self, reason: str) -> None:
+        """End all calls; those that wait get EngineDeadError."""
+        for batch in self._waiting.values():
+            self._fail(batch, EngineDeadError(reason))
+        for call in self._calls:
+            call.cancel()
+
+    async def _send(self, key: int) -> None:
+        """Calls until nothing of this prompt waits; a call that fails is the answer to all that wait.
+
+        The requests under way keep their list alive, and so `key` theirs.
+        """
+        batch: list[_Submission] = []
+        try:
+            while batch := self._next(key):
+                requests = [(one.stream_id, one.request) for one in batch]
+                refusals = await self._port.submit(self._channel_id, requests)
+                for one, refusal in zip(batch, refusals, strict=True):
+                    if not one.answer.done():
+                        one.answer.set_result(refusal)
+        except Exception as error:
+            self._fail([*batch, *self._waiting[key]], error)
+        except asyncio.CancelledError:
+            self._fail([*batch, *self._waiting[key]], EngineDeadError("the call was ended"))
+            raise
+        finally:
+            del self._waiting[key]
+
+    def _next(self, key: int) -> list[_Submission]:
+        """Those that came while a call was under way, but for whom nobody waits any more."""
+        batch, self._waiting[key] = self._waiting[key], []
+        return [one for one in batch if not one.answer.done()]
+
+    def _fail(self, submissions: list[_Submission], error: Exception) -> None:
+        for one in submissions:
+            if not one.answer.done():
+                one.answer.set_exception(error)
