@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -21,6 +22,8 @@ from app.engine.outputs import EngineOutput, FinishReason
 from app.errors import EngineDeadError
 
 EARLY_ABORTS = 1024  # an abort may overtake the request that it ends
+
+logger = logging.getLogger("manta.channel")
 
 
 class StreamController(Protocol):
@@ -176,7 +179,10 @@ class ChannelHub:
             stream.channel.streams.pop(stream.stream_id, None)
 
     def dispatch(self, outputs: list[EngineOutput]) -> None:
-        """Send one step's outputs: one frame for each channel that has any."""
+        """Send one step's outputs: one frame for each channel that has any.
+
+        A request whose output cannot be sent ends with an error; the others of the step get theirs.
+        """
         frames: dict[str, tuple[TokenChannel, list[OutputRecord]]] = {}
         for output in outputs:
             stream = self._streams.get(output.request_id)
@@ -184,13 +190,9 @@ class ChannelHub:
                 continue  # aborted; the engine ran a step past it
             channel = stream.channel
             _, records = frames.setdefault(channel.channel_id, (channel, []))
-            records.append(OutputRecord.pack(stream.stream_id, output))
-            if output.finish_reason is not None:
-                self.remove(output.request_id)
-            else:
-                self._charge(stream, len(output.new_token_ids))
+            records.append(self._account(stream, output))
         for channel, records in frames.values():
-            channel.push(records)
+            self._push(channel, records)
 
     def control(self, message: ControlMessage) -> None:
         """Renew the channel's lease, abort and credit its requests, close it when asked."""
@@ -242,6 +244,39 @@ class ChannelHub:
             self.remove(stream.request_id)
             self._on_abort(stream.request_id, reason)
         self._engine.abort([stream.request_id for stream, _ in streams])
+
+    def _account(self, stream: _Stream, output: EngineOutput) -> OutputRecord:
+        """The record of an output, whose request has ended with it or has used up some of its credit."""
+        try:
+            record = OutputRecord.pack(stream.stream_id, output)
+            if output.finish_reason is not None:
+                self.remove(output.request_id)
+            else:
+                self._charge(stream, len(output.new_token_ids))
+        except Exception as error:
+            return self._end_unsent(stream.channel, stream.stream_id, error)
+        return record
+
+    def _push(self, channel: TokenChannel, records: list[OutputRecord]) -> None:
+        try:
+            channel.push(records)
+        except Exception:  # one of them holds what has no encoding; a frame is queued whole or not at all
+            channel.push([self._encodable(channel, record) for record in records])
+
+    def _encodable(self, channel: TokenChannel, record: OutputRecord) -> OutputRecord:
+        try:
+            encode(record)
+        except Exception as error:
+            return self._end_unsent(channel, record.stream_id, error)
+        return record
+
+    def _end_unsent(self, channel: TokenChannel, stream_id: int, error: Exception) -> OutputRecord:
+        """The error in the place of an output, whose request runs no longer."""
+        logger.error("an output could not be sent; its request ends", exc_info=error)
+        stream = channel.streams.get(stream_id)
+        if stream is not None:
+            self._abort([(stream, "error")])
+        return OutputRecord(stream_id, [], "error", error=f"its output could not be sent: {error}")
 
     def _charge(self, stream: _Stream, num_tokens: int) -> None:
         stream.num_sent += num_tokens

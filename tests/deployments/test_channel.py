@@ -214,6 +214,30 @@ def test_abort_reaches_the_engine_at_once() -> None:
     run(main())
 
 
+@pytest.mark.parametrize("how", ["no encoding", "no pause", "no encoding of the last"])
+def test_an_output_that_cannot_be_sent_ends_its_request_and_no_other(how: str) -> None:
+    async def main() -> None:
+        pair = Pair()
+        await pair.open()
+        a, b = await pair.client.submit(request("a")), await pair.client.submit(request("b"))
+        tokens: list[Any] = [object()] if how.startswith("no encoding") else [1] * WINDOW
+        if how == "no pause":
+            pair.engine.pause = lambda request_id: 1 // 0  # type: ignore[method-assign, assignment]
+        finish: Any = "length" if how == "no encoding of the last" else None
+        pair.hub.dispatch([EngineOutput("b", [1]), EngineOutput("a", tokens, finish)])
+        pair.hub.dispatch([EngineOutput("b", [2], "length")])
+        (failed,) = await take(a, 1)
+        assert failed.finish_reason == "error"
+        assert failed.error is not None
+        assert "could not be sent" in failed.error
+        assert [output.new_token_ids for output in await take(b, 2)] == [[1], [2]]
+        assert pair.engine.aborted == ([] if finish else ["a"])
+        assert pair.hub.num_streams == 0
+        pair.client.close()
+
+    run(main())
+
+
 def test_refusal_is_raised_as_it_is() -> None:
     async def main() -> None:
         pair = Pair()
