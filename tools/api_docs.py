@@ -14,8 +14,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from app.api.app import BODIES, create_app
+from app.api.app import create_app
 from app.api.auth import ApiKeys
+from app.api.endpoints import bodies
 from app.config import RequestLimits
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "api.md"
@@ -84,7 +85,7 @@ def _bodies(document: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
 
 
 def _refused(name: str) -> list[tuple[str, ...]]:
-    body = next((body for body in BODIES if body.__name__ == name), None)
+    body = next((body for body in bodies() if body.__name__ == name), None)
     refused: Mapping[str, str] = getattr(body, "refused", {})
     return [(f"`{field}`", _cell(why)) for field, why in sorted(refused.items())]
 

@@ -2,58 +2,27 @@
 
 from __future__ import annotations
 
-import uuid
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
 from fastapi.middleware.cors import CORSMiddleware
-from pydantic import BaseModel
 from starlette.middleware.exceptions import ExceptionMiddleware
 
-from app.api.anthropic.messages import message_routes
-from app.api.anthropic.protocol import CountTokensRequest, MessagesRequest
 from app.api.auth import ApiKeys, Authentication
-from app.api.batches.batch import BatchBody
-from app.api.batches.file_store import FileStore
-from app.api.batches.files import FORM_BYTES, file_routes
-from app.api.batches.routes import batch_routes
-from app.api.batches.run import Tools
-from app.api.batches.runner import BatchRunner
-from app.api.batches.turns import Turns
 from app.api.body import body_schemas
+from app.api.endpoint import Api
+from app.api.endpoints import bodies, endpoints
 from app.api.engine_client import EngineClient
 from app.api.errors import install_error_handlers
 from app.api.http10 import WholeAnswers
-from app.api.in_process import Answer, post_in_process
+from app.api.in_process import Answer, Post, post_in_process
 from app.api.middleware import BodyLimit, HeaderLimit, RequestContext
-from app.api.openai.chat import chat_routes
-from app.api.openai.chat_batch import ChatBatchRequest, Post, chat_batch_routes
-from app.api.openai.completions import completion_routes
-from app.api.openai.embeddings import embedding_routes
-from app.api.openai.models import model_routes
-from app.api.openai.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
-from app.api.openai.responses import response_routes
-from app.api.openai.responses_protocol import InputTokensRequest, ResponsesRequest
-from app.api.openai.token_generation import TokensRequest, token_routes
-from app.api.openai.tokenize import tokenize_routes
-from app.api.pages.routes import page_routes
-from app.api.pooling.classify import classify_routes
-from app.api.pooling.protocol import ClassifyRequest, EmbeddingRequest, PoolingRequest, RerankRequest, ScoreRequest
-from app.api.pooling.score import score_routes
-from app.api.server_info import tokenizer_info_routes
-from app.api.service import service_routes
 from app.api.store.kinds import Stores, local_stores
 from app.api.version import VERSION
 from app.api.work_pool import WorkPool
 from app.config import IngressConfig, RequestLimits
 
-BODIES: tuple[type[BaseModel], ...] = (
-    *(ChatRequest, CompletionRequest, TokensRequest, TokenizeRequest, DetokenizeRequest),
-    *(ResponsesRequest, InputTokensRequest, MessagesRequest, CountTokensRequest),
-    *(BatchBody, ChatBatchRequest),
-    *(EmbeddingRequest, ScoreRequest, RerankRequest, ClassifyRequest, PoolingRequest),
-)
 _DEFAULTS = IngressConfig()
 MAX_PROCESSES = 4  # at a time, each for one request's own chat template
 _ABOUT = """
@@ -83,24 +52,10 @@ def create_app(
     app.state.work_pool = WorkPool(ingress.work_threads, *waiting)
     app.state.process_pool = WorkPool(MAX_PROCESSES, *waiting)
     install_error_handlers(app)
-    app.include_router(chat_routes(client, limits))
-    app.include_router(completion_routes(client, limits))
-    stores = stores or local_stores(ingress)
-    app.include_router(response_routes(client, limits, ingress, stores("responses")))
-    own_routes = _own_routes(app)
-    app.include_router(chat_batch_routes(limits, own_routes))
-    _serve_batches(app, limits, ingress, stores, own_routes)
-    app.include_router(message_routes(client, limits))
-    app.include_router(embedding_routes(client, limits))
-    app.include_router(score_routes(client, limits))
-    app.include_router(classify_routes(client, limits))
-    app.include_router(model_routes(client))
-    app.include_router(tokenize_routes(client, limits))
-    app.include_router(token_routes(client, limits))
-    if ingress.tokenizer_info:
-        app.include_router(tokenizer_info_routes(client))
-    app.include_router(service_routes(client))
-    app.include_router(page_routes())
+    api = Api(client, limits, ingress, stores or local_stores(ingress), _own_routes(app), app.state)
+    for endpoint in endpoints():
+        if endpoint.is_open(ingress):
+            app.include_router(endpoint.routes(api))
     _describe_bodies(app)
     _guard(app, limits, ingress, keys or ApiKeys.load(ingress))
     return app
@@ -116,30 +71,11 @@ def _own_routes(app: FastAPI) -> Post:
     return post
 
 
-def _serve_batches(app: FastAPI, limits: RequestLimits, ingress: IngressConfig, stores: Stores, post: Post) -> None:
-    """Files and batches, whose requests go to `post`."""
-    files, batches = FileStore(stores("files")), stores("batches")
-    tools = Tools(
-        post=post,
-        files=files,
-        turns=Turns(ingress.max_batch_concurrency),
-        pool=app.state.work_pool,
-        max_lines=ingress.max_batch_requests,
-        max_line_bytes=limits.max_body_bytes,
-        concurrency=ingress.max_batch_concurrency,
-        owner=uuid.uuid4().hex,
-        lease_s=ingress.lease_s,
-    )
-    app.state.batch_runner = BatchRunner(tools, batches, ingress.max_tenant_batches)
-    app.include_router(file_routes(files, limits))
-    app.include_router(batch_routes(app.state.batch_runner, files, batches))
-
-
 def _guard(app: FastAPI, limits: RequestLimits, ingress: IngressConfig, keys: ApiKeys) -> None:
     """What a request passes before a route. The last one added is the outermost: a refusal too has its request id and
     its line in the log, and a page of an allowed origin may read it."""
     max_bytes, max_total_bytes = limits.max_body_bytes, limits.max_bodies_bytes
-    uploads = {"/v1/files": limits.max_file_bytes + FORM_BYTES}
+    uploads = {path: most for endpoint in endpoints() for path, most in endpoint.uploads(limits).items()}
     app.add_middleware(
         BodyLimit, max_bytes=max_bytes, max_s=limits.max_body_s, max_total_bytes=max_total_bytes, larger=uploads
     )
@@ -164,7 +100,7 @@ def _describe_bodies(app: FastAPI) -> None:
     def openapi() -> dict[str, Any]:
         document = generate()
         schemas = document.setdefault("components", {}).setdefault("schemas", {})
-        schemas.update(body_schemas(*BODIES))
+        schemas.update(body_schemas(*bodies()))
         return document
 
     app.openapi = openapi  # type: ignore[method-assign]

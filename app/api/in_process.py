@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -37,6 +37,9 @@ class Answer:
             headers.get("x-request-id") or headers.get("request-id", ""),
             float(after) if after.isdigit() else None,
         )
+
+
+Post = Callable[[str, bytes, str], Awaitable[Answer]]  # path, JSON, tenant
 
 
 async def post_in_process(app: ASGIApp, path: str, payload: bytes, scope: Mapping[str, Any] = _NOTHING) -> Answer:

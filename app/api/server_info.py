@@ -8,6 +8,7 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.responses import JSONResponse
 
+from app.api.endpoint import Endpoint
 from app.api.engine_client import EngineClient
 from app.api.render import find_model
 from app.api.version import VERSION
@@ -42,3 +43,6 @@ def server_info_routes(config: ServeConfig) -> APIRouter:
         return JSONResponse({"version": VERSION, "config": options})
 
     return router
+
+
+TOKENIZER_INFO = Endpoint(lambda api: tokenizer_info_routes(api.client), is_open=lambda ingress: ingress.tokenizer_info)

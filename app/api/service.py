@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter
 from starlette.responses import JSONResponse, Response
 
+from app.api.endpoint import Endpoint
 from app.api.engine_client import EngineClient
 from app.api.version import VERSION
 from app.errors import EngineDeadError
@@ -49,3 +50,6 @@ def _num_requests(metrics: str) -> int:
     names = ("vllm:num_requests_running", "vllm:num_requests_waiting")
     starts = tuple(name + end for name in names for end in ("{", " "))
     return int(sum(float(line.rsplit(" ", 1)[1]) for line in metrics.splitlines() if line.startswith(starts)))
+
+
+ENDPOINT = Endpoint(lambda api: service_routes(api.client))

@@ -14,7 +14,8 @@ import schemathesis
 from hypothesis import HealthCheck, given, settings
 from schemathesis import GenerationMode
 
-from app.api.app import BODIES, create_app
+from app.api.app import create_app
+from app.api.endpoints import bodies
 from app.config import RequestLimits
 
 LIMITS = RequestLimits(max_n=4, max_prompts=4, max_body_bytes=1 << 20)
@@ -87,7 +88,7 @@ def app(client: Any) -> Any:
 
 def wrong_fields(every: int) -> Iterator[tuple[str, Any]]:
     """Each field of each body with wrong values; only each `every`th pair."""
-    models = {body.__name__: body for body in BODIES}
+    models = {body.__name__: body for body in bodies()}
     pairs = [(p, f, v) for p, name in BODY_OF.items() for f in models[name].model_fields for v in WRONG]
     for path, field, value in pairs[::every]:
         yield path, {**VALID[path], field: value}

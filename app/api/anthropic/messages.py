@@ -10,6 +10,7 @@ from app.api.anthropic.conversion import MessagesChat, to_chat
 from app.api.anthropic.protocol import CountTokensRequest, MessagesRequest
 from app.api.blocks import BlockReader, read_blocks
 from app.api.body import describe_body, read_body
+from app.api.endpoint import Endpoint
 from app.api.engine_client import EngineClient, ServedModel
 from app.api.errors import in_words_of
 from app.api.openai.chat_prompt import render_chat
@@ -80,3 +81,12 @@ async def _open(
             raise
     roomy = chat.model_copy(update={"max_tokens": None})
     return await open_conversation(client, limits, request, roomy, model, head), True
+
+
+ENDPOINT = Endpoint(
+    lambda api: message_routes(api.client, api.limits),
+    (
+        MessagesRequest,
+        CountTokensRequest,
+    ),
+)

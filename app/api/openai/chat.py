@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from app.api.body import describe_body, read_body
+from app.api.endpoint import Endpoint
 from app.api.engine_client import EngineClient, ServedModel
 from app.api.events import Collected, EventStream, collect
 from app.api.json_response import json_response
@@ -109,3 +110,6 @@ def _prompt_fields(
     if body.return_token_ids:
         fields["prompt_token_ids"] = stream.choices[0].request.prompt_token_ids
     return fields
+
+
+ENDPOINT = Endpoint(lambda api: chat_routes(api.client, api.limits), (ChatRequest,))

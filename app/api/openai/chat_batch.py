@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any, ClassVar
 
 from fastapi import APIRouter, Request
@@ -16,14 +16,14 @@ from pydantic import ConfigDict, Field, model_validator
 from starlette.responses import JSONResponse
 
 from app.api.body import describe_body, read_body
+from app.api.endpoint import Endpoint
 from app.api.errors import ClientDisconnected
-from app.api.in_process import Answer
+from app.api.in_process import Answer, Post
 from app.api.openai.closed import FirstFault
 from app.config import RequestLimits
 from app.errors import InvalidRequestError, UnsupportedError
 
 PATH = "/v1/chat/completions"
-Post = Callable[[str, bytes, str], Awaitable[Answer]]  # path, JSON, tenant
 
 
 class ChatBatchRequest(FirstFault):
@@ -118,3 +118,6 @@ def _merged(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
         counts.update({name: usage[name] for name in ("prompt_tokens", "completion_tokens", "total_tokens")})
     usage = {**counts, "prompt_tokens_details": {"cached_tokens": num_cached}}
     return answers[0] | {"choices": [{**c, "index": i} for i, c in enumerate(choices)], "usage": usage}
+
+
+ENDPOINT = Endpoint(lambda api: chat_batch_routes(api.limits, api.post), (ChatBatchRequest,))

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from app.api.body import describe_body, read_body
+from app.api.endpoint import Endpoint
 from app.api.engine_client import EngineClient, ServedModel
 from app.api.events import Collected, collect
 from app.api.json_response import json_response
@@ -123,3 +124,6 @@ def _logprobs(entry: Collected, echo: Echo | None, is_scored_only: bool, names: 
         return own
     prompt = echo.logprobs(entry.prompt_logprobs or (), names)
     return prompt if is_scored_only else {name: prompt[name] + own[name] for name in prompt}
+
+
+ENDPOINT = Endpoint(lambda api: completion_routes(api.client, api.limits), (CompletionRequest,))

@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.responses import JSONResponse
 
+from app.api.endpoint import Endpoint
 from app.api.engine_client import EngineClient, ServedModel
 from app.api.render import find_model
 
@@ -39,3 +40,6 @@ def _describe(name: str, model: ServedModel) -> dict[str, Any]:
         "parent": None,
         "max_model_len": model.max_model_len,
     }
+
+
+ENDPOINT = Endpoint(lambda api: model_routes(api.client))

@@ -14,6 +14,7 @@ from starlette.types import Message
 
 from app.api.blocks import BlockReader, read_blocks
 from app.api.body import describe_body, read_body
+from app.api.endpoint import Endpoint
 from app.api.engine_client import EngineClient, ServedModel
 from app.api.errors import in_words_of
 from app.api.openai.chat_prompt import render_chat
@@ -241,3 +242,9 @@ def _shown(item: dict[str, Any]) -> dict[str, Any]:
         content = [{"type": "output_text" if is_said else "input_text", "text": content}]
     parts = [{"annotations": [], **part} if part["type"] == "output_text" else part for part in content]
     return {**item, "content": parts}
+
+
+ENDPOINT = Endpoint(
+    lambda api: response_routes(api.client, api.limits, api.ingress, api.stores("responses")),
+    (ResponsesRequest, InputTokensRequest),
+)

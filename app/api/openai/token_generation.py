@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from starlette.responses import JSONResponse, Response
 
 from app.api.body import describe_body, read_body
+from app.api.endpoint import Endpoint
 from app.api.engine_client import EngineClient
 from app.api.errors import in_words_of
 from app.api.events import Collected, Event, collect
@@ -145,3 +146,6 @@ class TokenChunks(EventFormat):
     def end(self) -> str:
         """The end of the stream."""
         return DONE
+
+
+ENDPOINT = Endpoint(lambda api: token_routes(api.client, api.limits), (TokensRequest,))

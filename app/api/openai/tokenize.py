@@ -6,6 +6,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse
 
 from app.api.body import describe_body, read_body
+from app.api.endpoint import Endpoint
 from app.api.engine_client import EngineClient, ServedModel
 from app.api.openai.chat_prompt import render_chat
 from app.api.openai.messages import ChatOptions
@@ -66,3 +67,12 @@ async def prompt_token_ids(
         chat_template_kwargs=body.chat_template_kwargs,
     )
     return (await render_chat(work, model, options, limits, room)).token_ids
+
+
+ENDPOINT = Endpoint(
+    lambda api: tokenize_routes(api.client, api.limits),
+    (
+        TokenizeRequest,
+        DetokenizeRequest,
+    ),
+)

@@ -13,6 +13,8 @@ from pathlib import Path
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from app.api.endpoint import Endpoint
+
 _FOLDER = Path(__file__).resolve().parent
 _MEDIA_TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -89,3 +91,6 @@ def _add(router: APIRouter, path: str, name: str) -> None:
         return file.response(request)
 
     router.add_api_route(path, serve_file, methods=["GET", "HEAD"], name=name)
+
+
+ENDPOINT = Endpoint(lambda api: page_routes())

@@ -6,6 +6,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from app.api.body import describe_body, read_body
+from app.api.endpoint import Endpoint
 from app.api.engine_client import EngineClient
 from app.api.pooling.answer import listed, new_id, numbers
 from app.api.pooling.protocol import ClassifyRequest, PoolingRequest
@@ -54,3 +55,12 @@ def classify_routes(client: EngineClient, limits: RequestLimits) -> APIRouter:
         return listed(answer_id, body.model or model.name, data, prompts)
 
     return router
+
+
+ENDPOINT = Endpoint(
+    lambda api: classify_routes(api.client, api.limits),
+    (
+        ClassifyRequest,
+        PoolingRequest,
+    ),
+)

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from app.api.body import describe_body, read_body
+from app.api.endpoint import Endpoint
 from app.api.engine_client import EngineClient, ServedModel
 from app.api.json_response import json_response
 from app.api.pooling.answer import listed, new_id, usage
@@ -97,3 +98,12 @@ async def _scores(
     left = dict(zip(firsts, vectors, strict=False))
     right = dict(zip(seconds, vectors[len(firsts) :], strict=True))
     return [float(left[first] @ right[second]) for first, second in pairs], prompts
+
+
+ENDPOINT = Endpoint(
+    lambda api: score_routes(api.client, api.limits),
+    (
+        ScoreRequest,
+        RerankRequest,
+    ),
+)

@@ -1,0 +1,38 @@
+"""What an endpoint says of itself: its routes, the bodies they read, and whether a server opens it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from fastapi import APIRouter
+from pydantic import BaseModel
+from starlette.datastructures import State
+
+from app.api.engine_client import EngineClient
+from app.api.in_process import Post
+from app.api.store.kinds import Stores
+from app.config import IngressConfig, RequestLimits
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """What the endpoints of one application are made of."""
+
+    client: EngineClient
+    limits: RequestLimits  # bound what one request may ask for
+    ingress: IngressConfig
+    stores: Stores  # what clients leave here
+    post: Post  # to the application's own routes
+    state: State  # of the application: its pools, and what outlives a request
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One line of the table in app/api/endpoints.py points at one of these."""
+
+    routes: Callable[[Api], APIRouter]
+    bodies: tuple[type[BaseModel], ...] = ()  # read by hand (app/api/body.py), so their schemas must be told
+    is_open: Callable[[IngressConfig], bool] = lambda ingress: True
+    # Paths whose bodies may be larger than `max_body_bytes`, with their limits.
+    uploads: Callable[[RequestLimits], Mapping[str, int]] = lambda limits: {}
