@@ -23,6 +23,8 @@ from app.api.work_pool import work_of
 from app.config import RequestLimits
 from app.errors import InvalidRequestError
 
+PLAN_S_PER_BYTE = 1e-7  # schemas of tools become grammars
+
 
 @dataclass(slots=True)
 class Conversation:
@@ -54,7 +56,9 @@ async def open_conversation(
     with in_words_of(body.field_names()):
         prompt = truncate(await render_chat(work_of(request), model, body.chat_options(), limits, room), room)
     answer = fields.get("structured_outputs")
-    plan = plan_parsers(model, prompt.token_ids, offer, continued=body.continued_text(), answer=answer)
+    cost_s = PLAN_S_PER_BYTE * request.state.num_body_bytes if offer is not None else 0.0
+    continued, wanted = body.continued_text(), (model, prompt.token_ids, offer)
+    plan = await work_of(request).run(cost_s, plan_parsers, *wanted, continued=continued, answer=answer)
     if plan.structured_outputs is not None:
         if body.structured_outputs is not None and offer is not None and offer.mode == "required":
             raise InvalidRequestError("excludes a tool_choice that requires a call", param="structured_outputs")

@@ -11,10 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from app.errors import InvalidRequestError
+
 # JSON as the models' templates write it, so that the grammar does not lead them off their ways.
 _HEADER = "%llguidance {}"  # the dialect of Lark that knows JSON schemas
 _TEXT = r"(.|\n)*"
 _JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+MAX_CHARS = 4 << 20  # of one Lark text: each argument repeats the definitions of its tool
+MAX_ARGUMENTS = 1024  # of one tool, where each has an expression of its own
 
 
 class Lark:
@@ -24,6 +28,7 @@ class Lark:
         self._ids = dict(marker_ids)
         self._split = re.compile("(" + "|".join(map(re.escape, self._ids)) + ")") if self._ids else None
         self._names: dict[str, str] = {}
+        self._num_chars = 0
 
     def literal(self, text: str) -> str:
         """An expression for exactly this text."""
@@ -51,6 +56,10 @@ class Lark:
         """A name for an expression; the same name for the same one. A lazy one ends as soon as it can."""
         line = f"{'[lazy]' if lazy else ''}: {body}"
         if line not in self._names:
+            self._num_chars += len(line)
+            if self._num_chars > MAX_CHARS:
+                what = f"make a grammar of more than {MAX_CHARS} characters, which cannot be enforced"
+                raise InvalidRequestError(f"tools: the schemas {what}", param="tools")
             self._names[line] = f"{'T' if body.startswith('/') else 'r'}{len(self._names)}"
         return self._names[line]
 
@@ -115,6 +124,17 @@ class CallGrammar:
 
 def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
+
+
+def declared(schema: Mapping[str, Any]) -> list[tuple[str, bool]]:
+    """The arguments of a tool, and whether each is required. InvalidRequestError where they are too many."""
+    properties, required = schema.get("properties"), schema.get("required")
+    names = list(properties) if isinstance(properties, Mapping) else []
+    if len(names) > MAX_ARGUMENTS:
+        what = f"{len(names)} arguments of one tool; at most {MAX_ARGUMENTS} can be enforced"
+        raise InvalidRequestError(f"tools: {what}", param="tools")
+    needed = {name for name in required if isinstance(name, str)} if isinstance(required, list) else set()
+    return [(name, name in needed) for name in names]
 
 
 def property_schema(root: Mapping[str, Any], name: str) -> dict[str, Any]:

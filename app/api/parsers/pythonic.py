@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from app.api.parsers.base import ToolParser
-from app.api.parsers.grammar import CallGrammar, Lark, in_order, property_schema
+from app.api.parsers.grammar import CallGrammar, Lark, declared, in_order, property_schema
 from app.api.parsers.scanner import MAX_NAME, Mismatch, Scanner, Steps
 
 START, END = "<|python_start|>", "<|python_end|>"
@@ -142,9 +142,8 @@ def _literal(node: ast.expr) -> Any:
 
 
 def _lark_arguments(lark: Lark, name: str, schema: Mapping[str, Any]) -> str:
-    required = schema.get("required") or ()
     parts = [
-        (lark.rule(f"{lark.literal(key + '=')} {lark.json(property_schema(schema, key))}"), key in required)
-        for key in schema.get("properties") or {}
+        (lark.rule(f"{lark.literal(key + '=')} {lark.json(property_schema(schema, key))}"), is_required)
+        for key, is_required in declared(schema)
     ]
-    return in_order(parts, lark.literal(", "))
+    return lark.rule(in_order(parts, lark.literal(", ")))

@@ -7,16 +7,18 @@ everything else once it is whole.
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
 from app.api.parsers.base import Schema, ToolParser
-from app.api.parsers.grammar import CallGrammar, Lark, in_order, property_schema
+from app.api.parsers.grammar import CallGrammar, Lark, declared, in_order, property_schema
 from app.api.parsers.json_text import INVALID, loads
 from app.api.parsers.scanner import MAX_NAME, SPACE, Mismatch, Steps
 
 _PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 _TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
+MAX_OPTIONS = 256  # schemas that are looked at for the types of one argument, and entries of a list
 
 
 class XmlParametersParser(ToolParser):
@@ -101,13 +103,12 @@ class XmlParametersParser(ToolParser):
     @classmethod
     def lark_arguments(cls, lark: Lark, name: str, schema: Mapping[str, Any]) -> str:
         """All arguments, each with its tags."""
-        required = schema.get("required") or ()
         edge, (before, named, end) = "\n" if cls.has_lines else "", cls.parameter
         parts = []
-        for key in schema.get("properties") or {}:
+        for key, is_required in declared(schema):
             value = _lark_value(lark, schema, key, edge + end)
             tagged = f"{lark.literal(f'{before}{key}{named}{edge}')} {value} {lark.literal(cls.after_value)}"
-            parts.append((lark.rule(tagged.rstrip()), key in required))
+            parts.append((lark.rule(tagged.rstrip()), is_required))
         return in_order(parts, "")
 
 
@@ -134,24 +135,44 @@ def _types(schema: Schema | None, key: str) -> set[str]:
     properties = (schema or {}).get("properties")
     if schema is None or not isinstance(properties, Mapping) or key not in properties:
         return {"string"}
-    return _types_of(properties[key], schema, 0)
+    return _types_of(properties[key], schema)
 
 
-def _types_of(schema: Any, root: Schema, depth: int) -> set[str]:
-    if not isinstance(schema, Mapping) or depth > 8:
-        return set()
-    if isinstance(kind := schema.get("type"), str):
-        return {kind}
-    if isinstance(kind, list):
-        return {entry for entry in kind if isinstance(entry, str)}
-    values = schema["enum"] if isinstance(schema.get("enum"), list) else [schema["const"]] if "const" in schema else []
-    found = {"null" if value is None else _TYPES.get(type(value), "") for value in values}
-    for word in ("anyOf", "oneOf"):
-        for option in schema.get(word) or ():
-            found |= _types_of(option, root, depth + 1)
-    if isinstance(reference := schema.get("$ref"), str):
-        found |= _types_of(_resolve(reference, root), root, depth + 1)
-    return found
+def _types_of(schema: Any, root: Schema) -> set[str]:
+    """Types of a value by all its options; none, which means any, where those are more than MAX_OPTIONS."""
+    found: set[str] = set()
+    references: set[str] = set()
+    options = deque([schema])
+    for _ in range(MAX_OPTIONS):
+        if not options:
+            return found
+        option = options.popleft()
+        if not isinstance(option, Mapping):
+            continue
+        found |= _own_types(option)
+        if "type" in option:
+            continue
+        for word in ("anyOf", "oneOf"):
+            options += _first(option.get(word))
+        reference = option.get("$ref")
+        if isinstance(reference, str) and reference not in references:  # each once: they may lead in circles
+            references.add(reference)
+            options.append(_resolve(reference, root))
+    return set()
+
+
+def _own_types(schema: Schema) -> set[str]:
+    """Types that the schema names itself, or whose values it lists."""
+    if "type" in schema:
+        kind = schema["type"]
+        return {entry for entry in (kind, *_first(kind)) if isinstance(entry, str)}
+    values = [schema["const"]] if "const" in schema else _first(schema.get("enum"))
+    return {"null" if value is None else _TYPES.get(type(value), "") for value in values}
+
+
+def _first(values: Any) -> list[Any]:
+    """At most MAX_OPTIONS entries of an array; [] where it is none."""
+    return values[:MAX_OPTIONS] if isinstance(values, list) else []
 
 
 def _resolve(reference: str, root: Schema) -> Any:
