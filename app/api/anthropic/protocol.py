@@ -8,8 +8,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from app.api.errors import ThreadUnsupportedError
+from app.api.openai.call_arguments import FunctionName
 from app.api.openai.closed import Closed, History
-from app.api.openai.tools import FunctionName
 from app.engine.request import Priority
 from app.errors import InvalidRequestError, UnsupportedError
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -92,8 +91,9 @@ def _message(
     if answer.reasoning and include_reasoning:
         message |= reasoning_fields(answer.reasoning)
     if answer.calls:
+        plan = conversation.plan
         message["tool_calls"] = [
-            {**call_fields(call.name, conversation.plan.new_call_id()), "function": asdict(call)}
+            call_fields(call.name, plan.new_call_id(), call.arguments, call.name in plan.custom)
             for call in answer.calls
         ]
     return message, len(answer.calls)

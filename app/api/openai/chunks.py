@@ -88,6 +88,7 @@ class ChatChunks(ChunkFormat):
         self._plan = conversation.plan
         self._calls_reason = calls_reason
         self._num_calls = [0] * len(choices)
+        self._writes_text = [False] * len(choices)  # the last call is of a custom tool
         self._prefixes = [f'{self._frame}{{"index": {c.index}, "delta": {{"content": ' for c in choices]
         self._suffix = f'}}, "logprobs": null, "finish_reason": null}}{self._close}'
 
@@ -139,7 +140,10 @@ class ChatChunks(ChunkFormat):
             return reasoning_fields(part.text)
         if part.kind == "call":
             self._num_calls[choice.index] += 1
-            call = call_fields(part.text, self._plan.new_call_id())
+            self._writes_text[choice.index] = part.text in self._plan.custom
+            call = call_fields(part.text, self._plan.new_call_id(), "", self._writes_text[choice.index])
+        elif self._writes_text[choice.index]:
+            call = {"custom": {"input": part.text}}
         else:
             call = {"function": {"arguments": part.text}}
         return {"tool_calls": [{"index": self._num_calls[choice.index] - 1, **call}]}
@@ -231,9 +235,11 @@ class CompletionChunks(ChunkFormat):
         return self.chunk(fields, is_start=is_start)
 
 
-def call_fields(name: str, call_id: str) -> dict[str, Any]:
-    """The beginning of a tool call as the OpenAI dialect writes it."""
-    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": ""}}
+def call_fields(name: str, call_id: str, given: str, is_custom: bool) -> dict[str, Any]:
+    """A tool call as the OpenAI dialect writes it; `given` are its arguments, or the input of a custom tool."""
+    if is_custom:
+        return {"id": call_id, "type": "custom", "custom": {"name": name, "input": given}}
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": given}}
 
 
 def reasoning_fields(text: str) -> dict[str, Any]:

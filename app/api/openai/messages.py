@@ -8,9 +8,9 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from app.api.openai.closed import Closed, History
-from app.api.openai.tools import Tool, ToolCall
+from app.api.openai.tools import AnyTool, AnyToolCall
 
-__all__ = ["ChatMessage", "ChatOptions", "Closed", "ReasoningEffort", "TextPart", "Tool", "Verbosity"]
+__all__ = ["ChatMessage", "ChatOptions", "Closed", "ReasoningEffort", "TextPart", "Verbosity"]
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Verbosity = Literal["low", "medium", "high"]
@@ -42,7 +42,7 @@ class ChatMessage(History):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart] | None = None
     name: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: list[AnyToolCall] | None = None
     tool_call_id: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
@@ -95,7 +95,7 @@ class ChatOptions(Closed):
     """How a conversation becomes a prompt; shared by chat and /tokenize."""
 
     messages: list[ChatMessage] = Field(min_length=1, description="The conversation so far.")
-    tools: list[Tool] | None = Field(None, description="Functions the model may call.")
+    tools: list[AnyTool] | None = Field(None, description="Tools the model may call.")
     add_generation_prompt: bool = Field(True, description="End the prompt where the assistant's turn begins.")
     continue_final_message: bool = Field(False, description="Leave the last message open and continue it.")
     add_special_tokens: bool = Field(False, description="Add the tokenizer's special tokens besides the template's.")

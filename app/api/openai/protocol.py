@@ -6,6 +6,7 @@ the few that change nothing about the answer (`user`, `metadata`, ...) are accep
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
@@ -13,10 +14,11 @@ from pydantic_core import PydanticCustomError
 
 from app.api.openai.beam_fields import check_beam_fields
 from app.api.openai.closed import Closed, FirstFault
+from app.api.openai.custom_tools import NamedTextTool
 from app.api.openai.messages import ChatMessage, ChatOptions, ReasoningEffort, TextPart, Verbosity
 from app.api.openai.response_format import ResponseFormat
-from app.api.openai.tools import AllowedTools, NamedTool, Tool, ToolChoice
-from app.api.parsers.answer import Offer, ToolMode, schema_of
+from app.api.openai.tools import AllowedTools, AnyNamedTool, AnyTool, NamedTool, ToolChoice
+from app.api.parsers.answer import Offer, ToolMode
 from app.engine.beam_search import EarlyStopping
 from app.engine.request import Priority
 from app.engine.sampling_params import SamplingParams
@@ -175,9 +177,9 @@ class ChatRequest(GenerationBody):
     }
 
     messages: list[ChatMessage] = Field(min_length=1, description="The conversation so far.")
-    tools: list[Tool] | None = Field(None, description="Functions the model may call.")
+    tools: list[AnyTool] | None = Field(None, description="Functions and custom tools the model may call.")
     tool_choice: ToolChoice | None = Field(
-        None, description="none, auto, required, a named function, or allowed_tools; auto when there are tools."
+        None, description="none, auto, required, a named tool, or allowed_tools; auto when there are tools."
     )
     parallel_tool_calls: bool = Field(True, description="False keeps only the first call of an answer.")
     include_reasoning: bool = Field(True, description="False leaves the model's thoughts out of the answer.")
@@ -216,23 +218,24 @@ class ChatRequest(GenerationBody):
 
     @model_validator(mode="after")
     def _check_tools(self) -> Self:
-        names = [tool.function.name for tool in self.tools or ()]
+        names = [tool.name for tool in self.tools or ()]
         if len(names) != len(set(names)):
             double = next(name for name in names if names.count(name) > 1)
             raise InvalidRequestError(f"two tools are called {double!r}", param="tools")
         if not names and self.tool_choice not in (None, "none"):
             raise InvalidRequestError("is only allowed with tools", param="tool_choice")
-        unknown = set(self._chosen_names()) - set(names)
-        if unknown:
-            raise InvalidRequestError(f"there is no tool called {min(unknown)!r}", param="tool_choice")
+        known = {(tool.type, tool.name) for tool in self.tools or ()}
+        for tool in self._chosen():
+            if (tool.type, tool.name) not in known:
+                raise InvalidRequestError(f"there is no {tool.type} tool called {tool.name!r}", param="tool_choice")
         return self
 
-    def _chosen_names(self) -> list[str]:
+    def _chosen(self) -> Sequence[AnyNamedTool]:
         """The tools that the choice names, [] when it names none."""
-        if isinstance(self.tool_choice, NamedTool):
-            return [self.tool_choice.function.name]
+        if isinstance(self.tool_choice, NamedTool | NamedTextTool):
+            return [self.tool_choice]
         if isinstance(self.tool_choice, AllowedTools):
-            return [tool.function.name for tool in self.tool_choice.allowed_tools.tools]
+            return self.tool_choice.allowed_tools.tools
         return []
 
     def offer(self) -> Offer | None:
@@ -240,21 +243,28 @@ class ChatRequest(GenerationBody):
         choice = self.tool_choice or "auto"
         if not self.tools or choice == "none":
             return None
-        names = self._chosen_names() or [tool.function.name for tool in self.tools]
-        chosen = [tool.function for tool in self.tools if tool.function.name in names]
+        names = {tool.name for tool in self._chosen()} or {tool.name for tool in self.tools}
+        chosen = [tool for tool in self.tools if tool.name in names]
         mode: ToolMode = choice if isinstance(choice, str) else "required"
         if isinstance(choice, AllowedTools):
             mode = choice.allowed_tools.mode
         return Offer(
-            {function.name: schema_of(function.parameters) for function in chosen},
+            {tool.name: tool.schema_of_arguments for tool in chosen},
             mode,
-            frozenset(function.name for function in chosen if function.strict),
-            self.parallel_tool_calls and not isinstance(choice, NamedTool),
+            frozenset(tool.name for tool in chosen if tool.is_strict),
+            self.parallel_tool_calls and not self._is_named,
+            frozenset(tool.name for tool in chosen if tool.type == "custom"),
+            {tool.name: tool.grammar for tool in chosen if tool.grammar is not None},
         )
+
+    @property
+    def _is_named(self) -> bool:
+        """Whether the choice is one tool."""
+        return isinstance(self.tool_choice, NamedTool | NamedTextTool)
 
     def calls_finish_reason(self) -> Literal["stop", "tool_calls"]:
         """How an answer with calls ends: a named choice leaves the model nothing to decide, so that is a stop."""
-        return "stop" if isinstance(self.tool_choice, NamedTool) else "tool_calls"
+        return "stop" if self._is_named else "tool_calls"
 
     def continued_text(self) -> str | None:
         """The text of the assistant's message that the answer continues; None when it begins one."""
@@ -293,8 +303,8 @@ class ChatRequest(GenerationBody):
         if self.tool_choice == "none":  # the surest way not to be called is not to be offered
             options["tools"] = None
         elif isinstance(self.tool_choice, AllowedTools):
-            allowed = self._chosen_names()
-            options["tools"] = [tool for tool in self.tools or () if tool.function.name in allowed]
+            allowed = {tool.name for tool in self._chosen()}
+            options["tools"] = [tool for tool in self.tools or () if tool.name in allowed]
         return ChatOptions.model_construct(**options)
 
 
@@ -384,7 +394,7 @@ class TokenizeRequest(Closed):
     model: str | None = Field(None, description="Which model; the server's first one when not given.")
     prompt: str | None = Field(None, description="A text.")
     messages: list[ChatMessage] | None = Field(None, min_length=1, description="A conversation instead of a text.")
-    tools: list[Tool] | None = Field(None, description="Functions the model may call.")
+    tools: list[AnyTool] | None = Field(None, description="Tools the model may call.")
     add_generation_prompt: bool = Field(True, description="End the prompt where the assistant's turn begins.")
     continue_final_message: bool = Field(False, description="Leave the last message open.")
     add_special_tokens: bool | None = Field(None, description="Default: true for a prompt, false for a chat.")

@@ -37,7 +37,14 @@ from app.errors import InvalidRequestError, MantaError, PromptTooLongError
 
 logger = logging.getLogger("manta.api")
 
-_ID_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+_ID_PREFIXES = {
+    "message": "msg",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+    "reasoning": "rs",
+}
 MAX_EVENTS = 1 << 31
 
 

@@ -17,6 +17,7 @@ from app.engine.sampling_params import SamplingParams
 from app.errors import MantaError
 
 _PREFIXES = {"text": "msg", "call": "fc", "reasoning": "rs"}
+_CUSTOM_PREFIX = "ctc"
 
 
 def new_id(prefix: str) -> str:
@@ -48,6 +49,7 @@ class ResponseAnswer:
         self.reader = reader
         self._new_call_id = new_call_id
         self.wants_summary = body.wants_summary
+        self._custom = frozenset(tool.name for tool in body.tools or () if tool.type == "custom")
         self._choice = choice
         self._names = names if body.wants_logprobs else None
         self._described: dict[int, list[dict[str, Any]]] = {}  # logprobs by block, each token's written once
@@ -86,8 +88,9 @@ class ResponseAnswer:
             return item | {"type": "message", "role": "assistant", "content": content}
         if block.kind == "call":
             call_id = self._ids.setdefault(("call", block.index), self._new_call_id())
-            arguments = block.text if status != "in_progress" else ""
-            return item | {"type": "function_call", "call_id": call_id, "name": block.name, "arguments": arguments}
+            given = block.text if status != "in_progress" else ""
+            kind, field = ("custom_tool_call", "input") if self.is_custom(block) else ("function_call", "arguments")
+            return item | {"type": kind, "call_id": call_id, "name": block.name, field: given}
         parts = [self.part(block, block.text)] if has_text else []
         shown = {"summary": parts, "content": None} if self.wants_summary else {"summary": [], "content": parts}
         return item | {"type": "reasoning", "encrypted_content": None, **shown}
@@ -106,9 +109,14 @@ class ResponseAnswer:
             described += chat_logprobs(block.logprobs[len(described) :], self._names)["content"]
         return described
 
+    def is_custom(self, block: Block) -> bool:
+        """Whether the block is a call of a custom tool."""
+        return block.kind == "call" and block.name in self._custom
+
     def item_id(self, block: Block) -> str:
         """The id of a block's item."""
-        return self._ids.setdefault((block.kind + " item", block.index), new_id(_PREFIXES[block.kind]))
+        prefix = _CUSTOM_PREFIX if self.is_custom(block) else _PREFIXES[block.kind]
+        return self._ids.setdefault((block.kind + " item", block.index), new_id(prefix))
 
     def _usage(self) -> dict[str, Any]:
         processor = self._choice.processor
@@ -201,10 +209,11 @@ class ResponseEvents(EventFormat):
         if change.step == "grow":
             at = self._at(block, change.num_logprobs)
             return self._event(f"{self._said(block)}.delta", **place, **at, delta=change.text)
-        if block.kind == "call":
-            fields: dict[str, Any] = {"name": block.name, "arguments": block.text}
-        else:
-            fields = {"text": block.text}
+        fields: dict[str, Any] = {"text": block.text}
+        if self._answer.is_custom(block):
+            fields = {"input": block.text}
+        elif block.kind == "call":
+            fields = {"name": block.name, "arguments": block.text}
         done = self._event(f"{self._said(block)}.done", **place, **self._at(block, len(block.logprobs)), **fields)
         done += self._part(block, place, "done", block.text)
         item = self._answer.item(block, "incomplete" if block.is_cut else "completed")
@@ -221,6 +230,8 @@ class ResponseEvents(EventFormat):
 
     def _said(self, block: Block) -> str:
         """The name of the events about a block's text."""
+        if self._answer.is_custom(block):
+            return "response.custom_tool_call_input"
         if block.kind == "call":
             return "response.function_call_arguments"
         if block.kind == "text":

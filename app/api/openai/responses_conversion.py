@@ -7,17 +7,17 @@ from typing import Any
 
 from app.api.errors import in_words_of
 from app.api.openai.protocol import ChatRequest
+from app.api.openai.responses_custom import CustomToolCallItem, CustomToolCallOutputItem
 from app.api.openai.responses_protocol import (
     FunctionCallItem,
     FunctionCallOutputItem,
     InputItem,
-    ItemRefusal,
-    ItemText,
     MessageItem,
     NamedChoice,
     ReasoningItem,
     ResponsesRequest,
 )
+from app.api.openai.responses_text import ItemRefusal, ItemText
 
 _SAID_OTHERWISE = frozenset({"tools", "tool_choice", "top_logprobs", "stream_options"})
 _SAME = (ChatRequest.model_fields.keys() & ResponsesRequest.model_fields.keys()) - _SAID_OTHERWISE
@@ -49,9 +49,10 @@ def to_chat(body: ResponsesRequest, items: Sequence[InputItem], num_dropped: int
     if body.wants_logprobs:
         fields |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
     if body.tools:
-        fields["tools"] = [{"type": "function", "function": _function(tool.model_dump())} for tool in body.tools]
+        fields["tools"] = [tool.for_chat() for tool in body.tools]
         if isinstance(body.tool_choice, NamedChoice):
-            fields["tool_choice"] = {"type": "function", "function": {"name": body.tool_choice.name}}
+            kind = body.tool_choice.type
+            fields["tool_choice"] = {"type": kind, kind: {"name": body.tool_choice.name}}
         elif body.tool_choice is not None:
             fields["tool_choice"] = body.tool_choice
     if body.reasoning is not None and body.reasoning.effort is not None:
@@ -92,13 +93,13 @@ def _messages(instructions: str | None, items: Sequence[InputItem]) -> list[dict
                 turn["content"] += _text(item.content)
             case MessageItem():
                 _hear(messages, item.role, _text(item.content))
-            case FunctionCallItem() if item.is_cut:  # nobody ran it, and templates want arguments whole
+            case FunctionCallItem() | CustomToolCallItem() if (
+                item.is_cut
+            ):  # nobody ran it, and templates want arguments whole
                 _assistant_turn(messages)
-            case FunctionCallItem():
-                function = {"name": item.name, "arguments": item.arguments}
-                call = {"id": item.call_id, "type": "function", "function": function}
-                _assistant_turn(messages).setdefault("tool_calls", []).append(call)
-            case FunctionCallOutputItem():
+            case FunctionCallItem() | CustomToolCallItem():
+                _assistant_turn(messages).setdefault("tool_calls", []).append(item.for_chat())
+            case FunctionCallOutputItem() | CustomToolCallOutputItem():
                 content = _text(item.output)
                 messages.append({"role": "tool", "tool_call_id": item.call_id, "content": content})
             case ReasoningItem():
@@ -125,12 +126,6 @@ def _hear(messages: list[dict[str, Any]], role: str, content: str) -> None:
 
 def _text(content: str | Sequence[ItemText | ItemRefusal]) -> str:
     return content if isinstance(content, str) else "\n".join(part.text for part in content)
-
-
-def _function(tool: dict[str, Any]) -> dict[str, Any]:
-    names = ("name", "description", "parameters")
-    function = {name: tool[name] for name in names if tool[name] is not None}
-    return function | ({"strict": True} if tool["strict"] else {})
 
 
 def _response_format(form: dict[str, Any]) -> dict[str, Any]:

@@ -9,10 +9,12 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Discriminator, Field, GetJsonSchemaHandler, Tag, model_validator
 from pydantic_core import CoreSchema
 
+from app.api.openai.call_arguments import FunctionName, form_of
 from app.api.openai.closed import Closed, History
 from app.api.openai.messages import ReasoningEffort, Verbosity
 from app.api.openai.protocol import REFUSED_EVERYWHERE, GenerationBody, StreamOptions
-from app.api.openai.tools import FunctionName
+from app.api.openai.responses_custom import CustomToolCallItem, CustomToolCallOutputItem, ResponsesTextTool
+from app.api.openai.responses_text import ItemStatus, Part
 from app.errors import InvalidRequestError, UnsupportedError
 
 REFUSED: Mapping[str, str] = {
@@ -34,29 +36,6 @@ REFUSED: Mapping[str, str] = {
 LOGPROBS = "message.output_text.logprobs"
 
 
-class ItemText(History):
-    """Text in a message."""
-
-    type: Literal["input_text", "output_text"]
-    text: str
-
-
-class ItemRefusal(History):
-    """A refusal in an earlier answer."""
-
-    type: Literal["refusal"]
-    refusal: str
-
-    @property
-    def text(self) -> str:
-        """What was said."""
-        return self.refusal
-
-
-Part = Annotated[ItemText | ItemRefusal, Field(discriminator="type")]
-Status = Literal["in_progress", "completed", "incomplete"]
-
-
 class MessageItem(History):
     """A turn of the conversation."""
 
@@ -64,7 +43,7 @@ class MessageItem(History):
     role: Literal["user", "assistant", "system", "developer"]
     content: str | list[Part]
     id: str | None = None
-    status: Status | None = None
+    status: ItemStatus | None = None
     phase: Literal["commentary", "final_answer"] | None = Field(None, description="Accepted; changes nothing.")
 
 
@@ -76,7 +55,7 @@ class FunctionCallItem(History):
     name: FunctionName
     arguments: str
     id: str | None = None
-    status: Status | None = None
+    status: ItemStatus | None = None
 
     @property
     def is_cut(self) -> bool:
@@ -88,6 +67,11 @@ class FunctionCallItem(History):
         except (ValueError, RecursionError):
             return True
 
+    def for_chat(self) -> dict[str, Any]:
+        """The call as a chat has it."""
+        function = {"name": self.name, "arguments": self.arguments}
+        return {"id": self.call_id, "type": "function", "function": function}
+
 
 class FunctionCallOutputItem(History):
     """What a call gave."""
@@ -96,7 +80,7 @@ class FunctionCallOutputItem(History):
     call_id: str = Field(min_length=1)
     output: str | list[Part]
     id: str | None = None
-    status: Status | None = None
+    status: ItemStatus | None = None
 
 
 class ReasoningText(History):
@@ -114,7 +98,7 @@ class ReasoningItem(History):
     content: list[ReasoningText] | None = None
     id: str | None = None
     encrypted_content: str | None = Field(None, description="Accepted; this server's thoughts are not encrypted.")
-    status: Status | None = None
+    status: ItemStatus | None = None
 
 
 def _item_kind(value: Any) -> str:
@@ -126,6 +110,8 @@ InputItem = Annotated[
     Annotated[MessageItem, Tag("message")]
     | Annotated[FunctionCallItem, Tag("function_call")]
     | Annotated[FunctionCallOutputItem, Tag("function_call_output")]
+    | Annotated[CustomToolCallItem, Tag("custom_tool_call")]
+    | Annotated[CustomToolCallOutputItem, Tag("custom_tool_call_output")]
     | Annotated[ReasoningItem, Tag("reasoning")],
     Discriminator(_item_kind),
 ]
@@ -145,14 +131,23 @@ class FunctionTool(Closed):
     def _only_functions(cls, data: Any) -> Any:
         kind = data.get("type") if isinstance(data, dict) else "function"
         if isinstance(kind, str) and kind != "function":
-            raise UnsupportedError(f"tools of type {kind!r} are not supported; only functions are", param="tools")
+            raise UnsupportedError(f"tools of type {kind!r} are not supported; function and custom are", param="tools")
         return data
+
+    def for_chat(self) -> dict[str, Any]:
+        """The tool as a chat has it."""
+        return {"type": "function", "function": self.model_dump(exclude_none=True, exclude={"type"})}
+
+
+ResponsesTool = Annotated[
+    Annotated[FunctionTool, Tag("json")] | Annotated[ResponsesTextTool, Tag("text")], Discriminator(form_of)
+]
 
 
 class NamedChoice(Closed):
-    """The one function that must be called."""
+    """The one tool that must be called."""
 
-    type: Literal["function"]
+    type: Literal["function", "custom"]
     name: FunctionName
 
 
@@ -228,7 +223,7 @@ class ResponsesRequest(GenerationBody):
     stream_options: ResponseStreamOptions | None = Field(None, description="About the stream.")
     text: TextConfig | None = Field(None, description="The shape of the answer's text.")
     reasoning: Reasoning | None = Field(None, description="How the model thinks, and what is shown of it.")
-    tools: list[FunctionTool] | None = Field(None, description="Functions the model may call.")
+    tools: list[ResponsesTool] | None = Field(None, description="Functions and custom tools the model may call.")
     tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = Field(
         None, description="Whether it may, must or must not call."
     )
@@ -273,7 +268,8 @@ class ResponsesRequest(GenerationBody):
         choice = self.tool_choice
         if (choice == "required" or isinstance(choice, NamedChoice)) and not names:
             raise InvalidRequestError("needs tools", param="tool_choice")
-        if isinstance(choice, NamedChoice) and choice.name not in names:
+        known = {(tool.type, tool.name) for tool in self.tools or ()}
+        if isinstance(choice, NamedChoice) and (choice.type, choice.name) not in known:
             raise InvalidRequestError(f"{choice.name!r} is not one of the tools", param="tool_choice.name")
         check_metadata(self.metadata)
         if self.background and not self.store:
@@ -283,7 +279,7 @@ class ResponsesRequest(GenerationBody):
         return self
 
     @property
-    def items(self) -> list[MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem]:
+    def items(self) -> list[InputItem]:
         """The input as items, whichever form was sent."""
         return [MessageItem(role="user", content=self.input)] if isinstance(self.input, str) else self.input
 

@@ -3,34 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, field_validator
 
+from app.api.openai.call_arguments import Arguments, FunctionName, form_of
 from app.api.openai.closed import Closed, History
-
-# Ours is the widest of what OpenAI (64 characters), Anthropic (128) and servers of tools (dots) allow.
-FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
-
-
-class Arguments(dict[str, Any]):
-    """Arguments of a call: an object that templates may walk through, and its JSON text where they print it.
-
-    Published templates do either: some write `arguments | tojson`, some add `arguments` to a text.
-    """
-
-    def __init__(self, value: dict[str, Any], text: str | None = None) -> None:
-        super().__init__(value)
-        self._text = json.dumps(value, ensure_ascii=False) if text is None else text
-
-    def __str__(self) -> str:
-        return self._text
-
-    def __add__(self, other: str) -> str:
-        return self._text + other
-
-    def __radd__(self, other: str) -> str:
-        return other + self._text
+from app.api.openai.custom_tools import NamedTextTool, TextTool, TextToolCall
+from app.api.parsers.answer import schema_of
+from app.api.parsers.custom_input import InputGrammar
 
 
 class FunctionCall(History):
@@ -94,6 +76,26 @@ class Tool(Closed):
     type: Literal["function"] = "function"
     function: FunctionDefinition
 
+    @property
+    def name(self) -> str:
+        """What it is called by."""
+        return self.function.name
+
+    @property
+    def grammar(self) -> InputGrammar | None:
+        """Only custom tools have one."""
+        return None
+
+    @property
+    def is_strict(self) -> bool:
+        """Whether arguments follow the schema whenever the tool is called."""
+        return bool(self.function.strict)
+
+    @property
+    def schema_of_arguments(self) -> Mapping[str, Any]:
+        """What a call's arguments are."""
+        return schema_of(self.function.parameters)
+
     def for_template(self) -> dict[str, Any]:
         """The tool as chat templates expect it."""
         function = self.function.model_dump(exclude_none=True, exclude={"strict"})
@@ -112,12 +114,24 @@ class NamedTool(Closed):
     type: Literal["function"]
     function: FunctionReference
 
+    @property
+    def name(self) -> str:
+        """Which one."""
+        return self.function.name
+
+
+AnyTool = Annotated[Annotated[Tool, Tag("json")] | Annotated[TextTool, Tag("text")], Discriminator(form_of)]
+AnyToolCall = Annotated[Annotated[ToolCall, Tag("json")] | Annotated[TextToolCall, Tag("text")], Discriminator(form_of)]
+AnyNamedTool = Annotated[
+    Annotated[NamedTool, Tag("json")] | Annotated[NamedTextTool, Tag("text")], Discriminator(form_of)
+]
+
 
 class AllowedToolList(Closed):
     """Some of the tools, and whether one of them must be called."""
 
     mode: Literal["auto", "required"]
-    tools: list[NamedTool] = Field(min_length=1)
+    tools: list[AnyNamedTool] = Field(min_length=1)
 
 
 class AllowedTools(Closed):
@@ -130,18 +144,19 @@ class AllowedTools(Closed):
 def _kind(value: Any) -> str | None:
     if isinstance(value, AllowedTools) or (isinstance(value, dict) and value.get("type") == "allowed_tools"):
         return "allowed"
-    if isinstance(value, dict | NamedTool):
-        return "named"
+    if isinstance(value, dict | NamedTool | NamedTextTool):
+        return "text" if form_of(value) == "text" else "named"
     return "word" if value in ("none", "auto", "required") else None
 
 
 ToolChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("word")]
     | Annotated[NamedTool, Tag("named")]
+    | Annotated[NamedTextTool, Tag("text")]
     | Annotated[AllowedTools, Tag("allowed")],
     Discriminator(
         _kind,
         custom_error_type="tool_choice",
-        custom_error_message="must be none, auto, required, or an object that names a function",
+        custom_error_message="must be none, auto, required, or an object that names a tool",
     ),
 ]

@@ -6,13 +6,14 @@ the text is searched for calls.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from app.api.engine_client import ServedModel
 from app.api.parsers import REASONING_PARSERS, TOOL_PARSERS, reasoning_parser_name, tool_parser_name
 from app.api.parsers.base import ParsedAnswer, Parser, ReasoningParser, Schema, ToolParser, ToolSchemas
+from app.api.parsers.custom_input import CustomInputs, InputGrammar
 from app.api.parsers.grammar import Lark
 from app.api.parsers.scanner import Part
 from app.engine.sampling_params import StructuredOutputs
@@ -30,20 +31,30 @@ class Offer:
     """The tools of a request and how they may be called.
 
     `mode` "required" with one tool is a named choice. `strict` names the tools whose arguments must follow their
-    schema although no call is required. `is_parallel` False allows one call an answer.
+    schema although no call is required. `is_parallel` False allows one call an answer. `custom` names the tools whose
+    input is text, `inputs` holds the grammars of those that have one.
     """
 
     tools: ToolSchemas
     mode: ToolMode = "auto"
     strict: frozenset[str] = frozenset()
     is_parallel: bool = True
+    custom: frozenset[str] = frozenset()
+    inputs: Mapping[str, InputGrammar] = field(default_factory=dict)
 
 
 class AnswerParser(Parser):
     """Parses the text of one choice into thought, content and calls. Without parsers all of it is content."""
 
-    def __init__(self, reasoning: ReasoningParser | None, tools: ToolParser | None, max_calls: int | None) -> None:
+    def __init__(
+        self,
+        reasoning: ReasoningParser | None,
+        tools: ToolParser | None,
+        max_calls: int | None,
+        custom: Collection[str] = (),
+    ) -> None:
         self._chain: list[Parser] = [parser for parser in (reasoning, tools) if parser is not None]
+        self._inputs = CustomInputs(custom) if custom else None
         self._max_calls = max_calls
         self.num_calls = 0
 
@@ -52,14 +63,14 @@ class AnswerParser(Parser):
         parts = [Part("content", text)] if text else []
         for parser in self._chain:
             parts = [out for part in parts for out in _through(parser, part)]
-        return self._allowed(parts)
+        return self._allowed(parts if self._inputs is None else self._inputs.push(parts))
 
     def flush(self) -> list[Part]:
         """The text has ended: return what was held."""
         parts: list[Part] = []
         for parser in self._chain:
             parts = [out for part in parts for out in _through(parser, part)] + parser.flush()
-        return self._allowed(parts)
+        return self._allowed(parts if self._inputs is None else self._inputs.push(parts) + self._inputs.flush())
 
     def _allowed(self, parts: list[Part]) -> list[Part]:
         """Count calls, and drop those beyond the most that are allowed."""
@@ -97,7 +108,12 @@ class ParserPlan:
         """A parser for one choice."""
         tools = self.tools(self.offer.tools) if self.tools is not None and self.offer is not None else None
         reasoning = self.reasoning(self.inside) if self.reasoning is not None else None
-        return AnswerParser(reasoning, tools, self.max_calls)
+        return AnswerParser(reasoning, tools, self.max_calls, self.custom)
+
+    @property
+    def custom(self) -> frozenset[str]:
+        """The tools that may be called whose input is text."""
+        return self.offer.custom if self.offer is not None else frozenset()
 
     @property
     def max_calls(self) -> int | None:
@@ -190,8 +206,11 @@ def _enforced(
     param: str,
 ) -> StructuredOutputs | None:
     """The grammar that a required call, strict arguments, or a choice between calls and JSON ask for."""
-    grammar, lark = parser.call_grammar(marker_ids), Lark(marker_ids)
-    loose = {name: schema if name in offer.strict else _ANY_OBJECT for name, schema in offer.tools.items()}
+    _check_inputs(parser, offer, param)
+    texts = {name: grammar.lark() for name, grammar in offer.inputs.items()}
+    grammar, lark = parser.call_grammar(marker_ids), Lark(marker_ids, texts)
+    kept = offer.strict | offer.custom
+    loose = {name: schema if name in kept else _ANY_OBJECT for name, schema in offer.tools.items()}
     if offer.mode == "required":
         start = grammar.required(lark, offer.tools, offer.is_parallel)
     elif answer is not None:
@@ -208,6 +227,18 @@ def _enforced(
     if may_reason:  # after a thought the models write an empty line
         start = f"({lark.literal(chr(10))}){{0,2}} {start}"
     return StructuredOutputs(grammar=lark.finish(start))
+
+
+def _check_inputs(parser: type[ToolParser], offer: Offer, param: str) -> None:
+    """UnsupportedError for a Lark grammar where the model writes the input as JSON: no grammar of ours can be made of
+    the client's that matches the same texts escaped."""
+    for name, grammar in offer.inputs.items():
+        if grammar.syntax == "lark" and not parser.writes_text:
+            raise UnsupportedError(
+                f"{param}: the Lark grammar of {name!r} cannot be enforced, as this model writes the arguments of "
+                "calls as JSON; give a regular expression (syntax regex), or format text",
+                param=param,
+            )
 
 
 _ANY_OBJECT: Schema = {"type": "object"}

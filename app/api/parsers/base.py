@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 from app.api.parsers.grammar import CallGrammar
 from app.api.parsers.scanner import Part, Scanner, Steps
@@ -75,6 +75,8 @@ class FormatParser(Parser):
 
 class ToolParser(FormatParser):
     """A parser that finds tool calls, and how its format is enforced."""
+
+    writes_text: ClassVar[bool] = False  # arguments that are strings stand in a call as they are, not as JSON
 
     @classmethod
     @abstractmethod

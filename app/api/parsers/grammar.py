@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from app.errors import InvalidRequestError
@@ -22,10 +23,14 @@ MAX_ARGUMENTS = 1024  # of one tool, where each has an expression of its own
 
 
 class Lark:
-    """Builds one Lark text. Markers that are tokens of their own are named by their ids, as no text matches them."""
+    """Builds one Lark text. Markers that are tokens of their own are named by their ids, as no text matches them.
 
-    def __init__(self, marker_ids: Mapping[str, int]) -> None:
+    `inputs` holds the grammars of custom tools' inputs, by the tools' names.
+    """
+
+    def __init__(self, marker_ids: Mapping[str, int], inputs: Mapping[str, str] = MappingProxyType({})) -> None:
         self._ids = dict(marker_ids)
+        self._inputs = inputs
         self._split = re.compile("(" + "|".join(map(re.escape, self._ids)) + ")") if self._ids else None
         self._names: dict[str, str] = {}
         self._num_chars = 0
@@ -41,6 +46,11 @@ class Lark:
         """An expression for any text without `marker`, followed by it."""
         body = f"{self.text()} {self.literal(marker)}"
         return self.rule(body) if marker in self._ids else self.rule(body, lazy=True)
+
+    def input(self, tool: str) -> str | None:
+        """An expression for the input of a custom tool, written as it is; None where it has no grammar."""
+        definition = self._inputs.get(tool)
+        return None if definition is None else self.rule(f"%lark {{\n{definition}\n}}")
 
     def text(self) -> str:
         """An expression for any text."""

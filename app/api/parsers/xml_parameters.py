@@ -24,6 +24,7 @@ MAX_OPTIONS = 256  # schemas that are looked at for the types of one argument, a
 class XmlParametersParser(ToolParser):
     """Base: a subclass names the tags."""
 
+    writes_text = True
     open: ClassVar[str]  # of a call, or of all calls
     close: ClassVar[str]
     function: ClassVar[tuple[str, str, str]]  # before the name, after it, after the arguments
@@ -106,7 +107,8 @@ class XmlParametersParser(ToolParser):
         edge, (before, named, end) = "\n" if cls.has_lines else "", cls.parameter
         parts = []
         for key, is_required in declared(schema):
-            value = _lark_value(lark, schema, key, edge + end)
+            given = lark.input(name)
+            value = f"{given} {lark.literal(edge + end)}" if given else _lark_value(lark, schema, key, edge + end)
             tagged = f"{lark.literal(f'{before}{key}{named}{edge}')} {value} {lark.literal(cls.after_value)}"
             parts.append((lark.rule(tagged.rstrip()), is_required))
         return in_order(parts, "")

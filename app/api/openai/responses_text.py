@@ -1,0 +1,32 @@
+"""What items of /v1/responses consist of: parts of text, and how far an item has come."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from app.api.openai.closed import History
+
+
+class ItemText(History):
+    """Text in a message."""
+
+    type: Literal["input_text", "output_text"]
+    text: str
+
+
+class ItemRefusal(History):
+    """A refusal in an earlier answer."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        """What was said."""
+        return self.refusal
+
+
+Part = Annotated[ItemText | ItemRefusal, Field(discriminator="type")]
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
