@@ -13,13 +13,17 @@ from typing import Any, ClassVar
 
 from fastapi import APIRouter, Request
 from pydantic import ConfigDict, Field, model_validator
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 
 from app.api.body import describe_body, read_body
 from app.api.endpoint import Endpoint
-from app.api.errors import ClientDisconnected
+from app.api.engine_client import EngineClient
+from app.api.errors import BodyTooLargeError, ClientDisconnected
 from app.api.in_process import Answer, Post
+from app.api.json_response import json_response
 from app.api.openai.closed import FirstFault
+from app.api.render import check_number, find_model
+from app.api.work_pool import PARSE_S_PER_BYTE, WRITE_S_PER_LOGPROB, work_of
 from app.config import RequestLimits
 from app.errors import InvalidRequestError, UnsupportedError
 
@@ -37,6 +41,8 @@ class ChatBatchRequest(FirstFault):
     }
 
     messages: list[list[Any]] = Field(min_length=1, description="The conversations.")
+    model: str | None = Field(None, description="Which model; the server's first one when not given.")
+    n: int | None = Field(None, ge=1, description="Choices of each conversation; 1 when not given.")
 
     @model_validator(mode="after")
     def _refuse(self) -> ChatBatchRequest:
@@ -54,25 +60,49 @@ class _BadAnswer(Exception):
         self.answer = answer
 
 
-def chat_batch_routes(limits: RequestLimits, post: Post) -> APIRouter:
-    """The endpoint; `post` asks the app itself."""
+def chat_batch_routes(client: EngineClient, limits: RequestLimits, post: Post) -> APIRouter:
+    """The endpoint over `client`'s models; `post` asks the app itself."""
     router = APIRouter(tags=["openai"])
 
     @router.post(f"{PATH}/batch", openapi_extra=describe_body(ChatBatchRequest))
-    async def create_chat_completions(request: Request) -> JSONResponse:
+    async def create_chat_completions(request: Request) -> Response:
         """Answer several conversations: one answer whose choices are theirs, in their order."""
         body = await read_body(request, ChatBatchRequest)
-        if len(body.messages) > limits.max_prompts:
-            number, most = len(body.messages), limits.max_prompts
-            raise InvalidRequestError(f"{number} conversations; at most {most}", param="messages")
-        asked = [{**(body.model_extra or {}), "messages": messages} for messages in body.messages]
-        calls: list[Awaitable[Answer]] = [post(PATH, json.dumps(one).encode(), request.state.tenant) for one in asked]
+        shared = await _shared_fields(request, body, limits)
+        turns = asyncio.Semaphore(max(1, find_model(client, body.model).max_running // (body.n or 1)))
+
+        async def ask(messages: list[Any]) -> Answer:
+            async with turns:  # one body leaves rows to others, whether its choices are of one conversation or of many
+                cost_s = PARSE_S_PER_BYTE * request.state.num_body_bytes / len(body.messages)
+                payload = await work_of(request).run(cost_s, _payload, messages, shared)
+                return await post(PATH, payload, request.state.tenant)
+
         try:
-            return JSONResponse(_merged([answer.body for answer in await _while_there(request, calls)]))
+            answers = [answer.body for answer in await _while_there(request, [ask(one) for one in body.messages])]
         except _BadAnswer as bad:
             return JSONResponse(_fault(bad.answer.body, bad.number), bad.answer.status)
+        return await work_of(request).run(_merging_cost_s(answers), _merged, answers)
 
     return router
+
+
+async def _shared_fields(request: Request, body: ChatBatchRequest, limits: RequestLimits) -> bytes:
+    """What holds for all conversations, as JSON. InvalidRequestError where they are too many, or too much together."""
+    number = len(body.messages)
+    if number > limits.max_prompts:
+        raise InvalidRequestError(f"{number} conversations; at most {limits.max_prompts}", param="messages")
+    check_number(number, body.n or 1, limits, {"prompt": "messages"})
+    fields = {**(body.model_extra or {}), "model": body.model, "n": body.n}
+    cost_s = PARSE_S_PER_BYTE * request.state.num_body_bytes
+    shared = await work_of(request).run(cost_s, lambda: json.dumps(fields).encode())
+    if number * len(shared) > limits.max_body_bytes:
+        what = f"{number} conversations with {len(shared)} bytes of other fields for each; together at most"
+        raise BodyTooLargeError(f"{what} {limits.max_body_bytes} bytes", param="messages")
+    return shared
+
+
+def _payload(messages: list[Any], shared: bytes) -> bytes:
+    return b'{"messages": %b, %b' % (json.dumps(messages).encode(), shared[1:])
 
 
 async def _while_there(request: Request, calls: Sequence[Awaitable[Answer]]) -> list[Answer]:
@@ -108,8 +138,18 @@ def _fault(body: Any, number: int) -> Any:
     return body
 
 
-def _merged(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    choices = [choice for answer in answers for choice in answer["choices"]]
+def _merging_cost_s(answers: Sequence[dict[str, Any]]) -> float:
+    """Estimate of the time that writing the answers as one takes, for a WorkPool."""
+    number = 0
+    for answer in answers:
+        for choice in answer["choices"]:
+            entries = (choice["logprobs"] or {}).get("content") or ()
+            number += 1 + sum(1 + len(entry["top_logprobs"]) for entry in entries[:1]) * len(entries)
+    return WRITE_S_PER_LOGPROB * number
+
+
+def _merged(answers: Sequence[dict[str, Any]]) -> Response:
+    choices = [_with_prompt(choice, answer) for answer in answers for choice in answer["choices"]]
     counts: Counter[str] = Counter()
     num_cached = 0
     for answer in answers:
@@ -117,7 +157,14 @@ def _merged(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
         num_cached += usage["prompt_tokens_details"]["cached_tokens"]
         counts.update({name: usage[name] for name in ("prompt_tokens", "completion_tokens", "total_tokens")})
     usage = {**counts, "prompt_tokens_details": {"cached_tokens": num_cached}}
-    return answers[0] | {"choices": [{**c, "index": i} for i, c in enumerate(choices)], "usage": usage}
+    own = {"choices": [{**c, "index": i} for i, c in enumerate(choices)], "usage": usage, "prompt_token_ids": None}
+    return json_response(answers[0] | own)
 
 
-ENDPOINT = Endpoint(lambda api: chat_batch_routes(api.limits, api.post), (ChatBatchRequest,))
+def _with_prompt(choice: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
+    """The choice with the prompt that it answers, where token ids are asked for: each conversation has its own."""
+    prompt = answer["prompt_token_ids"]
+    return choice if prompt is None else {**choice, "prompt_token_ids": prompt}
+
+
+ENDPOINT = Endpoint(lambda api: chat_batch_routes(api.client, api.limits, api.post), (ChatBatchRequest,))
