@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationInfo, model_validator
 
 from app.errors import InvalidRequestError
 from app.registry import suggestion
@@ -18,10 +18,13 @@ class Params(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _no_unknown_name(cls, values: Any) -> Any:
-        """Bodies of HTTP inherit the fields, but speak of unknown ones in their dialect's words."""
-        unknown = [name for name in values if name not in cls.model_fields] if isinstance(values, dict) else []
-        if unknown and cls.__base__ is Params:
+    def _no_unknown_name(cls, values: Any, info: ValidationInfo) -> Any:
+        """Only for Python's callers. Bodies of HTTP, which are read as JSON, inherit the fields or hold such an object:
+        pydantic names the field at fault with its place in the body."""
+        if info.mode != "python" or cls.__base__ is not Params or not isinstance(values, dict):
+            return values
+        unknown = [name for name in values if name not in cls.model_fields]
+        if unknown:
             name = str(unknown[0])
             raise InvalidRequestError(
                 f"{cls.__name__} has no parameter {name!r}; {suggestion(name, cls.model_fields)}", param=name
