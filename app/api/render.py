@@ -146,11 +146,13 @@ def engine_requests(
     cache_salt: str | None = None,
     tenant: str = "",
     reasoning: ReasoningSpan | None = None,
+    inside: bool | None = None,
 ) -> list[EngineRequest]:
     """`n` requests for each prompt, in order.
 
     Raises InvalidRequestError or PromptTooLongError, naming the field; `names` says what the dialect calls a field of
-    ours, where it has a word of its own. Structured outputs begin after the `reasoning`, if there is any.
+    ours, where it has a word of its own. Structured outputs begin after the `reasoning`, if there is any. `inside` says
+    whether answers begin inside a thought; None: the prompt's end tells.
     """
     check_limits(params, limits, names)
     check_number(len(prompts), params.n, limits, names)
@@ -162,7 +164,7 @@ def engine_requests(
     for i, prompt in enumerate(prompts):
         _check_prompt(prompt, model, names.get("prompt", "prompt"))
         seed = params.seed if params.seed is not None else secrets.randbits(63)
-        thinking = served_budget(model, prompt.token_ids, params, names.get(BUDGET, BUDGET))
+        thinking = served_budget(model, prompt.token_ids, params, names.get(BUDGET, BUDGET), inside)
         own = params.model_copy(update={"seed": seed, "max_tokens": max_tokens(prompt, params, model, names)})
         for choice in range(params.n):
             name = f"{request_id}-{i}-{choice}"

@@ -64,7 +64,7 @@ async def open_conversation(
             raise InvalidRequestError("excludes a tool_choice that requires a call", param="structured_outputs")
         fields["structured_outputs"] = plan.structured_outputs
     before = plan.reasoning_span if fields.get("structured_outputs") is not None else None
-    shown = plan.shown_token_ids
-    stream = open_stream(client, limits, request, body, model, [prompt], head, fields, shown=shown, reasoning=before)
+    asked = (client, limits, request, body, model, [prompt], head, fields)
+    stream = open_stream(*asked, shown=plan.shown_token_ids, reasoning=before, inside=plan.inside)
     parsers = [] if plan.is_plain else [plan.new_parser() for _ in stream.choices]
     return Conversation(model, head, stream, plan, parsers, plan.max_calls)

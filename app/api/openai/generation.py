@@ -33,10 +33,12 @@ def open_stream(
     *,
     shown: frozenset[int] = frozenset(),
     reasoning: ReasoningSpan | None = None,
+    inside: bool | None = None,
 ) -> EventStream:
     """The stream of all choices of all prompts; raises InvalidRequestError or PromptTooLongError before it starts.
 
-    `shown` are special tokens that stay in the text; structured outputs begin after the `reasoning`.
+    `shown` are special tokens that stay in the text; structured outputs begin after the `reasoning`; `inside`
+    says whether answers begin inside a thought (None: the prompt's end tells).
     """
     must_generate(model)
     if body.request_id is not None:
@@ -53,6 +55,7 @@ def open_stream(
         cache_salt=body.cache_salt,
         tenant=request.state.tenant,
         reasoning=reasoning,
+        inside=inside,
     )
     choices = [
         Choice(

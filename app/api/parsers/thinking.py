@@ -14,12 +14,16 @@ FIELD = "thinking_token_budget"
 
 
 def served_budget(
-    model: ServedModel, prompt_token_ids: list[int], params: SamplingParams, field: str = FIELD
+    model: ServedModel,
+    prompt_token_ids: list[int],
+    params: SamplingParams,
+    field: str = FIELD,
+    inside: bool | None = None,
 ) -> ThinkingBudget | None:
     """`thinking_budget` of a prompt of a served model."""
     if params.thinking_token_budget is None:
         return None
-    return thinking_budget(model.tokenizer, load_reasoning_parser(model), prompt_token_ids, params, field)
+    return thinking_budget(model.tokenizer, load_reasoning_parser(model), prompt_token_ids, params, field, inside)
 
 
 def thinking_budget(
@@ -28,9 +32,11 @@ def thinking_budget(
     prompt_token_ids: list[int],
     params: SamplingParams,
     field: str = FIELD,
+    inside: bool | None = None,
 ) -> ThinkingBudget | None:
     """The budget of a request with this prompt; None where it has none (-1 means that too).
 
+    `inside` says whether the answer begins inside a thought; where it is None the prompt's end tells.
     UnsupportedError names `field` when the model's thoughts cannot be told.
     """
     num_tokens = params.thinking_token_budget
@@ -41,5 +47,7 @@ def thinking_budget(
     opening, closing = (
         tuple(tokenizer.encode(marker, add_special_tokens=False)) for marker in parser.thought_markers()
     )
-    end = tokenizer.decode(prompt_token_ids[-PROMPT_END_TOKENS:], skip_special_tokens=False)
-    return ThinkingBudget(num_tokens, () if parser.starts_inside(end, None) else opening, closing)
+    if inside is None:
+        end = tokenizer.decode(prompt_token_ids[-PROMPT_END_TOKENS:], skip_special_tokens=False)
+        inside = parser.starts_inside(end, None)
+    return ThinkingBudget(num_tokens, () if inside else opening, closing)
