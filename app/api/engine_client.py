@@ -33,6 +33,7 @@ class ServedModel:
     aliases: tuple[str, ...] = ()
     created: int = 0  # seconds since the epoch
     max_num_seqs: int | None = None  # requests that all replicas together run at a time; None where unknown
+    num_replicas: int = 1
     pooling: PoolingInfo | None = None  # of a model that gives vectors; None: it generates
     tool_parser: str = "auto"  # as ModelConfig has them
     reasoning_parser: str = "auto"
@@ -41,9 +42,16 @@ class ServedModel:
     def max_running(self) -> int:
         """Requests of one HTTP request that may be in the engines at a time: they leave a quarter of the rows to
         others, who so need not wait for all of them."""
-        if self.max_num_seqs is None:
-            return sys.maxsize
-        return max(1, self.max_num_seqs - max(1, self.max_num_seqs // 4))
+        return sys.maxsize if self.max_num_seqs is None else _most_of(self.max_num_seqs)
+
+    @property
+    def max_running_of_prompt(self) -> int:
+        """The same for the choices of one prompt, which all run on one replica."""
+        return sys.maxsize if self.max_num_seqs is None else _most_of(self.max_num_seqs // self.num_replicas)
+
+
+def _most_of(num_rows: int) -> int:
+    return max(1, num_rows - max(1, num_rows // 4))
 
 
 @dataclass(slots=True)

@@ -71,7 +71,9 @@ class EventStream:
         self._num_open = len(self.choices)
         self._wake = asyncio.Event()
         self._room = asyncio.Event()
-        self._turns = asyncio.Semaphore(client.models[model].max_running)
+        served = client.models[model]
+        self._turns = asyncio.Semaphore(served.max_running)
+        self._prompt_turns = {index: asyncio.Semaphore(served.max_running_of_prompt) for index in self._places}
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
@@ -103,7 +105,7 @@ class EventStream:
         return batch
 
     async def _pull(self, choice: Choice) -> None:
-        async with self._turns:
+        async with self._prompt_turns[choice.prompt_index], self._turns:
             await self._pull_now(choice)
 
     async def _pull_now(self, choice: Choice) -> None:

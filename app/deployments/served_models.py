@@ -48,6 +48,7 @@ def load_served_model(config: ModelConfig) -> ServedModel:
         chat_template=ChatTemplate.from_directory(directory, tokenizer, config.chat_template),
         max_model_len=min(config.engine.max_model_len or info.max_position_embeddings, info.max_position_embeddings),
         max_num_seqs=config.engine.max_num_seqs * config.num_replicas,
+        num_replicas=config.num_replicas,
         aliases=config.aliases,
         created=int(time.time()),
         pooling=pooling_info(config.engine, info),

@@ -214,6 +214,26 @@ def test_a_body_of_many_choices_leaves_rows_to_others(served_model: Any, make_cl
     assert counting.peak == 3
 
 
+@pytest.mark.parametrize(("num_prompts", "peak"), [(1, 3), (2, 6), (4, 6)])
+def test_the_choices_of_a_prompt_leave_rows_of_their_replica(
+    served_model: Any, make_client: Any, serve: Any, num_prompts: int, peak: int
+) -> None:
+    """They all run on one, so three quarters of all replicas' rows would be all of its own."""
+    client = make_client(dataclasses.replace(served_model, max_num_seqs=8, num_replicas=2))
+    client.delay_s = 0.001
+    running: list[int] = []
+
+    def watch(request: Any) -> list[int]:
+        running.append(client.num_running)
+        return [50] * 5
+
+    client.script = watch
+    body = {"model": "m", "prompt": ["x", "y", "z", "w"][:num_prompts], "n": 8}
+    answer = httpx.post(f"{serve(client).url}/v1/completions", json=body, timeout=limits.patience_s()).json()
+    assert len(answer["choices"]) == 8 * num_prompts
+    assert max(running) == peak
+
+
 def test_choices_that_wait_for_their_turn_are_never_begun_for_a_client_that_left(
     served_model: Any, make_client: Any, serve: Any, wait_for: Any
 ) -> None:
