@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 
 from app.api.endpoint import Endpoint
 from app.api.engine_client import EngineClient
+from app.api.json_response import json_response
 from app.api.render import find_model
 from app.api.version import VERSION
 from app.config import ServeConfig
-from app.text.tokenizer import read_tokenizer_config
 
 _SECRET = {"ingress": {"api_keys_file", "api_key_hashes"}}
 
@@ -23,11 +22,11 @@ def tokenizer_info_routes(client: EngineClient) -> APIRouter:
     router = APIRouter(tags=["tokenizer"])
 
     @router.get("/tokenizer_info")
-    async def tokenizer_info(model: str | None = None) -> JSONResponse:
+    async def tokenizer_info(model: str | None = None) -> Response:
         """The tokenizer's configuration and the chat template. Open only with `ingress.tokenizer_info`."""
         served = find_model(client, model)
-        config = read_tokenizer_config(Path(served.info.directory))
-        return JSONResponse({"tokenizer_class": None, **config, "chat_template": served.chat_template.source or None})
+        config, template = served.tokenizer.config, served.chat_template.source or None
+        return json_response({"tokenizer_class": None, **config, "chat_template": template})
 
     return router
 

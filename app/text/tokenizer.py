@@ -7,9 +7,10 @@ post-processor of tokenizer.json), decoding.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import tokenizers
@@ -29,11 +30,14 @@ _SHRINKING = 4  # normalizers compose up to so many characters into one
 class Tokenizer:
     """Token ids of a text and the text of token ids. Immutable once built, so threads may share it."""
 
-    def __init__(self, backend: Any, special_tokens: dict[str, str]) -> None:
+    def __init__(
+        self, backend: Any, special_tokens: dict[str, str], config: Mapping[str, Any] = MappingProxyType({})
+    ) -> None:
         # A length limit or padding saved by the training script must not touch prompts.
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
+        self.config = config  # tokenizer_config.json, as it was read
         self.special_tokens = special_tokens  # by name, such as {"eos_token": "<|im_end|>"}: chat templates see them
         self.special_token_ids: frozenset[int] = frozenset(
             index for index, token in backend.get_added_tokens_decoder().items() if token.special
@@ -53,7 +57,7 @@ class Tokenizer:
         config = read_tokenizer_config(path)
         special = _named_special_tokens(config)
         _add_missing_tokens(backend, config, special)
-        return cls(backend, {name: token["content"] for name, token in special.items()})
+        return cls(backend, {name: token["content"] for name, token in special.items()}, config)
 
     def to_json(self) -> str:
         """The whole tokenizer as the text of a tokenizer.json, with the tokens that other files added."""
