@@ -25,7 +25,7 @@ from app.errors import InvalidRequestError, MantaError, PoisonedRequestError, Un
 
 logger = logging.getLogger("manta.api")
 
-_HTTP_TYPES = {404: "not_found_error", 405: "invalid_request_error", 413: "invalid_request_error"}
+_HTTP_TYPES = {404: "not_found_error", **dict.fromkeys((400, 405, 413), "invalid_request_error")}
 _ANTHROPIC_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",

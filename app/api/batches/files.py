@@ -6,6 +6,7 @@ import uuid
 from typing import Any
 
 from fastapi import APIRouter, Request
+from python_multipart.exceptions import FormParserError
 from starlette.datastructures import FormData, UploadFile
 from starlette.responses import JSONResponse, StreamingResponse
 
@@ -47,8 +48,11 @@ def file_routes(files: FileStore, limits: RequestLimits) -> APIRouter:
         """Keep a file of requests for a batch: multipart with `purpose=batch`, `file`, perhaps `expires_after`."""
         if not request.headers.get("content-type", "").startswith("multipart/form-data"):
             raise InvalidRequestError("expected a form: multipart/form-data")
-        async with request.form(max_files=1, max_fields=len(_FIELDS), max_part_size=1024) as form:
-            return JSONResponse(await _keep(files, limits, request.state.tenant, form))
+        try:
+            async with request.form(max_files=1, max_fields=len(_FIELDS), max_part_size=1024) as form:
+                return JSONResponse(await _keep(files, limits, request.state.tenant, form))
+        except FormParserError as error:  # Starlette lets it pass
+            raise InvalidRequestError(f"the form cannot be read: {error}") from error
 
     @router.get("/v1/files")
     async def list_files(request: Request) -> JSONResponse:

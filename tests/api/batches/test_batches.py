@@ -107,6 +107,16 @@ def test_what_is_no_file(client: Any, http_to: Any, data: Any, file: Any, status
     assert http.get("/v1/files").json()["data"] == []
 
 
+@pytest.mark.parametrize(
+    "body",
+    [b"no boundary", b"--x\r\nContent[0]: form-data\r\n\r\n1\r\n--x--", b"--x\r\n\r\n1", b"--xy", b"", b"\r\n--x\x00"],
+)
+def test_a_form_that_is_none(http: httpx.Client, body: bytes) -> None:
+    answer = http.post("/v1/files", content=body, headers={"Content-Type": "multipart/form-data; boundary=x"})
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
 def test_a_batch(sdk: openai.OpenAI, client: Any, wait_for: Wait) -> None:
     wrong = line("wrong", model="m", messages=[{"role": "user", "content": "hi"}], foo=1)
     file = upload(sdk, *(line(f"r{i}") for i in range(5)), wrong)
