@@ -16,7 +16,7 @@ from app.api.openai.chunks import ChatChunks, StreamWishes, call_fields, chat_fi
 from app.api.openai.conversation import Conversation, open_conversation
 from app.api.openai.generation import response_headers
 from app.api.openai.head import ResponseHead, usage
-from app.api.openai.logprobs import chat_logprobs, prompt_logprobs, token_names, writing_cost_s
+from app.api.openai.logprobs import prompt_logprobs, token_names, writing_cost_s, written_chat_logprobs
 from app.api.openai.protocol import ChatRequest
 from app.api.parsers.base import ParsedAnswer
 from app.api.render import find_model
@@ -70,7 +70,7 @@ def _choice(entry: Collected, conversation: Conversation, body: ChatRequest) -> 
     return {
         "index": output.index,
         "message": message,
-        "logprobs": chat_logprobs(output.logprobs or (), names) if body.logprobs else None,
+        "logprobs": written_chat_logprobs(output.logprobs or (), names) if body.logprobs else None,
         "finish_reason": chat_finish_reason(output.finish_reason, num_calls, body.calls_finish_reason()),
         "stop_reason": output.stop_reason,
         "token_ids": output.token_ids if body.return_token_ids else None,

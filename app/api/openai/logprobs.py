@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
+import msgspec
+
 from app.api.events import Collected
+from app.api.json_response import written
 from app.api.work_pool import WRITE_S_PER_LOGPROB
 from app.engine.step import TokenLogprobs
 from app.text.tokenizer import Tokenizer
@@ -47,11 +50,17 @@ def token_names(tokenizer: Tokenizer, as_ids: bool) -> TokenNames:
 
 def chat_logprobs(entries: Sequence[TokenLogprobs], tokenizer: TokenNames) -> dict[str, Any]:
     """`choices[].logprobs` of a chat: content[{token, logprob, bytes, top_logprobs}]."""
-    content = []
-    for entry in entries:
-        tokens = [_chat_token(token_id, value, tokenizer) for token_id, value in _pairs(entry)]
-        content.append({**tokens[0], "top_logprobs": tokens[1:]})
-    return {"content": content, "refusal": None}
+    return {"content": [_chat_position(entry, tokenizer) for entry in entries], "refusal": None}
+
+
+def written_chat_logprobs(entries: Sequence[TokenLogprobs], tokenizer: TokenNames) -> dict[str, Any]:
+    """The same, for `json_response`: each position is JSON already."""
+    return {"content": [written(_chat_position(entry, tokenizer)) for entry in entries], "refusal": None}
+
+
+def _chat_position(entry: TokenLogprobs, tokenizer: TokenNames) -> dict[str, Any]:
+    tokens = [_chat_token(token_id, value, tokenizer) for token_id, value in _pairs(entry)]
+    return {**tokens[0], "top_logprobs": tokens[1:]}
 
 
 def _chat_token(token_id: int, logprob: float, tokenizer: TokenNames) -> dict[str, Any]:
@@ -89,11 +98,12 @@ def _completion_token(token_id: int, tokenizer: TokenNames) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
-def prompt_logprobs(
-    entries: Sequence[TokenLogprobs | None], tokenizer: Tokenizer
-) -> list[dict[str, dict[str, Any]] | None]:
-    """`prompt_logprobs` as vLLM writes it: per position, token id -> {logprob, rank, decoded_token}."""
-    return [None if entry is None else _by_token_id(entry, tokenizer) for entry in entries]
+def prompt_logprobs(entries: Sequence[TokenLogprobs | None], tokenizer: Tokenizer) -> list[msgspec.Raw | None]:
+    """`prompt_logprobs` as vLLM writes it: per position, token id -> {logprob, rank, decoded_token}.
+
+    For `json_response`: each position is JSON already.
+    """
+    return [None if entry is None else written(_by_token_id(entry, tokenizer)) for entry in entries]
 
 
 def _by_token_id(entry: TokenLogprobs, tokenizer: Tokenizer) -> dict[str, dict[str, Any]]:

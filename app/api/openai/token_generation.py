@@ -8,20 +8,22 @@ from typing import Any, ClassVar, Self
 
 from fastapi import APIRouter, Request
 from pydantic import Field, model_validator
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from app.api.body import describe_body, read_body
 from app.api.endpoint import Endpoint
 from app.api.engine_client import EngineClient
 from app.api.errors import in_words_of
 from app.api.events import Collected, Event, collect
+from app.api.json_response import json_response
 from app.api.openai.closed import Closed
 from app.api.openai.generation import open_stream, response_headers
 from app.api.openai.head import ResponseHead
-from app.api.openai.logprobs import TokenIdNames, chat_logprobs, prompt_logprobs
+from app.api.openai.logprobs import TokenIdNames, chat_logprobs, prompt_logprobs, writing_cost_s, written_chat_logprobs
 from app.api.openai.protocol import GenerationBody
 from app.api.render import Prompt, find_model
 from app.api.sse import DONE, EventFormat, EventStreamResponse
+from app.api.work_pool import work_of
 from app.config import RequestLimits
 from app.engine.request import Priority
 from app.engine.sampling_params import SamplingParams
@@ -99,11 +101,15 @@ def token_routes(client: EngineClient, limits: RequestLimits) -> APIRouter:
         if body.stream:
             return EventStreamResponse(stream, TokenChunks(request_id, body.logprobs is not None))
         collected = await collect(stream)
-        answer = {"request_id": request_id, "choices": [_choice(entry) for entry in collected]}
-        scored = collected[0].prompt_logprobs
-        answer["prompt_logprobs"] = None if scored is None else prompt_logprobs(scored, model.tokenizer)
-        answer["kv_transfer_params"] = None
-        return JSONResponse(answer, headers=response_headers(stream))
+
+        def answer() -> Response:
+            fields: dict[str, Any] = {"request_id": request_id, "choices": [_choice(entry) for entry in collected]}
+            scored = collected[0].prompt_logprobs
+            fields["prompt_logprobs"] = None if scored is None else prompt_logprobs(scored, model.tokenizer)
+            fields["kv_transfer_params"] = None
+            return json_response(fields, response_headers(stream))
+
+        return await work_of(request).run(writing_cost_s(collected), answer)
 
     return router
 
@@ -112,7 +118,7 @@ def _choice(entry: Collected) -> dict[str, Any]:
     output = entry.output
     return {
         "index": output.index,
-        "logprobs": None if output.logprobs is None else chat_logprobs(output.logprobs, _NAMES),
+        "logprobs": None if output.logprobs is None else written_chat_logprobs(output.logprobs, _NAMES),
         "finish_reason": output.finish_reason,
         "stop_reason": output.stop_reason,
         "token_ids": output.token_ids,
