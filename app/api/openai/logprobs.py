@@ -18,13 +18,17 @@ _FLOOR = -9999.0  # JSON has no infinity
 
 def writing_cost_s(collected: Iterable[Collected]) -> float:
     """Estimate of the time that writing the logprobs of an answer takes, for a WorkPool."""
-    number = 0
-    for one in collected:
-        for entries in (one.output.logprobs or (), one.prompt_logprobs or ()):
-            number += len(entries) * max(
-                (len(entry.token_ids) for entry in entries[:2] if entry is not None), default=0
-            )
-    return WRITE_S_PER_LOGPROB * number
+    return sum(
+        entries_cost_s(entries)
+        for one in collected
+        for entries in (one.output.logprobs or (), one.prompt_logprobs or ())
+    )
+
+
+def entries_cost_s(entries: Sequence[TokenLogprobs | None]) -> float:
+    """The same for the logprobs of some tokens."""
+    width = max((len(entry.token_ids) for entry in entries[:2] if entry is not None), default=0)
+    return WRITE_S_PER_LOGPROB * len(entries) * width
 
 
 class TokenNames(Protocol):

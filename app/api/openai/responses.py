@@ -17,21 +17,23 @@ from app.api.body import describe_body, read_body
 from app.api.endpoint import Endpoint
 from app.api.engine_client import EngineClient, ServedModel
 from app.api.errors import in_words_of
+from app.api.json_response import json_response
 from app.api.openai.chat_prompt import render_chat
 from app.api.openai.conversation import Conversation, open_conversation
 from app.api.openai.generation import response_headers
 from app.api.openai.head import ResponseHead
-from app.api.openai.logprobs import token_names
+from app.api.openai.logprobs import entries_cost_s, token_names
 from app.api.openai.responses_answer import ResponseAnswer, ResponseEvents, new_id
 from app.api.openai.responses_background import BackgroundResponses
 from app.api.openai.responses_conversion import num_droppable, to_chat
 from app.api.openai.responses_protocol import InputItem, InputTokensRequest, ResponsesRequest
 from app.api.query import bool_param, choice_param, int_param, list_page, text_param
 from app.api.render import counting_room, find_model
+from app.api.request_size import size_of
 from app.api.response_store import READ_S_PER_BYTE, ResponseStore, not_found
 from app.api.sse import EventStreamResponse
 from app.api.store.tenant_store import TenantStore
-from app.api.work_pool import work_of
+from app.api.work_pool import TOKENISE_S_PER_CHAR, work_of
 from app.config import IngressConfig, RequestLimits
 from app.errors import InvalidRequestError, MantaError, PromptTooLongError
 
@@ -77,7 +79,8 @@ def response_routes(
             return EventStreamResponse(stream, ResponseEvents(answer, keep))
         await read_blocks(stream, answer.reader)
         await keep()
-        return JSONResponse(answer.response(), headers=response_headers(stream))
+        headers = response_headers(stream)
+        return await work_of(request).run(_writing_cost_s(answer), lambda: json_response(answer.response(), headers))
 
     @router.post("/v1/responses/input_tokens", openapi_extra=describe_body(InputTokensRequest))
     async def count_input_tokens(request: Request) -> JSONResponse:
@@ -86,7 +89,7 @@ def response_routes(
         model = find_model(client, body.model)
         items = [*await _history(kept, request, body.previous_response_id), *body.items]
         _check_number(items, limits)
-        chat = to_chat(body, items)
+        chat = await work_of(request).run(TOKENISE_S_PER_CHAR * size_of(items), to_chat, body, items)
         with in_words_of(chat.field_names()):
             room = counting_room(model, "messages")
             prompt = await render_chat(work_of(request), model, chat.chat_options(), limits, room)
@@ -178,7 +181,9 @@ async def _open(
     _check_number(items, limits)
 
     async def attempt(num_dropped: int) -> Conversation:
-        return await open_conversation(client, limits, request, to_chat(body, items, num_dropped), model, head)
+        cost_s = TOKENISE_S_PER_CHAR * size_of(items)
+        chat = await work_of(request).run(cost_s, to_chat, body, items, num_dropped)
+        return await open_conversation(client, limits, request, chat, model, head)
 
     try:
         return await attempt(0)
@@ -210,6 +215,11 @@ def _asked(body: ResponsesRequest) -> bytes:
     return json.dumps(given).encode()
 
 
+def _writing_cost_s(answer: ResponseAnswer) -> float:
+    """Estimate of the time that writing the response takes, for a WorkPool."""
+    return sum(entries_cost_s(block.logprobs) for block in answer.reader.blocks)
+
+
 def _keeper(
     kept: ResponseStore, request: Request, num_bytes: int, body: ResponsesRequest, answer: ResponseAnswer
 ) -> Callable[[], Awaitable[None]]:
@@ -220,7 +230,8 @@ def _keeper(
             return
         try:
             asked = await work_of(request).run(num_bytes * READ_S_PER_BYTE, _asked, body)
-            await kept.keep(request.state.tenant, answer.response(), asked)
+            response = await work_of(request).run(_writing_cost_s(answer), answer.response)
+            await kept.keep(request.state.tenant, response, asked)
         except MantaError as error:
             logger.warning("the response %s is not kept: %s", answer.id, error.message)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,8 @@ import pytest
 from openai.types.responses import ResponseStreamEvent
 
 from app.api.app import create_app
+from app.api.openai import responses
+from app.api.openai.responses_conversion import to_chat
 from app.config import IngressConfig, RequestLimits
 
 ADD: Any = {
@@ -183,6 +186,26 @@ def test_truncation(sdk: openai.OpenAI, say: Say, prompt_of: PromptOf) -> None:
     assert kept == list(range(kept[0], 40))
     with pytest.raises(openai.BadRequestError, match="context"):
         ask(sdk, input="the fox " * 600, truncation="auto")
+
+
+def test_long_conversations_are_converted_off_the_event_loop(
+    sdk: openai.OpenAI, say: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each attempt at truncation converts all of it again."""
+    say("yes")
+    threads = []
+
+    def recording(*args: Any) -> Any:
+        threads.append(threading.current_thread().name.partition("_")[0])
+        return to_chat(*args)
+
+    monkeypatch.setattr(responses, "to_chat", recording)
+    turns: Any = [{"role": "user", "content": f"turn {i} " + "the fox " * 20} for i in range(250)]
+    ask(sdk, input=turns, truncation="auto", max_output_tokens=10)
+    assert len(threads) > 3
+    with pytest.raises(openai.BadRequestError, match="context"):
+        sdk.responses.input_tokens.count(model="m", input=turns)
+    assert set(threads) == {"work"}
 
 
 @pytest.mark.parametrize(

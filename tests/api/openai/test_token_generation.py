@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import threading
 from typing import Any
 
 import httpx
 import pytest
+
+from app.api.openai import logprobs
 
 ROUTE = "/inference/v1/generate"
 
@@ -87,3 +90,31 @@ def test_predicted_output_changes_nothing(http: httpx.Client, client: Any) -> No
     )
     wrong = http.post("/v1/chat/completions", json={**body, "prediction": {"type": "image"}})
     assert wrong.json()["error"]["param"].startswith("prediction")
+
+
+@pytest.mark.parametrize(
+    ("route", "body"),
+    [
+        (ROUTE, {"token_ids": [50] * 400, "sampling_params": {"prompt_logprobs": 5}}),
+        (ROUTE, {"token_ids": [50], "sampling_params": {"logprobs": 5, "max_tokens": 400}}),
+        (
+            "/v1/responses",
+            {"input": "x", "include": ["message.output_text.logprobs"], "top_logprobs": 5, "max_output_tokens": 400},
+        ),
+    ],
+)
+def test_many_logprobs_are_written_off_the_event_loop(
+    http: httpx.Client, client: Any, monkeypatch: pytest.MonkeyPatch, route: str, body: dict[str, Any]
+) -> None:
+    client.script = lambda request: [50] * 400
+    threads = set()
+    own = logprobs._pairs
+
+    def recording(entry: Any) -> Any:
+        threads.add(threading.current_thread().name.partition("_")[0])
+        return own(entry)
+
+    monkeypatch.setattr(logprobs, "_pairs", recording)
+    answer = http.post(route, json=body)
+    assert answer.status_code == 200, answer.text
+    assert threads == {"work"}
