@@ -62,5 +62,5 @@ def test_a_failed_step_is_the_end() -> None:
 
 
 def test_start_errors_come_through() -> None:
-    with pytest.raises(CheckpointError, match="no such directory"):
+    with pytest.raises(CheckpointError, match="no such path"):
         create_executor(config("/nowhere/at/all")).start()
