@@ -104,6 +104,15 @@ def test_a_call_longer_than_a_step_and_one_that_never_ends(fresh: Callable[..., 
         executor.call("add_rank", 10, 600.0)
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """A shell's background jobs ignore SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupted_call_ends_the_gang(fresh: Callable[..., ForkedExecutor]) -> None:
     """Its answer would be taken for the next step's."""
     executor, main = fresh(), threading.main_thread().ident
