@@ -20,7 +20,7 @@ from app.api.in_process import Answer, Post, post_in_process
 from app.api.middleware import BodyLimit, HeaderLimit, RequestContext
 from app.api.store.kinds import Stores, local_stores
 from app.api.version import VERSION
-from app.api.work_pool import WorkPool
+from app.api.work_pool import RequestWork, WorkPool
 from app.config import IngressConfig, RequestLimits
 
 _DEFAULTS = IngressConfig()
@@ -66,7 +66,8 @@ def _own_routes(app: FastAPI) -> Post:
     routes = RequestContext(ExceptionMiddleware(AsyncExitStackMiddleware(app.router), app.exception_handlers))
 
     async def post(path: str, payload: bytes, tenant: str) -> Answer:
-        return await post_in_process(routes, path, payload, {"app": app, "state": {"tenant": tenant}})
+        work, scope = RequestWork(app.state.work_pool, tenant), {"app": app, "state": {"tenant": tenant}}
+        return await post_in_process(routes, path, payload, scope, work)
 
     return post
 

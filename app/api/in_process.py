@@ -11,6 +11,8 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message
 
+from app.api.work_pool import PARSE_S_PER_BYTE, RequestWork
+
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -22,6 +24,7 @@ class Answer:
     body: Any  # JSON, or the text where it is none
     request_id: str = ""
     retry_after_s: float | None = None
+    num_bytes: int = 0  # of the body
 
     @classmethod
     def of(cls, status: int, headers: dict[str, str], raw: bytes) -> Answer:
@@ -36,14 +39,18 @@ class Answer:
             body,
             headers.get("x-request-id") or headers.get("request-id", ""),
             float(after) if after.isdigit() else None,
+            len(raw),
         )
 
 
 Post = Callable[[str, bytes, str], Awaitable[Answer]]  # path, JSON, tenant
 
 
-async def post_in_process(app: ASGIApp, path: str, payload: bytes, scope: Mapping[str, Any] = _NOTHING) -> Answer:
-    """The application's answer to a POST of JSON. `scope` adds to the connection's, as a server would."""
+async def post_in_process(
+    app: ASGIApp, path: str, payload: bytes, scope: Mapping[str, Any] = _NOTHING, work: RequestWork | None = None
+) -> Answer:
+    """The application's answer to a POST of JSON. `scope` adds to the connection's, as a server would. A long
+    answer is read in `work`, where that is given: OverloadedError when it has no room."""
     status, headers, parts = 500, {}, []
     was_read = False
 
@@ -63,7 +70,10 @@ async def post_in_process(app: ASGIApp, path: str, payload: bytes, scope: Mappin
             parts.append(message.get("body", b""))
 
     await app(_scope(path, len(payload)) | dict(scope), receive, send)
-    return Answer.of(status, headers, b"".join(parts))
+    raw = b"".join(parts)
+    if work is None:
+        return Answer.of(status, headers, raw)
+    return await work.run(len(raw) * PARSE_S_PER_BYTE, Answer.of, status, headers, raw)
 
 
 def _scope(path: str, length: int) -> dict[str, Any]:

@@ -23,7 +23,6 @@ from app.errors import InvalidRequestError
 ENDED = frozenset({"completed", "incomplete", "failed", "cancelled"})
 READ_S_PER_BYTE = 5 * PARSE_S_PER_BYTE  # JSON into objects, and those into items
 _ITEMS: TypeAdapter[list[InputItem]] = TypeAdapter(list[InputItem])
-MAX_ATTEMPTS = 16  # at a change that others overtake
 
 
 class ResponseNotFoundError(InvalidRequestError):
@@ -70,7 +69,8 @@ class ResponseStore:
         event = event_text(f"response.{response['status']}", max(0, stored.num_chunks - 1), response=response)
         header = json.dumps(response).encode()
         try:
-            await self.entries.put(tenant, stored.key, header, append=[event.encode()], version=stored.version)
+            seen = {"version": stored.version, "num_chunks": stored.num_chunks}
+            await self.entries.put(tenant, stored.key, header, append=[event.encode()], **seen)
         except StoreConflictError:
             return False
         return True

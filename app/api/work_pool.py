@@ -35,6 +35,7 @@ PARSE_S_PER_BYTE = 1e-8
 WRITE_S_PER_LOGPROB = 2e-6
 
 INLINE_S = 2e-3  # what an event loop may do itself
+TRY_AGAIN_S = 0.5  # whether a full pool has room by now
 LONG_S = 0.05  # from here on, work is long: one thread is kept free of it
 
 
@@ -193,6 +194,14 @@ class RequestWork:
         if cost_s <= INLINE_S:
             return call(*args, **kwargs)
         return await self._wait(self._pool.submit(self._tenant, cost_s, lambda: call(*args, **kwargs)))
+
+    async def run_later(self, cost_s: float, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """The same for work that nobody waits for: while too much else waits, it is tried again."""
+        while True:
+            try:
+                return await self.run(cost_s, call, *args, **kwargs)
+            except OverloadedError:
+                await asyncio.sleep(TRY_AGAIN_S)
 
     async def run_process(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """The same for a `call` that waits for a process."""

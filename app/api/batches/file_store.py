@@ -76,10 +76,10 @@ class FileStore:
     ) -> tuple[list[dict[str, Any]], bool]:
         """Files in the order of their making, and whether there are more."""
         try:
-            found = await self.entries.page(tenant, after, limit + 1, newest_first, purpose)
+            found = await self.entries.page(tenant, after, limit + 1, newest_first, label=purpose, only_finished=True)
         except StoreConflictError:
             raise InvalidRequestError(f"there is no file {after!r}", param="after") from None
-        described = [json.loads(stored.header) for stored in found[:limit] if not stored.owner]
+        described = [json.loads(stored.header) for stored in found[:limit]]
         return described, len(found) > limit
 
     async def content(self, tenant: str, file_id: str, start: int = 0) -> AsyncIterator[bytes]:

@@ -23,6 +23,7 @@ class BatchRequest:
     custom_id: str
     url: str
     body: dict[str, Any]
+    num_bytes: int  # of the line
 
 
 @dataclass(slots=True, frozen=True)
@@ -48,7 +49,7 @@ def parse_line(number: int, raw: bytes) -> BatchRequest | BadLine:
     fault = _fault(entry)
     if fault is not None:
         return BadLine(number, custom_id, fault)
-    return BatchRequest(number, custom_id, entry["url"], entry["body"])
+    return BatchRequest(number, custom_id, entry["url"], entry["body"], len(raw))
 
 
 def _fault(entry: dict[str, Any]) -> str | None:

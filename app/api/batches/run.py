@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -18,13 +19,17 @@ from app.api.batches.file_store import FileStore
 from app.api.batches.lines import BadLine, BatchRequest, parse_line
 from app.api.batches.turns import Turns
 from app.api.in_process import Answer
+from app.api.store.entries import StoreConflictError
+from app.api.store.leased_entry import LeasedEntry
 from app.api.work_pool import PARSE_S_PER_BYTE, RequestWork, WorkPool
-from app.errors import InvalidRequestError, MantaError
+from app.errors import EngineDeadError, InvalidRequestError, MantaError, OverloadedError
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0
 TRY_LATER = frozenset({429, 502, 503, 504})
 MAX_FAULT_CHARS = 512
 PRIORITY = 1000  # of a request that says nothing of its own: after those that somebody waits for
+
+logger = logging.getLogger("manta.api")
 
 
 @dataclass(slots=True, frozen=True)
@@ -54,6 +59,8 @@ class BatchRun:
     is_late: bool = False  # the window closed before all lines were done
     _done: set[str] = field(default_factory=set)  # custom_ids that have a result
     _sending: asyncio.Task[None] | None = None
+    _results: dict[str, LeasedEntry] = field(default_factory=dict)  # the files of results
+    _writing: set[asyncio.Task[None]] = field(default_factory=set)  # results on their way
 
     def stop(self) -> None:
         """End it: what is under way is aborted."""
@@ -81,6 +88,12 @@ class BatchRun:
         except InvalidRequestError as error:  # no room for results, or the input is gone
             await self._finish_files()
             batch.fails([_error(error.code or "invalid_request", error.message)])
+        except (StoreConflictError, EngineDeadError):  # somebody else goes on with it, or this replica, later
+            raise
+        except Exception:
+            logger.exception("the batch %s", batch.id)
+            await self._finish_files()
+            batch.fails([_error("server_error", "internal server error")])
 
     async def _check(self) -> bool:
         """Whether all lines are requests to the batch's route; else it has failed."""
@@ -117,14 +130,23 @@ class BatchRun:
                 filename = f"{batch.id}_{name.removesuffix('s')}.jsonl"
                 made = await tools.files.create(self.tenant, filename, "batch_output", tools.owner, tools.lease_s)
                 setattr(batch, name, made)
+                self._results[made] = self._leased(made, 0)
             await self.save()
             return
         for name, count in ((batch.output, "completed"), (batch.errors, "failed")):
-            await tools.files.take(self.tenant, name, tools.owner, tools.lease_s)
+            taken = await tools.files.take(self.tenant, name, tools.owner, tools.lease_s)
+            if taken is None:
+                raise InvalidRequestError("the files of results are gone")
+            self._results[name] = self._leased(name, taken.num_chunks)
             batch.counts[count] = 0
             async for raw in tools.files.lines(self.tenant, name, 1 << 62):
                 self._done.add(str((await self._work(len(raw), json.loads, raw))["custom_id"]))
                 batch.counts[count] += 1
+
+    def _leased(self, file_id: str, num_chunks: int) -> LeasedEntry:
+        tools = self.tools
+        entries = tools.files.entries
+        return LeasedEntry(entries, self.tenant, file_id, tools.owner, tools.lease_s, num_chunks=num_chunks)
 
     async def _send(self) -> None:
         self._sending = asyncio.create_task(self._send_all())
@@ -158,12 +180,14 @@ class BatchRun:
 
     async def _answer(self, request: BatchRequest) -> None:
         """Send one request until there is an answer, and write that."""
-        payload = json.dumps({"priority": PRIORITY, **request.body}).encode()
+        payload = await self._work(request.num_bytes, _payload, request)
         wait_s = FIRST_WAIT_S
         while True:
             await self.tools.turns.acquire(self.tenant)
             try:
                 answer = await self.tools.post(request.url, payload, self.tenant)
+            except OverloadedError:  # nothing is free to read the answer
+                answer = Answer(OverloadedError.status, None)
             finally:
                 await asyncio.shield(self.tools.turns.release(self.tenant))
             if answer.status not in TRY_LATER:
@@ -171,25 +195,32 @@ class BatchRun:
             await asyncio.sleep(max(wait_s, min(answer.retry_after_s or 0.0, LONGEST_WAIT_S)))
             wait_s = min(2 * wait_s, LONGEST_WAIT_S)
         response = {"status_code": answer.status, "request_id": answer.request_id, "body": answer.body}
-        await self._write(request.custom_id, response, None, is_good=answer.status < 400)
+        await self._write(request.custom_id, response, None, answer.status < 400, answer.num_bytes)
 
-    async def _write(self, custom_id: str, response: Any, error: Any, is_good: bool) -> None:
+    async def _write(self, custom_id: str, response: Any, error: Any, is_good: bool, num_bytes: int = 0) -> None:
         """Append one result; a line is done from the moment that its result is on its way."""
-        self._done.add(custom_id)
         entry = {"id": f"batch_req_{uuid.uuid4().hex}", "custom_id": custom_id, "response": response, "error": error}
+        line = await self._work(num_bytes, _line, entry)
+        self._done.add(custom_id)
+        writing = asyncio.create_task(self._append(line, is_good))
+        self._writing.add(writing)
+        writing.add_done_callback(self._writing.discard)
+        await asyncio.shield(writing)
+
+    async def _append(self, line: bytes, is_good: bool) -> None:
         name, count = (self.batch.output, "completed") if is_good else (self.batch.errors, "failed")
-        line = json.dumps(entry).encode() + b"\n"
-        await asyncio.shield(self.tools.files.entries.append(self.tenant, name, [line], self.tools.owner))
+        await self._results[name].append([line])
         self.batch.counts[count] += 1
 
     async def _write_expired(self) -> None:
         error = {"code": "batch_expired", "message": "the completion window closed before this request was answered"}
         async for line in self._lines():
             if isinstance(line, BatchRequest) and line.custom_id not in self._done:
-                await self._write(line.custom_id, None, error, is_good=False)
+                await self._write(line.custom_id, None, error, False)
 
     async def _finish_files(self) -> None:
         """Show the files that have content, forget the others."""
+        await asyncio.gather(*self._writing, return_exceptions=True)
         batch, files = self.batch, self.tools.files
         for name, shown in (("output", "output_file_id"), ("errors", "error_file_id")):
             file_id = getattr(batch, name)
@@ -212,7 +243,15 @@ class BatchRun:
                 yield await self._work(len(raw), parse_line, number, raw)
 
     async def _work(self, num_bytes: int, call: Callable[..., Any], *arguments: Any) -> Any:
-        return await RequestWork(self.tools.pool, self.tenant).run(num_bytes * PARSE_S_PER_BYTE, call, *arguments)
+        return await RequestWork(self.tools.pool, self.tenant).run_later(num_bytes * PARSE_S_PER_BYTE, call, *arguments)
+
+
+def _payload(request: BatchRequest) -> bytes:
+    return json.dumps({"priority": PRIORITY, **request.body}).encode()
+
+
+def _line(entry: dict[str, Any]) -> bytes:
+    return json.dumps(entry).encode() + b"\n"
 
 
 def _error(code: str, message: str, line: int | None = None) -> dict[str, Any]:

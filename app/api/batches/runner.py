@@ -4,18 +4,19 @@ whoever sees it first."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from typing import Any
 
 from app.api.batches.batch import RUNNING, Batch
-from app.api.batches.file_store import EXPIRES_S
+from app.api.batches.file_store import EXPIRES_S, FileStore
 from app.api.batches.run import BatchRun, Tools
 from app.api.store.entries import StoreConflictError, Stored
+from app.api.store.leased_entry import MAX_ATTEMPTS, LeasedEntry
 from app.api.store.tenant_store import TenantStore
 from app.errors import InvalidRequestError, MantaError, OverloadedError
-
-MAX_ATTEMPTS = 16
 
 logger = logging.getLogger("manta.api")
 
@@ -29,12 +30,11 @@ class BatchNotFoundError(InvalidRequestError):
 
 @dataclass(slots=True)
 class _Entry:
-    """A batch that this replica works on, and its version in the store."""
+    """A batch that this replica works on, and its place in the store."""
 
     run: BatchRun
-    version: int
+    leased: LeasedEntry
     task: asyncio.Task[None] | None = None
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 async def _always() -> bool:
@@ -45,7 +45,7 @@ class BatchRunner:
     """Begins batches, cancels them, and takes over those that nobody works on any more."""
 
     def __init__(self, tools: Tools, batches: TenantStore, max_tenant: int) -> None:
-        self._tools = tools
+        self._tools = replace(tools, files=FileStore(tools.files.entries.patient()))
         self._batches = batches
         self._max_tenant = max_tenant
         self._entries: dict[tuple[str, str], _Entry] = {}
@@ -59,10 +59,7 @@ class BatchRunner:
     async def begin(self, tenant: str, batch: Batch) -> None:
         """Keep a batch and begin with it. OverloadedError when the tenant has as many under way as it may."""
         self.start()
-        num_running = await self._batches.count_owned(tenant)
-        if num_running >= self._max_tenant:
-            raise OverloadedError(f"{num_running} batches of yours are under way; at most {self._max_tenant}")
-        owner = {"owner": self._tools.owner, "lease_s": self._tools.lease_s}
+        owner = {"owner": self._tools.owner, "lease_s": self._tools.lease_s, "max_owned": self._max_tenant}
         version = await self._batches.put(tenant, batch.id, batch.dump(), version=0, **owner)
         self._work(tenant, batch, version)
 
@@ -89,45 +86,42 @@ class BatchRunner:
                 continue
             entry = self._entries.get((tenant, batch_id))
             if entry is not None:
-                await self._save(tenant, entry)
+                with contextlib.suppress(StoreConflictError):  # it has ended meanwhile
+                    await self._save(entry)
             return batch
         raise OverloadedError("the batch changes too fast; try again")
 
     def _work(self, tenant: str, batch: Batch, version: int) -> None:
         async def save() -> None:
-            await self._save(tenant, entry)
+            await self._save(entry)
 
-        entry = _Entry(BatchRun(self._tools, tenant, batch, save), version)
+        tools = self._tools
+        leased = LeasedEntry(self._batches.patient(), tenant, batch.id, tools.owner, tools.lease_s, version)
+        entry = _Entry(BatchRun(tools, tenant, batch, save), leased)
         self._entries[tenant, batch.id] = entry
         entry.task = asyncio.create_task(self._run(tenant, entry))
 
     async def _run(self, tenant: str, entry: _Entry) -> None:
         batch = entry.run.batch
-        beat = asyncio.create_task(self._beat(tenant, entry))
+        beat = asyncio.create_task(self._beat(entry))
         try:
-            try:
-                await entry.run.run()
-            except (StoreConflictError, asyncio.CancelledError):
-                raise
-            except Exception:
-                logger.exception("the batch %s", batch.id)
-                batch.fails([{"code": "server_error", "message": "internal server error", "line": None, "param": None}])
+            await entry.run.run()
             beat.cancel()
-            await self._save(tenant, entry, is_last=True)
+            await self._save(entry, is_last=True)
         except StoreConflictError:
             logger.info("the batch %s is somebody else's by now", batch.id)
         except MantaError as error:
-            logger.warning("the batch %s: %s", batch.id, error.message)
+            logger.warning("the batch %s is left to who takes it over: %s", batch.id, error.message)
         finally:
             beat.cancel()
             self._entries.pop((tenant, batch.id), None)
 
-    async def _beat(self, tenant: str, entry: _Entry) -> None:
+    async def _beat(self, entry: _Entry) -> None:
         """Prolong the lease, with the counts so far; stop when the batch is no longer ours."""
         while True:
             await asyncio.sleep(self._tools.lease_s / 4)
             try:
-                await self._save(tenant, entry)
+                await self._save(entry)
             except StoreConflictError:
                 if entry.task is not None:
                     entry.task.cancel()
@@ -135,26 +129,17 @@ class BatchRunner:
             except MantaError as error:
                 logger.warning("the store of batches: %s", error.message)
 
-    async def _save(self, tenant: str, entry: _Entry, is_last: bool = False) -> None:
+    async def _save(self, entry: _Entry, is_last: bool = False) -> None:
         """Write the batch. Where another replica has cancelled it meanwhile, it is cancelled here too."""
         run = entry.run
-        owner = {} if is_last else {"owner": self._tools.owner, "lease_s": self._tools.lease_s}
-        expires = {"expires_s": float(EXPIRES_S)} if is_last else {}
-        async with entry.lock:
-            for _ in range(MAX_ATTEMPTS):
-                try:
-                    entry.version = await self._batches.put(
-                        tenant, run.batch.id, run.batch.dump(), version=entry.version, **owner, **expires
-                    )
-                    return
-                except StoreConflictError:
-                    stored = await self._batches.get(tenant, run.batch.id)
-                    if stored is None or stored.owner != self._tools.owner:
-                        raise
-                    entry.version = stored.version
-                    if Batch.load(stored.header).status == "cancelling" and run.batch.status in RUNNING:
-                        run.batch.becomes("cancelling")
-                        run.stop()
+
+        def when_changed(stored: Stored) -> None:
+            if Batch.load(stored.header).status == "cancelling" and run.batch.status in RUNNING:
+                run.batch.becomes("cancelling")
+                run.stop()
+
+        expires: dict[str, Any] = {"expires_s": float(EXPIRES_S)} if is_last else {}
+        await entry.leased.write(run.batch.dump, is_last=is_last, when_changed=when_changed, **expires)
 
     async def _look(self, has_store: Callable[[], Awaitable[bool]]) -> None:
         while True:
@@ -165,12 +150,14 @@ class BatchRunner:
                     self._adopt(*found)
             except MantaError as error:
                 logger.warning("the store of batches: %s", error.message)
+            except Exception:  # without this watch nobody goes on with what another replica has left
+                logger.exception("the watch for batches that nobody works on")
             await asyncio.sleep(self._tools.lease_s)
 
     def _adopt(self, tenant: str, stored: Stored) -> None:
         own = self._entries.get((tenant, stored.key))
         if own is not None:  # only its heartbeat was late
-            own.version = stored.version
+            own.leased.adopt(stored.version, stored.num_chunks)
             return
         logger.info("the batch %s is taken over", stored.key)
         self._work(tenant, Batch.load(stored.header), stored.version)

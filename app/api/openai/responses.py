@@ -70,7 +70,7 @@ def response_routes(
         stream = conversation.stream
         if body.background:
             asked = await work_of(request).run(num_bytes * READ_S_PER_BYTE, _asked, body)
-            response = await background.start(tenant, answer, stream, asked)
+            response = await background.start(tenant, work_of(request), answer, stream, asked)
             if body.stream:
                 return _event_stream(background.follow(tenant, answer.id, -1))
             return JSONResponse(response)

@@ -168,7 +168,7 @@ class ResponseEvents(EventFormat):
     def __init__(self, answer: ResponseAnswer, keep: Callable[[], Awaitable[None]]) -> None:
         self._answer = answer
         self._keep = keep
-        self._number = 0
+        self.number = 0  # of the next event
 
     def start(self) -> str:
         """The response before anything was said."""
@@ -250,5 +250,5 @@ class ResponseEvents(EventFormat):
         return {"summary_index": 0} if self._answer.wants_summary else {"content_index": 0}
 
     def _event(self, event: str, /, **fields: Any) -> str:
-        self._number += 1
-        return event_text(event, self._number - 1, **fields)
+        self.number += 1
+        return event_text(event, self.number - 1, **fields)

@@ -12,15 +12,17 @@ import contextlib
 import json
 import logging
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from app.api.errors import as_manta_error
 from app.api.events import EventStream
-from app.api.openai.responses_answer import ResponseAnswer, ResponseEvents
-from app.api.response_store import ENDED, MAX_ATTEMPTS, ResponseStore
+from app.api.openai.responses_answer import ResponseAnswer, ResponseEvents, event_text
+from app.api.response_store import ENDED, ResponseStore, not_found
 from app.api.store.entries import StorageFullError, StoreConflictError, Stored
+from app.api.store.leased_entry import MAX_ATTEMPTS, LeasedEntry
+from app.api.work_pool import PARSE_S_PER_BYTE, RequestWork
 from app.config import IngressConfig
 from app.errors import InvalidRequestError, MantaError, OverloadedError
 
@@ -38,13 +40,19 @@ class Job:
     answer: ResponseAnswer
     stream: EventStream
     events: ResponseEvents
-    version: int = 0
+    entry: LeasedEntry
+    work: RequestWork
+    num_asked_bytes: int
     num_event_bytes: int = 0
     has_begun: bool = False
     is_cut: bool = False  # its events were too many: only the last one follows
     changed: asyncio.Event = field(default_factory=asyncio.Event)
-    writing: asyncio.Lock = field(default_factory=asyncio.Lock)
     task: asyncio.Task[None] | None = None
+
+    @property
+    def cost_s(self) -> float:
+        """Estimate of the time that writing the response as JSON takes: its events say most of it twice."""
+        return (self.num_asked_bytes + self.num_event_bytes) * PARSE_S_PER_BYTE
 
     def pushed(self) -> None:
         """Wake who follows the stream."""
@@ -68,16 +76,20 @@ class BackgroundResponses:
         if len(self._jobs) >= most or own >= most_own:
             raise OverloadedError(f"{own} background responses of yours are under way, {len(self._jobs)} in all")
 
-    async def start(self, tenant: str, answer: ResponseAnswer, stream: EventStream, asked: bytes) -> dict[str, Any]:
+    async def start(
+        self, tenant: str, work: RequestWork, answer: ResponseAnswer, stream: EventStream, asked: bytes
+    ) -> dict[str, Any]:
         """Keep a response as queued and begin with it; the response as it is now. `asked` is its input as JSON."""
         self.check_room(tenant)
-        job = Job(tenant, answer, stream, ResponseEvents(answer, _nothing))
+        lease: dict[str, Any] = {"owner": self._owner, "lease_s": self._ingress.lease_s}
+        entry = LeasedEntry(self._store.entries.patient(), tenant, answer.id, **lease)
+        job = Job(tenant, answer, stream, ResponseEvents(answer, _nothing), entry, work, len(asked))
         self._jobs[tenant, answer.id] = job
         response = answer.response("queued")
+        events = _split(job.events.queued())
         try:
-            job.version = await self._store.keep(
-                tenant, response, asked, _split(job.events.queued()), version=0, **self._lease()
-            )
+            version = await self._store.keep(tenant, response, asked, events, version=0, **lease)
+            entry.adopt(version, 1 + len(events))
         except BaseException:
             del self._jobs[tenant, answer.id]
             raise
@@ -87,36 +99,55 @@ class BackgroundResponses:
     async def cancel(self, tenant: str, response_id: str) -> Stored:
         """End a response as cancelled, unless it has ended otherwise."""
         for _ in range(MAX_ATTEMPTS):
-            stored = await self._store.find(tenant, response_id)
-            response = json.loads(stored.header)
-            if not response["background"]:
-                raise InvalidRequestError("only a background response can be cancelled", param="response_id")
-            if response["status"] in ENDED:
-                break
             job = self._jobs.get((tenant, response_id))
-            if job is not None:
-                response = job.answer.response("in_progress")
-            is_ours = await self._store.end(tenant, stored, response | {"status": "cancelled"})
-            if is_ours and job is not None and job.task is not None:
-                job.task.cancel()
-                job.pushed()
-        return await self._store.find(tenant, response_id)
+            async with job.entry.lock if job is not None else contextlib.nullcontext():  # it adds nothing meanwhile
+                if await self._cancel(tenant, response_id, job):
+                    return await self._store.find(tenant, response_id)
+        raise OverloadedError("the response changes too fast; try again")
+
+    async def _cancel(self, tenant: str, response_id: str, job: Job | None) -> bool:
+        """Whether the response has ended, as cancelled or otherwise; False when it has changed meanwhile."""
+        stored = await self._store.find(tenant, response_id)
+        response = json.loads(stored.header)
+        if not response["background"]:
+            raise InvalidRequestError("only a background response can be cancelled", param="response_id")
+        if response["status"] in ENDED:
+            return True
+        if job is not None:
+            response = job.answer.response("in_progress")
+        if not await self._store.end(tenant, stored, response | {"status": "cancelled"}):
+            return False
+        if job is not None and job.task is not None:
+            job.task.cancel()
+            job.pushed()
+        return True
 
     async def follow(self, tenant: str, response_id: str, after: int) -> AsyncIterator[bytes]:
         """The events of a response after number `after`, while it is made and to its end; b"" when none came for a
-        while."""
-        position, silent_s = after + 2, 0.0
+        while. The end of one that is deleted meanwhile, or whose store fails, is an event `error`."""
+        position = after + 2
+        try:
+            async for chunks in self._tails(tenant, response_id, position):
+                position += len(chunks)
+                yield b"".join(chunks)
+        except MantaError as error:
+            described = {"code": error.code or error.type, "message": error.message, "param": error.param}
+            yield event_text("error", position - 1, **described).encode()
+
+    async def _tails(self, tenant: str, response_id: str, position: int) -> AsyncIterator[list[bytes]]:
+        silent_s = 0.0
         while True:
             job = self._jobs.get((tenant, response_id))
             changed = job.changed if job is not None else asyncio.Event()
-            stored = await self._store.find(tenant, response_id)
-            chunks = await self._store.entries.read(tenant, response_id, position)
-            if chunks is None:
-                return
-            if chunks:
-                position, silent_s = position + len(chunks), 0.0
-                yield b"".join(chunks)
-            elif json.loads(stored.header)["status"] in ENDED:
+            tail = await self._store.entries.tail(tenant, response_id, position)
+            if tail is None:
+                raise not_found(response_id)
+            if tail.chunks:
+                position, silent_s = position + len(tail.chunks), 0.0
+                yield tail.chunks
+            elif tail.is_lost:
+                await self._store.find(tenant, response_id)  # which ends it
+            elif not tail.is_owned:
                 return
             else:
                 with contextlib.suppress(TimeoutError):
@@ -124,22 +155,19 @@ class BackgroundResponses:
                 silent_s += POLL_S
                 if silent_s >= self._ingress.sse_keep_alive_s:
                     silent_s = 0.0
-                    yield b""
-
-    def _lease(self) -> dict[str, Any]:
-        return {"owner": self._owner, "lease_s": self._ingress.lease_s}
+                    yield []
 
     async def _run(self, job: Job) -> None:
         beat = asyncio.create_task(self._beat(job))
         try:
             try:
                 await self._answer(job)
-                await self._write(job, job.answer.response(), _split(job.events.end()))
+                await self._write_last(job, None, job.events.end)
             except (StoreConflictError, asyncio.CancelledError):
                 return  # somebody else has ended or deleted it
             except Exception as error:
                 described = as_manta_error(error)
-                await self._write(job, job.answer.response("failed", described), _split(job.events.error(described)))
+                await self._write_last(job, described, lambda: job.events.error(described))
         except MantaError as error:
             logger.warning("the response %s is not kept: %s", job.answer.id, error.message)
         finally:
@@ -160,7 +188,7 @@ class BackgroundResponses:
         if not events or job.is_cut:
             return
         try:
-            await self._store.entries.append(job.tenant, job.answer.id, events, self._owner)
+            await job.entry.append(events)
         except StorageFullError:
             job.is_cut = True
         job.pushed()
@@ -171,9 +199,9 @@ class BackgroundResponses:
             await asyncio.sleep(self._ingress.lease_s / 4)
             try:
                 if job.has_begun:
-                    await self._write(job, job.answer.response("in_progress"), [], **self._lease())
+                    await self._write(job, job.answer.response("in_progress"))
                 else:
-                    await self._store.entries.renew(job.tenant, job.answer.id, self._owner, self._ingress.lease_s)
+                    await job.entry.renew()
             except StoreConflictError:
                 if job.task is not None:
                     job.task.cancel()
@@ -181,12 +209,24 @@ class BackgroundResponses:
             except MantaError as error:
                 logger.warning("the store of responses: %s", error.message)
 
-    async def _write(self, job: Job, response: dict[str, Any], events: list[bytes], **options: Any) -> None:
-        async with job.writing:
-            header = json.dumps(response).encode()
-            job.version = await self._store.entries.put(
-                job.tenant, job.answer.id, header, append=events, version=job.version, **options
-            )
+    async def _write(self, job: Job, response: dict[str, Any]) -> None:
+        header = await job.work.run_later(job.cost_s, _dump, response)
+        await job.entry.write(lambda: header)
+
+    async def _write_last(self, job: Job, error: MantaError | None, event: Callable[[], str]) -> None:
+        """Keep the whole response, with the event that says so: its number follows those that are kept."""
+
+        def dump() -> tuple[bytes, list[bytes]]:
+            response = job.answer.response() if error is None else job.answer.response("failed", error)
+            return _dump(response), _split(event())
+
+        job.events.number = job.entry.num_chunks - 1
+        header, events = await job.work.run_later(2 * job.cost_s, dump)
+        await job.entry.write(lambda: header, events, is_last=True)
+
+
+def _dump(response: dict[str, Any]) -> bytes:
+    return json.dumps(response).encode()
 
 
 def _split(text: str) -> list[bytes]:

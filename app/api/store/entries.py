@@ -43,3 +43,12 @@ class Stored:
     previous: str | None = None
     owner: str = ""
     is_lost: bool = False
+
+
+@dataclass(slots=True, frozen=True)
+class Tail:
+    """Chunks of an entry, and whether somebody works on it still. `is_lost`: its owner's lease has run out."""
+
+    chunks: list[bytes]
+    is_owned: bool
+    is_lost: bool

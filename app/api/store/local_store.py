@@ -15,7 +15,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from app.api.store.entries import StorageFullError, StoreConflictError, Stored, StoreLimits
+from app.api.store.entries import StorageFullError, StoreConflictError, Stored, StoreLimits, Tail
+from app.errors import OverloadedError
 
 SWEEP_S = 60.0  # how often expired entries are looked for
 READ_CHUNKS = 1 << 16  # most chunks that one call reads
@@ -71,14 +72,26 @@ class LocalStore:
         expires_s: float | None = None,
         previous: str | None = None,
         label: str = "",
+        num_chunks: int | None = None,
+        max_owned: int | None = None,
     ) -> int:
         """Write an entry's header and append chunks; its new version. `version` 0: it must be new; another number: it
-        must still be the one there. `owner` "" gives up the lease. StoreConflictError or StorageFullError.
+        must still be the one there, and `num_chunks` the number of its chunks. `owner` "" gives up the lease.
+
+        What names a version may be asked again by who does not know whether it was done. StoreConflictError,
+        StorageFullError, or OverloadedError for a new entry where `max_owned` of the tenant are worked on.
         """
         self._sweep()
         entry = self._find(tenant, key)
+        if entry is not None and _is_repeated(entry, header, append, version, owner):
+            entry.lease_until = self._clock() + lease_s
+            return entry.version
         if version is not None and version != (entry.version if entry is not None else 0):
             raise StoreConflictError(f"{key} was changed meanwhile")
+        if num_chunks is not None and num_chunks != (len(entry.chunks) if entry is not None else 0):
+            raise StoreConflictError(f"{key} has grown meanwhile")
+        if entry is None and max_owned is not None:
+            self._check_owned(tenant, max_owned)
         grown = len(header) - (len(entry.header) if entry is not None else 0) + sum(map(len, append))
         self._make_room(tenant, int(entry is None), grown, key)
         if entry is None:
@@ -94,9 +107,16 @@ class LocalStore:
         self._grow(tenant, entry, append, grown)
         return entry.version
 
-    def append(self, tenant: str, key: str, chunks: Sequence[bytes], owner: str) -> int:
-        """Add chunks to an entry of `owner`; how many it has then. StoreConflictError or StorageFullError."""
+    def append(self, tenant: str, key: str, chunks: Sequence[bytes], owner: str, at: int | None = None) -> int:
+        """Add chunks to an entry of `owner`; how many it has then. StoreConflictError or StorageFullError.
+
+        `at`: the first of them has this number. Then it may be asked again by who does not know whether it was done.
+        """
         entry = self._owned(tenant, key, owner)
+        if at is not None and at != len(entry.chunks):
+            if entry.chunks[at:] == list(chunks):
+                return len(entry.chunks)
+            raise StoreConflictError(f"{key} has {len(entry.chunks)} chunks, not {at}")
         grown = sum(map(len, chunks))
         self._make_room(tenant, 0, grown, key)
         self._grow(tenant, entry, chunks, grown)
@@ -144,6 +164,14 @@ class LocalStore:
             found.append(chunk)
         return found
 
+    def tail(self, tenant: str, key: str, start: int, max_bytes: int) -> Tail | None:
+        """The same chunks, and whether more are to be expected."""
+        chunks = self.read(tenant, key, start, max_bytes)
+        if chunks is None:
+            return None
+        entry = self._tenants[tenant].entries[key]
+        return Tail(chunks, bool(entry.owner), bool(entry.owner) and not entry.is_held(self._clock()))
+
     def chain(self, tenant: str, key: str, max_entries: int, max_bytes: int) -> list[tuple[Stored, bytes]]:
         """The entry and those before it, the oldest first, each with its first chunk; all count as used now.
 
@@ -164,9 +192,17 @@ class LocalStore:
             self._tenants[tenant].entries.move_to_end(stored.key)
         return found[::-1]
 
-    def page(self, tenant: str, after: str | None, limit: int, newest_first: bool, label: str = "") -> list[Stored]:
+    def page(
+        self,
+        tenant: str,
+        after: str | None,
+        limit: int,
+        newest_first: bool,
+        label: str = "",
+        only_finished: bool = False,
+    ) -> list[Stored]:
         """At most `limit` entries in the order of their making, those after `after`; StoreConflictError when that one
-        is not kept."""
+        is not kept. `only_finished`: those that nobody works on."""
         self._sweep(at_once=True)
         entries = self._tenants[tenant].entries if tenant in self._tenants else {}
         if after is not None and after not in entries:
@@ -176,15 +212,16 @@ class LocalStore:
             (key, entry)
             for key, entry in entries.items()
             if (not label or entry.label == label)
+            and not (only_finished and entry.owner)
             and (bound is None or (entry.created < bound if newest_first else entry.created > bound))
         ]
         wanted.sort(key=lambda pair: pair[1].created, reverse=newest_first)
         return [self._stored(key, entry) for key, entry in wanted[:limit]]
 
-    def count_owned(self, tenant: str) -> int:
-        """How many entries of a tenant somebody works on."""
-        found = self._tenants.get(tenant)
-        return sum(bool(entry.owner) for entry in found.entries.values()) if found is not None else 0
+    def check_room(self, tenant: str, num_bytes: int) -> None:
+        """StorageFullError where a new entry of so many bytes finds no room; one that evicts makes it."""
+        self._sweep(at_once=True)
+        self._make_room(tenant, 1, num_bytes, "")
 
     def delete(self, tenant: str, key: str) -> bool:
         """Forget an entry; False when it was not kept."""
@@ -198,6 +235,16 @@ class LocalStore:
         if not found.entries:
             del self._tenants[tenant]
         return True
+
+    def sweep(self) -> None:
+        """Forget what has expired."""
+        self._sweep(at_once=True)
+
+    def _check_owned(self, tenant: str, most: int) -> None:
+        found = self._tenants.get(tenant)
+        number = sum(bool(entry.owner) for entry in found.entries.values()) if found is not None else 0
+        if number >= most:
+            raise OverloadedError(f"{number} of yours are under way; at most {most}")
 
     def _find(self, tenant: str, key: str) -> _Entry | None:
         entries = self._tenants[tenant].entries if tenant in self._tenants else {}
@@ -276,3 +323,10 @@ class LocalStore:
             for key, entry in list(tenant.entries.items()):
                 if entry.expires_at is not None and entry.expires_at <= now:
                     self.delete(name, key)
+
+
+def _is_repeated(entry: _Entry, header: bytes, append: Sequence[bytes], version: int | None, owner: str) -> bool:
+    """Whether the last change of an entry was the put of just this after `version`."""
+    if version is None or (entry.version, entry.header, entry.owner) != (version + 1, header, owner):
+        return False
+    return entry.chunks[len(entry.chunks) - len(append) :] == list(append)

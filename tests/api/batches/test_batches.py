@@ -199,6 +199,7 @@ def test_refusals_name_the_field(http: httpx.Client, sdk: openai.OpenAI, fields:
 def test_a_cancel_keeps_what_is_done(sdk: openai.OpenAI, client: Any, wait_for: Wait) -> None:
     client.gate = asyncio.Event()
     batch = create(sdk, upload(sdk, *(line(str(i)) for i in range(50))).id)
+    assert [file.id for file in sdk.files.list(limit=1).data] == [batch.input_file_id], "results are not shown yet"
     wait_for(lambda: client.num_running == 32)  # no more than max_batch_concurrency at a time
     assert sdk.batches.cancel(batch.id).status == "cancelling"
     wait_for(lambda: sdk.batches.retrieve(batch.id).status == "cancelled")

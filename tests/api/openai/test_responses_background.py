@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -13,8 +14,13 @@ import openai
 import pytest
 
 from app.api.app import create_app
+from app.api.openai.responses_background import BackgroundResponses
+from app.api.response_store import ResponseStore
+from app.api.store.entries import StoreConflictError
 from app.api.store.kinds import local_stores
+from app.api.store.leased_entry import LeasedEntry
 from app.config import IngressConfig, RequestLimits
+from tests.api.store.shaky import Nth, shaky_stores
 
 TEXT = "The quick brown fox jumps over the lazy dog."
 Wait = Callable[..., None]
@@ -164,4 +170,87 @@ def test_too_many_events_keep_the_end(
     assert done.output_text == TEXT
     events = list(sdk.responses.retrieve(response.id, stream=True))
     assert events[-1].type == "response.completed"
-    assert len(events) < 15
+    assert 2 < len(events) < 15
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    rest = list(sdk.responses.retrieve(response.id, stream=True, starting_after=len(events) - 2))
+    assert [event.to_dict() for event in rest] == [events[-1].to_dict()]
+
+
+def test_the_stream_of_one_that_is_deleted_ends(sdk: openai.OpenAI, say: None, client: Any) -> None:
+    client.gate, client.gate_after = asyncio.Event(), 3
+    follower = create(sdk, stream=True)
+    seen = [next(follower) for _ in range(4)]
+    sdk.responses.delete(seen[0].response.id)
+    seen += follower
+    assert (seen[-1].type, seen[-1].code) == ("error", "response_not_found")
+    assert [event.sequence_number for event in seen] == list(range(len(seen)))
+
+
+@pytest.mark.parametrize("fate", ["undone", "done"])
+@pytest.mark.parametrize("method", ["put", "append"])
+def test_a_call_of_the_store_that_fails_costs_nothing(
+    client: Any, http_to: Any, say: None, wait_for: Wait, method: str, fate: Any
+) -> None:
+    """Neither a heartbeat nor an event nor the end, done or not, ends or doubles anything."""
+    fails = Nth(2, fate, lambda kind, called: "done" if called == method else "")
+    config = IngressConfig(lease_s=0.2)
+    http = http_to(create_app(client, RequestLimits(), config, None, shaky_stores(config, fails)))
+    client.gate, client.gate_after = asyncio.Event(), 3
+    response_id = http.post("/v1/responses", json={"input": "hi", "background": True}).json()["id"]
+    wait_for(lambda: fails.num_calls > (3 if method == "put" else 0))
+    client.open()
+    wait_for(lambda: http.get(f"/v1/responses/{response_id}").json()["status"] not in ("queued", "in_progress"))
+    assert http.get(f"/v1/responses/{response_id}").json()["status"] == "completed"
+    text = http.get(f"/v1/responses/{response_id}", params={"stream": "true"}).text
+    datas = [json.loads(line.removeprefix("data: ")) for line in text.splitlines() if line.startswith("data: ")]
+    assert [data["sequence_number"] for data in datas] == list(range(len(datas)))
+    assert "".join(data["delta"] for data in datas if data["type"].endswith("text.delta")) == TEXT
+
+
+def test_events_that_overtake_a_cancel_have_numbers_of_their_own() -> None:
+    """Another ingress cancels while the worker appends: the end comes after all that was kept."""
+
+    async def go() -> None:
+        store = shaky_stores(IngressConfig(), lambda kind, method: "")("responses")
+        kept = ResponseStore(store, RequestLimits())
+        response = {"id": "r", "status": "in_progress", "previous_response_id": None, "background": True}
+        await kept.keep("t", response, b"[]", [b"0", b"1"], owner="worker", lease_s=60.0)
+        stored = await kept.find("t", "r")
+        await store.append("t", "r", [b"2"], "worker")
+        assert not await kept.end("t", stored, response | {"status": "cancelled"})
+        await BackgroundResponses(kept, IngressConfig()).cancel("t", "r")
+        chunks = await store.read("t", "r", 1)
+        assert chunks is not None
+        assert chunks[:-1] == [b"0", b"1", b"2"]
+        assert b'"sequence_number": 3' in chunks[-1]
+
+    asyncio.run(go())
+
+
+def test_a_heartbeat_does_not_follow_the_last_write() -> None:
+    async def go() -> None:
+        store = shaky_stores(IngressConfig(), lambda kind, method: "")("responses")
+        entry = LeasedEntry(store, "t", "r", "me", 60.0)
+        await entry.write(lambda: b"begun")
+        writes = entry.write(lambda: b"ended", is_last=True), entry.write(lambda: b"under way")
+        assert isinstance((await asyncio.gather(*writes, return_exceptions=True))[1], StoreConflictError)
+        stored = await store.get("t", "r")
+        assert stored is not None
+        assert (stored.header, stored.owner) == (b"ended", "")
+
+    asyncio.run(go())
+
+
+def test_following_reads_no_headers(client: Any, http_to: Any, say: None) -> None:
+    calls: Counter[str] = Counter()
+
+    def count(kind: str, method: str) -> Any:
+        calls[method] += 1
+        return ""
+
+    config = IngressConfig()
+    http = http_to(create_app(client, RequestLimits(), config, None, shaky_stores(config, count)))
+    body = {"input": "hi", "background": True, "stream": True}
+    assert http.post("/v1/responses", json=body).text.count("output_text.delta") > 10
+    assert calls["tail"] > 3
+    assert calls["get"] == 0

@@ -86,7 +86,6 @@ def test_an_owner_works_alone_and_is_missed() -> None:
     stored = store.get("t", "job")
     assert stored is not None
     assert stored.is_lost
-    assert store.count_owned("t") == 1
     claimed = store.claim("two", 8.0)
     assert claimed is not None
     assert (claimed[0], claimed[1].key, claimed[1].owner, claimed[1].is_lost) == ("t", "job", "two", False)
@@ -94,7 +93,6 @@ def test_an_owner_works_alone_and_is_missed() -> None:
         with pytest.raises(StoreConflictError):
             refused()
     assert store.put("t", "job", b"ended", version=claimed[1].version) == claimed[1].version + 1
-    assert store.count_owned("t") == 0
 
 
 def test_chains_and_pages_are_bounded() -> None:
@@ -118,3 +116,34 @@ def test_chains_and_pages_are_bounded() -> None:
     store.put("t", "brief", b"", expires_s=5.0)
     clock.now = 100.0
     assert store.page("t", None, 1, newest_first=True)[0].key == "9"
+
+
+def test_what_names_its_place_may_be_asked_again() -> None:
+    """Whoever does not know whether a call was done repeats it; nothing is there twice."""
+    store = evicting(10, 1000)
+    for _ in range(2):
+        assert store.put("t", "a", b"1", append=[b"x"], version=0, owner="me", lease_s=1.0) == 1
+    for _ in range(2):
+        assert store.append("t", "a", [b"y", b"z"], "me", at=1) == 3
+    with pytest.raises(StoreConflictError, match="3 chunks"):
+        store.append("t", "a", [b"other"], "me", at=1)
+    with pytest.raises(StoreConflictError, match="grown"):
+        store.put("t", "a", b"2", version=1, num_chunks=2)
+    for _ in range(2):
+        assert store.put("t", "a", b"2", append=[b"end"], version=1, num_chunks=3) == 2
+    for other in ({"append": [b"other"]}, {"owner": "other"}):
+        with pytest.raises(StoreConflictError):
+            store.put("t", "a", b"2", version=1, **other)
+    assert store.read("t", "a", 0, 100) == [b"x", b"y", b"z", b"end"]
+    tail = store.tail("t", "a", 3, 100)
+    assert tail is not None
+    assert (tail.chunks, tail.is_owned, tail.is_lost) == ([b"end"], False, False)
+
+
+def test_a_page_leaves_out_what_is_worked_on() -> None:
+    """And is full nevertheless."""
+    store = evicting(10, 1000)
+    for i in range(6):
+        store.put("t", str(i), b"", owner="me" if i > 2 else "", lease_s=1.0)
+    found = store.page("t", None, 2, newest_first=True, only_finished=True)
+    assert [stored.key for stored in found] == ["2", "1"]
