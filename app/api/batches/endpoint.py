@@ -8,11 +8,12 @@ from fastapi import APIRouter
 
 from app.api.batches.batch import BatchBody
 from app.api.batches.file_store import FileStore
-from app.api.batches.files import FORM_BYTES, file_routes
+from app.api.batches.files import file_routes
 from app.api.batches.routes import batch_routes
 from app.api.batches.run import Tools
 from app.api.batches.runner import BatchRunner
 from app.api.batches.turns import Turns
+from app.api.batches.uploads import FORM_BYTES
 from app.api.endpoint import Api, Endpoint
 
 
@@ -33,7 +34,7 @@ def _routes(api: Api) -> APIRouter:
     )
     api.state.batch_runner = BatchRunner(tools, batches, api.ingress.max_tenant_batches)
     router = APIRouter()
-    router.include_router(file_routes(files, api.limits))
+    router.include_router(file_routes(files, api.limits, api.ingress))
     router.include_router(batch_routes(api.state.batch_runner, files, batches))
     return router
 

@@ -11,15 +11,15 @@ from starlette.datastructures import FormData, UploadFile
 from starlette.responses import JSONResponse, StreamingResponse
 
 from app.api.batches.file_store import CHUNK_BYTES, FileStore
+from app.api.batches.uploads import Uploads
 from app.api.errors import BodyTooLargeError
 from app.api.query import choice_param, int_param, list_page, text_param
-from app.config import RequestLimits
+from app.config import IngressConfig, RequestLimits
 from app.errors import InvalidRequestError, UnsupportedError
 
 UPLOAD_LEASE_S = 600.0
 MIN_EXPIRES_S, MAX_EXPIRES_S = 3600, 30 * 86400
 MAX_FILENAME_CHARS = 255
-FORM_BYTES = 64 << 10  # of a form beside its file
 _FIELDS = frozenset({"file", "purpose", "expires_after[anchor]", "expires_after[seconds]"})
 _BODY = {
     "content": {
@@ -39,9 +39,10 @@ _BODY = {
 }
 
 
-def file_routes(files: FileStore, limits: RequestLimits) -> APIRouter:
+def file_routes(files: FileStore, limits: RequestLimits, ingress: IngressConfig) -> APIRouter:
     """The endpoints of files."""
     router = APIRouter(tags=["openai"])
+    uploads = Uploads(files, limits, ingress)
 
     @router.post("/v1/files", openapi_extra={"requestBody": _BODY})
     async def upload_file(request: Request) -> JSONResponse:
@@ -49,7 +50,8 @@ def file_routes(files: FileStore, limits: RequestLimits) -> APIRouter:
         if not request.headers.get("content-type", "").startswith("multipart/form-data"):
             raise InvalidRequestError("expected a form: multipart/form-data")
         try:
-            async with request.form(max_files=1, max_fields=len(_FIELDS), max_part_size=1024) as form:
+            form_limits = {"max_files": 1, "max_fields": len(_FIELDS), "max_part_size": 1024}
+            async with uploads.admit(request), request.form(**form_limits) as form:
                 return JSONResponse(await _keep(files, limits, request.state.tenant, form))
         except FormParserError as error:  # Starlette lets it pass
             raise InvalidRequestError(f"the form cannot be read: {error}") from error

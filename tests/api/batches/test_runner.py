@@ -70,7 +70,7 @@ class Server:
         while (found := (await self.runner.find("t", batch.id))[0]).status in RUNNING:
             if not limit.left_s():
                 limit.fail(f"the batch is {found.status}")
-            await asyncio.sleep(0.001)
+            await limits.async_pause(0.001)
         return found
 
     async def results(self, batch: Batch) -> list[str]:
