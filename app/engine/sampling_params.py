@@ -72,7 +72,9 @@ class SamplingParams(Params):
         description="Most tokens of a thought, which is then closed; -1: any number.",
     )
     repetition_detection: RepetitionDetection | None = Field(
-        None, description='End an answer that goes in circles, with stop_reason "repetition_detected".'
+        None,
+        description='End an answer that goes in circles, with stop_reason "repetition_detected" and, unlike vLLM, '
+        'finish_reason "stop", which every SDK knows.',
     )
     structured_outputs: StructuredOutputs | None = Field(
         None, description="A JSON schema, regular expression, choice, grammar or structural tag the text must match."

@@ -91,7 +91,8 @@ class OutputProcessor:
             return TextDelta("", [])
         if self._repetition is not None and output.finish_reason in (None, "length"):
             count = self._repetition.find(output.new_token_ids)
-            if count:
+            is_at_limit = output.finish_reason is not None and count == len(output.new_token_ids)
+            if count and not is_at_limit:  # the limit of tokens comes first, as at vLLM
                 return self._end_circles(output, count)
         if output.num_cached_tokens:
             self.num_cached_tokens = output.num_cached_tokens

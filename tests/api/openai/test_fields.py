@@ -186,6 +186,8 @@ def test_an_answer_in_circles_ends(sdk: openai.OpenAI) -> None:
     assert ended.text
     assert whole.text.startswith(ended.text)
     assert len(ended.logprobs.tokens) == 6
+    at_limit = complete(sdk, **circles, repetition_detection=detection, max_tokens=6).choices[0]
+    assert (ids_of(at_limit), at_limit.finish_reason, at_limit.stop_reason) == ([7] * 6, "length", None)
     later = complete(sdk, **circles, repetition_detection=detection, min_tokens=7).choices[0]
     assert ids_of(later) == [7] * 7
 
