@@ -29,6 +29,7 @@ START_TIMEOUT_S = 60.0  # for a process to come up, on a machine that is busy wi
 # The time limit counts the process's own CPU time, or a busy machine would refuse what is easy; and so many times as
 # much on the clock.
 PATIENCE = 10
+NOT_TRIED = "the machine is too busy to try the grammar"  # says nothing of the grammar, so nobody remembers it
 
 
 class GrammarTrial:
@@ -52,6 +53,8 @@ class GrammarTrial:
                 process.kill()
                 # From now on a spare one is kept: it comes up while nobody waits for it.
                 self._process, self._spare = self._spare or self._start(), self._start()
+        if ended == NOT_TRIED:
+            raise OverloadedError(f"{field}: {NOT_TRIED}; try later")
         if ended is not None:
             raise InvalidRequestError(f"{field}: too complex: compiling it {ended}", param=field)
         if verdict is not None:
@@ -126,7 +129,8 @@ class _Process:
         until_cpu_s, until = self._cpu_s() + timeout_s, time.monotonic() + PATIENCE * timeout_s
         answer = self._read_line(lambda: min(until_cpu_s - self._cpu_s(), until - time.monotonic()))
         if answer is None:
-            return None, f"takes more than {timeout_s:g} s"
+            is_proven = until_cpu_s <= self._cpu_s()
+            return None, f"takes more than {timeout_s:g} s" if is_proven else NOT_TRIED
         if not answer.endswith(b"\n"):
             return None, f"takes more than {self._memory_bytes >> 20} MiB, or more stack than there is"
         verdict: Any = json.loads(answer)

@@ -14,6 +14,7 @@ import pytest
 
 from app.engine.model_info import ModelInfo
 from app.engine.structured import compiler as compiler_module
+from app.engine.structured import trial as trial_module
 from app.engine.structured.compiler import GrammarCompiler
 from app.engine.structured.limits import GrammarLimits
 from app.engine.structured.masks import MIN_PARALLEL, fill_masks
@@ -21,7 +22,7 @@ from app.engine.structured.matcher import GrammarFailure, Matcher
 from app.engine.structured.reasoning import ReasoningSpan
 from app.engine.structured.structured_outputs import StructuredOutputs
 from app.engine.structured.vocabulary import VocabularySource
-from app.errors import InvalidRequestError
+from app.errors import InvalidRequestError, OverloadedError
 from app.text.tokenizer import Tokenizer
 from tests import limits
 
@@ -317,3 +318,18 @@ def test_the_cache_is_bounded_in_bytes(compiler: GrammarCompiler, monkeypatch: p
     for spec in specs:
         compiler.matcher(spec)
     assert [compiler.knows(spec) for spec in specs] == [False, False, True]
+
+
+def test_a_starved_trial_is_no_verdict(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that gets no CPU time has not found the grammar too complex: it may be sent again."""
+    compiler.matcher(StructuredOutputs(regex="[a-c]"))
+    spec = StructuredOutputs(regex="[d-f]{1,7}")
+    process = compiler._trial._process
+    assert process is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(trial_module, "PATIENCE", 0.01)
+        psutil.Process(process._child.pid).suspend()
+        with pytest.raises(OverloadedError, match="too busy to try the grammar; try later"):
+            compiler.matcher(spec)
+    assert not compiler.knows(spec)
+    assert compiler.matcher(spec)
