@@ -74,7 +74,8 @@ def response_routes(
             if body.stream:
                 return _event_stream(background.follow(tenant, answer.id, -1))
             return JSONResponse(response)
-        keep = _keeper(kept, Request(request.scope, _stay), num_bytes, body, answer)
+        is_kept = body.store and ingress.max_stored_responses > 0
+        keep = _keeper(kept, Request(request.scope, _stay), num_bytes, body, answer) if is_kept else _forget
         if body.stream:
             return EventStreamResponse(stream, ResponseEvents(answer, keep))
         await read_blocks(stream, answer.reader)
@@ -147,6 +148,10 @@ async def _begin(
     reader = BlockReader(parser, conversation.max_calls)
     choice, names = conversation.stream.choices[0], token_names(model.tokenizer, as_ids=False)
     return ResponseAnswer(head.id, head.model, body, choice, reader, conversation.plan.new_call_id, names), conversation
+
+
+async def _forget() -> None:
+    """Keep nothing: the client does not want it, or the server has no room for any."""
 
 
 async def _stay() -> Message:
@@ -226,8 +231,6 @@ def _keeper(
     """What keeps the response once it is whole. A store that fails costs the client nothing but the later use."""
 
     async def keep() -> None:
-        if not body.store:
-            return
         try:
             asked = await work_of(request).run(num_bytes * READ_S_PER_BYTE, _asked, body)
             response = await work_of(request).run(_writing_cost_s(answer), answer.response)

@@ -236,10 +236,6 @@ class LocalStore:
             del self._tenants[tenant]
         return True
 
-    def sweep(self) -> None:
-        """Forget what has expired."""
-        self._sweep(at_once=True)
-
     def _check_owned(self, tenant: str, most: int) -> None:
         found = self._tenants.get(tenant)
         number = sum(bool(entry.owner) for entry in found.entries.values()) if found is not None else 0

@@ -402,3 +402,14 @@ def test_input_tokens(sdk: openai.OpenAI, http: httpx.Client, say: Say) -> None:
     assert again.input_tokens == second.usage.input_tokens
     refused = http.post("/v1/responses/input_tokens", json={"input": "x", "foo": 1})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "foo")
+
+
+def test_a_server_that_keeps_none_answers_without_a_warning(
+    client: Any, http_to: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    http = http_to(create_app(client, RequestLimits(), IngressConfig(max_stored_responses=0)))
+    with caplog.at_level("WARNING", "manta.api"):
+        response = http.post("/v1/responses", json={"input": "hi"})
+    assert response.status_code == 200
+    assert not caplog.records
+    assert http.get(f"/v1/responses/{response.json()['id']}").status_code == 404
