@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from app.backends import ATTENTION_BACKENDS, QUANT_METHODS
+from app.bounds import MAX_TEXT_CHARS
 
 # Of the environment, for what does not belong in a file: API keys, separated by commas or white space; a file of them.
 KEYS_VARIABLE = "MANTA_API_KEYS"
@@ -217,7 +218,9 @@ class RequestLimits(Frozen):
     max_n: int = Field(128, ge=1, description="Most choices of one request (`n`).")
     max_choices: int = Field(1024, ge=1, description="Most choices of all prompts of one request together.")
     max_prompts: int = Field(1024, ge=1, description="Most prompts in one completions request.")
-    max_prompt_chars: int = Field(8 << 20, ge=1, description="Most characters of all texts of one request together.")
+    max_prompt_chars: int = Field(
+        8 << 20, ge=1, le=MAX_TEXT_CHARS, description="Most characters of all texts of one request together."
+    )
     max_logprobs: int = Field(20, ge=0, description="Most logprobs a token.")
     max_stop: int = Field(16, ge=0, description="Most stop strings.")
     max_stop_chars: int = Field(1024, ge=1, description="Longest stop string, in characters.")

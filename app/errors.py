@@ -17,6 +17,8 @@ Errors that only a programmer can cause are asserts, not members of this tree.
 
 from __future__ import annotations
 
+_MAX_MESSAGE_CHARS, _MAX_PARAM_CHARS = 2048, 256  # a client's own words come back in neither at any length
+
 
 class MantaError(Exception):
     """Base of all user-visible errors.
@@ -44,10 +46,18 @@ def _rebuild(cls: type[MantaError], message: str, param: str | None) -> MantaErr
 
 
 class InvalidRequestError(MantaError):
-    """The request is malformed; `param` names the field."""
+    """The request is malformed; `param` names the field. Of a long text that is quoted the ends are shown."""
 
     status = 400
     type = "invalid_request_error"
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(_ends(message, _MAX_MESSAGE_CHARS), param=param and _ends(param, _MAX_PARAM_CHARS))
+
+
+def _ends(text: str, max_chars: int) -> str:
+    half = max_chars // 2
+    return text if len(text) <= max_chars else f"{text[:half]} ... {text[-half:]}"
 
 
 class UnsupportedError(InvalidRequestError):

@@ -19,6 +19,7 @@ ROWS: dict[str, int] = {
     "app.errors": 0,
     "app.registry": 0,
     "app.backends": 0,
+    "app.bounds": 0,
     "app.config": 0,
     "app.telemetry": 0,
     "app.kernels": 1,

@@ -14,6 +14,7 @@ from app.api.openai.protocol import TokenizeRequest
 from app.api.openai.tokenize import prompt_token_ids
 from app.api.render import cache_root, find_model
 from app.api.work_pool import work_of
+from app.bounds import Count
 from app.config import RequestLimits
 from app.errors import InvalidRequestError
 
@@ -21,7 +22,7 @@ from app.errors import InvalidRequestError
 class RouteRequest(TokenizeRequest):
     """Body of POST /debug/route: that of /tokenize, and what else decides where a request goes."""
 
-    max_tokens: int = Field(256, ge=1, description="Most tokens that the request would generate.")
+    max_tokens: Count = Field(256, ge=1, description="Most tokens that the request would generate.")
     cache_salt: str | None = Field(None, min_length=1, description="Only requests of equal salt share prefix blocks.")
     session: str = Field("", max_length=256, description="The request's session, for policies that keep it together.")
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationInfo, model_validator
 
+from app.bounds import MAX_NAME_CHARS
 from app.errors import InvalidRequestError
 from app.registry import suggestion
 
@@ -14,7 +15,7 @@ class Params(BaseModel):
     """Base of SamplingParams and its like. Raises InvalidRequestError for an unknown name; for a wrong value pydantic's
     ValidationError."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", str_max_length=MAX_NAME_CHARS)
 
     @model_validator(mode="before")
     @classmethod

@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from app.bounds import Count
 from app.engine.params import Params
 from app.engine.sampling_params import SamplingParams
 
@@ -19,7 +20,7 @@ class PoolingParams(Params):
     """How the hidden states of a prompt become its result, fp32: a vector, one for each token, or class scores."""
 
     task: PoolingTask = Field("embed", description="A vector of the text, one of each token, or scores of classes.")
-    dimensions: int | None = Field(
+    dimensions: Count | None = Field(
         None, ge=1, description="Keep the first so many entries of an embedding (Matryoshka models)."
     )
     use_activation: bool | None = Field(
@@ -27,6 +28,6 @@ class PoolingParams(Params):
         description="Bring embeddings to length 1, turn logits of classes into probabilities; when not given, as the "
         "model's own files say.",
     )
-    second_text_at: int | None = Field(
+    second_text_at: Count | None = Field(
         None, ge=1, description="Where the second text of a pair begins, for models that tell the two apart."
     )

@@ -6,8 +6,11 @@ thousands, divided and multiplied by the extremes below, stay far from 3e38.
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import Field, ValidationInfo, field_validator
 
+from app.bounds import MAX_ITEMS, Count, Int64, ItemTuple, Text
 from app.engine.params import Params
 from app.engine.repetition_detection import RepetitionDetection
 from app.engine.structured.structured_outputs import StructuredOutputs
@@ -22,14 +25,16 @@ MAX_LOGIT_BIAS = 100.0
 MAX_TOKEN_IDS = 1 << 20  # in a list; more than any vocabulary holds
 MAX_LOGPROB_TOKEN_IDS = 128  # as at vLLM
 
+Bias = Annotated[float, Field(ge=-MAX_LOGIT_BIAS, le=MAX_LOGIT_BIAS)]
+
 
 class SamplingParams(Params):
     """How the tokens of a request are chosen and when it ends. Meanings and defaults are vLLM's."""
 
-    n: int = Field(1, ge=1, description="Choices to generate for the prompt.")
+    n: Count = Field(1, ge=1, description="Choices to generate for the prompt.")
     temperature: float = Field(1.0, ge=0.0, le=MAX_TEMPERATURE, description="0 is greedy.")
     top_p: float = Field(1.0, gt=0.0, le=1.0, description="Keep the smallest set of tokens with this probability.")
-    top_k: int = Field(0, ge=-1, description="Keep the k most likely tokens; 0 or -1 keeps all.")
+    top_k: Count = Field(0, ge=-1, description="Keep the k most likely tokens; 0 or -1 keeps all.")
     min_p: float = Field(0.0, ge=0.0, le=1.0, description="Drop tokens less likely than min_p times the likeliest.")
     presence_penalty: float = Field(
         0.0, ge=-2.0, le=2.0, description="Subtracted once from tokens already in the output."
@@ -41,24 +46,26 @@ class SamplingParams(Params):
         le=MAX_REPETITION_PENALTY,
         description="Divides positive and multiplies negative logits of tokens in prompt or output.",
     )
-    logit_bias: dict[int, float] | None = Field(
-        None, description="Added to the logits of these token ids, -100 to 100 each."
+    logit_bias: dict[Int64, Bias] | None = Field(
+        None, max_length=MAX_ITEMS, description="Added to the logits of these token ids, -100 to 100 each."
     )
-    allowed_token_ids: tuple[int, ...] | None = Field(
+    allowed_token_ids: ItemTuple[Int64] | None = Field(
         None, max_length=MAX_TOKEN_IDS, description="Only these token ids may be chosen."
     )
-    bad_words: tuple[str, ...] = Field((), description="Words that must not be produced.")
+    bad_words: ItemTuple[Text] = Field((), description="Words that must not be produced.")
     seed: int | None = Field(None, ge=-MAX_SEED - 1, le=MAX_SEED, description="Same seed, same tokens.")
-    max_tokens: int | None = Field(None, ge=1, description="Most tokens to generate; what the context holds when None.")
-    min_tokens: int = Field(0, ge=0, description="Tokens to generate before any stop condition counts.")
-    stop: tuple[str, ...] = Field((), description="Strings that end the output.")
-    stop_token_ids: tuple[int, ...] = Field((), description="Token ids that end the output, besides the model's own.")
+    max_tokens: Count | None = Field(
+        None, ge=1, description="Most tokens to generate; what the context holds when None."
+    )
+    min_tokens: Count = Field(0, ge=0, description="Tokens to generate before any stop condition counts.")
+    stop: ItemTuple[Text] = Field((), description="Strings that end the output.")
+    stop_token_ids: ItemTuple[Int64] = Field((), description="Token ids that end the output, besides the model's own.")
     include_stop_str_in_output: bool = Field(False, description="Keep the stop string in the text.")
     ignore_eos: bool = Field(False, description="Go on after the end-of-sequence token.")
     skip_special_tokens: bool = Field(True, description="Leave special tokens out of the text.")
-    logprobs: int | None = Field(None, ge=-1, description="Most likely tokens to report a position; -1 is all.")
-    prompt_logprobs: int | None = Field(None, ge=-1, description="The same for the prompt's tokens.")
-    logprob_token_ids: tuple[int, ...] | None = Field(
+    logprobs: Count | None = Field(None, ge=-1, description="Most likely tokens to report a position; -1 is all.")
+    prompt_logprobs: Count | None = Field(None, ge=-1, description="The same for the prompt's tokens.")
+    logprob_token_ids: ItemTuple[Int64] | None = Field(
         None,
         min_length=1,
         max_length=MAX_LOGPROB_TOKEN_IDS,
@@ -111,14 +118,6 @@ class SamplingParams(Params):
         if asked is None or asked is False:
             raise ValueError("is only allowed with logprobs")
         return tuple(dict.fromkeys(value))
-
-    @field_validator("logit_bias")
-    @classmethod
-    def _biases_in_range(cls, value: dict[int, float] | None) -> dict[int, float] | None:
-        for token_id, bias in (value or {}).items():
-            if not abs(bias) <= MAX_LOGIT_BIAS:  # not a number is in no range
-                raise ValueError(f"of token {token_id} must be in -{MAX_LOGIT_BIAS:g}..{MAX_LOGIT_BIAS:g}")
-        return value
 
     @field_validator("min_tokens")
     @classmethod

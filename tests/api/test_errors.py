@@ -72,7 +72,7 @@ def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
         ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "stream"),
         ({"logit_bias": {"999999": 1}}, "logit_bias", "999999"),
         ({"logit_bias": {"x": 1}}, "logit_bias.x", "integer"),
-        ({"logit_bias": {"5": 101}}, "logit_bias", "-100..100"),
+        ({"logit_bias": {"5": 101}}, "logit_bias.5", "less than or equal to 100"),
         ({"temperature": 1e39}, "temperature", "10000"),
         ({"repetition_penalty": 1e-50}, "repetition_penalty", "0.0001"),
         ({"priority": 10**40}, "priority", "9223372036854775807"),

@@ -24,7 +24,7 @@ from app.engine.outputs import EngineOutput
 from app.engine.request import EngineRequest
 from app.text.chat_template import ChatTemplate
 from app.text.tokenizer import Tokenizer
-from tests.limits import wait_until
+from tests.limits import patience_s, wait_until
 
 OPTIONS: dict[str, Any] = {"executor": "in_process", "num_blocks": 256, "num_threads": 1, "max_num_seqs": 16}
 QUESTIONS = [
@@ -236,3 +236,42 @@ def test_responses_think_call_and_follow_a_schema(sdk: openai.OpenAI) -> None:
     assert "42" in answered.output_text
     parsed = sdk.responses.parse(**greedy, input=QUESTION, text_format=Verdict)
     assert isinstance(parsed.output_parsed, Verdict)
+
+
+def _hostile(i: int) -> tuple[dict[str, Any], set[int]]:
+    """A body that asks for much work, and how it may be answered."""
+    chat: dict[str, Any] = {"messages": [{"role": "user", "content": QUESTIONS[4]}], "max_tokens": 24, "seed": i}
+    deep: dict[str, Any] = {"type": "string"}
+    for _ in range(100):
+        deep = {"type": "object", "properties": {"a": deep}, "required": ["a"]}
+    return [
+        (chat | {"stop": ["x" * 1024] * 4}, {200}),
+        (chat | {"stop": ["x" * 100_000]}, {400}),
+        (chat | {"bad_words": [f"word {j}" for j in range(128)]}, {200}),
+        (chat | {"bad_words": [f"word {j}" for j in range(5000)]}, {400}),
+        (chat | {"n": 8}, {200}),
+        (chat | {"n": 10**6}, {400}),
+        (chat | {"structured_outputs": {"regex": "(a{1,500}){1,500}b"}}, {200, 400}),
+        (chat | {"structured_outputs": {"json": json.dumps(deep)}}, {400}),
+        (chat | {"messages": [{"role": "user", "content": "long words, " * 10_000}]}, {400}),
+        (chat | {"logit_bias": {str(j): 1 for j in range(1000)}, "user": "u" * 4000}, {200, 400}),
+    ][i]
+
+
+def test_hostile_neighbours_are_refused_or_wait_and_others_are_served(server: Any) -> None:
+    """Cheap requests that come in the midst of them give what they give alone, and nothing is left running."""
+    cheap = {"messages": [{"role": "user", "content": QUESTIONS[1]}], "max_tokens": 12, "temperature": 0}
+
+    async def send() -> None:
+        async with httpx.AsyncClient(base_url=server.url, timeout=patience_s()) as http:
+            path = "/v1/chat/completions"
+            alone = (await http.post(path, json=cheap)).json()["choices"][0]["message"]
+            hostile = [asyncio.ensure_future(http.post(path, json=_hostile(i)[0])) for i in range(10)]
+            for _ in range(4):
+                answer = await http.post(path, json=cheap)
+                assert answer.status_code == 200, answer.text
+                assert answer.json()["choices"][0]["message"] == alone
+            for i, answer in enumerate(await asyncio.gather(*hostile)):
+                assert answer.status_code in _hostile(i)[1], (i, answer.text[:300])
+
+    asyncio.run(send())

@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from app.api.errors import ThreadUnsupportedError
 from app.api.openai.call_arguments import FunctionName
 from app.api.openai.closed import Closed, History
+from app.bounds import Count, Items, JsonObject, Text
 from app.engine.request import Priority
 from app.errors import InvalidRequestError, UnsupportedError
 
@@ -37,15 +38,15 @@ class TextBlock(History):
     """Text."""
 
     type: Literal["text"]
-    text: str
+    text: Text
 
 
 class ThinkingBlock(History):
     """A thought of an earlier answer; given to chat templates that show thoughts. The signature is not checked."""
 
     type: Literal["thinking"]
-    thinking: str
-    signature: str = ""
+    thinking: Text
+    signature: Text = ""
 
 
 class ToolUseBlock(History):
@@ -54,7 +55,7 @@ class ToolUseBlock(History):
     type: Literal["tool_use"]
     id: str = Field(min_length=1)
     name: FunctionName
-    input: dict[str, Any]
+    input: JsonObject
 
 
 class ToolResultBlock(History):
@@ -62,7 +63,7 @@ class ToolResultBlock(History):
 
     type: Literal["tool_result"]
     tool_use_id: str = Field(min_length=1)
-    content: str | list[Annotated[TextBlock, Field(discriminator=None)]] = ""
+    content: Text | Items[Annotated[TextBlock, Field(discriminator=None)]] = ""
     is_error: bool = False
 
 
@@ -78,7 +79,7 @@ class Message(History):
     """One turn of the conversation."""
 
     role: Literal["user", "assistant", "system"]
-    content: str | list[ContentBlock]
+    content: Text | Items[ContentBlock]
 
     @model_validator(mode="after")
     def _fitting_blocks(self) -> Self:
@@ -97,12 +98,12 @@ class CustomTool(Closed):
     """A function of the client. Tools that Anthropic's servers run are refused."""
 
     name: FunctionName
-    input_schema: dict[str, Any] = Field(description="JSON schema of the input.")
-    description: str | None = None
+    input_schema: JsonObject = Field(description="JSON schema of the input.")
+    description: Text | None = None
     type: Literal["custom"] = "custom"
     strict: bool | None = Field(None, description="Constrain the input to its schema.")
     cache_control: CacheControl | None = None
-    input_examples: list[dict[str, Any]] | None = Field(None, max_length=0, description="Not supported.")
+    input_examples: Items[JsonObject] | None = Field(None, max_length=0, description="Not supported.")
     eager_input_streaming: bool | None = Field(None, description="Accepted; input always streams as it comes.")
 
     @model_validator(mode="before")
@@ -132,7 +133,7 @@ class Thinking(Closed):
     """Whether the model thinks before it answers."""
 
     type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: int | None = Field(None, ge=1024, description="Most tokens of the thought.")
+    budget_tokens: Count | None = Field(None, ge=1024, description="Most tokens of the thought.")
     display: Literal["summarized", "omitted"] | None = Field(None, description="omitted: thoughts are not shown.")
 
     @model_validator(mode="after")
@@ -146,7 +147,7 @@ class JsonFormat(Closed):
     """The shape of the answer."""
 
     type: Literal["json_schema"]
-    schema_: dict[str, Any] = Field(alias="schema")
+    schema_: JsonObject = Field(alias="schema")
 
 
 class OutputConfig(Closed):
@@ -170,15 +171,15 @@ class CountTokensRequest(Closed):
     refused: ClassVar[Mapping[str, str]] = REFUSED
 
     model: str = Field(description="Which model.")
-    messages: list[Message] = Field(min_length=1, description="The conversation so far.")
-    system: str | list[TextBlock] | None = Field(None, description="What the model is told first.")
-    tools: list[CustomTool] | None = Field(None, description="Functions the model may call.")
+    messages: Items[Message] = Field(min_length=1, description="The conversation so far.")
+    system: Text | Items[TextBlock] | None = Field(None, description="What the model is told first.")
+    tools: Items[CustomTool] | None = Field(None, description="Functions the model may call.")
     tool_choice: ToolChoice | None = Field(None, description="Whether it may, must or must not call.")
     thinking: Thinking | None = Field(None, description="Whether the model thinks first, if its template can tell it.")
     output_config: OutputConfig | None = Field(None, description="Effort, and a JSON schema for the answer.")
     cache_control: CacheControl | None = Field(None, description="Accepted; prefixes are always cached.")
     speed: Literal["standard"] | None = Field(None, description="Only standard.")
-    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Further names for the template.")
+    chat_template_kwargs: JsonObject | None = Field(None, description="Further names for the template.")
 
     @model_validator(mode="before")
     @classmethod
@@ -205,12 +206,12 @@ class CountTokensRequest(Closed):
 class MessagesRequest(CountTokensRequest):
     """Body of POST /v1/messages."""
 
-    max_tokens: int = Field(ge=1, description="Most tokens to generate, thoughts included.")
+    max_tokens: Count = Field(ge=1, description="Most tokens to generate, thoughts included.")
     stream: bool = Field(False, description="Answer as server-sent events while tokens come.")
-    stop_sequences: list[str] | None = Field(None, description="Strings that end the answer.")
+    stop_sequences: Items[Text] | None = Field(None, description="Strings that end the answer.")
     temperature: float | None = Field(None, ge=0, le=2, description="0 is greedy.")
     top_p: float | None = Field(None, gt=0, le=1, description="Keep the smallest set of tokens with this probability.")
-    top_k: int | None = Field(None, ge=-1, description="Keep the k most likely tokens; 0 or -1 keeps all.")
+    top_k: Count | None = Field(None, ge=-1, description="Keep the k most likely tokens; 0 or -1 keeps all.")
     metadata: Metadata | None = Field(None, description="Accepted; changes nothing.")
     service_tier: Literal["auto", "standard_only"] | None = Field(None, description="Accepted; there is one tier.")
     cache_salt: str | None = Field(None, min_length=1, description="Only requests of equal salt share prefix blocks.")

@@ -11,6 +11,7 @@ from typing import Any, Literal, Self
 from pydantic import Field
 
 from app.api.openai.closed import Closed
+from app.bounds import Metadata
 
 Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
 RUNNING = frozenset({"validating", "in_progress", "finalizing", "cancelling"})
@@ -33,7 +34,7 @@ class BatchBody(Closed):
         pattern=r"^([1-9]|[1-9][0-9]|1[0-5][0-9]|16[0-8])h$",
         description="How long the batch may take, from 1h to 168h; OpenAI's is 24h.",
     )
-    metadata: dict[str, str] | None = Field(None, description="Kept with the batch.")
+    metadata: Metadata | None = Field(None, description="Kept with the batch.")
     output_expires_after: OutputExpiresAfter | None = Field(
         None, description="When output and errors are forgotten; after 30 days when not given."
     )

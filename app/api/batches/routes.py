@@ -9,7 +9,6 @@ from app.api.batches.batch import Batch, BatchBody
 from app.api.batches.file_store import FileNotFoundHereError, FileStore
 from app.api.batches.runner import BatchRunner
 from app.api.body import describe_body, read_body
-from app.api.openai.responses_protocol import check_metadata
 from app.api.query import int_param, list_page, text_param
 from app.api.store.entries import StoreConflictError
 from app.api.store.tenant_store import TenantStore
@@ -24,7 +23,6 @@ def batch_routes(runner: BatchRunner, files: FileStore, batches: TenantStore) ->
     async def create_batch(request: Request) -> JSONResponse:
         """Answer all requests of a file, while others wait for nothing; the results are a file again."""
         body = await read_body(request, BatchBody)
-        check_metadata(body.metadata)
         try:
             found = await files.find(request.state.tenant, body.input_file_id)
         except FileNotFoundHereError as error:

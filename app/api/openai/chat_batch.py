@@ -24,6 +24,7 @@ from app.api.json_response import json_response
 from app.api.openai.closed import FirstFault
 from app.api.render import check_number, find_model
 from app.api.work_pool import PARSE_S_PER_BYTE, WRITE_S_PER_LOGPROB, work_of
+from app.bounds import Count, Items
 from app.config import RequestLimits
 from app.errors import InvalidRequestError, UnsupportedError
 
@@ -40,9 +41,9 @@ class ChatBatchRequest(FirstFault):
         "use_beam_search": "see /v1/chat/completions",
     }
 
-    messages: list[list[Any]] = Field(min_length=1, description="The conversations.")
+    messages: Items[Items[Any]] = Field(min_length=1, description="The conversations.")
     model: str | None = Field(None, description="Which model; the server's first one when not given.")
-    n: int | None = Field(None, ge=1, description="Choices of each conversation; 1 when not given.")
+    n: Count | None = Field(None, ge=1, description="Choices of each conversation; 1 when not given.")
 
     @model_validator(mode="after")
     def _refuse(self) -> ChatBatchRequest:

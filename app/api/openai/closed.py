@@ -7,6 +7,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, model_validator
 from pydantic_core import CoreSchema
 
+from app.bounds import MAX_NAME_CHARS, MAX_SENT_BACK_CHARS
+
 _COLLECTIONS = ("list", "tuple", "set", "frozenset", "dict")
 
 
@@ -25,7 +27,9 @@ def _stop_early(schema: Any) -> None:
 
 class FirstFault(BaseModel):
     """Stops at the first wrong entry of a list or an object: a body holds millions, each of which would be described
-    at length, and one is named to the client anyway."""
+    at length, and one is named to the client anyway. A string is a name, unless its type says otherwise."""
+
+    model_config = ConfigDict(str_max_length=MAX_NAME_CHARS)
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -55,4 +59,4 @@ class History(Frozen):
     """What was said before. Clients send messages back as other servers and libraries decorated them
     (`provider_specific_fields`, `cache_control`, `tool_calls[].index`, ...): unknown fields are ignored."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(extra="ignore", str_max_length=MAX_SENT_BACK_CHARS)

@@ -9,13 +9,14 @@ from pydantic import Field, model_validator
 from app.api.openai.call_arguments import Arguments, FunctionName
 from app.api.openai.closed import Closed, History
 from app.api.parsers.custom_input import INPUT, InputGrammar, input_schema
+from app.bounds import Text
 
 
 class GrammarDefinition(Closed):
     """A grammar, and in which notation it is written."""
 
     syntax: Literal["lark", "regex"]
-    definition: str = Field(min_length=1, description="Lark, or a regular expression that the whole text matches.")
+    definition: Text = Field(min_length=1, description="Lark, or a regular expression that the whole text matches.")
 
 
 class CustomFormat(Closed):
@@ -35,7 +36,7 @@ class CustomDefinition(Closed):
     """What a custom tool does and takes."""
 
     name: FunctionName
-    description: str | None = None
+    description: Text | None = None
     format: CustomFormat | None = Field(None, description="Any text when not given.")
 
 
@@ -94,7 +95,7 @@ class TextCall(History):
     """What an earlier call of a custom tool was."""
 
     name: FunctionName
-    input: str
+    input: Text
 
 
 class TextToolCall(History):

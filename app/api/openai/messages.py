@@ -9,6 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from app.api.openai.closed import Closed, History
 from app.api.openai.tools import AnyTool, AnyToolCall
+from app.bounds import Items, JsonObject, Text
 
 __all__ = ["ChatMessage", "ChatOptions", "Closed", "ReasoningEffort", "TextPart", "Verbosity"]
 
@@ -20,7 +21,7 @@ class TextPart(History):
     """One part of a message's content."""
 
     type: str
-    text: str
+    text: Text
 
     @model_validator(mode="before")
     @classmethod
@@ -40,13 +41,13 @@ class ChatMessage(History):
     """One turn of the conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: Text | Items[TextPart] | None = None
     name: str | None = None
-    tool_calls: list[AnyToolCall] | None = None
+    tool_calls: Items[AnyToolCall] | None = None
     tool_call_id: str | None = None
-    reasoning: str | None = None
-    reasoning_content: str | None = None
-    refusal: str | None = None
+    reasoning: Text | None = None
+    reasoning_content: Text | None = None
+    refusal: Text | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -94,14 +95,14 @@ class ChatMessage(History):
 class ChatOptions(Closed):
     """How a conversation becomes a prompt; shared by chat and /tokenize."""
 
-    messages: list[ChatMessage] = Field(min_length=1, description="The conversation so far.")
-    tools: list[AnyTool] | None = Field(None, description="Tools the model may call.")
+    messages: Items[ChatMessage] = Field(min_length=1, description="The conversation so far.")
+    tools: Items[AnyTool] | None = Field(None, description="Tools the model may call.")
     add_generation_prompt: bool = Field(True, description="End the prompt where the assistant's turn begins.")
     continue_final_message: bool = Field(False, description="Leave the last message open and continue it.")
     add_special_tokens: bool = Field(False, description="Add the tokenizer's special tokens besides the template's.")
-    documents: list[dict[str, Any]] | None = Field(None, description="Documents for the template.")
-    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Further names for the template.")
-    chat_template: str | None = Field(None, description="Jinja source to use instead of the model's template.")
+    documents: Items[JsonObject] | None = Field(None, description="Documents for the template.")
+    chat_template_kwargs: JsonObject | None = Field(None, description="Further names for the template.")
+    chat_template: Text | None = Field(None, description="Jinja source to use instead of the model's template.")
     reasoning_effort: ReasoningEffort | None = None
     verbosity: Verbosity | None = None
 

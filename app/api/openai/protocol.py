@@ -19,6 +19,7 @@ from app.api.openai.messages import ChatMessage, ChatOptions, ReasoningEffort, T
 from app.api.openai.response_format import ResponseFormat
 from app.api.openai.tools import AllowedTools, AnyNamedTool, AnyTool, NamedTool, ToolChoice
 from app.api.parsers.answer import Offer, ToolMode
+from app.bounds import Count, Items, JsonObject, Metadata, Text, TokenIds
 from app.engine.beam_search import EarlyStopping
 from app.engine.request import Priority
 from app.engine.sampling_params import SamplingParams
@@ -64,7 +65,7 @@ class GenerationBody(FirstFault, SamplingParams):
     stream: bool = Field(False, description="Answer as server-sent events while tokens come.")
     stream_options: StreamOptions | None = Field(None, description="Only with stream.")
     stream_interval: int = Field(1, ge=1, le=1024, description="Tokens of a choice that one chunk gathers.")
-    truncate_prompt_tokens: int | None = Field(
+    truncate_prompt_tokens: Count | None = Field(
         None, ge=-1, description="Keep only the last so many prompt tokens; -1: as many as the context holds."
     )
     truncation_side: Literal["left", "right"] = Field(
@@ -159,7 +160,7 @@ class Prediction(Closed):
     """What much of the answer is expected to say."""
 
     type: Literal["content"]
-    content: str | list[TextPart]
+    content: Text | Items[TextPart]
 
 
 class ChatRequest(GenerationBody):
@@ -176,16 +177,16 @@ class ChatRequest(GenerationBody):
         "best_of": "only on /v1/completions",
     }
 
-    messages: list[ChatMessage] = Field(min_length=1, description="The conversation so far.")
-    tools: list[AnyTool] | None = Field(None, description="Functions and custom tools the model may call.")
+    messages: Items[ChatMessage] = Field(min_length=1, description="The conversation so far.")
+    tools: Items[AnyTool] | None = Field(None, description="Functions and custom tools the model may call.")
     tool_choice: ToolChoice | None = Field(
         None, description="none, auto, required, a named tool, or allowed_tools; auto when there are tools."
     )
     parallel_tool_calls: bool = Field(True, description="False keeps only the first call of an answer.")
     include_reasoning: bool = Field(True, description="False leaves the model's thoughts out of the answer.")
-    max_completion_tokens: int | None = Field(None, ge=1, description="Same as max_tokens, and stronger.")
+    max_completion_tokens: Count | None = Field(None, ge=1, description="Same as max_tokens, and stronger.")
     logprobs: bool = Field(False, description="Report the logprob of each token.")
-    top_logprobs: int = Field(0, ge=0, description="Most likely tokens to report a position; needs logprobs.")
+    top_logprobs: Count = Field(0, ge=0, description="Most likely tokens to report a position; needs logprobs.")
     reasoning_effort: ReasoningEffort | None = Field(
         None,
         description="Given to chat templates that use it; those that can be told whether to think are told no by none, "
@@ -195,26 +196,26 @@ class ChatRequest(GenerationBody):
     prediction: Prediction | None = Field(
         None, description="Predicted output. Accepted; the answer is what it would be without."
     )
-    modalities: list[Literal["text"]] | None = Field(None, description="Only text.")
+    modalities: Items[Literal["text"]] | None = Field(None, description="Only text.")
 
     add_generation_prompt: bool = Field(True, description="End the prompt where the assistant's turn begins.")
     continue_final_message: bool = Field(False, description="Leave the last message open and continue it.")
     add_special_tokens: bool = Field(False, description="Add the tokenizer's special tokens besides the template's.")
-    documents: list[dict[str, Any]] | None = Field(None, description="Documents for the template.")
-    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Further names for the template.")
-    chat_template: str | None = Field(
+    documents: Items[JsonObject] | None = Field(None, description="Documents for the template.")
+    chat_template_kwargs: JsonObject | None = Field(None, description="Further names for the template.")
+    chat_template: Text | None = Field(
         None, min_length=1, max_length=1 << 18, description="Jinja template to use; only where the server allows it."
     )
 
     store: bool | None = Field(None, description="Accepted; nothing is stored.")
-    metadata: dict[str, str] | None = Field(None, description="Accepted; changes nothing.")
+    metadata: Metadata | None = Field(None, description="Accepted; changes nothing.")
     service_tier: str | None = Field(None, description="Accepted; there is one tier.")
     safety_identifier: str | None = Field(None, description="Accepted; changes nothing.")
     prompt_cache_key: str | None = Field(
         None, description="Names the session for routing policies that keep one together; prefixes are always cached."
     )
     prompt_cache_retention: str | None = Field(None, description="Accepted; prefixes are always cached.")
-    prompt_cache_options: dict[str, Any] | None = Field(None, description="Accepted; prefixes are always cached.")
+    prompt_cache_options: JsonObject | None = Field(None, description="Accepted; prefixes are always cached.")
 
     @model_validator(mode="after")
     def _check_tools(self) -> Self:
@@ -319,10 +320,10 @@ def _prompt_kind(value: Any) -> str:
 
 
 PromptField = Annotated[
-    Annotated[str, Tag("text")]
-    | Annotated[list[str], Tag("texts")]
-    | Annotated[list[int], Tag("ids")]
-    | Annotated[list[list[int]], Tag("batches")],
+    Annotated[Text, Tag("text")]
+    | Annotated[Items[Text], Tag("texts")]
+    | Annotated[TokenIds, Tag("ids")]
+    | Annotated[Items[TokenIds], Tag("batches")],
     Discriminator(_prompt_kind),
 ]
 
@@ -337,9 +338,9 @@ class CompletionRequest(GenerationBody):
     }
 
     prompt: PromptField = Field(description="A text, token ids, or a list of either.")
-    max_tokens: int | None = Field(16, ge=0, description="Most tokens to generate; 0 only with echo.")
+    max_tokens: Count | None = Field(16, ge=0, description="Most tokens to generate; 0 only with echo.")
     echo: bool = Field(False, description="Put the prompt before the completion.")
-    best_of: int | None = Field(
+    best_of: Count | None = Field(
         None, ge=1, description="Make so many choices and answer with the n likeliest; the width of a beam search."
     )
     add_special_tokens: bool = Field(True, description="Add the tokenizer's special tokens, mostly a bos.")
@@ -392,13 +393,13 @@ class TokenizeRequest(Closed):
     """Body of POST /tokenize: a prompt, or the fields of a chat."""
 
     model: str | None = Field(None, description="Which model; the server's first one when not given.")
-    prompt: str | None = Field(None, description="A text.")
-    messages: list[ChatMessage] | None = Field(None, min_length=1, description="A conversation instead of a text.")
-    tools: list[AnyTool] | None = Field(None, description="Tools the model may call.")
+    prompt: Text | None = Field(None, description="A text.")
+    messages: Items[ChatMessage] | None = Field(None, min_length=1, description="A conversation instead of a text.")
+    tools: Items[AnyTool] | None = Field(None, description="Tools the model may call.")
     add_generation_prompt: bool = Field(True, description="End the prompt where the assistant's turn begins.")
     continue_final_message: bool = Field(False, description="Leave the last message open.")
     add_special_tokens: bool | None = Field(None, description="Default: true for a prompt, false for a chat.")
-    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Further names for the template.")
+    chat_template_kwargs: JsonObject | None = Field(None, description="Further names for the template.")
     return_token_strs: bool = Field(False, description="Add the text of each token.")
 
     @model_validator(mode="after")
@@ -412,5 +413,5 @@ class DetokenizeRequest(Closed):
     """Body of POST /detokenize."""
 
     model: str | None = Field(None, description="Which model; the server's first one when not given.")
-    tokens: list[int] = Field(description="Token ids.")
+    tokens: TokenIds = Field(description="Token ids.")
     skip_special_tokens: bool = Field(False, description="Leave special tokens out of the text.")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
 from app.api.openai.closed import Closed
+from app.bounds import Items, JsonObject, Text
 from app.engine.sampling_params import StructuredOutputs
 from app.errors import InvalidRequestError
 
@@ -17,8 +18,8 @@ class JsonSchemaFormat(Closed):
     model_config = ConfigDict(validate_by_name=True, validate_by_alias=True)
 
     name: str = Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")
-    description: str | None = None
-    json_schema: dict[str, Any] = Field(alias="schema")
+    description: Text | None = None
+    json_schema: JsonObject = Field(alias="schema")
     strict: bool | None = None
 
 
@@ -27,9 +28,9 @@ class ResponseFormat(Closed):
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = Field(None, description="With type json_schema.")
-    structures: list[dict[str, Any]] | None = Field(None, description="With type structural_tag: begin, schema, end.")
-    triggers: list[str] | None = Field(None, description="With structures: texts that open one of them.")
-    format: dict[str, Any] | None = Field(None, description="With type structural_tag, instead of structures.")
+    structures: Items[JsonObject] | None = Field(None, description="With type structural_tag: begin, schema, end.")
+    triggers: Items[Text] | None = Field(None, description="With structures: texts that open one of them.")
+    format: JsonObject | None = Field(None, description="With type structural_tag, instead of structures.")
 
     @model_validator(mode="after")
     def _fields_of_type(self) -> Self:

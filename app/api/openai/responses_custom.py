@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from app.api.openai.call_arguments import FunctionName
 from app.api.openai.closed import Closed, History
 from app.api.openai.responses_text import ItemStatus, Part
+from app.bounds import Items, Text
 
 
 class ResponsesTextFormat(Closed):
@@ -16,7 +17,7 @@ class ResponsesTextFormat(Closed):
 
     type: Literal["text", "grammar"]
     syntax: Literal["lark", "regex"] | None = Field(None, description="With type grammar.")
-    definition: str | None = Field(
+    definition: Text | None = Field(
         None, min_length=1, description="Lark, or a regular expression that the whole text matches."
     )
 
@@ -32,7 +33,7 @@ class ResponsesTextTool(Closed):
 
     type: Literal["custom"]
     name: FunctionName
-    description: str | None = None
+    description: Text | None = None
     format: ResponsesTextFormat | None = Field(None, description="Any text when not given.")
 
     def for_chat(self) -> dict[str, Any]:
@@ -50,7 +51,7 @@ class CustomToolCallItem(History):
     type: Literal["custom_tool_call"]
     call_id: str = Field(min_length=1)
     name: FunctionName
-    input: str
+    input: Text
     id: str | None = None
     status: ItemStatus | None = None
 
@@ -69,6 +70,6 @@ class CustomToolCallOutputItem(History):
 
     type: Literal["custom_tool_call_output"]
     call_id: str = Field(min_length=1)
-    output: str | list[Part]
+    output: Text | Items[Part]
     id: str | None = None
     status: ItemStatus | None = None

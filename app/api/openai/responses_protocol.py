@@ -15,6 +15,7 @@ from app.api.openai.messages import ReasoningEffort, Verbosity
 from app.api.openai.protocol import REFUSED_EVERYWHERE, GenerationBody, StreamOptions
 from app.api.openai.responses_custom import CustomToolCallItem, CustomToolCallOutputItem, ResponsesTextTool
 from app.api.openai.responses_text import ItemStatus, Part
+from app.bounds import Count, Items, JsonObject, Metadata, Text
 from app.errors import InvalidRequestError, UnsupportedError
 
 REFUSED: Mapping[str, str] = {
@@ -41,7 +42,7 @@ class MessageItem(History):
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | list[Part]
+    content: Text | Items[Part]
     id: str | None = None
     status: ItemStatus | None = None
     phase: Literal["commentary", "final_answer"] | None = Field(None, description="Accepted; changes nothing.")
@@ -53,7 +54,7 @@ class FunctionCallItem(History):
     type: Literal["function_call"]
     call_id: str = Field(min_length=1)
     name: FunctionName
-    arguments: str
+    arguments: Text
     id: str | None = None
     status: ItemStatus | None = None
 
@@ -78,7 +79,7 @@ class FunctionCallOutputItem(History):
 
     type: Literal["function_call_output"]
     call_id: str = Field(min_length=1)
-    output: str | list[Part]
+    output: Text | Items[Part]
     id: str | None = None
     status: ItemStatus | None = None
 
@@ -87,17 +88,17 @@ class ReasoningText(History):
     """A piece of a thought, or of its summary."""
 
     type: Literal["reasoning_text", "summary_text"]
-    text: str
+    text: Text
 
 
 class ReasoningItem(History):
     """A thought of an earlier answer; given to chat templates that show thoughts."""
 
     type: Literal["reasoning"]
-    summary: list[ReasoningText] = Field(default_factory=list)
-    content: list[ReasoningText] | None = None
+    summary: Items[ReasoningText] = Field(default_factory=list)
+    content: Items[ReasoningText] | None = None
     id: str | None = None
-    encrypted_content: str | None = Field(None, description="Accepted; this server's thoughts are not encrypted.")
+    encrypted_content: Text | None = Field(None, description="Accepted; this server's thoughts are not encrypted.")
     status: ItemStatus | None = None
 
 
@@ -122,8 +123,8 @@ class FunctionTool(Closed):
 
     type: Literal["function"]
     name: FunctionName
-    parameters: dict[str, Any] | None = Field(None, description="JSON schema of the arguments.")
-    description: str | None = None
+    parameters: JsonObject | None = Field(None, description="JSON schema of the arguments.")
+    description: Text | None = None
     strict: bool | None = Field(None, description="Constrain the arguments to their schema; not, unless asked for.")
 
     @model_validator(mode="before")
@@ -156,8 +157,8 @@ class TextFormat(Closed):
 
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
-    schema_: dict[str, Any] | None = Field(None, alias="schema")
-    description: str | None = None
+    schema_: JsonObject | None = Field(None, alias="schema")
+    description: Text | None = None
     strict: bool | None = None
 
     @model_validator(mode="after")
@@ -186,15 +187,6 @@ class Reasoning(Closed):
     generate_summary: Literal["auto", "concise", "detailed"] | None = Field(None, description="Same as summary.")
 
 
-def check_metadata(metadata: Mapping[str, str] | None) -> None:
-    """InvalidRequestError for more than OpenAI lets a client attach."""
-    for key, value in (metadata or {}).items():
-        if len(metadata or ()) > 16 or len(key) > 64 or len(value) > 512:
-            raise InvalidRequestError(
-                "at most 16 entries, names of at most 64 and texts of at most 512 characters", param="metadata"
-            )
-
-
 class ResponseStreamOptions(StreamOptions):
     """About the stream."""
 
@@ -210,8 +202,8 @@ class ResponsesRequest(GenerationBody):
 
     refused: ClassVar[dict[str, str]] = dict(REFUSED)
 
-    input: str | list[InputItem] = Field(description="A text, or the items of a conversation.")
-    instructions: str | None = Field(None, description="What the model is told first; not kept for the next response.")
+    input: Text | Items[InputItem] = Field(description="A text, or the items of a conversation.")
+    instructions: Text | None = Field(None, description="What the model is told first; not kept for the next response.")
     previous_response_id: str | None = Field(
         None, max_length=256, description="The kept response that this one continues."
     )
@@ -219,11 +211,11 @@ class ResponsesRequest(GenerationBody):
     background: bool = Field(
         False, description="Answer at once and go on without the client; needs store. See GET /v1/responses/{id}."
     )
-    max_output_tokens: int | None = Field(None, ge=1, description="Most tokens to generate, thoughts included.")
+    max_output_tokens: Count | None = Field(None, ge=1, description="Most tokens to generate, thoughts included.")
     stream_options: ResponseStreamOptions | None = Field(None, description="About the stream.")
     text: TextConfig | None = Field(None, description="The shape of the answer's text.")
     reasoning: Reasoning | None = Field(None, description="How the model thinks, and what is shown of it.")
-    tools: list[ResponsesTool] | None = Field(None, description="Functions and custom tools the model may call.")
+    tools: Items[ResponsesTool] | None = Field(None, description="Functions and custom tools the model may call.")
     tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = Field(
         None, description="Whether it may, must or must not call."
     )
@@ -231,7 +223,7 @@ class ResponsesRequest(GenerationBody):
     truncation: Literal["auto", "disabled"] = Field(
         "disabled", description="auto: drop the oldest turns of a conversation that is too long for the context."
     )
-    include: list[Literal["reasoning.encrypted_content", "message.output_text.logprobs"]] | None = Field(
+    include: Items[Literal["reasoning.encrypted_content", "message.output_text.logprobs"]] | None = Field(
         None,
         max_length=16,
         description="message.output_text.logprobs adds the logprob of each token; thoughts are in the reasoning items "
@@ -240,16 +232,18 @@ class ResponsesRequest(GenerationBody):
     top_logprobs: int | None = Field(
         None, ge=0, le=20, description="Most likely tokens to report a position; more than 0 includes the logprobs."
     )
-    metadata: dict[str, str] | None = Field(None, description="Kept with the response.")
-    max_tool_calls: int | None = Field(None, ge=1, description="Accepted; it bounds built-in tools, of which none is.")
+    metadata: Metadata | None = Field(None, description="Kept with the response.")
+    max_tool_calls: Count | None = Field(
+        None, ge=1, description="Accepted; it bounds built-in tools, of which none is."
+    )
     safety_identifier: str | None = Field(None, description="Accepted; changes nothing.")
     prompt_cache_key: str | None = Field(
         None, description="Names the session for routing policies that keep one together; prefixes are always cached."
     )
     prompt_cache_retention: str | None = Field(None, description="Accepted; prefixes are always cached.")
-    prompt_cache_options: dict[str, Any] | None = Field(None, description="Accepted; prefixes are always cached.")
+    prompt_cache_options: JsonObject | None = Field(None, description="Accepted; prefixes are always cached.")
     service_tier: str | None = Field(None, description="Accepted; there is one tier.")
-    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Further names for the template.")
+    chat_template_kwargs: JsonObject | None = Field(None, description="Further names for the template.")
 
     @model_validator(mode="before")
     @classmethod
@@ -271,7 +265,6 @@ class ResponsesRequest(GenerationBody):
         known = {(tool.type, tool.name) for tool in self.tools or ()}
         if isinstance(choice, NamedChoice) and (choice.type, choice.name) not in known:
             raise InvalidRequestError(f"{choice.name!r} is not one of the tools", param="tool_choice.name")
-        check_metadata(self.metadata)
         if self.background and not self.store:
             raise InvalidRequestError("a background response is kept: needs store=true", param="background")
         if isinstance(self.input, list) and not self.input and self.previous_response_id is None:
@@ -304,4 +297,4 @@ class ResponsesRequest(GenerationBody):
 class InputTokensRequest(ResponsesRequest):
     """Body of POST /v1/responses/input_tokens: that of a response, though a previous response may be all of it."""
 
-    input: str | list[InputItem] = Field(default_factory=list, description="A text, or the items of a conversation.")
+    input: Text | Items[InputItem] = Field(default_factory=list, description="A text, or the items of a conversation.")

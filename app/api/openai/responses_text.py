@@ -7,20 +7,21 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from app.api.openai.closed import History
+from app.bounds import Text
 
 
 class ItemText(History):
     """Text in a message."""
 
     type: Literal["input_text", "output_text"]
-    text: str
+    text: Text
 
 
 class ItemRefusal(History):
     """A refusal in an earlier answer."""
 
     type: Literal["refusal"]
-    refusal: str
+    refusal: Text
 
     @property
     def text(self) -> str:

@@ -24,6 +24,7 @@ from app.api.openai.protocol import GenerationBody
 from app.api.render import Prompt, find_model
 from app.api.sse import DONE, EventFormat, EventStreamResponse
 from app.api.work_pool import work_of
+from app.bounds import TokenIds
 from app.config import RequestLimits
 from app.engine.request import Priority
 from app.engine.sampling_params import SamplingParams
@@ -46,7 +47,7 @@ class TokensRequest(Closed):
         "output_mode": "answers are token ids; see /detokenize",
     }
 
-    token_ids: list[int] = Field(min_length=1, description="The prompt.")
+    token_ids: TokenIds = Field(min_length=1, description="The prompt.")
     sampling_params: SamplingParams = Field(description="How tokens are chosen, and when the answer ends.")
     model: str | None = Field(None, description="Which model; the server's first one when not given.")
     stream: bool = Field(False, description="Answer as server-sent events while tokens come.")

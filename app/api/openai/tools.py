@@ -13,13 +13,14 @@ from app.api.openai.closed import Closed, History
 from app.api.openai.custom_tools import NamedTextTool, TextTool, TextToolCall
 from app.api.parsers.answer import schema_of
 from app.api.parsers.custom_input import InputGrammar
+from app.bounds import Items, JsonObject, Text
 
 
 class FunctionCall(History):
     """A call that the assistant made earlier."""
 
     name: FunctionName
-    arguments: dict[str, Any] | str = Field("{}", description="An object, as JSON text or as it is.")
+    arguments: JsonObject | Text = Field("{}", description="An object, as JSON text or as it is.")
 
     @field_validator("arguments")
     @classmethod
@@ -65,8 +66,8 @@ class FunctionDefinition(Closed):
     """What a tool does and takes."""
 
     name: FunctionName
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
+    description: Text | None = None
+    parameters: JsonObject | None = None
     strict: bool | None = Field(None, description="True: arguments follow the schema, enforced by grammar.")
 
 
@@ -131,7 +132,7 @@ class AllowedToolList(Closed):
     """Some of the tools, and whether one of them must be called."""
 
     mode: Literal["auto", "required"]
-    tools: list[AnyNamedTool] = Field(min_length=1)
+    tools: Items[AnyNamedTool] = Field(min_length=1)
 
 
 class AllowedTools(Closed):

@@ -10,6 +10,7 @@ from pydantic_core import PydanticCustomError
 from app.api.openai.closed import Closed
 from app.api.openai.messages import ChatMessage
 from app.api.openai.protocol import PromptField
+from app.bounds import Count, Items, Text
 from app.engine.pooling_params import PoolingTask
 from app.engine.request import Priority
 from app.errors import InvalidRequestError
@@ -21,7 +22,7 @@ class PoolingBody(Closed):
     """What every request for vectors or scores has."""
 
     model: str | None = Field(None, description="Which model; the server's first one when not given.")
-    truncate_prompt_tokens: int | None = Field(
+    truncate_prompt_tokens: Count | None = Field(
         None,
         ge=-1,
         description="Cut a longer prompt to so many tokens, at its end; -1: as many as the model takes. Without it, a "
@@ -48,7 +49,7 @@ class InputBody(PoolingBody):
     """Texts or token ids, or a conversation."""
 
     input: PromptField | None = Field(None, description="A text, texts, token ids, or lists of token ids.")
-    messages: list[ChatMessage] | None = Field(None, min_length=1, description="A conversation instead of an input.")
+    messages: Items[ChatMessage] | None = Field(None, min_length=1, description="A conversation instead of an input.")
     add_special_tokens: bool = Field(True, description="Add the special tokens that the model expects around a text.")
 
     @model_validator(mode="after")
@@ -70,7 +71,7 @@ class EmbeddingRequest(InputBody):
     """Body of POST /v1/embeddings."""
 
     encoding_format: EncodingFormat = Field("float", description="`base64`: the fp32 numbers' bytes.")
-    dimensions: int | None = Field(None, ge=1, description="Shorter embeddings, of models trained for it.")
+    dimensions: Count | None = Field(None, ge=1, description="Shorter embeddings, of models trained for it.")
     normalize: bool | None = Field(None, description="Another name of use_activation.")
 
     @model_validator(mode="after")
@@ -87,14 +88,14 @@ class PoolingRequest(InputBody):
         None, description="What to return; a vector for each token when not given, scores of a classifier."
     )
     encoding_format: EncodingFormat = Field("float", description="`base64`: the fp32 numbers' bytes.")
-    dimensions: int | None = Field(None, ge=1, description="Shorter embeddings, of models trained for it.")
+    dimensions: Count | None = Field(None, ge=1, description="Shorter embeddings, of models trained for it.")
 
 
 class ClassifyRequest(InputBody):
     """Body of POST /classify."""
 
 
-Texts = str | list[str]
+Texts = Text | Items[Text]
 _SIDES = (("text_1", "text_2"), ("queries", "documents"), ("data_1", "data_2"))
 
 
@@ -136,17 +137,17 @@ class ScoreRequest(PoolingBody):
 class RerankDocument(Closed):
     """A document as an object."""
 
-    text: str
+    text: Text
 
 
 class RerankRequest(PoolingBody):
     """Body of POST /v1/rerank."""
 
-    query: str = Field(description="What the documents are ranked by.")
-    documents: list[str | RerankDocument] = Field(min_length=1, description="Texts, or objects with a `text`.")
-    top_n: int = Field(0, ge=0, description="Only the best so many; 0: all.")
+    query: Text = Field(description="What the documents are ranked by.")
+    documents: Items[Text | RerankDocument] = Field(min_length=1, description="Texts, or objects with a `text`.")
+    top_n: Count = Field(0, ge=0, description="Only the best so many; 0: all.")
     return_documents: bool = Field(True, description="Repeat each document's text in its result.")
-    max_tokens_per_doc: int | None = Field(None, ge=1, description="Cut each document to so many tokens.")
+    max_tokens_per_doc: Count | None = Field(None, ge=1, description="Cut each document to so many tokens.")
 
     @field_validator("documents", mode="before")
     @classmethod

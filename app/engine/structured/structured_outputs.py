@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from app.bounds import MAX_NAME_CHARS, ItemTuple, JsonObject, Text
 
 Kind = Literal["json", "regex", "choice", "grammar", "json_object", "structural_tag"]
 KINDS: tuple[Kind, ...] = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
@@ -18,22 +20,24 @@ class StructuredOutputs(BaseModel):
     takes both.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_by_name=True, validate_by_alias=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", validate_by_name=True, validate_by_alias=True, str_max_length=MAX_NAME_CHARS
+    )
 
-    json_schema: dict[str, Any] | bool | None = Field(
+    json_schema: JsonObject | bool | None = Field(
         None, alias="json", description="JSON schema, as an object or as JSON text."
     )
-    regex: str | None = Field(None, description="Regular expression that the whole text matches.")
-    choice: tuple[str, ...] | None = Field(None, description="The text is one of these.")
-    grammar: str | None = Field(None, description="Context-free grammar in the Lark notation or as GBNF (`::=`).")
+    regex: Text | None = Field(None, description="Regular expression that the whole text matches.")
+    choice: ItemTuple[Text] | None = Field(None, description="The text is one of these.")
+    grammar: Text | None = Field(None, description="Context-free grammar in the Lark notation or as GBNF (`::=`).")
     json_object: bool | None = Field(None, description="True: any JSON object.")
-    structural_tag: dict[str, Any] | None = Field(
+    structural_tag: JsonObject | None = Field(
         None, description="Free text with constrained parts that begin at a trigger; an object or JSON text."
     )
     disable_any_whitespace: bool = Field(
         False, description="JSON without white space between its parts. Only with json and json_object."
     )
-    whitespace_pattern: str | None = Field(
+    whitespace_pattern: Text | None = Field(
         None, description="White space allowed between the parts of JSON, as a regular expression."
     )
 

@@ -181,7 +181,7 @@ def test_a_file_that_is_no_batch(
         ({"endpoint": "/v1/moderations"}, "endpoint"),
         ({"completion_window": "169h"}, "completion_window"),
         ({"completion_window": "9" * 5000}, "completion_window"),
-        ({"metadata": {"k" * 65: "v"}}, "metadata"),
+        ({"metadata": {"k" * 65: "v"}}, f"metadata.{'k' * 65}"),
         ({"output_expires_after": {"anchor": "created_at", "seconds": 1}}, "output_expires_after.seconds"),
         ({"foo": 1}, "foo"),
     ],

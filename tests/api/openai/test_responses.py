@@ -237,7 +237,7 @@ def test_long_conversations_are_converted_off_the_event_loop(
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format", "schema"),
         ({"temperature": -1}, "temperature", "greater than or equal to 0"),
         ({"max_output_tokens": 600}, "max_output_tokens", "max_output_tokens=600"),
-        ({"metadata": {"k": "v" * 513}}, "metadata", "512"),
+        ({"metadata": {"k": "v" * 513}}, "metadata.k", "512"),
         ({"previous_response_id": "resp_none"}, "previous_response_id", "not kept"),
         ({"stop": ["a", "b", "c", "d", "e"]}, "stop", "at most 4"),
     ],
