@@ -24,12 +24,17 @@ BodyT = TypeVar("BodyT", bound=BaseModel)
 MAX_MEMBERS = 1 << 17  # of all objects of a body; each may be a fault, and faults cost more than what is right
 MAX_CONTAINERS = 1 << 17  # arrays and objects: some hundred bytes and a microsecond each
 MAX_VALUES = 1 << 21  # of all arrays and objects, such as token ids
+# Texts may be JSON again (arguments of earlier calls, schemas), which is parsed too: brackets and quotes of all texts.
+MAX_BRACKETS_OF_TEXTS = 1 << 20
+MAX_QUOTES_OF_TEXTS = 1 << 21
 MAX_DEPTH = 64  # of nested arrays and objects, unless the application's limits say otherwise
 # An unclosed string takes all that is left: tried again at each of its quotes, it would cost the square of its length.
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 # Some thousand strings and what is between them, then the lock is let go. It matches everywhere, or it would look for a
 # quote again from each character.
 _STRINGS = re.compile(rb'(?:[^"]++|"[^"\\]*+(?:\\.[^"\\]*+)*+"?){1,8192}+', re.DOTALL)
+_OPENINGS = (b"[", b"{", rb"\u005b", rb"\u005B", rb"\u007b", rb"\u007B")
+_QUOTES = (rb"\"", rb"\u0022")  # inside of a string
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 REF = "#/components/schemas/{model}"
 
@@ -76,6 +81,7 @@ def _structure(raw: bytes | bytearray) -> Any:
 def _check_shape(raw: bytes | bytearray, max_depth: int) -> None:
     """Refuse what nests arrays and objects too deeply, or has too many of them, or too many members or values. Most
     bodies are too short to ask."""
+    _check_texts(raw)
     may_be_deep = raw.count(b"[") + raw.count(b"{") > max_depth
     if not may_be_deep and raw.count(b":") <= MAX_MEMBERS and raw.count(b",") <= MAX_VALUES:
         return
@@ -89,6 +95,17 @@ def _check_shape(raw: bytes | bytearray, max_depth: int) -> None:
     depths = np.cumsum(np.where(is_opening, 1, -1), dtype=np.int32)
     if depths.size and depths.max() > max_depth:
         raise InvalidRequestError(f"the body nests arrays and objects more than {max_depth} deep")
+
+
+def _check_texts(raw: bytes | bytearray) -> None:
+    """Refuse what is much to parse where its strings are JSON themselves; escapes count as what they stand for."""
+    if len(raw) <= MAX_BRACKETS_OF_TEXTS:
+        return
+    if sum(map(raw.count, _OPENINGS)) > MAX_BRACKETS_OF_TEXTS or sum(map(raw.count, _QUOTES)) > MAX_QUOTES_OF_TEXTS:
+        raise InvalidRequestError(
+            f"the texts and values of the body hold more than {MAX_BRACKETS_OF_TEXTS} opening brackets or "
+            f"{MAX_QUOTES_OF_TEXTS} quotes"
+        )
 
 
 def _outside_strings(raw: bytes | bytearray) -> bytes:

@@ -82,7 +82,14 @@ def test_depth(client: Any, depth: int, opening: str) -> None:
     assert " deep" not in post(app, CHAT, {"messages": brackets}).text
 
 
+_CALL = (
+    b'{"messages": [{"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": "%s"}}]}]}'
+)
 FAULTY = {
+    # JSON inside of a string is parsed too.
+    "opening brackets": _CALL % (rb"{\"a\": [" + b"[]," * 1_100_000 + b"[]]}"),
+    "1048576 opening brackets": _CALL % (rb"{\"a\": [" + rb"\u005b\u005d," * 1_100_000 + b"[]]}"),
+    "2097152 quotes": _CALL % (b"{" + b",".join(rb"\"%d\": 1" % i for i in range(1_100_000)) + b"}"),
     "messages": b'{"messages": [' + b"{}," * 100_000 + b"{}]}",
     "arrays and objects": b'{"messages": [' + b"{}," * 1_000_000 + b"{}]}",
     "2097152 values": b'{"prompt": [1,' + b"1," * 3_000_000 + b"1]}",
