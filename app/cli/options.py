@@ -11,7 +11,7 @@ import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
@@ -85,18 +85,25 @@ def _argument(annotation: Any) -> dict[str, Any]:
     if any(typing.get_origin(kind) is Literal for kind in kinds):
         return {**base, "metavar": "|".join(str(v) for kind in kinds for v in typing.get_args(kind))}
     containers = [kind for kind in kinds if typing.get_origin(kind) in (tuple, list, set, frozenset)]
-    if containers and set(typing.get_args(containers[0])) - {...} <= {str, int, float}:
-        return {**base, "action": "append", "metavar": _metavar(typing.get_args(containers[0])[0])}
+    items = [_bare(kind) for kind in typing.get_args(containers[0]) if kind is not ...] if containers else []
+    if items and set(items) <= {str, int, float}:
+        return {**base, "action": "append", "metavar": _metavar(items[0])}
     if not kinds & {int, float, str}:
         return {**base, "type": _json, "metavar": "JSON"}
     return {**base, "metavar": _metavar(next(kind for kind in (str, float, int) if kind in kinds))}
 
 
 def _kinds(annotation: Any) -> set[Any]:
-    """The types that a field may have, None aside."""
+    """The types that a field may have, without their bounds, None aside."""
+    annotation = _bare(annotation)
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         return {kind for part in typing.get_args(annotation) for kind in _kinds(part)} - {type(None)}
     return {annotation}
+
+
+def _bare(annotation: Any) -> Any:
+    """The type of an Annotated one."""
+    return _bare(typing.get_args(annotation)[0]) if typing.get_origin(annotation) is Annotated else annotation
 
 
 def _metavar(kind: type) -> str:
