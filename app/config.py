@@ -298,7 +298,7 @@ class IngressConfig(Frozen):
 class RouterConfig(Frozen):
     """The choice of replica."""
 
-    policy: str = Field("prefix_aware", description="Routing policy (app/deployments/policies).")
+    policy: str = Field("prefix_aware", description="Routing policy (app/deployments/routing/policies).")
     num_replicas: int = Field(1, ge=1, description="Router replicas.")
     num_cpus: float = Field(0.0, ge=0, description="Ray CPUs reserved for each replica.")
     heartbeat_s: float = Field(

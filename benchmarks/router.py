@@ -15,11 +15,11 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from app.deployments.load_book import LoadBook
-from app.deployments.policies import create_policy
-from app.deployments.policies.base import RouteQuery
-from app.deployments.prefix_index import PrefixIndex
-from app.deployments.wire import LoadReport
+from app.deployments.channel.wire import LoadReport
+from app.deployments.routing.load_book import LoadBook
+from app.deployments.routing.policies import create_policy
+from app.deployments.routing.policies.base import RouteQuery
+from app.deployments.routing.prefix_index import PrefixIndex
 from app.engine.kv_cache.block_hash import HASH_BYTES
 from app.engine.kv_cache.kv_events import KVEvent, KVEventBatch
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from multiprocessing import get_context
 from pathlib import Path
 
-from app.deployments.policies import POLICIES
+from app.deployments.routing.policies import POLICIES
 from loadtest.simulation.cell import Result, Setting, simulate
 from loadtest.simulation.report import html_page, markdown
 from loadtest.simulation.traces import TRACES

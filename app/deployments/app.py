@@ -19,9 +19,9 @@ from app.deployments.config_check import check_config
 from app.deployments.engine_factory import EngineFactory
 from app.deployments.engine_replica import EngineReplica
 from app.deployments.ingress import Ingress
-from app.deployments.pinned_request_router import PinnedRequestRouter
 from app.deployments.resources import cluster_resources, replica_bundles, runs_here, warn_of_shortages
-from app.deployments.router import Router
+from app.deployments.routing.pinned_request_router import PinnedRequestRouter
+from app.deployments.routing.router import Router
 from app.deployments.serve_args import parse_args
 from app.deployments.start_errors import start_errors_logged
 from app.telemetry.logging import configure_logging

@@ -21,15 +21,15 @@ from ray import serve
 
 from app.api.work_pool import WorkPool
 from app.config import EngineConfig, IngressConfig, ModelConfig, RouterConfig
-from app.deployments.channel_hub import ChannelHub, TokenChannel
+from app.deployments.channel.channel_hub import ChannelHub, TokenChannel
+from app.deployments.channel.feed_hub import FeedHub
+from app.deployments.channel.wire import LoadReport, decode_control
 from app.deployments.cluster_secret import load_block_hash_key
 from app.deployments.engine_factory import EngineFactory, ReplicaEngine, create_engine
 from app.deployments.engine_metrics import EngineMetrics
-from app.deployments.feed_hub import FeedHub
 from app.deployments.serve_logs import log_to_serve_files
 from app.deployments.stall_watch import StallWatch
 from app.deployments.start_errors import logs_start_error
-from app.deployments.wire import LoadReport, decode_control
 from app.engine.kv_cache.kv_events import KVEventLog
 from app.engine.kv_cache.model_revision import model_revision
 from app.engine.model_info import ModelInfo

@@ -24,16 +24,16 @@ from app.api.engine_client import RouteInfo, ServedModel
 from app.api.events import ENDED_BY
 from app.config import ServeConfig
 from app.deployments.announcement import announce
-from app.deployments.channel import ChannelClient, RequestStream
+from app.deployments.channel.channel_client import ChannelClient, RequestStream
+from app.deployments.channel.replica_pool import ReplicaPool, RollCall
+from app.deployments.channel.serve_port import EngineHandles, call
 from app.deployments.cluster_secret import load_block_hash_key
 from app.deployments.haproxy import warn_of_lost_settings
 from app.deployments.metrics_collector import MetricsCollector
-from app.deployments.policies.base import EXPECTED_TOKENS, Decision, Level, RouteQuery
-from app.deployments.prompt_hasher import PromptHasher
-from app.deployments.replica_pool import ReplicaPool, RollCall
-from app.deployments.route_explanation import RouteExplanation
+from app.deployments.routing.policies.base import EXPECTED_TOKENS, Decision, Level, RouteQuery
+from app.deployments.routing.prompt_hasher import PromptHasher
+from app.deployments.routing.route_explanation import RouteExplanation
 from app.deployments.serve_logs import log_to_serve_files
-from app.deployments.serve_port import EngineHandles, call
 from app.deployments.served_models import load_served_model
 from app.deployments.start_errors import logs_start_error
 from app.deployments.tenant_store import SharedStores

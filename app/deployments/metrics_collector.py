@@ -12,7 +12,7 @@ from typing import Any
 
 from ray import serve
 
-from app.deployments.serve_port import EngineHandles, metrics_snapshots
+from app.deployments.channel.serve_port import EngineHandles, metrics_snapshots
 from app.telemetry.metrics import decode_snapshot, render
 
 TIMEOUT_S = 2.0  # of each replica; the page does without those that do not answer

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from app.config import Frozen, ServeConfig
-from app.deployments.policies import POLICIES
+from app.deployments.routing.policies import POLICIES
 from app.errors import ConfigError
 from app.registry import suggestion
 

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from typing import Any
 
 from app.config import RouterConfig
-from app.deployments.load_book import LoadBook
-from app.deployments.policies import POLICIES
-from app.deployments.policies.base import EXPECTED_TOKENS, RouteQuery, RoutingPolicy
-from app.deployments.policies.power_of_two import PowerOfTwo
-from app.deployments.prefix_index import PrefixIndex
-from app.deployments.wire import FeedFrame, LoadReport
+from app.deployments.channel.wire import FeedFrame, LoadReport
+from app.deployments.routing.load_book import LoadBook
+from app.deployments.routing.policies import POLICIES
+from app.deployments.routing.policies.base import EXPECTED_TOKENS, RouteQuery, RoutingPolicy
+from app.deployments.routing.policies.power_of_two import PowerOfTwo
+from app.deployments.routing.prefix_index import PrefixIndex
 from loadtest.simulation.approximate_tree import ApproximateTree
 from loadtest.simulation.replica import SimReplica
 from loadtest.simulation.speeds import Speeds

@@ -12,7 +12,7 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
-from app.deployments.wire import LoadReport
+from app.deployments.channel.wire import LoadReport
 from app.engine.kv_cache.block_pool import BlockPool
 from app.engine.kv_cache.kv_events import KVEventLog
 from app.engine.stats import EWMA_WEIGHT, TYPICAL_OUTPUT_TOKENS, StepCosts

@@ -12,8 +12,8 @@ import pytest
 
 from app.config import EngineConfig, IngressConfig, ModelConfig, RouterConfig
 from app.deployments import engine_replica
+from app.deployments.channel.wire import ControlMessage, encode
 from app.deployments.engine_replica import LONG_PROMPT_TOKENS, EngineReplica
-from app.deployments.wire import ControlMessage, encode
 from app.engine.request import EngineRequest
 from app.engine.sampling_params import SamplingParams
 from app.engine.structured.structured_outputs import StructuredOutputs

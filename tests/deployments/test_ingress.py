@@ -19,13 +19,13 @@ from ray import cloudpickle
 from app.api.engine_client import PromptPlace, RouteInfo
 from app.api.errors import error_response
 from app.config import IngressConfig, ServeConfig
-from app.deployments.channel_hub import ChannelHub
+from app.deployments.channel.channel_hub import ChannelHub
+from app.deployments.channel.replica_pool import ReplicaPool, RollCall
+from app.deployments.channel.serve_port import EngineHandles, ServePort
+from app.deployments.channel.wire import LoadReport, decode_control
 from app.deployments.ingress import Ingress
-from app.deployments.policies.base import Decision, RouteQuery
-from app.deployments.prompt_hasher import PromptHasher
-from app.deployments.replica_pool import ReplicaPool, RollCall
-from app.deployments.serve_port import EngineHandles, ServePort
-from app.deployments.wire import LoadReport, decode_control
+from app.deployments.routing.policies.base import Decision, RouteQuery
+from app.deployments.routing.prompt_hasher import PromptHasher
 from app.engine.kv_cache.block_hash import hash_blocks, root_hash
 from app.engine.outputs import EngineOutput
 from app.engine.request import EngineRequest

@@ -1,0 +1,294 @@
+"""Ingress side of the token channels: one ChannelClient per engine replica (I9).
+
+It dispatches frames to the requests they belong to, notices a gap in the sequence numbers, tells all its requests at
+once when the replica is gone, and sends aborts, credits and the lease in one batched call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
+from typing import Literal, Protocol
+
+from app.deployments.channel.submitter import SubmitPort, Submitter
+from app.deployments.channel.wire import ControlMessage, Frame, LoadReport, OutputRecord, decode_frame, encode
+from app.deployments.routing.policies.base import RouteQuery
+from app.engine.outputs import EngineOutput, FinishReason
+from app.engine.request import EngineRequest
+from app.errors import EngineDeadError
+
+FLUSH_INTERVAL_S = 0.03  # aborts and credits wait so long for company
+SILENCE_S = 6.0  # a replica that sends a heartbeat every second and was silent for so long is not chosen
+
+logger = logging.getLogger("manta.channel")
+
+State = Literal["opening", "live", "draining", "closed"]
+
+
+class ReplicaPort(SubmitPort, Protocol):
+    """How to reach one engine replica; over a Serve handle in the ingress, in memory in tests."""
+
+    def open_channel(self, channel_id: str, ingress_id: str) -> AsyncGenerator[bytes, None]:
+        """The replica's frames."""
+
+    async def control(self, message: bytes) -> None:
+        """Send a ControlMessage. Raises when that took too long."""
+
+
+class RequestStream:
+    """The outputs of one request on their way to its client. Close it in any case: that aborts what still runs."""
+
+    def __init__(self, channel: ChannelClient, stream_id: int, request: EngineRequest) -> None:
+        self.stream_id = stream_id
+        self.request_id = request.request_id
+        self.num_tokens = RouteQuery.of(request).num_tokens
+        self.num_consumed = 0
+        self._num_credited = 0
+        self._channel = channel
+        self._outputs: deque[OutputRecord] = deque()
+        self._error: EngineDeadError | None = None
+        self._finished = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put(self, record: OutputRecord) -> None:
+        """Queue one output for the client."""
+        self._outputs.append(record)
+        self._wake()
+
+    def fail(self, error: EngineDeadError) -> None:
+        """The replica is gone: the client learns it after the outputs that did arrive."""
+        self._error = error
+        self._wake()
+
+    async def outputs(self) -> AsyncIterator[EngineOutput]:
+        """The outputs up to the one that carries a finish reason; EngineDeadError when the replica dies before."""
+        while not self._finished:
+            if not self._outputs:
+                if self._error is not None:
+                    raise self._error
+                self._waiter = asyncio.get_running_loop().create_future()
+                await self._waiter
+                continue
+            record = self._outputs.popleft()
+            self._finished = record.finish_reason is not None
+            yield record.unpack(self.request_id)
+            self._consume(len(record.new_token_ids))  # only once the client came back for more
+
+    def close(self, reason: FinishReason = "abort") -> None:
+        """Forget the request; the engine aborts it if it still runs."""
+        self._channel.forget(self, None if self._finished else reason)
+
+    def _consume(self, num_tokens: int) -> None:
+        self.num_consumed += num_tokens
+        if not self._finished and self.num_consumed - self._num_credited >= self._channel.credit_step:
+            self._num_credited = self.num_consumed
+            self._channel.credit(self)
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+def _ignore_load(report: LoadReport) -> None:
+    """For a channel whose load nobody follows."""
+
+
+class ChannelClient:
+    """One channel from one engine replica, from its opening to its end; reconnecting means a new ChannelClient."""
+
+    def __init__(
+        self,
+        port: ReplicaPort,
+        replica_id: str,
+        ingress_id: str,
+        *,
+        window: int,
+        lease_s: float,
+        on_load: Callable[[LoadReport], None] = _ignore_load,
+        on_closed: Callable[[ChannelClient, int], None] | None = None,
+    ) -> None:
+        self.replica_id = replica_id
+        self.channel_id = f"{ingress_id}.{uuid.uuid4().hex[:8]}"
+        self.state: State = "opening"
+        self.load: LoadReport | None = None
+        self.credit_step = max(1, window // 2)
+        self._ingress_id = ingress_id
+        self._port = port
+        self._lease_s = lease_s
+        self._on_load = on_load
+        self._on_closed = on_closed  # told how many requests were lost
+        self._streams: dict[int, RequestStream] = {}
+        self._next_stream_id = 0
+        self._next_sequence = 0
+        self._last_frame_s = time.monotonic()
+        self._aborts: dict[int, FinishReason] = {}
+        self._credits: dict[int, int] = {}
+        self._dirty = asyncio.Event()
+        self._opened = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._submitter = Submitter(port, self.channel_id)
+
+    @property
+    def num_streams(self) -> int:
+        """Requests that have not ended."""
+        return len(self._streams)
+
+    @property
+    def outstanding_tokens(self) -> int:
+        """Prompt and output tokens of this ingress's own requests here."""
+        return sum(stream.num_tokens for stream in self._streams.values())
+
+    @property
+    def is_live(self) -> bool:
+        """Whether new requests may be sent here: open, heard of lately, able to make progress."""
+        heard = time.monotonic() - self._last_frame_s < SILENCE_S
+        return self.state == "live" and heard and self.load is not None and self.load.accepting
+
+    @property
+    def _is_closed(self) -> bool:
+        return self.state == "closed"
+
+    def start(self) -> None:
+        """Open the channel in the background."""
+        self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._send_control())]
+
+    async def wait_open(self, timeout_s: float) -> bool:
+        """Whether the first frame came in time, and the channel is still open."""
+        try:
+            await asyncio.wait_for(self._opened.wait(), timeout_s)
+        except TimeoutError:
+            return False
+        return not self._is_closed
+
+    async def submit(self, request: EngineRequest) -> RequestStream:
+        """Send a request; its outputs come with the stream. Raises the engine's refusal, or EngineDeadError."""
+        if self.state != "live":
+            raise EngineDeadError(f"engine replica {self.replica_id} takes no new requests")
+        stream = RequestStream(self, self._next_stream_id, request)
+        self._next_stream_id += 1
+        self._streams[stream.stream_id] = stream  # before the call: the first token may overtake its answer
+        try:
+            refusal = await self._submitter.submit(stream.stream_id, request)
+        except asyncio.CancelledError:
+            stream.close()
+            raise
+        except Exception as error:
+            stream.close()
+            raise EngineDeadError(f"engine replica {self.replica_id} cannot be reached: {error}") from error
+        if refusal is not None:
+            self.forget(stream, None)
+            raise refusal
+        return stream
+
+    def forget(self, stream: RequestStream, abort: FinishReason | None) -> None:
+        """Drop a request; `abort` says with which reason the engine shall end it, None that it has ended."""
+        if self._streams.pop(stream.stream_id, None) is None:
+            return
+        self._credits.pop(stream.stream_id, None)
+        if abort is not None and self.state != "closed":
+            self._aborts[stream.stream_id] = abort
+            self._dirty.set()
+        if self.state == "draining" and not self._streams:
+            self._dirty.set()
+
+    def credit(self, stream: RequestStream) -> None:
+        """Tell the engine, soon, how much of a request its client has taken."""
+        self._credits[stream.stream_id] = stream.num_consumed
+        self._dirty.set()
+
+    def drain(self) -> None:
+        """Serve has taken the replica out of service: finish what runs, then close the channel so that it can stop."""
+        if self.state in ("opening", "live"):
+            self.state = "draining"
+            self._dirty.set()
+
+    def revive(self) -> None:
+        """The replica is in service after all."""
+        if self.state == "draining":
+            self.state = "live" if self._opened.is_set() else "opening"
+            self._dirty.set()
+
+    def close(self, reason: str = "the ingress closed the channel") -> None:
+        """End the channel now; its requests get EngineDeadError. Idempotent."""
+        if self.state == "closed":
+            return
+        self.state = "closed"
+        streams, self._streams = list(self._streams.values()), {}
+        for stream in streams:
+            stream.fail(EngineDeadError(f"engine replica {self.replica_id} is gone: {reason}"))
+        if streams:
+            logger.warning("channel to %s lost with %d requests: %s", self.replica_id, len(streams), reason)
+        self._opened.set()
+        self._submitter.close(reason)
+        for task in self._tasks:
+            if task is not asyncio.current_task():
+                task.cancel()
+        if self._on_closed is not None:
+            self._on_closed(self, len(streams))
+
+    async def _read(self) -> None:
+        reason = "it ended the channel"
+        try:
+            async with aclosing(self._port.open_channel(self.channel_id, self._ingress_id)) as frames:
+                async for data in frames:
+                    self._receive(decode_frame(data))
+        except asyncio.CancelledError:
+            raise
+        except EngineDeadError as error:
+            reason = error.message
+        except Exception as error:  # whatever the transport raises: the replica is out of reach
+            reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
+        self.close(reason)
+
+    def _receive(self, frame: Frame) -> None:
+        if frame.sequence != self._next_sequence:
+            raise EngineDeadError(f"frame {self._next_sequence} was lost (got {frame.sequence})")
+        self._next_sequence += 1
+        self._last_frame_s = time.monotonic()
+        for record in frame.outputs:
+            stream = self._streams.get(record.stream_id)
+            if stream is not None:
+                stream.put(record)
+        if frame.fatal is not None:
+            raise EngineDeadError(frame.fatal)
+        if frame.load is not None:
+            self.load = frame.load
+            self._on_load(frame.load)
+        if self.state == "opening":
+            self.state = "live"
+        self._opened.set()
+
+    async def _send_control(self) -> None:
+        """Renew the lease in time, and carry aborts and credits soon after they arise."""
+        while self.state != "closed":
+            try:
+                await asyncio.wait_for(self._dirty.wait(), self._lease_s / 3)
+                await asyncio.sleep(FLUSH_INTERVAL_S)
+            except TimeoutError:
+                pass  # nothing to say: the message renews the lease
+            self._dirty.clear()
+            await self._flush()
+
+    async def _flush(self) -> None:
+        aborts, self._aborts = self._aborts, {}
+        credits, self._credits = self._credits, {}
+        draining = self.state == "draining"
+        done = draining and not self._streams
+        message = ControlMessage(self.channel_id, list(aborts.items()), list(credits.items()), done, draining)
+        try:
+            await self._port.control(encode(message))
+        except Exception as error:
+            if self.state == "closed":
+                return
+            # The channel itself tells when the replica is gone; until then nothing may be forgotten.
+            logger.debug("control call to %s failed: %s", self.replica_id, error)
+            self._aborts = aborts | self._aborts
+            self._credits = credits | self._credits
+            await asyncio.sleep(FLUSH_INTERVAL_S)
+            if aborts or credits or done:
+                self._dirty.set()

@@ -1,0 +1,292 @@
+"""Engine side of the token channels: who gets which tokens, and who may have more (I9).
+
+A channel is one long-lived response to one ingress replica. It carries one frame per engine step with all of that
+ingress's outputs, the first token of a request never held back. Each request may have `window` tokens that its
+client has not consumed; beyond it the engine pauses that request alone. A channel whose ingress was silent for
+`lease_s` is closed and its requests are aborted. Lives on the event loop's thread; knows neither Ray nor Serve.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from app.deployments.channel.wire import ControlMessage, Frame, LoadReport, OutputRecord, encode
+from app.engine.outputs import EngineOutput, FinishReason
+from app.errors import EngineDeadError
+
+EARLY_ABORTS = 1024  # an abort may overtake the request that it ends
+
+logger = logging.getLogger("manta.channel")
+
+
+class StreamController(Protocol):
+    """What the hub asks of the engine. Callable from the event loop: none of these blocks."""
+
+    def abort(self, request_ids: list[str]) -> None:
+        """End these requests."""
+
+    def pause(self, request_id: str) -> None:
+        """Schedule nothing for this request until it is resumed."""
+
+    def resume(self, request_id: str) -> None:
+        """Go on with a paused request."""
+
+
+@dataclass(slots=True)
+class _Stream:
+    """One running request of a channel, and its credit."""
+
+    channel: TokenChannel
+    stream_id: int
+    request_id: str
+    num_sent: int = 0
+    num_consumed: int = 0
+    paused: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class TokenChannel:
+    """The frames on their way to one ingress replica."""
+
+    channel_id: str
+    ingress_id: str
+    last_heard_s: float
+    streams: dict[int, _Stream] = field(default_factory=dict)
+    early_aborts: deque[int] = field(default_factory=lambda: deque(maxlen=EARLY_ABORTS))  # of no stream known here
+    draining: bool = False  # its ingress sends no new requests
+    closed: bool = False
+    _sequence: int = 0
+    _frames: deque[bytes] = field(default_factory=deque)
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)
+    _ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def push(self, outputs: list[OutputRecord], load: LoadReport | None = None, fatal: str | None = None) -> None:
+        """Queue one frame."""
+        self._frames.append(encode(Frame(self._sequence, outputs, load, fatal)))
+        self._sequence += 1
+        self._wake.set()
+
+    def close(self) -> None:
+        """Let the stream end once the queued frames are out."""
+        self.closed = True
+        self._wake.set()
+
+    async def flushed(self, timeout_s: float) -> None:
+        """Wait until a closed channel's last frame has been taken, or until the time is up."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._ended.wait(), timeout_s)
+
+    async def frames(self) -> AsyncIterator[bytes]:
+        """The frames in order, until the channel is closed."""
+        while True:
+            while self._frames:
+                yield self._frames.popleft()
+            if self.closed:
+                self._ended.set()
+                return
+            self._wake.clear()
+            await self._wake.wait()
+
+
+def _ignore_abort(request_id: str, reason: FinishReason) -> None:
+    """For a hub that nobody counts for."""
+
+
+class ChannelHub:
+    """All channels of one engine replica."""
+
+    def __init__(
+        self,
+        engine: StreamController,
+        window: int,
+        lease_s: float,
+        on_abort: Callable[[str, FinishReason], None] = _ignore_abort,
+    ) -> None:
+        self._engine = engine
+        self._window = window
+        self._lease_s = lease_s
+        self._on_abort = on_abort
+        self._channels: dict[str, TokenChannel] = {}
+        self._streams: dict[str, _Stream] = {}  # by request id
+        self._retired = False
+
+    @property
+    def channels(self) -> Iterable[TokenChannel]:
+        """The open channels."""
+        return self._channels.values()
+
+    @property
+    def retired(self) -> bool:
+        """Whether Serve has taken the replica out of service: every ingress says so, or the last one left so.
+
+        One ingress that knows less, or late, decides nothing; one that opens a channel brings the replica back.
+        """
+        return self._retired
+
+    @property
+    def num_streams(self) -> int:
+        """Requests that have not ended."""
+        return len(self._streams)
+
+    @property
+    def num_unpaused(self) -> int:
+        """Those of them that wait for the engine, not for their client."""
+        return sum(not stream.paused for stream in self._streams.values())
+
+    def open(self, channel_id: str, ingress_id: str) -> TokenChannel:
+        """A new channel; it replaces any other of the same ingress, whose requests are aborted."""
+        for old in [c for c in self._channels.values() if c.ingress_id == ingress_id]:
+            self.drop(old)
+        channel = TokenChannel(channel_id, ingress_id, time.monotonic())
+        self._channels[channel_id] = channel
+        self._settle()
+        return channel
+
+    def drop(self, channel: TokenChannel) -> None:
+        """Forget a channel and abort what still runs on it; idempotent."""
+        if self._channels.get(channel.channel_id) is channel:
+            del self._channels[channel.channel_id]
+            self._settle()
+        self._abort([(stream, "abort") for stream in channel.streams.values()])
+        channel.close()
+
+    def has(self, request_id: str) -> bool:
+        """Whether a request has not ended."""
+        return request_id in self._streams
+
+    def add(self, channel_id: str, stream_id: int, request_id: str) -> None:
+        """Tie a request to its channel; EngineDeadError when that is not open here, or the request was aborted."""
+        channel = self._channels.get(channel_id)
+        if channel is None:
+            raise EngineDeadError(f"channel {channel_id} is not open on this replica")
+        if stream_id in channel.early_aborts:
+            raise EngineDeadError("the request was aborted before it arrived")
+        stream = _Stream(channel, stream_id, request_id)
+        channel.streams[stream_id] = stream
+        self._streams[request_id] = stream
+
+    def remove(self, request_id: str) -> None:
+        """Forget a request that the engine refused or that has ended."""
+        stream = self._streams.pop(request_id, None)
+        if stream is not None:
+            stream.channel.streams.pop(stream.stream_id, None)
+
+    def dispatch(self, outputs: list[EngineOutput]) -> None:
+        """Send one step's outputs: one frame for each channel that has any.
+
+        A request whose output cannot be sent ends with an error; the others of the step get theirs.
+        """
+        frames: dict[str, tuple[TokenChannel, list[OutputRecord]]] = {}
+        for output in outputs:
+            stream = self._streams.get(output.request_id)
+            if stream is None:
+                continue  # aborted; the engine ran a step past it
+            channel = stream.channel
+            _, records = frames.setdefault(channel.channel_id, (channel, []))
+            records.append(self._account(stream, output))
+        for channel, records in frames.values():
+            self._push(channel, records)
+
+    def control(self, message: ControlMessage) -> None:
+        """Renew the channel's lease, abort and credit its requests, close it when asked."""
+        channel = self._channels.get(message.channel_id)
+        if channel is None:
+            return  # closed meanwhile: all its requests are aborted already
+        channel.last_heard_s = time.monotonic()
+        channel.draining = message.draining
+        self._settle()
+        streams = channel.streams
+        channel.early_aborts.extend(i for i, _ in message.aborts if i not in streams)
+        self._abort([(streams[i], reason) for i, reason in message.aborts if i in streams])
+        for stream_id, num_consumed in message.credits:
+            stream = streams.get(stream_id)
+            if stream is not None:
+                self._credit(stream, num_consumed)
+        if message.close:
+            self.drop(channel)
+
+    def expire(self) -> list[str]:
+        """Drop the channels whose lease ran out; returns the ids of their ingresses."""
+        deadline = time.monotonic() - self._lease_s
+        late = [channel for channel in self._channels.values() if channel.last_heard_s < deadline]
+        for channel in late:
+            self.drop(channel)
+        return [channel.ingress_id for channel in late]
+
+    def fail(self, reason: str) -> None:
+        """The engine is gone: say so on every channel and close it."""
+        for channel in list(self._channels.values()):
+            channel.push([], fatal=reason)
+            channel.close()
+        self._channels.clear()
+        self._streams.clear()
+
+    def heartbeat(self, load: LoadReport) -> None:
+        """Tell every ingress how busy this replica is."""
+        for channel in self._channels.values():
+            channel.push([], load=load)
+
+    def _settle(self) -> None:
+        if self._channels:
+            self._retired = all(channel.draining for channel in self._channels.values())
+
+    def _abort(self, streams: list[tuple[_Stream, FinishReason]]) -> None:
+        if not streams:
+            return
+        for stream, reason in streams:
+            self.remove(stream.request_id)
+            self._on_abort(stream.request_id, reason)
+        self._engine.abort([stream.request_id for stream, _ in streams])
+
+    def _account(self, stream: _Stream, output: EngineOutput) -> OutputRecord:
+        """The record of an output, whose request has ended with it or has used up some of its credit."""
+        try:
+            record = OutputRecord.pack(stream.stream_id, output)
+            if output.finish_reason is not None:
+                self.remove(output.request_id)
+            else:
+                self._charge(stream, len(output.new_token_ids))
+        except Exception as error:
+            return self._end_unsent(stream.channel, stream.stream_id, error)
+        return record
+
+    def _push(self, channel: TokenChannel, records: list[OutputRecord]) -> None:
+        try:
+            channel.push(records)
+        except Exception:  # one of them holds what has no encoding; a frame is queued whole or not at all
+            channel.push([self._encodable(channel, record) for record in records])
+
+    def _encodable(self, channel: TokenChannel, record: OutputRecord) -> OutputRecord:
+        try:
+            encode(record)
+        except Exception as error:
+            return self._end_unsent(channel, record.stream_id, error)
+        return record
+
+    def _end_unsent(self, channel: TokenChannel, stream_id: int, error: Exception) -> OutputRecord:
+        """The error in the place of an output, whose request runs no longer."""
+        logger.error("an output could not be sent; its request ends", exc_info=error)
+        stream = channel.streams.get(stream_id)
+        if stream is not None:
+            self._abort([(stream, "error")])
+        return OutputRecord(stream_id, [], "error", error=f"its output could not be sent: {error}")
+
+    def _charge(self, stream: _Stream, num_tokens: int) -> None:
+        stream.num_sent += num_tokens
+        if not stream.paused and stream.num_sent - stream.num_consumed >= self._window:
+            stream.paused = True
+            self._engine.pause(stream.request_id)
+
+    def _credit(self, stream: _Stream, num_consumed: int) -> None:
+        stream.num_consumed = max(stream.num_consumed, num_consumed)
+        # Half a window of slack, so that a client at the engine's own pace does not flip it at every token.
+        if stream.paused and stream.num_sent - stream.num_consumed <= self._window // 2:
+            stream.paused = False
+            self._engine.resume(stream.request_id)

@@ -1,0 +1,128 @@
+"""Router side of the feeds: finds one model's engine replicas, keeps a feed from each, and fills book and index.
+
+A feed that ends, or that misses a batch, takes its replica out of the index at once; opening it anew brings a snapshot.
+So does the first search of a Router that has just started: it knows every cache as soon as every replica has answered.
+A replica that Serve has taken out of service is let go, so that it can stop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import Protocol
+
+from app.deployments.channel.replica_pool import Discover, RollCall
+from app.deployments.channel.wire import FeedFrame, decode_feed
+from app.deployments.routing.load_book import LoadBook
+
+SEARCH_INTERVAL_S = 2.0
+EAGER_INTERVAL_S = 0.25  # after the start and after a loss, and while no replica is known
+EAGER_S = 30.0
+REST_S = 0.2  # before a lost feed is opened again
+
+logger = logging.getLogger("manta.router")
+
+
+class FeedPort(Protocol):
+    """How to reach one engine replica; over a Serve handle in the Router, in memory in tests."""
+
+    def open_feed(self, router_id: str) -> AsyncGenerator[bytes, None]:
+        """The replica's frames."""
+
+
+class FeedPool:
+    """Feeds by replica id. Lives on one event loop. `book.index` may be None: then only loads are taken."""
+
+    def __init__(
+        self, model: str, router_id: str, book: LoadBook, discover: Discover, connect: Callable[[str], FeedPort]
+    ) -> None:
+        self.model = model
+        self.book = book
+        self.num_batches = 0  # of KV events that were applied
+        self.num_gaps = 0  # feeds opened anew because a batch was missing
+        self._router_id = router_id
+        self._discover = discover
+        self._connect = connect
+        self._feeds: dict[str, asyncio.Task[None]] = {}
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._eager_until = time.monotonic() + EAGER_S
+
+    @property
+    def is_searching(self) -> bool:
+        """Whether the search for replicas runs, as it should from `start` to `close`."""
+        return self._task is not None and not self._task.done()
+
+    @property
+    def num_feeds(self) -> int:
+        """Replicas that are being listened to."""
+        return len(self._feeds)
+
+    def start(self) -> None:
+        """Look for replicas from now on."""
+        self._task = asyncio.create_task(self._search())
+
+    async def close(self) -> None:
+        """End all feeds."""
+        tasks = [task for task in (self._task, *self._feeds.values()) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _search(self) -> None:
+        while True:
+            try:
+                self._update(await self._discover())
+            except asyncio.CancelledError:
+                raise
+            except Exception:  # the search must outlive any trouble of the control plane
+                logger.exception("search for the replicas of %s failed", self.model)
+            eager = time.monotonic() < self._eager_until or not self._feeds
+            try:
+                await asyncio.wait_for(self._wake.wait(), EAGER_INTERVAL_S if eager else SEARCH_INTERVAL_S)
+                await asyncio.sleep(REST_S)
+            except TimeoutError:
+                pass
+            self._wake.clear()
+
+    def _update(self, roll_call: RollCall) -> None:
+        for report in roll_call.reports:
+            if report.replica_id not in self._feeds:
+                self.book.report(report)  # all at once: a Router that knew one replica only would send everything there
+        for name in sorted(roll_call.present - self._feeds.keys()):
+            self._feeds[name] = asyncio.create_task(self._listen(name))
+        if roll_call.complete:
+            for name in self._feeds.keys() - roll_call.present:
+                self._feeds[name].cancel()
+
+    async def _listen(self, replica_id: str) -> None:
+        """One feed from its opening to its end."""
+        try:
+            async with aclosing(self._connect(replica_id).open_feed(self._router_id)) as frames:
+                async for data in frames:
+                    if not self._take(decode_feed(data)):
+                        self.num_gaps += 1
+                        break
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:  # whatever the transport raises: the replica is out of reach
+            logger.debug("feed of %s lost: %s", replica_id, error)
+        finally:
+            self._feeds.pop(replica_id, None)
+            self.book.remove(replica_id)
+            if self.book.index is not None:
+                self.book.index.drop(replica_id)
+            self._eager_until = time.monotonic() + EAGER_S
+            self._wake.set()
+
+    def _take(self, frame: FeedFrame) -> bool:
+        """False when something is missing before this frame."""
+        outcome = None
+        if frame.events is not None and self.book.index is not None:
+            self.num_batches += 1
+            outcome = self.book.index.apply(frame.events)
+        self.book.report(frame.load)  # last, because it also counts what the index has by now
+        return outcome != "gap"

@@ -1,0 +1,138 @@
+"""Reaches engine replicas over a Serve handle: calls pinned to one replica, and a call to all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import time
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from ray.serve.exceptions import DeploymentUnavailableError
+
+from app.deployments.channel.replica_pool import RollCall
+from app.deployments.channel.wire import LoadReport
+from app.engine.request import EngineRequest
+from app.errors import MantaError
+
+SUBMIT_TIMEOUT_S = 15.0
+CONTROL_TIMEOUT_S = 4.0
+
+
+class EngineHandles:
+    """One model's engine deployment, as an ingress calls it."""
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+        self.open_channel = handle.options(method_name="open_channel", stream=True)
+        self.submit = handle.options(method_name="submit")
+        self.control = handle.options(method_name="control")
+        self.open_feed = handle.options(method_name="open_feed", stream=True)
+
+    async def hello(self, ingress_id: str, timeout_s: float) -> RollCall:
+        """The running replicas, asked one and all."""
+        try:
+            answers = await broadcast(self._handle, "hello", ingress_id, timeout_s=timeout_s)
+        except DeploymentUnavailableError:
+            return RollCall(frozenset(), complete=True)
+        except TimeoutError:
+            return RollCall(frozenset(), complete=False)
+        reports = tuple(answer for answer in answers if isinstance(answer, LoadReport))
+        present = frozenset(report.replica_id for report in reports)
+        return RollCall(present, complete=len(present) == len(answers), reports=reports)
+
+    async def metrics_snapshots(self, timeout_s: float) -> list[bytes]:
+        """The metrics of the replicas that answer in time."""
+        return await metrics_snapshots(self._handle, timeout_s)
+
+    def port(self, replica_id: str) -> ServePort:
+        """The way to one replica."""
+        return ServePort(self, replica_id)
+
+
+class ServePort:
+    """See ReplicaPort."""
+
+    def __init__(self, handles: EngineHandles, replica_id: str) -> None:
+        self._handles = handles
+        self._replica_id = replica_id
+
+    async def open_channel(self, channel_id: str, ingress_id: str) -> AsyncGenerator[bytes, None]:
+        """See ReplicaPort."""
+        response = self._handles.open_channel.remote(channel_id, ingress_id, target=self._replica_id)
+        try:
+            async for frame in response:
+                yield frame
+        finally:
+            response.cancel()
+
+    async def submit(self, channel_id: str, requests: list[tuple[int, EngineRequest]]) -> list[MantaError | None]:
+        """See SubmitPort."""
+        refusals: list[MantaError | None] = await call(
+            self._handles.submit, channel_id, requests, target=self._replica_id, timeout_s=SUBMIT_TIMEOUT_S
+        )
+        return refusals
+
+    async def open_feed(self, router_id: str) -> AsyncGenerator[bytes, None]:
+        """See FeedPort."""
+        response = self._handles.open_feed.remote(router_id, target=self._replica_id)
+        try:
+            async for frame in response:
+                yield frame
+        finally:
+            response.cancel()
+
+    async def control(self, message: bytes) -> None:
+        """See ReplicaPort."""
+        await call(self._handles.control, message, target=self._replica_id, timeout_s=CONTROL_TIMEOUT_S)
+
+
+async def metrics_snapshots(handle: Any, timeout_s: float) -> list[bytes]:
+    """The metrics of those replicas of a deployment that answer in time."""
+    try:
+        answers = await broadcast(handle, "metrics_snapshot", timeout_s=timeout_s)
+    except (DeploymentUnavailableError, TimeoutError):
+        return []
+    return [answer for answer in answers if isinstance(answer, bytes)]
+
+
+async def broadcast(handle: Any, method: str, *args: Any, timeout_s: float) -> list[Any]:
+    """What each running replica answers; in the place of an answer that did not come in time, the exception.
+
+    TimeoutError when not even the call could be sent. Serve's own `results_async` is all or nothing: one replica that
+    hangs would hide the answers of all others.
+    """
+    deadline = time.monotonic() + timeout_s
+    response = handle.broadcast(method, *args)
+    results = await asyncio.wait_for(response._fetch_replica_results_async(), timeout_s)
+    left_s = max(0.0, deadline - time.monotonic())
+    waits = [asyncio.wait_for(result.get_async(), left_s) for result in results]
+    return await asyncio.gather(*waits, return_exceptions=True)
+
+
+async def call(handle: Any, *args: Any, timeout_s: float, **kwargs: Any) -> Any:
+    """A unary call outside of the HTTP request's context. TimeoutError when no answer came in time.
+
+    Inside of it, Serve would cancel the call with the request, and would turn a cancellation that arrives here into
+    an ordinary exception: a cancelled request would look like a dead replica.
+    """
+    loop = asyncio.get_running_loop()
+    task = loop.create_task(_answer(handle, args, kwargs), context=contextvars.Context())
+    try:
+        await asyncio.wait({task}, timeout=timeout_s)
+        if task.done():
+            return task.result()
+        raise TimeoutError(f"no answer within {timeout_s:g} s")
+    finally:
+        if not task.done():
+            task.add_done_callback(_ignore)
+            task.cancel()
+
+
+async def _answer(handle: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return await handle.remote(*args, **kwargs)
+
+
+def _ignore(task: asyncio.Task[Any]) -> None:
+    if not task.cancelled():
+        task.exception()  # nobody waits for it any more

@@ -1,0 +1,1 @@
+"""The Router: which replica shall take a request."""

@@ -1,0 +1,122 @@
+"""Where the request costs least: seconds of prefill before its first token, plus the decode load that it adds.
+
+    queue    prefill tokens queued there x seconds per prefill token
+    prefill  tokens of the prompt that are not cached there x seconds per prefill token; tokens in host memory count
+             as a quarter of computed ones, since they come back by a copy
+    decode   expected output tokens x seconds per decode step x a tenth of how full the replica is: the part of a
+             decode step that grows with the batch, for as long as the request decodes
+    eviction its new blocks push out as many others where the cache is full; half of them are expected back
+
+Seconds are measured by the replicas, and told in heartbeats. They are noisy, and a replica that looks slow gets few
+requests to show that it no longer is; so up to a factor of two from the median counts as equal, and of more than that
+only what is beyond. What was routed after the last report is added. A hot prefix spreads by itself: once the queue at
+its home costs more than a second prefill elsewhere, elsewhere is cheaper. Beside that, a replica with more than twice
+the mean number of requests is passed over while others are not: the decode load is an estimate, this is a bound.
+
+The shape of the cost (uncached prefill plus decode load, both in one unit) follows NVIDIA Dynamo's router.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.deployments.routing.policies.base import (
+    NO_MATCHES,
+    Cost,
+    Decision,
+    Matches,
+    ReplicaLoad,
+    RouteQuery,
+    RoutingPolicy,
+)
+from app.deployments.routing.policies.load_table import FloatArray, LoadTable
+
+HOST_CREDIT = 0.75  # of a block in host memory, against one on the device
+EVICTION_WEIGHT = 0.5  # share of evicted blocks that somebody asks for again; tuned with loadtest.simulate
+DECODE_GROWTH = 0.1  # of a decode step at a full cache; more of it tears prefixes apart (docs/routing.md)
+NOISE = 2.0  # times slower or faster than the median that a replica may seem by chance
+MOST_UNEQUAL = 4.0  # times slower or faster than the median that a replica may count as
+OVERLOAD = 2.0  # times the mean number of requests
+OVERLOAD_SLACK = 4  # requests above the mean that are never an overload
+SAME_S = 1e-6  # costs closer than this are equal
+UNMEASURED_PREFILL_TOKEN_S = 1e-4
+UNMEASURED_DECODE_STEP_S = 0.02
+
+
+class PrefixAware(RoutingPolicy):
+    """Equal costs go to the one with the fewest tokens to process; those that are equal there too take turns."""
+
+    uses_index = True
+
+    def __init__(self) -> None:
+        self._turn = 0
+
+    def choose(
+        self, candidates: Sequence[ReplicaLoad], query: RouteQuery, matches: Matches = NO_MATCHES, now: float = 0.0
+    ) -> Decision:
+        """See RoutingPolicy.choose."""
+        table = LoadTable.of(candidates)
+        totals = _estimates(table, query, matches).sum(axis=0)
+        totals[_overloaded(table)] = np.inf
+        best = np.flatnonzero(totals <= totals.min() + SAME_S)
+        if len(best) > 1:
+            outstanding = table.outstanding_tokens[best]
+            best = best[outstanding == outstanding.min()]
+        self._turn += 1
+        return Decision(table[int(best[self._turn % len(best)])].report.replica_id)
+
+    def costs(
+        self, candidates: Sequence[ReplicaLoad], query: RouteQuery, matches: Matches = NO_MATCHES
+    ) -> dict[str, Cost]:
+        """See RoutingPolicy.costs."""
+        parts = _estimates(LoadTable.of(candidates), query, matches).T.tolist()
+        return {load.report.replica_id: Cost(sum(own), *own) for load, own in zip(candidates, parts, strict=True)}
+
+
+def _estimates(table: LoadTable, query: RouteQuery, matches: Matches) -> FloatArray:
+    """Queue, prefill, decode and eviction seconds of each replica: [4, R]."""
+    token_s = _believed(table.prefill_token_s, UNMEASURED_PREFILL_TOKEN_S)
+    step_s = _believed(table.decode_step_s, UNMEASURED_DECODE_STEP_S)
+    parts = np.empty((4, len(table)))
+    queue_s, prefill_s, decode_s, eviction_s = parts
+    np.multiply(table.queued_prefill_tokens, token_s, out=queue_s)
+    np.multiply(query.num_prompt_tokens - _cached_tokens(table, matches), token_s, out=prefill_s)
+    np.maximum(prefill_s, token_s, out=prefill_s)  # the last token is always computed
+    np.multiply(table.fullness, (query.max_tokens * DECODE_GROWTH) * step_s, out=decode_s)
+    np.multiply(table.cache_share, EVICTION_WEIGHT * prefill_s, out=eviction_s)
+    return parts
+
+
+def _cached_tokens(table: LoadTable, matches: Matches) -> FloatArray:
+    """Tokens of the prompt that need not be computed on each replica; those in host memory count in part."""
+    blocks = np.zeros(len(table))
+    position = table.position
+    for name, (device_blocks, host_blocks) in matches.items():
+        if (at := position.get(name)) is not None:
+            blocks[at] = device_blocks + HOST_CREDIT * host_blocks
+    cached: FloatArray = blocks * table.block_size
+    return cached
+
+
+def _believed(measured_s: FloatArray, unmeasured_s: float) -> FloatArray:
+    """The seconds to reckon with: those of the median replica, but for what is beyond the noise. A replica without a
+    measurement (0) is taken for the median; `unmeasured_s` is that where nobody has one."""
+    known = measured_s[measured_s > 0]
+    if not len(known):
+        return np.full(len(measured_s), unmeasured_s)
+    known.sort()
+    typical_s = known[len(known) // 2]
+    ratio = np.where(measured_s > 0, measured_s / typical_s, 1.0)
+    ratio /= np.minimum(np.maximum(ratio, 1 / NOISE), NOISE)
+    believed: FloatArray = typical_s * np.minimum(np.maximum(ratio, 1 / MOST_UNEQUAL), MOST_UNEQUAL)
+    return believed
+
+
+def _overloaded(table: LoadTable) -> NDArray[np.bool_]:
+    """Those with more than twice the mean number of requests; never all."""
+    mean = table.num_requests.mean()
+    found: NDArray[np.bool_] = table.num_requests > max(OVERLOAD * mean, mean + OVERLOAD_SLACK)
+    return found

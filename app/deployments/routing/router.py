@@ -1,0 +1,94 @@
+"""The Router deployment: says which replica shall take a request. One small call per request, never on the token path.
+
+It listens to every engine replica: loads and KV events come down one feed each, and every Router replica has feeds of
+its own, so all hold the same index. Ingresses ask, with a small time budget, and choose by themselves when no answer
+comes. So a dead Router costs placement quality, never a request.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from app.config import RouterConfig
+from app.deployments.channel.feed_pool import FeedPool
+from app.deployments.channel.replica_pool import RollCall
+from app.deployments.channel.serve_port import EngineHandles
+from app.deployments.routing.load_book import LoadBook
+from app.deployments.routing.policies import create_policy
+from app.deployments.routing.policies.base import Decision, RouteQuery
+from app.deployments.routing.prefix_index import PrefixIndex
+from app.deployments.routing.prompt_hasher import split_hashes
+from app.deployments.routing.route_explanation import RouteExplanation, explain
+from app.deployments.serve_logs import log_to_serve_files
+from app.deployments.start_errors import logs_start_error
+from app.errors import EngineDeadError
+from app.telemetry.metrics import MetricsRecorder
+
+HELLO_TIMEOUT_S = 1.0
+
+
+class Router:
+    """One load book with its index per model. `engines` are Serve handles by model name."""
+
+    @logs_start_error("the router")
+    async def __init__(self, config: RouterConfig, engines: Mapping[str, Any]) -> None:  # type: ignore[misc]
+        log_to_serve_files()
+        self._router_id = f"router-{uuid.uuid4().hex[:12]}"
+        self._config = config
+        self._recorder = MetricsRecorder({"router": self._router_id}, scope="router")
+        self._pools = {model: self._create_pool(model, EngineHandles(handle)) for model, handle in engines.items()}
+        for pool in self._pools.values():
+            pool.start()
+
+    async def route(
+        self, model: str, num_prompt_tokens: int, max_tokens: int, block_hashes: bytes, session: str, adapter: str
+    ) -> Decision | None:
+        """Which replica shall serve the request; None when the Router knows none.
+
+        `block_hashes` are those of the prompt's full blocks, one after the other.
+        """
+        query = RouteQuery(num_prompt_tokens, max_tokens, split_hashes(block_hashes), session, adapter)
+        return self._pools[model].book.route(query)
+
+    async def explain(
+        self, model: str, num_prompt_tokens: int, max_tokens: int, block_hashes: bytes, session: str, adapter: str
+    ) -> RouteExplanation:
+        """What `route` would answer and why; nothing is counted."""
+        query = RouteQuery(num_prompt_tokens, max_tokens, split_hashes(block_hashes), session, adapter)
+        return explain(self._pools[model].book, query, self._config.policy)
+
+    async def metrics_snapshot(self) -> bytes:
+        """This replica's metrics, for any ingress to render."""
+        recorder = self._recorder
+        for model, pool in self._pools.items():
+            recorder.set("manta:router_feeds", pool.num_feeds, model)
+            recorder.set("manta:router_event_batches_total", pool.num_batches, model)
+            recorder.set("manta:router_event_gaps_total", pool.num_gaps, model)
+            if (index := pool.book.index) is not None:
+                recorder.set("manta:router_index_blocks", len(index), model)
+                recorder.set("manta:router_speculative_blocks", index.num_speculative, model)
+                recorder.set("manta:router_index_evicted_total", index.num_evicted, model)
+        return recorder.snapshot()
+
+    async def check_health(self) -> None:
+        """Serve's health check."""
+        for pool in self._pools.values():
+            if not pool.is_searching:
+                raise EngineDeadError(f"the search for replicas of {pool.model} has ended")
+
+    async def __del__(self) -> None:
+        """Serve calls it once the replica is drained."""
+        for pool in getattr(self, "_pools", {}).values():
+            await pool.close()
+
+    def _create_pool(self, model: str, handles: EngineHandles) -> FeedPool:
+        config = self._config
+        index = PrefixIndex(config.index_max_blocks, config.speculative_life_s)
+
+        async def discover() -> RollCall:
+            return await handles.hello(self._router_id, HELLO_TIMEOUT_S)
+
+        book = LoadBook(create_policy(config.policy), index=index)
+        return FeedPool(model, self._router_id, book, discover, handles.port)

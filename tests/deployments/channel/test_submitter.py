@@ -1,0 +1,103 @@
+"""How requests travel to a replica: those of one prompt together, nobody behind another prompt."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from app.deployments.channel.submitter import Submitter
+from app.engine.request import EngineRequest
+from app.engine.sampling_params import SamplingParams
+from app.errors import EngineDeadError, InvalidRequestError, MantaError
+from tests.limits import run, until
+
+
+class Port:
+    """A replica that answers when it is told to; it refuses odd stream ids."""
+
+    def __init__(self) -> None:
+        self.calls: list[list[int]] = []
+        self.answers: list[asyncio.Future[None]] = []
+
+    async def submit(self, channel_id: str, requests: list[tuple[int, EngineRequest]]) -> list[MantaError | None]:
+        self.calls.append([stream_id for stream_id, _ in requests])
+        self.answers.append(asyncio.get_running_loop().create_future())
+        await self.answers[-1]
+        return [InvalidRequestError(f"odd {i}") if i % 2 else None for i, _ in requests]
+
+
+class Desk:
+    """A submitter and requests for it."""
+
+    def __init__(self) -> None:
+        self.port = Port()
+        self.submitter = Submitter(self.port, "c")
+        self.prompt = [1, 2, 3]
+
+    def send(self, *stream_ids: int, prompt: list[int] | None = None) -> list[asyncio.Task[MantaError | None]]:
+        request = EngineRequest("a", self.prompt if prompt is None else prompt, SamplingParams())
+        return [asyncio.create_task(self.submitter.submit(i, request)) for i in stream_ids]
+
+    async def called(self, num_calls: int) -> None:
+        await until(lambda: len(self.port.calls) == num_calls)
+
+
+def test_what_comes_during_a_call_is_the_next_one_and_each_gets_its_own_answer() -> None:
+    async def main() -> None:
+        desk = Desk()
+        first = desk.send(0, 1)
+        await desk.called(1)
+        later = desk.send(2, 3, 4)
+        other = desk.send(6, prompt=list(desk.prompt))  # equal, but not the same body's
+        await desk.called(2)
+        assert desk.port.calls == [[0, 1], [6]]
+        desk.port.answers[1].set_result(None)
+        assert await other[0] is None
+        later[0].cancel()  # its client has left
+        desk.port.answers[0].set_result(None)
+        await desk.called(3)
+        assert desk.port.calls[2] == [3, 4]
+        desk.port.answers[2].set_result(None)
+        answers = await asyncio.gather(*first, *later[1:])
+        assert [answer and answer.message for answer in answers] == [None, "odd 1", "odd 3", None]
+        again = desk.send(8)
+        await desk.called(4)
+        desk.port.answers[3].set_result(None)
+        assert await again[0] is None
+
+    run(main())
+
+
+@pytest.mark.parametrize("how", ["error", "cancelled", "closed"])
+def test_a_call_that_fails_is_the_answer_to_all_that_wait_for_it(how: str) -> None:
+    async def main() -> None:
+        desk = Desk()
+        first = desk.send(0, 2)
+        await desk.called(1)
+        later = desk.send(4)
+        await asyncio.sleep(0)
+        if how == "closed":
+            desk.submitter.close("the replica is gone")
+        elif how == "cancelled":  # by Ray, as its actor is gone
+            desk.port.answers[0].cancel()
+        else:
+            desk.port.answers[0].set_exception(EngineDeadError("no answer"))
+        answers = await asyncio.gather(*first, *later, return_exceptions=True)
+        assert [type(answer) for answer in answers] == [EngineDeadError] * 3
+        assert len(desk.port.calls) == 1
+
+    run(main())
+
+
+def test_closed_before_the_call_has_begun() -> None:
+    async def main() -> None:
+        desk = Desk()
+        waiting = desk.send(0)
+        await asyncio.sleep(0)
+        desk.submitter.close("the replica is gone")
+        with pytest.raises(EngineDeadError, match="is gone"):
+            await waiting[0]
+        assert desk.port.calls == []
+
+    run(main())
