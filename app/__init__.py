@@ -9,17 +9,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from app.engine.beam_search import BeamSearchParams
+    from app.beams.search import BeamSearchParams
     from app.engine.pooling_params import PoolingParams
     from app.engine.sampling_params import SamplingParams
     from app.engine.structured.structured_outputs import StructuredOutputs
-    from app.llm import LLM
+    from app.offline.llm import LLM
 
 __all__ = ["LLM", "BeamSearchParams", "PoolingParams", "SamplingParams", "StructuredOutputs"]
 
 _MODULES = {
-    "LLM": "app.llm",
-    "BeamSearchParams": "app.engine.beam_search",
+    "LLM": "app.offline.llm",
+    "BeamSearchParams": "app.beams.search",
     "PoolingParams": "app.engine.pooling_params",
     "SamplingParams": "app.engine.sampling_params",
     "StructuredOutputs": "app.engine.structured.structured_outputs",

@@ -38,10 +38,10 @@ ROWS: dict[str, int] = {
     "app.engine.executor": 4,
     "app.engine.core": 4,
     "app.engine.async_engine": 4,
+    "app.beams": 4,
+    "app.offline": 6,
     "app.api": 5,
     "app.deployments": 6,
-    "app.llm": 6,
-    "app.llm_pooling": 6,
     "app.cli": 6,
 }
 HEAVY = {"torch", "transformers", "accelerate", "triton", "ray", "safetensors"}

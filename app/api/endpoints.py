@@ -16,7 +16,7 @@ ENDPOINTS: Registry[Endpoint] = Registry(
         "chat_batch": "app.api.openai.chat_batch:ENDPOINT",
         "batches": "app.api.batches.endpoint:ENDPOINT",
         "messages": "app.api.anthropic.messages:ENDPOINT",
-        "embeddings": "app.api.openai.embeddings:ENDPOINT",
+        "embeddings": "app.api.pooling.embeddings:ENDPOINT",
         "score": "app.api.pooling.score:ENDPOINT",
         "classify": "app.api.pooling.classify:ENDPOINT",
         "models": "app.api.openai.models:ENDPOINT",

@@ -14,7 +14,7 @@ from app.config import EngineConfig
 from app.engine.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from app.llm import LLM
+    from app.offline.llm import LLM
 
 # A flag that is also a sampling parameter's (seed) means that one; the engine's has its group in front.
 ENGINE_OPTIONS: tuple[Option, ...] = tuple(
@@ -49,7 +49,7 @@ def offline_config(args: argparse.Namespace) -> EngineConfig:
 def start_llm(args: argparse.Namespace) -> LLM:
     """Check first, then load. Errors are those of the preflight and of LLM, one line each."""
     config = offline_config(args)
-    from app.llm import LLM
+    from app.offline.llm import LLM
 
     options = config.model_dump(exclude_unset=True)
     return LLM(options.pop("model"), chat_template=args.chat_template, **options)

@@ -14,7 +14,7 @@ from app.errors import ConfigError
 
 if TYPE_CHECKING:
     from app.engine.outputs import RequestOutput
-    from app.llm import LLM
+    from app.offline.llm import LLM
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

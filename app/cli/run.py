@@ -25,7 +25,7 @@ from app.errors import ConfigError, InvalidRequestError
 
 if TYPE_CHECKING:
     from app.engine.outputs import RequestOutput
-    from app.llm import LLM
+    from app.offline.llm import LLM
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ FILE = """
 from fastapi import APIRouter, Request
 from app.api.body import describe_body, read_body
 from app.api.endpoint import Endpoint
-from app.api.openai.closed import Closed
+from app.api.chat.strict_models import Closed
 
 class EchoRequest(Closed):
     word: str

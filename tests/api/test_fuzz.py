@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from app.api.app import create_app
-from app.api.openai.protocol import ChatRequest, CompletionRequest
+from app.api.chat.chat_request import ChatRequest
+from app.api.openai.protocol import CompletionRequest
 from app.config import RequestLimits
 
 scalars = st.one_of(

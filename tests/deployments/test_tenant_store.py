@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import ray
 
-from app.api.response_store import ResponseStore
+from app.api.openai.response_store import ResponseStore
 from app.api.store.entries import StorageFullError, StoreConflictError
 from app.config import IngressConfig, RequestLimits
 from app.deployments.tenant_store import NAMESPACE, SharedStores

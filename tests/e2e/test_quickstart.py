@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from app.engine.model_info import resolve_model
 from benchmarks.serve_process import ServeProcess
 from tests import limits
-from tests.api.openai.test_beam_search import judge
+from tests.api.chat.test_beam_search import judge
 from tests.e2e.conftest import heldout, metric, wait_until
 from tests.tiny_models import hf_model
 

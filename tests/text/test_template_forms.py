@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template  # type: ignore[import-untyped]
 
-from app.api.openai.messages import ChatMessage
+from app.api.chat.messages import ChatMessage
 from app.errors import InvalidRequestError
 from app.text.chat_template import ChatTemplate
 

@@ -14,9 +14,9 @@ from app.api.anthropic.protocol import (
     ToolResultBlock,
     ToolUseBlock,
 )
+from app.api.chat.chat_request import ChatRequest
 from app.api.engine_client import ServedModel
 from app.api.errors import in_words_of
-from app.api.openai.protocol import ChatRequest
 from app.errors import UnsupportedError
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}

@@ -10,13 +10,13 @@ from app.api.anthropic.conversion import MessagesChat, to_chat
 from app.api.anthropic.protocol import CountTokensRequest, MessagesRequest
 from app.api.blocks import BlockReader, read_blocks
 from app.api.body import describe_body, read_body
+from app.api.chat.conversation import Conversation, open_conversation
+from app.api.chat.generation import response_headers
+from app.api.chat.head import ResponseHead
+from app.api.chat.prompt import render_chat
 from app.api.endpoint import Endpoint
 from app.api.engine_client import EngineClient, ServedModel
 from app.api.errors import in_words_of
-from app.api.openai.chat_prompt import render_chat
-from app.api.openai.conversation import Conversation, open_conversation
-from app.api.openai.generation import response_headers
-from app.api.openai.head import ResponseHead
 from app.api.render import counting_room, find_model
 from app.api.request_size import size_of
 from app.api.sse import EventStreamResponse

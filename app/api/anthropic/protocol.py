@@ -7,9 +7,9 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from app.api.chat.call_arguments import FunctionName
+from app.api.chat.strict_models import Closed, History
 from app.api.errors import ThreadUnsupportedError
-from app.api.openai.call_arguments import FunctionName
-from app.api.openai.closed import Closed, History
 from app.bounds import Count, Items, JsonObject, Text
 from app.engine.request import Priority
 from app.errors import InvalidRequestError, UnsupportedError

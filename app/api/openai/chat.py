@@ -8,16 +8,16 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from app.api.body import describe_body, read_body
+from app.api.chat.chat_request import ChatRequest
+from app.api.chat.conversation import Conversation, open_conversation
+from app.api.chat.generation import response_headers
+from app.api.chat.head import ResponseHead, usage
 from app.api.endpoint import Endpoint
 from app.api.engine_client import EngineClient, ServedModel
 from app.api.events import Collected, EventStream, collect
 from app.api.json_response import json_response
 from app.api.openai.chunks import ChatChunks, StreamWishes, call_fields, chat_finish_reason, reasoning_fields
-from app.api.openai.conversation import Conversation, open_conversation
-from app.api.openai.generation import response_headers
-from app.api.openai.head import ResponseHead, usage
 from app.api.openai.logprobs import prompt_logprobs, token_names, writing_cost_s, written_chat_logprobs
-from app.api.openai.protocol import ChatRequest
 from app.api.parsers.base import ParsedAnswer
 from app.api.render import find_model
 from app.api.sse import EventStreamResponse

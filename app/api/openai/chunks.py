@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from app.api.chat.conversation import Conversation
+from app.api.chat.head import ResponseHead, usage
 from app.api.events import Choice, Event
-from app.api.openai.conversation import Conversation
 from app.api.openai.echo import Echo
-from app.api.openai.head import ResponseHead, usage
 from app.api.openai.logprobs import chat_logprobs, completion_logprobs, token_names
 from app.api.parsers.scanner import Part
 from app.api.sse import DONE, EventFormat, json_string

@@ -8,14 +8,14 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from app.api.body import describe_body, read_body
+from app.api.chat.generation import open_stream, response_headers
+from app.api.chat.head import ResponseHead, usage
 from app.api.endpoint import Endpoint
 from app.api.engine_client import EngineClient, ServedModel
 from app.api.events import Collected, collect
 from app.api.json_response import json_response
 from app.api.openai.chunks import CompletionChunks, StreamWishes
 from app.api.openai.echo import Echo
-from app.api.openai.generation import open_stream, response_headers
-from app.api.openai.head import ResponseHead, usage
 from app.api.openai.logprobs import TokenNames, completion_logprobs, prompt_logprobs, token_names, writing_cost_s
 from app.api.openai.protocol import CompletionRequest
 from app.api.openai.ranking import best_choices

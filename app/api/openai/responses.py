@@ -14,15 +14,16 @@ from starlette.types import Message
 
 from app.api.blocks import BlockReader, read_blocks
 from app.api.body import describe_body, read_body
+from app.api.chat.conversation import Conversation, open_conversation
+from app.api.chat.generation import response_headers
+from app.api.chat.head import ResponseHead
+from app.api.chat.prompt import render_chat
 from app.api.endpoint import Endpoint
 from app.api.engine_client import EngineClient, ServedModel
 from app.api.errors import in_words_of
 from app.api.json_response import json_response
-from app.api.openai.chat_prompt import render_chat
-from app.api.openai.conversation import Conversation, open_conversation
-from app.api.openai.generation import response_headers
-from app.api.openai.head import ResponseHead
 from app.api.openai.logprobs import entries_cost_s, token_names
+from app.api.openai.response_store import READ_S_PER_BYTE, ResponseStore, not_found
 from app.api.openai.responses_answer import ResponseAnswer, ResponseEvents, new_id
 from app.api.openai.responses_background import BackgroundResponses
 from app.api.openai.responses_conversion import num_droppable, to_chat
@@ -30,7 +31,6 @@ from app.api.openai.responses_protocol import InputItem, InputTokensRequest, Res
 from app.api.query import bool_param, choice_param, int_param, list_page, text_param
 from app.api.render import counting_room, find_model
 from app.api.request_size import size_of
-from app.api.response_store import READ_S_PER_BYTE, ResponseStore, not_found
 from app.api.sse import EventStreamResponse
 from app.api.store.tenant_store import TenantStore
 from app.api.work_pool import TOKENISE_S_PER_CHAR, work_of

@@ -18,8 +18,8 @@ from typing import Any
 
 from app.api.errors import as_manta_error
 from app.api.events import EventStream
+from app.api.openai.response_store import ENDED, ResponseStore, not_found
 from app.api.openai.responses_answer import ResponseAnswer, ResponseEvents, event_text
-from app.api.response_store import ENDED, ResponseStore, not_found
 from app.api.store.entries import StorageFullError, StoreConflictError, Stored
 from app.api.store.leased_entry import MAX_ATTEMPTS, LeasedEntry
 from app.api.work_pool import PARSE_S_PER_BYTE, RequestWork

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from app.api.chat.chat_request import ChatRequest
 from app.api.errors import in_words_of
-from app.api.openai.protocol import ChatRequest
 from app.api.openai.responses_custom import CustomToolCallItem, CustomToolCallOutputItem
 from app.api.openai.responses_protocol import (
     FunctionCallItem,

@@ -6,8 +6,8 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from app.api.openai.call_arguments import FunctionName
-from app.api.openai.closed import Closed, History
+from app.api.chat.call_arguments import FunctionName
+from app.api.chat.strict_models import Closed, History
 from app.api.openai.responses_text import ItemStatus, Part
 from app.bounds import Items, Text
 

@@ -9,10 +9,10 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Discriminator, Field, GetJsonSchemaHandler, Tag, model_validator
 from pydantic_core import CoreSchema
 
-from app.api.openai.call_arguments import FunctionName, form_of
-from app.api.openai.closed import Closed, History
-from app.api.openai.messages import ReasoningEffort, Verbosity
-from app.api.openai.protocol import REFUSED_EVERYWHERE, GenerationBody, StreamOptions
+from app.api.chat.call_arguments import FunctionName, form_of
+from app.api.chat.generation_body import REFUSED_EVERYWHERE, GenerationBody, StreamOptions
+from app.api.chat.messages import ReasoningEffort, Verbosity
+from app.api.chat.strict_models import Closed, History
 from app.api.openai.responses_custom import CustomToolCallItem, CustomToolCallOutputItem, ResponsesTextTool
 from app.api.openai.responses_text import ItemStatus, Part
 from app.bounds import Count, Items, JsonObject, Metadata, Text

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from app.api.openai.closed import History
+from app.api.chat.strict_models import History
 from app.bounds import Text
 
 

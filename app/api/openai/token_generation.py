@@ -11,16 +11,16 @@ from pydantic import Field, model_validator
 from starlette.responses import Response
 
 from app.api.body import describe_body, read_body
+from app.api.chat.generation import open_stream, response_headers
+from app.api.chat.generation_body import GenerationBody
+from app.api.chat.head import ResponseHead
+from app.api.chat.strict_models import Closed
 from app.api.endpoint import Endpoint
 from app.api.engine_client import EngineClient
 from app.api.errors import in_words_of
 from app.api.events import Collected, Event, collect
 from app.api.json_response import json_response
-from app.api.openai.closed import Closed
-from app.api.openai.generation import open_stream, response_headers
-from app.api.openai.head import ResponseHead
 from app.api.openai.logprobs import TokenIdNames, chat_logprobs, prompt_logprobs, writing_cost_s, written_chat_logprobs
-from app.api.openai.protocol import GenerationBody
 from app.api.render import Prompt, find_model
 from app.api.sse import DONE, EventFormat, EventStreamResponse
 from app.api.work_pool import work_of

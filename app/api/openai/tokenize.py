@@ -6,10 +6,10 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse
 
 from app.api.body import describe_body, read_body
+from app.api.chat.messages import ChatOptions
+from app.api.chat.prompt import render_chat
 from app.api.endpoint import Endpoint
 from app.api.engine_client import EngineClient, ServedModel
-from app.api.openai.chat_prompt import render_chat
-from app.api.openai.messages import ChatOptions
 from app.api.openai.protocol import DetokenizeRequest, TokenizeRequest
 from app.api.render import check_total_chars, counting_room, decode, encode, find_model
 from app.api.work_pool import RequestWork, work_of

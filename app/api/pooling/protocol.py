@@ -7,9 +7,9 @@ from typing import Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from app.api.openai.closed import Closed
-from app.api.openai.messages import ChatMessage
-from app.api.openai.protocol import PromptField
+from app.api.chat.messages import ChatMessage
+from app.api.chat.strict_models import Closed
+from app.api.prompt_field import PromptField
 from app.bounds import Count, Items, Text
 from app.engine.pooling_params import PoolingTask
 from app.engine.request import Priority

@@ -9,10 +9,10 @@ from typing import Any
 
 from starlette.requests import Request
 
+from app.api.chat.messages import ChatOptions
+from app.api.chat.prompt import render_chat
 from app.api.engine_client import EngineClient, RouteInfo, ServedModel
 from app.api.errors import ClientDisconnected
-from app.api.openai.chat_prompt import render_chat
-from app.api.openai.messages import ChatOptions
 from app.api.pooling.protocol import InputBody, PoolingBody
 from app.api.render import cache_root, check_total_chars, context_of, encode
 from app.api.work_pool import TOKENISE_S_PER_CHAR, RequestWork

@@ -14,8 +14,8 @@ import openai
 import pytest
 
 from app.api.app import create_app
+from app.api.openai.response_store import ResponseStore
 from app.api.openai.responses_background import BackgroundResponses
-from app.api.response_store import ResponseStore
 from app.api.store.entries import StoreConflictError
 from app.api.store.kinds import local_stores
 from app.api.store.leased_entry import LeasedEntry

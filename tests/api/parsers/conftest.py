@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from app.api.openai.messages import ChatMessage
+from app.api.chat.messages import ChatMessage
 from app.api.parsers import REASONING_PARSERS, TOOL_PARSERS
 from app.api.parsers.answer import AnswerParser
 from app.api.parsers.base import ParsedAnswer

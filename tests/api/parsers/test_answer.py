@@ -11,7 +11,7 @@ import httpx
 import openai
 import pytest
 
-from app.api.openai.messages import ChatMessage
+from app.api.chat.messages import ChatMessage
 from app.api.parsers import (
     REASONING_PARSERS,
     TOOL_PARSERS,

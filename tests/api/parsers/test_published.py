@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template  # type: ignore[import-untyped]
 
-from app.api.openai.messages import ChatMessage
+from app.api.chat.messages import ChatMessage
 from app.api.parsers import REASONING_PARSERS, TOOL_PARSERS, reasoning_parser_name, tool_parser_name
 from app.api.parsers.answer import AnswerParser
 from app.api.parsers.base import ParsedAnswer

@@ -12,7 +12,7 @@ from app.engine.model_info import ModelInfo
 from app.engine.sampling_params import SamplingParams, StructuredOutputs
 from app.engine.structured import masks
 from app.errors import InvalidRequestError
-from app.llm import LLM
+from app.offline.llm import LLM
 from tests.engine.structured.grammars import MAX_TOKENS, all_grammars
 from tests.tiny_models import tiny_model
 

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from app.engine.pooling_params import PoolingParams
 from app.errors import InvalidRequestError, PromptTooLongError, UnsupportedError
-from app.llm import LLM
+from app.offline.llm import LLM
 from tests.tiny_encoders import hf_encoder, texts, tiny_encoder
 
 TEXTS = texts(7)

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 from starlette.requests import Request
 
+from app.api.chat.chat_request import ChatRequest
+from app.api.chat.generation import open_stream
+from app.api.chat.head import ResponseHead
+from app.api.chat.prompt import render_chat
 from app.api.engine_client import EngineClient, ServedModel
 from app.api.errors import in_words_of
 from app.api.events import EventStream
-from app.api.openai.chat_prompt import render_chat
-from app.api.openai.generation import open_stream
-from app.api.openai.head import ResponseHead
-from app.api.openai.protocol import ChatRequest
 from app.api.parsers.answer import AnswerParser, ParserPlan, load_tool_parser, plan_parsers
 from app.api.render import must_generate, prompt_room, truncate
 from app.api.work_pool import work_of

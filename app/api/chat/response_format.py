@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from app.api.openai.closed import Closed
+from app.api.chat.strict_models import Closed
 from app.bounds import Items, JsonObject, Text
 from app.engine.sampling_params import StructuredOutputs
 from app.errors import InvalidRequestError

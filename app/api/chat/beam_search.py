@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, field, replace
 
 from app.api.engine_client import EngineClient, RouteInfo, ServedModel
-from app.engine.beam_search import BeamSearch, BeamSearchParams, as_output
+from app.beams.search import BeamSearch, BeamSearchParams, as_output
 from app.engine.outputs import EngineOutput
 from app.engine.request import EngineRequest
 from app.engine.sampling_params import SamplingParams

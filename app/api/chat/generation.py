@@ -7,12 +7,12 @@ from typing import Any
 
 from starlette.requests import Request
 
-from app.api.beam_search import BeamSearchClient
+from app.api.chat.beam_fields import beam_search_params
+from app.api.chat.beam_search import BeamSearchClient
+from app.api.chat.generation_body import GenerationBody
+from app.api.chat.head import ResponseHead
 from app.api.engine_client import EngineClient, ServedModel
 from app.api.events import Choice, EventStream
-from app.api.openai.beam_fields import beam_search_params
-from app.api.openai.head import ResponseHead
-from app.api.openai.protocol import GenerationBody
 from app.api.render import Prompt, engine_requests, must_generate, sampling_params
 from app.config import RequestLimits
 from app.engine.structured.reasoning import ReasoningSpan

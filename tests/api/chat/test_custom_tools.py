@@ -12,8 +12,8 @@ import httpx
 import openai
 import pytest
 
-from app.api.openai.chat_prompt import check_conversation
-from app.api.openai.messages import ChatOptions
+from app.api.chat.messages import ChatOptions
+from app.api.chat.prompt import check_conversation
 from app.config import RequestLimits
 from app.errors import InvalidRequestError
 from tests.api.test_over_engine import EngineInThisProcess

@@ -10,9 +10,9 @@ import httpx
 import openai
 import pytest
 
-from app.api.beam_search import BeamSearchClient
+from app.api.chat.beam_search import BeamSearchClient
 from app.api.engine_client import RouteInfo
-from app.engine.beam_search import BeamSearchParams
+from app.beams.search import BeamSearchParams
 from app.engine.request import EngineRequest
 from app.engine.sampling_params import SamplingParams
 from tests.api.test_over_engine import EngineInThisProcess

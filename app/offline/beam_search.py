@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 
 from tqdm import tqdm
 
-from app.engine.beam_search import Beam, BeamSearch, BeamSearchParams, as_output
+from app.beams.search import Beam, BeamSearch, BeamSearchParams, as_output
 from app.engine.core import EngineCore
 from app.engine.outputs import CompletionOutput, EngineOutput
 from app.engine.request import EngineRequest
 from app.engine.sampling_params import SamplingParams
 from app.engine.step import TokenLogprobs
 from app.errors import InvalidRequestError, MantaError
-from app.llm_pooling import Prompt
+from app.offline.pooling import Prompt
 from app.text.output_processor import OutputProcessor
 from app.text.stop_tokens import with_tokenizer_eos
 from app.text.tokenizer import Tokenizer

@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, field_validator
 
-from app.api.openai.call_arguments import Arguments, FunctionName, form_of
-from app.api.openai.closed import Closed, History
-from app.api.openai.custom_tools import NamedTextTool, TextTool, TextToolCall
+from app.api.chat.call_arguments import Arguments, FunctionName, form_of
+from app.api.chat.custom_tools import NamedTextTool, TextTool, TextToolCall
+from app.api.chat.strict_models import Closed, History
 from app.api.parsers.answer import schema_of
 from app.api.parsers.custom_input import InputGrammar
 from app.bounds import Items, JsonObject, Text

@@ -31,8 +31,8 @@ from app.engine.sampling_params import MAX_SEED, SamplingParams
 from app.engine.stats import EngineStats
 from app.engine.thinking_budget import ThinkingBudget
 from app.errors import ConfigError, InvalidRequestError
-from app.llm_beam_search import BeamSearchMethods
-from app.llm_pooling import PoolingMethods
+from app.offline.beam_search import BeamSearchMethods
+from app.offline.pooling import PoolingMethods
 from app.registry import suggestion
 from app.text.bad_words import bad_words_token_ids
 from app.text.chat_template import ChatTemplate

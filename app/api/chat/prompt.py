@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from app.api.chat.messages import ChatOptions
 from app.api.engine_client import ServedModel
-from app.api.openai.messages import ChatOptions
 from app.api.render import Prompt, check_total_chars, encode
 from app.api.request_size import size_of
 from app.api.work_pool import TOKENISE_S_PER_CHAR, RequestWork

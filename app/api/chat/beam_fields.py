@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from app.api.render import check_number
+from app.beams.search import BeamSearchParams
 from app.config import RequestLimits
-from app.engine.beam_search import BeamSearchParams
 from app.engine.sampling_params import SamplingParams
 from app.errors import InvalidRequestError, UnsupportedError
 
 if TYPE_CHECKING:
-    from app.api.openai.protocol import GenerationBody
+    from app.api.chat.generation_body import GenerationBody
 
 ONLY_WITH_BEAMS = ("length_penalty", "early_stopping")
 # They sample, or change the logits: a search ranks by the model's own logprobs. It reports those it ranks by.

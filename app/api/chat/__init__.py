@@ -1,0 +1,1 @@
+"""From a conversation or prompts to a running answer: what the dialects share. They import it, and never each other."""

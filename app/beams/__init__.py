@@ -1,0 +1,1 @@
+"""Beam search over any engine that generates."""
