@@ -100,7 +100,7 @@ class EngineReplica:
         """The frames for one ingress, until it closes the channel or goes away; then its requests are aborted."""
         self._check_target(target)
         channel = self._hub.open(channel_id, ingress_id)
-        channel.push([], load=self._report())
+        channel.send([], load=self._report())
         try:
             async for frame in channel.frames():
                 yield frame

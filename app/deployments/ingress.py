@@ -25,7 +25,8 @@ from app.api.events import ENDED_BY
 from app.config import ServeConfig
 from app.deployments.announcement import announce
 from app.deployments.channel.channel_client import ChannelClient, RequestStream
-from app.deployments.channel.replica_pool import ReplicaPool, RollCall
+from app.deployments.channel.replica_finder import RollCall
+from app.deployments.channel.replica_pool import ReplicaPool
 from app.deployments.channel.serve_port import EngineHandles, call
 from app.deployments.cluster_secret import load_block_hash_key
 from app.deployments.haproxy import warn_of_lost_settings
@@ -73,7 +74,7 @@ class Ingress:
         self._metrics = MetricsCollector(self._recorder.labels, self._snapshot, self._handles, router)
         self._pools = {name: self._create_pool(name) for name in self._handles}
         for pool in self._pools.values():
-            pool.start()
+            pool.finder.start()
         self.models: dict[str, ServedModel] = {}
         for model in config.models:
             served = await asyncio.to_thread(load_served_model, model)
@@ -171,7 +172,7 @@ class Ingress:
     async def check_health(self) -> None:
         """Serve's health check of this replica: not of the engines, which have their own."""
         for pool in self._pools.values():
-            if not pool.is_searching:
+            if not pool.finder.is_searching:
                 raise EngineDeadError(f"the search for replicas of {pool.model} has ended")
 
     async def __del__(self) -> None:

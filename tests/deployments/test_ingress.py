@@ -20,7 +20,8 @@ from app.api.engine_client import PromptPlace, RouteInfo
 from app.api.errors import error_response
 from app.config import IngressConfig, ServeConfig
 from app.deployments.channel.channel_hub import ChannelHub
-from app.deployments.channel.replica_pool import ReplicaPool, RollCall
+from app.deployments.channel.replica_finder import RollCall
+from app.deployments.channel.replica_pool import ReplicaPool
 from app.deployments.channel.serve_port import EngineHandles, ServePort
 from app.deployments.channel.wire import LoadReport, decode_control
 from app.deployments.ingress import Ingress
@@ -58,7 +59,7 @@ class Replica:
 
     async def open_channel(self, channel_id: str, ingress_id: str) -> Any:
         channel = self.hub.open(channel_id, ingress_id)
-        channel.push([], load=LoadReport("m", self.name, "1", True, 0, 0, 0, 0.0, 64, 16, 0))
+        channel.send([], load=LoadReport("m", self.name, "1", True, 0, 0, 0, 0.0, 64, 16, 0))
         async for frame in channel.frames():
             yield frame
 
@@ -172,7 +173,7 @@ def perform(scene: Callable[[Stage], Coroutine[Any, Any, None]], stage: Stage) -
     """`scene` on `stage`, once all its replicas are found."""
 
     async def main() -> None:
-        stage.pool.start()
+        stage.pool.finder.start()
         try:
             await until(lambda: len(stage.pool.live()) == len(stage.replicas))
             await scene(stage)

@@ -8,15 +8,13 @@ client has not consumed; beyond it the engine pauses that request alone. A chann
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import logging
-import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Protocol
 
+from app.deployments.channel.frame_queue import FrameQueue
 from app.deployments.channel.wire import ControlMessage, Frame, LoadReport, OutputRecord, encode
 from app.engine.outputs import EngineOutput, FinishReason
 from app.errors import EngineDeadError
@@ -51,48 +49,21 @@ class _Stream:
     paused: bool = False
 
 
-@dataclass(slots=True, eq=False)
-class TokenChannel:
-    """The frames on their way to one ingress replica."""
+class TokenChannel(FrameQueue):
+    """One ingress replica's requests here, and the frames on their way to it."""
 
-    channel_id: str
-    ingress_id: str
-    last_heard_s: float
-    streams: dict[int, _Stream] = field(default_factory=dict)
-    early_aborts: deque[int] = field(default_factory=lambda: deque(maxlen=EARLY_ABORTS))  # of no stream known here
-    draining: bool = False  # its ingress sends no new requests
-    closed: bool = False
-    _sequence: int = 0
-    _frames: deque[bytes] = field(default_factory=deque)
-    _wake: asyncio.Event = field(default_factory=asyncio.Event)
-    _ended: asyncio.Event = field(default_factory=asyncio.Event)
+    def __init__(self, channel_id: str, ingress_id: str) -> None:
+        super().__init__(ingress_id)
+        self.channel_id = channel_id
+        self.streams: dict[int, _Stream] = {}
+        self.early_aborts: deque[int] = deque(maxlen=EARLY_ABORTS)  # of no stream known here
+        self.draining = False  # its ingress sends no new requests
+        self._sequence = 0
 
-    def push(self, outputs: list[OutputRecord], load: LoadReport | None = None, fatal: str | None = None) -> None:
+    def send(self, outputs: list[OutputRecord], load: LoadReport | None = None, fatal: str | None = None) -> None:
         """Queue one frame."""
-        self._frames.append(encode(Frame(self._sequence, outputs, load, fatal)))
+        self.push(encode(Frame(self._sequence, outputs, load, fatal)))
         self._sequence += 1
-        self._wake.set()
-
-    def close(self) -> None:
-        """Let the stream end once the queued frames are out."""
-        self.closed = True
-        self._wake.set()
-
-    async def flushed(self, timeout_s: float) -> None:
-        """Wait until a closed channel's last frame has been taken, or until the time is up."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._ended.wait(), timeout_s)
-
-    async def frames(self) -> AsyncIterator[bytes]:
-        """The frames in order, until the channel is closed."""
-        while True:
-            while self._frames:
-                yield self._frames.popleft()
-            if self.closed:
-                self._ended.set()
-                return
-            self._wake.clear()
-            await self._wake.wait()
 
 
 def _ignore_abort(request_id: str, reason: FinishReason) -> None:
@@ -142,9 +113,9 @@ class ChannelHub:
 
     def open(self, channel_id: str, ingress_id: str) -> TokenChannel:
         """A new channel; it replaces any other of the same ingress, whose requests are aborted."""
-        for old in [c for c in self._channels.values() if c.ingress_id == ingress_id]:
+        for old in [c for c in self._channels.values() if c.listener_id == ingress_id]:
             self.drop(old)
-        channel = TokenChannel(channel_id, ingress_id, time.monotonic())
+        channel = TokenChannel(channel_id, ingress_id)
         self._channels[channel_id] = channel
         self._settle()
         return channel
@@ -199,7 +170,7 @@ class ChannelHub:
         channel = self._channels.get(message.channel_id)
         if channel is None:
             return  # closed meanwhile: all its requests are aborted already
-        channel.last_heard_s = time.monotonic()
+        channel.heard()
         channel.draining = message.draining
         self._settle()
         streams = channel.streams
@@ -214,16 +185,15 @@ class ChannelHub:
 
     def expire(self) -> list[str]:
         """Drop the channels whose lease ran out; returns the ids of their ingresses."""
-        deadline = time.monotonic() - self._lease_s
-        late = [channel for channel in self._channels.values() if channel.last_heard_s < deadline]
+        late = [channel for channel in self._channels.values() if channel.is_silent(self._lease_s)]
         for channel in late:
             self.drop(channel)
-        return [channel.ingress_id for channel in late]
+        return [channel.listener_id for channel in late]
 
     def fail(self, reason: str) -> None:
         """The engine is gone: say so on every channel and close it."""
         for channel in list(self._channels.values()):
-            channel.push([], fatal=reason)
+            channel.send([], fatal=reason)
             channel.close()
         self._channels.clear()
         self._streams.clear()
@@ -231,7 +201,7 @@ class ChannelHub:
     def heartbeat(self, load: LoadReport) -> None:
         """Tell every ingress how busy this replica is."""
         for channel in self._channels.values():
-            channel.push([], load=load)
+            channel.send([], load=load)
 
     def _settle(self) -> None:
         if self._channels:
@@ -259,9 +229,9 @@ class ChannelHub:
 
     def _push(self, channel: TokenChannel, records: list[OutputRecord]) -> None:
         try:
-            channel.push(records)
+            channel.send(records)
         except Exception:  # one of them holds what has no encoding; a frame is queued whole or not at all
-            channel.push([self._encodable(channel, record) for record in records])
+            channel.send([self._encodable(channel, record) for record in records])
 
     def _encodable(self, channel: TokenChannel, record: OutputRecord) -> OutputRecord:
         try:

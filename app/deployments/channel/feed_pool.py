@@ -9,19 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Protocol
 
-from app.deployments.channel.replica_pool import Discover, RollCall
+from app.deployments.channel.replica_finder import Discover, ReplicaFinder, RollCall
 from app.deployments.channel.wire import FeedFrame, decode_feed
 from app.deployments.routing.load_book import LoadBook
-
-SEARCH_INTERVAL_S = 2.0
-EAGER_INTERVAL_S = 0.25  # after the start and after a loss, and while no replica is known
-EAGER_S = 30.0
-REST_S = 0.2  # before a lost feed is opened again
 
 logger = logging.getLogger("manta.router")
 
@@ -44,49 +38,22 @@ class FeedPool:
         self.num_batches = 0  # of KV events that were applied
         self.num_gaps = 0  # feeds opened anew because a batch was missing
         self._router_id = router_id
-        self._discover = discover
         self._connect = connect
         self._feeds: dict[str, asyncio.Task[None]] = {}
-        self._wake = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
-        self._eager_until = time.monotonic() + EAGER_S
-
-    @property
-    def is_searching(self) -> bool:
-        """Whether the search for replicas runs, as it should from `start` to `close`."""
-        return self._task is not None and not self._task.done()
+        self.finder = ReplicaFinder(model, discover, self._update, lambda: bool(self._feeds))
 
     @property
     def num_feeds(self) -> int:
         """Replicas that are being listened to."""
         return len(self._feeds)
 
-    def start(self) -> None:
-        """Look for replicas from now on."""
-        self._task = asyncio.create_task(self._search())
-
     async def close(self) -> None:
         """End all feeds."""
-        tasks = [task for task in (self._task, *self._feeds.values()) if task is not None]
+        await self.finder.close()
+        tasks = list(self._feeds.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _search(self) -> None:
-        while True:
-            try:
-                self._update(await self._discover())
-            except asyncio.CancelledError:
-                raise
-            except Exception:  # the search must outlive any trouble of the control plane
-                logger.exception("search for the replicas of %s failed", self.model)
-            eager = time.monotonic() < self._eager_until or not self._feeds
-            try:
-                await asyncio.wait_for(self._wake.wait(), EAGER_INTERVAL_S if eager else SEARCH_INTERVAL_S)
-                await asyncio.sleep(REST_S)
-            except TimeoutError:
-                pass
-            self._wake.clear()
 
     def _update(self, roll_call: RollCall) -> None:
         for report in roll_call.reports:
@@ -115,8 +82,7 @@ class FeedPool:
             self.book.remove(replica_id)
             if self.book.index is not None:
                 self.book.index.drop(replica_id)
-            self._eager_until = time.monotonic() + EAGER_S
-            self._wake.set()
+            self.finder.lost_one()
 
     def _take(self, frame: FeedFrame) -> bool:
         """False when something is missing before this frame."""

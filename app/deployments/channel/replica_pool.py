@@ -8,36 +8,17 @@ delays nobody: the others are found, and a channel that does not open is given u
 from __future__ import annotations
 
 import asyncio
-import logging
-import time
-from collections.abc import Awaitable, Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
 
 from app.config import IngressConfig
 from app.deployments.channel.channel_client import ChannelClient, ReplicaPort
+from app.deployments.channel.replica_finder import Discover, ReplicaFinder, RollCall
 from app.deployments.channel.wire import LoadReport
 from app.deployments.routing.load_book import LoadBook
 from app.deployments.routing.policies.base import RouteQuery
 from app.deployments.routing.policies.power_of_two import PowerOfTwo
 
-SEARCH_INTERVAL_S = 2.0
-EAGER_INTERVAL_S = 0.25  # while no replica is live, or others are expected
-EAGER_S = 30.0  # after the start and after a loss, others are expected for so long
 OPEN_TIMEOUT_S = 10.0
-
-logger = logging.getLogger("manta.ingress")
-
-
-@dataclass(slots=True, frozen=True)
-class RollCall:
-    """Which replicas answered when all running ones were asked."""
-
-    present: frozenset[str]  # replica ids
-    complete: bool  # all did: whoever is not present is retired
-    reports: tuple[LoadReport, ...] = ()  # their answers
-
-
-Discover = Callable[[], Awaitable[RollCall]]
 
 
 class ReplicaPool:
@@ -55,20 +36,11 @@ class ReplicaPool:
         self.num_lost = 0  # channels that broke while in use
         self._ingress_id = ingress_id
         self._config = config
-        self._discover = discover
         self._connect = connect
         self._book = LoadBook(PowerOfTwo())
         self._channels: dict[str, ChannelClient] = {}
         self._openings: set[asyncio.Task[None]] = set()
-        self._wake = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
-        self._closed = False
-        self._eager_until = time.monotonic() + EAGER_S
-
-    @property
-    def is_searching(self) -> bool:
-        """Whether the search for replicas runs, as it should from `start` to `close`."""
-        return self._task is not None and not self._task.done()
+        self.finder = ReplicaFinder(model, discover, self._update, lambda: bool(self.live()))
 
     @property
     def kv_tokens(self) -> int | None:
@@ -80,10 +52,6 @@ class ReplicaPool:
     def load(self) -> LoadReport | None:
         """Any replica's last report, for what all have in common: block size and model revision."""
         return next((channel.load for channel in self.live().values() if channel.load is not None), None)
-
-    def start(self) -> None:
-        """Look for replicas from now on."""
-        self._task = asyncio.create_task(self._search())
 
     def live(self) -> dict[str, ChannelClient]:
         """The channels that take new requests."""
@@ -102,31 +70,10 @@ class ReplicaPool:
 
     async def close(self) -> None:
         """End all channels."""
-        self._closed = True
-        if self._task is not None:
-            self._task.cancel()
+        await self.finder.close()
         for channel in self._channels.values():
             channel.close()
         await asyncio.sleep(0)
-
-    async def _search(self) -> None:
-        while not self._closed:
-            try:
-                roll_call = await self._discover()
-                if not self._closed:
-                    self._update(roll_call)
-            except asyncio.CancelledError:
-                raise
-            except Exception:  # the search must outlive any trouble of the control plane
-                logger.exception("search for the replicas of %s failed", self.model)
-            eager = time.monotonic() < self._eager_until or not self.live()
-            interval_s = EAGER_INTERVAL_S if eager else SEARCH_INTERVAL_S
-            try:
-                await asyncio.wait_for(self._wake.wait(), interval_s)
-                await asyncio.sleep(EAGER_INTERVAL_S)
-            except TimeoutError:
-                pass
-            self._wake.clear()
 
     def _update(self, roll_call: RollCall) -> None:
         for name, channel in list(self._channels.items()):
@@ -162,5 +109,4 @@ class ReplicaPool:
     def _lost(self, channel: ChannelClient, num_requests: int) -> None:
         self.num_lost += num_requests > 0
         self._book.remove(channel.replica_id)
-        self._eager_until = time.monotonic() + EAGER_S
-        self._wake.set()
+        self.finder.lost_one()

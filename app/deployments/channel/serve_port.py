@@ -10,7 +10,7 @@ from typing import Any
 
 from ray.serve.exceptions import DeploymentUnavailableError
 
-from app.deployments.channel.replica_pool import RollCall
+from app.deployments.channel.replica_finder import RollCall
 from app.deployments.channel.wire import LoadReport
 from app.engine.request import EngineRequest
 from app.errors import MantaError

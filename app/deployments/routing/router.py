@@ -13,7 +13,7 @@ from typing import Any
 
 from app.config import RouterConfig
 from app.deployments.channel.feed_pool import FeedPool
-from app.deployments.channel.replica_pool import RollCall
+from app.deployments.channel.replica_finder import RollCall
 from app.deployments.channel.serve_port import EngineHandles
 from app.deployments.routing.load_book import LoadBook
 from app.deployments.routing.policies import create_policy
@@ -40,7 +40,7 @@ class Router:
         self._recorder = MetricsRecorder({"router": self._router_id}, scope="router")
         self._pools = {model: self._create_pool(model, EngineHandles(handle)) for model, handle in engines.items()}
         for pool in self._pools.values():
-            pool.start()
+            pool.finder.start()
 
     async def route(
         self, model: str, num_prompt_tokens: int, max_tokens: int, block_hashes: bytes, session: str, adapter: str
@@ -75,7 +75,7 @@ class Router:
     async def check_health(self) -> None:
         """Serve's health check."""
         for pool in self._pools.values():
-            if not pool.is_searching:
+            if not pool.finder.is_searching:
                 raise EngineDeadError(f"the search for replicas of {pool.model} has ended")
 
     async def __del__(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from app.deployments.channel import channel_hub
+from app.deployments.channel import frame_queue
 from app.deployments.channel.channel_client import ChannelClient, RequestStream
 from app.deployments.channel.channel_hub import ChannelHub
 from app.deployments.channel.wire import ControlMessage, Frame, LoadReport, decode_control, decode_frame, encode
@@ -56,7 +56,7 @@ class Port:
 
     async def open_channel(self, channel_id: str, ingress_id: str) -> AsyncGenerator[bytes, None]:
         channel = self.hub.open(channel_id, ingress_id)
-        channel.push([], load=LOAD)
+        channel.send([], load=LOAD)
         try:
             async for frame in channel.frames():
                 if decode_frame(frame).sequence not in self.drop_frames:
@@ -315,7 +315,7 @@ def test_silent_hub_channel_expires(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine()
     hub = ChannelHub(engine, WINDOW, 5.0)
     now = [100.0]
-    monkeypatch.setattr(channel_hub, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(frame_queue, "time", SimpleNamespace(monotonic=lambda: now[0]))
 
     async def main() -> None:
         channel = hub.open("c", "ingress-1")

@@ -8,7 +8,7 @@ from typing import Any
 
 from app.deployments.channel.feed_hub import FeedHub
 from app.deployments.channel.feed_pool import FeedPool
-from app.deployments.channel.replica_pool import RollCall
+from app.deployments.channel.replica_finder import RollCall
 from app.deployments.channel.wire import LoadReport
 from app.deployments.routing.load_book import LoadBook
 from app.deployments.routing.policies import create_policy
@@ -97,7 +97,7 @@ def play(scene: Callable[[Cluster], Coroutine[Any, Any, None]], names: str, num_
     async def main() -> None:
         cluster = Cluster(names, num_routers)
         for pool in cluster.pools:
-            pool.start()
+            pool.finder.start()
         try:
             await scene(cluster)
         finally:
@@ -117,7 +117,7 @@ def test_every_router_knows_what_was_there_before_it_and_what_comes() -> None:
         await until(lambda: all(found(pool, 1, 2, 3) == {"a": 3, "b": 1} for pool in cluster.pools), "the batches")
         late = cluster.router("router-late")
         cluster.pools.append(late)
-        late.start()
+        late.finder.start()
         await until(lambda: found(late, 1, 2, 3) == {"a": 3, "b": 1}, "a new Router rebuilds the index")
 
     play(scene, "ab", num_routers=2)

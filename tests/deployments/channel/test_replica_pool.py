@@ -10,7 +10,8 @@ import pytest
 from app.config import IngressConfig
 from app.deployments.channel import replica_pool
 from app.deployments.channel.channel_hub import ChannelHub
-from app.deployments.channel.replica_pool import ReplicaPool, RollCall
+from app.deployments.channel.replica_finder import RollCall
+from app.deployments.channel.replica_pool import ReplicaPool
 from app.deployments.channel.wire import LoadReport, decode_control
 from app.deployments.routing.policies.base import RouteQuery
 from app.engine.request import EngineRequest
@@ -45,7 +46,7 @@ class Replica:
         if not self.opens:
             await asyncio.Event().wait()
         channel = self.hub.open(channel_id, ingress_id)
-        channel.push([], load=self.report)
+        channel.send([], load=self.report)
         async for frame in channel.frames():
             yield frame
 
@@ -76,7 +77,7 @@ class Cluster:
         return RollCall(present, complete=len(present) == len(self.running))
 
     async def start(self) -> None:
-        self.pool.start()
+        self.pool.finder.start()
         await until(lambda: len(self.pool.live()) == len(self.replicas))
 
 
@@ -138,7 +139,7 @@ def test_no_answer_changes_nothing() -> None:
         searches = cluster.num_searches
         await until(lambda: cluster.num_searches >= searches + 3)
         assert list(cluster.pool.live()) == ["a"]
-        assert cluster.pool.is_searching
+        assert cluster.pool.finder.is_searching
         await cluster.pool.close()
 
     run(main())
@@ -148,7 +149,7 @@ def test_a_hanging_replica_hides_no_new_one_and_retires_nobody() -> None:
     async def main() -> None:
         cluster = Cluster("a", "b", "new")
         cluster.running, cluster.hanging = ["a", "b"], set()
-        cluster.pool.start()
+        cluster.pool.finder.start()
         await until(lambda: len(cluster.pool.live()) == 2)
         cluster.running, cluster.hanging = ["a", "new"], {"a"}  # "b" is retired, "a" does not answer
         await until(lambda: set(cluster.pool.live()) == {"a", "b", "new"})
@@ -168,7 +169,7 @@ def test_a_channel_that_does_not_open_delays_nobody_and_is_tried_again(monkeypat
         cluster = Cluster("deaf", "late")
         cluster.running = ["deaf"]
         cluster.replicas["deaf"].opens = False
-        cluster.pool.start()
+        cluster.pool.finder.start()
         await until(lambda: cluster.replicas["deaf"].num_opened == 1)
         cluster.running = ["deaf", "late"]
         await until(lambda: list(cluster.pool.live()) == ["late"])
