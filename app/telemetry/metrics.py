@@ -7,14 +7,20 @@ ingress replica collects the snapshots of all and renders them. A series is told
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Literal
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
+from prometheus_client import generate_latest
+from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 LATENCY_S = (
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
@@ -201,44 +207,36 @@ def decode_snapshot(data: bytes) -> Snapshot:
     return msgspec.msgpack.decode(data, type=Snapshot)
 
 
+class _Collected(Collector):
+    """What several replicas counted, as a collector of Prometheus' client library."""
+
+    def __init__(self, snapshots: Sequence[Snapshot]) -> None:
+        self._snapshots = snapshots
+
+    def collect(self) -> Iterable[Family]:
+        """A family for each metric that has series."""
+        for metric in METRICS:
+            family = Family(metric.name.removesuffix("_total") if metric.kind == "counter" else metric.name,
+                            metric.help, metric.kind)  # fmt: skip
+            for snapshot in self._snapshots:
+                _add_series(family, metric, snapshot)
+            if family.samples:
+                yield family
+
+
 def render(snapshots: Iterable[Snapshot]) -> str:
     """The Prometheus text exposition (format 0.0.4) of several replicas together."""
-    collected = list(snapshots)
-    lines: list[str] = []
-    for metric in METRICS:
-        series = [line for snapshot in collected for line in _series(metric, snapshot)]
-        if series:
-            lines += [f"# HELP {metric.name} {metric.help}", f"# TYPE {metric.name} {metric.kind}", *series]
-    return "\n".join(lines) + "\n" if lines else ""
+    return generate_latest(_Collected(list(snapshots))).decode()
 
 
-def _series(metric: Metric, snapshot: Snapshot) -> list[str]:
+def _add_series(family: Family, metric: Metric, snapshot: Snapshot) -> None:
+    for values, value in snapshot.values.get(metric.name, {}).items():
+        family.add_sample(metric.name, {**snapshot.labels, **dict(zip(metric.labels, values, strict=True))}, value)
     histogram = snapshot.histograms.get(metric.name)
-    if histogram is not None:
-        return _histogram_series(metric.name, snapshot.labels, histogram)
-    return [
-        f"{metric.name}{_labels({**snapshot.labels, **dict(zip(metric.labels, values, strict=True))})} {_number(value)}"
-        for values, value in snapshot.values.get(metric.name, {}).items()
-    ]
-
-
-def _histogram_series(name: str, labels: Mapping[str, str], histogram: Histogram) -> list[str]:
-    lines = []
-    total = 0
-    for bound, count in zip([*histogram.bounds, float("inf")], histogram.counts, strict=True):
-        total += count
-        lines.append(f"{name}_bucket{_labels({**labels, 'le': _number(bound)})} {total}")
-    lines.append(f"{name}_sum{_labels(labels)} {_number(histogram.sum)}")
-    lines.append(f"{name}_count{_labels(labels)} {histogram.count}")
-    return lines
-
-
-def _labels(labels: Mapping[str, str]) -> str:
-    escaped = (
-        (name, value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')) for name, value in labels.items()
-    )
-    return "{" + ",".join(f'{name}="{value}"' for name, value in escaped) + "}"
-
-
-def _number(value: float) -> str:
-    return "+Inf" if value == float("inf") else repr(float(value))
+    if histogram is None:
+        return
+    labels = snapshot.labels
+    for bound, total in zip([*histogram.bounds, math.inf], accumulate(histogram.counts), strict=True):
+        family.add_sample(f"{metric.name}_bucket", {**labels, "le": floatToGoString(bound)}, total)  # type: ignore[no-untyped-call]
+    family.add_sample(f"{metric.name}_sum", labels, histogram.sum)
+    family.add_sample(f"{metric.name}_count", labels, histogram.count)
