@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from app.cli.command import Command, CommandError
 from app.cli.parser import build_parser, parse
-from app.errors import EngineDeadError, MantaError
+from app.errors import ConfigError, EngineDeadError, MantaError
 from app.registry import Registry
 
 COMMANDS: Registry[Command] = Registry(
@@ -21,19 +21,22 @@ COMMANDS: Registry[Command] = Registry(
         "serve": "app.cli.serve:COMMAND",
         "chat": "app.cli.chat:COMMAND",
         "generate": "app.cli.generate:COMMAND",
-        "run": "app.cli.run:COMMAND",
         "run-batch": "app.cli.batch.command:COMMAND",
         "bench": "app.cli.bench.command:COMMAND",
         "config": "app.cli.config:COMMAND",
         "collect-env": "app.cli.collect_env:COMMAND",
     },
 )
+# What commands of earlier versions became.
+MOVED = {"run": "run-batch IN OUT.jsonl, which takes the same lines and options"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand; returns the exit code: 0, 1 for a failure outside, 2 for a mistake in what was asked."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
+        if arguments and arguments[0] in MOVED:
+            raise ConfigError(f"manta {arguments[0]} is now manta {MOVED[arguments[0]]}")
         args = parse(build_parser(COMMANDS), arguments)
         return COMMANDS.load(args.command).run(args)
     except MantaError as error:

@@ -332,10 +332,13 @@ def test_several_mistakes_are_a_line_each(manta: Manta) -> None:
     assert [line.split(": ")[2] for line in done.err.splitlines()] == ["--dtype", "--max-num-seqs"]
 
 
-def test_offline_commands_check_too(manta: Manta, tmp_path: Path) -> None:
+def test_offline_commands_check_too(manta: Manta) -> None:
     assert "no such path" in manta("generate", "hi", "--model", "/nowhere").mistake
     assert manta("generate", "hi", "--temperature", "warm").mistake.startswith("--temperature: Input should be a valid")
-    assert "no such file" in manta("run", tmp_path / "nowhere.txt").mistake
+
+
+def test_a_command_of_earlier_versions_says_what_it_became(manta: Manta) -> None:
+    assert manta("run", "prompts", "-o", "out").mistake.startswith("manta run is now manta run-batch IN OUT.jsonl")
 
 
 @pytest.mark.parametrize(

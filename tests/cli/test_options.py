@@ -98,7 +98,7 @@ def test_no_two_options_share_a_flag_and_all_are_described() -> None:
 
 
 def test_help_of_every_command(manta: Manta, capsys: pytest.CaptureFixture[str]) -> None:
-    for command in ("serve", "chat", "generate", "run", "bench", "config", "collect-env"):
+    for command in ("serve", "chat", "generate", "run-batch", "bench", "config", "collect-env"):
         with pytest.raises(SystemExit) as left:
             manta(command, "--help")
         assert left.value.code == 0

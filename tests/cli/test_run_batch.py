@@ -144,6 +144,32 @@ def test_without_a_server(manta: Manta, tmp_path: Path) -> None:
     assert out.read_bytes() == before
 
 
+def test_prompts_instead_of_requests(manta: Manta, tmp_path: Path) -> None:
+    hello = [{"role": "user", "content": "What is 3 + 4?"}]
+    source = write(
+        tmp_path / "prompts",
+        "What is 1 + 1?",
+        "",
+        {"messages": hello, "id": "seven"},
+        {"prompt": [5, 6, 7], "max_tokens": 3, "ignore_eos": True},
+        {"messages": hello, "n": 2, "temperature": 1, "seed": 5, "max_tokens": 2},
+        {"prompt": "a", "temprature": 1},
+        {"prompt": [5] * 300},
+    )
+    out = tmp_path / "out.jsonl"
+    done = manta("run-batch", source, out, "--chat", "--temperature", 0, *SMALL)
+    assert "4 done, 2 failed" in done.err
+    bodies = {entry["custom_id"]: entry["response"]["body"] for entry in read(out)}
+    assert ChatCompletion.model_validate(bodies["1"]).choices[0].message.content == "1 + 1 = 2."
+    assert ChatCompletion.model_validate(bodies["seven"]).choices[0].message.content == "3 + 4 = 7."
+    ids = Completion.model_validate(bodies["4"])
+    assert ids.usage is not None
+    assert (ids.usage.prompt_tokens, ids.usage.completion_tokens, ids.choices[0].finish_reason) == (3, 3, "length")
+    assert len(ChatCompletion.model_validate(bodies["5"]).choices) == 2
+    assert bodies["6"]["error"]["param"] == "temprature"
+    assert "300" in bodies["7"]["error"]["message"]
+
+
 def test_pooling_models(manta: Manta, tmp_path: Path) -> None:
     source = write(
         tmp_path / "in.jsonl",
@@ -293,6 +319,7 @@ def test_mistakes(manta: Manta, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert "--concurrency" in manta("run-batch", source, out, "--concurrency", 0).mistake
     assert "--model" in manta("run-batch", source, out, "--url", "http://127.0.0.1:1", "--model", "x").mistake
+    assert "--temperature" in manta("run-batch", source, out, "--temperature", -1).mistake
     assert "--max-num-seqs" in manta("run-batch", source, out, "--url", "http://x", "--max-num-seqs", 4).mistake
     assert "--api-key" in manta("run-batch", source, out, "--api-key", "k").mistake
     assert "url" in manta("run-batch", source, out, "--url", "nonsense").mistake

@@ -41,6 +41,11 @@ def parse_line(number: int, raw: bytes) -> BatchRequest | BadLine:
         entry = json.loads(raw)
     except (ValueError, RecursionError) as error:
         return BadLine(number, None, f"no JSON: {error}")
+    return batch_request(number, entry, len(raw))
+
+
+def batch_request(number: int, entry: Any, num_bytes: int) -> BatchRequest | BadLine:
+    """The request of a line that was `entry` in JSON, `num_bytes` long."""
     if not isinstance(entry, dict):
         return BadLine(number, None, "not a JSON object")
     custom_id = entry.get("custom_id")
@@ -49,7 +54,7 @@ def parse_line(number: int, raw: bytes) -> BatchRequest | BadLine:
     fault = _fault(entry)
     if fault is not None:
         return BadLine(number, custom_id, fault)
-    return BatchRequest(number, custom_id, entry["url"], entry["body"], len(raw))
+    return BatchRequest(number, custom_id, entry["url"], entry["body"], num_bytes)
 
 
 def _fault(entry: dict[str, Any]) -> str | None:

@@ -1,1 +1,1 @@
-"""`manta run-batch`: files of requests in OpenAI's batch format."""
+"""`manta run-batch`: files of requests, in OpenAI's batch format or shorter."""

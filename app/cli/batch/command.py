@@ -1,4 +1,4 @@
-"""`manta run-batch IN OUT`: a file of requests in OpenAI's batch format, through a server or without one."""
+"""`manta run-batch IN OUT`: a file of requests or prompts, through a server or without one."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from tqdm import tqdm
 
 from app.cli.batch.lines import Results, read_requests, seekable
 from app.cli.batch.runner import Runner, Summary
+from app.cli.batch.short_lines import LineReader
 from app.cli.batch.transport import HttpTransport, Transport
 from app.cli.command import Command
 from app.cli.engine import ENGINE_OPTIONS, add_engine, offline_config
 from app.cli.options import given
+from app.cli.sampling import add_sampling, sampling_given
 from app.cli.server_options import server_given
 from app.errors import ConfigError
 
@@ -26,7 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Files, where to send them, model and engine."""
     parser.add_argument(
         "input", metavar="IN.jsonl", type=Path,
-        help="one request a line: custom_id, method, url, body; a pipe may be given, and - is standard input",
+        help="one request a line: custom_id, method, url, body, as OpenAI has it; or a text, or JSON with prompt or "
+        "messages; a pipe may be given, and - is standard input",
     )  # fmt: skip
     parser.add_argument(
         "output", metavar="OUT.jsonl", type=Path,
@@ -42,7 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--retry-failed", action="store_true", help="take failures out of OUT.jsonl, and send their requests again"
     )
+    parser.add_argument("--chat", action="store_true", help="answer text lines as chat messages instead of completing")
     add_engine(parser)
+    add_sampling(parser)
     parser.set_defaults(defaults={name: parser.get_default(name) for name in ("model", "chat_template")})
 
 
@@ -54,13 +59,14 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("--retries: at least 0")
     if args.input.resolve() == args.output.resolve():
         raise ConfigError("OUT.jsonl is IN.jsonl")
+    reader = LineReader(args.chat, sampling_given(args))
     with seekable(args.input) as source:
-        total = sum(1 for _ in read_requests(source))  # before a model is loaded
+        total = sum(1 for _ in read_requests(source, reader))  # before a model is loaded
         if not total:
             raise ConfigError(f"{args.input}: no requests")
         with Results.open(args.output, forget_failed=args.retry_failed) as results:
-            is_done = all(results.has(line) for line in read_requests(source))
-            summary = _sum_up(source, results) if is_done else _run(args, source, results, total)
+            is_done = all(results.has(line) for line in read_requests(source, reader))
+            summary = _sum_up(source, reader, results) if is_done else _run(args, source, reader, results, total)
     before = f" ({summary.num_failed_before} of them failures: --retry-failed)" if summary.num_failed_before else ""
     print(
         f"{summary.num_done} done, {summary.num_failed} failed, {summary.num_skipped} had results{before}",
@@ -69,13 +75,13 @@ def run(args: argparse.Namespace) -> int:
     return 1 if summary.num_failed or summary.num_failed_before else 0
 
 
-def _sum_up(source: Path, results: Results) -> Summary:
+def _sum_up(source: Path, reader: LineReader, results: Results) -> Summary:
     """Of a batch that has all its results."""
-    failed = [results.failed(line) for line in read_requests(source)]
+    failed = [results.failed(line) for line in read_requests(source, reader)]
     return Summary(num_skipped=len(failed), num_failed_before=sum(failed))
 
 
-def _run(args: argparse.Namespace, source: Path, results: Results, total: int) -> Summary:
+def _run(args: argparse.Namespace, source: Path, reader: LineReader, results: Results, total: int) -> Summary:
     transport = _transport(args)
     shown = sys.stderr.isatty()
     try:  # in a file, a line now and then, and none for a short run
@@ -85,7 +91,7 @@ def _run(args: argparse.Namespace, source: Path, results: Results, total: int) -
 
             async def go() -> Summary:
                 runner = Runner(transport, results, args.concurrency, args.retries, bar.update)
-                return await runner.run(read_requests(source))
+                return await runner.run(read_requests(source, reader))
 
             return asyncio.run(go())
     finally:
@@ -108,4 +114,4 @@ def _transport(args: argparse.Namespace) -> Transport:
     return local_transport(offline_config(args), args.chat_template)
 
 
-COMMAND = Command("answer a file of requests in OpenAI's batch format", add_arguments, run)
+COMMAND = Command("answer a file of requests or prompts", add_arguments, run)

@@ -20,7 +20,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from app.api.batches.lines import BadLine, BatchRequest, parse_line
+from app.api.batches.lines import BadLine, BatchRequest
+from app.cli.batch.short_lines import LineReader
 from app.errors import ConfigError
 
 _BEGINNING = b'{"id": "batch_req_'
@@ -46,14 +47,14 @@ def seekable(path: Path) -> Iterator[Path]:
         yield Path(copy.name)
 
 
-def read_requests(path: Path) -> Iterator[BatchRequest | BadLine]:
+def read_requests(path: Path, reader: LineReader) -> Iterator[BatchRequest | BadLine]:
     """The lines of a batch, one at a time; empty ones do not count. ConfigError when the file cannot be read."""
     seen: set[str] = set()
     try:
         with path.open("rb") as file:
             for number, raw in enumerate(file, 1):
                 if raw.strip():
-                    line = parse_line(number, raw)
+                    line = reader.read(number, raw)
                     if isinstance(line, BatchRequest):
                         if line.custom_id in seen:
                             line = BadLine(number, line.custom_id, f"custom_id {line.custom_id!r} is there twice")
