@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from app.beams.search import BeamSearchParams
-    from app.engine.pooling_params import PoolingParams
+    from app.engine.pooling.params import PoolingParams
     from app.engine.sampling_params import SamplingParams
     from app.engine.structured.structured_outputs import StructuredOutputs
     from app.offline.llm import LLM
@@ -20,7 +20,7 @@ __all__ = ["LLM", "BeamSearchParams", "PoolingParams", "SamplingParams", "Struct
 _MODULES = {
     "LLM": "app.offline.llm",
     "BeamSearchParams": "app.beams.search",
-    "PoolingParams": "app.engine.pooling_params",
+    "PoolingParams": "app.engine.pooling.params",
     "SamplingParams": "app.engine.sampling_params",
     "StructuredOutputs": "app.engine.structured.structured_outputs",
 }

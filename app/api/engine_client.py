@@ -14,7 +14,7 @@ from typing import Protocol
 
 from app.engine.model_info import ModelInfo
 from app.engine.outputs import EngineOutput
-from app.engine.pooling_info import PoolingInfo
+from app.engine.pooling.info import PoolingInfo
 from app.engine.request import EngineRequest
 from app.text.chat_template import ChatTemplate
 from app.text.tokenizer import Tokenizer

@@ -13,13 +13,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from app.api.served_models import check_served_model
 from app.cli.cluster import RunningServe
 from app.cli.configuration import Configuration
 from app.cli.machine import Machine
 from app.cli.model_memory import compute_dtype, kv_bytes_per_token, weights_bytes
 from app.config import EngineConfig, ModelConfig, ServeConfig
 from app.deployments.config_check import check_config
-from app.deployments.served_models import check_served_model
 from app.engine.model_info import ModelInfo
 from app.errors import ConfigError
 from app.registry import suggestion

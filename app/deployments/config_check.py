@@ -6,8 +6,8 @@ import os
 from collections.abc import Mapping
 
 from app.api.auth import ApiKeys
+from app.api.served_models import check_served_model
 from app.config import ServeConfig
-from app.deployments.served_models import check_served_model
 
 
 def check_config(config: ServeConfig, environ: Mapping[str, str] = os.environ) -> None:

@@ -22,6 +22,7 @@ from ray import serve
 
 from app.api.engine_client import RouteInfo, ServedModel
 from app.api.events import ENDED_BY
+from app.api.served_models import load_served_model
 from app.config import ServeConfig
 from app.deployments.announcement import announce
 from app.deployments.channel.channel_client import ChannelClient, RequestStream
@@ -35,7 +36,6 @@ from app.deployments.routing.policies.base import EXPECTED_TOKENS, Decision, Lev
 from app.deployments.routing.prompt_hasher import PromptHasher
 from app.deployments.routing.route_explanation import RouteExplanation
 from app.deployments.serve_logs import log_to_serve_files
-from app.deployments.served_models import load_served_model
 from app.deployments.start_errors import logs_start_error
 from app.deployments.tenant_store import SharedStores
 from app.engine.outputs import EngineOutput, FinishReason

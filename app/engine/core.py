@@ -20,7 +20,7 @@ from app.engine.kv_connector import create_connector
 from app.engine.model_info import ModelInfo
 from app.engine.outputs import EngineOutput
 from app.engine.parallel_plan import check_parallel_sizes
-from app.engine.pooling_info import pooling_info, step_budget
+from app.engine.pooling.info import pooling_info, step_budget
 from app.engine.request import EngineRequest, Request
 from app.engine.scheduler.admission import Admission
 from app.engine.scheduler.scheduler import Scheduler
@@ -29,9 +29,9 @@ from app.engine.step import SchedulerOutput
 from app.engine.structured.compiler import GrammarCompiler
 from app.engine.structured.limits import GrammarLimits
 from app.engine.structured.structured_outputs import StructuredOutputs
-from app.engine.structured.vocabulary import VocabularySource
 from app.engine.worker_info import WorkerInfo
 from app.errors import ConfigError, EngineDeadError, InvalidRequestError
+from app.text.grammar_vocabulary import TokenizerVocabulary
 
 
 class EngineCore:
@@ -241,5 +241,5 @@ def _grammar_compiler(config: EngineConfig, info: ModelInfo) -> GrammarCompiler:
         config.grammar_max_bytes, config.grammar_max_depth, config.grammar_timeout_s, config.grammar_memory_bytes
     )
     directory = Path(config.tokenizer or info.directory)
-    source = VocabularySource(directory, info.vocab_size, info.eos_token_ids)
+    source = TokenizerVocabulary(directory, info.vocab_size, info.eos_token_ids)
     return GrammarCompiler(source, limits, config.grammar_cache_size)

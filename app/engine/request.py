@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from app.engine.pooling_params import PoolingParams
+from app.engine.pooling.params import PoolingParams
 from app.engine.sampling_params import SamplingParams
 from app.engine.step import TokenLogprobs
 from app.engine.structured.matcher import Matcher

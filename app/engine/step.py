@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from app.engine.pooling_params import PoolingParams
+from app.engine.pooling.params import PoolingParams
 from app.engine.sampling_params import SamplingParams
 from app.engine.thinking_budget import ThinkingBudget
 

@@ -25,7 +25,7 @@ from app.engine.core import EngineCore
 from app.engine.executor import create_executor
 from app.engine.models.model_check import check_model
 from app.engine.outputs import CompletionOutput, EngineOutput, RequestOutput
-from app.engine.pooling_info import pooling_info
+from app.engine.pooling.info import pooling_info
 from app.engine.request import EngineRequest, Request
 from app.engine.sampling_params import MAX_SEED, SamplingParams
 from app.engine.stats import EngineStats

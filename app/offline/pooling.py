@@ -9,18 +9,18 @@ from tqdm import tqdm
 
 from app.engine.core import EngineCore
 from app.engine.outputs import EngineOutput
-from app.engine.pooling_info import PoolingInfo
-from app.engine.pooling_outputs import (
+from app.engine.pooling.info import PoolingInfo
+from app.engine.pooling.params import NO_SAMPLING, PoolingParams, PoolingTask
+from app.engine.request import EngineRequest
+from app.engine.step import Float32Array
+from app.errors import InvalidRequestError, MantaError, UnsupportedError
+from app.offline.pooling_outputs import (
     ClassificationOutput,
     EmbeddingOutput,
     PoolingOutput,
     PoolingRequestOutput,
     ScoringOutput,
 )
-from app.engine.pooling_params import NO_SAMPLING, PoolingParams, PoolingTask
-from app.engine.request import EngineRequest
-from app.engine.step import Float32Array
-from app.errors import InvalidRequestError, MantaError, UnsupportedError
 from app.text.pooling_prompt import PoolingPrompt, pooling_prompts
 from app.text.tokenizer import Tokenizer
 

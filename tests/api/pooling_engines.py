@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from app.api.engine_client import RouteInfo, ServedModel
+from app.api.served_models import load_served_model
 from app.config import ModelConfig
-from app.deployments.served_models import load_served_model
 from app.engine.async_engine import AsyncEngine
 from app.engine.core import EngineCore
 from app.engine.executor import create_executor

@@ -21,7 +21,7 @@ from app.api.debug import RouteRequest
 from app.api.endpoints import bodies
 from app.bounds import MAX_NAME_CHARS, MAX_SENT_BACK_CHARS, MAX_TEXT_CHARS, Count, Text
 from app.config import RequestLimits
-from app.engine.pooling_info import PoolingInfo
+from app.engine.pooling.info import PoolingInfo
 from app.engine.sampling_params import SamplingParams
 from tests.api.json_routes import TEXT_BODIES, WITHOUT_TEXT
 from tests.api.json_routes import bodies as bodies_of

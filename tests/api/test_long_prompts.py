@@ -12,7 +12,7 @@ import pytest
 
 from app.api.app import create_app
 from app.config import RequestLimits
-from app.engine.pooling_info import PoolingInfo
+from app.engine.pooling.info import PoolingInfo
 from app.text.tokenizer import Tokenizer
 from tests.api.json_routes import TEXT_BODIES, assert_complete, bodies
 

@@ -14,7 +14,7 @@ from app.api.pooling.run import pool, pooling_of, read_inputs
 from app.api.render import find_model
 from app.api.work_pool import work_of
 from app.config import RequestLimits
-from app.engine.pooling_params import PoolingParams
+from app.engine.pooling.params import PoolingParams
 
 
 def embedding_routes(client: EngineClient, limits: RequestLimits) -> APIRouter:

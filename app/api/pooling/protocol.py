@@ -11,7 +11,7 @@ from app.api.chat.messages import ChatMessage
 from app.api.chat.strict_models import Closed
 from app.api.prompt_field import PromptField
 from app.bounds import Count, Items, Text
-from app.engine.pooling_params import PoolingTask
+from app.engine.pooling.params import PoolingTask
 from app.engine.request import Priority
 from app.errors import InvalidRequestError
 

@@ -18,8 +18,8 @@ from app.api.render import cache_root, check_total_chars, context_of, encode
 from app.api.work_pool import TOKENISE_S_PER_CHAR, RequestWork
 from app.config import RequestLimits
 from app.engine.outputs import PooledResult
-from app.engine.pooling_info import PoolingInfo
-from app.engine.pooling_params import NO_SAMPLING, PoolingParams
+from app.engine.pooling.info import PoolingInfo
+from app.engine.pooling.params import NO_SAMPLING, PoolingParams
 from app.engine.request import EngineRequest
 from app.errors import EngineDeadError, InvalidRequestError, MantaError, PromptTooLongError, UnsupportedError
 from app.text.pooling_prompt import PoolingPrompt, TextPair, pooling_prompts

@@ -17,7 +17,7 @@ from app.api.pooling.run import pool, pooled_room, pooling_of, tokenise
 from app.api.render import check_total_chars, find_model
 from app.api.work_pool import work_of
 from app.config import RequestLimits
-from app.engine.pooling_params import PoolingParams
+from app.engine.pooling.params import PoolingParams
 from app.errors import InvalidRequestError, UnsupportedError
 from app.text.pooling_prompt import PoolingPrompt
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from app.api.app import create_app
 from app.api.auth import ApiKeys
 from app.api.engine_client import RouteInfo
+from app.api.served_models import load_served_model
 from app.cli.batch.transport import AsgiTransport
 from app.config import EngineConfig, IngressConfig, ModelConfig, RequestLimits
-from app.deployments.served_models import load_served_model
 from app.engine.outputs import EngineOutput
 from app.engine.request import EngineRequest
 from app.errors import EngineDeadError

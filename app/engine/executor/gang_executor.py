@@ -21,7 +21,7 @@ from app.config import EngineConfig
 from app.engine.executor.base import Executor
 from app.engine.executor.transports import TRANSPORTS
 from app.engine.executor.transports.base import StepTransport
-from app.engine.executor.transports.gang import Failure, Gang, Rank, RankFailedError
+from app.engine.executor.worker_group.gang import Failure, Gang, Rank, RankFailedError
 from app.engine.step import ModelRunnerOutput, SchedulerOutput, WorkerCall
 from app.engine.worker_info import Meeting, WorkerInfo
 from app.errors import EngineDeadError, MantaError

@@ -21,9 +21,9 @@ from typing import Any
 from app.config import EngineConfig
 from app.engine.executor.gang_executor import CONNECT_TIMEOUT_S, LOCAL_HOST, GangExecutor
 from app.engine.executor.spawner import spawn
-from app.engine.executor.transports.gang import Gang, Rank, RankFailedError, open_pidfd
-from app.engine.executor.transports.rendezvous import Rendezvous
-from app.engine.executor.worker_actor import Place
+from app.engine.executor.worker_group.gang import Gang, Rank, RankFailedError, open_pidfd
+from app.engine.executor.worker_group.rendezvous import Rendezvous
+from app.engine.executor.worker_group.worker_actor import Place
 from app.errors import ConfigError, EngineDeadError, MantaError
 
 _SHUTDOWN_TIMEOUT_S = 5.0

@@ -8,8 +8,8 @@ import sys
 
 from app.config import EngineConfig
 from app.engine.executor.spawner import end_with_the_parent
-from app.engine.executor.transports.rendezvous import Address
-from app.engine.executor.worker_actor import Place, WorkerActor
+from app.engine.executor.worker_group.rendezvous import Address
+from app.engine.executor.worker_group.worker_actor import Place, WorkerActor
 
 
 def serve(address: Address, worker_class: str, config: EngineConfig, place: Place) -> None:

@@ -26,10 +26,10 @@ from app.engine.executor.gang_executor import CONNECT_TIMEOUT_S, GangExecutor
 from app.engine.executor.placement import Placement, place
 from app.engine.executor.transports import choose_transport
 from app.engine.executor.transports.compiled_graph import worker_environment
-from app.engine.executor.transports.connection import FrameConnection
-from app.engine.executor.transports.gang import Gang, Rank, RankFailedError, open_pidfd
-from app.engine.executor.transports.rendezvous import Rendezvous
-from app.engine.executor.worker_actor import Place, WorkerActor
+from app.engine.executor.worker_group.connection import FrameConnection
+from app.engine.executor.worker_group.gang import Gang, Rank, RankFailedError, open_pidfd
+from app.engine.executor.worker_group.rendezvous import Rendezvous
+from app.engine.executor.worker_group.worker_actor import Place, WorkerActor
 from app.errors import EngineDeadError, MantaError
 
 logger = logging.getLogger("manta.executor")

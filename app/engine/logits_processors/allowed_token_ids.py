@@ -6,8 +6,8 @@ import numpy as np
 import torch
 
 from app.engine.logits_processors.base import LogitsProcessor, SamplingStep
-from app.engine.sampling.transfer import to_device
 from app.engine.step import Int32Array, NewRequest
+from app.engine.to_device import to_device
 from app.kernels.sampling import apply_token_masks
 
 

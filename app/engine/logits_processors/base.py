@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 
 from app.engine.row_feature import RowFeature
-from app.engine.sampling.transfer import to_device
 from app.engine.step import NewRequest
+from app.engine.to_device import to_device
 
 
 @dataclass(slots=True, frozen=True)

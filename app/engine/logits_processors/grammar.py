@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from app.engine.logits_processors.base import LogitsProcessor, SamplingStep
-from app.engine.sampling.transfer import to_device
 from app.engine.step import NewRequest, SchedulerOutput, TokenMasks
+from app.engine.to_device import to_device
 from app.kernels.sampling import apply_token_masks
 
 

@@ -7,8 +7,8 @@ import torch
 from numpy.typing import NDArray
 
 from app.engine.logits_processors.base import LogitsProcessor, SamplingStep
-from app.engine.sampling.transfer import to_device
 from app.engine.step import Float32Array, NewRequest
+from app.engine.to_device import to_device
 
 
 class LogitBias(LogitsProcessor):

@@ -9,7 +9,7 @@ from app.engine.layers.replicated import ReplicatedLinear
 from app.engine.model_info import ModelInfo
 from app.engine.models.encoder import Encoder, EncoderSettings, own_encoder_name
 from app.engine.models.pooling_model import PoolingModel
-from app.engine.pooling_info import PoolingInfo
+from app.engine.pooling.info import PoolingInfo
 
 
 class BertModel(PoolingModel):

@@ -17,7 +17,7 @@ from app.engine.models.mistral import MistralForCausalLM
 from app.engine.models.pooling_model import PoolingModel
 from app.engine.models.qwen2 import Qwen2ForCausalLM
 from app.engine.models.qwen3 import Qwen3ForCausalLM
-from app.engine.pooling_info import PoolingInfo
+from app.engine.pooling.info import PoolingInfo
 from app.errors import UnsupportedError
 
 

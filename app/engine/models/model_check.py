@@ -11,7 +11,7 @@ from app.engine.model_info import ModelInfo
 from app.engine.models import MODELS, POOLING_MODELS
 from app.engine.models.decoder_settings import DecoderSettings
 from app.engine.parallel_plan import check_parallel_sizes
-from app.engine.pooling_info import pooling_info, step_budget
+from app.engine.pooling.info import pooling_info, step_budget
 from app.errors import CheckpointError, ConfigError, UnsupportedError
 
 _KINDS = ("ForSequenceClassification", "ForMaskedLM", "ForCausalLM", "Model")

@@ -10,7 +10,7 @@ from app.engine.layers.replicated import ReplicatedLinear
 from app.engine.model_info import ModelInfo
 from app.engine.models.bert import BertModel
 from app.engine.models.encoder import own_encoder_name
-from app.engine.pooling_info import PoolingInfo
+from app.engine.pooling.info import PoolingInfo
 
 
 class RobertaModel(BertModel):

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 
 from app.engine.models.checkpoint import Checkpoint
-from app.engine.pooling_info import DenseInfo, PoolingInfo
-from app.engine.pooling_params import PoolingParams
+from app.engine.pooling.info import DenseInfo, PoolingInfo
+from app.engine.pooling.params import PoolingParams
 from app.errors import CheckpointError
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from app.engine.pooling import POOLINGS
 from app.engine.pooling.heads import ClassifierHead, EmbeddingHead
-from app.engine.pooling_info import PoolingInfo
-from app.engine.pooling_params import PoolingParams
+from app.engine.pooling.info import PoolingInfo
+from app.engine.pooling.params import PoolingParams
 from app.engine.row_feature import RowFeature
-from app.engine.sampling.transfer import to_device
 from app.engine.step import NewRequest
+from app.engine.to_device import to_device
 
 Int64Array = NDArray[np.int64]
 

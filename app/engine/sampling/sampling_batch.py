@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from app.engine.sampling.logprobs import num_logprobs
-from app.engine.sampling.transfer import to_device
 from app.engine.step import NewRequest
+from app.engine.to_device import to_device
 
 GREEDY_BELOW = 1e-5  # a smaller temperature would overflow fp32; it is greedy in all but name
 NO_LOGPROBS = -1

@@ -14,8 +14,8 @@ import numpy as np
 
 from app.engine.kv_cache.block_hash import root_hash
 from app.engine.kv_cache.kv_cache_manager import KVCacheManager
-from app.engine.pooling_info import PoolingInfo
-from app.engine.pooling_params import PoolingParams
+from app.engine.pooling.info import PoolingInfo
+from app.engine.pooling.params import PoolingParams
 from app.engine.request import EngineRequest, Request
 from app.engine.sampling_params import MAX_SEED, SamplingParams
 from app.engine.structured.compiler import GrammarCompiler

@@ -86,9 +86,8 @@ class GrammarTrial:
         raise OverloadedError("structured_outputs: the process that tries grammars does not start; try later")
 
     def _start(self) -> _Process:
-        source = self._source
-        arguments = [self._limits.memory_bytes, source.directory, source.vocab_size, *source.eos_token_ids]
-        return _Process(list(map(str, arguments)), self._limits.memory_bytes)
+        memory_bytes = self._limits.memory_bytes
+        return _Process([str(memory_bytes), *self._source.recipe()], memory_bytes)
 
 
 class _Process:

@@ -1,17 +1,17 @@
 """The process in which a grammar is compiled for the first time: it may be killed, the engine may not.
 
 Reads one StructuredOutputs as a line of JSON, writes one verdict as a line of JSON: null, or [field, message]. Run as
-`python -m app.engine.structured.trial_process MEMORY_BYTES DIRECTORY VOCAB_SIZE EOS_TOKEN_ID...`.
+`python -m app.engine.structured.trial_process MEMORY_BYTES MODULE:FUNCTION ARGUMENT...` (a VocabularySource's recipe).
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import resource
 import signal
 import sys
-from pathlib import Path
 
 import psutil
 from llguidance import LLTokenizer
@@ -26,8 +26,10 @@ ORPHAN_S = 30  # a grammar that nobody waits for any more, as the parent is gone
 
 def main() -> None:
     """Answer lines until the input ends."""
-    memory_bytes, directory, vocab_size, *eos_token_ids = sys.argv[1:]
-    vocabulary = VocabularySource(Path(directory), int(vocab_size), tuple(map(int, eos_token_ids))).load()
+    memory_bytes, function, *arguments = sys.argv[1:]
+    module, _, name = function.partition(":")
+    source: VocabularySource = getattr(importlib.import_module(module), name)(*arguments)
+    vocabulary = source.load()
     limit = psutil.Process().memory_info().vms + int(memory_bytes)
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from app.engine.sampling.transfer import to_device
 from app.engine.step import SchedulerOutput
+from app.engine.to_device import to_device
 from app.engine.worker.row_state import RowState
 from app.kernels.attention import AttentionMetadata
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from app.engine.sampling.transfer import to_device
 from app.engine.step import NewRequest, SchedulerOutput
+from app.engine.to_device import to_device
 
 
 class RowState:

@@ -21,8 +21,8 @@ from app.api.parsers import (
 )
 from app.api.parsers.answer import Offer, plan_parsers
 from app.api.parsers.base import ParsedAnswer
+from app.api.served_models import load_served_model
 from app.config import ModelConfig
-from app.deployments.served_models import load_served_model
 from app.engine.structured.reasoning import ReasoningSpan
 from app.errors import ConfigError, UnsupportedError
 from app.text.chat_template import ChatTemplate

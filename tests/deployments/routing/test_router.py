@@ -103,8 +103,8 @@ class Client:
 def test_debug_route_over_http(monkeypatch: pytest.MonkeyPatch) -> None:
     """A prompt cached for one salt is not cached for another; bad bodies are named."""
     from app.api.app import create_app
+    from app.api.served_models import load_served_model
     from app.config import ModelConfig, RequestLimits
-    from app.deployments.served_models import load_served_model
 
     async def main() -> None:
         router, cluster = await make(monkeypatch, "ab")

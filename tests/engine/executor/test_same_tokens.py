@@ -12,7 +12,7 @@ from app.config import EngineConfig
 from app.engine.core import EngineCore
 from app.engine.executor import create_executor
 from app.engine.model_info import ModelInfo
-from app.engine.pooling_params import NO_SAMPLING, PoolingParams
+from app.engine.pooling.params import NO_SAMPLING, PoolingParams
 from app.engine.request import EngineRequest
 from app.engine.sampling_params import SamplingParams
 from app.text.tokenizer import Tokenizer

@@ -10,8 +10,8 @@ from app.config import EngineConfig
 from app.engine.core import EngineCore
 from app.engine.executor import create_executor
 from app.engine.model_info import ModelInfo
-from app.engine.pooling_info import PoolingInfo
-from app.engine.pooling_params import NO_SAMPLING, PoolingParams
+from app.engine.pooling.info import PoolingInfo
+from app.engine.pooling.params import NO_SAMPLING, PoolingParams
 from app.engine.request import EngineRequest
 from app.engine.step import Float32Array
 from app.text.pooling_prompt import pooling_prompts

@@ -15,7 +15,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense
 
 from app.engine.model_info import ModelInfo
-from app.engine.pooling_info import PoolingInfo
+from app.engine.pooling.info import PoolingInfo
 from app.errors import UnsupportedError
 from tests.engine.pooling.pooling_driver import PoolingDriver
 from tests.tiny_encoders import add_modules, texts, tiny_encoder

@@ -21,8 +21,8 @@ from app.engine.structured.masks import MIN_PARALLEL, fill_masks
 from app.engine.structured.matcher import GrammarFailure, Matcher
 from app.engine.structured.reasoning import ReasoningSpan
 from app.engine.structured.structured_outputs import StructuredOutputs
-from app.engine.structured.vocabulary import VocabularySource
 from app.errors import InvalidRequestError, OverloadedError
+from app.text.grammar_vocabulary import TokenizerVocabulary
 from app.text.tokenizer import Tokenizer
 from tests import limits
 
@@ -37,7 +37,7 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def compiler() -> Iterator[GrammarCompiler]:
-    source = VocabularySource(INFO.directory, INFO.vocab_size + 40, INFO.eos_token_ids)  # a padded embedding
+    source = TokenizerVocabulary(INFO.directory, INFO.vocab_size + 40, INFO.eos_token_ids)  # a padded embedding
     compiler = GrammarCompiler(
         source, GrammarLimits(timeout_s=limits.scaled_s(1.0), memory_bytes=64 << 20), cache_size=4
     )
@@ -171,7 +171,7 @@ def too_slow() -> StructuredOutputs:
 
 def test_a_grammar_that_takes_too_long_costs_a_process() -> None:
     """The limit, as it is by default, is of CPU time; there is more memory than could be filled in that time."""
-    source = VocabularySource(INFO.directory, INFO.vocab_size, INFO.eos_token_ids)
+    source = TokenizerVocabulary(INFO.directory, INFO.vocab_size, INFO.eos_token_ids)
     hasty = GrammarCompiler(source, GrammarLimits(memory_bytes=4 << 30), cache_size=4)
     try:
         hasty.matcher(StructuredOutputs(regex="first"))
@@ -198,7 +198,7 @@ def test_a_busy_machine_refuses_nothing(compiler: GrammarCompiler) -> None:
 
 
 def test_a_grammar_that_takes_too_much_memory_costs_a_process() -> None:
-    source = VocabularySource(INFO.directory, INFO.vocab_size, INFO.eos_token_ids)
+    source = TokenizerVocabulary(INFO.directory, INFO.vocab_size, INFO.eos_token_ids)
     small = GrammarCompiler(source, GrammarLimits(timeout_s=limits.patience_s(), memory_bytes=16 << 20), cache_size=4)
     try:
         with pytest.raises(InvalidRequestError, match="takes more than 16 MiB"):
@@ -277,7 +277,7 @@ def test_a_model_may_open_its_reasoning_itself_or_answer_at_once(
 
 
 def test_text_after_the_thought_in_its_last_token_begins_the_answer() -> None:
-    source = VocabularySource(INFO.directory, INFO.vocab_size, INFO.eos_token_ids)
+    source = TokenizerVocabulary(INFO.directory, INFO.vocab_size, INFO.eos_token_ids)
     compiler = GrammarCompiler(source, GrammarLimits(), cache_size=1)
     try:
         vocabulary = source.load()

@@ -11,8 +11,8 @@ from app.engine.model_info import ModelInfo
 from app.engine.structured.grammar import compile_grammar
 from app.engine.structured.markers import literal, special_tokens, split_markers, with_token_ids
 from app.engine.structured.structured_outputs import StructuredOutputs
-from app.engine.structured.vocabulary import VocabularySource
 from app.errors import InvalidRequestError
+from app.text.grammar_vocabulary import TokenizerVocabulary
 from app.text.tokenizer import Tokenizer
 
 MODEL = ModelInfo.from_directory("tiny-chat")
@@ -22,7 +22,7 @@ CALL = '<tool_call>\n{"name": "f"}\n</tool_call>'
 
 @pytest.fixture(scope="module")
 def vocabulary() -> LLTokenizer:
-    return VocabularySource(MODEL.directory, MODEL.vocab_size, MODEL.eos_token_ids).load()
+    return TokenizerVocabulary(MODEL.directory, MODEL.vocab_size, MODEL.eos_token_ids).load()
 
 
 def tokens(text: str) -> list[int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-from app.engine.executor.transports.gang import Gang
+from app.engine.executor.worker_group.gang import Gang
 
 
 class StepTransport(ABC):

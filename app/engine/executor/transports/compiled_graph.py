@@ -27,9 +27,9 @@ from ray.dag import DAGContext, InputNode, MultiOutputNode
 from ray.exceptions import RayChannelTimeoutError
 
 from app.engine.executor.transports.base import StepTransport
-from app.engine.executor.transports.gang import Gang, RankFailedError
-from app.engine.executor.transports.semaphores import Inode, mapped_semaphores, unlink_semaphores
-from app.engine.executor.worker_actor import IN_SOCKET, PARK
+from app.engine.executor.worker_group.gang import Gang, RankFailedError
+from app.engine.executor.worker_group.semaphores import Inode, mapped_semaphores, unlink_semaphores
+from app.engine.executor.worker_group.signals import IN_SOCKET, PARK
 
 _BUFFER_BYTES = 1 << 20
 CAPACITY_BYTES = _BUFFER_BYTES - (1 << 14)  # leaves room for what Ray adds to a payload

@@ -10,8 +10,8 @@ import contextlib
 from typing import Any
 
 from app.engine.executor.transports.base import StepTransport
-from app.engine.executor.transports.gang import RankFailedError
-from app.engine.executor.worker_actor import CALL_RUN, STOP
+from app.engine.executor.worker_group.gang import RankFailedError
+from app.engine.executor.worker_group.signals import CALL_RUN, STOP
 
 _STOP_TIMEOUT_S = 1.0
 

@@ -11,9 +11,9 @@ from app.engine.attention.kv_cache import KVCache, KVCacheSpec, describe_scales
 from app.engine.distributed.stage_link import StageLink
 from app.engine.models.loader import load_pooling_model
 from app.engine.parallel_plan import refuse_stages
+from app.engine.pooling.info import PoolingInfo, step_budget
+from app.engine.pooling.params import PoolingParams
 from app.engine.pooling.pooler import Pooler
-from app.engine.pooling_info import PoolingInfo, step_budget
-from app.engine.pooling_params import PoolingParams
 from app.engine.row_feature import RowFeatures
 from app.engine.worker.build.parts import Parts
 from app.engine.worker.cascade_choice import refuse_cascade

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from app.config import EngineConfig
-from app.engine.pooling_info import PoolingInfo
+from app.engine.pooling.info import PoolingInfo
 from app.engine.worker.forward_pass import ForwardPass
 from app.engine.worker.row_state import RowState
 

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from app.engine.distributed.stage_link import StageLink
 from app.engine.row_feature import RowFeature
-from app.engine.sampling.transfer import to_device
 from app.engine.step import SchedulerOutput
+from app.engine.to_device import to_device
 from app.engine.worker.row_state import RowState
 
 GONE = -1

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 
 from app.engine.row_feature import RowFeature
-from app.engine.sampling.transfer import to_device
 from app.engine.step import NewRequest
+from app.engine.to_device import to_device
 from app.engine.worker.features.context import FeatureContext
 from app.engine.worker.input_batch import InputBatch
 

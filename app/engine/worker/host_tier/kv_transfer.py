@@ -24,8 +24,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from app.engine.sampling.transfer import to_device
 from app.engine.step import KVTransfers, SchedulerOutput
+from app.engine.to_device import to_device
 from app.engine.worker.host_tier.host_pool import HostPool
 from app.engine.worker.host_tier.lanes import Lane, Mark
 

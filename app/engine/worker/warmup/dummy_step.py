@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from app.engine.pooling_params import NO_SAMPLING, PoolingParams
+from app.engine.pooling.params import NO_SAMPLING, PoolingParams
 from app.engine.sampling_params import SamplingParams
 from app.engine.step import NewRequest, SchedulerOutput
 from app.engine.worker.forward_pass import ForwardPass

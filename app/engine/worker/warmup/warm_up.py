@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from app.config import EngineConfig
-from app.engine.pooling_params import PoolingParams
+from app.engine.pooling.params import PoolingParams
 from app.engine.worker.forward_pass import ForwardPass
 from app.engine.worker.graphs.decode_step import DecodeStep
 from app.engine.worker.model_runner import ModelRunner

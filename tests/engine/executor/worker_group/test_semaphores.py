@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from app.engine.executor.transports.semaphores import mapped_semaphores, unlink_semaphores
+from app.engine.executor.worker_group.semaphores import mapped_semaphores, unlink_semaphores
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/dev/shm and /proc are Linux's")
 PID = os.getpid()

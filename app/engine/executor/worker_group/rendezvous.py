@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 
-from app.engine.executor.transports.connection import ConnectionLostError, FrameConnection
+from app.engine.executor.worker_group.connection import ConnectionLostError, FrameConnection
 
 _CHECK_S = 0.1
 _GREETING_TIMEOUT_S = 5.0  # a connected peer answers at once, or is not ours

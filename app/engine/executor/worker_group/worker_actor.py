@@ -24,22 +24,17 @@ from typing import Any, Protocol
 
 from app.config import EngineConfig
 from app.engine.executor.device_index import own_device_index
-from app.engine.executor.transports.connection import HANG_UP_EVENTS, ConnectionLostError, FrameConnection
-from app.engine.executor.transports.gang import Failure
-from app.engine.executor.transports.rendezvous import Address, connect
-from app.engine.executor.transports.semaphores import mapped_semaphores, unlink_semaphores
+from app.engine.executor.worker_group.connection import HANG_UP_EVENTS, ConnectionLostError, FrameConnection
+from app.engine.executor.worker_group.gang import Failure
+from app.engine.executor.worker_group.rendezvous import Address, connect
+from app.engine.executor.worker_group.semaphores import mapped_semaphores, unlink_semaphores
+from app.engine.executor.worker_group.signals import IN_SOCKET, NO_REPLY, PARK, STOP
 from app.engine.step import ModelRunnerOutput, SchedulerOutput, WorkerCall
 from app.engine.worker_info import Meeting, WorkerInfo
 from app.errors import MantaError
 from app.telemetry.logging import configure_logging
 
 logger = logging.getLogger("manta.executor")
-
-PARK = b"\x00"  # instead of a pickled letter: wait on the socket until a frame comes
-IN_SOCKET = b"\x01"  # instead of a payload too large for a channel: it is the next frame of the socket
-CALL_RUN = pickle.dumps(("run", ()))  # to a local process: enter the loop
-STOP = b"\x02"  # on the socket: leave the loop
-NO_REPLY = b"\x04"  # in a graph, for a step that failed: the socket has the rank's last word
 
 
 class Worker(Protocol):

@@ -10,7 +10,7 @@ from app.api.parsers import check_parser_names
 from app.config import ModelConfig
 from app.engine.model_info import ModelInfo
 from app.engine.models.model_check import check_model
-from app.engine.pooling_info import pooling_info
+from app.engine.pooling.info import pooling_info
 from app.errors import CheckpointError, ConfigError
 from app.text.chat_template import ChatTemplate
 from app.text.tokenizer import Tokenizer

@@ -16,7 +16,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from app.engine.executor.transports.connection import HANG_UP_EVENTS, ConnectionLostError, FrameConnection
+from app.engine.executor.worker_group.connection import HANG_UP_EVENTS, ConnectionLostError, FrameConnection
 
 FAILED = b"\x03"  # then a pickled Failure; pickles themselves start with another byte
 ASK_PHASE = b"?"

@@ -11,8 +11,8 @@ from starlette.testclient import TestClient
 from app.api.app import create_app
 from app.api.auth import ApiKeys
 from app.api.engine_client import ServedModel
+from app.api.served_models import load_served_model
 from app.config import IngressConfig, ModelConfig, RequestLimits
-from app.deployments.served_models import load_served_model
 from tests.api.conftest import ScriptedClient, write_model
 
 

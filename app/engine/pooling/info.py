@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from app.config import EngineConfig
 from app.engine.model_info import ModelInfo
-from app.engine.pooling_params import PoolingParams, PoolingTask
+from app.engine.pooling.params import PoolingParams, PoolingTask
 from app.errors import CheckpointError, ConfigError, InvalidRequestError, UnsupportedError
 
 Scores = Literal["sigmoid", "softmax", "identity"]

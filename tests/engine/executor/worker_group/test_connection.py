@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from app.engine.executor.transports.connection import ConnectionLostError, FrameConnection
+from app.engine.executor.worker_group.connection import ConnectionLostError, FrameConnection
 from tests import limits
 
 Pair = tuple[FrameConnection, FrameConnection]

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from app.engine.executor.transports.connection import FrameConnection
-from app.engine.executor.transports.gang import Gang, Rank, RankFailedError
+from app.engine.executor.worker_group.connection import FrameConnection
+from app.engine.executor.worker_group.gang import Gang, Rank, RankFailedError
 from tests import limits
 
 Set = tuple[Gang, list[FrameConnection]]

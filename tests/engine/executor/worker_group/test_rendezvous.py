@@ -12,8 +12,8 @@ from dataclasses import replace
 
 import pytest
 
-from app.engine.executor.transports.connection import ConnectionLostError, FrameConnection
-from app.engine.executor.transports.rendezvous import Address, Rendezvous, connect
+from app.engine.executor.worker_group.connection import ConnectionLostError, FrameConnection
+from app.engine.executor.worker_group.rendezvous import Address, Rendezvous, connect
 from tests import limits
 
 
