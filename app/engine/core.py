@@ -83,6 +83,7 @@ class EngineCore:
             eos_token_ids=self.info.eos_token_ids,
             by_priority=self.config.scheduling_policy == "priority",
             whole_prompts=not self.info.is_causal,
+            num_draft_tokens=worker_info.num_draft_tokens,
             num_stages=self.config.pipeline_parallel_size,
             recorder=self._recorder,
         )

@@ -5,9 +5,13 @@ computed tokens and the sampling state, and advances them itself:
 
 - after a letter, `num_computed_tokens[row] += num_scheduled_tokens[row]`;
 - a row whose scheduled tokens reach the end of its known tokens samples one token, which the device appends to the
-  row's token ids, so that the next letter can be written before the token has come back (two letters in flight).
+  row's token ids, so that the next letter can be written before the token has come back (two letters in flight);
+- such a row may compute draft tokens beyond that end, which the device holds behind its known tokens. It samples after
+  each of them, and gets the tokens up to the first that differs from its draft. The device takes back the others at
+  once. The host counts all of them until the output says how many there were, and passes that on in `rejected_drafts`:
+  so what it knows of such a row's counts is an upper bound, on both sides of the channel.
 
-Order within a letter: `transfers`, then `freed_rows`, then `new_requests`, then `new_blocks`, then the step itself. A
+Order within a letter: `transfers`, `freed_rows`, `rejected_drafts`, `new_requests`, `new_blocks`, the step itself. A
 row may be freed and given away in the same letter. Loads may go on in the background: the step that first computes
 in a row waits for those of its blocks.
 
@@ -72,7 +76,7 @@ class KVTransfers:
 
 @dataclass(slots=True)
 class SchedulerOutput:
-    """One step. `rows[i]` computes `num_scheduled_tokens[i]` more tokens.
+    """One step. `rows[i]` computes `num_scheduled_tokens[i]` more tokens, draft tokens included.
 
     `samples[i]` is True when those tokens reach the end of what is known, so the row samples. Decodes come first.
     An empty letter (no rows) is legal: it only carries frees, or flushes.
@@ -85,6 +89,8 @@ class SchedulerOutput:
     new_requests: list[NewRequest] = field(default_factory=list)
     new_blocks: list[tuple[int, list[int]]] = field(default_factory=list)  # (row, block ids appended to its table)
     freed_rows: list[int] = field(default_factory=list)
+    rejected_drafts: list[tuple[int, int]] = field(default_factory=list)  # (row, drafts counted before in vain)
+    num_draft_tokens: Int32Array | None = None  # [R], 0 in rows that do not sample; None: no row has any
     masks: TokenMasks | None = None
     transfers: KVTransfers | None = None
     flush: bool = False  # return the output of every step up to this one, waiting for the device
@@ -111,14 +117,16 @@ class TokenLogprobs:
 
 @dataclass(slots=True)
 class ModelRunnerOutput:
-    """What step `step_id` brought. `sampled_token_ids[j]` belongs to the j-th True of the letter's `samples`.
+    """What step `step_id` brought: the tokens of each row that samples, one row's behind the other's.
 
-    `logprobs[j]` is None where the request did not ask. `prompt_logprobs` maps an index into the letter's `rows` to
-    (position of the first token described, one entry per prompt token from there on).
+    The j-th True of the letter's `samples` got `num_sampled_tokens[j]` of the T tokens, from one to one more than its
+    draft tokens. `logprobs[t]` is None where the request did not ask. `prompt_logprobs` maps an index into the letter's
+    `rows` to (position of the first token described, one entry per prompt token from there on).
     """
 
     step_id: int
-    sampled_token_ids: Int32Array  # [N]
+    sampled_token_ids: Int32Array  # [T]
+    num_sampled_tokens: Int32Array | None = None  # [N]; None: one each
     logprobs: list[TokenLogprobs | None] | None = None
     prompt_logprobs: dict[int, tuple[int, list[TokenLogprobs]]] | None = None
     step_time_s: float = 0.0  # time the device took, as seen by the worker

@@ -31,11 +31,20 @@ def make_core(
     max_context: int = 4096,
     recorder: Any = None,
     sink: Any = None,
+    num_draft_tokens: int = 0,
+    draft_quality: float = 1.0,
     **options: Any,
 ) -> EngineCore:
     """A started core; `options` are EngineConfig's."""
     config = EngineConfig(block_size=block_size, **options)
-    executor = FakeExecutor(num_blocks, block_size, late=late, max_num_batched_tokens=config.max_num_batched_tokens)
+    executor = FakeExecutor(
+        num_blocks,
+        block_size,
+        late=late,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        num_draft_tokens=num_draft_tokens,
+        draft_quality=draft_quality,
+    )
     core = EngineCore(config, fake_info(max_context, eos), executor, KEY, recorder=recorder, kv_event_sink=sink)
     core.start()
     return core

@@ -8,8 +8,9 @@ block handed out while a letter that may write it is out) fails at once.
 
 from __future__ import annotations
 
+import random
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -62,15 +63,31 @@ class DeviceRow:
     occupant: int
     choice_index: int = 0
     has_grammar: bool = False
+    drafts: list[int] = field(default_factory=list)  # proposed after the last token
+    rejected: dict[int, int] = field(default_factory=dict)  # step -> drafts, until its output is collected
 
 
 class FakeExecutor(Executor):
-    """`late`: like a GPU worker, call N returns the output of step N - 1, and a flush returns everything."""
+    """`late`: like a GPU worker, call N returns the output of step N - 1, and a flush returns everything.
+
+    With `num_draft_tokens` it proposes drafts that are right as often as `draft_quality` says, each by itself.
+    """
 
     def __init__(
-        self, num_blocks: int = 64, block_size: int = 4, *, late: bool = False, max_num_batched_tokens: int = 1 << 30
+        self,
+        num_blocks: int = 64,
+        block_size: int = 4,
+        *,
+        late: bool = False,
+        max_num_batched_tokens: int = 1 << 30,
+        num_draft_tokens: int = 0,
+        draft_quality: float = 0.5,
     ) -> None:
-        self.info = WorkerInfo(num_blocks, "fake", "int")
+        self.info = WorkerInfo(num_blocks, "fake", "int", num_draft_tokens=num_draft_tokens)
+        self.drafter = random.Random(num_draft_tokens)
+        self.draft_quality = draft_quality
+        self.num_drafts = self.num_accepted = 0
+        self.host_counts: dict[int, int] = {}  # row -> computed tokens as the letters say
         self.block_size = block_size
         self.late = late
         self.max_num_batched_tokens = max_num_batched_tokens
@@ -108,6 +125,8 @@ class FakeExecutor(Executor):
         outputs = self.calls.popleft()
         for output in outputs:
             self.unreturned.pop(output.step_id, None)
+            for device in self.rows.values():
+                device.rejected.pop(output.step_id, None)
         return outputs
 
     def call(self, method: str, *arguments: Any) -> list[Any]:
@@ -130,6 +149,8 @@ class FakeExecutor(Executor):
     def execute(self, letter: SchedulerOutput) -> ModelRunnerOutput:
         for row in letter.freed_rows:
             del self.rows[row]
+        for row, count in letter.rejected_drafts:
+            self.host_counts[row] -= count
         for new in letter.new_requests:
             self.enter(new)
         for row, blocks in letter.new_blocks:
@@ -138,15 +159,20 @@ class FakeExecutor(Executor):
         assert len(set(rows)) == len(rows), "a row twice in one letter"
         assert letter.num_tokens <= self.max_num_batched_tokens
         counts = letter.num_scheduled_tokens.tolist()
+        drafts = [0] * len(rows) if letter.num_draft_tokens is None else letter.num_draft_tokens.tolist()
         tokens: list[int] = []
+        num_sampled: list[int] = []
         logprobs: list[TokenLogprobs | None] = []
         prompt_logprobs: dict[int, tuple[int, list[TokenLogprobs]]] = {}
         writers: dict[int, int] = {}
         for index, (row, count, samples) in enumerate(zip(rows, counts, letter.samples.tolist(), strict=True)):
-            device = self.rows[row]
+            device, k = self.rows[row], drafts[index]
             start = device.num_computed
+            assert self.host_counts[row] == start + sum(device.rejected.values()), "the host's count is another"
+            self.host_counts[row] += count
+            assert k <= len(device.drafts), "drafts that nobody proposed"
             self.compute(device, count, writers)
-            assert samples == (device.num_computed == len(device.token_ids)), "samples tells the wrong story"
+            assert samples == (device.num_computed == len(device.token_ids) + k), "samples tells the wrong story"
             if device.params.prompt_logprobs is not None and start < device.num_prompt_tokens:
                 # Position p is described by the step that computes p - 1.
                 end = min(device.num_computed + 1, device.num_prompt_tokens)
@@ -154,20 +180,53 @@ class FakeExecutor(Executor):
                 if entries:
                     prompt_logprobs[index] = (start + 1, entries)
             if samples:
-                tokens.append(self.sample(device))
+                new_tokens = self.verify(device, k, letter.step_id)
                 wanted = device.params.logprobs is not None
-                logprobs.append(logprobs_of(tokens[-1], len(device.token_ids)) if wanted else None)
-                device.token_ids.append(tokens[-1])
+                first = len(device.token_ids) - len(new_tokens)
+                logprobs += [logprobs_of(t, first + i) if wanted else None for i, t in enumerate(new_tokens)]
+                tokens += new_tokens
+                num_sampled.append(len(new_tokens))
         self.unreturned[letter.step_id] = writers
         return ModelRunnerOutput(
-            letter.step_id, np.array(tokens, np.int32), logprobs if any(logprobs) else None, prompt_logprobs or None
+            letter.step_id,
+            np.array(tokens, np.int32),
+            None if letter.num_draft_tokens is None else np.array(num_sampled, np.int32),
+            logprobs if any(logprobs) else None,
+            prompt_logprobs or None,
         )
+
+    def verify(self, device: DeviceRow, k: int, step_id: int) -> list[int]:
+        """Tokens up to the first that differs from its draft; then new drafts."""
+        drafts, new_tokens = device.drafts[:k], []
+        for index in range(k + 1):
+            new_tokens.append(self.sample(device, k - index))
+            device.token_ids.append(new_tokens[-1])
+            if index < k and new_tokens[-1] != drafts[index]:
+                break
+        rejected = k + 1 - len(new_tokens)
+        device.num_computed -= rejected
+        if rejected:
+            device.rejected[step_id] = rejected
+        self.num_drafts, self.num_accepted = self.num_drafts + k, self.num_accepted + k - rejected
+        device.drafts = self.propose(device)
+        return new_tokens
+
+    def propose(self, device: DeviceRow) -> list[int]:
+        """What will come next, or at times something else."""
+        state, drafts = self.state_at(device, device.num_computed - 1), []
+        for position in range(len(device.token_ids), len(device.token_ids) + self.info.num_draft_tokens):
+            state = chain(state, drafts[-1] if drafts else device.token_ids[-1])
+            seed = sampling_key(device.params.seed or 0, device.choice_index)
+            right = self.drafter.random() < self.draft_quality
+            drafts.append(sample(state, position, seed) if right else self.drafter.randrange(VOCAB))
+        return drafts
 
     def enter(self, new: NewRequest) -> None:
         assert new.row not in self.rows, "a row given away before it was freed"
         assert 0 <= new.num_computed_tokens < len(new.token_ids)
         assert new.sampling_params.seed is not None
         self.num_occupants += 1
+        self.host_counts[new.row] = new.num_computed_tokens
         self.rows[new.row] = DeviceRow(
             new.token_ids.tolist(),
             new.num_prompt_tokens,
@@ -181,7 +240,8 @@ class FakeExecutor(Executor):
 
     def compute(self, device: DeviceRow, count: int, writers: dict[int, int]) -> None:
         assert count >= 1
-        assert device.num_computed + count <= len(device.token_ids), "computes a token that does not exist"
+        token_ids = device.token_ids + device.drafts
+        assert device.num_computed + count <= len(token_ids), "computes a token that does not exist"
         for position in range(device.num_computed, device.num_computed + count):
             block = device.blocks[position // self.block_size]
             assert writers.setdefault(block, device.occupant) == device.occupant, "two requests write one block"
@@ -192,11 +252,14 @@ class FakeExecutor(Executor):
                 before = position - 1
                 previous = int(self.kv[device.blocks[before // self.block_size], before % self.block_size])
                 assert previous >= 0, "reads a slot that nobody wrote"
-            self.kv[block, position % self.block_size] = chain(previous, device.token_ids[position])
+            self.kv[block, position % self.block_size] = chain(previous, token_ids[position])
         device.num_computed += count
 
-    def sample(self, device: DeviceRow) -> int:
-        last = device.num_computed - 1
-        state = int(self.kv[device.blocks[last // self.block_size], last % self.block_size])
+    def sample(self, device: DeviceRow, before_last: int = 0) -> int:
+        """After the last computed token, or so many before it."""
+        state = self.state_at(device, device.num_computed - 1 - before_last)
         assert device.params.seed is not None
         return sample(state, len(device.token_ids), sampling_key(device.params.seed, device.choice_index))
+
+    def state_at(self, device: DeviceRow, position: int) -> int:
+        return int(self.kv[device.blocks[position // self.block_size], position % self.block_size])

@@ -193,6 +193,7 @@ class GangExecutor(Executor):
             dtype=infos[0].dtype,
             notes=notes,
             num_host_blocks=min(info.num_host_blocks for info in infos),
+            num_draft_tokens=min(info.num_draft_tokens for info in infos),
             block_bytes=sum(info.block_bytes for info in infos),
         )
 

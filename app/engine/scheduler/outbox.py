@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from app.engine.request import Request
-from app.engine.step import NewRequest
+from app.engine.step import Int32Array, NewRequest
 
 
 class Outbox:
@@ -15,6 +15,7 @@ class Outbox:
         self._freed_rows: list[int] = []
         self._entered: dict[int, tuple[Request, int]] = {}  # row -> (request, num_computed_tokens)
         self._new_blocks: dict[int, list[int]] = {}
+        self._rejected: dict[int, int] = {}  # row -> drafts
 
     def row_entered(self, request: Request, num_computed_tokens: int) -> None:
         """A request took a row."""
@@ -25,9 +26,16 @@ class Outbox:
         if blocks and row not in self._entered:  # a new request is sent with all its blocks
             self._new_blocks.setdefault(row, []).extend(blocks)
 
+    def drafts_rejected(self, rows: Int32Array, num_rejected: Int32Array) -> None:
+        """A step has returned that computed drafts of these rows in vain."""
+        some = np.flatnonzero(num_rejected)
+        for row, count in zip(rows[some].tolist(), num_rejected[some].tolist(), strict=True):
+            self._rejected[row] = self._rejected.get(row, 0) + count
+
     def row_left(self, row: int) -> None:
         """A request left its row."""
         self._new_blocks.pop(row, None)
+        self._rejected.pop(row, None)
         if self._entered.pop(row, None) is None:
             self._freed_rows.append(row)
 
@@ -35,6 +43,13 @@ class Outbox:
         """Rows freed since the last letter."""
         freed, self._freed_rows = self._freed_rows, []
         return freed
+
+    def take_rejected_drafts(self) -> list[tuple[int, int]]:
+        """(row, drafts rejected) since the last letter."""
+        if not self._rejected:
+            return []
+        rejected, self._rejected = list(self._rejected.items()), {}
+        return rejected
 
     def take_new_blocks(self) -> list[tuple[int, list[int]]]:
         """(row, block ids) appended to block tables since the last letter."""

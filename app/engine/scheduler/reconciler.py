@@ -2,14 +2,13 @@
 
 Tokens return one or more letters after they were scheduled (I2), so each letter in flight remembers which requests
 sat in its rows, by ticket. A request that was preempted meanwhile still gets its tokens; for one that has ended they
-are dropped. The usual token costs one append and one output; only flagged ones take the careful path.
+are dropped. The usual tokens cost one append and one output; only flagged rows take the careful path.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -18,26 +17,16 @@ from numpy.typing import NDArray
 from app.engine.kv_cache.kv_cache_manager import KVCacheManager
 from app.engine.outputs import EngineOutput, FinishReason, PooledResult
 from app.engine.request import Request
+from app.engine.scheduler.in_flight import InFlightStep
+from app.engine.scheduler.outbox import Outbox
 from app.engine.scheduler.row_table import NEVER, RowTable, needs_care
-from app.engine.scheduler.stopping import check_stop, grammar_ends
+from app.engine.scheduler.sampled_tokens import SampledTokens
+from app.engine.scheduler.stopping import append_tokens
 from app.engine.stats import StepStats
-from app.engine.step import Float32Array, ModelRunnerOutput, TokenLogprobs
+from app.engine.step import Float32Array, Int32Array, ModelRunnerOutput, TokenLogprobs
 from app.engine.structured.matcher import GrammarFailure
 
 logger = logging.getLogger("manta.engine")
-
-
-@dataclass(slots=True)
-class InFlightLetter:
-    """A submitted step: rows, tokens and the tickets of the requests that sat in the rows."""
-
-    step_id: int
-    rows: NDArray[np.int32]  # [R]
-    num_scheduled_tokens: NDArray[np.int32]  # [R]
-    samples: NDArray[np.bool_]  # [R]
-    tickets: NDArray[np.int64]  # [R]
-    num_tokens: int
-    num_decodes: int
 
 
 class FinishRequest(Protocol):
@@ -56,12 +45,14 @@ class Reconciler:
         self,
         rows: RowTable,
         kv: KVCacheManager,
+        outbox: Outbox,
         eos_token_ids: tuple[int, ...],
         finish: FinishRequest,
         clock: Callable[[], float],
     ) -> None:
         self._rows = rows
         self._kv = kv
+        self._outbox = outbox
         self._eos_token_ids = eos_token_ids
         self._finish = finish
         self._clock = clock
@@ -73,25 +64,21 @@ class Reconciler:
         """A request was preempted with letters in flight: its tokens are still wanted."""
         self._departed[ticket] = request
 
-    def reconcile(self, letter: InFlightLetter, output: ModelRunnerOutput, stats: StepStats) -> list[EngineOutput]:
+    def reconcile(self, letter: InFlightStep, output: ModelRunnerOutput, stats: StepStats) -> list[EngineOutput]:
         """New tokens of the step's requests, in the order of the letter's rows."""
-        rows, now = letter.rows, self._clock()
-        present = self._rows.ticket[rows] == letter.tickets
-        all_present = bool(present.all())
-        self._confirm(rows if all_present else rows[present], letter, None if all_present else present)
+        now = self._clock()
+        present = self._rows.ticket[letter.rows] == letter.tickets
+        self._confirm(letter, present, letter.rejected(output))
         if output.prompt_logprobs:
             for index, (position, entries) in output.prompt_logprobs.items():
                 self._keep_prompt_logprobs(letter, index, position, entries)
         if output.pooled is not None:
             return self._deliver_pooled(letter, present, output.pooled, stats, now)
-        sampled = rows[letter.samples]
-        tokens = output.sampled_token_ids
-        assert len(sampled) == len(tokens), f"step {letter.step_id}: {len(tokens)} tokens for {len(sampled)} rows"
-        logprobs = output.logprobs
-        if all_present:
-            outputs = self._deliver_present(sampled, tokens, logprobs, stats, now)
+        sampled = SampledTokens.of(letter, output)
+        if present.all():
+            outputs = self._deliver_present(sampled, stats, now)
         else:
-            outputs = self._deliver_mixed(letter, present, sampled, tokens, logprobs, stats, now)
+            outputs = self._deliver_mixed(letter, present, sampled, stats, now)
         if self._ended_by_grammar:
             ended, self._ended_by_grammar = self._ended_by_grammar, []
             outputs += [self._finish(request, "stop") for request in ended]
@@ -99,7 +86,7 @@ class Reconciler:
 
     def _deliver_pooled(
         self,
-        letter: InFlightLetter,
+        letter: InFlightStep,
         present: NDArray[np.bool_],
         pooled: list[Float32Array],
         stats: StepStats,
@@ -124,15 +111,24 @@ class Reconciler:
             self._departed.pop(ticket, None)
         return outputs
 
-    def _confirm(self, rows: NDArray[np.int32], letter: InFlightLetter, present: NDArray[np.bool_] | None) -> None:
-        """Count what the letter computed and publish blocks that it filled; their tokens are known by now."""
-        table, counts = self._rows, letter.num_scheduled_tokens
-        confirmed = table.num_confirmed[rows] + (counts if present is None else counts[present])
+    def _confirm(self, letter: InFlightStep, present: NDArray[np.bool_], rejected: Int32Array | None) -> None:
+        """Count what the letter computed, less the drafts that were rejected, and publish blocks that it filled with
+        tokens that are known; those of its own drafts are not yet."""
+        table, rows, counts = self._rows, letter.rows, letter.num_scheduled_tokens
+        if rejected is not None:
+            counts = counts - rejected
+        if not present.all():
+            rows, counts, rejected = rows[present], counts[present], None if rejected is None else rejected[present]
+        if rejected is not None:
+            table.num_tokens[rows] -= rejected
+            table.num_computed[rows] -= rejected
+            self._outbox.drafts_rejected(rows, rejected)
+        confirmed = table.num_confirmed[rows] + counts
         table.num_confirmed[rows] = confirmed
         full = rows[confirmed >= table.next_publish[rows]]
         for row in full.tolist():
             request = table.request_at(row)
-            self._kv.publish(request, int(table.num_confirmed[row]))
+            self._kv.publish(request, min(int(table.num_confirmed[row]), request.num_tokens))
             table.next_publish[row] = self.next_publish(request)
 
     def next_publish(self, request: Request) -> int:
@@ -141,61 +137,44 @@ class Reconciler:
             return int(NEVER)
         return (request.num_published_blocks + 1) * self._kv.block_size
 
-    def _deliver_present(
-        self,
-        sampled: NDArray[np.int32],
-        tokens: NDArray[np.int32],
-        logprobs: list[TokenLogprobs | None] | None,
-        stats: StepStats,
-        now: float,
-    ) -> list[EngineOutput]:
-        """The fast road: every sampled row still belongs to the request that was scheduled in it."""
-        table = self._rows
-        known = table.num_known[sampled] + 1
-        table.num_known[sampled] = known
-        last = table.last_token_time[sampled]
-        stats.itl_s = now - last[last > 0]
-        table.last_token_time[sampled] = now
-        stats.num_generation_tokens += len(sampled)
-        flags = table.careful[sampled] | (known > table.limit[sampled])
+    def _deliver_present(self, sampled: SampledTokens, stats: StepStats, now: float) -> list[EngineOutput]:
+        """The fast path: every sampled row still belongs to the request that was scheduled in it."""
+        table, rows = self._rows, sampled.rows
+        known = table.num_known[rows] + sampled.counts
+        table.num_known[rows] = known
+        last = table.last_token_time[rows]
+        stats.itl_s = sampled.spread((now - last) / sampled.counts, last > 0)
+        table.last_token_time[rows] = now
+        stats.num_generation_tokens += len(sampled.flat)
+        flags = table.careful[rows] | (known > table.limit[rows])
         for eos in self._eos_token_ids:
-            flags |= (tokens == eos) & table.watches_eos[sampled]
+            flags |= sampled.any_is(eos) & table.watches_eos[rows]
         requests = table.requests
         outputs: list[EngineOutput] = []
-        pairs = zip(sampled.tolist(), tokens.tolist(), flags.tolist(), strict=True)
-        for index, (row, token, careful) in enumerate(pairs):
+        pairs = zip(rows.tolist(), sampled.pieces(), flags.tolist(), strict=True)
+        for index, (row, tokens, careful) in enumerate(pairs):
             request = requests[row]
             assert request is not None
             if careful:
-                chosen = logprobs[index] if logprobs is not None else None
-                outputs.append(self._deliver_carefully(request, token, chosen, stats, now))
+                outputs.append(self._deliver_carefully(request, tokens, sampled.logprobs_of(index), stats, now))
             else:
-                request.token_ids.append(token)
-                outputs.append(EngineOutput(request.request_id, [token]))
+                request.token_ids += tokens
+                outputs.append(EngineOutput(request.request_id, tokens))
         return outputs
 
     def _deliver_mixed(
-        self,
-        letter: InFlightLetter,
-        present: NDArray[np.bool_],
-        sampled: NDArray[np.int32],
-        tokens: NDArray[np.int32],
-        logprobs: list[TokenLogprobs | None] | None,
-        stats: StepStats,
-        now: float,
+        self, letter: InFlightStep, present: NDArray[np.bool_], sampled: SampledTokens, stats: StepStats, now: float
     ) -> list[EngineOutput]:
         """Some requests left their rows while the letter was in flight: split, then go the usual road."""
         here = present[letter.samples]
-        kept = None if logprobs is None else [entry for entry, stays in zip(logprobs, here, strict=True) if stays]
-        outputs = self._deliver_present(sampled[here], tokens[here], kept, stats, now)
-        tickets = letter.tickets[letter.samples]
+        outputs = self._deliver_present(sampled.select(here), stats, now)
+        tickets, pieces = letter.tickets[letter.samples], sampled.pieces()
         for index in np.flatnonzero(~here).tolist():
             request = self._departed.get(int(tickets[index]))
             if request is None or request.is_finished:
-                continue  # a token past the request's end
-            chosen = logprobs[index] if logprobs is not None else None
-            stats.num_generation_tokens += 1
-            outputs.append(self._deliver_carefully(request, int(tokens[index]), chosen, stats, now))
+                continue  # tokens past the request's end
+            stats.num_generation_tokens += len(pieces[index])
+            outputs.append(self._deliver_carefully(request, pieces[index], sampled.logprobs_of(index), stats, now))
         for ticket in letter.tickets[~present].tolist():
             gone = self._departed.get(ticket)
             if gone is not None and (gone.is_finished or gone.resume_after_step <= letter.step_id):
@@ -203,34 +182,35 @@ class Reconciler:
         return outputs
 
     def _deliver_carefully(
-        self, request: Request, token: int, logprobs: TokenLogprobs | None, stats: StepStats, now: float
+        self,
+        request: Request,
+        tokens: list[int],
+        logprobs: list[TokenLogprobs | None] | None,
+        stats: StepStats,
+        now: float,
     ) -> EngineOutput:
         """First tokens, last tokens, tokens with logprobs; what fails here ends this request alone (I7)."""
         try:
-            request.token_ids.append(token)
             first = request.first_token is None
             if first:
                 request.first_token = now
                 stats.ttft_s.append(now - request.arrival)
                 stats.num_prompt_tokens += request.num_prompt_tokens
             request.last_token = now
+            appended = append_tokens(request, tokens)
+            stats.num_generation_tokens -= len(tokens) - appended.num_tokens
             prompt_logprobs = self._take_prompt_logprobs(request)
-            wants_logprobs = request.sampling_params.logprobs is not None
-            if wants_logprobs and logprobs is None:
-                raise ValueError("the step brought no logprobs")
-            stop = check_stop(request)
-            ends_grammar = grammar_ends(request)
-            if stop is not None:
-                output = self._finish(request, stop[0], stop_reason=stop[1])
+            chosen = _wanted_logprobs(request, logprobs, appended.num_tokens)
+            if appended.stop is not None:
+                output = self._finish(request, appended.stop[0], stop_reason=appended.stop[1])
             else:
                 output = EngineOutput(request.request_id, [])
-                if ends_grammar:
+                if appended.ends_grammar:
                     self._ended_by_grammar.append(request)
                 if request.row >= 0:
                     self._rows.careful[request.row] = needs_care(request)
-            output.new_token_ids = [token]
-            if wants_logprobs and logprobs is not None:
-                output.logprobs = [logprobs]
+            output.new_token_ids = tokens[: appended.num_tokens]
+            output.logprobs = chosen
             output.prompt_logprobs = prompt_logprobs
             if first:
                 output.num_cached_tokens = request.num_cached_tokens
@@ -246,7 +226,7 @@ class Reconciler:
             return self._finish(request, "error", error=f"internal error: {error}")
 
     def _keep_prompt_logprobs(
-        self, letter: InFlightLetter, index: int, position: int, entries: list[TokenLogprobs]
+        self, letter: InFlightStep, index: int, position: int, entries: list[TokenLogprobs]
     ) -> None:
         """Store one chunk's entries; `position` is that of the first prompt token they describe."""
         ticket, row = int(letter.tickets[index]), int(letter.rows[index])
@@ -269,3 +249,15 @@ class Reconciler:
         if any(entry is None for entry in complete[1:]):
             raise ValueError("the steps brought no logprobs for a part of the prompt")
         return complete
+
+
+def _wanted_logprobs(
+    request: Request, logprobs: list[TokenLogprobs | None] | None, num_tokens: int
+) -> list[TokenLogprobs] | None:
+    """The first `num_tokens` entries; None: the request did not ask."""
+    if request.sampling_params.logprobs is None:
+        return None
+    wanted = [entry for entry in (logprobs or ())[:num_tokens] if entry is not None]
+    if len(wanted) < num_tokens:
+        raise ValueError("the step brought no logprobs")
+    return wanted

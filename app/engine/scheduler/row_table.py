@@ -1,7 +1,8 @@
 """The rows of running requests as numpy columns, so that a steady decode step costs no Python per request.
 
 A row is a request's permanent place on the device while it runs (I3). The columns mirror what the device will hold
-once all submitted letters are done; `num_known` and `num_confirmed` follow what has come back. A ticket is a number
+once all submitted letters are done, if it keeps every draft token: upper bounds, both of which an output lowers by the
+drafts that were rejected. `num_known` and `num_confirmed` follow what has come back. A ticket is a number
 used once for each stay of a request in a row: it tells a late output for an earlier occupant from the present one's.
 """
 
@@ -31,6 +32,8 @@ class RowTable:
         self.num_known = np.zeros(num_rows, np.int32)  # tokens that the host has seen
         self.num_confirmed = np.zeros(num_rows, np.int32)  # computed by letters that have returned
         self.next_publish = np.zeros(num_rows, np.int32)  # num_confirmed at which the next block is full
+        self.num_drafts = np.zeros(num_rows, np.int32)  # draft tokens that the device will hold
+        self.may_draft = np.zeros(num_rows, np.bool_)
         self.last_step = np.zeros(num_rows, np.int64)  # the latest letter that contains the row
         self.careful = np.zeros(num_rows, np.bool_)  # its tokens need more than an append
         self.has_grammar = np.zeros(num_rows, np.bool_)  # computes nothing while a token of it is in flight (I2)
@@ -83,6 +86,8 @@ class RowTable:
         self.limit[row] = request.max_total_tokens - 1
         self.capacity[row] = capacity
         self.next_publish[row] = next_publish
+        self.num_drafts[row] = 0  # none before it has sampled here
+        self.may_draft[row] = may_draft(request)
         self.last_step[row] = 0
         self.careful[row] = needs_care(request)
         self.has_grammar[row] = request.matcher is not None
@@ -103,6 +108,12 @@ class RowTable:
         request.row = -1
         self._free.append(row)
         return row
+
+
+def may_draft(request: Request) -> bool:
+    """Whether a step may bring the request several tokens: the masks of a grammar are made for the next one alone, and
+    a thinking budget counts on exact lengths."""
+    return request.matcher is None and request.thinking_budget is None and request.pooling_params is None
 
 
 def needs_care(request: Request) -> bool:

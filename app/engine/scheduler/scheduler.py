@@ -23,17 +23,18 @@ from numpy.typing import NDArray
 from app.engine.kv_cache.kv_cache_manager import KVCacheManager
 from app.engine.outputs import EngineOutput, FinishReason
 from app.engine.request import Request, RequestStatus
+from app.engine.scheduler.in_flight import InFlightStep
 from app.engine.scheduler.loading import LoadingRequests
 from app.engine.scheduler.micro_batches import micro_batch
 from app.engine.scheduler.outbox import Outbox
-from app.engine.scheduler.reconciler import InFlightLetter, Reconciler
+from app.engine.scheduler.reconciler import Reconciler
 from app.engine.scheduler.row_table import IntArray, RowTable
 from app.engine.scheduler.statistics import Statistics
 from app.engine.scheduler.step_plan import StepPlan, TokenBudget
 from app.engine.scheduler.token_masks import token_masks
 from app.engine.scheduler.waiting_queue import WaitingQueue
 from app.engine.stats import EngineStats, StatsRecorder, StepStats
-from app.engine.step import ModelRunnerOutput, SchedulerOutput
+from app.engine.step import Int32Array, ModelRunnerOutput, SchedulerOutput
 
 logger = logging.getLogger("manta.engine")
 
@@ -53,6 +54,7 @@ class Scheduler:
         eos_token_ids: tuple[int, ...] = (),
         by_priority: bool = False,
         whole_prompts: bool = False,
+        num_draft_tokens: int = 0,
         num_stages: int = 1,
         recorder: StatsRecorder | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -65,12 +67,13 @@ class Scheduler:
         self._max_num_batched_tokens = max_num_batched_tokens
         self._by_priority = by_priority
         self._whole_prompts = whole_prompts
+        self._num_draft_tokens = num_draft_tokens  # that the workers propose for a row
         self._num_stages = num_stages  # of the pipeline
         self._clock = clock
-        self._reconciler = Reconciler(self.rows, kv, eos_token_ids, self.finish, clock)
         self._outbox = Outbox()
+        self._reconciler = Reconciler(self.rows, kv, self._outbox, eos_token_ids, self.finish, clock)
         self._loading = LoadingRequests(self.rows)
-        self._in_flight: deque[InFlightLetter] = deque()
+        self._in_flight: deque[InFlightStep] = deque()
         self._next_step_id = 1
         self._last_returned = 0
         self._num_added = 0
@@ -183,6 +186,8 @@ class Scheduler:
             else:  # while running requests lack blocks, nobody new gets in
                 self._admit_waiting(plan)
             self._spend_rest(plan)
+        if self._num_draft_tokens:
+            decodes = self._grant_drafts(decodes, plan)
         return self._write_letter(decodes, plan) if decodes.size or plan.chunks else None
 
     @property
@@ -214,6 +219,26 @@ class Scheduler:
             decodes = decodes[rows.runnable[decodes] & (rows.num_computed[decodes] < rows.capacity[decodes])]
         plan.budget.left -= decodes.size
         return decodes
+
+    def _grant_drafts(self, decodes: IntArray, plan: StepPlan) -> IntArray:
+        """Draft tokens for the decodes, from what nobody else wanted of tokens and free blocks; rows with none first.
+
+        No row gets so many that its step could bring more tokens than it may have.
+        """
+        rows = self.rows
+        next_position = rows.num_computed[decodes] + 1
+        drafts = np.minimum(rows.num_drafts[decodes], rows.limit[decodes] - next_position)
+        drafts = np.minimum(drafts, np.maximum(plan.budget.left - (drafts.cumsum() - drafts), 0))
+        for index in np.flatnonzero(next_position + drafts > rows.capacity[decodes]).tolist():
+            row = int(decodes[index])
+            room = min(int(drafts[index]), self._room(rows.request_at(row), int(next_position[index])))
+            granted = self._ensure_slots(rows.request_at(row), int(next_position[index]) + room, plan)
+            assert granted
+            drafts[index] = room
+        plan.budget.left -= int(drafts.sum())
+        order = np.argsort(drafts > 0, kind="stable")
+        plan.drafts = drafts[order] if drafts.any() else None
+        return decodes[order]
 
     def _grant_running(self, behind: IntArray, plan: StepPlan) -> None:
         """Chunks for running requests that are more than one token short."""
@@ -380,40 +405,50 @@ class Scheduler:
     def _write_letter(self, decodes: IntArray, plan: StepPlan) -> SchedulerOutput:
         table = self.rows
         rows = decodes.astype(np.int32)
-        counts = np.ones(decodes.size, np.int32)
+        counts = np.ones(decodes.size, np.int32) if plan.drafts is None else plan.drafts + np.int32(1)
         if plan.chunks:
             rows = np.concatenate([rows, np.array([request.row for request in plan.chunks], np.int32)])
             counts = np.concatenate([counts, np.array(list(plan.chunks.values()), np.int32)])
         computed = table.num_computed[rows] + counts
-        samples: NDArray[np.bool_] = computed == table.num_tokens[rows]
+        samples: NDArray[np.bool_] = computed >= table.num_tokens[rows]
         table.num_computed[rows] = computed
-        table.num_tokens[rows] += samples
+        table.num_tokens[rows] = np.maximum(table.num_tokens[rows], computed + samples)
         letter = self._letter(rows, counts, samples, flush=False)
+        letter.num_draft_tokens = self._write_drafts(rows, samples, plan)
         letter.masks = token_masks(table, rows[samples])
         letter.flush = self._only_waits(letter)
         table.last_step[rows] = letter.step_id
-        num_prefill_tokens = sum(plan.chunks.values())
+        num_decode_tokens = decodes.size + (0 if plan.drafts is None else int(plan.drafts.sum()))
         self._in_flight.append(
-            InFlightLetter(
+            InFlightStep(
                 letter.step_id,
                 rows,
                 counts,
                 samples,
                 table.ticket[rows],
-                num_tokens=decodes.size + num_prefill_tokens,
-                num_decodes=decodes.size,
+                num_tokens=num_decode_tokens + sum(plan.chunks.values()),
+                num_decode_tokens=num_decode_tokens,
+                num_draft_tokens=letter.num_draft_tokens,
             )
         )
         return letter
+
+    def _write_drafts(self, rows: Int32Array, samples: NDArray[np.bool_], plan: StepPlan) -> Int32Array | None:
+        """Drafts of all rows of the step, whose rows that sample will have new ones; None: there are none."""
+        if not self._num_draft_tokens:
+            return None
+        sampled = rows[samples]
+        self.rows.num_drafts[sampled] = self._num_draft_tokens * self.rows.may_draft[sampled]
+        if plan.drafts is None:
+            return None
+        return np.concatenate([plan.drafts, np.zeros(len(rows) - len(plan.drafts), np.int32)])
 
     def _only_waits(self, letter: SchedulerOutput) -> bool:
         """Whether no further letter can be written before this one's tokens are back, which its masks are to blame
         for: then they are wanted at once, not with the next letter."""
         return letter.masks is not None and not len(self.waiting) and not self.rows.pending().any()
 
-    def _letter(
-        self, rows: NDArray[np.int32], counts: NDArray[np.int32], samples: NDArray[np.bool_], flush: bool
-    ) -> SchedulerOutput:
+    def _letter(self, rows: Int32Array, counts: Int32Array, samples: NDArray[np.bool_], flush: bool) -> SchedulerOutput:
         step_id = self._next_step_id
         self._next_step_id += 1
         return SchedulerOutput(
@@ -424,6 +459,7 @@ class Scheduler:
             new_requests=self._outbox.take_new_requests(),
             new_blocks=self._outbox.take_new_blocks(),
             freed_rows=self._outbox.take_freed_rows(),
+            rejected_drafts=self._outbox.take_rejected_drafts(),
             transfers=self.kv.take_transfers(),
             flush=flush,
         )
@@ -444,7 +480,7 @@ class Scheduler:
         outputs = self._reconciler.reconcile(letter, output, stats)
         self.waiting.load.refresh()
         stats.num_running, stats.num_waiting = self.rows.num_occupied, len(self.waiting)
-        self._statistics.step_returned(stats, letter.num_decodes)
+        self._statistics.step_returned(stats, letter.num_decode_tokens)
         return outputs
 
     def stats(self) -> EngineStats:

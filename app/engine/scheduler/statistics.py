@@ -37,14 +37,14 @@ class Statistics:
         if self._recorder is not None:
             self._recorder.record_finished(RequestTimings.of(request, reason, now))
 
-    def step_returned(self, step: StepStats, num_decodes: int) -> None:
+    def step_returned(self, step: StepStats, num_decode_tokens: int) -> None:
         """A step's output was taken in."""
         counters = self.counters
         counters.steps += 1
         counters.iteration_tokens = step.num_tokens
         counters.generation_tokens += step.num_generation_tokens
         counters.prompt_tokens += step.num_prompt_tokens
-        self.costs.observe(step.num_tokens - num_decodes, num_decodes, step.step_time_s)
+        self.costs.observe(step.num_tokens - num_decode_tokens, num_decode_tokens, step.step_time_s)
         if self._recorder is not None:
             self._recorder.record_step(step)
 

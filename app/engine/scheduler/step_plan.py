@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from app.engine.request import Request
+from app.engine.step import Int32Array
 
 
 @dataclass(slots=True)
@@ -48,6 +49,7 @@ class StepPlan:
 
     budget: TokenBudget
     chunks: dict[Request, int] = field(default_factory=dict)  # request -> tokens
+    drafts: Int32Array | None = None  # draft tokens of each decode; None: there are none
     preempted: bool = False
     has_decodes: bool = False
 

@@ -2,8 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from app.engine.outputs import FinishReason
 from app.engine.request import Request
+
+
+@dataclass(slots=True, frozen=True)
+class Appended:
+    """What became of the tokens that a step brought a request."""
+
+    num_tokens: int  # that it took; the others are past its end
+    stop: tuple[FinishReason, int | None] | None  # finish reason and stop reason, if they end it
+    ends_grammar: bool
+
+
+def append_tokens(request: Request, tokens: list[int]) -> Appended:
+    """Append the tokens up to the one that ends the request. Raises GrammarFailure."""
+    for count, token in enumerate(tokens, start=1):
+        request.token_ids.append(token)
+        stop, ends_grammar = check_stop(request), grammar_ends(request)
+        if stop is not None or ends_grammar:
+            return Appended(count, stop, ends_grammar)
+    return Appended(len(tokens), None, False)
 
 
 def check_stop(request: Request) -> tuple[FinishReason, int | None] | None:

@@ -7,6 +7,7 @@ its block. Until then the block holds rubbish. Whatever a request reads that it 
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,6 @@ import numpy as np
 from app.config import EngineConfig
 from app.engine.core import EngineCore
 from app.engine.step import KVTransfers, ModelRunnerOutput, SchedulerOutput
-from app.engine.worker_info import WorkerInfo
 from tests.engine.core_driver import KEY, fake_info
 from tests.engine.fake_executor import DeviceRow, FakeExecutor, chain
 
@@ -22,9 +22,11 @@ RUBBISH = -7
 
 
 class SlowTier(FakeExecutor):
-    def __init__(self, num_blocks: int, num_slots: int, block_size: int, *, late: bool, delay: int, seed: int) -> None:
-        super().__init__(num_blocks, block_size, late=late)
-        self.info = WorkerInfo(num_blocks, "fake", "int", num_host_blocks=num_slots, block_bytes=8)
+    def __init__(
+        self, num_blocks: int, num_slots: int, block_size: int, *, late: bool, delay: int, seed: int, **drafts: Any
+    ) -> None:
+        super().__init__(num_blocks, block_size, late=late, **drafts)
+        self.info = replace(self.info, num_host_blocks=num_slots, block_bytes=8)
         self.host = np.full((num_slots, block_size), RUBBISH, np.int64)
         self.delay = delay
         self.rng = random.Random(seed)

@@ -70,11 +70,11 @@ class Device(SlowTier):
         self.num_sampled = 0
         return super().execute(letter)
 
-    def sample(self, device: DeviceRow) -> int:
+    def verify(self, device: DeviceRow, k: int, step_id: int) -> list[int]:
         wanted = len(device.token_ids) - device.num_prompt_tokens if device.has_grammar else None
         assert self.masks.get(self.num_sampled) == wanted, "the mask belongs to another token"
         self.num_sampled += 1
-        return super().sample(device)
+        return super().verify(device, k, step_id)
 
 
 @dataclass
@@ -116,8 +116,10 @@ class RandomRun:
             scheduling_policy=rng.choice(["fcfs", "priority"]),
         )
         late, delay = rng.random() < 0.5, rng.randint(0, 5)
-        device = Device(num_blocks, num_slots, block_size, late=late, delay=delay, seed=self.seed)
+        drafts = {"num_draft_tokens": rng.choice([0, 1, 4]), "draft_quality": rng.choice([0.0, 0.5, 0.9, 1.0])}
+        device = Device(num_blocks, num_slots, block_size, late=late, delay=delay, seed=self.seed, **drafts)
         device.max_num_batched_tokens = budget
+        self.device = device
         self.core = EngineCore(config, fake_info(), device, KEY)
         self.core.start()
         self.common = [rng.randrange(VOCAB) for _ in range(self.pool_tokens)]
@@ -159,7 +161,17 @@ class RandomRun:
         wishes |= {name: 0 for name in ("prompt_logprobs", "logprobs") if rng.random() < 0.2}
         wishes["n"] = rng.choice([1, 1, 1, 2, 4])
         for choice in range(wishes["n"]):
-            self.send(make_request(f"{len(self.sent)}", prompt, choice_index=choice, **wishes), most)
+            stops, ends_at = self.stop_of(expected_tokens(prompt, sampling_key(wishes["seed"], choice), most))
+            self.send(make_request(f"{len(self.sent)}", prompt, choice_index=choice, **wishes, **stops), ends_at)
+
+    def stop_of(self, answer: list[int]) -> tuple[dict[str, Any], int]:
+        """At times a stop token out of the answer, which a step may bring in the midst of others; and the length."""
+        rng, most = self.rng, len(answer)
+        if rng.random() < 0.7:
+            return {}, most
+        token, least = rng.choice(answer), rng.choice([0, 0, most // 2])
+        ends = [i for i, other in enumerate(answer, start=1) if other == token and i >= least]
+        return {"stop_token_ids": [token], "min_tokens": least}, min(ends, default=most)
 
     def send(self, request: EngineRequest, most: int) -> None:
         prepared = self.core.prepare(request)

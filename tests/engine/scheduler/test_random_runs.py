@@ -9,15 +9,18 @@ from tests.engine.scheduler.random_run import RandomRun
 
 
 def play(seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names the seed of a run that fails; and makes sure that pools were full."""
-    num_preemptions = 0
+    """Names the seed of a run that fails; and makes sure that pools were full, and drafts right and wrong."""
+    num_preemptions = num_drafts = num_accepted = 0
     for seed in seeds:
         try:
-            core = RandomRun(seed, monkeypatch, num_stages=1 + seed % 4).play()
+            run = RandomRun(seed, monkeypatch, num_stages=1 + seed % 4)
+            core = run.play()
         except Exception as error:
             raise AssertionError(f"the run of seed {seed} failed: {type(error).__name__}: {error}") from error
         num_preemptions += core.stats().preemptions_total
+        num_drafts, num_accepted = num_drafts + run.device.num_drafts, num_accepted + run.device.num_accepted
     assert num_preemptions > len(seeds)
+    assert len(seeds) < num_accepted < num_drafts - len(seeds)
 
 
 def walked(core: EngineCore) -> tuple[int, int, int, int, int]:

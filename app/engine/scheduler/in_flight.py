@@ -1,0 +1,35 @@
+"""What the scheduler remembers of a step until its output is back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.engine.step import Int32Array, ModelRunnerOutput
+
+
+@dataclass(slots=True)
+class InFlightStep:
+    """A submitted step: rows, tokens and the tickets of the requests that sat in the rows."""
+
+    step_id: int
+    rows: Int32Array  # [R]
+    num_scheduled_tokens: Int32Array  # [R], drafts included
+    samples: NDArray[np.bool_]  # [R]
+    tickets: NDArray[np.int64]  # [R]
+    num_tokens: int
+    num_decode_tokens: int  # of it, drafts included
+    num_draft_tokens: Int32Array | None = None  # [R]; None: no row has any
+
+    def rejected(self, output: ModelRunnerOutput) -> Int32Array | None:
+        """[R] draft tokens that the step computed in vain; None: it had none."""
+        drafts, sampled = self.num_draft_tokens, output.num_sampled_tokens
+        if drafts is None:
+            return None
+        assert sampled is not None, f"step {self.step_id}: the output does not say how many tokens each row got"
+        rejected = drafts.copy()
+        rejected[self.samples] -= sampled - 1
+        assert ((rejected >= 0) & (rejected <= drafts)).all(), f"step {self.step_id}: tokens that nobody asked for"
+        return rejected

@@ -1,0 +1,74 @@
+"""The tokens that a step brought, by row: one each, or several where drafts were accepted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.engine.scheduler.in_flight import InFlightStep
+from app.engine.step import Int32Array, ModelRunnerOutput, TokenLogprobs
+
+
+@dataclass(slots=True, frozen=True)
+class SampledTokens:
+    """N rows that sampled, and their T tokens, one row's behind the other's."""
+
+    rows: Int32Array  # [N]
+    flat: Int32Array  # [T]
+    num_each: Int32Array | None  # [N]; None: one each
+    logprobs: list[TokenLogprobs | None] | None  # [T]
+
+    @classmethod
+    def of(cls, step: InFlightStep, output: ModelRunnerOutput) -> SampledTokens:
+        """What came back for the step's rows that sample."""
+        rows, flat, num_each = step.rows[step.samples], output.sampled_token_ids, output.num_sampled_tokens
+        num_expected = len(rows) if num_each is None else int(num_each.sum())
+        assert len(flat) == num_expected, f"step {step.step_id}: {len(flat)} tokens for {len(rows)} rows"
+        return cls(rows, flat, num_each, output.logprobs)
+
+    @property
+    def counts(self) -> Int32Array | np.int32:
+        """Tokens of each row: [N], or 1 for all."""
+        return np.int32(1) if self.num_each is None else self.num_each
+
+    def pieces(self) -> list[list[int]]:
+        """Each row's tokens."""
+        tokens: list[int] = self.flat.tolist()
+        if self.num_each is None:
+            return [[token] for token in tokens]
+        return [tokens[first:end] for first, end in self._spans()]
+
+    def logprobs_of(self, index: int) -> list[TokenLogprobs | None] | None:
+        """Entries of the tokens of row `rows[index]`; None: nobody asked."""
+        if self.logprobs is None:
+            return None
+        first, end = (index, index + 1) if self.num_each is None else self._spans()[index]
+        return self.logprobs[first:end]
+
+    def any_is(self, token: int) -> NDArray[np.bool_]:
+        """[N] whether `token` is among a row's tokens."""
+        found = self.flat == token
+        if self.num_each is None or not len(self.rows):
+            return found
+        return np.logical_or.reduceat(found, np.cumsum(self.num_each) - self.num_each)
+
+    def spread(self, values: NDArray[Any], of: NDArray[np.bool_]) -> NDArray[Any]:
+        """`values` [N] of the rows where `of` is True, once for each of their tokens."""
+        return values[of] if self.num_each is None else np.repeat(values[of], self.num_each[of])
+
+    def select(self, here: NDArray[np.bool_]) -> SampledTokens:
+        """Those of the rows where `here` [N] is True."""
+        if self.num_each is None:
+            tokens, num_each = here, None
+        else:
+            tokens, num_each = np.repeat(here, self.num_each), self.num_each[here]
+        chosen = None if self.logprobs is None else [self.logprobs[i] for i in np.flatnonzero(tokens).tolist()]
+        return SampledTokens(self.rows[here], self.flat[tokens], num_each, chosen)
+
+    def _spans(self) -> list[tuple[int, int]]:
+        assert self.num_each is not None
+        ends = np.cumsum(self.num_each)
+        return list(zip((ends - self.num_each).tolist(), ends.tolist(), strict=True))
