@@ -50,10 +50,11 @@ class SampledTokens:
 
     def any_is(self, token: int) -> NDArray[np.bool_]:
         """[N] whether `token` is among a row's tokens."""
-        found = self.flat == token
+        found: NDArray[np.bool_] = self.flat == token
         if self.num_each is None or not len(self.rows):
             return found
-        return np.logical_or.reduceat(found, np.cumsum(self.num_each) - self.num_each)
+        each: NDArray[np.bool_] = np.logical_or.reduceat(found, np.cumsum(self.num_each) - self.num_each)
+        return each
 
     def spread(self, values: NDArray[Any], of: NDArray[np.bool_]) -> NDArray[Any]:
         """`values` [N] of the rows where `of` is True, once for each of their tokens."""
