@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 CONFIG ?= configs/serve/quickstart.yaml
 ORDINARY := not slow and not gpu and not multi_gpu
-# They start servers, clusters or gangs of processes: one at a time, after the others, which run a core for each.
+# They start servers, clusters or groups of worker processes: one at a time, after the others, which run a core for each.
 # PROCESSES_ARGS is for these only, as `--reruns`: a race in host code must not pass at its third try.
 ALONE := $(addprefix tests/,cli deployments e2e engine/distributed engine/executor examples loadtest)
 LOADTEST_ARGS ?= --users 1,4,16 --duration 15

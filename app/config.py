@@ -335,8 +335,8 @@ class ModelConfig(Frozen):
     )
     reasoning_parser: str = Field(
         "auto",
-        description="How the model writes its thoughts (app/api/parsers). `auto`: by the chat template; `none`: "
-        "thoughts stay in the content.",
+        description="How the model writes its reasoning (app/api/parsers). `auto`: by the chat template; `none`: "
+        "reasoning stays in the content.",
     )
     health_check_period_s: float = Field(2.0, gt=0, description="How often Serve asks a replica for its health.")
     graceful_shutdown_timeout_s: float = Field(600.0, ge=0, description="Time running requests get on a shutdown.")
@@ -344,7 +344,7 @@ class ModelConfig(Frozen):
     @field_validator("gpus_per_worker")
     @classmethod
     def _check_gpus(cls, gpus: float | None, info: ValidationInfo) -> float | None:
-        """Ranks of one gang must not share a GPU: NCCL refuses that."""
+        """Ranks of one worker group must not share a GPU: NCCL refuses that."""
         engine: EngineConfig | None = info.data.get("engine")
         if engine is not None and engine.world_size > 1 and gpus is not None and gpus % 1:
             raise ValueError(

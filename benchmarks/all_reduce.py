@@ -21,7 +21,7 @@ import torch
 from app.engine.distributed.parallel_groups import RankGroup
 from app.engine.distributed.process_groups import RankStore, connect_store, join_groups
 from app.engine.distributed.symmetric_all_reduce import SymmetricAllReduce
-from app.engine.executor.gang_executor import LOCAL_HOST
+from app.engine.executor.worker_group_executor import LOCAL_HOST
 
 SIZES = [1 << power for power in range(10, 25)]  # bytes, 1 KiB to 16 MiB
 NEVER, ALWAYS = 0, 1 << 24

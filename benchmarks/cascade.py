@@ -23,7 +23,7 @@ import torch
 
 from app import LLM
 from app.kernels.attention import AttentionMetadata, triton_decode
-from app.kernels.attention.triton_cascade import CascadeTile, choose_cascade_tile, seats_of
+from app.kernels.attention.triton_cascade import CascadeTile, choose_cascade_tile, group_slots_of
 from app.kernels.attention.triton_ops import OPS
 from app.kernels.attention.triton_shared_splits import share_splits
 from app.kernels.attention.triton_splits import most_splits
@@ -101,13 +101,13 @@ class Layer:
         """Of finding what is shared, once a step."""
         group = self.heads // self.sizes["num_kv_heads"]
         tile = choose_cascade_tile(self.batch * group, self.sizes["head_dim"], self.dtype)
-        seats = seats_of(tile, group)
+        group_slots = group_slots_of(tile, group)
         keys = triton_decode.choose_tile(self.sizes["head_dim"], self.dtype).keys
         meta = self.metadata(cascade=True)
         most = most_splits(meta.max_seq_len)
 
         def run() -> None:
-            share_splits(meta, most, keys, BLOCK, seats, tile.run)
+            share_splits(meta, most, keys, BLOCK, group_slots, tile.run)
 
         return graph_s(run, self.device)
 

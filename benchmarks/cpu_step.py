@@ -3,8 +3,8 @@
     python -m benchmarks.cpu_step [--models tiny-chat llama-100m] [--dtypes float32 bfloat16] [--threads N] [--no-hf]
         [--out results/cpu_step.json]
 
-A worker is driven with hand-written letters, blocks coming from the real BlockPool; a step's time is the worker's own
-and the figure is the least of several steps, because other jobs on the machine only ever add to it. The comparison
+A worker is driven with hand-written step messages, blocks coming from the real BlockPool; a step's time is the worker's
+own and the figure is the least of several steps, because other jobs on the machine only ever add to it. The comparison
 runs the whole engine (`LLM`) and, in turns with it, `generate` of transformers, in the same type and with as many
 threads, on the same prompts, greedy, without a stop token, and takes the best of `--repeats`. `generate_batch` comes
 after all else: once it has run, everything in the process takes 15 to 20 % longer (its own later figures too).

@@ -5,9 +5,9 @@
 Greedy streams of the built-in model run without end in one engine of this process: the device's, without a server, so
 that all host work of an engine's replica shares one interpreter, and nothing is hidden by a slow model. A client brings
 one grammar after another, none of them in the cache: `large` ones, which the limits let in, and `hostile` ones, which
-the trial's process is killed for, both without a pause; and `small` ones, SMALL_PER_S. Phases without and with the
+the sandbox process is killed for, both without a pause; and `small` ones, SMALL_PER_S. Phases without and with the
 client take turns; the ratio of a round compares its phase under load with the mean of the two quiet ones around it, and
-the table shows the median round. On fewer than 4 cores it says little: the trial's process takes those of the engine.
+the table shows the median round. On fewer than 4 cores it says little: the sandbox process takes those of the engine.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@ two models; what its table of tiles was read off.
 
     python -m benchmarks.small_linear [--rows 1 8 16 32 64 128] [--jobs 14] [--out results/small_linear.json]
 
-Each product is the one that a decoder layer runs: of a late norm, of one with the activation, or added to the residual.
-Beside it stand the launches that it replaces: cuBLAS and the activation; cuBLAS, then residual and norm.
+Each product is the one that a decoder layer runs: of a deferred norm, of one with the activation, or added to the
+residual. Beside it stand the launches that it replaces: cuBLAS and the activation; cuBLAS, then residual and norm.
 Times are those inside a CUDA graph of dependent launches over so many copies of the weight that none is in a cache, as
 in a decode step. The floor is the weight's bytes at 4.3 TB/s.
 """
@@ -28,7 +28,7 @@ import torch.nn.functional as F
 import triton
 
 from app.kernels.fused import triton_ops as fused
-from app.kernels.gemm import LateNorm
+from app.kernels.gemm import DeferredNorm
 from app.kernels.gemm.triton_small import SmallTile, small_linear, small_linear_add
 from benchmarks.roofline import BANDWIDTH
 
@@ -39,10 +39,10 @@ LAYERS = {
     "llama o": (4096, 4096, "add"), "llama gate_up": (14336, 4096, "gated"), "llama down": (4096, 14336, "add"),
     "llama head": (128256, 4096, "whole"),
 }  # fmt: skip
-KINDS = ("whole", "late", "gated", "add")  # gated: of a late norm, too
+KINDS = ("whole", "late", "gated", "add")  # gated: of a deferred norm, too
 COLD_BYTES = 200e6
 SHARED_BYTES = 220 << 10
-SQUARES = 64  # shares of a late norm's sums
+SQUARES = 64  # shares of a deferred norm's sums
 EPS = 1e-6
 Call = Callable[[int], object]  # of copy i of the weight
 
@@ -81,7 +81,7 @@ class Case:
         self.kind, self.x, self.weights = kind, x, weights
         squares = torch.zeros(len(x), SQUARES, device=x.device)
         squares[:, 0] = x.float().square().sum(1)
-        self.late = LateNorm(x, squares, EPS)
+        self.deferred = DeferredNorm(x, squares, EPS)
         self.residual = torch.zeros(len(x), len(weights[0]), dtype=x.dtype, device=x.device)
         self.norm = torch.ones_like(self.residual[0])
 
@@ -91,7 +91,9 @@ def product(case: Case, tile: SmallTile, i: int) -> torch.Tensor:
     weight = case.weights[i]
     if case.kind == "add":
         return small_linear_add(case.x, weight, None, case.residual, tile, (case.norm, EPS))[1]
-    return small_linear(case.x if case.kind == "whole" else case.late, weight, None, tile, gated=case.kind == "gated")
+    return small_linear(
+        case.x if case.kind == "whole" else case.deferred, weight, None, tile, gated=case.kind == "gated"
+    )
 
 
 def graph_us(call: Call, copies: int) -> float:
@@ -152,7 +154,7 @@ def measure(name: str, rows: int) -> dict[str, Any]:
         "best_us": found[0][0], "best": [{"us": us, **asdict(tile)} for us, tile in found[:6]],
         "best_whole": [{"us": us, **asdict(tile)} for us, tile in whole[:4]],
     }  # fmt: skip
-    expected = library(case, case.late.whole() if kind in ("late", "gated") else case.x, 0).float()
+    expected = library(case, case.deferred.materialize() if kind in ("late", "gated") else case.x, 0).float()
     out = product(case, found[0][1], 0).float()
     row["relative_error"] = float((out - expected).norm() / expected.norm())
     return row

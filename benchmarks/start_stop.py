@@ -24,7 +24,7 @@ import psutil
 
 from app import LLM, SamplingParams
 from benchmarks.offline import write
-from benchmarks.one_gpu import gangs_on_one_gpu
+from benchmarks.one_gpu import worker_groups_on_one_gpu
 
 PARAMS = SamplingParams(temperature=0, max_tokens=8)
 MOST_MIB = 64  # that a device's own use may differ
@@ -37,7 +37,7 @@ def cycles(count: int, ranks: int, one_gpu: bool, engine: dict[str, Any]) -> dic
     for _ in range(count):
         begin = time.perf_counter()
         options = {"tensor_parallel_size": ranks, **SMALL, **engine}
-        with gangs_on_one_gpu(one_gpu), LLM("tiny-chat", **options) as llm:
+        with worker_groups_on_one_gpu(one_gpu), LLM("tiny-chat", **options) as llm:
             (choice,) = llm.generate("The capital of France", PARAMS, use_tqdm=False)[0].outputs
             answers.add(tuple(choice.token_ids))
             pids += llm._core.executor.worker_pids  # type: ignore[attr-defined]

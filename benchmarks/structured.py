@@ -2,7 +2,7 @@
 
     python -m benchmarks.structured [--vocabulary 128000] [--streams 8] [--seconds 2] [--rounds 6] [--out FILE]
 
-`compile` is from a StructuredOutputs to a matcher, in the trial's process and in the engine; `mask` and `accept` are of
+`compile` is from a StructuredOutputs to a matcher, in the sandbox process and in the engine; `mask` and `accept` are of
 one row, on a walk of random allowed tokens. `neighbours` is `benchmarks.grammar_neighbours`, which also runs alone.
 `tools` is the share of held-out tool calls that the built-in model makes right at temperature 1, with and without a
 grammar that enforces a call.
@@ -109,7 +109,7 @@ def _spread(name: str, values: list[float], scale: float) -> dict[str, float]:
 
 
 def trial() -> dict[str, float]:
-    """A new grammar at the engine's door: tried in the other process, then compiled."""
+    """A new grammar at the engine's entry: tried in the other process, then compiled."""
     source = VocabularySource(MODEL.directory, MODEL.vocab_size, MODEL.eos_token_ids)
     compiler = GrammarCompiler(source, GrammarLimits(), cache_size=1000)
     try:

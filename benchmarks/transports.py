@@ -3,10 +3,10 @@
     python -m benchmarks.transports --shape qwen3-0.6b [--ranks 1 2] [--batch 64] [--one-gpu] [--out FILE]
 
 Random weights. `host` is the median time between two steps' outputs less the device's own time of a step: scheduling,
-carrying the letter there, enqueueing and carrying the tokens back. `carried` is how much more that is than for the
-first way of so many ranks (in this process; of several ranks: over sockets of local processes). With steps in flight,
-as engines run, it is hidden behind the device. `--one-gpu`: several ranks share the first GPU (benchmarks/one_gpu.py).
-`--shape tiny --engine '{"device":"cpu"}'` tries it where there is no GPU.
+carrying the step message there, enqueueing and carrying the tokens back. `carried` is how much more that is than for
+the first way of so many ranks (in this process; of several ranks: over sockets of local processes). With steps in
+flight, as engines run, it is hidden behind the device. `--one-gpu`: several ranks share the first GPU
+(benchmarks/one_gpu.py). `--shape tiny --engine '{"device":"cpu"}'` tries it where there is no GPU.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import ray
 
 from app import LLM, SamplingParams
 from benchmarks.offline import arguments, make_llm, random_prompt, write
-from benchmarks.one_gpu import gangs_on_one_gpu
+from benchmarks.one_gpu import worker_groups_on_one_gpu
 from benchmarks.serve_process import ROOT
 
 SEVERAL = [("local_processes", "socket"), ("ray_workers", "socket"), ("ray_workers", "compiled_graph")]
@@ -77,7 +77,7 @@ def main() -> None:
         for executor, transport in WAYS[ranks]:
             options = {"executor": executor, "step_transport": transport, "tensor_parallel_size": ranks}
             options |= {"max_inflight_steps": 1, **args.engine}
-            with gangs_on_one_gpu(args.one_gpu and ranks > 1), make_llm(args.shape, **options) as llm:
+            with worker_groups_on_one_gpu(args.one_gpu and ranks > 1), make_llm(args.shape, **options) as llm:
                 step_times(llm, args.shape, args.batch, 8)
                 row = step_times(llm, args.shape, args.batch, args.steps)
             least = row["host_us"] if least is None else least

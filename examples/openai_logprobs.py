@@ -3,7 +3,7 @@
     make serve
     .venv/bin/python examples/openai_logprobs.py [http://127.0.0.1:8000]
 
-Shows the likeliest tokens at every place of an answer, and the scores of two given texts.
+Shows the most likely tokens at every place of an answer, and the scores of two given texts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from openai import OpenAI
 
 
 def main(url: str) -> None:
-    """The three likeliest tokens at every place of an answer; then the score of two texts."""
+    """The three most likely tokens at every place of an answer; then the score of two texts."""
     client = OpenAI(base_url=f"{url}/v1", api_key="none")
     answer = client.chat.completions.create(
         model="tiny-chat",

@@ -29,7 +29,7 @@ OWN_CLOCK = {
     "deployments/fake_engine.py": PLAYS,
     "e2e/test_acceptance.py": TIMED,
     "e2e/test_faults.py": TIMED,
-    "e2e/test_gang_faults.py": TIMED,
+    "e2e/test_worker_group_faults.py": TIMED,
     "e2e/test_idle.py": TIMED,
     "engine/executor/fake_worker.py": PLAYS,
     "engine/kv_cache/test_block_hash.py": TIMED,

@@ -1,4 +1,4 @@
-"""An answer as a row of blocks (thoughts, texts, calls), for the dialects that show it so: Anthropic's and responses.
+"""An answer as a row of blocks (reasoning, texts, calls), for the dialects that show it so: Anthropic's and responses.
 
 Parts that a parser finds become changes of blocks: one opens, grows and closes before the next opens. A stream writes
 the changes; a collected answer is the blocks that they leave.
@@ -20,7 +20,7 @@ _KINDS: dict[str, BlockKind] = {"reasoning": "reasoning", "content": "text", "ca
 
 
 class TextParser(Protocol):
-    """Finds thoughts and calls in one choice's text (app/api/parsers)."""
+    """Finds reasoning and calls in one choice's text (app/api/parsers)."""
 
     def push(self, text: str) -> list[Part]:
         """Take more text; return what is now certain, in order."""
@@ -33,7 +33,7 @@ class TextParser(Protocol):
 
 @dataclass(slots=True)
 class Block:
-    """One block. `text` is what was thought or said; for a call, its arguments as JSON text."""
+    """One block. `text` is what was reasoned or said; for a call, its arguments as JSON text."""
 
     kind: BlockKind
     index: int
@@ -77,7 +77,7 @@ class BlockReader:
 
     @property
     def num_reasoning_tokens(self) -> int:
-        """Tokens before the answer, where there is a thought: the thought and its markers."""
+        """Tokens before the answer, where there is reasoning: the reasoning and its markers."""
         return self._num_early_tokens if any(block.kind == "reasoning" for block in self.blocks) else 0
 
     def read(self, delta: TextDelta) -> list[BlockChange]:
@@ -96,7 +96,7 @@ class BlockReader:
         return changes
 
     def _place_logprobs(self, delta: TextDelta, changes: Iterable[BlockChange]) -> None:
-        """Tokens belong to the text that they bring; those of markers, thoughts and calls to none."""
+        """Tokens belong to the text that they bring; those of markers, reasoning and calls to none."""
         self._logprobs += delta.logprobs or ()
         grown = [change for change in changes if change.step == "grow"]
         if not grown or not self._logprobs:

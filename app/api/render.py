@@ -152,7 +152,7 @@ def engine_requests(
 
     Raises InvalidRequestError or PromptTooLongError, naming the field; `names` says what the dialect calls a field of
     ours, where it has a word of its own. Structured outputs begin after the `reasoning`, if there is any. `inside` says
-    whether answers begin inside a thought; None: the prompt's end tells.
+    whether answers begin inside the reasoning; None: the prompt's end tells.
     """
     check_limits(params, limits, names)
     check_number(len(prompts), params.n, limits, names)

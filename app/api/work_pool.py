@@ -47,7 +47,7 @@ class _Job:
     future: Future[Any] = field(default_factory=Future)
 
 
-class _Lane:
+class _JobQueue:
     """Jobs in the order they run: the tenants take turns, each tenant's own jobs come in order."""
 
     def __init__(self) -> None:
@@ -93,7 +93,7 @@ class WorkPool:
         self._max_waiting_per_tenant = max_waiting_per_tenant
         self._executor = ThreadPoolExecutor(self._num_threads, "work")
         self._lock = threading.Lock()
-        self._short, self._long = _Lane(), _Lane()
+        self._short, self._long = _JobQueue(), _JobQueue()
         self._num_waiting: dict[str, int] = {}  # by tenant; only those that have something waiting
         self._num_long = 0  # running
         self._prefers_long = False

@@ -2,7 +2,7 @@
 
 The engine knows nothing of beams. At each step every beam is a request of its own for one token and the most likely
 tokens there; beams that grew from one prefix share its blocks through the prefix cache, so a step computes no more than
-the last, unfilled block of each. Whoever drives a search (`LLM`, the HTTP door) sends `prompts` and returns what came
+the last, unfilled block of each. Whoever drives a search (`LLM`, the HTTP API) sends `prompts` and returns what came
 to `advance`, until there are no more.
 
 Which beams stay, when a search ends and how finished ones are ordered is what transformers' `generate(num_beams=k,
@@ -57,7 +57,7 @@ class Beam:
     score: float = 0.0  # of a finished one: what it is ranked by
 
     def grown(self, entry: TokenLogprobs, place: int, num_shown: int) -> Beam:
-        """This beam and the token at `place` of `entry`, with the `num_shown` likeliest beside it."""
+        """This beam and the token at `place` of `entry`, with the `num_shown` most likely beside it."""
         token_id, logprob = entry.token_ids[place], entry.logprobs[place]
         shown = slice(1, 1 + num_shown)
         logprobs = TokenLogprobs(
@@ -71,7 +71,7 @@ class Beam:
 
 @dataclass(slots=True)
 class BeamSearch:
-    """One prompt's search. `end_token_ids` are all that end a beam; `num_shown` likeliest tokens are kept a position.
+    """One prompt's search. `end_token_ids` are all that end a beam; `num_shown` most likely tokens are kept a position.
 
     `max_tokens` has been resolved by the caller: prompt and output fit the context.
     """

@@ -91,7 +91,7 @@ class EngineReplica:
         self._exit_task: asyncio.Task[None] | None = None
         self._heartbeat_task = asyncio.create_task(self._heartbeats())
 
-    async def hello(self, asker_id: str) -> LoadReport:
+    async def ping(self, asker_id: str) -> LoadReport:
         """Answer an ingress or a Router that looks for replicas. Serve hands it to running replicas only."""
         self._feeds.renew(asker_id)
         return self._report()

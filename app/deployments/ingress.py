@@ -26,7 +26,7 @@ from app.api.served_models import load_served_model
 from app.config import ServeConfig
 from app.deployments.announcement import announce
 from app.deployments.channel.channel_client import ChannelClient, RequestStream
-from app.deployments.channel.replica_finder import RollCall
+from app.deployments.channel.replica_finder import Discovery
 from app.deployments.channel.replica_pool import ReplicaPool
 from app.deployments.channel.serve_port import EngineHandles, call
 from app.deployments.cluster_secret import load_block_hash_key
@@ -43,7 +43,7 @@ from app.engine.request import EngineRequest
 from app.errors import EngineDeadError, ModelNotFoundError, OverloadedError, PoisonedRequestError
 from app.telemetry.metrics import MetricsRecorder
 
-HELLO_TIMEOUT_S = 2.0
+PING_TIMEOUT_S = 2.0
 EXPLAIN_TIMEOUT_S = 2.0
 ROUTER_REST_S = 1.0  # a Router that did not answer is not asked again for so long
 MAX_DEATHS = 2  # of engine replicas under one request
@@ -259,13 +259,13 @@ class Ingress:
     def _create_pool(self, model: str) -> ReplicaPool:
         handles = self._handles[model]
 
-        async def discover() -> RollCall:
-            return await handles.hello(self._ingress_id, HELLO_TIMEOUT_S)
+        async def discover() -> Discovery:
+            return await handles.ping(self._ingress_id, PING_TIMEOUT_S)
 
         return ReplicaPool(model, self._ingress_id, self._config.ingress, discover, handles.port)
 
     async def _wait_ready(self) -> None:
-        """Open the door only when requests can be answered."""
+        """Begin to accept only when requests can be answered."""
         logger.info("ingress %s waits for replicas of %s", self._ingress_id, ", ".join(self._pools))
         deadline: float | None = None
         while missing := [name for name, pool in self._pools.items() if not pool.live()]:

@@ -1,8 +1,9 @@
 """The engine's heart: requests in, steps out to the executor, outputs back. No threads, no clock of its own.
 
-Up to `max_inflight_steps` letters are in flight (I2): while the workers compute one step, the next one is being
-scheduled. With 1, every letter asks for its own output at once: synchronous stepping, with the same tokens. A worker
-that computes in the background returns a step's output with the next letter; when there is none, a flush fetches it.
+Up to `max_inflight_steps` step messages are in flight (I2): while the workers compute one step, the next one is being
+scheduled. With 1, every step message asks for its own output at once: synchronous stepping, with the same tokens. A
+worker that computes in the background returns a step's output with the next step message; when there is none, a flush
+fetches it.
 """
 
 from __future__ import annotations
@@ -194,11 +195,11 @@ class EngineCore:
         """
         scheduler = self.scheduler
         while scheduler.num_unreturned < self.config.max_inflight_steps:
-            letter = scheduler.schedule()
-            if letter is None:
+            step_message = scheduler.schedule()
+            if step_message is None:
                 break
-            letter.flush = letter.flush or self.config.max_inflight_steps == 1
-            self._submit(letter)
+            step_message.flush = step_message.flush or self.config.max_inflight_steps == 1
+            self._submit(step_message)
         if self._num_calls == 0 and scheduler.num_unreturned:
             self._flush()
         elif self._num_calls:
@@ -220,13 +221,13 @@ class EngineCore:
 
     def _flush(self) -> None:
         """Fetch what the workers hold back of the steps that they have executed."""
-        self._submit(self.scheduler.flush_letter())
+        self._submit(self.scheduler.flush_message())
         self._collect()
         if self.scheduler.num_unreturned:
             raise EngineDeadError("the workers did not return the outputs of a flushed step")
 
-    def _submit(self, letter: SchedulerOutput) -> None:
-        self.executor.submit(letter)
+    def _submit(self, step_message: SchedulerOutput) -> None:
+        self.executor.submit(step_message)
         self._num_calls += 1
 
     def _collect(self) -> None:

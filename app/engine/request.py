@@ -23,11 +23,11 @@ Priority = Annotated[int, Field(ge=-MAX_PRIORITY - 1, le=MAX_PRIORITY)]
 
 @dataclass(slots=True, frozen=True)
 class EngineRequest:
-    """Token ids and sampling parameters: all an engine needs (I4). One per choice: `n` is expanded at the door."""
+    """Token ids and sampling parameters: all an engine needs (I4). One per choice: `n` is expanded by the API layer."""
 
     request_id: str
     prompt_token_ids: list[int]
-    sampling_params: SamplingParams  # seed drawn, max_tokens set by the door
+    sampling_params: SamplingParams  # seed drawn, max_tokens set by the API layer
     choice_index: int = 0
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     priority: int = 0
@@ -52,7 +52,7 @@ class RequestStatus(Enum):
 class Request:
     """The scheduler's record of a request. Counts that change with every step live in RowTable while it runs.
 
-    Times are of `time.monotonic()`, in seconds; `arrival` is when the door took the request in.
+    Times are of `time.monotonic()`, in seconds; `arrival` is when the API layer took the request in.
     """
 
     request_id: str
@@ -76,9 +76,9 @@ class Request:
     status: RequestStatus = RequestStatus.WAITING
     paused: bool = False
     row: int = -1  # -1 while it has none
-    load_step: int = 0  # the letter that loads blocks it holds: until its return they may be written
+    load_step: int = 0  # the step message that loads blocks it holds: until its return they may be written
     is_loading: bool = False  # has a row, but waits for those blocks
-    resume_after_step: int = 0  # letters up to this one must return before it may enter a row again
+    resume_after_step: int = 0  # step messages up to this one must return before it may enter a row again
 
     block_ids: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)  # of the full blocks of known tokens hashed so far

@@ -19,7 +19,7 @@ __all__ = ["MAX_SEED", "SamplingParams", "StructuredOutputs"]
 
 MAX_SEED = (1 << 63) - 1
 MAX_THINKING = 1 << 31
-MAX_TEMPERATURE = 1e4  # at which any vocabulary is drawn from evenly
+MAX_TEMPERATURE = 1e4  # at which any vocabulary is sampled from evenly
 MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 1e-4, 1e4
 MAX_LOGIT_BIAS = 100.0
 MAX_TOKEN_IDS = 1 << 20  # in a list; more than any vocabulary holds
@@ -35,7 +35,7 @@ class SamplingParams(Params):
     temperature: float = Field(1.0, ge=0.0, le=MAX_TEMPERATURE, description="0 is greedy.")
     top_p: float = Field(1.0, gt=0.0, le=1.0, description="Keep the smallest set of tokens with this probability.")
     top_k: Count = Field(0, ge=-1, description="Keep the k most likely tokens; 0 or -1 keeps all.")
-    min_p: float = Field(0.0, ge=0.0, le=1.0, description="Drop tokens less likely than min_p times the likeliest.")
+    min_p: float = Field(0.0, ge=0.0, le=1.0, description="Drop tokens less likely than min_p times the most likely.")
     presence_penalty: float = Field(
         0.0, ge=-2.0, le=2.0, description="Subtracted once from tokens already in the output."
     )
@@ -76,7 +76,7 @@ class SamplingParams(Params):
         None,
         ge=-1,
         le=MAX_THINKING,
-        description="Most tokens of a thought, which is then closed; -1: any number.",
+        description="Most tokens of reasoning, which is then closed; -1: any number.",
     )
     repetition_detection: RepetitionDetection | None = Field(
         None,
@@ -130,5 +130,5 @@ class SamplingParams(Params):
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the likeliest token is always chosen."""
+        """Whether the most likely token is always chosen."""
         return self.temperature == 0.0

@@ -70,8 +70,8 @@ class RequestTimings:
     max_tokens: int
     n: int
     choice_index: int  # `n` belongs into a histogram once a request: at choice 0
-    e2e_s: float  # arrival at the door to the end
-    ttft_s: float | None  # arrival at the door to the first token
+    e2e_s: float  # arrival at the API layer to the end
+    ttft_s: float | None  # arrival at the API layer to the first token
     queue_s: float | None  # arrival at the engine to the first step
     prefill_s: float | None  # first step to first token
     decode_s: float | None  # first to last token

@@ -1,21 +1,21 @@
-"""The two letters between host and device (invariant I2): SchedulerOutput down, ModelRunnerOutput up.
+"""The two messages between host and device (invariant I2): SchedulerOutput down, ModelRunnerOutput up.
 
-A letter carries diffs, not state (I3): the device keeps, per row, the token ids, the block table, the number of
+A step message carries diffs, not state (I3): the device keeps, per row, the token ids, the block table, the number of
 computed tokens and the sampling state, and advances them itself:
 
-- after a letter, `num_computed_tokens[row] += num_scheduled_tokens[row]`;
+- after a step message, `num_computed_tokens[row] += num_scheduled_tokens[row]`;
 - a row whose scheduled tokens reach the end of its known tokens samples one token, which the device appends to the
-  row's token ids, so that the next letter can be written before the token has come back (two letters in flight);
+  row's token ids, so that the next step message can be written before the token has come back (two steps in flight);
 - such a row may compute draft tokens beyond that end, which the device holds behind its known tokens. It samples after
   each of them, and gets the tokens up to the first that differs from its draft. The device takes back the others at
   once. The host counts all of them until the output says how many there were, and passes that on in `rejected_drafts`:
   so what it knows of such a row's counts is an upper bound, on both sides of the channel.
 
-Order within a letter: `transfers`, `freed_rows`, `rejected_drafts`, `new_requests`, `new_blocks`, the step itself. A
-row may be freed and given away in the same letter. Loads may go on in the background: the step that first computes
-in a row waits for those of its blocks.
+Order within a step message: `transfers`, `freed_rows`, `rejected_drafts`, `new_requests`, `new_blocks`, the step
+itself. A row may be freed and given away in the same step message. Loads may go on in the background: the step that
+first computes in a row waits for those of its blocks.
 
-Plain numpy and dataclasses, so that a letter pickles small and the host half never imports torch (I8).
+Plain numpy and dataclasses, so that a step message pickles small and the host half never imports torch (I8).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class NewRequest:
     choice_index: int  # which of the request's `n` choices: part of the random key (I6)
     eos_token_ids: tuple[int, ...]  # masked until min_tokens, with stop_token_ids
     bad_words_token_ids: tuple[tuple[int, ...], ...]
-    has_grammar: bool = False  # letters may carry masks for the row
+    has_grammar: bool = False  # step messages may carry masks for the row
     pooling_params: PoolingParams | None = None  # of a request to a pooling model, whose rows never sample
     thinking_budget: ThinkingBudget | None = None
 
@@ -62,10 +62,11 @@ class TokenMasks:
 
 @dataclass(slots=True)
 class KVTransfers:
-    """KV blocks to copy between the device and the workers' host pools, before the letter's step.
+    """KV blocks to copy between the device and the workers' host pools, before the step message's step.
 
-    In the order of stores, loads, step: a store reads what the blocks held before the letter, a load may read what the
-    same letter stored. No slot is stored to twice in one letter, and none is both loaded from and then given away.
+    In the order of stores, loads, step: a store reads what the blocks held before the step message, a load may read
+    what the same step message stored. No slot is stored to twice in one step message, and none is both loaded from and
+    then given away.
     """
 
     store_blocks: Int32Array  # [n] device blocks
@@ -79,7 +80,7 @@ class SchedulerOutput:
     """One step. `rows[i]` computes `num_scheduled_tokens[i]` more tokens, draft tokens included.
 
     `samples[i]` is True when those tokens reach the end of what is known, so the row samples. Decodes come first.
-    An empty letter (no rows) is legal: it only carries frees, or flushes.
+    An empty step message (no rows) is legal: it only carries frees, or flushes.
     """
 
     step_id: int
@@ -119,9 +120,9 @@ class TokenLogprobs:
 class ModelRunnerOutput:
     """What step `step_id` brought: the tokens of each row that samples, one row's behind the other's.
 
-    The j-th True of the letter's `samples` got `num_sampled_tokens[j]` of the T tokens, from one to one more than its
-    draft tokens. `logprobs[t]` is None where the request did not ask. `prompt_logprobs` maps an index into the letter's
-    `rows` to (position of the first token described, one entry per prompt token from there on).
+    The j-th True of the step message's `samples` got `num_sampled_tokens[j]` of the T tokens, from one to one more than
+    its draft tokens. `logprobs[t]` is None where the request did not ask. `prompt_logprobs` maps an index into the step
+    message's `rows` to (position of the first token described, one entry per prompt token from there on).
     """
 
     step_id: int
@@ -130,14 +131,14 @@ class ModelRunnerOutput:
     logprobs: list[TokenLogprobs | None] | None = None
     prompt_logprobs: dict[int, tuple[int, list[TokenLogprobs]]] | None = None
     step_time_s: float = 0.0  # time the device took, as seen by the worker
-    loading_since: int = 0  # the oldest letter whose loads were still under way; 0: those of all letters were done
+    loading_since: int = 0  # the oldest step whose loads were still under way; 0: all were done
     pooled: list[Float32Array] | None = None  # of a pooling model, instead of tokens: the j-th True's result
 
 
 @dataclass(slots=True, frozen=True)
 class WorkerCall:
-    """Instead of a letter, when none is out: call a method of every worker. It goes the way of the letters, so that it
-    collides with no step, and the thread that executes these executes it."""
+    """Instead of a step message, when none is out: call a method of every worker. It goes the way of the step messages,
+    so that it collides with no step, and the thread that executes these executes it."""
 
     method: str
     arguments: tuple[Any, ...]

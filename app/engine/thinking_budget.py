@@ -1,4 +1,4 @@
-"""How many tokens a request may think, and how the tokens of its thought are told."""
+"""How many tokens a request may think, and how the tokens of its reasoning are told."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(slots=True, frozen=True)
 class ThinkingBudget:
-    """At most `num_tokens` of a thought, then the model is made to write `closing`.
+    """At most `num_tokens` of reasoning, then the model is made to write `closing`.
 
-    `opening` is what begins a thought in the output; () where the prompt has begun it.
+    `opening` is what begins reasoning in the output; () where the prompt has begun it.
     """
 
     num_tokens: int

@@ -1,7 +1,7 @@
 """Host arrays to the device without waiting for it.
 
 A plain copy from pageable memory waits until the device has done all it was given before, which would undo the
-overlap of two letters in flight (I2); a copy from pinned memory does not.
+overlap of two steps in flight (I2); a copy from pinned memory does not.
 """
 
 from __future__ import annotations

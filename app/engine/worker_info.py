@@ -21,8 +21,8 @@ class WorkerInfo:
 
 
 @dataclass(slots=True, frozen=True)
-class Meeting:
-    """Where the ranks of a gang find each other: the store in rank 0; and the node of each rank."""
+class RendezvousInfo:
+    """Where the ranks of a worker group find each other: the store in rank 0; and the node of each rank."""
 
     address: tuple[str, int]
     node_of: tuple[str, ...]

@@ -89,10 +89,10 @@ class ChatTemplate:
         return any(_asks_for_none(part) for test in tests for part in _conjuncts(test))
 
     @cached_property
-    def takes_thought_parts(self) -> bool:
-        """Whether the default template reads thoughts as parts of the content, of type "thinking" (Mistral's do)."""
+    def takes_reasoning_parts(self) -> bool:
+        """Whether the default template reads reasoning as parts of the content, of type "thinking" (Mistral's do)."""
         tree = self._environment.parse(self._sources.get("default", ""))
-        return self.takes_parts and any(_asks_for_thought_part(node) for node in tree.find_all(nodes.Compare))
+        return self.takes_parts and any(_asks_for_reasoning_part(node) for node in tree.find_all(nodes.Compare))
 
     def render(
         self,
@@ -141,10 +141,10 @@ class ChatTemplate:
             return {**message, "content": "\n".join(parts)}
         if message.get("role") != "assistant":
             return message
-        thought = message.get("reasoning") or message.get("reasoning_content")
-        if thought and self.takes_thought_parts:
+        reasoning = message.get("reasoning") or message.get("reasoning_content")
+        if reasoning and self.takes_reasoning_parts:
             texts = [{"type": "text", "text": content}] if isinstance(content, str) and content else content or []
-            return {**message, "content": [{"type": "thinking", "thinking": thought}, *texts]}
+            return {**message, "content": [{"type": "thinking", "thinking": reasoning}, *texts]}
         if content == "" and message.get("tool_calls") and self.takes_none:
             return {**message, "content": None}
         return message
@@ -260,7 +260,7 @@ def _asks_for_none(node: nodes.Node) -> bool:
     return not isinstance(node.node, nodes.Name) and _is_content(node.node)
 
 
-def _asks_for_thought_part(node: nodes.Compare) -> bool:
+def _asks_for_reasoning_part(node: nodes.Compare) -> bool:
     """Whether an expression is `part.type == "thinking"`."""
     match node:
         case nodes.Compare(

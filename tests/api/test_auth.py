@@ -146,7 +146,7 @@ def test_keys_from_configuration_file_and_environment(tmp_path: Path, caplog: py
 
 
 @pytest.mark.parametrize("text", ["", "# nobody\n", "short\n", "sha256:12\n", "alice=short\n"])
-def test_a_bad_file_is_no_open_door(tmp_path: Path, text: str) -> None:
+def test_a_bad_file_lets_nobody_in(tmp_path: Path, text: str) -> None:
     file = tmp_path / "keys"
     file.write_text(text)
     with pytest.raises(ConfigError, match="keys"):

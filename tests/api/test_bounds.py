@@ -15,7 +15,7 @@ import pytest
 
 from app.api.app import create_app
 from app.api.chat.messages import TextPart
-from app.api.chat.strict_models import Closed
+from app.api.chat.strict_models import StrictModel
 from app.api.chat.tools import ToolCall
 from app.api.debug import RouteRequest
 from app.api.endpoints import bodies
@@ -129,7 +129,7 @@ class Inner(pydantic.BaseModel):
     ],
 )
 def test_the_walk_finds_what_has_no_bound(annotation: Any, fault: str) -> None:
-    model = pydantic.create_model("Outer", __base__=Closed, field=(annotation, ...))
+    model = pydantic.create_model("Outer", __base__=StrictModel, field=(annotation, ...))
     assert fault in {kind for _, kind in Walk(model).unbounded}
 
 

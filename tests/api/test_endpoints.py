@@ -18,9 +18,9 @@ FILE = """
 from fastapi import APIRouter, Request
 from app.api.body import describe_body, read_body
 from app.api.endpoint import Endpoint
-from app.api.chat.strict_models import Closed
+from app.api.chat.strict_models import StrictModel
 
-class EchoRequest(Closed):
+class EchoRequest(StrictModel):
     word: str
 
 def routes(api):

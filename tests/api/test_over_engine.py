@@ -223,9 +223,9 @@ def test_responses_think_call_and_follow_a_schema(sdk: openai.OpenAI) -> None:
         streamed = stream.get_final_response()
     assert "response.reasoning_summary_text.delta" in kinds
     assert streamed.output_text == whole.output_text
-    thought: Any = whole.output[0]
+    reasoning: Any = whole.output[0]
     shown: Any = streamed.output[0]
-    assert shown.summary[0].text == thought.content[0].text
+    assert shown.summary[0].text == reasoning.content[0].text
 
     tools: Any = [{"type": "function", "name": "add", "parameters": SCHEMA, "strict": False}]
     asked = sdk.responses.create(**greedy, input=QUESTION, tools=tools, tool_choice="required")

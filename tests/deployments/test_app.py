@@ -75,8 +75,8 @@ def engine_deployment(application: serve.Application, model: str) -> serve.Deplo
 @pytest.mark.parametrize("strategy", ["STRICT_PACK", "PACK", "SPREAD", "STRICT_SPREAD"])
 def test_placement_reaches_serve(strategy: str) -> None:
     """The group that Serve makes for a replica is the one that the configuration describes."""
-    gang = {"device": "cuda", "tensor_parallel_size": 2}
-    models = [{"name": "a", "placement_strategy": strategy, "engine": gang}, {"name": "b"}]
+    worker_group = {"device": "cuda", "tensor_parallel_size": 2}
+    models = [{"name": "a", "placement_strategy": strategy, "engine": worker_group}, {"name": "b"}]
     application = build({"models": models})
     replica = engine_deployment(application, "a")._replica_config
     assert replica.placement_group_strategy == strategy

@@ -68,7 +68,7 @@ class Replica(EngineReplica):
         return refusal
 
     async def accepting(self) -> bool:
-        return (await self.hello("somebody")).accepting
+        return (await self.ping("somebody")).accepting
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def test_one_stale_ingress_does_not_retire_the_replica(play: Any) -> None:
         assert await replica.accepting()
         assert await replica.submit_one("two", 0, request()) is None
         await replica.tell("two", draining=True)
-        assert not await replica.accepting(), "a hello alone does not bring it back"
+        assert not await replica.accepting(), "a ping alone does not bring it back"
         assert isinstance(await replica.submit_one("two", 1, request()), EngineDeadError)
         await replica.tell("one", draining=False)  # revived
         assert await replica.accepting()

@@ -20,7 +20,7 @@ from app.api.engine_client import PromptPlace, RouteInfo
 from app.api.errors import error_response
 from app.config import IngressConfig, ServeConfig
 from app.deployments.channel.channel_hub import ChannelHub
-from app.deployments.channel.replica_finder import RollCall
+from app.deployments.channel.replica_finder import Discovery
 from app.deployments.channel.replica_pool import ReplicaPool
 from app.deployments.channel.serve_port import EngineHandles, ServePort
 from app.deployments.channel.wire import LoadReport, decode_control
@@ -147,8 +147,8 @@ class Stage:
         self.ingress._pools = {"m": self.pool}
         self.ingress._hasher = PromptHasher(KEY)
 
-    async def discover(self) -> RollCall:
-        return RollCall(frozenset(self.replicas), complete=True)
+    async def discover(self) -> Discovery:
+        return Discovery(frozenset(self.replicas), complete=True)
 
     async def ask(self, prompt: str, num_choices: int = N, num_tokens: int = 3) -> set[str | None]:
         """All choices of one prompt at the same time; the replicas that served them."""

@@ -100,14 +100,14 @@ def run(
 
 
 def assert_idle(core: EngineCore) -> None:
-    """Nothing is held any more: rows, blocks, letters."""
+    """Nothing is held any more: rows, blocks, step messages."""
     scheduler = core.scheduler
     scheduler.kv.pool.check()
     assert not scheduler.requests
     assert scheduler.rows.num_occupied == 0
     assert len(scheduler.waiting) == 0
     assert scheduler.num_unreturned == 0
-    assert not scheduler._reconciler._departed
+    assert not scheduler._output_updater._preempted_in_flight
     assert not scheduler.kv._coming
     assert scheduler.kv.pool.num_deferred == 0
     assert scheduler.kv.pool.num_free == scheduler.kv.pool.num_blocks

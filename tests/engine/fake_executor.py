@@ -3,7 +3,7 @@
 Each KV slot holds a number chained from the slot before it (read through the block table) and the token written; the
 next token is a function of the last slot. So a token comes out right only if every block holds what it should, and
 `expected_tokens` computes the same without any cache. Misuse (a row used twice, a block written by two requests, a
-block handed out while a letter that may write it is out) fails at once.
+block handed out while a step message that may write it is out) fails at once.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def sampling_key(seed: int, choice_index: int) -> int:
 
 
 def expected_tokens(prompt: list[int], seed: int, count: int) -> list[int]:
-    """The first `count` output tokens, without cache, rows or letters."""
+    """The first `count` output tokens, without cache, rows or step messages."""
     state = 0
     for token in prompt:
         state = chain(state, token)
@@ -87,7 +87,7 @@ class FakeExecutor(Executor):
         self.drafter = random.Random(num_draft_tokens)
         self.draft_quality = draft_quality
         self.num_drafts = self.num_accepted = 0
-        self.host_counts: dict[int, int] = {}  # row -> computed tokens as the letters say
+        self.host_counts: dict[int, int] = {}  # row -> computed tokens as the step messages say
         self.block_size = block_size
         self.late = late
         self.max_num_batched_tokens = max_num_batched_tokens
@@ -96,7 +96,7 @@ class FakeExecutor(Executor):
         self.calls: deque[list[ModelRunnerOutput]] = deque()
         self.behind: list[ModelRunnerOutput] = []
         self.unreturned: dict[int, dict[int, int]] = {}  # step -> block -> occupant that writes it
-        self.letters: list[SchedulerOutput] = []
+        self.step_messages: list[SchedulerOutput] = []
         self.num_occupants = 0
         self.max_calls = 0
         self.parked = 0
@@ -105,16 +105,16 @@ class FakeExecutor(Executor):
     def start(self) -> WorkerInfo:
         return self.info
 
-    def submit(self, letter: SchedulerOutput) -> None:
+    def submit(self, step_message: SchedulerOutput) -> None:
         if self.death is not None:
             raise self.death
-        self.letters.append(letter)
-        output = self.execute(letter)
+        self.step_messages.append(step_message)
+        output = self.execute(step_message)
         if not self.late:
             self.calls.append([output])
         else:
             self.behind.append(output)
-            keep = 0 if letter.flush else 1
+            keep = 0 if step_message.flush else 1
             self.calls.append(self.behind[: len(self.behind) - keep])
             self.behind = self.behind[len(self.behind) - keep :]
         self.max_calls = max(self.max_calls, len(self.calls))
@@ -146,26 +146,26 @@ class FakeExecutor(Executor):
 
     # ---- the device
 
-    def execute(self, letter: SchedulerOutput) -> ModelRunnerOutput:
-        for row in letter.freed_rows:
+    def execute(self, step_message: SchedulerOutput) -> ModelRunnerOutput:
+        for row in step_message.freed_rows:
             del self.rows[row]
-        for row, count in letter.rejected_drafts:
+        for row, count in step_message.rejected_drafts:
             self.host_counts[row] -= count
-        for new in letter.new_requests:
+        for new in step_message.new_requests:
             self.enter(new)
-        for row, blocks in letter.new_blocks:
+        for row, blocks in step_message.new_blocks:
             self.rows[row].blocks += blocks
-        rows = letter.rows.tolist()
-        assert len(set(rows)) == len(rows), "a row twice in one letter"
-        assert letter.num_tokens <= self.max_num_batched_tokens
-        counts = letter.num_scheduled_tokens.tolist()
-        drafts = [0] * len(rows) if letter.num_draft_tokens is None else letter.num_draft_tokens.tolist()
+        rows = step_message.rows.tolist()
+        assert len(set(rows)) == len(rows), "a row twice in one step message"
+        assert step_message.num_tokens <= self.max_num_batched_tokens
+        counts = step_message.num_scheduled_tokens.tolist()
+        drafts = [0] * len(rows) if step_message.num_draft_tokens is None else step_message.num_draft_tokens.tolist()
         tokens: list[int] = []
         num_sampled: list[int] = []
         logprobs: list[TokenLogprobs | None] = []
         prompt_logprobs: dict[int, tuple[int, list[TokenLogprobs]]] = {}
         writers: dict[int, int] = {}
-        for index, (row, count, samples) in enumerate(zip(rows, counts, letter.samples.tolist(), strict=True)):
+        for index, (row, count, samples) in enumerate(zip(rows, counts, step_message.samples.tolist(), strict=True)):
             device, k = self.rows[row], drafts[index]
             start = device.num_computed
             assert self.host_counts[row] == start + sum(device.rejected.values()), "the host's count is another"
@@ -180,17 +180,17 @@ class FakeExecutor(Executor):
                 if entries:
                     prompt_logprobs[index] = (start + 1, entries)
             if samples:
-                new_tokens = self.verify(device, k, letter.step_id)
+                new_tokens = self.verify(device, k, step_message.step_id)
                 wanted = device.params.logprobs is not None
                 first = len(device.token_ids) - len(new_tokens)
                 logprobs += [logprobs_of(t, first + i) if wanted else None for i, t in enumerate(new_tokens)]
                 tokens += new_tokens
                 num_sampled.append(len(new_tokens))
-        self.unreturned[letter.step_id] = writers
+        self.unreturned[step_message.step_id] = writers
         return ModelRunnerOutput(
-            letter.step_id,
+            step_message.step_id,
             np.array(tokens, np.int32),
-            None if letter.num_draft_tokens is None else np.array(num_sampled, np.int32),
+            None if step_message.num_draft_tokens is None else np.array(num_sampled, np.int32),
             logprobs if any(logprobs) else None,
             prompt_logprobs or None,
         )
@@ -246,7 +246,7 @@ class FakeExecutor(Executor):
             block = device.blocks[position // self.block_size]
             assert writers.setdefault(block, device.occupant) == device.occupant, "two requests write one block"
             for out in self.unreturned.values():
-                assert out.get(block, device.occupant) == device.occupant, "block handed out while a letter is out"
+                assert out.get(block, device.occupant) == device.occupant, "block handed out while a step is out"
             previous = 0
             if position:
                 before = position - 1

@@ -41,7 +41,7 @@ class Slow(FakeExecutor):
         self.threads.add(threading.get_ident())
         self.gate.wait(limits.patience_s())
         time.sleep(self.step_s)
-        if self.die_at_step is not None and len(self.letters) >= self.die_at_step:
+        if self.die_at_step is not None and len(self.step_messages) >= self.die_at_step:
             self.death = EngineDeadError("worker rank 0 was killed")
         return super().collect()
 

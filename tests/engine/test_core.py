@@ -79,8 +79,8 @@ def test_a_small_pool_under_four_times_its_load(late: bool) -> None:
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_letters_in_flight(late: bool) -> None:
-    """Exactly as many as configured, and with 1 every letter is a flush."""
+def test_steps_in_flight(late: bool) -> None:
+    """Exactly as many as configured, and with 1 every step message is a flush."""
     for inflight in (1, 2, 3):
         core = make_core(num_blocks=500, late=late, max_inflight_steps=inflight)
         executor = core.executor
@@ -100,7 +100,7 @@ def test_letters_in_flight(late: bool) -> None:
         core.scheduler.update_from_output = update  # type: ignore[method-assign]
         run(core, [make_request("r", [1, 2, 3], max_tokens=20)], each_step=watch)
         assert most == inflight
-        assert all(letter.flush for letter in executor.letters) == (inflight == 1)
+        assert all(step_message.flush for step_message in executor.step_messages) == (inflight == 1)
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -119,12 +119,12 @@ def test_calls_to_the_workers_come_between_steps(late: bool) -> None:
     assert tokens[0] == tokens[1]
 
 
-def test_the_next_letter_leaves_before_the_token_is_back() -> None:
+def test_the_next_step_leaves_before_the_token_is_back() -> None:
     core = make_core(num_blocks=500, max_inflight_steps=2)
     core.add_request(make_request("r", [1, 2, 3], max_tokens=20))
     assert isinstance(core.executor, FakeExecutor)
     outputs = core.step()
-    assert len(core.executor.letters) == 2  # the second decodes a token that only the device knows
+    assert len(core.executor.step_messages) == 2  # the second decodes a token that only the device knows
     assert [output.new_token_ids for output in outputs] == [expected_tokens([1, 2, 3], 7, 1)]
 
 
@@ -194,7 +194,7 @@ def test_the_last_token_is_never_computed() -> None:
         results = run(core, [make_request("r", [1] * 6, max_tokens=10)])
         assert results.tokens["r"] == expected_tokens([1] * 6, 7, 10)
         assert isinstance(core.executor, FakeExecutor)
-        assert sum(letter.num_tokens for letter in core.executor.letters) == 15
+        assert sum(step_message.num_tokens for step_message in core.executor.step_messages) == 15
 
 
 @pytest.mark.parametrize("num_blocks", [20, 500])
@@ -280,8 +280,8 @@ def test_one_request_that_fails_fails_alone() -> None:
     """The device brings no logprobs for a request that asked: that one ends with an error, the others go on."""
 
     class Forgetful(FakeExecutor):
-        def submit(self, letter: Any) -> None:
-            super().submit(letter)
+        def submit(self, step_message: Any) -> None:
+            super().submit(step_message)
             for output in self.calls[-1]:
                 output.logprobs = None
 
@@ -382,14 +382,14 @@ class Background(FakeExecutor):
         self.pool = ThreadPoolExecutor(1)
         self.steps: deque[Future[ModelRunnerOutput]] = deque()
 
-    def submit(self, letter: SchedulerOutput) -> None:
-        self.events.append(("submitted", letter.step_id))
-        self.steps.append(self.pool.submit(self.compute_step, letter))
+    def submit(self, step_message: SchedulerOutput) -> None:
+        self.events.append(("submitted", step_message.step_id))
+        self.steps.append(self.pool.submit(self.compute_step, step_message))
 
-    def compute_step(self, letter: SchedulerOutput) -> ModelRunnerOutput:
+    def compute_step(self, step_message: SchedulerOutput) -> ModelRunnerOutput:
         limits.pause(0.003)
-        output = self.execute(letter)
-        self.events.append(("computed", letter.step_id))
+        output = self.execute(step_message)
+        self.events.append(("computed", step_message.step_id))
         return output
 
     def collect(self) -> list[ModelRunnerOutput]:
@@ -401,7 +401,8 @@ class Background(FakeExecutor):
 
 @pytest.mark.parametrize("inflight", [1, 2])
 def test_the_next_step_is_prepared_while_the_device_computes(inflight: int) -> None:
-    """The trace of I2: with two letters the device always finds the next one waiting; with one it never does."""
+    """The trace of I2: with two steps in flight the device always finds the next one waiting; with one it never
+    does."""
     executor = Background()
     config = EngineConfig(block_size=4, max_inflight_steps=inflight)
     core = EngineCore(config, fake_info(), executor, KEY)

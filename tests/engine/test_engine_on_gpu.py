@@ -134,14 +134,14 @@ def test_triton_kernels_are_what_runs() -> None:
 
 
 def test_preparing_a_step_overlaps_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """When letter N+1's call begins, the device is still busy with step N."""
+    """When step message N+1's call begins, the device is still busy with step N."""
     busy: list[bool] = []
     execute: Callable[[Worker, SchedulerOutput], list[ModelRunnerOutput]] = Worker.execute
 
-    def watched(self: Worker, letter: SchedulerOutput) -> list[ModelRunnerOutput]:
-        if len(letter.rows) and self._pending:
+    def watched(self: Worker, step_message: SchedulerOutput) -> list[ModelRunnerOutput]:
+        if len(step_message.rows) and self._pending:
             busy.append(not self._pending[-1].is_done())
-        return execute(self, letter)
+        return execute(self, step_message)
 
     monkeypatch.setattr(Worker, "execute", watched)
     shape = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 8, "head_dim": 128}
@@ -151,7 +151,7 @@ def test_preparing_a_step_overlaps_the_one_before(monkeypatch: pytest.MonkeyPatc
     prompts = [[7 + i] * 2000 for i in range(16)]
     with LLM(str(directory), tokenizer=TINY_CHAT, dtype="float32", gpu_memory_utilization=0.5) as llm:
         _tokens(llm, prompts)
-    assert sum(busy) >= len(busy) // 2, f"{sum(busy)} of {len(busy)} letters found the device busy"
+    assert sum(busy) >= len(busy) // 2, f"{sum(busy)} of {len(busy)} step messages found the device busy"
 
 
 def test_tiny_chat_on_the_gpu_answers_as_on_the_cpu() -> None:

@@ -1,4 +1,4 @@
-"""Drives a Worker with hand-written letters, as a scheduler would that has room for everything.
+"""Drives a Worker with hand-written step messages, as a scheduler would that has room for everything.
 
 Requests enter at once; each step gives every unfinished one its next `chunk` tokens, decodes first.
 """
@@ -73,9 +73,9 @@ class Driver:
         while waiting or live:
             new = [self._enter(run, owned) for run in waiting]
             live, waiting = live + waiting, []
-            letter, scheduled = self._letter(live, new, owned, freed)
+            step_message, scheduled = self._step_message(live, new, owned, freed)
             freed = []
-            self._take(self.worker.execute(letter), letter, scheduled)
+            self._take(self.worker.execute(step_message), step_message, scheduled)
             for run in [run for run in live if run.known - len(run.prompt) >= (run.params.max_tokens or 0)]:
                 live.remove(run)
                 freed.append(run.row)
@@ -100,7 +100,7 @@ class Driver:
             bad_words_token_ids=run.bad_words_token_ids,
         )
 
-    def _letter(
+    def _step_message(
         self, live: list[Run], new: list[NewRequest], owned: dict[int, list[int]], freed: list[int]
     ) -> tuple[SchedulerOutput, list[Run]]:
         scheduled = sorted(live, key=lambda run: min(run.known - run.computed, self.chunk) != 1)
@@ -116,21 +116,21 @@ class Driver:
         for run, count, samples_now in zip(scheduled, counts, samples, strict=True):
             run.computed += count
             run.known += samples_now
-        letter = self._empty(freed)
-        letter.rows = np.array([run.row for run in scheduled], dtype=np.int32)
-        letter.num_scheduled_tokens = np.array(counts, dtype=np.int32)
-        letter.samples = np.array(samples, dtype=np.bool_)
-        letter.new_requests, letter.new_blocks = new, new_blocks
-        return letter, scheduled
+        step_message = self._empty(freed)
+        step_message.rows = np.array([run.row for run in scheduled], dtype=np.int32)
+        step_message.num_scheduled_tokens = np.array(counts, dtype=np.int32)
+        step_message.samples = np.array(samples, dtype=np.bool_)
+        step_message.new_requests, step_message.new_blocks = new, new_blocks
+        return step_message, scheduled
 
     def _empty(self, freed: list[int]) -> SchedulerOutput:
         self.step_id += 1
         none = np.zeros(0, dtype=np.int32)
         return SchedulerOutput(self.step_id, none, none, none.astype(np.bool_), freed_rows=freed)
 
-    def _take(self, outputs: list[ModelRunnerOutput], letter: SchedulerOutput, scheduled: list[Run]) -> None:
-        assert [output.step_id for output in outputs] == [letter.step_id]
-        sampled = [run for run, samples in zip(scheduled, letter.samples, strict=True) if samples]
+    def _take(self, outputs: list[ModelRunnerOutput], step_message: SchedulerOutput, scheduled: list[Run]) -> None:
+        assert [output.step_id for output in outputs] == [step_message.step_id]
+        sampled = [run for run, samples in zip(scheduled, step_message.samples, strict=True) if samples]
         output = outputs[0]
         for j, run in enumerate(sampled):
             run.tokens.append(int(output.sampled_token_ids[j]))

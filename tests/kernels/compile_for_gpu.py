@@ -31,7 +31,7 @@ from app.kernels.attention.triton_ops import OPS
 from app.kernels.attention.triton_prefill import PrefillTile
 from app.kernels.attention.triton_shared_splits import share_splits
 from app.kernels.fused import HeadNorm, triton_ops
-from app.kernels.gemm import LateNorm, triton_fp8, triton_small
+from app.kernels.gemm import DeferredNorm, triton_fp8, triton_small
 from app.kernels.sampling import triton_ops as sampling_ops
 from app.kernels.sampling import triton_sample, triton_token_masks
 
@@ -131,12 +131,12 @@ def linear(hidden: int, attended: int, projected: int, intermediate: int) -> Non
     for rows in (1, 32, 64):
         for out, size in ((hidden, attended), (hidden, intermediate)):
             x, weight = zeros(rows, size), zeros(out, size)
-            late, total = triton_small.linear_add_norm(x, weight, None, zeros(rows, out), weight[:, 0], 1e-6, True)
+            deferred, total = triton_small.linear_add_norm(x, weight, None, zeros(rows, out), weight[:, 0], 1e-6, True)
             triton_small.linear_add_norm(x, weight, weight[0, :1].expand(out), total, weight[:, 0], 1e-6, False)
-            assert isinstance(late, LateNorm)
-        triton_small.linear(late, zeros(projected, hidden), None)
-        triton_small.linear(late, zeros(projected, hidden), zeros(projected))
-        triton_small.gated_linear(late, zeros(2 * intermediate, hidden), None)
+            assert isinstance(deferred, DeferredNorm)
+        triton_small.linear(deferred, zeros(projected, hidden), None)
+        triton_small.linear(deferred, zeros(projected, hidden), zeros(projected))
+        triton_small.gated_linear(deferred, zeros(2 * intermediate, hidden), None)
         triton_small.gated_linear(total, zeros(2 * intermediate, hidden), None)
         triton_small.linear(total, zeros(151_936, hidden), None)
     triton_small.gated_linear(zeros(128, hidden), zeros(2 * intermediate, hidden), None)

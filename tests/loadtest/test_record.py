@@ -47,7 +47,7 @@ def test_times_of_an_answer() -> None:
 
 
 @pytest.mark.parametrize("field", ["reasoning_content", "reasoning", "tool_calls"])
-def test_thoughts_and_calls_count_as_output(field: str) -> None:
+def test_reasoning_and_calls_count_as_output(field: str) -> None:
     record = AnswerRecord("chat", 0.0)
     AnswerReader(record, 0.0).push(json.dumps({"choices": [{"delta": {field: "x"}}]}).encode(), 2.0)
     assert record.ttft_s == 2.0

@@ -1,4 +1,4 @@
-"""`LLM`, the front door without HTTP, on the built-in model."""
+"""`LLM`, the entry point without HTTP, on the built-in model."""
 
 from __future__ import annotations
 

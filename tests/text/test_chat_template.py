@@ -182,7 +182,7 @@ def test_empty_text_beside_calls_is_what_the_template_asks_for(test: str, expect
     assert ours.render([{"role": "assistant", "content": "x", "tool_calls": CALLS}]) == '"x"'
 
 
-def test_thoughts_are_parts_where_the_template_reads_such_parts() -> None:
+def test_reasoning_is_parts_where_the_template_reads_such_parts() -> None:
     loop = (
         "{% for part in message.content %}{% if part['type'] == WORD %}({{ part.thinking }}){% else %}{{ part.text }}"
     )

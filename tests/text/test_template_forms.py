@@ -45,7 +45,7 @@ CHATS: dict[str, list[dict[str, Any]]] = {
         {"role": "tool", "tool_call_id": "call12345", "name": "weather", "content": "warm"},
         {"role": "tool", "tool_call_id": "call67890", "name": "weather", "content": '{"t": 3}'},
     ],
-    "thought": [USER, {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm.\nSo."}, USER],
+    "reasoning": [USER, {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm.\nSo."}, USER],
 }
 TURNS = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
 
@@ -99,7 +99,7 @@ FORMS = {
 {{- text.replace('<', '[') }}|{{ text[:4] }}|{{ '</think>' in text }}
 {{- text | length }}|{{ text | replace('H', 'J') | title }}
 {% endfor %}""",
-    "thoughts": """
+    "reasoning": """
 {%- for m in messages %}{% if m.reasoning_content is defined and m.reasoning_content is not none %}
 {{- '<think>\\n' ~ m.reasoning_content.strip('\\n') ~ '\\n</think>\\n\\n' }}{% endif %}{{ m.content }}{% endfor %}
 {%- if add_generation_prompt %}<|assistant|>{% if enable_thinking is defined and not enable_thinking %}

@@ -44,14 +44,14 @@ class Answer:
         reader: BlockReader,
         new_call_id: Callable[[], str],
         is_capped: bool,
-        shows_thoughts: bool,
+        shows_reasoning: bool,
     ) -> None:
         self.reader = reader
         self._new_call_id = new_call_id
         self._id = message_id
         self._model = model
         self._is_capped = is_capped
-        self._shows_thoughts = shows_thoughts
+        self._shows_reasoning = shows_reasoning
         self._ids: dict[int, str] = {}
 
     def message(self, choice: Choice) -> dict[str, Any]:
@@ -81,7 +81,7 @@ class Answer:
 
     def shows(self, block: Block) -> bool:
         """Whether the client wants to see it."""
-        return self._shows_thoughts or block.kind != "reasoning"
+        return self._shows_reasoning or block.kind != "reasoning"
 
     def content(self, block: Block, text: str) -> dict[str, Any]:
         """`block` as a content block that holds `text`."""
@@ -100,9 +100,9 @@ class Answer:
         return "tool_use" if self.reader.num_calls else "end_turn"
 
 
-def signature(thought: str) -> str:
-    """What stands where Anthropic signs a thought. It is not checked when it comes back."""
-    return hashlib.blake2b(thought.encode(), digest_size=24).hexdigest()
+def signature(reasoning: str) -> str:
+    """What stands where Anthropic signs reasoning. It is not checked when it comes back."""
+    return hashlib.blake2b(reasoning.encode(), digest_size=24).hexdigest()
 
 
 def _input(arguments: str) -> dict[str, Any]:

@@ -97,8 +97,8 @@ def _assistant(message: Message) -> list[dict[str, Any]]:
     blocks = message.blocks
     turn: dict[str, Any] = {"role": "assistant"}
     turn["content"] = "".join(block.text for block in blocks if isinstance(block, TextBlock))
-    if thoughts := [block.thinking for block in blocks if isinstance(block, ThinkingBlock)]:
-        turn["reasoning"] = "".join(thoughts)
+    if reasoning := [block.thinking for block in blocks if isinstance(block, ThinkingBlock)]:
+        turn["reasoning"] = "".join(reasoning)
     calls = [_call(block) for block in blocks if isinstance(block, ToolUseBlock)]
     return [turn | ({"tool_calls": calls} if calls else {})]
 

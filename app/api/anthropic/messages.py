@@ -11,8 +11,8 @@ from app.api.anthropic.protocol import CountTokensRequest, MessagesRequest
 from app.api.blocks import BlockReader, read_blocks
 from app.api.body import describe_body, read_body
 from app.api.chat.conversation import Conversation, open_conversation
+from app.api.chat.envelope import ResponseEnvelope
 from app.api.chat.generation import response_headers
-from app.api.chat.head import ResponseHead
 from app.api.chat.prompt import render_chat
 from app.api.endpoint import Endpoint
 from app.api.engine_client import EngineClient, ServedModel
@@ -35,13 +35,13 @@ def message_routes(client: EngineClient, limits: RequestLimits) -> APIRouter:
         body = await read_body(request, MessagesRequest)
         model = find_model(client, body.model)
         chat = await work_of(request).run(TOKENISE_S_PER_CHAR * size_of(body), to_chat, body, model)
-        head = ResponseHead.of("msg", model, body.model)
-        head.id = new_message_id()
-        conversation, is_capped = await _open(client, limits, request, chat, model, head)
+        envelope = ResponseEnvelope.of("msg", model, body.model)
+        envelope.id = new_message_id()
+        conversation, is_capped = await _open(client, limits, request, chat, model, envelope)
         parser = conversation.parsers[0] if conversation.parsers else None
         reader = BlockReader(parser, conversation.max_calls)
-        shows_thoughts = body.thinking is None or body.thinking.display != "omitted"
-        answer = Answer(head.id, head.model, reader, conversation.plan.new_call_id, is_capped, shows_thoughts)
+        shows_reasoning = body.thinking is None or body.thinking.display != "omitted"
+        answer = Answer(envelope.id, envelope.model, reader, conversation.plan.new_call_id, is_capped, shows_reasoning)
         stream = conversation.stream
         if body.stream:
             return EventStreamResponse(stream, MessageEvents(answer, stream.choices[0], request.state.request_id))
@@ -68,19 +68,19 @@ async def _open(
     request: Request,
     chat: MessagesChat,
     model: ServedModel,
-    head: ResponseHead,
+    envelope: ResponseEnvelope,
 ) -> tuple[Conversation, bool]:
     """The conversation under way, and whether the model's context leaves less room than max_tokens asks for.
 
     As at Anthropic, that is no error: the answer then ends with the context.
     """
     try:
-        return await open_conversation(client, limits, request, chat, model, head), False
+        return await open_conversation(client, limits, request, chat, model, envelope), False
     except PromptTooLongError as error:
         if error.param != "max_tokens":
             raise
     roomy = chat.model_copy(update={"max_tokens": None})
-    return await open_conversation(client, limits, request, roomy, model, head), True
+    return await open_conversation(client, limits, request, roomy, model, envelope), True
 
 
 ENDPOINT = Endpoint(

@@ -1,4 +1,4 @@
-"""Bodies of Anthropic's dialect. Closed: what is unknown, or known and not supported, is refused by name."""
+"""Bodies of Anthropic's dialect. Strict: what is unknown, or known and not supported, is refused by name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from app.api.chat.call_arguments import FunctionName
-from app.api.chat.strict_models import Closed, History
+from app.api.chat.strict_models import History, StrictModel
 from app.api.errors import ThreadUnsupportedError
 from app.bounds import Count, Items, JsonObject, Text
 from app.engine.request import Priority
@@ -27,7 +27,7 @@ REFUSED: Mapping[str, str] = {
 }
 
 
-class CacheControl(Closed):
+class CacheControl(StrictModel):
     """A break point of the prompt cache. Accepted: prefixes are always cached."""
 
     type: Literal["ephemeral"]
@@ -42,7 +42,7 @@ class TextBlock(History):
 
 
 class ThinkingBlock(History):
-    """A thought of an earlier answer; given to chat templates that show thoughts. The signature is not checked."""
+    """Reasoning of an earlier answer; given to chat templates that show reasoning. The signature is not checked."""
 
     type: Literal["thinking"]
     thinking: Text
@@ -94,7 +94,7 @@ class Message(History):
         return [TextBlock(type="text", text=self.content)] if isinstance(self.content, str) else self.content
 
 
-class CustomTool(Closed):
+class CustomTool(StrictModel):
     """A function of the client. Tools that Anthropic's servers run are refused."""
 
     name: FunctionName
@@ -115,7 +115,7 @@ class CustomTool(Closed):
         return data
 
 
-class ToolChoice(Closed):
+class ToolChoice(StrictModel):
     """Whether the model may, must or must not call, and what."""
 
     type: Literal["auto", "any", "tool", "none"]
@@ -129,12 +129,12 @@ class ToolChoice(Closed):
         return self
 
 
-class Thinking(Closed):
+class Thinking(StrictModel):
     """Whether the model thinks before it answers."""
 
     type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: Count | None = Field(None, ge=1024, description="Most tokens of the thought.")
-    display: Literal["summarized", "omitted"] | None = Field(None, description="omitted: thoughts are not shown.")
+    budget_tokens: Count | None = Field(None, ge=1024, description="Most tokens of the reasoning.")
+    display: Literal["summarized", "omitted"] | None = Field(None, description="omitted: reasoning is not shown.")
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -143,14 +143,14 @@ class Thinking(Closed):
         return self
 
 
-class JsonFormat(Closed):
+class JsonFormat(StrictModel):
     """The shape of the answer."""
 
     type: Literal["json_schema"]
     schema_: JsonObject = Field(alias="schema")
 
 
-class OutputConfig(Closed):
+class OutputConfig(StrictModel):
     """How the model shall answer."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = Field(
@@ -159,13 +159,13 @@ class OutputConfig(Closed):
     format: JsonFormat | None = None
 
 
-class Metadata(Closed):
+class Metadata(StrictModel):
     """About the request."""
 
     user_id: str | None = Field(None, description="Accepted; changes nothing.")
 
 
-class CountTokensRequest(Closed):
+class CountTokensRequest(StrictModel):
     """Body of POST /v1/messages/count_tokens."""
 
     refused: ClassVar[Mapping[str, str]] = REFUSED
@@ -206,7 +206,7 @@ class CountTokensRequest(Closed):
 class MessagesRequest(CountTokensRequest):
     """Body of POST /v1/messages."""
 
-    max_tokens: Count = Field(ge=1, description="Most tokens to generate, thoughts included.")
+    max_tokens: Count = Field(ge=1, description="Most tokens to generate, reasoning included.")
     stream: bool = Field(False, description="Answer as server-sent events while tokens come.")
     stop_sequences: Items[Text] | None = Field(None, description="Strings that end the answer.")
     temperature: float | None = Field(None, ge=0, le=2, description="0 is greedy.")

@@ -10,7 +10,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field
 
-from app.api.chat.strict_models import Closed
+from app.api.chat.strict_models import StrictModel
 from app.bounds import Metadata
 
 Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
@@ -18,14 +18,14 @@ RUNNING = frozenset({"validating", "in_progress", "finalizing", "cancelling"})
 MAX_ERRORS = 100
 
 
-class OutputExpiresAfter(Closed):
+class OutputExpiresAfter(StrictModel):
     """When the files that a batch writes are forgotten."""
 
     anchor: Literal["created_at"]
     seconds: int = Field(ge=3600, le=2592000)
 
 
-class BatchBody(Closed):
+class BatchBody(StrictModel):
     """Body of POST /v1/batches."""
 
     input_file_id: str = Field(min_length=1, max_length=256, description="A file of /v1/files, one request a line.")

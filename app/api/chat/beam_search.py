@@ -1,4 +1,4 @@
-"""Beam search behind the same door as sampling: an EngineClient whose choices are the best beams of their prompt.
+"""Beam search behind the same API as sampling: an EngineClient whose choices are the best beams of their prompt.
 
 The choices of one prompt share one search. Each step of it is a request of one token for every beam; all run on the
 replica that the first one was sent to, where the prefix cache holds what they share. When the last choice leaves, what
@@ -146,7 +146,7 @@ class BeamSearchClient:
 
 def _begin(request: EngineRequest, params: BeamSearchParams, model: ServedModel) -> BeamSearch:
     own: SamplingParams = request.sampling_params
-    assert own.max_tokens is not None, "the door has set it"
+    assert own.max_tokens is not None, "the API layer has set it"
     ends = frozenset(own.stop_token_ids) | frozenset(() if own.ignore_eos else model.info.eos_token_ids)
     params = params.model_copy(update={"min_tokens": own.min_tokens, "ignore_eos": own.ignore_eos})
     return BeamSearch(

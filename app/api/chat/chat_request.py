@@ -10,14 +10,14 @@ from pydantic import Field, model_validator
 from app.api.chat.custom_tools import NamedTextTool
 from app.api.chat.generation_body import REFUSED_EVERYWHERE, GenerationBody
 from app.api.chat.messages import ChatMessage, ChatOptions, ReasoningEffort, TextPart, Verbosity
-from app.api.chat.strict_models import Closed
+from app.api.chat.strict_models import StrictModel
 from app.api.chat.tools import AllowedTools, AnyNamedTool, AnyTool, NamedTool, ToolChoice
-from app.api.parsers.answer import Offer, ToolMode
+from app.api.parsers.answer import ToolMode, ToolOptions
 from app.bounds import Count, Items, JsonObject, Metadata, Text
 from app.errors import InvalidRequestError
 
 
-class Prediction(Closed):
+class Prediction(StrictModel):
     """What much of the answer is expected to say."""
 
     type: Literal["content"]
@@ -44,7 +44,7 @@ class ChatRequest(GenerationBody):
         None, description="none, auto, required, a named tool, or allowed_tools; auto when there are tools."
     )
     parallel_tool_calls: bool = Field(True, description="False keeps only the first call of an answer.")
-    include_reasoning: bool = Field(True, description="False leaves the model's thoughts out of the answer.")
+    include_reasoning: bool = Field(True, description="False leaves the model's reasoning out of the answer.")
     max_completion_tokens: Count | None = Field(None, ge=1, description="Same as max_tokens, and stronger.")
     logprobs: bool = Field(False, description="Report the logprob of each token.")
     top_logprobs: Count = Field(0, ge=0, description="Most likely tokens to report a position; needs logprobs.")
@@ -100,7 +100,7 @@ class ChatRequest(GenerationBody):
             return self.tool_choice.allowed_tools.tools
         return []
 
-    def offer(self) -> Offer | None:
+    def tool_options(self) -> ToolOptions | None:
         """The tools that may be called and how; None when none may."""
         choice = self.tool_choice or "auto"
         if not self.tools or choice == "none":
@@ -110,7 +110,7 @@ class ChatRequest(GenerationBody):
         mode: ToolMode = choice if isinstance(choice, str) else "required"
         if isinstance(choice, AllowedTools):
             mode = choice.allowed_tools.mode
-        return Offer(
+        return ToolOptions(
             {tool.name: tool.schema_of_arguments for tool in chosen},
             mode,
             frozenset(tool.name for tool in chosen if tool.is_strict),
@@ -153,8 +153,8 @@ class ChatRequest(GenerationBody):
     def field_names(self) -> dict[str, str]:
         """The words for errors: those that the client used."""
         names = {**super().field_names(), "prompt": "messages", "logprobs": "top_logprobs"}
-        offer = self.offer()
-        if offer is not None and (offer.mode == "required" or (offer.strict and self.response_format is None)):
+        offered = self.tool_options()
+        if offered is not None and (offered.mode == "required" or (offered.strict and self.response_format is None)):
             names["structured_outputs"] = "tools"
         return names | ({"max_tokens": "max_completion_tokens"} if self.max_completion_tokens else {})
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from starlette.requests import Request
 
 from app.api.chat.chat_request import ChatRequest
+from app.api.chat.envelope import ResponseEnvelope
 from app.api.chat.generation import open_stream
-from app.api.chat.head import ResponseHead
 from app.api.chat.prompt import render_chat
 from app.api.engine_client import EngineClient, ServedModel
 from app.api.errors import in_words_of
@@ -31,7 +31,7 @@ class Conversation:
     """A request under way: its choices' stream, and a parser for each choice where there is something to find."""
 
     model: ServedModel
-    head: ResponseHead
+    envelope: ResponseEnvelope
     stream: EventStream
     plan: ParserPlan
     parsers: list[AnswerParser]  # empty where all text is content
@@ -44,27 +44,27 @@ async def open_conversation(
     request: Request,
     body: ChatRequest,
     model: ServedModel,
-    head: ResponseHead,
+    envelope: ResponseEnvelope,
 ) -> Conversation:
     """Render, tokenise and check `body`; InvalidRequestError names the field at fault. Nothing runs yet."""
     must_generate(model)  # before its template, which it may not have, refuses the conversation
-    offer = body.offer()
-    if offer is not None:
+    tool_options = body.tool_options()
+    if tool_options is not None:
         load_tool_parser(model)  # before the template refuses the tools in words of its own
     fields = body.sampling_fields()
     room = prompt_room(model, "messages", body.truncate_prompt_tokens, body.truncation_side, fields["max_tokens"])
     with in_words_of(body.field_names()):
         prompt = truncate(await render_chat(work_of(request), model, body.chat_options(), limits, room), room)
     answer = fields.get("structured_outputs")
-    cost_s = PLAN_S_PER_BYTE * request.state.num_body_bytes if offer is not None else 0.0
-    continued, wanted = body.continued_text(), (model, prompt.token_ids, offer)
+    cost_s = PLAN_S_PER_BYTE * request.state.num_body_bytes if tool_options is not None else 0.0
+    continued, wanted = body.continued_text(), (model, prompt.token_ids, tool_options)
     plan = await work_of(request).run(cost_s, plan_parsers, *wanted, continued=continued, answer=answer)
     if plan.structured_outputs is not None:
-        if body.structured_outputs is not None and offer is not None and offer.mode == "required":
+        if body.structured_outputs is not None and tool_options is not None and tool_options.mode == "required":
             raise InvalidRequestError("excludes a tool_choice that requires a call", param="structured_outputs")
         fields["structured_outputs"] = plan.structured_outputs
     before = plan.reasoning_span if fields.get("structured_outputs") is not None else None
-    asked = (client, limits, request, body, model, [prompt], head, fields)
+    asked = (client, limits, request, body, model, [prompt], envelope, fields)
     stream = open_stream(*asked, shown=plan.shown_token_ids, reasoning=before, inside=plan.inside)
     parsers = [] if plan.is_plain else [plan.new_parser() for _ in stream.choices]
-    return Conversation(model, head, stream, plan, parsers, plan.max_calls)
+    return Conversation(model, envelope, stream, plan, parsers, plan.max_calls)

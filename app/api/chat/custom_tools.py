@@ -7,19 +7,19 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from app.api.chat.call_arguments import Arguments, FunctionName
-from app.api.chat.strict_models import Closed, History
+from app.api.chat.strict_models import History, StrictModel
 from app.api.parsers.custom_input import INPUT, InputGrammar, input_schema
 from app.bounds import Text
 
 
-class GrammarDefinition(Closed):
+class GrammarDefinition(StrictModel):
     """A grammar, and in which notation it is written."""
 
     syntax: Literal["lark", "regex"]
     definition: Text = Field(min_length=1, description="Lark, or a regular expression that the whole text matches.")
 
 
-class CustomFormat(Closed):
+class CustomFormat(StrictModel):
     """What the text looks like."""
 
     type: Literal["text", "grammar"]
@@ -32,7 +32,7 @@ class CustomFormat(Closed):
         return self
 
 
-class CustomDefinition(Closed):
+class CustomDefinition(StrictModel):
     """What a custom tool does and takes."""
 
     name: FunctionName
@@ -40,7 +40,7 @@ class CustomDefinition(Closed):
     format: CustomFormat | None = Field(None, description="Any text when not given.")
 
 
-class TextTool(Closed):
+class TextTool(StrictModel):
     """A custom tool, as one entry of `tools`."""
 
     type: Literal["custom"]
@@ -73,13 +73,13 @@ class TextTool(Closed):
         return {"type": "function", "function": {**function, "parameters": self.schema_of_arguments}}
 
 
-class TextToolReference(Closed):
+class TextToolReference(StrictModel):
     """A custom tool by its name."""
 
     name: str
 
 
-class NamedTextTool(Closed):
+class NamedTextTool(StrictModel):
     """{"type": "custom", "custom": {"name": ...}}: call this one."""
 
     type: Literal["custom"]

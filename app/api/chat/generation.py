@@ -9,8 +9,8 @@ from starlette.requests import Request
 
 from app.api.chat.beam_fields import beam_search_params
 from app.api.chat.beam_search import BeamSearchClient
+from app.api.chat.envelope import ResponseEnvelope
 from app.api.chat.generation_body import GenerationBody
-from app.api.chat.head import ResponseHead
 from app.api.engine_client import EngineClient, ServedModel
 from app.api.events import Choice, EventStream
 from app.api.render import Prompt, engine_requests, must_generate, sampling_params
@@ -28,7 +28,7 @@ def open_stream(
     body: GenerationBody,
     model: ServedModel,
     prompts: Sequence[Prompt],
-    head: ResponseHead,
+    envelope: ResponseEnvelope,
     fields: dict[str, Any],
     *,
     shown: frozenset[int] = frozenset(),
@@ -38,7 +38,7 @@ def open_stream(
     """The stream of all choices of all prompts; raises InvalidRequestError or PromptTooLongError before it starts.
 
     `shown` are special tokens that stay in the text; structured outputs begin after the `reasoning`; `inside`
-    says whether answers begin inside a thought (None: the prompt's end tells).
+    says whether answers begin inside the reasoning (None: the prompt's end tells).
     """
     must_generate(model)
     if body.request_id is not None:
@@ -49,7 +49,7 @@ def open_stream(
         limits,
         prompts,
         params,
-        request_id=head.id,
+        request_id=envelope.id,
         names=body.field_names(),
         priority=body.priority,
         cache_salt=body.cache_salt,

@@ -1,6 +1,6 @@
 """What every body that asks for text has in common. It inherits SamplingParams, where sampling parameters are declared.
 
-Closed: an unknown field is a 400 that names it. A field of a dialect that cannot be honoured is refused by name;
+Strict: an unknown field is a 400 that names it. A field of a dialect that cannot be honoured is refused by name;
 the few that change nothing about the answer (`user`, `metadata`, ...) are accepted and listed as such.
 """
 
@@ -13,7 +13,7 @@ from pydantic_core import PydanticCustomError
 
 from app.api.chat.beam_fields import check_beam_fields
 from app.api.chat.response_format import ResponseFormat
-from app.api.chat.strict_models import Closed, FirstFault
+from app.api.chat.strict_models import FirstFault, StrictModel
 from app.beams.search import EarlyStopping
 from app.bounds import Count
 from app.engine.request import Priority
@@ -21,7 +21,7 @@ from app.engine.sampling_params import SamplingParams
 from app.errors import InvalidRequestError, UnsupportedError
 
 
-class StreamOptions(Closed):
+class StreamOptions(StrictModel):
     """What a stream reports besides text."""
 
     include_usage: bool = Field(False, description="A last chunk with the usage of the whole request.")

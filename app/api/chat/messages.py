@@ -7,11 +7,11 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from app.api.chat.strict_models import Closed, History
+from app.api.chat.strict_models import History, StrictModel
 from app.api.chat.tools import AnyTool, AnyToolCall
 from app.bounds import Items, JsonObject, Text
 
-__all__ = ["ChatMessage", "ChatOptions", "Closed", "ReasoningEffort", "TextPart", "Verbosity"]
+__all__ = ["ChatMessage", "ChatOptions", "StrictModel", "ReasoningEffort", "TextPart", "Verbosity"]
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Verbosity = Literal["low", "medium", "high"]
@@ -65,17 +65,17 @@ class ChatMessage(History):
         return self
 
     def for_template(self) -> dict[str, Any]:
-        """The message as chat templates expect it: call arguments as objects, thoughts under all their names, content.
+        """The message as chat templates expect it: call arguments as objects, reasoning under all their names, content.
 
         gpt-oss's template reads `thinking`, and refuses it beside both text and calls.
         """
         message = self.model_dump(exclude_none=True, exclude={"refusal", "tool_calls"})
         if self.tool_calls:
             message["tool_calls"] = [call.for_template() for call in self.tool_calls]
-        if thought := self.reasoning or self.reasoning_content:
-            message |= {"reasoning": thought, "reasoning_content": thought}
+        if reasoning := self.reasoning or self.reasoning_content:
+            message |= {"reasoning": reasoning, "reasoning_content": reasoning}
             if not (self.tool_calls and self.content):
-                message["thinking"] = thought
+                message["thinking"] = reasoning
         return {**message, "content": message.get("content", self.refusal or "")}
 
     @property
@@ -92,7 +92,7 @@ class ChatMessage(History):
         return self.content or ""
 
 
-class ChatOptions(Closed):
+class ChatOptions(StrictModel):
     """How a conversation becomes a prompt; shared by chat and /tokenize."""
 
     messages: Items[ChatMessage] = Field(min_length=1, description="The conversation so far.")

@@ -6,13 +6,13 @@ from typing import Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from app.api.chat.strict_models import Closed
+from app.api.chat.strict_models import StrictModel
 from app.bounds import Items, JsonObject, Text
 from app.engine.sampling_params import StructuredOutputs
 from app.errors import InvalidRequestError
 
 
-class JsonSchemaFormat(Closed):
+class JsonSchemaFormat(StrictModel):
     """A schema with a name; it is enforced whether or not it is called strict."""
 
     model_config = ConfigDict(validate_by_name=True, validate_by_alias=True)
@@ -23,7 +23,7 @@ class JsonSchemaFormat(Closed):
     strict: bool | None = None
 
 
-class ResponseFormat(Closed):
+class ResponseFormat(StrictModel):
     """What the answer's text looks like. A structural tag's own fields stand beside `type`."""
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]

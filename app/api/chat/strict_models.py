@@ -49,7 +49,7 @@ class Frozen(FirstFault):
         return {name: value for name, value in data.items() if value is not None} if isinstance(data, dict) else data
 
 
-class Closed(Frozen):
+class StrictModel(Frozen):
     """What the client asks for: an unknown field is refused by name."""
 
     model_config = ConfigDict(extra="forbid")

@@ -10,7 +10,7 @@ from pydantic import Discriminator, Field, Tag, field_validator
 
 from app.api.chat.call_arguments import Arguments, FunctionName, form_of
 from app.api.chat.custom_tools import NamedTextTool, TextTool, TextToolCall
-from app.api.chat.strict_models import Closed, History
+from app.api.chat.strict_models import History, StrictModel
 from app.api.parsers.answer import schema_of
 from app.api.parsers.custom_input import InputGrammar
 from app.bounds import Items, JsonObject, Text
@@ -62,7 +62,7 @@ class ToolCall(History):
         return call if self.id is None else {"id": self.id, **call}
 
 
-class FunctionDefinition(Closed):
+class FunctionDefinition(StrictModel):
     """What a tool does and takes."""
 
     name: FunctionName
@@ -71,7 +71,7 @@ class FunctionDefinition(Closed):
     strict: bool | None = Field(None, description="True: arguments follow the schema, enforced by grammar.")
 
 
-class Tool(Closed):
+class Tool(StrictModel):
     """One entry of `tools`."""
 
     type: Literal["function"] = "function"
@@ -103,13 +103,13 @@ class Tool(Closed):
         return {"type": "function", "function": function}
 
 
-class FunctionReference(Closed):
+class FunctionReference(StrictModel):
     """A tool by its name."""
 
     name: str
 
 
-class NamedTool(Closed):
+class NamedTool(StrictModel):
     """{"type": "function", "function": {"name": ...}}: call this one."""
 
     type: Literal["function"]
@@ -128,14 +128,14 @@ AnyNamedTool = Annotated[
 ]
 
 
-class AllowedToolList(Closed):
+class AllowedToolList(StrictModel):
     """Some of the tools, and whether one of them must be called."""
 
     mode: Literal["auto", "required"]
     tools: Items[AnyNamedTool] = Field(min_length=1)
 
 
-class AllowedTools(Closed):
+class AllowedTools(StrictModel):
     """{"type": "allowed_tools", ...}: only these may be called."""
 
     type: Literal["allowed_tools"]

@@ -10,13 +10,13 @@ from starlette.responses import Response
 from app.api.body import describe_body, read_body
 from app.api.chat.chat_request import ChatRequest
 from app.api.chat.conversation import Conversation, open_conversation
+from app.api.chat.envelope import ResponseEnvelope, usage
 from app.api.chat.generation import response_headers
-from app.api.chat.head import ResponseHead, usage
 from app.api.endpoint import Endpoint
 from app.api.engine_client import EngineClient, ServedModel
 from app.api.events import Collected, EventStream, collect
 from app.api.json_response import json_response
-from app.api.openai.chunks import ChatChunks, StreamWishes, call_fields, chat_finish_reason, reasoning_fields
+from app.api.openai.chunks import ChatChunks, OutputOptions, call_fields, chat_finish_reason, reasoning_fields
 from app.api.openai.logprobs import prompt_logprobs, token_names, writing_cost_s, written_chat_logprobs
 from app.api.parsers.base import ParsedAnswer
 from app.api.render import find_model
@@ -35,11 +35,11 @@ def chat_routes(client: EngineClient, limits: RequestLimits) -> APIRouter:
         """Answer a conversation; `stream` makes it server-sent events."""
         body = await read_body(request, ChatRequest)
         model = find_model(client, body.model)
-        head = ResponseHead.of("chatcmpl", model, body.model)
-        conversation = await open_conversation(client, limits, request, body, model, head)
+        envelope = ResponseEnvelope.of("chatcmpl", model, body.model)
+        conversation = await open_conversation(client, limits, request, body, model, envelope)
         stream = conversation.stream
         if body.stream:
-            wishes = StreamWishes(
+            options = OutputOptions(
                 body.include_usage,
                 body.continuous_usage,
                 body.logprobs,
@@ -47,18 +47,20 @@ def chat_routes(client: EngineClient, limits: RequestLimits) -> APIRouter:
                 body.include_reasoning,
                 body.return_tokens_as_token_ids,
             )
-            return EventStreamResponse(stream, ChatChunks(conversation, wishes, body.calls_finish_reason()))
+            return EventStreamResponse(stream, ChatChunks(conversation, options, body.calls_finish_reason()))
         collected = await collect(stream)
         work, cost_s = work_of(request), writing_cost_s(collected)
-        return await work.run(cost_s, _answer, head, conversation, body, collected)
+        return await work.run(cost_s, _answer, envelope, conversation, body, collected)
 
     return router
 
 
-def _answer(head: ResponseHead, conversation: Conversation, body: ChatRequest, collected: list[Collected]) -> Response:
+def _answer(
+    envelope: ResponseEnvelope, conversation: Conversation, body: ChatRequest, collected: list[Collected]
+) -> Response:
     stream = conversation.stream
     choices = [_choice(entry, conversation, body) for entry in collected]
-    answer = head.fields("chat.completion") | {"choices": choices, "usage": usage(stream.choices)}
+    answer = envelope.fields("chat.completion") | {"choices": choices, "usage": usage(stream.choices)}
     answer |= _prompt_fields(stream, collected, body, conversation.model)
     return json_response(answer, response_headers(stream))
 

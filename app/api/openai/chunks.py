@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.api.chat.conversation import Conversation
-from app.api.chat.head import ResponseHead, usage
+from app.api.chat.envelope import ResponseEnvelope, usage
 from app.api.events import Choice, Event
 from app.api.openai.echo import Echo
 from app.api.openai.logprobs import chat_logprobs, completion_logprobs, token_names
@@ -25,7 +25,7 @@ _END = "}\n\n"
 
 
 @dataclass(slots=True, frozen=True)
-class StreamWishes:
+class OutputOptions:
     """What the client wants to see besides text."""
 
     include_usage: bool = False
@@ -43,35 +43,35 @@ class ChunkFormat(EventFormat):
 
     def __init__(
         self,
-        head: ResponseHead,
+        envelope: ResponseEnvelope,
         choices: Sequence[Choice],
         tokenizer: Tokenizer,
-        wishes: StreamWishes,
+        options: OutputOptions,
         counts_output: bool = True,
     ) -> None:
         self._choices = choices
         self._counts_output = counts_output
-        self._names = token_names(tokenizer, wishes.names_are_ids)
-        self._wishes = wishes
-        fields = json.dumps(head.fields(self.object_name), ensure_ascii=False)
+        self._names = token_names(tokenizer, options.names_are_ids)
+        self._options = options
+        fields = json.dumps(envelope.fields(self.object_name), ensure_ascii=False)
         self._frame = f'data: {fields[:-1]}, "choices": ['
-        self._close = "]" + (', "usage": null' if wishes.include_usage else "") + _END
+        self._close = "]" + (', "usage": null' if options.include_usage else "") + _END
         # Chunks that carry nothing but text take the short way.
-        self._is_plain = not (wishes.continuous_usage or wishes.logprobs or wishes.token_ids)
+        self._is_plain = not (options.continuous_usage or options.logprobs or options.token_ids)
 
-    def chunk(self, choice: dict[str, Any], *, is_start: bool = False, **head: Any) -> str:
-        """One chunk about one choice; `head` are fields beside `choices`. At the start no output counts yet."""
+    def chunk(self, choice: dict[str, Any], *, is_start: bool = False, **envelope: Any) -> str:
+        """One chunk about one choice; `envelope` are fields beside `choices`. At the start no output counts yet."""
         body = self._frame + json.dumps(choice, ensure_ascii=False)
         close = self._close
-        if self._wishes.continuous_usage:
+        if self._options.continuous_usage:
             close = f'], "usage": {json.dumps(usage(self._choices, self._counts_output and not is_start))}{_END}'
-        if head:
-            close = close.removesuffix(_END) + f", {json.dumps(head, ensure_ascii=False)[1:]}\n\n"
+        if envelope:
+            close = close.removesuffix(_END) + f", {json.dumps(envelope, ensure_ascii=False)[1:]}\n\n"
         return body + close
 
     def end(self) -> str:
         """The usage chunk, if wanted, and the end of the stream."""
-        if not self._wishes.include_usage:
+        if not self._options.include_usage:
             return DONE
         return f'{self._frame}], "usage": {json.dumps(usage(self._choices, self._counts_output))}{_END}{DONE}'
 
@@ -81,9 +81,9 @@ class ChatChunks(ChunkFormat):
 
     object_name = "chat.completion.chunk"
 
-    def __init__(self, conversation: Conversation, wishes: StreamWishes, calls_reason: str = "tool_calls") -> None:
+    def __init__(self, conversation: Conversation, options: OutputOptions, calls_reason: str = "tool_calls") -> None:
         choices = conversation.stream.choices
-        super().__init__(conversation.head, choices, conversation.model.tokenizer, wishes)
+        super().__init__(conversation.envelope, choices, conversation.model.tokenizer, options)
         self._parsers = conversation.parsers
         self._plan = conversation.plan
         self._calls_reason = calls_reason
@@ -97,7 +97,7 @@ class ChatChunks(ChunkFormat):
         return "".join(map(self._role, self._choices))
 
     def event(self, event: Event) -> str:
-        """Thought, text, calls and finish of one engine output."""
+        """Reasoning, text, calls and finish of one engine output."""
         choice, delta = event
         parts = self._parse(choice, delta)
         if self._is_plain and delta.finish_reason is None:
@@ -110,12 +110,12 @@ class ChatChunks(ChunkFormat):
 
     def _role(self, choice: Choice) -> str:
         """The first chunk of a choice; the very first brings the prompt's token ids, where they are asked for."""
-        head: dict[str, Any] = {}
-        if self._wishes.token_ids and choice.index == 0:
-            head["prompt_token_ids"] = choice.request.prompt_token_ids
+        envelope: dict[str, Any] = {}
+        if self._options.token_ids and choice.index == 0:
+            envelope["prompt_token_ids"] = choice.request.prompt_token_ids
         delta = {"role": "assistant", "content": ""}
         fields = {"index": choice.index, "delta": delta, "logprobs": None, "finish_reason": None}
-        return self.chunk(fields, is_start=True, **head)
+        return self.chunk(fields, is_start=True, **envelope)
 
     def _parse(self, choice: Choice, delta: TextDelta) -> list[Part]:
         if not self._parsers:
@@ -124,7 +124,7 @@ class ChatChunks(ChunkFormat):
         parts = parser.push(delta.text)
         if delta.finish_reason is not None:
             parts += parser.flush()
-        return parts if self._wishes.reasoning else [part for part in parts if part.kind != "reasoning"]
+        return parts if self._options.reasoning else [part for part in parts if part.kind != "reasoning"]
 
     def _plain(self, choice: Choice, part: Part) -> str:
         """A chunk of one part and nothing else."""
@@ -151,9 +151,9 @@ class ChatChunks(ChunkFormat):
     def _extra(self, delta: TextDelta) -> dict[str, Any]:
         """What goes with the tokens of a delta: all of it into its first chunk."""
         extra: dict[str, Any] = {}
-        if self._wishes.logprobs and delta.logprobs:
+        if self._options.logprobs and delta.logprobs:
             extra["logprobs"] = chat_logprobs(delta.logprobs, self._names)
-        if self._wishes.token_ids and delta.token_ids:
+        if self._options.token_ids and delta.token_ids:
             extra["token_ids"] = delta.token_ids
         return extra
 
@@ -176,14 +176,14 @@ class CompletionChunks(ChunkFormat):
 
     def __init__(
         self,
-        head: ResponseHead,
+        envelope: ResponseEnvelope,
         choices: Sequence[Choice],
         tokenizer: Tokenizer,
-        wishes: StreamWishes,
+        options: OutputOptions,
         echoes: Sequence[Echo],
         hides_output: bool = False,
     ) -> None:
-        super().__init__(head, choices, tokenizer, wishes, counts_output=not hides_output)
+        super().__init__(envelope, choices, tokenizer, options, counts_output=not hides_output)
         self._echoes = echoes
         self._hides_output = hides_output
         self._begun: set[int] = set()  # choices whose prompt's token ids have been sent
@@ -192,7 +192,7 @@ class CompletionChunks(ChunkFormat):
 
     def start(self) -> str:
         """The echoed prompts, unless they must wait for their logprobs."""
-        if not self._echoes or self._wishes.logprobs:
+        if not self._echoes or self._options.logprobs:
             return ""
         texts = [(choice, self._echoes[choice.index].text) for choice in self._choices]
         return "".join(self._text(choice, text, is_start=True) for choice, text in texts)
@@ -219,17 +219,17 @@ class CompletionChunks(ChunkFormat):
 
     def _content(self, choice: Choice, delta: TextDelta) -> str:
         extra: dict[str, Any] = {}
-        if self._wishes.logprobs and delta.logprobs:
+        if self._options.logprobs and delta.logprobs:
             start = len(self._echoes[choice.index].text) if self._echoes else 0
             offsets = [start + offset for offset in delta.text_offsets or ()]
             extra["logprobs"] = completion_logprobs(delta.logprobs, delta.token_ids, offsets, self._names)
-        if self._wishes.token_ids and delta.token_ids:
+        if self._options.token_ids and delta.token_ids:
             extra["token_ids"] = delta.token_ids
         return self._text(choice, delta.text, **extra) if delta.text or extra else ""
 
     def _text(self, choice: Choice, text: str, *, is_start: bool = False, **extra: Any) -> str:
         fields = {"index": choice.index, "text": text, "logprobs": None, "finish_reason": None, **extra}
-        if self._wishes.token_ids and choice.index not in self._begun:
+        if self._options.token_ids and choice.index not in self._begun:
             self._begun.add(choice.index)
             fields["prompt_token_ids"] = choice.request.prompt_token_ids
         return self.chunk(fields, is_start=is_start)
@@ -243,7 +243,7 @@ def call_fields(name: str, call_id: str, given: str, is_custom: bool) -> dict[st
 
 
 def reasoning_fields(text: str) -> dict[str, Any]:
-    """A thought under both of the names that clients look for."""
+    """Reasoning under both of the names that clients look for."""
     return {"reasoning": text, "reasoning_content": text}
 
 

@@ -8,13 +8,13 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from app.api.body import describe_body, read_body
+from app.api.chat.envelope import ResponseEnvelope, usage
 from app.api.chat.generation import open_stream, response_headers
-from app.api.chat.head import ResponseHead, usage
 from app.api.endpoint import Endpoint
 from app.api.engine_client import EngineClient, ServedModel
 from app.api.events import Collected, collect
 from app.api.json_response import json_response
-from app.api.openai.chunks import CompletionChunks, StreamWishes
+from app.api.openai.chunks import CompletionChunks, OutputOptions
 from app.api.openai.echo import Echo
 from app.api.openai.logprobs import TokenNames, completion_logprobs, prompt_logprobs, token_names, writing_cost_s
 from app.api.openai.protocol import CompletionRequest
@@ -37,27 +37,27 @@ def completion_routes(client: EngineClient, limits: RequestLimits) -> APIRouter:
         model = find_model(client, body.model)
         work = work_of(request)
         prompts = await _prompts(work, body, model, limits)
-        head = ResponseHead.of("cmpl", model, body.model)
-        stream = open_stream(client, limits, request, body, model, prompts, head, body.sampling_fields())
+        envelope = ResponseEnvelope.of("cmpl", model, body.model)
+        stream = open_stream(client, limits, request, body, model, prompts, envelope, body.sampling_fields())
         num_echoed = sum(len(prompt.token_ids) for prompt in prompts) if body.echo else 0
         echoes = await work.run(ECHO_S_PER_TOKEN * num_echoed, _echoes, body, prompts, model)
         hides_output = body.max_tokens == 0
         if body.stream:
             has_logprobs = body.logprobs is not None
-            wishes = StreamWishes(
+            options = OutputOptions(
                 body.include_usage,
                 body.continuous_usage,
                 has_logprobs,
                 body.return_token_ids,
                 names_are_ids=body.return_tokens_as_token_ids,
             )
-            form = CompletionChunks(head, stream.choices, model.tokenizer, wishes, echoes, hides_output)
+            form = CompletionChunks(envelope, stream.choices, model.tokenizer, options, echoes, hides_output)
             return EventStreamResponse(stream, form)
         collected = await collect(stream)
         shown = best_choices(collected, body.n) if body.must_rank else collected
 
         def answer() -> Response:
-            fields = head.fields("text_completion")
+            fields = envelope.fields("text_completion")
             fields["choices"] = [_choice(entry, echoes, body, model) for entry in shown]
             fields |= {"usage": usage(stream.choices, not hides_output), "kv_transfer_params": None}
             return json_response(fields, response_headers(stream))

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from app.api.chat.generation_body import REFUSED_EVERYWHERE, GenerationBody
 from app.api.chat.messages import ChatMessage
-from app.api.chat.strict_models import Closed
+from app.api.chat.strict_models import StrictModel
 from app.api.chat.tools import AnyTool
 from app.api.prompt_field import PromptField
 from app.bounds import Count, Items, JsonObject, Text, TokenIds
@@ -28,7 +28,7 @@ class CompletionRequest(GenerationBody):
     max_tokens: Count | None = Field(16, ge=0, description="Most tokens to generate; 0 only with echo.")
     echo: bool = Field(False, description="Put the prompt before the completion.")
     best_of: Count | None = Field(
-        None, ge=1, description="Make so many choices and answer with the n likeliest; the width of a beam search."
+        None, ge=1, description="Make so many choices and answer with the n most likely; the width of a beam search."
     )
     add_special_tokens: bool = Field(True, description="Add the tokenizer's special tokens, mostly a bos.")
 
@@ -76,7 +76,7 @@ class CompletionRequest(GenerationBody):
         return self.prompt  # type: ignore[return-value]
 
 
-class TokenizeRequest(Closed):
+class TokenizeRequest(StrictModel):
     """Body of POST /tokenize: a prompt, or the fields of a chat."""
 
     model: str | None = Field(None, description="Which model; the server's first one when not given.")
@@ -96,7 +96,7 @@ class TokenizeRequest(Closed):
         return self
 
 
-class DetokenizeRequest(Closed):
+class DetokenizeRequest(StrictModel):
     """Body of POST /detokenize."""
 
     model: str | None = Field(None, description="Which model; the server's first one when not given.")

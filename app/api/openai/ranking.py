@@ -9,7 +9,7 @@ from app.api.events import Collected
 
 
 def best_choices(collected: Sequence[Collected], n: int) -> list[Collected]:
-    """The `n` likeliest choices of each prompt, best first and numbered anew; all must have logprobs.
+    """The `n` most likely choices of each prompt, best first and numbered anew; all must have logprobs.
 
     Likely is, as OpenAI says of `best_of`, the highest log probability per token.
     """

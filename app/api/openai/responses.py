@@ -15,8 +15,8 @@ from starlette.types import Message
 from app.api.blocks import BlockReader, read_blocks
 from app.api.body import describe_body, read_body
 from app.api.chat.conversation import Conversation, open_conversation
+from app.api.chat.envelope import ResponseEnvelope
 from app.api.chat.generation import response_headers
-from app.api.chat.head import ResponseHead
 from app.api.chat.prompt import render_chat
 from app.api.endpoint import Endpoint
 from app.api.engine_client import EngineClient, ServedModel
@@ -141,13 +141,15 @@ async def _begin(
     """The response that `body` asks for, and the conversation that makes it; nothing runs yet."""
     model = find_model(client, body.model)
     items = [*await _history(kept, request, body.previous_response_id), *body.items]
-    head = ResponseHead.of("resp", model, body.model)
-    head.id = new_id("resp")
-    conversation = await _open(client, limits, request, body, items, model, head)
+    envelope = ResponseEnvelope.of("resp", model, body.model)
+    envelope.id = new_id("resp")
+    conversation = await _open(client, limits, request, body, items, model, envelope)
     parser = conversation.parsers[0] if conversation.parsers else None
     reader = BlockReader(parser, conversation.max_calls)
     choice, names = conversation.stream.choices[0], token_names(model.tokenizer, as_ids=False)
-    return ResponseAnswer(head.id, head.model, body, choice, reader, conversation.plan.new_call_id, names), conversation
+    return ResponseAnswer(
+        envelope.id, envelope.model, body, choice, reader, conversation.plan.new_call_id, names
+    ), conversation
 
 
 async def _forget() -> None:
@@ -180,7 +182,7 @@ async def _open(
     body: ResponsesRequest,
     items: Sequence[InputItem],
     model: ServedModel,
-    head: ResponseHead,
+    envelope: ResponseEnvelope,
 ) -> Conversation:
     """The conversation under way; with truncation "auto", without as few of its oldest turns as make it fit."""
     _check_number(items, limits)
@@ -188,7 +190,7 @@ async def _open(
     async def attempt(num_dropped: int) -> Conversation:
         cost_s = TOKENISE_S_PER_CHAR * size_of(items)
         chat = await work_of(request).run(cost_s, to_chat, body, items, num_dropped)
-        return await open_conversation(client, limits, request, chat, model, head)
+        return await open_conversation(client, limits, request, chat, model, envelope)
 
     try:
         return await attempt(0)

@@ -82,7 +82,7 @@ def _dropped(messages: list[dict[str, Any]], number: int) -> list[dict[str, Any]
 
 
 def _messages(instructions: str | None, items: Sequence[InputItem]) -> list[dict[str, Any]]:
-    """Messages of a conversation. What the assistant thought, said and called in a row is one message."""
+    """Messages of a conversation. What the assistant reasoned, said and called in a row is one message."""
     messages: list[dict[str, Any]] = []
     if instructions:
         messages.append({"role": "system", "content": instructions})
@@ -103,9 +103,9 @@ def _messages(instructions: str | None, items: Sequence[InputItem]) -> list[dict
                 content = _text(item.output)
                 messages.append({"role": "tool", "tool_call_id": item.call_id, "content": content})
             case ReasoningItem():
-                thought = "".join(part.text for part in item.content or item.summary)
+                reasoning = "".join(part.text for part in item.content or item.summary)
                 turn = _assistant_turn(messages)
-                turn["reasoning"] = turn.get("reasoning", "") + thought
+                turn["reasoning"] = turn.get("reasoning", "") + reasoning
     return messages
 
 

@@ -7,12 +7,12 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from app.api.chat.call_arguments import FunctionName
-from app.api.chat.strict_models import Closed, History
+from app.api.chat.strict_models import History, StrictModel
 from app.api.openai.responses_text import ItemStatus, Part
 from app.bounds import Items, Text
 
 
-class ResponsesTextFormat(Closed):
+class ResponsesTextFormat(StrictModel):
     """What the input of a custom tool looks like; a grammar's fields stand beside `type`."""
 
     type: Literal["text", "grammar"]
@@ -28,7 +28,7 @@ class ResponsesTextFormat(Closed):
         return self
 
 
-class ResponsesTextTool(Closed):
+class ResponsesTextTool(StrictModel):
     """A custom tool: it takes a text instead of JSON arguments."""
 
     type: Literal["custom"]

@@ -12,7 +12,7 @@ from pydantic_core import CoreSchema
 from app.api.chat.call_arguments import FunctionName, form_of
 from app.api.chat.generation_body import REFUSED_EVERYWHERE, GenerationBody, StreamOptions
 from app.api.chat.messages import ReasoningEffort, Verbosity
-from app.api.chat.strict_models import Closed, History
+from app.api.chat.strict_models import History, StrictModel
 from app.api.openai.responses_custom import CustomToolCallItem, CustomToolCallOutputItem, ResponsesTextTool
 from app.api.openai.responses_text import ItemStatus, Part
 from app.bounds import Count, Items, JsonObject, Metadata, Text
@@ -85,20 +85,20 @@ class FunctionCallOutputItem(History):
 
 
 class ReasoningText(History):
-    """A piece of a thought, or of its summary."""
+    """A piece of reasoning, or of its summary."""
 
     type: Literal["reasoning_text", "summary_text"]
     text: Text
 
 
 class ReasoningItem(History):
-    """A thought of an earlier answer; given to chat templates that show thoughts."""
+    """Reasoning of an earlier answer; given to chat templates that show reasoning."""
 
     type: Literal["reasoning"]
     summary: Items[ReasoningText] = Field(default_factory=list)
     content: Items[ReasoningText] | None = None
     id: str | None = None
-    encrypted_content: Text | None = Field(None, description="Accepted; this server's thoughts are not encrypted.")
+    encrypted_content: Text | None = Field(None, description="Accepted; this server's reasoning is not encrypted.")
     status: ItemStatus | None = None
 
 
@@ -118,7 +118,7 @@ InputItem = Annotated[
 ]
 
 
-class FunctionTool(Closed):
+class FunctionTool(StrictModel):
     """A function of the client. Tools that OpenAI's servers run are refused."""
 
     type: Literal["function"]
@@ -145,14 +145,14 @@ ResponsesTool = Annotated[
 ]
 
 
-class NamedChoice(Closed):
+class NamedChoice(StrictModel):
     """The one tool that must be called."""
 
     type: Literal["function", "custom"]
     name: FunctionName
 
 
-class TextFormat(Closed):
+class TextFormat(StrictModel):
     """The shape of the answer's text."""
 
     type: Literal["text", "json_object", "json_schema"]
@@ -168,21 +168,21 @@ class TextFormat(Closed):
         return self
 
 
-class TextConfig(Closed):
+class TextConfig(StrictModel):
     """How text is written."""
 
     format: TextFormat | None = None
     verbosity: Verbosity | None = Field(None, description="Given to chat templates that use it.")
 
 
-class Reasoning(Closed):
+class Reasoning(StrictModel):
     """How the model thinks, and what is shown of it."""
 
     effort: ReasoningEffort | None = Field(
         None, description="As reasoning_effort of a chat: given to chat templates that use it, none turns thinking off."
     )
     summary: Literal["auto", "concise", "detailed"] | None = Field(
-        None, description="Show the thoughts, whole, as the summary instead of as the content of reasoning items."
+        None, description="Show the reasoning, whole, as the summary instead of as the content of reasoning items."
     )
     generate_summary: Literal["auto", "concise", "detailed"] | None = Field(None, description="Same as summary.")
 
@@ -211,7 +211,7 @@ class ResponsesRequest(GenerationBody):
     background: bool = Field(
         False, description="Answer at once and go on without the client; needs store. See GET /v1/responses/{id}."
     )
-    max_output_tokens: Count | None = Field(None, ge=1, description="Most tokens to generate, thoughts included.")
+    max_output_tokens: Count | None = Field(None, ge=1, description="Most tokens to generate, reasoning included.")
     stream_options: ResponseStreamOptions | None = Field(None, description="About the stream.")
     text: TextConfig | None = Field(None, description="The shape of the answer's text.")
     reasoning: Reasoning | None = Field(None, description="How the model thinks, and what is shown of it.")
@@ -226,8 +226,7 @@ class ResponsesRequest(GenerationBody):
     include: Items[Literal["reasoning.encrypted_content", "message.output_text.logprobs"]] | None = Field(
         None,
         max_length=16,
-        description="message.output_text.logprobs adds the logprob of each token; thoughts are in the reasoning items "
-        "as they are.",
+        description="message.output_text.logprobs adds the logprob of each token; reasoning items hold plain text.",
     )
     top_logprobs: int | None = Field(
         None, ge=0, le=20, description="Most likely tokens to report a position; more than 0 includes the logprobs."
@@ -278,7 +277,7 @@ class ResponsesRequest(GenerationBody):
 
     @property
     def wants_summary(self) -> bool:
-        """Whether thoughts are shown as summaries."""
+        """Whether reasoning is shown as summaries."""
         return self.reasoning is not None and bool(self.reasoning.summary or self.reasoning.generate_summary)
 
     @property

@@ -11,10 +11,10 @@ from pydantic import Field, model_validator
 from starlette.responses import Response
 
 from app.api.body import describe_body, read_body
+from app.api.chat.envelope import ResponseEnvelope
 from app.api.chat.generation import open_stream, response_headers
 from app.api.chat.generation_body import GenerationBody
-from app.api.chat.head import ResponseHead
-from app.api.chat.strict_models import Closed
+from app.api.chat.strict_models import StrictModel
 from app.api.endpoint import Endpoint
 from app.api.engine_client import EngineClient
 from app.api.errors import in_words_of
@@ -38,7 +38,7 @@ _DEFAULT_MAX_TOKENS = 16
 _NAMES = TokenIdNames()
 
 
-class TokensRequest(Closed):
+class TokensRequest(StrictModel):
     """Body of POST /inference/v1/generate."""
 
     refused: ClassVar[Mapping[str, str]] = {
@@ -95,9 +95,9 @@ def token_routes(client: EngineClient, limits: RequestLimits) -> APIRouter:
         asked = await read_body(request, TokensRequest)
         body = asked.to_body()
         model = find_model(client, body.model)
-        head = ResponseHead.of("generate", model, body.model)
+        envelope = ResponseEnvelope.of("generate", model, body.model)
         prompts = [Prompt(asked.token_ids)]
-        stream = open_stream(client, limits, request, body, model, prompts, head, body.sampling_fields())
+        stream = open_stream(client, limits, request, body, model, prompts, envelope, body.sampling_fields())
         request_id = request.state.request_id
         if body.stream:
             return EventStreamResponse(stream, TokenChunks(request_id, body.logprobs is not None))

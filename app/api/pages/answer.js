@@ -1,19 +1,19 @@
-// One answer as it grows: thought, text, tool calls, figures. Knows nothing of the page.
+// One answer as it grows: reasoning, text, tool calls, figures. Knows nothing of the page.
 
 const OPEN = "<think>";
 const CLOSE = "</think>";
 
-// Splits what a model wrote into thought and text. `startsInside`: the prompt already opened the thought.
-export function splitThought(written, startsInside, ended) {
+// Splits what a model wrote into reasoning and text. `startsInside`: the prompt already opened the reasoning.
+export function splitReasoning(written, startsInside, ended) {
   let rest = written.trimStart();
   const opened = rest.startsWith(OPEN);
   if (opened) rest = rest.slice(OPEN.length);
   const close = rest.indexOf(CLOSE);
   if (close >= 0 && (opened || startsInside || !rest.slice(0, close).includes(OPEN))) {
-    return { thought: rest.slice(0, close).trim(), text: rest.slice(close + CLOSE.length).trimStart(), thinking: false };
+    return { reasoning: rest.slice(0, close).trim(), text: rest.slice(close + CLOSE.length).trimStart(), thinking: false };
   }
-  if (opened || (startsInside && !ended)) return { thought: withoutPart(rest, CLOSE).trim(), text: "", thinking: !ended };
-  return { thought: "", text: ended ? written : withoutPart(written, OPEN), thinking: false };
+  if (opened || (startsInside && !ended)) return { reasoning: withoutPart(rest, CLOSE).trim(), text: "", thinking: !ended };
+  return { reasoning: "", text: ended ? written : withoutPart(written, OPEN), thinking: false };
 }
 
 // Without an ending that may become a marker with the next chunk.
@@ -28,7 +28,7 @@ export class Answer {
   constructor(startsInside) {
     this.startsInside = startsInside;
     this.written = "";
-    this.reasoning = ""; // where the server has already told thought from text
+    this.reasoning = ""; // where the server has already told reasoning from text
     this.calls = [];
     this.finish = null;
     this.error = null;
@@ -45,12 +45,12 @@ export class Answer {
     const choice = chunk.choices?.[0];
     if (!choice) return;
     const delta = choice.delta ?? {};
-    const thought = delta.reasoning_content ?? delta.reasoning ?? "";
-    if (thought || delta.content || delta.tool_calls) {
+    const reasoning = delta.reasoning_content ?? delta.reasoning ?? "";
+    if (reasoning || delta.content || delta.tool_calls) {
       this.lastAt = performance.now();
       this.firstAt ??= this.lastAt;
     }
-    this.reasoning += thought;
+    this.reasoning += reasoning;
     this.written += delta.content ?? "";
     for (const call of delta.tool_calls ?? []) this.addCall(call);
     this.finish = choice.finish_reason ?? this.finish;
@@ -64,8 +64,8 @@ export class Answer {
   }
 
   get parts() {
-    if (this.reasoning) return { thought: this.reasoning, text: this.written, thinking: !this.ended && !this.written };
-    return splitThought(this.written, this.startsInside, this.ended);
+    if (this.reasoning) return { reasoning: this.reasoning, text: this.written, thinking: !this.ended && !this.written };
+    return splitReasoning(this.written, this.startsInside, this.ended);
   }
 
   // TTFT in seconds, tokens a second after the first, prompt tokens and how many of them were cached.
@@ -85,7 +85,7 @@ export class Answer {
 
   // As it is kept in the conversation.
   get message() {
-    const { thought, text } = this.parts;
-    return { role: "assistant", content: text, thought, calls: this.calls, figures: this.figures, error: this.error };
+    const { reasoning, text } = this.parts;
+    return { role: "assistant", content: text, reasoning, calls: this.calls, figures: this.figures, error: this.error };
   }
 }

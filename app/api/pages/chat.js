@@ -121,9 +121,9 @@ function apiMessages() {
   return made;
 }
 
-function assistantMessage({ content, thought, calls }) {
+function assistantMessage({ content, reasoning, calls }) {
   const made = { role: "assistant", content };
-  if (thought) made.reasoning_content = thought;
+  if (reasoning) made.reasoning_content = reasoning;
   if (calls.length) {
     made.tool_calls = calls.map(({ id, name, arguments: args }) => ({ id, type: "function", function: { name, arguments: args } }));
   }

@@ -62,38 +62,38 @@ export class ToolResultView {
   }
 }
 
-// An answer, drawn again whenever it has grown. The thought stays open or closed as the reader leaves it.
+// An answer, drawn again whenever it has grown. The reasoning stays open or closed as the reader leaves it.
 export class AnswerView {
   constructor({ onResult, onRetry }) {
     this.onResult = onResult;
     this.onRetry = onRetry;
-    this.thought = element("details", element("summary", "Thinking"), element("div"));
-    this.thought.className = "thought";
-    this.thought.hidden = true;
+    this.reasoning = element("details", element("summary", "Thinking"), element("div"));
+    this.reasoning.className = "reasoning";
+    this.reasoning.hidden = true;
     this.text = element("div");
     this.text.className = "text";
     this.calls = element("div");
     this.foot = element("footer");
-    this.node = element("article", this.thought, this.text, this.calls, this.foot);
+    this.node = element("article", this.reasoning, this.text, this.calls, this.foot);
     this.node.className = "message answer";
     this.node.setAttribute("aria-label", "Answer");
   }
 
-  update({ thought, text, thinking }) {
-    this.node.classList.toggle("waiting", !thought && !text);
-    this.thought.hidden = !thought && !thinking;
-    this.thought.open ||= thinking && !this.thought.dataset.seen;
-    if (thinking) this.thought.dataset.seen = "yes"; // opened once by itself, afterwards the reader decides
-    this.thought.firstChild.textContent = thinking ? "Thinking…" : "Thought";
-    this.thought.lastChild.replaceChildren(renderMarkdown(thought));
+  update({ reasoning, text, thinking }) {
+    this.node.classList.toggle("waiting", !reasoning && !text);
+    this.reasoning.hidden = !reasoning && !thinking;
+    this.reasoning.open ||= thinking && !this.reasoning.dataset.seen;
+    if (thinking) this.reasoning.dataset.seen = "yes"; // opened once by itself, afterwards the reader decides
+    this.reasoning.firstChild.textContent = thinking ? "Thinking…" : "Thought";
+    this.reasoning.lastChild.replaceChildren(renderMarkdown(reasoning));
     this.text.replaceChildren(renderMarkdown(text));
   }
 
   finish(message) {
-    this.update({ thought: message.thought, text: message.content, thinking: false });
+    this.update({ reasoning: message.reasoning, text: message.content, thinking: false });
     this.node.classList.remove("waiting");
     this.node.removeAttribute("aria-busy");
-    this.thought.open = false;
+    this.reasoning.open = false;
     this.calls.replaceChildren(...message.calls.map((call) => this.callView(call)));
     this.foot.replaceChildren();
     if (message.error) this.foot.append(this.errorView(message.error));

@@ -72,7 +72,7 @@ def tool_parser_name(template_source: str) -> str | None:
 
 
 def reasoning_parser_name(template_source: str) -> str | None:
-    """The parser for the thoughts of a chat template's models; None when they are not known to think."""
+    """The parser for the reasoning of a chat template's models; None when they are not known to think."""
     return _by_marks(_REASONING_MARKS, template_source)
 
 

@@ -1,6 +1,6 @@
 """From a model and a request's tools to parsed answers: which parsers, what must be visible to them, what is enforced.
 
-Every dialect that offers tools or shows thoughts goes through here. The thought is told apart first; what is left of
+Every dialect that offers tools or shows reasoning goes through here. The reasoning is told apart first; what is left of
 the text is searched for calls.
 """
 
@@ -20,14 +20,14 @@ from app.engine.sampling_params import StructuredOutputs
 from app.engine.structured.reasoning import ReasoningSpan
 from app.errors import UnsupportedError
 
-__all__ = ["AnswerParser", "Offer", "ParsedAnswer", "Part", "ParserPlan", "ToolMode", "plan_parsers"]
+__all__ = ["AnswerParser", "ToolOptions", "ParsedAnswer", "Part", "ParserPlan", "ToolMode", "plan_parsers"]
 
-PROMPT_END_TOKENS = 16  # as many of the prompt's last tokens say whether a thought is open
+PROMPT_END_TOKENS = 16  # as many of the prompt's last tokens say whether reasoning is open
 ToolMode = Literal["none", "auto", "required"]
 
 
 @dataclass(slots=True, frozen=True)
-class Offer:
+class ToolOptions:
     """The tools of a request and how they may be called.
 
     `mode` "required" with one tool is a named choice. `strict` names the tools whose arguments must follow their
@@ -44,7 +44,7 @@ class Offer:
 
 
 class AnswerParser(Parser):
-    """Parses the text of one choice into thought, content and calls. Without parsers all of it is content."""
+    """Parses the text of one choice into reasoning, content and calls. Without parsers all of it is content."""
 
     def __init__(
         self,
@@ -93,8 +93,8 @@ class ParserPlan:
 
     reasoning: type[ReasoningParser] | None
     tools: type[ToolParser] | None
-    offer: Offer | None
-    inside: bool  # whether the answers begin inside the thought
+    tool_options: ToolOptions | None
+    inside: bool  # whether the answers begin inside the reasoning
     shown_token_ids: frozenset[int]  # special tokens that must stay in the text for the parsers to see
     structured_outputs: StructuredOutputs | None  # what enforces the calls, where something must
     reasoning_span: ReasoningSpan | None  # before a structured output; None: that begins at once
@@ -106,19 +106,21 @@ class ParserPlan:
 
     def new_parser(self) -> AnswerParser:
         """A parser for one choice."""
-        tools = self.tools(self.offer.tools) if self.tools is not None and self.offer is not None else None
+        tools = (
+            self.tools(self.tool_options.tools) if self.tools is not None and self.tool_options is not None else None
+        )
         reasoning = self.reasoning(self.inside) if self.reasoning is not None else None
         return AnswerParser(reasoning, tools, self.max_calls, self.custom)
 
     @property
     def custom(self) -> frozenset[str]:
         """The tools that may be called whose input is text."""
-        return self.offer.custom if self.offer is not None else frozenset()
+        return self.tool_options.custom if self.tool_options is not None else frozenset()
 
     @property
     def max_calls(self) -> int | None:
         """Calls of one answer that are shown; None: all."""
-        return 1 if self.offer is not None and not self.offer.is_parallel else None
+        return 1 if self.tool_options is not None and not self.tool_options.is_parallel else None
 
     def new_call_id(self) -> str:
         """An id for a call, of the form that the model's template takes."""
@@ -128,7 +130,7 @@ class ParserPlan:
 def plan_parsers(
     model: ServedModel,
     prompt_token_ids: list[int],
-    offer: Offer | None = None,
+    tool_options: ToolOptions | None = None,
     *,
     continued: str | None = None,
     answer: StructuredOutputs | None = None,
@@ -139,7 +141,7 @@ def plan_parsers(
     `answer` is what the answer must match, if anything must: where it is JSON, calls are allowed instead of it.
     UnsupportedError names `tools_param` when the way the model calls tools is not known, or cannot be enforced.
     """
-    wanted = offer if offer is not None and offer.tools and offer.mode != "none" else None
+    wanted = tool_options if tool_options is not None and tool_options.tools and tool_options.mode != "none" else None
     tools = load_tool_parser(model, tools_param) if wanted is not None else None
     reasoning = load_reasoning_parser(model)
     if tools is not None and reasoning is not None and reasoning.markers == tools.markers:
@@ -163,7 +165,7 @@ def _reasoning_span(
     if reasoning is None:
         return None
     opening = model.tokenizer.token_to_id(reasoning.may_open(prompt_end, continued) or "")
-    end = reasoning.thought_end(inside or opening is not None)
+    end = reasoning.reasoning_end(inside or opening is not None)
     return ReasoningSpan(tuple(model.tokenizer.encode(end, add_special_tokens=False)), opening) if end else None
 
 
@@ -182,7 +184,7 @@ def load_tool_parser(model: ServedModel, param: str = "tools") -> type[ToolParse
 
 
 def load_reasoning_parser(model: ServedModel) -> type[ReasoningParser] | None:
-    """The parser for the model's thoughts, if it has any."""
+    """The parser for the model's reasoning, if it has any."""
     is_auto = model.reasoning_parser == "auto"
     name = reasoning_parser_name(model.chat_template.source) if is_auto else model.reasoning_parser
     return None if name is None or name == "none" else REASONING_PARSERS.load(name)
@@ -199,40 +201,40 @@ def _marker_ids(
 
 def _enforced(
     parser: type[ToolParser],
-    offer: Offer,
+    tool_options: ToolOptions,
     answer: StructuredOutputs | None,
     marker_ids: Mapping[str, int],
     may_reason: bool,
     param: str,
 ) -> StructuredOutputs | None:
     """The grammar that a required call, strict arguments, or a choice between calls and JSON ask for."""
-    _check_inputs(parser, offer, param)
-    texts = {name: grammar.lark() for name, grammar in offer.inputs.items()}
+    _check_inputs(parser, tool_options, param)
+    texts = {name: grammar.lark() for name, grammar in tool_options.inputs.items()}
     grammar, lark = parser.call_grammar(marker_ids), Lark(marker_ids, texts)
-    kept = offer.strict | offer.custom
-    loose = {name: schema if name in kept else _ANY_OBJECT for name, schema in offer.tools.items()}
-    if offer.mode == "required":
-        start = grammar.required(lark, offer.tools, offer.is_parallel)
+    kept = tool_options.strict | tool_options.custom
+    loose = {name: schema if name in kept else _ANY_OBJECT for name, schema in tool_options.tools.items()}
+    if tool_options.mode == "required":
+        start = grammar.required(lark, tool_options.tools, tool_options.is_parallel)
     elif answer is not None:
         if answer.kind not in ("json", "json_object"):
             return None
         schema = _ANY_OBJECT if answer.json_schema is None else answer.json_schema
-        start = f"({grammar.required(lark, loose, offer.is_parallel)} | {lark.json(schema)})"
-    elif not offer.strict:
+        start = f"({grammar.required(lark, loose, tool_options.is_parallel)} | {lark.json(schema)})"
+    elif not tool_options.strict:
         return None
     elif grammar.trigger is None:
         raise UnsupportedError("this model's strict tools need a tool_choice of required or a named one", param=param)
     else:
-        return StructuredOutputs(grammar=lark.finish(grammar.allowed(lark, loose, offer.is_parallel)))
-    if may_reason:  # after a thought the models write an empty line
+        return StructuredOutputs(grammar=lark.finish(grammar.allowed(lark, loose, tool_options.is_parallel)))
+    if may_reason:  # after reasoning the models write an empty line
         start = f"({lark.literal(chr(10))}){{0,2}} {start}"
     return StructuredOutputs(grammar=lark.finish(start))
 
 
-def _check_inputs(parser: type[ToolParser], offer: Offer, param: str) -> None:
+def _check_inputs(parser: type[ToolParser], tool_options: ToolOptions, param: str) -> None:
     """UnsupportedError for a Lark grammar where the model writes the input as JSON: no grammar of ours can be made of
     the client's that matches the same texts escaped."""
-    for name, grammar in offer.inputs.items():
+    for name, grammar in tool_options.inputs.items():
         if grammar.syntax == "lark" and not parser.writes_text:
             raise UnsupportedError(
                 f"{param}: the Lark grammar of {name!r} cannot be enforced, as this model writes the arguments of "

@@ -93,16 +93,16 @@ class ToolParser(FormatParser):
 
 
 class ReasoningParser(FormatParser):
-    """A parser that tells a thought from the answer. Its content is what a tool parser reads."""
+    """A parser that tells reasoning from the answer. Its content is what a tool parser reads."""
 
     def __init__(self, inside: bool = False) -> None:
         super().__init__()
-        self.inside = inside  # whether the text begins inside the thought
+        self.inside = inside  # whether the text begins inside the reasoning
 
     @classmethod
     @abstractmethod
     def starts_inside(cls, prompt_end: str, continued: str | None) -> bool:
-        """Whether an answer to a prompt that ends so begins inside the thought.
+        """Whether an answer to a prompt that ends so begins inside the reasoning.
 
         `prompt_end` is the text of the prompt's last tokens; `continued` the text of the assistant's message, where
         the answer continues one.
@@ -110,17 +110,17 @@ class ReasoningParser(FormatParser):
 
     @classmethod
     @abstractmethod
-    def thought_markers(cls) -> tuple[str, str]:
-        """What opens a thought and what closes it, in an answer."""
+    def reasoning_markers(cls) -> tuple[str, str]:
+        """What opens reasoning and what closes it, in an answer."""
 
     @classmethod
     @abstractmethod
-    def thought_end(cls, inside: bool) -> str:
+    def reasoning_end(cls, inside: bool) -> str:
         """The text after which a structured output begins; "" when it begins at once."""
 
     @classmethod
     def may_open(cls, prompt_end: str, continued: str | None) -> str:
-        """The marker with which the answer itself may open a thought; "" where it is open already, closed, or marked
+        """The marker with which the answer itself may open reasoning; "" where it is open already, closed, or marked
         in another way. Arguments as for `starts_inside`."""
         return ""
 

@@ -1,7 +1,7 @@
 """The harmony form of gpt-oss: messages on channels, <|channel|>NAME<|message|>TEXT<|end|>.
 
-`analysis` is the thought, `final` the answer, `commentary` either a preamble, which is content, or, with a recipient
-`to=functions.NAME`, a tool call. Thought and calls share one form, so one parser finds both.
+`analysis` is the reasoning, `final` the answer, `commentary` either a preamble, which is content, or, with a recipient
+`to=functions.NAME`, a tool call. Reasoning and calls share one form, so one parser finds both.
 """
 
 from __future__ import annotations
@@ -91,19 +91,19 @@ class HarmonyParser(ToolParser):
 
     @classmethod
     def call_grammar(cls, special: Collection[str]) -> CallGrammar:
-        """One call, after a thought if there is one; the token <|call|> ends the answer."""
+        """One call, after reasoning if there is any; the token <|call|> ends the answer."""
         before = f"{CHANNEL}commentary to=functions.{{name}} {CONSTRAIN}json{MESSAGE}"
         return CallGrammar(before, "", lead=_lead, is_single=True)
 
 
 def _lead(lark: Lark) -> str:
-    """A thought, which may come before the call."""
+    """Reasoning, which may come before the call."""
     begin, end = lark.literal(f"{CHANNEL}analysis{MESSAGE}"), lark.literal(f"{START}assistant")
     return f"({begin} {lark.text_before(END)} {end})?"
 
 
 class HarmonyReasoningParser(ReasoningParser):
-    """The thoughts alone, for an answer that may not call tools: what the model calls all the same is content."""
+    """The reasoning alone, for an answer that may not call tools: what the model calls all the same is content."""
 
     markers = HarmonyParser.markers
 
@@ -122,11 +122,11 @@ class HarmonyReasoningParser(ReasoningParser):
         return False
 
     @classmethod
-    def thought_markers(cls) -> tuple[str, str]:
+    def reasoning_markers(cls) -> tuple[str, str]:
         """The header of a message on the analysis channel, and the end of a message."""
         return f"{CHANNEL}analysis{MESSAGE}", END
 
     @classmethod
-    def thought_end(cls, inside: bool) -> str:
+    def reasoning_end(cls, inside: bool) -> str:
         """The answer proper is what the final channel says."""
         return f"{CHANNEL}final{MESSAGE}"

@@ -1,4 +1,4 @@
-"""Seed-OSS: tool calls as Qwen3-Coder's within <seed:tool_call>, thoughts within <seed:think>."""
+"""Seed-OSS: tool calls as Qwen3-Coder's within <seed:tool_call>, reasoning within <seed:think>."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class SeedOssParser(XmlParametersParser):
 
 
 class SeedOssThinkParser(ThinkParser):
-    """The thought before the answer."""
+    """The reasoning before the answer."""
 
     open, close = "<seed:think>", "</seed:think>"
     markers = (open, close)

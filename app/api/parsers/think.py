@@ -1,7 +1,7 @@
-"""Thoughts between two markers at the beginning of an answer: <think>...</think>.
+"""Reasoning between two markers at the beginning of an answer: <think>...</think>.
 
-Where the prompt already opens the thought, the answer begins inside it. New lines around a thought belong to neither
-side, as the models' templates take them off. A thought that is not closed when the text ends is a thought all the same.
+Where the prompt already opens the reasoning, the answer begins inside it. New lines around reasoning belong to neither
+side, as the models' templates take them off. Reasoning that is not closed when the text ends is reasoning all the same.
 """
 
 from __future__ import annotations
@@ -13,47 +13,47 @@ NEW_LINES = "\n"
 
 
 class ThinkParser(ReasoningParser):
-    """Qwen3, DeepSeek-V3.1, tiny-chat and others whose prompt says whether the answer begins inside the thought."""
+    """Qwen3, DeepSeek-V3.1, tiny-chat and others whose prompt says whether the answer begins inside the reasoning."""
 
     open, close = "<think>", "</think>"
     markers: tuple[str, ...] = ("<think>", "</think>")
 
     @classmethod
     def starts_inside(cls, prompt_end: str, continued: str | None) -> bool:
-        """The prompt ends with an opened thought, or the message to continue holds one."""
+        """The prompt ends with opened reasoning, or the message to continue holds one."""
         if continued is not None:
             return continued.rfind(cls.open) > continued.rfind(cls.close)
         return prompt_end.rstrip().endswith(cls.open)
 
     @classmethod
-    def thought_markers(cls) -> tuple[str, str]:
+    def reasoning_markers(cls) -> tuple[str, str]:
         """Both markers."""
         return cls.open, cls.close
 
     @classmethod
-    def thought_end(cls, inside: bool) -> str:
-        """The closing marker, where a thought is open."""
+    def reasoning_end(cls, inside: bool) -> str:
+        """The closing marker, where reasoning is open."""
         return cls.close if inside else ""
 
     @classmethod
     def may_open(cls, prompt_end: str, continued: str | None) -> str:
-        """Where the prompt neither opens a thought nor closes one, as where thinking is off."""
+        """Where the prompt neither opens reasoning nor closes one, as where thinking is off."""
         if continued is not None or cls.starts_inside(prompt_end, continued):
             return ""
         return "" if prompt_end.rstrip().endswith(cls.close) else cls.open
 
     def parse(self) -> Steps[None]:
-        """A thought, if the text begins with one; then content."""
+        """Reasoning, if the text begins with one; then content."""
         scan = self.scan
         before = yield from scan.space()
         if (yield from scan.match(self.open)) or self.inside:
-            yield from self._thought(scan, before)
+            yield from self._reasoning(scan, before)
         else:
             scan.say_content(before)
         while chunk := (yield from scan.chunk()):
             scan.say_content(chunk)
 
-    def _thought(self, scan: Scanner, before: str) -> Steps[None]:
+    def _reasoning(self, scan: Scanner, before: str) -> Steps[None]:
         """Up to the closing marker, without the new lines at both ends."""
         spaces = before + (yield from scan.space())
         marker = yield from scan.match(self.close)
@@ -66,11 +66,11 @@ class ThinkParser(ReasoningParser):
 
 
 class DeepSeekR1Parser(ThinkParser):
-    """DeepSeek-R1 and others that always think, though neither prompt nor answer may open the thought."""
+    """DeepSeek-R1 and others that always think, though neither prompt nor answer may open the reasoning."""
 
     @classmethod
     def starts_inside(cls, prompt_end: str, continued: str | None) -> bool:
-        """Always, unless the prompt has closed the thought or the message to continue is past it."""
+        """Always, unless the prompt has closed the reasoning or the message to continue is past it."""
         return super().starts_inside(prompt_end, continued) or (continued is None and cls.close not in prompt_end)
 
 

@@ -1,4 +1,4 @@
-"""What `thinking_token_budget` means for a prompt of a model: the markers of its thoughts, as tokens."""
+"""What `thinking_token_budget` means for a prompt of a model: the markers of its reasoning, as tokens."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def thinking_budget(
 ) -> ThinkingBudget | None:
     """The budget of a request with this prompt; None where it has none (-1 means that too).
 
-    `inside` says whether the answer begins inside a thought; where it is None the prompt's end tells.
-    UnsupportedError names `field` when the model's thoughts cannot be told.
+    `inside` says whether the answer begins inside the reasoning; where it is None the prompt's end tells.
+    UnsupportedError names `field` when the model's reasoning cannot be told.
     """
     num_tokens = params.thinking_token_budget
     if num_tokens is None or num_tokens < 0:
@@ -45,7 +45,7 @@ def thinking_budget(
     if parser is None:
         raise UnsupportedError("this model is not known to think", param=field)
     opening, closing = (
-        tuple(tokenizer.encode(marker, add_special_tokens=False)) for marker in parser.thought_markers()
+        tuple(tokenizer.encode(marker, add_special_tokens=False)) for marker in parser.reasoning_markers()
     )
     if inside is None:
         end = tokenizer.decode(prompt_token_ids[-PROMPT_END_TOKENS:], skip_special_tokens=False)

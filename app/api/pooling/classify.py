@@ -23,7 +23,7 @@ def classify_routes(client: EngineClient, limits: RequestLimits) -> APIRouter:
 
     @router.post("/classify", openapi_extra=describe_body(ClassifyRequest))
     async def classify(request: Request) -> Response:
-        """Probabilities of the classes, and the likeliest one's label, for each input."""
+        """Probabilities of the classes, and the most likely one's label, for each input."""
         body = await read_body(request, ClassifyRequest)
         model = find_model(client, body.model)
         labels = pooling_of(model).labels

@@ -1,4 +1,4 @@
-"""Bodies of the pooling endpoints. Closed: an unknown field is a 400 that names it."""
+"""Bodies of the pooling endpoints. Strict: an unknown field is a 400 that names it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from app.api.chat.messages import ChatMessage
-from app.api.chat.strict_models import Closed
+from app.api.chat.strict_models import StrictModel
 from app.api.prompt_field import PromptField
 from app.bounds import Count, Items, Text
 from app.engine.pooling.params import PoolingTask
@@ -18,7 +18,7 @@ from app.errors import InvalidRequestError
 EncodingFormat = Literal["float", "base64"]
 
 
-class PoolingBody(Closed):
+class PoolingBody(StrictModel):
     """What every request for vectors or scores has."""
 
     model: str | None = Field(None, description="Which model; the server's first one when not given.")
@@ -134,7 +134,7 @@ class ScoreRequest(PoolingBody):
         return list(zip(left, right, strict=True))
 
 
-class RerankDocument(Closed):
+class RerankDocument(StrictModel):
     """A document as an object."""
 
     text: Text

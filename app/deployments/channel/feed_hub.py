@@ -12,7 +12,7 @@ from app.deployments.channel.frame_queue import FrameQueue
 from app.deployments.channel.wire import FeedFrame, LoadReport, encode
 from app.engine.kv_cache.kv_events import KVEventLog
 
-LEASE_S = 10.0  # a Router asks `hello` every two seconds
+LEASE_S = 10.0  # a Router asks `ping` every two seconds
 
 
 class FeedHub:

@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Protocol
 
-from app.deployments.channel.replica_finder import Discover, ReplicaFinder, RollCall
+from app.deployments.channel.replica_finder import Discover, Discovery, ReplicaFinder
 from app.deployments.channel.wire import FeedFrame, decode_feed
 from app.deployments.routing.load_book import LoadBook
 
@@ -55,14 +55,14 @@ class FeedPool:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _update(self, roll_call: RollCall) -> None:
-        for report in roll_call.reports:
+    def _update(self, discovery: Discovery) -> None:
+        for report in discovery.reports:
             if report.replica_id not in self._feeds:
                 self.book.report(report)  # all at once: a Router that knew one replica only would send everything there
-        for name in sorted(roll_call.present - self._feeds.keys()):
+        for name in sorted(discovery.present - self._feeds.keys()):
             self._feeds[name] = asyncio.create_task(self._listen(name))
-        if roll_call.complete:
-            for name in self._feeds.keys() - roll_call.present:
+        if discovery.complete:
+            for name in self._feeds.keys() - discovery.present:
                 self._feeds[name].cancel()
 
     async def _listen(self, replica_id: str) -> None:

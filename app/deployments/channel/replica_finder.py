@@ -21,7 +21,7 @@ logger = logging.getLogger("manta.channel")
 
 
 @dataclass(slots=True, frozen=True)
-class RollCall:
+class Discovery:
     """Which replicas answered when all running ones were asked."""
 
     present: frozenset[str]  # replica ids
@@ -29,14 +29,14 @@ class RollCall:
     reports: tuple[LoadReport, ...] = ()  # their answers
 
 
-Discover = Callable[[], Awaitable[RollCall]]
+Discover = Callable[[], Awaitable[Discovery]]
 
 
 class ReplicaFinder:
     """Hands each answer to `update`, on one event loop. `has_any` says whether a usable replica is known."""
 
     def __init__(
-        self, model: str, discover: Discover, update: Callable[[RollCall], None], has_any: Callable[[], bool]
+        self, model: str, discover: Discover, update: Callable[[Discovery], None], has_any: Callable[[], bool]
     ) -> None:
         self._model = model
         self._discover = discover
@@ -71,9 +71,9 @@ class ReplicaFinder:
     async def _search(self) -> None:
         while not self._closed:
             try:
-                roll_call = await self._discover()
+                discovery = await self._discover()
                 if not self._closed:
-                    self._update(roll_call)
+                    self._update(discovery)
             except Exception:  # the search must outlive any trouble of the control plane
                 logger.exception("search for the replicas of %s failed", self._model)
             is_eager = time.monotonic() < self._eager_until or not self._has_any()

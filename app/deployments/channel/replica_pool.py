@@ -1,6 +1,6 @@
 """One model's engine replicas as one ingress sees them: finds them, keeps a channel to each, lets go of retired ones.
 
-A replica that Serve has taken out of service is no longer asked `hello`; its channel takes no new requests and is
+A replica that Serve has taken out of service is no longer asked `ping`; its channel takes no new requests and is
 closed once the running ones are done, which is what Serve waits for before it stops the replica. A replica that hangs
 delays nobody: the others are found, and a channel that does not open is given up and tried again.
 """
@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 
 from app.config import IngressConfig
 from app.deployments.channel.channel_client import ChannelClient, ReplicaPort
-from app.deployments.channel.replica_finder import Discover, ReplicaFinder, RollCall
+from app.deployments.channel.replica_finder import Discover, Discovery, ReplicaFinder
 from app.deployments.channel.wire import LoadReport
 from app.deployments.routing.load_book import LoadBook
 from app.deployments.routing.policies.base import RouteQuery
@@ -75,15 +75,15 @@ class ReplicaPool:
             channel.close()
         await asyncio.sleep(0)
 
-    def _update(self, roll_call: RollCall) -> None:
+    def _update(self, discovery: Discovery) -> None:
         for name, channel in list(self._channels.items()):
             if channel.state == "closed":
                 del self._channels[name]
-            elif name in roll_call.present:
+            elif name in discovery.present:
                 channel.revive()
-            elif roll_call.complete:
+            elif discovery.complete:
                 channel.drain()
-        for name in sorted(roll_call.present - self._channels.keys()):
+        for name in sorted(discovery.present - self._channels.keys()):
             opening = asyncio.create_task(self._see_open(self._open(name)))
             self._openings.add(opening)
             opening.add_done_callback(self._openings.discard)

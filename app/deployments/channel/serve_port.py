@@ -10,7 +10,7 @@ from typing import Any
 
 from ray.serve.exceptions import DeploymentUnavailableError
 
-from app.deployments.channel.replica_finder import RollCall
+from app.deployments.channel.replica_finder import Discovery
 from app.deployments.channel.wire import LoadReport
 from app.engine.request import EngineRequest
 from app.errors import MantaError
@@ -29,17 +29,17 @@ class EngineHandles:
         self.control = handle.options(method_name="control")
         self.open_feed = handle.options(method_name="open_feed", stream=True)
 
-    async def hello(self, ingress_id: str, timeout_s: float) -> RollCall:
+    async def ping(self, ingress_id: str, timeout_s: float) -> Discovery:
         """The running replicas, asked one and all."""
         try:
-            answers = await broadcast(self._handle, "hello", ingress_id, timeout_s=timeout_s)
+            answers = await broadcast(self._handle, "ping", ingress_id, timeout_s=timeout_s)
         except DeploymentUnavailableError:
-            return RollCall(frozenset(), complete=True)
+            return Discovery(frozenset(), complete=True)
         except TimeoutError:
-            return RollCall(frozenset(), complete=False)
+            return Discovery(frozenset(), complete=False)
         reports = tuple(answer for answer in answers if isinstance(answer, LoadReport))
         present = frozenset(report.replica_id for report in reports)
-        return RollCall(present, complete=len(present) == len(answers), reports=reports)
+        return Discovery(present, complete=len(present) == len(answers), reports=reports)
 
     async def metrics_snapshots(self, timeout_s: float) -> list[bytes]:
         """The metrics of the replicas that answer in time."""

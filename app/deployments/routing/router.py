@@ -13,7 +13,7 @@ from typing import Any
 
 from app.config import RouterConfig
 from app.deployments.channel.feed_pool import FeedPool
-from app.deployments.channel.replica_finder import RollCall
+from app.deployments.channel.replica_finder import Discovery
 from app.deployments.channel.serve_port import EngineHandles
 from app.deployments.routing.load_book import LoadBook
 from app.deployments.routing.policies import create_policy
@@ -26,7 +26,7 @@ from app.deployments.start_errors import logs_start_error
 from app.errors import EngineDeadError
 from app.telemetry.metrics import MetricsRecorder
 
-HELLO_TIMEOUT_S = 1.0
+PING_TIMEOUT_S = 1.0
 
 
 class Router:
@@ -87,8 +87,8 @@ class Router:
         config = self._config
         index = PrefixIndex(config.index_max_blocks, config.speculative_life_s)
 
-        async def discover() -> RollCall:
-            return await handles.hello(self._router_id, HELLO_TIMEOUT_S)
+        async def discover() -> Discovery:
+            return await handles.ping(self._router_id, PING_TIMEOUT_S)
 
         book = LoadBook(create_policy(config.policy), index=index)
         return FeedPool(model, self._router_id, book, discover, handles.port)

@@ -1,7 +1,7 @@
 """The groups of ranks that share a layer (TP) or a stack of layers (PP).
 
 A group of one costs nothing: its collectives return their argument. Tensors between ranks travel through
-torch.distributed only, never through the letters (I2). How the groups are made: process_groups.py.
+torch.distributed only, never through the step messages (I2). How the groups are made: process_groups.py.
 """
 
 from __future__ import annotations

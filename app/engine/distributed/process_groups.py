@@ -1,4 +1,5 @@
-"""Makes the groups of a gang: the ranks meet at a store, then every rank makes every group, in the same order.
+"""Makes the process groups of a worker group: the ranks meet at a store, then every rank makes every group, in the same
+order.
 
 GPU ranks get NCCL for tensors on the device and gloo for those on the host, in one handle; CPU ranks get gloo. The
 store is a server in rank 0 (RankStore), whose address the executor hands to the others.
@@ -27,7 +28,7 @@ TIMEOUT = timedelta(days=1)
 
 
 class RankStore:
-    """Rank 0's end of the meeting place: a key-value server on `host`, on a port that the system chose."""
+    """Rank 0's end of the rendezvous: a key-value server on `host`, on a port that the system chose."""
 
     def __init__(self, host: str, world_size: int) -> None:
         # A socket of our own, because a store would listen on every interface.
@@ -53,7 +54,7 @@ def connect_store(address: tuple[str, int], world_size: int) -> Any:
 def join_groups(
     store: Any, rank: int, tensor_parallel_size: int, pipeline_parallel_size: int, device: torch.device, host: str
 ) -> ParallelGroups:
-    """All groups of `rank` in a gang of stages x ranks; blocks until every rank of the gang has come.
+    """All groups of `rank` in a worker group of stages x ranks; blocks until every rank of the worker group has come.
 
     `host`: where the store is. The ranks find each other on the interface that leads there.
     """

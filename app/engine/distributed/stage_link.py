@@ -1,8 +1,8 @@
 """What a pipeline stage exchanges with the others: hidden states forward, sampled tokens back to the first stage.
 
-Sends do not wait: a stage that has sent goes on to the next letter, so that as many steps as there are stages can be
-computed at once. Both ends know every size from the letter, so nothing but the tensors travels. In one direction
-tensors arrive in the order in which they were sent.
+Sends do not wait: a stage that has sent goes on to the next step message, so that as many steps as there are stages can
+be computed at once. Both ends know every size from the step message, so nothing but the tensors travels. In one
+direction tensors arrive in the order in which they were sent.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ TOKEN_DTYPE = torch.int32
 class StageLink:
     """One rank's ends of the pipeline; with a single stage nothing is sent and nothing comes.
 
-    `max_unfinished` sends are kept alive until they are waited for: more than letters can be in flight, so the oldest
-    one's step is over by then, and who receives it has done so if it leaves at most `max_unread` behind.
+    `max_unfinished` sends are kept alive until they are waited for: more than step messages can be in flight, so the
+    oldest one's step is over by then, and who receives it has done so if it leaves at most `max_unread` behind.
     """
 
     def __init__(

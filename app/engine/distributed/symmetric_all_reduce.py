@@ -69,7 +69,8 @@ def with_small_all_reduce(
     groups: ParallelGroups, choice: str, dtype: torch.dtype, device: torch.device, one_node: bool
 ) -> tuple[ParallelGroups, str]:
     """`groups` with a faster sum for the TP group where `choice` (`small_all_reduce`) and the hardware allow it, and a
-    line that says which. Collective over the TP group, which may share a node (`one_node`) even if the gang does not.
+    line that says which. Collective over the TP group, which may share a node (`one_node`) even if the worker group
+    does not.
     """
     reason = _refusal(groups, choice, device, one_node)
     if reason is None:

@@ -12,11 +12,11 @@ __all__ = ["Executor", "WorkerInfo"]
 
 
 class Executor(ABC):
-    """One gang of workers. One thread drives it; `submit` and `collect` keep the order of the letters.
+    """One worker group. One thread drives it; `submit` and `collect` keep the order of the step messages.
 
     A worker executes its calls one after another. A call on a device that computes in the background may come back
     without its own step's output and with the previous one's (I2); so `collect` returns zero or more outputs, and a
-    letter with `flush` brings back all that is outstanding.
+    message with `flush` brings back all that is outstanding.
 
     Every method but `shutdown` raises EngineDeadError once a worker is gone or a step exceeded its time limit; there
     is no way back from that: the replica exits and is replaced as a whole.
@@ -27,7 +27,7 @@ class Executor(ABC):
         """Start the workers, load the model, size and allocate the KV cache, warm the first step."""
 
     @abstractmethod
-    def submit(self, letter: SchedulerOutput) -> None:
+    def submit(self, step_message: SchedulerOutput) -> None:
         """Send a step; returns before it is computed wherever the transport allows."""
 
     @abstractmethod

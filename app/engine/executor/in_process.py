@@ -1,7 +1,7 @@
 """The executor without Ray: one worker in this process, stepped by the caller's own thread.
 
-A submitted letter is executed at once; its outputs wait until they are collected, so the order of letters and
-outputs is that of any other executor (I2).
+A submitted step message is executed at once; its outputs wait until they are collected, so the order of step messages
+and outputs is that of any other executor (I2).
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ class InProcessExecutor(Executor):
         self._worker = worker
         return info
 
-    def submit(self, letter: SchedulerOutput) -> None:
-        """Execute the letter now (on a GPU: enqueue it)."""
+    def submit(self, step_message: SchedulerOutput) -> None:
+        """Execute the step message now (on a GPU: enqueue it)."""
         self.check_health()
         assert self._worker is not None
         try:
-            self._outputs.append(self._worker.execute(letter))
+            self._outputs.append(self._worker.execute(step_message))
         except Exception as error:
-            self._death = f"step {letter.step_id} failed in the worker: {type(error).__name__}: {error}"
+            self._death = f"step {step_message.step_id} failed in the worker: {type(error).__name__}: {error}"
             raise EngineDeadError(self._death) from error
 
     def collect(self) -> list[ModelRunnerOutput]:
         """Outputs of the oldest submitted call that was not collected yet."""
         self.check_health()
-        assert self._outputs, "collect without a submitted letter"
+        assert self._outputs, "collect without a submitted step message"
         return self._outputs.popleft()
 
     def call(self, method: str, *arguments: Any) -> list[Any]:

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from app.config import EngineConfig
-from app.engine.executor.gang_executor import CONNECT_TIMEOUT_S, LOCAL_HOST, GangExecutor
 from app.engine.executor.spawner import spawn
-from app.engine.executor.worker_group.gang import Gang, Rank, RankFailedError, open_pidfd
+from app.engine.executor.worker_group.group import Rank, RankFailedError, WorkerGroup, open_pidfd
 from app.engine.executor.worker_group.rendezvous import Rendezvous
 from app.engine.executor.worker_group.worker_actor import Place
+from app.engine.executor.worker_group_executor import CONNECT_TIMEOUT_S, LOCAL_HOST, WorkerGroupExecutor
 from app.errors import ConfigError, EngineDeadError, MantaError
 
 _SHUTDOWN_TIMEOUT_S = 5.0
@@ -31,14 +31,14 @@ _POLL_S = 0.02
 _ROOT = Path(__file__).resolve().parents[3]
 
 
-class LocalProcessesExecutor(GangExecutor):
+class LocalProcessesExecutor(WorkerGroupExecutor):
     """Worker processes [pp][tp] on this machine: one per GPU, or all on the CPU."""
 
     def __init__(self, config: EngineConfig, worker_class: str = "app.engine.worker.worker:Worker") -> None:
         super().__init__(config, worker_class)
         self._processes: list[subprocess.Popen[bytes]] = []
 
-    def _launch(self) -> Gang:
+    def _launch(self) -> WorkerGroup:
         if self._config.step_transport == "compiled_graph":
             raise ConfigError("step_transport=compiled_graph needs executor=ray_workers", param="step_transport")
         count = self._world_size
@@ -49,7 +49,7 @@ class LocalProcessesExecutor(GangExecutor):
                 self._processes.append(spawn(partial(self._spawn, arguments)))
             connections = rendezvous.accept(count, CONNECT_TIMEOUT_S, per_rank=2, check=self._check_processes)
         host = os.uname().nodename
-        return Gang(
+        return WorkerGroup(
             [
                 Rank(rank, None, connections[rank], process.pid, host, True, connections[count + rank], pidfd)
                 for rank, process in enumerate(self._processes)
@@ -78,8 +78,8 @@ class LocalProcessesExecutor(GangExecutor):
                 )
 
     def _call_all(self, method: str, arguments: Sequence[tuple[Any, ...]], timeout_s: float | None = None) -> list[Any]:
-        assert self._gang is not None
-        part = Gang(self._gang.ranks[: len(arguments)])
+        assert self._worker_group is not None
+        part = WorkerGroup(self._worker_group.ranks[: len(arguments)])
         try:
             for rank, args in zip(part.ranks, arguments, strict=True):
                 part.send(rank, pickle.dumps((method, args)), CONNECT_TIMEOUT_S)

@@ -1,6 +1,7 @@
-"""The executor over Ray: one gang of worker actors in a placement group.
+"""The executor over Ray: one group of worker actors in a placement group.
 
-What a gang is, and how it is stepped: gang_executor.py. Here: bundles, actors, devices, and the end of all of them.
+What a worker group is, and how it is stepped: worker_group_executor.py. Here: bundles, actors, devices, and the end of
+all of them.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from app.config import EngineConfig
 from app.engine.executor.device_index import KEEPS_ALL_VISIBLE
-from app.engine.executor.gang_executor import CONNECT_TIMEOUT_S, GangExecutor
 from app.engine.executor.placement import Placement, place
 from app.engine.executor.transports import choose_transport
 from app.engine.executor.transports.compiled_graph import worker_environment
 from app.engine.executor.worker_group.connection import FrameConnection
-from app.engine.executor.worker_group.gang import Gang, Rank, RankFailedError, open_pidfd
+from app.engine.executor.worker_group.group import Rank, RankFailedError, WorkerGroup, open_pidfd
 from app.engine.executor.worker_group.rendezvous import Rendezvous
 from app.engine.executor.worker_group.worker_actor import Place, WorkerActor
+from app.engine.executor.worker_group_executor import CONNECT_TIMEOUT_S, WorkerGroupExecutor
 from app.errors import EngineDeadError, MantaError
 
 logger = logging.getLogger("manta.executor")
@@ -37,7 +38,7 @@ logger = logging.getLogger("manta.executor")
 _SHUTDOWN_TIMEOUT_S = 5.0
 
 
-class RayWorkersExecutor(GangExecutor):
+class RayWorkersExecutor(WorkerGroupExecutor):
     """Worker actors [pp][tp], one per GPU (or one on the CPU)."""
 
     def __init__(self, config: EngineConfig, worker_class: str = "app.engine.worker.worker:Worker") -> None:
@@ -45,7 +46,7 @@ class RayWorkersExecutor(GangExecutor):
         self._placement: Placement | None = None
         self._actors: list[Any] = []
 
-    def _launch(self) -> Gang:
+    def _launch(self) -> WorkerGroup:
         if not ray.is_initialized():
             ray.init(include_dashboard=False)
         self._placement = place(self._config)
@@ -54,12 +55,12 @@ class RayWorkersExecutor(GangExecutor):
 
     def _create_actors(self, placement: Placement) -> None:
         actor_class = ray.remote(WorkerActor)
-        gang = f"{_owner()}#{secrets.token_hex(4)}"
+        worker_group = f"{_owner()}#{secrets.token_hex(4)}"
         for rank in range(self._world_size):
             options = placement.options(rank, self._config.device)
             actor = actor_class.options(
                 **options,
-                name=f"{gang}#rank{rank}",
+                name=f"{worker_group}#rank{rank}",
                 max_restarts=0,
                 max_task_retries=0,
                 runtime_env={"env_vars": self._environment(gpus=options["num_gpus"])},
@@ -79,7 +80,7 @@ class RayWorkersExecutor(GangExecutor):
             environment[KEEPS_ALL_VISIBLE] = "1"
         return environment
 
-    def _connect(self, placement: Placement) -> Gang:
+    def _connect(self, placement: Placement) -> WorkerGroup:
         """Let every worker connect back to this process, and watch it from then on."""
         here = ray.get_runtime_context().get_node_id()
         same_node = [node == here for node in placement.node_of]
@@ -94,7 +95,7 @@ class RayWorkersExecutor(GangExecutor):
             )
             for rank, (pid, host) in enumerate(processes)
         ]
-        return Gang(ranks)
+        return WorkerGroup(ranks)
 
     def _meet(
         self, rendezvous: Rendezvous, arguments: Sequence[tuple[Any, ...]]
@@ -124,10 +125,10 @@ class RayWorkersExecutor(GangExecutor):
                 raise error.cause from None
             raise EngineDeadError(f"a worker failed to {method}: {error}") from error
         except GetTimeoutError as error:
-            if self._gang is None:
+            if self._worker_group is None:
                 raise EngineDeadError(f"the workers did not {method} within {timeout_s:g} s") from error
             done, _ = ray.wait(calls, num_returns=len(calls), timeout=0)
-            ranks = self._gang.ranks
+            ranks = self._worker_group.ranks
             late = [rank for rank, call in zip(ranks, calls, strict=False) if call not in done] or ranks
             raise RankFailedError(late[0], f"did not {method} within {timeout_s:g} s: it hangs", hangs=True) from error
         except RayError as error:
@@ -154,16 +155,16 @@ class RayWorkersExecutor(GangExecutor):
         return self._placement.node_of
 
     def _choose_transport(self, device: str) -> tuple[str, str]:
-        assert self._gang is not None
-        on_this_node = all(rank.same_node for rank in self._gang.ranks)
+        assert self._worker_group is not None
+        on_this_node = all(rank.same_node for rank in self._worker_group.ranks)
         return choose_transport(self._config.step_transport, device, on_this_node)
 
-    def _kill_far(self, gang: Gang) -> None:
+    def _kill_far(self, worker_group: WorkerGroup) -> None:
         """A stopped rank of another node takes no word from Ray: have SIGKILL sent there."""
         placement = self._placement
         if placement is None or not ray.is_initialized():
             return
-        for rank in gang.ranks:
+        for rank in worker_group.ranks:
             if not rank.same_node and not rank.connection.hung_up():
                 node = NodeAffinitySchedulingStrategy(placement.node_of[rank.rank], soft=False)
                 _send_signal.options(scheduling_strategy=node).remote(rank.pid, signal.SIGKILL)

@@ -2,8 +2,8 @@
 
 Invariants: a block is held (ref count > 0), or free and in exactly one of two free lists: `_blank` (no hash) or
 `_evictable` (hash kept, least recently used first). A hash maps to one block and that block has this hash. A block
-freed while a letter that may still write it is in flight stays out of the free lists until that letter has returned
-(I2). Every operation is O(1) per block.
+freed while a step message that may still write it is in flight stays out of the free lists until that step message has
+returned (I2). Every operation is O(1) per block.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ class BlockPool:
     """Hands out block ids 0 .. num_blocks - 1 and takes them back."""
 
     def __init__(self, num_blocks: int, sink: KVEventSink | None = None, on_evict: Evicted | None = None) -> None:
-        """`on_evict` hears of cached blocks about to be handed out; their content is there until the next letter."""
+        """`on_evict` hears of cached blocks about to be handed out; their content is there until the next step
+        message."""
         assert num_blocks > 0
         self.num_blocks = num_blocks
         self.sink = sink
@@ -107,7 +108,7 @@ class BlockPool:
     def free(self, blocks: list[int], after_step: int | None = None) -> None:
         """One holder fewer for each block; `blocks` in the order of their positions.
 
-        With `after_step`, nothing changes until `step_returned(after_step)`: a letter in flight may write the blocks.
+        With `after_step`, nothing changes until `step_returned(after_step)`: a step in flight may write the blocks.
         The last positions become evictable first, so that what remains cached is a prefix.
         """
         if after_step is not None:
@@ -125,7 +126,7 @@ class BlockPool:
                     self._evictable[block] = None
 
     def step_returned(self, step_id: int) -> None:
-        """Letter `step_id` and all before it have returned: what waited for them becomes free."""
+        """Step message `step_id` and all before it have returned: what waited for them becomes free."""
         if not self._deferred:
             return
         for step in sorted(step for step in self._deferred if step <= step_id):

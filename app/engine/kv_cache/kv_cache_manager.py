@@ -1,7 +1,8 @@
 """Which blocks each request holds: prefix lookup, growth, publication of full blocks, release.
 
-A block becomes findable only when the letter that computed its last token has returned, so its content is computed
-and its token ids are known (I2). A prefix hit never covers a whole request: at least one token is left to compute.
+A block becomes findable only when the step message that computed its last token has returned, so its content is
+computed and its token ids are known (I2). A prefix hit never covers a whole request: at least one token is left to
+compute.
 """
 
 from __future__ import annotations
@@ -100,8 +101,8 @@ class KVCacheManager:
     def admit(self, request: Request, prefix: list[int], num_tokens: int, num_loads: int = 0) -> bool:
         """Hold `prefix` and allocate slots up to `num_tokens`; False, with nothing changed, when blocks are short.
 
-        The `num_loads` blocks after `prefix` come from the connector, with the next letter. Like computed ones they are
-        published once a letter that reads them has returned.
+        The `num_loads` blocks after `prefix` come from the connector, with the next step message. Like computed ones
+        they are published once a step message that reads them has returned.
         """
         assert not request.block_ids
         needed = self.num_blocks_for(num_tokens) - len(prefix)
@@ -124,7 +125,7 @@ class KVCacheManager:
         return True
 
     def take_transfers(self) -> KVTransfers | None:
-        """The connector's copies for the letter that is being written."""
+        """The connector's copies for the step message that is being written."""
         return None if self.connector is None else self.connector.take_transfers()
 
     def num_free_after_hit(self, prefix: list[int]) -> int:
@@ -161,7 +162,7 @@ class KVCacheManager:
         request.num_published_blocks = full
 
     def free(self, request: Request, after_step: int | None) -> None:
-        """Give all blocks back; at once, or when letter `after_step`, which may write them, has returned."""
+        """Give all blocks back; at once, or when step message `after_step`, which may write them, has returned."""
         self._forget_coming(request, request.block_hashes[request.num_published_blocks :])
         self.pool.free(request.block_ids, after_step)
         request.block_ids = []

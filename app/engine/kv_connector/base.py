@@ -1,8 +1,10 @@
-"""The contract of a tier behind the device's prefix cache: what it holds, and which copies the next letter asks for.
+"""The contract of a tier behind the device's prefix cache: what it holds, and which copies the next step message asks
+for.
 
-A connector is bookkeeping in the host half; the workers move the bytes. Its copies travel in the letters (I2), so the
-order of letters is the order of contents: a block that is evicted while letter N is written is read before anything
-of letter N or later can overwrite it, and what letter N stores, letter N may load. Nothing here waits for a device.
+A connector is bookkeeping in the host half; the workers move the bytes. Its copies travel in the step messages (I2), so
+the order of step messages is the order of contents: a block that is evicted while step message N is written is read
+before anything of step message N or later can overwrite it, and what step message N stores, step message N may load.
+Nothing here waits for a device.
 """
 
 from __future__ import annotations
@@ -47,15 +49,15 @@ class KVConnector(ABC):
 
     @abstractmethod
     def hold(self, hashes: Sequence[bytes]) -> None:
-        """Matched blocks stay until the next letter is written, whatever is evicted meanwhile."""
+        """Matched blocks stay until the next step message is written, whatever is evicted meanwhile."""
 
     @abstractmethod
     def load(self, hashes: Sequence[bytes], blocks: Sequence[int]) -> None:
-        """The next letter copies the held `hashes` into these device blocks."""
+        """The next step message copies the held `hashes` into these device blocks."""
 
     @abstractmethod
     def evicted(self, hashes: list[bytes], blocks: list[int]) -> None:
-        """These device blocks lose their contents with the next letter, which may store them first."""
+        """These device blocks lose their contents with the next step message, which may store them first."""
 
     @abstractmethod
     def looked_up(self, num_tokens: int, num_hit_tokens: int) -> None:
@@ -63,7 +65,7 @@ class KVConnector(ABC):
 
     @abstractmethod
     def take_transfers(self) -> KVTransfers | None:
-        """The copies for the letter that is being written."""
+        """The copies for the step message that is being written."""
 
     @abstractmethod
     def stats(self) -> ConnectorStats:

@@ -1,7 +1,7 @@
 """A bounded pool of KV blocks in the workers' host memory: what the device evicts, least recently used first.
 
-Invariants: a slot is free or belongs to one hash. A slot that the next letter loads from is not given away before
-that letter is written. A block that was loaded stays in the pool too, so that evicting it again costs no copy.
+Invariants: a slot is free or belongs to one hash. A slot that the next step message loads from is not given away before
+that step message is written. A block that was loaded stays in the pool too, so that evicting it again costs no copy.
 Every worker keeps its own share of each block under the same slot number, so one account serves all ranks.
 """
 
@@ -27,9 +27,9 @@ class HostMemory(KVConnector):
         self._sink = sink
         self._slots: OrderedDict[bytes, int] = OrderedDict()  # hash -> slot, least recently used first
         self._free = list(range(num_blocks - 1, -1, -1))
-        self._held: set[bytes] = set()  # until the next letter
-        self._stores: dict[int, int] = {}  # slot -> device block, in the next letter
-        self._loads: list[tuple[int, int]] = []  # (slot, device block), in the next letter
+        self._held: set[bytes] = set()  # until the next step message
+        self._stores: dict[int, int] = {}  # slot -> device block, in the next step message
+        self._loads: list[tuple[int, int]] = []  # (slot, device block), in the next step message
         self._query_tokens = self._hit_tokens = 0
         self._num_loaded = self._num_stored = self._num_dropped = 0
 

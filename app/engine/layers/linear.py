@@ -22,7 +22,7 @@ from app.engine.layers.layer import Layer
 from app.engine.layers.weight import CheckpointTensor, Weight, WeightSpec, expect_shape
 from app.engine.quantization.base import Axis, Dim
 from app.errors import UnsupportedError
-from app.kernels.gemm import PackedWeight, Rows, linear_ops, whole
+from app.kernels.gemm import PackedWeight, Rows, linear_ops, materialize
 
 BIAS = (Dim("output"),)
 
@@ -95,7 +95,7 @@ class Linear(Layer):
         if self.packed is None:
             y = self.ops.linear(x, self.weight, self.bias)
         else:
-            y = self.packed.linear(whole(x), self.bias)
+            y = self.packed.linear(materialize(x), self.bias)
         return epilogue.after(self.tp.all_reduce(y) if self.sums_up else y)
 
     def pack(self) -> None:

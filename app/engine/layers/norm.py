@@ -38,12 +38,12 @@ class Norm(Layer, ABC):
 class RMSNorm(Norm):
     """x / rms(x) * weight, the statistics in fp32.
 
-    `may_be_late`: its only reader is a linear layer, which can divide by rms(x) afterwards (`LateNorm`).
+    `may_defer`: its only reader is a linear layer, which can divide by rms(x) afterwards (`DeferredNorm`).
     """
 
-    def __init__(self, ctx: BuildContext, size: int, eps: float, *, may_be_late: bool = False) -> None:
+    def __init__(self, ctx: BuildContext, size: int, eps: float, *, may_defer: bool = False) -> None:
         super().__init__()
-        self.may_be_late = may_be_late
+        self.may_defer = may_defer
         self.weight = Weight(torch.ones(size, dtype=ctx.dtype), REPLICATED)
         self.size = (size,)
         self.eps = eps
@@ -61,5 +61,5 @@ class RMSNorm(Norm):
         self, ops: LinearOps, x: Rows, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor
     ) -> tuple[Rows, torch.Tensor]:
         """One kernel on a GPU where rows are few."""
-        rows = x if isinstance(x, torch.Tensor) else x.whole()
-        return ops.linear_add_norm(rows, weight, bias, residual, self.weight, self.eps, self.may_be_late)
+        rows = x if isinstance(x, torch.Tensor) else x.materialize()
+        return ops.linear_add_norm(rows, weight, bias, residual, self.weight, self.eps, self.may_defer)

@@ -1,7 +1,7 @@
 """What a logits processor is: it remembers the rows that ask for it, and costs nothing while none of them samples.
 
 Everything it needs of a request's text it reads from the device's token history, never from the host, so that the
-next letter can be written before the last token has come back (I2).
+next step message can be written before the last token has come back (I2).
 """
 
 from __future__ import annotations

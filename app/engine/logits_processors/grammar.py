@@ -13,12 +13,12 @@ from app.kernels.sampling import apply_token_masks
 
 
 class Grammar(LogitsProcessor):
-    """Applies the masks that came with the letter; without any, the rows are still thinking."""
+    """Applies the masks that came with the step message; without any, the rows are still thinking."""
 
     _masks: TokenMasks | None = None
 
     def read(self, request: NewRequest) -> bool | None:
-        """Whether letters may carry masks for the row."""
+        """Whether step messages may carry masks for the row."""
         return True if request.has_grammar else None
 
     def before(self, step: SchedulerOutput) -> None:
@@ -26,7 +26,7 @@ class Grammar(LogitsProcessor):
         self._masks = step.masks
 
     def build(self, indices: list[int], states: list[Any]) -> None:
-        """Everything comes with the letters."""
+        """Everything comes with the step messages."""
 
     def apply(self, logits: torch.Tensor, step: SamplingStep) -> None:
         """-inf where a bit is 0. The one transfer is from pinned memory, so nobody waits for it."""

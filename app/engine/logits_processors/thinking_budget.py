@@ -1,6 +1,6 @@
-"""`thinking_token_budget`: once a thought has had its tokens, only its closing marker is possible.
+"""`thinking_token_budget`: once reasoning has had its tokens, only its closing marker is possible.
 
-Whether the thought is still open is read from the device's token history (I2). The host knows from the lengths alone
+Whether the reasoning is still open is read from the device's token history (I2). The host knows from the lengths alone
 when to ask, so that the row costs nothing before its budget is spent, and nothing after.
 """
 
@@ -22,9 +22,9 @@ SLACK = 8
 @dataclass(slots=True, frozen=True)
 class _State:
     num_prompt_tokens: int
-    first: int  # absolute position from which an open thought is closed
+    first: int  # absolute position from which open reasoning is closed
     last: int  # the first position at which nobody asks any more
-    opening: torch.Tensor | None  # int32 [n]; None: the prompt has opened the thought
+    opening: torch.Tensor | None  # int32 [n]; None: the prompt has opened the reasoning
     closing: torch.Tensor  # int32 [k]
 
 
@@ -46,7 +46,7 @@ class ThinkingBudget(LogitsProcessor):
         self._users = list(zip(indices, states, strict=True))
 
     def apply(self, logits: torch.Tensor, step: SamplingStep) -> None:
-        """Close the open thoughts among the rows that have come to the end of their budget."""
+        """Close the open reasoning among the rows that have come to the end of their budget."""
         for index, state in self._users:
             length = int(step.lengths[index])
             if state.first <= length < state.last:
@@ -58,7 +58,7 @@ class ThinkingBudget(LogitsProcessor):
 
 
 def _close(logits: torch.Tensor, output: torch.Tensor, state: _State) -> None:
-    """Leave the next token of the closing marker alone possible, unless `output` [n] has no open thought.
+    """Leave the next token of the closing marker alone possible, unless `output` [n] has no open reasoning.
 
     `logits` are fp32 [V], edited in place. Nothing is read back to the host.
     """

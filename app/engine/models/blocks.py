@@ -28,7 +28,7 @@ class LayerPlace:
 
 def rms_norm(ctx: BuildContext, settings: DecoderSettings, before_linear: bool) -> Norm:
     """`before_linear`: nothing but linear layers reads it."""
-    return RMSNorm(ctx, settings.hidden_size, settings.norm_eps, may_be_late=before_linear)
+    return RMSNorm(ctx, settings.hidden_size, settings.norm_eps, may_defer=before_linear)
 
 
 def grouped_query_attention(ctx: BuildContext, settings: DecoderSettings, place: LayerPlace) -> AttentionLayer:
@@ -54,7 +54,8 @@ def gated_mlp(ctx: BuildContext, settings: DecoderSettings, place: LayerPlace) -
 
 @dataclass(slots=True, frozen=True)
 class Blocks:
-    """How each block is made. Modules keep these contracts (normed x may come as a LateNorm, which linear layers read):
+    """How each block is made. Modules keep these contracts (normed x may come as a DeferredNorm, which linear layers
+    read):
 
     - attention: (normed x [T, C], epilogue, ForwardContext) -> what the epilogue makes of the output;
     - mlp, plain, gated or of experts: (normed x [T, C], epilogue) -> the same;

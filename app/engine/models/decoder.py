@@ -23,7 +23,7 @@ from app.engine.model_info import ModelInfo
 from app.engine.models.base import EngineModel
 from app.engine.models.blocks import Blocks, LayerPlace
 from app.engine.models.decoder_settings import DecoderSettings
-from app.kernels.gemm import Rows, whole
+from app.kernels.gemm import Rows, materialize
 
 
 class DecoderLayer(Layer):
@@ -74,7 +74,7 @@ class Decoder(Layer):
         normed = x if norms[0] is None else norms[0](x)
         for layer, next_norm in zip(layers, norms[1:], strict=True):
             normed, x = layer(normed, x, next_norm, ctx)
-        return whole(normed)
+        return materialize(normed)
 
 
 class CausalLM(EngineModel):

@@ -12,7 +12,7 @@ from app.engine.sampling_params import SamplingParams
 
 PoolingTask = Literal["embed", "token_embed", "classify"]
 
-# A pooling request travels the road of a request that would generate one token, and ends where that one would be drawn.
+# A pooling request takes the way of a request that would generate one token, and ends where that one would be sampled.
 NO_SAMPLING = SamplingParams(max_tokens=1, temperature=0.0, seed=0, ignore_eos=True)
 
 

@@ -107,5 +107,5 @@ class Pooler(RowFeature):
     def _head(self, params: PoolingParams) -> Callable[[torch.Tensor, PoolingParams], torch.Tensor]:
         if params.task != "classify":
             return self._embed
-        assert self._classify is not None, "the door lets no classification through to a model without classes"
+        assert self._classify is not None, "the API layer lets no classification through to a model without classes"
         return self._classify

@@ -11,11 +11,11 @@ from app.engine.step import TokenLogprobs
 
 @dataclass(slots=True, frozen=True)
 class LogprobTensors:
-    """For n positions: the chosen token first, then the k reported ones: the likeliest, or those that were named."""
+    """For n positions: the chosen token first, then the k reported ones: the most likely, or those that were named."""
 
     token_ids: torch.Tensor  # int64 [n, 1 + k]
     logprobs: torch.Tensor  # fp32 [n, 1 + k]
-    ranks: torch.Tensor  # int64 [n, 1], of the chosen token, 1 = likeliest; [n, 1 + k] where a position names tokens
+    ranks: torch.Tensor  # int64 [n, 1], of the chosen token, 1 = most likely; [n, 1 + k] where a position names tokens
 
     def tolist(self, counts: list[int]) -> list[TokenLogprobs]:
         """One entry for each position with the first `counts[i]` reported tokens (tensors must be on the host)."""
@@ -38,7 +38,7 @@ class RawLogprobs:
     @classmethod
     def of(cls, logits: torch.Tensor, k: int, named: torch.Tensor | None = None) -> RawLogprobs:
         """fp32 logits [n, V], which may be overwritten afterwards. `named` int64 [n, k] holds token ids to report
-        instead of the likeliest ones; -1 leaves those."""
+        instead of the most likely ones; -1 leaves those."""
         values = torch.log_softmax(logits, dim=-1)
         top, ids = values.topk(k, dim=-1)
         if named is None:
@@ -47,8 +47,8 @@ class RawLogprobs:
         reported = values.gather(1, ids)
         # One sort finds the rank of every token that is named: V minus how many are at most as likely, plus 1.
         ranks = values.shape[1] + 1 - torch.searchsorted(values.sort(dim=-1).values, reported, right=True)
-        likeliest = torch.arange(1, k + 1, device=ids.device)
-        return cls(values, reported, ids, torch.where(named >= 0, ranks, likeliest))
+        top = torch.arange(1, k + 1, device=ids.device)
+        return cls(values, reported, ids, torch.where(named >= 0, ranks, top))
 
     def of_chosen(self, token_ids: torch.Tensor) -> LogprobTensors:
         """With the chosen tokens int64 [n]."""
@@ -63,7 +63,7 @@ class RawLogprobs:
 
 
 def num_logprobs(asked: int | None, vocab_size: int) -> int | None:
-    """How many likeliest tokens a request gets: None for no logprobs at all; -1 asks for all."""
+    """How many most likely tokens a request gets: None for no logprobs at all; -1 asks for all."""
     if asked is None:
         return None
     return vocab_size if asked < 0 else min(asked, vocab_size)

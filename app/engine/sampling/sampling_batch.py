@@ -15,7 +15,7 @@ from app.engine.to_device import to_device
 
 GREEDY_BELOW = 1e-5  # a smaller temperature would overflow fp32; it is greedy in all but name
 NO_LOGPROBS = -1
-MIN_TOP_P = float(np.finfo(np.float32).tiny)  # a smaller one would be 0 in fp32; both keep the likeliest token alone
+MIN_TOP_P = float(np.finfo(np.float32).tiny)  # a smaller one would be 0 in fp32; both keep the most likely token alone
 TEMPERATURE, TOP_P, MIN_P = range(3)  # rows of SamplingRows.floats
 SEED, CHOICE_INDEX, TOP_K = range(3)  # rows of SamplingRows.ints
 
@@ -77,7 +77,7 @@ class SamplingRows:
     def add(self, request: NewRequest) -> None:
         """A request entered its row."""
         params, row = request.sampling_params, request.row
-        assert params.seed is not None, "the door draws the seed"
+        assert params.seed is not None, "the API layer draws the seed"
         greedy = params.temperature < GREEDY_BELOW
         self._floats[:, row] = (0.0 if greedy else params.temperature, max(params.top_p, MIN_TOP_P), params.min_p)
         top_k = params.top_k if 0 < params.top_k < self._vocab_size else 0

@@ -1,4 +1,4 @@
-"""The engine's door: an EngineRequest is checked against the model and the cache, and becomes a Request.
+"""The engine's entry: an EngineRequest is checked against the model and the cache, and becomes a Request.
 
 Everything that could go wrong for one request only is found here, as an error that names the field, before the
 request can meet others (I7). Nothing here touches the scheduler's state, so any thread may call it.
@@ -88,7 +88,7 @@ class Admission:
             thinking_budget=request.thinking_budget,
             needs_all_tokens=self._needs_all_tokens(request.pooling_params),
             matcher=matcher,
-            # The door's clock is another machine's: only the time already spent is taken from it.
+            # The API layer's clock is another machine's: only the time already spent is taken from it.
             arrival=time.monotonic() - max(0.0, time.time() - request.arrival_time),
         )
         self._kv.hash_prompt(admitted)

@@ -12,13 +12,13 @@ from app.engine.step import Int32Array, ModelRunnerOutput
 
 @dataclass(slots=True)
 class InFlightStep:
-    """A submitted step: rows, tokens and the tickets of the requests that sat in the rows."""
+    """A submitted step: rows, tokens and the generations of the requests that sat in the rows."""
 
     step_id: int
     rows: Int32Array  # [R]
     num_scheduled_tokens: Int32Array  # [R], drafts included
     samples: NDArray[np.bool_]  # [R]
-    tickets: NDArray[np.int64]  # [R]
+    generations: NDArray[np.int64]  # [R]
     num_tokens: int
     num_decode_tokens: int  # of it, drafts included
     num_draft_tokens: Int32Array | None = None  # [R]; None: no row has any

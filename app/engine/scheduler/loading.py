@@ -16,37 +16,38 @@ class LoadingRequests:
 
     def __init__(self, rows: RowTable) -> None:
         self._rows = rows
-        self._tickets: dict[int, Request] = {}  # in the order of their letters
+        self._by_generation: dict[int, Request] = {}  # in the order of their step messages
 
     def add(self, request: Request, step_id: int) -> None:
-        """The request has entered a row; letter `step_id` carries its loads."""
+        """The request has entered a row; step message `step_id` carries its loads."""
         request.load_step = step_id
         request.is_loading = True
         self._rows.runnable[request.row] = False
-        self._tickets[int(self._rows.ticket[request.row])] = request
+        self._by_generation[int(self._rows.generation[request.row])] = request
 
-    def left(self, ticket: int, request: Request) -> None:
-        """The request left the row in which it had this ticket."""
+    def left(self, generation: int, request: Request) -> None:
+        """The request left the row in which it had this generation."""
         request.is_loading = False
-        self._tickets.pop(ticket, None)
+        self._by_generation.pop(generation, None)
 
     def returned(self, step_id: int, loading_since: int) -> None:
-        """Letter `step_id` has returned; the loads of letters before `loading_since`, or of all (0), were done."""
-        if not self._tickets:
+        """Step message `step_id` has returned; the loads of step messages before `loading_since`, or of all (0), were
+        done."""
+        if not self._by_generation:
             return
         done = min(step_id, loading_since - 1) if loading_since else step_id
-        for ticket, request in list(self._tickets.items()):
+        for generation, request in list(self._by_generation.items()):
             if request.load_step <= done:
-                self._release(ticket, request)
+                self._release(generation, request)
 
     def release_all(self) -> bool:
         """Let the steps wait for the loads: nobody else needs them. False when there was nothing to release."""
-        released = [request for request in self._tickets.values() if not request.paused]
-        for ticket, request in list(self._tickets.items()):
-            self._release(ticket, request)
+        released = [request for request in self._by_generation.values() if not request.paused]
+        for generation, request in list(self._by_generation.items()):
+            self._release(generation, request)
         return bool(released)
 
-    def _release(self, ticket: int, request: Request) -> None:
-        del self._tickets[ticket]
+    def _release(self, generation: int, request: Request) -> None:
+        del self._by_generation[generation]
         request.is_loading = False
         self._rows.runnable[request.row] = not request.paused

@@ -1,9 +1,10 @@
 """The rows of running requests as numpy columns, so that a steady decode step costs no Python per request.
 
 A row is a request's permanent place on the device while it runs (I3). The columns mirror what the device will hold
-once all submitted letters are done, if it keeps every draft token: upper bounds, both of which an output lowers by the
-drafts that were rejected. `num_known` and `num_confirmed` follow what has come back. A ticket is a number
-used once for each stay of a request in a row: it tells a late output for an earlier occupant from the present one's.
+once all submitted step messages are done, if it keeps every draft token: upper bounds, both of which an output lowers
+by the drafts that were rejected. `num_known` and `num_confirmed` follow what has come back. A row's generation is a
+number used once for each stay of a request in a row: it tells a late output for an earlier occupant from the present
+one's.
 """
 
 from __future__ import annotations
@@ -18,29 +19,29 @@ IntArray = NDArray[np.intp]
 
 
 class RowTable:
-    """Columns [max_num_seqs], indexed by row; a free row has ticket 0 and is not runnable."""
+    """Columns [max_num_seqs], indexed by row; a free row has generation 0 and is not runnable."""
 
     def __init__(self, num_rows: int) -> None:
         self.requests: list[Request | None] = [None] * num_rows
-        self.ticket = np.zeros(num_rows, np.int64)
+        self.generation = np.zeros(num_rows, np.int64)
         self.runnable = np.zeros(num_rows, np.bool_)  # occupied and not paused
         self.num_tokens = np.zeros(num_rows, np.int32)  # known tokens and placeholders of tokens in flight
-        self.num_computed = np.zeros(num_rows, np.int32)  # computed, or scheduled in letters in flight
+        self.num_computed = np.zeros(num_rows, np.int32)  # computed, or scheduled in steps in flight
         self.num_prompt = np.zeros(num_rows, np.int32)
         self.limit = np.zeros(num_rows, np.int32)  # most tokens ever computed: the last token needs no computing
         self.capacity = np.zeros(num_rows, np.int32)  # slots allocated
         self.num_known = np.zeros(num_rows, np.int32)  # tokens that the host has seen
-        self.num_confirmed = np.zeros(num_rows, np.int32)  # computed by letters that have returned
+        self.num_confirmed = np.zeros(num_rows, np.int32)  # computed by step messages that have returned
         self.next_publish = np.zeros(num_rows, np.int32)  # num_confirmed at which the next block is full
         self.num_drafts = np.zeros(num_rows, np.int32)  # draft tokens that the device will hold
         self.may_draft = np.zeros(num_rows, np.bool_)
-        self.last_step = np.zeros(num_rows, np.int64)  # the latest letter that contains the row
-        self.careful = np.zeros(num_rows, np.bool_)  # its tokens need more than an append
+        self.last_step = np.zeros(num_rows, np.int64)  # the latest step message that contains the row
+        self.slow_path = np.zeros(num_rows, np.bool_)  # its tokens need more than an append
         self.has_grammar = np.zeros(num_rows, np.bool_)  # computes nothing while a token of it is in flight (I2)
         self.watches_eos = np.zeros(num_rows, np.bool_)
         self.last_token_time = np.zeros(num_rows, np.float64)  # 0 before the first token
         self._free = list(range(num_rows - 1, -1, -1))
-        self._next_ticket = 1
+        self._next_generation = 1
 
     @property
     def num_free(self) -> int:
@@ -77,8 +78,8 @@ class RowTable:
         row = self._free.pop()
         params = request.sampling_params
         self.requests[row] = request
-        self.ticket[row] = self._next_ticket
-        self._next_ticket += 1
+        self.generation[row] = self._next_generation
+        self._next_generation += 1
         self.runnable[row] = not request.paused
         self.num_tokens[row] = self.num_known[row] = request.num_tokens
         self.num_computed[row] = self.num_confirmed[row] = num_computed
@@ -89,7 +90,7 @@ class RowTable:
         self.num_drafts[row] = 0  # none before it has sampled here
         self.may_draft[row] = may_draft(request)
         self.last_step[row] = 0
-        self.careful[row] = needs_care(request)
+        self.slow_path[row] = needs_slow_path(request)
         self.has_grammar[row] = request.matcher is not None
         self.watches_eos[row] = not params.ignore_eos
         self.last_token_time[row] = request.last_token or 0.0
@@ -97,13 +98,13 @@ class RowTable:
         return row
 
     def leave(self, request: Request) -> int:
-        """Free the request's row and return it; letters in flight may still mention it under the old ticket."""
+        """Free the request's row and return it; steps in flight may still mention it under the old generation."""
         row = request.row
         assert self.requests[row] is request
         if self.last_token_time[row] > 0:
             request.last_token = float(self.last_token_time[row])
         self.requests[row] = None
-        self.ticket[row] = 0
+        self.generation[row] = 0
         self.runnable[row] = self.has_grammar[row] = False
         request.row = -1
         self._free.append(row)
@@ -116,7 +117,7 @@ def may_draft(request: Request) -> bool:
     return request.matcher is None and request.thinking_budget is None and request.pooling_params is None
 
 
-def needs_care(request: Request) -> bool:
+def needs_slow_path(request: Request) -> bool:
     """Whether the request's next token needs more than an append: its first one, stop tokens, logprobs, a grammar."""
     first = request.first_token is None
     wants_logprobs = request.sampling_params.logprobs is not None

@@ -26,8 +26,8 @@ from app.engine.request import Request, RequestStatus
 from app.engine.scheduler.in_flight import InFlightStep
 from app.engine.scheduler.loading import LoadingRequests
 from app.engine.scheduler.micro_batches import micro_batch
-from app.engine.scheduler.outbox import Outbox
-from app.engine.scheduler.reconciler import Reconciler
+from app.engine.scheduler.output_updater import OutputUpdater
+from app.engine.scheduler.pending_diffs import PendingDiffs
 from app.engine.scheduler.row_table import IntArray, RowTable
 from app.engine.scheduler.statistics import Statistics
 from app.engine.scheduler.step_plan import StepPlan, TokenBudget
@@ -43,7 +43,7 @@ MIN_SHARED_TOKENS = 128  # computing fewer tokens twice is better than waiting a
 
 
 class Scheduler:
-    """All requests of an engine: who runs, who waits, what the next letter says."""
+    """All requests of an engine: who runs, who waits, what the next step message says."""
 
     def __init__(
         self,
@@ -70,8 +70,8 @@ class Scheduler:
         self._num_draft_tokens = num_draft_tokens  # that the workers propose for a row
         self._num_stages = num_stages  # of the pipeline
         self._clock = clock
-        self._outbox = Outbox()
-        self._reconciler = Reconciler(self.rows, kv, self._outbox, eos_token_ids, self.finish, clock)
+        self._pending_diffs = PendingDiffs()
+        self._output_updater = OutputUpdater(self.rows, kv, self._pending_diffs, eos_token_ids, self.finish, clock)
         self._loading = LoadingRequests(self.rows)
         self._in_flight: deque[InFlightStep] = deque()
         self._next_step_id = 1
@@ -132,11 +132,11 @@ class Scheduler:
         )
 
     def _leave_row(self, request: Request) -> int:
-        """Free row and blocks; blocks that a letter in flight may write stay out of the pool until it returned."""
+        """Free row and blocks; blocks that a step in flight may write stay out of the pool until it returned."""
         last_step = int(self.rows.last_step[request.row])
         if request.is_loading:
-            self._loading.left(int(self.rows.ticket[request.row]), request)
-        self._outbox.row_left(self.rows.leave(request))
+            self._loading.left(int(self.rows.generation[request.row]), request)
+        self._pending_diffs.row_left(self.rows.leave(request))
         last_write = max(last_step, request.load_step)
         self.kv.free(request, last_write if last_write > self._last_returned else None)
         return last_step
@@ -145,11 +145,11 @@ class Scheduler:
 
     @property
     def num_unreturned(self) -> int:
-        """Letters whose output has not come back."""
+        """Step messages whose output has not come back."""
         return len(self._in_flight)
 
     def has_work(self) -> bool:
-        """Whether a step can bring anything: a letter is out, or a request is not held by its client."""
+        """Whether a step can bring anything: a step message is out, or a request is not held by its client."""
         if self._in_flight or self._failed:
             return True
         return len(self.requests) > self._statistics.num_paused
@@ -157,19 +157,19 @@ class Scheduler:
     # ---- scheduling
 
     def schedule(self) -> SchedulerOutput | None:
-        """The next letter, or None when nothing can be computed before more has come back."""
-        letter = self._plan_step(in_turns=self._num_stages > 1)
-        if letter is not None or self._in_flight:
-            return letter
+        """The next step message, or None when nothing can be computed before more has come back."""
+        step_message = self._plan_step(in_turns=self._num_stages > 1)
+        if step_message is not None or self._in_flight:
+            return step_message
         # Nothing is out that could bring a block back. The request of the highest rank can always go on, but its turn
         # may be another micro-batch's, while the rows of this one lack blocks and may take none from it.
-        letter = self._plan_step() if self._num_stages > 1 else None
-        if letter is None and self._loading.release_all():
-            letter = self._plan_step()
-        return letter
+        step_message = self._plan_step() if self._num_stages > 1 else None
+        if step_message is None and self._loading.release_all():
+            step_message = self._plan_step()
+        return step_message
 
     def _plan_step(self, in_turns: bool = False) -> SchedulerOutput | None:
-        """A letter of what can be computed now; `in_turns`: of the decodes, one micro-batch of the pipeline."""
+        """A step message of what can be computed now; `in_turns`: of the decodes, one micro-batch of the pipeline."""
         plan = StepPlan(TokenBudget(self._max_num_batched_tokens, whole_prompts=self._whole_prompts))
         pending = self.rows.pending()
         ready = np.flatnonzero(pending == 1)
@@ -188,7 +188,7 @@ class Scheduler:
             self._spend_rest(plan)
         if self._num_draft_tokens:
             decodes = self._grant_drafts(decodes, plan)
-        return self._write_letter(decodes, plan) if decodes.size or plan.chunks else None
+        return self._write_step_message(decodes, plan) if decodes.size or plan.chunks else None
 
     @property
     def has_failed(self) -> bool:
@@ -200,10 +200,10 @@ class Scheduler:
         failed, self._failed = self._failed, []
         return failed
 
-    def flush_letter(self) -> SchedulerOutput:
-        """An empty letter that brings back every output still on the device; it expects none of its own."""
+    def flush_message(self) -> SchedulerOutput:
+        """An empty step message that brings back every output still on the device; it expects none of its own."""
         empty = np.empty(0, np.int32)
-        return self._letter(empty, empty, np.empty(0, np.bool_), flush=True)
+        return self._step_message(empty, empty, np.empty(0, np.bool_), flush=True)
 
     def _grant_decodes(self, decodes: IntArray, plan: StepPlan) -> IntArray:
         """Rows that compute one token; only those at a block edge need a look."""
@@ -319,10 +319,10 @@ class Scheduler:
         chunk = plan.budget.chunk(remaining)
         admitted = self.kv.admit(request, prefix, request.num_tokens if waits else computed + chunk, num_loads)
         assert admitted
-        next_publish = self._reconciler.next_publish(request)
+        next_publish = self._output_updater.next_publish(request)
         self.rows.enter(request, computed, len(request.block_ids) * self.kv.block_size, next_publish)
         self.waiting.remove(request)
-        self._outbox.row_entered(request, computed)
+        self._pending_diffs.row_entered(request, computed)
         if request.first_scheduled is None:
             request.first_scheduled = self._clock()
             request.num_cached_tokens = computed
@@ -362,7 +362,7 @@ class Scheduler:
             self._preempt(victim, plan)
         if blocks:
             self.rows.capacity[request.row] = len(request.block_ids) * self.kv.block_size
-            self._outbox.blocks_added(request.row, blocks)
+            self._pending_diffs.blocks_added(request.row, blocks)
         return True
 
     def _victim(self, request: Request) -> Request | None:
@@ -385,11 +385,11 @@ class Scheduler:
 
     def _preempt(self, request: Request, plan: StepPlan) -> None:
         """Back to its place in the queue; it will recompute what the prefix cache does not hold by then."""
-        ticket = int(self.rows.ticket[request.row])
+        generation = int(self.rows.generation[request.row])
         last_step = self._leave_row(request)
         if last_step > self._last_returned:
             request.resume_after_step = last_step
-            self._reconciler.request_departed(ticket, request)
+            self._output_updater.preempted_in_flight(generation, request)
         request.status = RequestStatus.PREEMPTED
         request.num_preemptions += 1
         self._statistics.request_preempted()
@@ -400,9 +400,9 @@ class Scheduler:
     def _in_order(self, rows: IntArray) -> list[Request]:
         return sorted((self.rows.request_at(row) for row in rows.tolist()), key=lambda request: request.key)
 
-    # ---- letters
+    # ---- step messages
 
-    def _write_letter(self, decodes: IntArray, plan: StepPlan) -> SchedulerOutput:
+    def _write_step_message(self, decodes: IntArray, plan: StepPlan) -> SchedulerOutput:
         table = self.rows
         rows = decodes.astype(np.int32)
         counts = np.ones(decodes.size, np.int32) if plan.drafts is None else plan.drafts + np.int32(1)
@@ -413,25 +413,25 @@ class Scheduler:
         samples: NDArray[np.bool_] = computed >= table.num_tokens[rows]
         table.num_computed[rows] = computed
         table.num_tokens[rows] = np.maximum(table.num_tokens[rows], computed + samples)
-        letter = self._letter(rows, counts, samples, flush=False)
-        letter.num_draft_tokens = self._write_drafts(rows, samples, plan)
-        letter.masks = token_masks(table, rows[samples])
-        letter.flush = self._only_waits(letter)
-        table.last_step[rows] = letter.step_id
+        step_message = self._step_message(rows, counts, samples, flush=False)
+        step_message.num_draft_tokens = self._write_drafts(rows, samples, plan)
+        step_message.masks = token_masks(table, rows[samples])
+        step_message.flush = self._only_waits(step_message)
+        table.last_step[rows] = step_message.step_id
         num_decode_tokens = decodes.size + (0 if plan.drafts is None else int(plan.drafts.sum()))
         self._in_flight.append(
             InFlightStep(
-                letter.step_id,
+                step_message.step_id,
                 rows,
                 counts,
                 samples,
-                table.ticket[rows],
+                table.generation[rows],
                 num_tokens=num_decode_tokens + sum(plan.chunks.values()),
                 num_decode_tokens=num_decode_tokens,
-                num_draft_tokens=letter.num_draft_tokens,
+                num_draft_tokens=step_message.num_draft_tokens,
             )
         )
-        return letter
+        return step_message
 
     def _write_drafts(self, rows: Int32Array, samples: NDArray[np.bool_], plan: StepPlan) -> Int32Array | None:
         """Drafts of all rows of the step, whose rows that sample will have new ones; None: there are none."""
@@ -443,12 +443,14 @@ class Scheduler:
             return None
         return np.concatenate([plan.drafts, np.zeros(len(rows) - len(plan.drafts), np.int32)])
 
-    def _only_waits(self, letter: SchedulerOutput) -> bool:
-        """Whether no further letter can be written before this one's tokens are back, which its masks are to blame
-        for: then they are wanted at once, not with the next letter."""
-        return letter.masks is not None and not len(self.waiting) and not self.rows.pending().any()
+    def _only_waits(self, step_message: SchedulerOutput) -> bool:
+        """Whether no further step message can be written before this one's tokens are back, which its masks are to
+        blame for: then they are wanted at once, not with the next step message."""
+        return step_message.masks is not None and not len(self.waiting) and not self.rows.pending().any()
 
-    def _letter(self, rows: Int32Array, counts: Int32Array, samples: NDArray[np.bool_], flush: bool) -> SchedulerOutput:
+    def _step_message(
+        self, rows: Int32Array, counts: Int32Array, samples: NDArray[np.bool_], flush: bool
+    ) -> SchedulerOutput:
         step_id = self._next_step_id
         self._next_step_id += 1
         return SchedulerOutput(
@@ -456,31 +458,31 @@ class Scheduler:
             rows,
             counts,
             samples,
-            new_requests=self._outbox.take_new_requests(),
-            new_blocks=self._outbox.take_new_blocks(),
-            freed_rows=self._outbox.take_freed_rows(),
-            rejected_drafts=self._outbox.take_rejected_drafts(),
+            new_requests=self._pending_diffs.take_new_requests(),
+            new_blocks=self._pending_diffs.take_new_blocks(),
+            freed_rows=self._pending_diffs.take_freed_rows(),
+            rejected_drafts=self._pending_diffs.take_rejected_drafts(),
             transfers=self.kv.take_transfers(),
             flush=flush,
         )
 
     def update_from_output(self, output: ModelRunnerOutput) -> list[EngineOutput]:
-        """Take in what a step brought; outputs of steps come in their order, an empty letter may bring none."""
+        """Take in what a step brought; outputs of steps come in their order, an empty step message may bring none."""
         while self._in_flight and self._in_flight[0].step_id < output.step_id:
             missing = self._in_flight.popleft()
             raise RuntimeError(f"the workers returned step {output.step_id} but never step {missing.step_id}")
         if not self._in_flight or self._in_flight[0].step_id > output.step_id:
             assert not len(output.sampled_token_ids), f"tokens from step {output.step_id}, which asked for none"
             return []
-        letter = self._in_flight.popleft()
-        self._last_returned = letter.step_id
-        self.kv.pool.step_returned(letter.step_id)
-        self._loading.returned(letter.step_id, output.loading_since)
-        stats = StepStats(letter.num_tokens, 0, 0, 0, output.step_time_s)
-        outputs = self._reconciler.reconcile(letter, output, stats)
+        step_message = self._in_flight.popleft()
+        self._last_returned = step_message.step_id
+        self.kv.pool.step_returned(step_message.step_id)
+        self._loading.returned(step_message.step_id, output.loading_since)
+        stats = StepStats(step_message.num_tokens, 0, 0, 0, output.step_time_s)
+        outputs = self._output_updater.update_from_output(step_message, output, stats)
         self.waiting.load.refresh()
         stats.num_running, stats.num_waiting = self.rows.num_occupied, len(self.waiting)
-        self._statistics.step_returned(stats, letter.num_decode_tokens)
+        self._statistics.step_returned(stats, step_message.num_decode_tokens)
         return outputs
 
     def stats(self) -> EngineStats:

@@ -53,7 +53,7 @@ class Statistics:
         counters, costs, pool = self.counters, self.costs, kv.pool
         expected = counters.output_tokens_average
         to_compute, to_generate = waiting.load.outstanding(expected)
-        occupied = rows.ticket > 0
+        occupied = rows.generation > 0
         # Read in the middle of a step, one counter may be ahead of the other.
         behind = np.maximum(np.minimum(rows.num_tokens, rows.limit) - rows.num_computed, 0)
         room, done = rows.limit + 1 - rows.num_known, rows.num_known - rows.num_prompt

@@ -1,6 +1,6 @@
-"""The masks of a letter: which tokens the grammars of its rows allow next.
+"""The masks of a step message: which tokens the grammars of its rows allow next.
 
-Only rows whose every token is known are in a letter that samples them (I2), so their matchers are up to date.
+Only rows whose every token is known are in a step message that samples them (I2), so their matchers are up to date.
 """
 
 from __future__ import annotations

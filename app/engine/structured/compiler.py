@@ -1,4 +1,5 @@
-"""From a request's StructuredOutputs to its Matcher: limits, trial, compilation, and what is remembered of them."""
+"""From a request's StructuredOutputs to its Matcher: limits, sandboxed compile, compilation, and what is remembered of
+them."""
 
 from __future__ import annotations
 
@@ -13,25 +14,25 @@ from app.engine.structured.grammar import compile_grammar
 from app.engine.structured.limits import GrammarLimits, check_size
 from app.engine.structured.matcher import Matcher
 from app.engine.structured.reasoning import ReasoningSpan
+from app.engine.structured.sandboxed_compile import SandboxedCompile
 from app.engine.structured.structured_outputs import StructuredOutputs
-from app.engine.structured.trial import GrammarTrial
 from app.engine.structured.vocabulary import VocabularySource
 from app.errors import InvalidRequestError, OverloadedError
 
 MAX_WAIT_S = 10.0  # for the grammars of others that are being compiled
-MAX_REFUSALS = 1024  # remembered, so that a grammar that is sent again costs no second trial
+MAX_REFUSALS = 1024  # remembered, so that a grammar that is sent again costs no second compile
 MAX_CACHED_BYTES = 8 << 20  # of the cached grammars' texts; compiled they take some ten times as much
 
 
 class GrammarCompiler:
     """Thread-safe. A grammar that is not in the cache blocks its caller (never the step loop, which only gets
-    matchers) for about the time of compiling it twice: in the trial's process, then here."""
+    matchers) for about the time of compiling it twice: in the sandbox process, then here."""
 
     def __init__(self, source: VocabularySource, limits: GrammarLimits, cache_size: int) -> None:
         self._source = source
         self._limits = limits
         self._cache_size = cache_size
-        self._trial = GrammarTrial(source, limits)
+        self._sandbox = SandboxedCompile(source, limits)
         self._cache: OrderedDict[bytes, tuple[LLMatcher, int]] = OrderedDict()  # with the size of its text
         self._num_cached_bytes = 0
         self._refusals: OrderedDict[bytes, InvalidRequestError] = OrderedDict()
@@ -42,7 +43,7 @@ class GrammarCompiler:
     def matcher(self, spec: StructuredOutputs, reasoning: ReasoningSpan | None = None) -> Matcher:
         """A matcher for one request.
 
-        Raises InvalidRequestError naming the field, OverloadedError when no trial can be had.
+        Raises InvalidRequestError naming the field, OverloadedError when no sandbox is free.
         """
         check_size(spec, self._limits)
         text = _text(spec)
@@ -69,12 +70,12 @@ class GrammarCompiler:
             return key in self._cache or key in self._refusals
 
     def warm(self) -> None:
-        """Start the trial's process, without waiting for it."""
-        self._trial.warm()
+        """Start the sandbox process, without waiting for it."""
+        self._sandbox.warm()
 
     def close(self) -> None:
-        """End the trial's process; idempotent."""
-        self._trial.close()
+        """End the sandbox process; idempotent."""
+        self._sandbox.close()
 
     def _cached(self, key: bytes) -> LLMatcher | None:
         """A copy of its own, at the grammar's start. Raises what the grammar was refused with."""
@@ -91,7 +92,7 @@ class GrammarCompiler:
 
     def _compile(self, key: bytes, spec: StructuredOutputs, num_bytes: int) -> LLMatcher:
         try:
-            self._trial.check(spec)
+            self._sandbox.check(spec)
         except InvalidRequestError as error:
             self._remember_refusal(key, error)
             raise

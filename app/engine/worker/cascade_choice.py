@@ -37,7 +37,7 @@ class CascadeChoice:
         self._ends = FIRST_PROBE << np.arange(count)
         self._columns = (self._ends - 1) // state.block_size
         self._spans = np.diff(self._ends, prepend=0)
-        # Rows -> answer, while no request enters. A few: running requests may be dealt over several letters.
+        # Rows -> answer, while no request enters. A few: running requests may be dealt over several step messages.
         self._answers: dict[bytes, bool] = {}
         self._entered = -1  # requests that had, then
 
@@ -49,7 +49,7 @@ class CascadeChoice:
         return f"shared prefixes: read once where a step's decodes save {self._least} positions or more"
 
     def wanted(self, rows: NDArray[np.int64]) -> bool:
-        """For decodes of these rows, one token each, whose letter was applied to the state."""
+        """For decodes of these rows, one token each, whose step message was applied to the state."""
         if len(rows) < 2 or self._least is None:
             return len(rows) >= 2
         if self._entered != self._state.num_entered or len(self._answers) >= MOST_ANSWERS:

@@ -78,7 +78,7 @@ def build_input_batch(step: SchedulerOutput, state: RowState) -> InputBatch:
 def check_rows(
     state: RowState, rows: Int64Array, counts: NDArray[Any], seq_lens: Int64Array, samples: NDArray[np.bool_]
 ) -> None:
-    """A letter that breaks these would spoil other requests' cache without a trace."""
+    """A step message that breaks these would spoil other requests' cache without a trace."""
     assert (counts > 0).all(), "a scheduled row brings no token"
     assert (seq_lens <= state.num_blocks[rows] * state.block_size).all(), "a row lacks blocks for its tokens"
     assert ((seq_lens == state.num_tokens[rows]) == samples).all(), "rows sample exactly at the end of what is known"

@@ -20,9 +20,9 @@ from app.engine.step import ModelRunnerOutput, TokenLogprobs
 class PromptPiece:
     """Logprobs of some consecutive prompt tokens of one request."""
 
-    index: int  # into the letter's rows
+    index: int  # into the step message's rows
     first_position: int
-    count: int  # likeliest tokens a position
+    count: int  # most likely tokens a position
     tensors: LogprobTensors
 
 

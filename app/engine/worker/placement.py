@@ -17,7 +17,7 @@ from app.engine.model_info import ModelInfo
 from app.engine.parallel_plan import stage_layers
 from app.engine.quantization import select_quantization
 from app.engine.worker.device import enter_thread, num_threads, select_device, select_dtype
-from app.engine.worker_info import Meeting
+from app.engine.worker_info import RendezvousInfo
 
 
 @dataclass(slots=True, frozen=True)
@@ -34,14 +34,14 @@ class Placement:
         return self.build.device
 
 
-def place(config: EngineConfig, rank: int, local_rank: int, meeting: Meeting | None) -> Placement:
+def place(config: EngineConfig, rank: int, local_rank: int, rendezvous: RendezvousInfo | None) -> Placement:
     """Choose and join; ConfigError and CheckpointError say what to change."""
     info = ModelInfo.from_directory(config.model)
     device, device_note = select_device(config.device, local_rank)
     dtype, dtype_note = select_dtype(config.dtype, device, info)
     ops, attention_note = select_attention(config.attention_backend, device)
     enter_thread(device, num_threads(config))
-    groups, all_reduce_note = _join_groups(config, rank, meeting, device, dtype)
+    groups, all_reduce_note = _join_groups(config, rank, rendezvous, device, dtype)
     layers = stage_layers(info.num_layers, config.pipeline_parallel_size, config.pipeline_partition)
     scheme = info.hf_config.get("quantization_config") or {}
     quantization, quantization_notes = select_quantization(config.quantization, scheme, device, dtype)
@@ -60,16 +60,16 @@ def place(config: EngineConfig, rank: int, local_rank: int, meeting: Meeting | N
 
 
 def _join_groups(
-    config: EngineConfig, rank: int, meeting: Meeting | None, device: torch.device, dtype: torch.dtype
+    config: EngineConfig, rank: int, rendezvous: RendezvousInfo | None, device: torch.device, dtype: torch.dtype
 ) -> tuple[ParallelGroups, str]:
     """This rank's groups, and a line on how their sums are computed."""
-    if meeting is None:
+    if rendezvous is None:
         return ParallelGroups(), ""
-    store = connect_store(meeting.address, config.world_size)
+    store = connect_store(rendezvous.address, config.world_size)
     sizes = (config.tensor_parallel_size, config.pipeline_parallel_size)
-    groups = join_groups(store, rank, *sizes, device, meeting.address[0])
+    groups = join_groups(store, rank, *sizes, device, rendezvous.address[0])
     first = rank - groups.tp.rank
-    one_node = meeting.share_a_node(range(first, first + groups.tp.size))
+    one_node = rendezvous.share_a_node(range(first, first + groups.tp.size))
     return with_small_all_reduce(groups, config.small_all_reduce, dtype, device, one_node)
 
 

@@ -1,7 +1,7 @@
 """Permanent rows: what the device knows of each request between steps (I3).
 
 Token ids and block tables live on the device. How many tokens a row has, and how many of them are computed, follow
-from the letters alone (I1), so the host keeps those counts and never has to ask the device.
+from the step messages alone (I1), so the host keeps those counts and never has to ask the device.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from app.engine.to_device import to_device
 
 
 class RowState:
-    """Applies the letters' diffs: freed rows, new requests, new blocks, in this order."""
+    """Applies the step messages' diffs: freed rows, new requests, new blocks, in this order."""
 
     def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int, device: torch.device) -> None:
         self.device = device
@@ -34,21 +34,21 @@ class RowState:
         self.num_entered = 0  # requests so far: rows with other requests than before are told apart by it
         self._changed: list[tuple[int, int, int]] = []  # (row, first, end) of table entries not yet on the device
 
-    def apply(self, letter: SchedulerOutput) -> None:
-        """Take over a letter's diffs. A freed row has no blocks, so a step of it is noticed."""
-        for row in letter.freed_rows:
+    def apply(self, step_message: SchedulerOutput) -> None:
+        """Take over a step message's diffs. A freed row has no blocks, so a step of it is noticed."""
+        for row in step_message.freed_rows:
             self.num_tokens[row] = self.num_computed_tokens[row] = self.num_blocks[row] = 0
-        for request in letter.new_requests:
+        for request in step_message.new_requests:
             self._enter(request)
-        for row, block_ids in letter.new_blocks:
+        for row, block_ids in step_message.new_blocks:
             self._append_blocks(row, block_ids)
         if self._changed:
             self._send_blocks()
 
-    def advance(self, letter: SchedulerOutput) -> None:
-        """Count the letter's tokens as computed, and one new token for each row that sampled."""
-        self.num_computed_tokens[letter.rows] += letter.num_scheduled_tokens
-        self.num_tokens[letter.rows[letter.samples]] += 1
+    def advance(self, step_message: SchedulerOutput) -> None:
+        """Count the step message's tokens as computed, and one new token for each row that sampled."""
+        self.num_computed_tokens[step_message.rows] += step_message.num_scheduled_tokens
+        self.num_tokens[step_message.rows[step_message.samples]] += 1
 
     def _enter(self, request: NewRequest) -> None:
         row, tokens = request.row, len(request.token_ids)
@@ -59,7 +59,7 @@ class RowState:
         self.num_computed_tokens[row] = request.num_computed_tokens
         self.num_blocks[row] = 0
         self._append_blocks(row, request.block_ids)
-        ids = np.array(request.token_ids, dtype=np.int32)  # a copy: a letter that came by pickle may be read-only
+        ids = np.array(request.token_ids, dtype=np.int32)  # a copy: a step message that came by pickle may be read-only
         self.token_ids[row, :tokens] = to_device(ids, self.device)
 
     def _append_blocks(self, row: int, block_ids: list[int]) -> None:

@@ -1,7 +1,7 @@
 """One rank of an engine, wherever it runs: in this process, or inside an actor.
 
-Letters are executed one after another. On a device that computes in the background, a call enqueues its step and
-returns the outputs of the steps before; a `flush` letter returns everything (I2). On a CPU a call returns its own.
+Step messages are executed one after another. On a device that computes in the background, a call enqueues its step and
+returns the outputs of the steps before; a `flush` message returns everything (I2). On a CPU a call returns its own.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from app.engine.worker.model_runner import ModelRunner
 from app.engine.worker.pending_step import PendingStep
 from app.engine.worker.placement import place
 from app.engine.worker.profile import Profile
-from app.engine.worker_info import Meeting, WorkerInfo
+from app.engine.worker_info import RendezvousInfo, WorkerInfo
 from app.errors import InvalidRequestError
 
 logger = logging.getLogger("manta.worker")
 
 
 class Worker:
-    """`start` once, then `execute` letter after letter (any one thread at a time), then `shutdown`."""
+    """`start` once, then `execute` step message after step message (any one thread at a time), then `shutdown`."""
 
     def __init__(
         self,
@@ -38,15 +38,15 @@ class Worker:
         rank: int = 0,
         world_size: int = 1,
         local_rank: int = 0,
-        meeting: Meeting | None = None,
+        rendezvous: RendezvousInfo | None = None,
     ) -> None:
         """`local_rank` is the number of this worker's device among those that the process sees."""
         assert world_size == config.world_size
-        assert world_size == 1 or meeting is not None, "several ranks need a meeting place"
+        assert world_size == 1 or rendezvous is not None, "several ranks need a rendezvous"
         self._config = config
         self._rank = rank
         self._local_rank = local_rank
-        self._meeting = meeting
+        self._rendezvous = rendezvous
         self._device = torch.device("cpu")
         self._threads = num_threads(config)
         self._thread: int | None = None  # the one whose settings were made last
@@ -59,7 +59,7 @@ class Worker:
 
         Raises ConfigError or CheckpointError with what to change.
         """
-        placed = place(self._config, self._rank, self._local_rank, self._meeting)
+        placed = place(self._config, self._rank, self._local_rank, self._rendezvous)
         self._device = placed.device
         self._enter_thread()
         with torch.inference_mode():

@@ -74,7 +74,7 @@ def copy_partition(
 
 
 @gluon.jit
-def soften(b_s, b_max, b_sum, i_n, o_pos, factor, MASKED: gl.constexpr):
+def online_softmax(b_s, b_max, b_sum, i_n, o_pos, factor, MASKED: gl.constexpr):
     """Of keys from i_n on: weights exp2(scores - maximum) [ROWS, KEYS], then per row the factor of what was summed
     before, the new maximum, the new sum."""
     if MASKED:
@@ -87,7 +87,7 @@ def soften(b_s, b_max, b_sum, i_n, o_pos, factor, MASKED: gl.constexpr):
 
 
 @gluon.jit
-def fold_tile(
+def kv_iteration(
     j, q_smem, k_smem, v_smem, k_ready, v_ready, k_free, v_free, b_p, b_acc, b_max, b_sum, num_tiles, o_pos, factor,
     S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr, MASKED: gl.constexpr,
 ):  # fmt: skip
@@ -101,7 +101,7 @@ def fold_tile(
     b_s = warpgroup_mma_wait(1, deps=[b_s])
     mbarrier.arrive(k_free.index(stage), count=1)
     i_n = (num_tiles - 1 - j) * KEYS
-    b_weights, b_scale, b_max, b_sum = soften(b_s, b_max, b_sum, i_n, o_pos, factor, MASKED)
+    b_weights, b_scale, b_max, b_sum = online_softmax(b_s, b_max, b_sum, i_n, o_pos, factor, MASKED)
     b_next = gl.convert_layout(b_weights.to(q_smem.dtype), b_p.type.layout)
     # Waiting for the next keys ends a basic block: the assembler would move the softmax behind the products' end.
     mbarrier.wait(k_ready.index((j + 1) % STAGES), ((j + 1) // STAGES) & 1, pred=j + 1 < num_tiles)
@@ -147,7 +147,7 @@ def attend_partition(
     b_s = warpgroup_mma_wait(0, deps=[b_s])
     mbarrier.arrive(k_free.index(0), count=1)
     i_n = (num_tiles - 1) * KEYS
-    b_weights, _, b_max, b_sum = soften(b_s, b_max, b_sum, i_n, o_pos, factor, True)
+    b_weights, _, b_max, b_sum = online_softmax(b_s, b_max, b_sum, i_n, o_pos, factor, True)
     b_p = gl.convert_layout(b_weights.to(q_smem.dtype), P_LAYOUT)
     if i_n + KEYS > b_len:
         # Slots past the request may hold NaN, which a weight of 0 does not hide. Both groups write the same zeros.
@@ -159,12 +159,12 @@ def attend_partition(
     b_acc = gl.zeros([ROWS, D], gl.float32, O_LAYOUT)
     mbarrier.wait(k_ready.index(1), 0, pred=num_tiles > 1)
     for j in range(1, num_masked):
-        b_p, b_acc, b_max, b_sum = fold_tile(
+        b_p, b_acc, b_max, b_sum = kv_iteration(
             j, q_smem, k_smem, v_smem, k_ready, v_ready, k_free, v_free, b_p, b_acc, b_max, b_sum, num_tiles, o_pos,
             factor, S_LAYOUT, O_LAYOUT, True,
         )  # fmt: skip
     for j in range(gl.maximum(num_masked, 1), num_tiles):
-        b_p, b_acc, b_max, b_sum = fold_tile(
+        b_p, b_acc, b_max, b_sum = kv_iteration(
             j, q_smem, k_smem, v_smem, k_ready, v_ready, k_free, v_free, b_p, b_acc, b_max, b_sum, num_tiles, o_pos,
             factor, S_LAYOUT, O_LAYOUT, False,
         )  # fmt: skip

@@ -2,7 +2,7 @@
 """Shared-prefix decode: splits that several requests share are read once for all of them.
 
 The splits are those of split-KV decode (triton_decode.py), which serves those that only one request reads. Here a
-program attends one KV head's query heads of up to `seats` requests over a run of shared splits, and leaves their
+program attends one KV head's query heads of up to `group_slots` requests over a run of shared splits, and leaves their
 partial results where the merge looks for them: that of the whole run at its first split, nothing at the others. The
 order of additions differs from that of the other kernel, the result by rounding.
 """
@@ -50,7 +50,7 @@ def choose_cascade_tile(num_rows: int, head_dim: int, dtype: torch.dtype) -> Cas
     return CascadeTile(rows=64, keys=64, run=run, num_warps=4, num_stages=3)
 
 
-def seats_of(tile: CascadeTile, group: int) -> int:
+def group_slots_of(tile: CascadeTile, group: int) -> int:
     """Requests that a program serves at most, where a KV head has `group` query heads; 1: there is nothing to win."""
     return max(1, tile.rows // group)
 
@@ -61,7 +61,7 @@ def cascade_kernel(
     scale, soft_cap,
     stride_q_token, stride_q_head, stride_block, stride_value, stride_head, stride_slot, stride_table, stride_split,
     G: tl.constexpr, D: tl.constexpr, S: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
-    SEATS: tl.constexpr, RUN_WORDS: tl.constexpr, USE_CAP: tl.constexpr, PRECISION: tl.constexpr,
+    GROUP_SLOTS: tl.constexpr, RUN_WORDS: tl.constexpr, USE_CAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Grid (any number, Hkv), which share out the runs. Every member sees every position: no mask."""
     i_head = tl.program_id(1)
@@ -72,12 +72,12 @@ def cascade_kernel(
     if p_scales is not None:
         scale = scale * tl.load(p_scales + i_head)
     for i_run in range(tl.program_id(0), tl.load(p_count), tl.num_programs(0)):
-        # All at once, not one after another: seats that nobody has hold any number, and are masked below.
-        p_words, p_member = p_runs + i_run * RUN_WORDS, p_members + i_run * SEATS
+        # All at once, not one after another: group slots that nobody has hold any number, and are masked below.
+        p_words, p_member = p_runs + i_run * RUN_WORDS, p_members + i_run * GROUP_SLOTS
         i_split, i_end = tl.load(p_words), tl.load(p_words + 1)
         split, num_members = tl.load(p_words + 2), tl.load(p_words + 3)
         i_first = tl.load(p_member).to(tl.int64)
-        b_row = tl.load(p_member + o_m // G, mask=o_m // G < SEATS, other=0).to(tl.int64)
+        b_row = tl.load(p_member + o_m // G, mask=o_m // G < GROUP_SLOTS, other=0).to(tl.int64)
         m_m = o_m < num_members * G
         begin, end = i_split * split, i_end * split
         m_q = m_m[:, None] & (o_d[None, :] < D)
@@ -135,7 +135,7 @@ def attend_runs(
         BM=tile.rows,
         BN=min(tile.keys, tile_keys),
         BD=next_power_of_2(head_dim),
-        SEATS=shared.members.shape[1],
+        GROUP_SLOTS=shared.members.shape[1],
         RUN_WORDS=RUN_WORDS,
         USE_CAP=soft_cap is not None,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",

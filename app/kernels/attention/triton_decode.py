@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from app.kernels.attention import KV_FP8, AttentionMetadata, triton_splits
-from app.kernels.attention.triton_cascade import CascadeTile, attend_runs, choose_cascade_tile, seats_of
+from app.kernels.attention.triton_cascade import CascadeTile, attend_runs, choose_cascade_tile, group_slots_of
 from app.kernels.attention.triton_quantize import query_to_fp8_keys
 from app.kernels.attention.triton_shared_splits import SharedSplits, share_splits
 from app.kernels.attention.triton_splits import (
@@ -364,10 +364,12 @@ def _shared_splits(
     block_size: int,
 ) -> SharedSplits | None:
     """How a layer without a window shares its splits; None: not at all."""
-    seats = seats_of(cascade_tile, group)
-    if scratch.shared is None or seats == 1:
+    group_slots = group_slots_of(cascade_tile, group)
+    if scratch.shared is None or group_slots == 1:
         return None
-    key = (tile.keys, seats)
+    key = (tile.keys, group_slots)
     if key not in scratch.shared:
-        scratch.shared[key] = share_splits(meta, scratch.num_splits, tile.keys, block_size, seats, cascade_tile.run)
+        scratch.shared[key] = share_splits(
+            meta, scratch.num_splits, tile.keys, block_size, group_slots, cascade_tile.run
+        )
     return scratch.shared[key]

@@ -33,7 +33,7 @@ class SharedSplits:
 
     singles: SplitList
     runs: torch.Tensor  # int32 [most runs, RUN_WORDS]
-    members: torch.Tensor  # int32 [most runs, seats]: requests, ascending; the first of them lends its block table
+    members: torch.Tensor  # int32 [most runs, slots]: requests, ascending; the first lends its block table
     count: torch.Tensor  # int32 [1], runs
 
 
@@ -82,7 +82,7 @@ def group_kernel(
     p_members,
     p_counts,
     R,
-    SEATS: tl.constexpr,
+    GROUP_SLOTS: tl.constexpr,
     RUN: tl.constexpr,
     RUN_WORDS: tl.constexpr,
     BR: tl.constexpr,
@@ -93,8 +93,9 @@ def group_kernel(
 ):
     """Grid (R,): list request r's splits that it reads alone, and the runs of those groups of which it is the first.
 
-    A group of more than SEATS requests is served as several. A run covers splits of the same group from one multiple
-    of RUN to the next at most. Where in the lists an entry comes is left to chance: each is computed by itself.
+    A group of more than GROUP_SLOTS requests is served as several. A run covers splits of the same group from one
+    multiple of RUN to the next at most. Where in the lists an entry comes is left to chance: each is computed by
+    itself.
     """
     i_r = tl.program_id(0)
     o_c = tl.arange(0, BR)
@@ -108,7 +109,7 @@ def group_kernel(
         m_after = m_with & (o_c >= i_r)[None, :]
         b_after = tl.sum(m_after.to(tl.int32), 1)
         b_rank = tl.sum(m_with.to(tl.int32), 1) - b_after
-        b_count = tl.where(b_rank % SEATS == 0, tl.minimum(b_after, SEATS), -1)  # -1: another serves this one
+        b_count = tl.where(b_rank % GROUP_SLOTS == 0, tl.minimum(b_after, GROUP_SLOTS), -1)  # -1: served by another
         m_single = (o_j < num_splits) & ((b_count == 0) | (b_count == 1))  # 0: the split is not whole
         b_left = tl.sum((b_depth == o_j[:, None]).to(tl.int32), 1)  # who shared split j - 1, but not j
         m_run = (b_count > 1) & ((o_j % RUN == 0) | (b_left > 0))
@@ -125,22 +126,25 @@ def group_kernel(
         tl.store(p_words + 1, b_end, mask=m_run)
         tl.store(p_words + 2, split, mask=m_run)
         tl.store(p_words + 3, b_count, mask=m_run)
-        o_seat = tl.cumsum(m_after.to(tl.int32), 1) - 1
+        o_slot = tl.cumsum(m_after.to(tl.int32), 1) - 1
         b_member = tl.zeros([BJ, BR], dtype=tl.int32) + o_c[None, :]
         tl.store(
-            p_members + o_run[:, None] * SEATS + o_seat, b_member, mask=m_run[:, None] & m_after & (o_seat < SEATS)
+            p_members + o_run[:, None] * GROUP_SLOTS + o_slot,
+            b_member,
+            mask=m_run[:, None] & m_after & (o_slot < GROUP_SLOTS),
         )
 
 
 def share_splits(
-    meta: AttentionMetadata, max_splits: int, tile_keys: int, block_size: int, seats: int, run: int
+    meta: AttentionMetadata, max_splits: int, tile_keys: int, block_size: int, group_slots: int, run: int
 ) -> SharedSplits:
-    """The splits of the decodes of `meta`, cut by tiles of `tile_keys`; groups of at most `seats`. Two launches."""
+    """The splits of the decodes of `meta`, cut by tiles of `tile_keys`; groups of at most `group_slots`. Two
+    launches."""
     num_decodes, device = meta.num_decodes, meta.seq_lens.device
     most_runs = max(1, num_decodes // 2) * max_splits
     depth, runs, members = (
         torch.empty(shape, dtype=torch.int32, device=device)
-        for shape in ((num_decodes, num_decodes), (most_runs, RUN_WORDS), (most_runs, seats))
+        for shape in ((num_decodes, num_decodes), (most_runs, RUN_WORDS), (most_runs, group_slots))
     )
     singles = torch.empty(num_decodes * max_splits, dtype=torch.int64, device=device)
     counts = torch.zeros(2, dtype=torch.int32, device=device)
@@ -152,7 +156,7 @@ def share_splits(
     requests = max(_GROUP_TILE, next_power_of_2(num_decodes))
     group_kernel[(num_decodes,)](
         depth, meta.seq_lens, singles, runs, members, counts, num_decodes,
-        SEATS=seats, RUN=run, RUN_WORDS=RUN_WORDS, BR=requests,
+        GROUP_SLOTS=group_slots, RUN=run, RUN_WORDS=RUN_WORDS, BR=requests,
         BJ=max(1, _GROUP_ELEMENTS // requests), num_warps=4, **cut,
     )  # fmt: skip
     return SharedSplits(SplitList(singles, counts[:1]), runs, members, counts[1:])

@@ -39,8 +39,8 @@ def score_tile(
     b_q, b_sum, b_max, b_k, o_n, m_n, o_pos, scale, soft_cap, window,
     MASKED: tl.constexpr, USE_WINDOW: tl.constexpr, USE_CAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """(weights [BM, BN], factor [BM] of what was accumulated before, b_sum, b_max) after meeting the keys b_k [BN, BD]
-    of positions o_n; see `attend_tile`."""
+    """(weights [BM, BN], factor [BM] of what was accumulated before, b_sum, b_max) after attending the keys b_k [BN,
+    BD] of positions o_n; see `attend_tile`."""
     b_k = b_k.to(b_q.dtype)  # exact, from a quantized cache; else nothing
     b_s = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
     # The factor to base-2 scores is applied after the maximum, where it fuses with the subtraction.

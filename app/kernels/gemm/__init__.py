@@ -20,25 +20,25 @@ LEAST_PACKED_ELEMENTS = 1 << 18
 
 
 @dataclass(slots=True, frozen=True)
-class LateNorm:
+class DeferredNorm:
     """RMS-normed rows whose division is left to the product that reads them: it divides its result, in fp32."""
 
     rows: torch.Tensor  # x * the norm's weight, rounded, [T, K]
     squares: torch.Tensor  # of x, fp32 [T, P]: each sums those of some columns
     eps: float
 
-    def whole(self) -> torch.Tensor:
+    def materialize(self) -> torch.Tensor:
         """Divided after all, for a product that cannot: [T, K]."""
         mean = self.squares.sum(1, keepdim=True) / self.rows.shape[1]
         return (self.rows.float() * (mean + self.eps).rsqrt()).to(self.rows.dtype)
 
 
-Rows = torch.Tensor | LateNorm  # what a product reads
+Rows = torch.Tensor | DeferredNorm  # what a product reads
 
 
-def whole(x: Rows) -> torch.Tensor:
+def materialize(x: Rows) -> torch.Tensor:
     """[T, K] as it is, or divided."""
-    return x.whole() if isinstance(x, LateNorm) else x
+    return x.materialize() if isinstance(x, DeferredNorm) else x
 
 
 Product = Callable[[Rows, torch.Tensor, torch.Tensor | None], torch.Tensor]

@@ -6,12 +6,12 @@ import torch
 import torch.nn.functional as F
 
 from app.kernels.fused.reference import add_rms_norm, silu_and_mul
-from app.kernels.gemm import LinearOps, Rows, whole
+from app.kernels.gemm import LinearOps, Rows, materialize
 
 
 def linear(x: Rows, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """x [T, K] times weight [N, K], transposed, plus bias [N]: [T, N]."""
-    return F.linear(whole(x), weight, bias)
+    return F.linear(materialize(x), weight, bias)
 
 
 def gated_linear(x: Rows, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -26,9 +26,9 @@ def linear_add_norm(
     residual: torch.Tensor,
     norm_weight: torch.Tensor,
     eps: float,
-    may_be_late: bool,
+    may_defer: bool,
 ) -> tuple[Rows, torch.Tensor]:
-    """(the norm of x W^T + bias + residual, that sum), both [T, N]; the norm is never late."""
+    """(the norm of x W^T + bias + residual, that sum), both [T, N]; the norm is never deferred."""
     return add_rms_norm(F.linear(x, weight, bias), residual, norm_weight, eps)
 
 

@@ -5,7 +5,7 @@ Such a product is bound by reading the weight once. What counts is that every mu
 way, and that nothing is launched that could ride along. Gate, up and their activation are one launch. A product that
 is added to the residual stream is split along K: the program of a tile that comes last adds up the fp32 shares, in a
 fixed order, and the residual. With the sums at hand it also begins the norm that follows: it writes sum * norm weight
-and its tile's sum of squares, and the next product divides its result by the root of their mean (`LateNorm`). So a
+and its tile's sum of squares, and the next product divides its result by the root of their mean (`DeferredNorm`). So a
 layer's four products are four launches and its norms none. Measured against cuBLAS by
 `python -m benchmarks.small_linear`.
 """
@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 
 from app.kernels.fused.triton_ops import add_rms_norm, silu_and_mul
-from app.kernels.gemm import LateNorm, LinearOps, Rows, whole
+from app.kernels.gemm import DeferredNorm, LinearOps, Rows, materialize
 from app.kernels.launch import cdiv, early_launch, next_power_of_2, shared_memory
 
 MOST_ROWS = 64  # beyond, cuBLAS is as fast
@@ -174,7 +174,7 @@ def small_linear(
 ) -> torch.Tensor:
     """x [T, K] times weight [N, K] (gated: [2 N, K]) transposed: [T, N]."""
     assert tile.splits == 1, tile
-    rows, squares, eps = (x.rows, x.squares, x.eps) if isinstance(x, LateNorm) else (x, None, 0.0)
+    rows, squares, eps = (x.rows, x.squares, x.eps) if isinstance(x, DeferredNorm) else (x, None, 0.0)
     num_rows, size = rows.shape
     columns = weight.shape[0] // 2 if gated else weight.shape[0]
     num_squares = 1 if squares is None else squares.shape[1]
@@ -193,7 +193,7 @@ def small_linear_add(
     residual: torch.Tensor,
     tile: SmallTile,
     norm: tuple[torch.Tensor, float] | None = None,
-) -> tuple[LateNorm | None, torch.Tensor]:
+) -> tuple[DeferredNorm | None, torch.Tensor]:
     """x [T, K] times weight [N, K], transposed, + residual [T, N] -> (its norm by (weight [N], eps), it)."""
     num_rows, size = x.shape
     columns, tiles = weight.shape[0], cdiv(weight.shape[0], tile.columns)
@@ -201,19 +201,20 @@ def small_linear_add(
     assert residual.stride(1) == 1, "rows must be contiguous"
     assert tiles <= _MOST_TILES, (columns, tile)
     total = torch.empty(num_rows, columns, dtype=x.dtype, device=x.device)
-    shares = arrived = late = None
+    shares = arrived = deferred = None
     if tile.splits > 1:
         shares = torch.empty(tile.splits, num_rows, columns, dtype=torch.float32, device=x.device)
         arrived = arrival_counters(x.device)
     if norm is not None:
         squares = torch.empty(num_rows, tiles, dtype=torch.float32, device=x.device)
-        late = LateNorm(torch.empty_like(total), squares, norm[1])
+        deferred = DeferredNorm(torch.empty_like(total), squares, norm[1])
     small_linear_add_kernel[(tiles, tile.splits)](
-        x, weight, bias, residual, norm[0] if norm else None, shares, arrived, total, late.rows if late else None,
-        late.squares if late else None, num_rows, columns, size, x.stride(0), residual.stride(0),
+        x, weight, bias, residual, norm[0] if norm else None, shares, arrived, total,
+        deferred.rows if deferred else None,
+        deferred.squares if deferred else None, num_rows, columns, size, x.stride(0), residual.stride(0),
         SPLITS=tile.splits, **_options(x, weight, columns, tile),
     )  # fmt: skip
-    return late, total
+    return deferred, total
 
 
 def stages_within(num_bytes: int, tile: SmallTile, height: int, num_weights: int, itemsize: int) -> int:
@@ -243,8 +244,8 @@ def whole_tile(num_rows: int, columns: int, size: int) -> SmallTile | None:
     return _fitting(SmallTile(64, 128 if num_rows <= 32 else 64, 4, 3), size)
 
 
-def late_tile(num_rows: int, columns: int, size: int) -> SmallTile | None:
-    """For a product of a late norm."""
+def deferred_tile(num_rows: int, columns: int, size: int) -> SmallTile | None:
+    """For a product of a deferred norm."""
     tile = SmallTile(64 if size >= 2048 else 32, 128, 4, 5)
     return whole_tile(num_rows, columns, size) or _fitting(tile, size)
 
@@ -263,19 +264,19 @@ def split_tile(num_rows: int, columns: int, size: int) -> SmallTile | None:
     return _fitting(replace(tile, splits=splits), size)
 
 
-def gated_tile(num_rows: int, columns: int, size: int, *, is_late: bool = False) -> SmallTile | None:
+def gated_tile(num_rows: int, columns: int, size: int, *, is_deferred: bool = False) -> SmallTile | None:
     """For gate and up with their activation."""
     if columns < 8192:
         if 16 < num_rows <= 32:
-            return _fitting(SmallTile(32, 64, 4, 5), size) if is_late else None
+            return _fitting(SmallTile(32, 64, 4, 5), size) if is_deferred else None
         return _fitting(SmallTile(32, 128, 4, 5), size)
     if num_rows > MOST_ROWS:
         return _fitting(SmallTile(128, 64, 8, 4), size)
     return _fitting(SmallTile(64, 128 if num_rows <= 32 else 64, 4, 3), size)
 
 
-def may_divide_late(size: int, dtype: torch.dtype) -> bool:
-    """Whether products of K = size can take a late norm. fp16 might not hold what is not divided yet."""
+def may_defer_norm(size: int, dtype: torch.dtype) -> bool:
+    """Whether products of K = size can take a deferred norm. fp16 might not hold what is not divided yet."""
     return dtype == torch.bfloat16 and size % 128 == 0  # which every tile divides
 
 
@@ -284,7 +285,7 @@ def _fitting(tile: SmallTile, size: int) -> SmallTile | None:
 
 
 def _rows(x: Rows) -> torch.Tensor:
-    return x.rows if isinstance(x, LateNorm) else x
+    return x.rows if isinstance(x, DeferredNorm) else x
 
 
 def _serves(x: torch.Tensor, weight: torch.Tensor, most_rows: int) -> bool:
@@ -293,19 +294,21 @@ def _serves(x: torch.Tensor, weight: torch.Tensor, most_rows: int) -> bool:
 
 def linear(x: Rows, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """As `reference.linear`."""
-    rows, tile_of = _rows(x), late_tile if isinstance(x, LateNorm) else whole_tile
+    rows, tile_of = _rows(x), deferred_tile if isinstance(x, DeferredNorm) else whole_tile
     tile = tile_of(rows.shape[0], *weight.shape) if _serves(rows, weight, MOST_ROWS) else None
-    return F.linear(whole(x), weight, bias) if tile is None else small_linear(x, weight, bias, tile)
+    return F.linear(materialize(x), weight, bias) if tile is None else small_linear(x, weight, bias, tile)
 
 
 def gated_linear(x: Rows, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """As `reference.gated_linear`."""
     rows, columns, size = _rows(x), weight.shape[0] // 2, weight.shape[1]
-    is_late = isinstance(x, LateNorm)
+    is_deferred = isinstance(x, DeferredNorm)
     most_rows = MOST_GATED_ROWS if columns >= 8192 else MOST_ROWS
-    tile = gated_tile(rows.shape[0], columns, size, is_late=is_late) if _serves(rows, weight, most_rows) else None
+    tile = (
+        gated_tile(rows.shape[0], columns, size, is_deferred=is_deferred) if _serves(rows, weight, most_rows) else None
+    )
     if tile is None:
-        return silu_and_mul(F.linear(whole(x), weight, bias))
+        return silu_and_mul(F.linear(materialize(x), weight, bias))
     return small_linear(x, weight, bias, tile, gated=True)
 
 
@@ -316,15 +319,15 @@ def linear_add_norm(
     residual: torch.Tensor,
     norm_weight: torch.Tensor,
     eps: float,
-    may_be_late: bool,
+    may_defer: bool,
 ) -> tuple[Rows, torch.Tensor]:
-    """As `reference.linear_add_norm`, but the norm may be late."""
+    """As `reference.linear_add_norm`, but the norm may be deferred."""
     tile = split_tile(x.shape[0], *weight.shape) if _serves(x, weight, MOST_ROWS) else None
     if tile is None:
         return add_rms_norm(F.linear(x, weight, bias), residual, norm_weight, eps)
-    is_late = may_be_late and may_divide_late(weight.shape[0], x.dtype)
-    late, total = small_linear_add(x, weight, bias, residual, tile, (norm_weight, eps) if is_late else None)
-    return late or F.rms_norm(total, norm_weight.shape, norm_weight, eps), total
+    is_deferred = may_defer and may_defer_norm(weight.shape[0], x.dtype)
+    deferred, total = small_linear_add(x, weight, bias, residual, tile, (norm_weight, eps) if is_deferred else None)
+    return deferred or F.rms_norm(total, norm_weight.shape, norm_weight, eps), total
 
 
 OPS = LinearOps(linear=linear, gated_linear=gated_linear, linear_add_norm=linear_add_norm)

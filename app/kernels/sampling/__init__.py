@@ -66,8 +66,8 @@ def gumbel_argmax(
 ) -> torch.Tensor:
     """Draw one token a row from softmax(logits): fp32 [N, V] -> int64 [N].
 
-    keys int64 [N, 2] holds (seed, choice index), positions int64 [N] the absolute position of the token drawn. A
-    token of logit -inf is never drawn, as long as its row has a finite one.
+    keys int64 [N, 2] holds (seed, choice index), positions int64 [N] the absolute position of the sampled token. A
+    token of logit -inf is never sampled, as long as its row has a finite one.
     """
     return GUMBEL_ARGMAX.load(logits.device.type)(logits, keys, positions, purpose=int(purpose))
 
@@ -91,7 +91,7 @@ def sample_tokens(
 
     logits [N, V] of any floating type, rows contiguous, left as they are. fp32 [N]: temperature (0 or below: greedy,
     the lowest id among equals), top_p (1: off), min_p (0: off). int32 or int64 [N]: top_k (below 1 or at least V:
-    off). keys int64 [N, 2] holds (seed, choice index), positions int64 [N] the absolute position of the token drawn.
+    off). keys int64 [N, 2] holds (seed, choice index), positions int64 [N] the absolute position of the sampled token.
     Filters as in `apply_min_p` and `apply_top_k_top_p`, in this order: logits / temperature, min_p, top_k, then top_p
     of what these leave; ties with the last token kept are kept. The draw is that of `gumbel_argmax`. The logprob is
     that of the logits as given: temperature 1, no filter. A row without a finite logit gets some valid id.

@@ -35,7 +35,7 @@ def philox(counter: Words, key: tuple[torch.Tensor, torch.Tensor]) -> Words:
 def uniform(keys: torch.Tensor, positions: torch.Tensor, vocab_size: int, purpose: int) -> torch.Tensor:
     """Uniform fp32 [N, vocab_size] in (0, 1), finest near 0.
 
-    keys int64 [N, 2] holds (seed, choice index), positions int64 [N] the absolute position of the token drawn.
+    keys int64 [N, 2] holds (seed, choice index), positions int64 [N] the absolute position of the sampled token.
     """
     groups = torch.arange(-(-vocab_size // 4), device=keys.device)[None]
     words = philox(*_counter_and_key(keys, positions, groups, purpose))

@@ -1,7 +1,7 @@
 """Plain PyTorch sampling: Gumbel-argmax and the filters. Rows never influence one another (I6).
 
 Every filter works on the caller's fp32 logits [N, V] in place, drops a token by setting it to -inf, keeps tokens that
-tie with the last one kept, and always keeps the likeliest.
+tie with the last one kept, and always keeps the most likely.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def apply_top_k_top_p(
     *,
     max_top_k: int | None = None,
 ) -> torch.Tensor:
-    """Keep each row's top_k[i] likeliest tokens, then of these the fewest whose probability reaches top_p[i].
+    """Keep each row's top_k[i] most likely tokens, then of these the fewest whose probability reaches top_p[i].
 
     logits fp32 [N, V], changed in place and returned; top_k int32 [N], below 1 keeps all; top_p fp32 [N] in (0, 1].
     None means that no row of the step sets it and costs nothing. `max_top_k` is the largest top_k of the step, V if a
@@ -82,8 +82,8 @@ def _apply_top_p(logits: torch.Tensor, top_p: torch.Tensor, num_sorted: int) -> 
     probs = torch.softmax(logits, dim=-1)
     if logits.device.type == "cpu" and num_sorted > _NUCLEUS_TRY:
         # Most nuclei are small; on a CPU it costs little to look.
-        likeliest = probs.topk(_NUCLEUS_TRY, dim=-1).values
-        if bool(((likeliest.cumsum(dim=-1)[:, -1:] - likeliest[:, -1:] >= top_p) | (top_p >= 1.0)).all()):
+        top = probs.topk(_NUCLEUS_TRY, dim=-1).values
+        if bool(((top.cumsum(dim=-1)[:, -1:] - top[:, -1:] >= top_p) | (top_p >= 1.0)).all()):
             num_sorted = _NUCLEUS_TRY
     largest = probs.topk(num_sorted, dim=-1).values
     mass_before = largest.cumsum(dim=-1) - largest
@@ -93,7 +93,7 @@ def _apply_top_p(logits: torch.Tensor, top_p: torch.Tensor, num_sorted: int) -> 
 
 
 def apply_min_p(logits: torch.Tensor, min_p: torch.Tensor | None) -> torch.Tensor:
-    """Drop tokens less likely than min_p[i] times their row's likeliest: fp32 [N, V], in place; min_p fp32 [N].
+    """Drop tokens less likely than min_p[i] times their row's most likely: fp32 [N, V], in place; min_p fp32 [N].
 
     None means that no row of the step sets it and costs nothing; 0 keeps all.
     """

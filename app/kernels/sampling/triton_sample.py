@@ -115,7 +115,7 @@ def count_kernel(
     stride_logits, V, BN: tl.constexpr, BT: tl.constexpr,
 ):  # fmt: skip
     """Grid (N, tiles): of rows with a filter, how many tokens of the tile lie within each distance of the row's
-    maximum, and their mass relative to the likeliest token; in the last place the mass of all."""
+    maximum, and their mass relative to the most likely token; in the last place the mass of all."""
     i_n, i_tile, num_tiles = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     b_temperature = tl.load(p_temperature + i_n)
     if not is_filtered(b_temperature, tl.load(p_top_k + i_n), tl.load(p_top_p + i_n), tl.load(p_min_p + i_n), V):

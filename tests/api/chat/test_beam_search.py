@@ -85,13 +85,13 @@ def test_chat_answers_with_the_best_beams(sdk: openai.OpenAI, engine: Any, refer
     assert [choice.token_ids for choice in whole.choices] == expected
     tokenizer = engine.models["tiny-chat"].tokenizer
     assert whole.choices[0].message.content == tokenizer.decode(expected[0])
-    for choice, beam in zip(whole.choices, expected, strict=True):  # a thought is told apart, as in any answer
+    for choice, beam in zip(whole.choices, expected, strict=True):  # reasoning is told apart, as in any answer
         assert (choice.message.content or choice.message.reasoning) in tokenizer.decode(beam)
     assert len(whole.prompt_logprobs) == len(whole.prompt_token_ids)
     assert [len(choice.logprobs.content) for choice in whole.choices] == [len(beam) for beam in expected]
 
 
-def test_best_of_shows_the_likeliest(sdk: openai.OpenAI, http: httpx.Client) -> None:
+def test_best_of_shows_the_most_likely(sdk: openai.OpenAI, http: httpx.Client) -> None:
     body: dict[str, Any] = {"model": "tiny-chat", "prompt": PROMPTS, "max_tokens": 8, "seed": 3, "temperature": 1.5}
     every = sdk.completions.create(**body, n=6, logprobs=0)
     best = sdk.completions.create(**body, n=2, best_of=6)

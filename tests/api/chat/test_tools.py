@@ -1,4 +1,4 @@
-"""Tools and thoughts through the openai SDK: over a scripted engine, and over the built-in model with its grammar."""
+"""Tools and reasoning through the openai SDK: over a scripted engine, and over the built-in model with its grammar."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def test_a_tool_loop(sdk: openai.OpenAI) -> None:
     assert len(messages) == 4
 
 
-def test_thoughts(sdk: openai.OpenAI, http: httpx.Client) -> None:
+def test_reasoning(sdk: openai.OpenAI, http: httpx.Client) -> None:
     body: Any = {"model": "tiny-chat", "messages": [{"role": "user", "content": "What is 12 + 30?"}]}
     body |= {"temperature": 0, "max_tokens": 100, "logprobs": True}
     answer = whole(sdk.chat.completions.create(**body, **THINK))
@@ -281,7 +281,7 @@ def test_accuracy_with_and_without_the_grammar(sdk: openai.OpenAI) -> None:
 
 @pytest.mark.slow
 def test_random_weights_make_valid_calls(serve: Any) -> None:
-    """A model that knows nothing still calls by the schema; a thought that it opened by chance it would never close."""
+    """A model that knows nothing still calls by the schema; reasoning that it opened by chance it would never close."""
     client = EngineInThisProcess(load_format="dummy")
     try:
         with openai.OpenAI(base_url=f"{serve(client).url}/v1", api_key="none", max_retries=0) as sdk:
@@ -304,7 +304,7 @@ def test_random_weights_make_valid_calls(serve: Any) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_thought_has_a_budget(sdk: openai.OpenAI, engine: EngineInThisProcess, stream: bool) -> None:
+def test_reasoning_has_a_budget(sdk: openai.OpenAI, engine: EngineInThisProcess, stream: bool) -> None:
     body: Any = {"model": "tiny-chat", "messages": [{"role": "user", "content": "What is 12 + 30?"}]}
     body |= {"temperature": 0, "max_tokens": 100}
     tokenizer = engine.models["tiny-chat"].tokenizer

@@ -58,7 +58,7 @@ def test_what_changes_the_tokens(sdk: openai.OpenAI, engine: EngineInThisProcess
 
 
 def test_logprobs_of_named_tokens(sdk: openai.OpenAI, engine: EngineInThisProcess) -> None:
-    """The values are those that the whole of the likeliest would show."""
+    """The values are those that the whole of the most likely would show."""
     named, name = [9, 300, 5], "token_id:{}".format
     told: dict[str, Any] = {"return_tokens_as_token_ids": True, "logprobs": 0}
     found = complete(sdk, **told, logprob_token_ids=named).choices[0].logprobs

@@ -125,7 +125,7 @@ def test_with_logprobs_stop_strings_and_min_tokens(http: httpx.Client) -> None:
     answer = http.post("/v1/chat/completions", json={**said, "logprobs": True, "top_logprobs": 2}).json()
     entries = answer["choices"][0]["logprobs"]["content"]
     said_after = "".join(entry["token"] for entry in entries).rpartition("</think>")[2]
-    assert said_after == "one two three"  # the model may think before it, if it opens a thought
+    assert said_after == "one two three"  # the model may think before it, if it opens reasoning
     assert all(len(entry["top_logprobs"]) == 2 for entry in entries)
 
 

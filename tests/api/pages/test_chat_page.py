@@ -130,27 +130,27 @@ def test_clear_while_an_answer_runs(page: Page, browser: Browser) -> None:
 
 
 @pytest.mark.parametrize(
-    ("thinking", "written", "thought", "text"),
+    ("thinking", "written", "reasoning", "text"),
     [
         ("", "<think>\nHm, *so*.\n</think>\n\nYes.", "Hm, so.", "Yes."),
-        ("on", "Hm.\n</think>\n\nYes.", "Hm.", "Yes."),  # the prompt opened the thought
+        ("on", "Hm.\n</think>\n\nYes.", "Hm.", "Yes."),  # the prompt opened the reasoning
         ("on", "<think>Hm.</think>Yes.", "Hm.", "Yes."),
         ("on", "Plain, from a model that does not think.", "", "Plain, from a model that does not think."),
         ("off", "Plain.", "", "Plain."),
         ("", "a < b and </div> stay", "", "a < b and </div> stay"),
     ],
 )
-def test_thought_is_shown_apart(
-    page: Page, browser: Browser, thinking: str, written: str, thought: str, text: str
+def test_reasoning_is_shown_apart(
+    page: Page, browser: Browser, thinking: str, written: str, reasoning: str, text: str
 ) -> None:
     browser.run("document.querySelector('[name=thinking]').value = arguments[0]", thinking)
     page.answers(written)
     page.ask("Well?")
-    browser.run("document.querySelector('.thought').open = true")
+    browser.run("document.querySelector('.reasoning').open = true")
     assert browser.texts(".answer .text") == [text]
-    assert browser.run("return document.querySelector('.thought').hidden") == (not thought)
-    if thought:
-        assert browser.texts(".thought > div") == [thought]
+    assert browser.run("return document.querySelector('.reasoning').hidden") == (not reasoning)
+    if reasoning:
+        assert browser.texts(".reasoning > div") == [reasoning]
 
 
 def test_tool_call_and_its_result(page: Page, browser: Browser) -> None:

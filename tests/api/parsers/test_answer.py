@@ -19,7 +19,7 @@ from app.api.parsers import (
     reasoning_parser_name,
     tool_parser_name,
 )
-from app.api.parsers.answer import Offer, plan_parsers
+from app.api.parsers.answer import ToolOptions, plan_parsers
 from app.api.parsers.base import ParsedAnswer
 from app.api.served_models import load_served_model
 from app.config import ModelConfig
@@ -49,8 +49,8 @@ def test_templates_name_their_parsers() -> None:
     assert {name: tool_parser_name(text) for name, text in MARKS.items()} == {name: name for name in MARKS}
     assert tool_parser_name("'<|tool_call_start|>[' + name + '('") == "pythonic"
     assert set(MARKS) == set(TOOL_PARSERS)
-    thoughts = {"'</think>'": "think", "[/THINK]": "mistral", "<|channel|>": "harmony", "</seed:think>": "seed_oss"}
-    assert {text: reasoning_parser_name(text) for text in (*thoughts, "")} == {**thoughts, "": None}
+    reasoning = {"'</think>'": "think", "[/THINK]": "mistral", "<|channel|>": "harmony", "</seed:think>": "seed_oss"}
+    assert {text: reasoning_parser_name(text) for text in (*reasoning, "")} == {**reasoning, "": None}
 
 
 @pytest.mark.parametrize(
@@ -75,22 +75,22 @@ def test_unknown_names_are_configuration_errors() -> None:
 
 
 def test_options_choose_the_parsers() -> None:
-    offer = Offer({"now": {"type": "object"}})
+    tool_options = ToolOptions({"now": {"type": "object"}})
     auto = load_served_model(ModelConfig(name="m"))
-    plan = plan_parsers(auto, [1, 2, 3], offer)
+    plan = plan_parsers(auto, [1, 2, 3], tool_options)
     assert (plan.tools, plan.reasoning) == (TOOL_PARSERS.load("hermes"), REASONING_PARSERS.load("think"))
     none = load_served_model(ModelConfig(name="m", tool_parser="none", reasoning_parser="none"))
     assert plan_parsers(none, [1, 2, 3]).is_plain
     with pytest.raises(UnsupportedError) as caught:
-        plan_parsers(none, [1, 2, 3], offer)
+        plan_parsers(none, [1, 2, 3], tool_options)
     assert caught.value.param == "tools"
     assert "started with tool_parser=none; start it with --tool-parser and one of deepseek_v3" in str(caught.value)
     bare = load_served_model(ModelConfig(name="m"))
     bare.chat_template = ChatTemplate({"default": "{{ messages }}"}, {})
     with pytest.raises(UnsupportedError, match=r"tools: .* its chat template is of no known format; .* --tool-parser"):
-        plan_parsers(bare, [1, 2, 3], offer)
+        plan_parsers(bare, [1, 2, 3], tool_options)
     own = load_served_model(ModelConfig(name="m", tool_parser="mistral", reasoning_parser="mistral"))
-    plan = plan_parsers(own, [1, 2, 3], offer)
+    plan = plan_parsers(own, [1, 2, 3], tool_options)
     assert (plan.tools, plan.reasoning) == (TOOL_PARSERS.load("mistral"), REASONING_PARSERS.load("mistral"))
     assert len(plan.new_call_id()) == 9
     assert plan.new_call_id().isalnum()
@@ -119,7 +119,7 @@ def test_where_an_answer_begins(name: str, prompt_end: str, continued: str | Non
 @pytest.mark.parametrize(
     ("name", "prompt_end", "continued", "opening"),
     [
-        ("think", "<|im_start|>assistant\n", None, "<think>"),  # Qwen3, which opens its thought itself
+        ("think", "<|im_start|>assistant\n", None, "<think>"),  # Qwen3, which opens its reasoning itself
         ("think", "<|im_start|>assistant\n<think>\n", None, ""),
         ("think", "<|im_start|>assistant\n<think>\n\n</think>\n\n", None, ""),  # thinking is off
         ("think", "</think>Hi<|im_end|>\n<|im_start|>assistant\n", None, "<think>"),  # of the turn before
@@ -129,7 +129,9 @@ def test_where_an_answer_begins(name: str, prompt_end: str, continued: str | Non
         ("harmony", "<|start|>assistant", None, ""),
     ],
 )
-def test_where_the_answer_may_open_a_thought(name: str, prompt_end: str, continued: str | None, opening: str) -> None:
+def test_where_the_answer_may_open_its_reasoning(
+    name: str, prompt_end: str, continued: str | None, opening: str
+) -> None:
     assert REASONING_PARSERS.load(name).may_open(prompt_end, continued) == opening
 
 
@@ -143,7 +145,7 @@ def test_where_the_answer_may_open_a_thought(name: str, prompt_end: str, continu
         ("\n\n  indented\n</think> x", "  indented", " x"),
     ],
 )
-def test_inside_a_thought(text: str, reasoning: str, content: str) -> None:
+def test_inside_the_reasoning(text: str, reasoning: str, content: str) -> None:
     for pieces in ([text], list(text)):
         parser, answer = REASONING_PARSERS.load("think")(inside=True), ParsedAnswer()
         for piece in pieces:
@@ -152,7 +154,7 @@ def test_inside_a_thought(text: str, reasoning: str, content: str) -> None:
         assert (answer.reasoning, answer.content) == (reasoning, content)
 
 
-def test_a_thought_only_begins_an_answer() -> None:
+def test_reasoning_only_begins_an_answer() -> None:
     parser, answer = REASONING_PARSERS.load("think")(), ParsedAnswer()
     text = "The tag <think> opens, </think> closes."
     answer.add(parser.push(text) + parser.flush())
@@ -224,7 +226,7 @@ def test_arguments_in_templates(arguments: Any) -> None:
     assert turn["content"] == ""
 
 
-def test_gpt_oss_takes_a_thought_or_a_text_beside_calls() -> None:
+def test_gpt_oss_takes_reasoning_or_a_text_beside_calls() -> None:
     turn = {"role": "assistant", "reasoning": "t", "content": "c"}
     assert ChatMessage.model_validate(turn).for_template()["thinking"] == "t"
     call = {"id": "c", "function": {"name": "f"}}

@@ -3,7 +3,7 @@
     PUBLISHED_TEMPLATES=folder pytest tests/api/parsers/test_published.py
 
 reads every *.jinja below the folder whose form a parser knows. What a template leaves out of an assistant's turn
-(text beside a call, an earlier thought, calls beyond the first) is not asked of the parser.
+(text beside a call, earlier reasoning, calls beyond the first) is not asked of the parser.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ class Published:
         self.reasoning = None if self.is_harmony else reasoning
 
     def turn(self, chat: list[dict[str, Any]]) -> tuple[str, bool]:
-        """What the model would have written, and whether the prompt has opened the thought for it."""
+        """What the model would have written, and whether the prompt has opened the reasoning for it."""
         prompt = self.template.render(chat[:1], tools=TOOL_LIST)
         whole = self.template.render(chat, tools=TOOL_LIST, add_generation_prompt=False)
         pairs = zip(prompt, whole, strict=False)
         size = next((i for i, (mine, other) in enumerate(pairs) if mine != other), len(prompt))
-        if size < len(prompt):  # the prompt opens a thought that the answer does not have; cut before that marker
+        if size < len(prompt):  # the prompt opens reasoning that the answer does not have; cut before that marker
             size = prompt.rfind("<", 0, size + 1)
         text = whole[size:].rstrip("\n")
         text = next((text.removesuffix(end) for end in ENDS if text.endswith(end)), text)
@@ -106,7 +106,7 @@ def test_what_a_published_template_writes_is_read(path: Path) -> None:
         assert [(call.name, json.loads(call.arguments)) for call in whole.calls] == expected, turn
         texts = {whole.reasoning.strip(), whole.content.strip()} - {""}
         assert texts == {said(reasoning, turn), said(content, turn)} - {""}, turn
-        if not published.is_harmony or not calls:  # gpt-oss's template calls the text beside a call a thought
+        if not published.is_harmony or not calls:  # gpt-oss's template calls the text beside a call reasoning
             assert whole.content.strip() == said(content, turn)
         assert not any(marker in whole.content + whole.reasoning for marker in published.tools.markers)
         for seed in range(20):

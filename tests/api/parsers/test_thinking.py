@@ -1,4 +1,4 @@
-"""Where a thought's budget begins to count."""
+"""Where the budget of reasoning begins to count."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ PAST = "<think>x</think>" + "The answer goes on and on, over more tokens than a 
         ("deepseek_r1", None, True),
     ],
 )
-def test_a_continued_message_says_whether_a_thought_is_open(
+def test_a_continued_message_says_whether_reasoning_is_open(
     served_model: Any, make_client: Any, serve: Any, parser: str, said: str | None, is_inside: bool
 ) -> None:
-    """A budget whose thought is open counts from the first token; any other begins at the marker that opens one."""
+    """A budget whose reasoning is open counts from the first token; any other begins at the marker that opens one."""
     client = make_client(dataclasses.replace(served_model, reasoning_parser=parser))
     messages = [{"role": "user", "content": "hi"}]
     body: dict[str, Any] = {"thinking_token_budget": 3, "max_tokens": 5}

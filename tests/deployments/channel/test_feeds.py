@@ -8,7 +8,7 @@ from typing import Any
 
 from app.deployments.channel.feed_hub import FeedHub
 from app.deployments.channel.feed_pool import FeedPool
-from app.deployments.channel.replica_finder import RollCall
+from app.deployments.channel.replica_finder import Discovery
 from app.deployments.channel.wire import LoadReport
 from app.deployments.routing.load_book import LoadBook
 from app.deployments.routing.policies import create_policy
@@ -81,10 +81,10 @@ class Cluster:
         book = LoadBook(create_policy("prefix_aware"), index=PrefixIndex())
         return FeedPool("m", router_id, book, self._discover, self.replicas.__getitem__)
 
-    async def _discover(self) -> RollCall:
+    async def _discover(self) -> Discovery:
         present = [replica for replica in self.replicas.values() if replica.present]
         reports = tuple(replica.report() for replica in present)
-        return RollCall(frozenset(report.replica_id for report in reports), complete=True, reports=reports)
+        return Discovery(frozenset(report.replica_id for report in reports), complete=True, reports=reports)
 
 
 def found(pool: FeedPool, *ids: int) -> dict[str, int]:

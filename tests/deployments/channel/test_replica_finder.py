@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 from typing import NoReturn
 
-from app.deployments.channel.replica_finder import ReplicaFinder, RollCall
+from app.deployments.channel.replica_finder import Discovery, ReplicaFinder
 from tests.limits import run, until
 
 
 def test_a_failed_search_is_repeated() -> None:
-    answers: list[RollCall | Exception] = [ConnectionError("no controller"), RollCall(frozenset("a"), complete=True)]
-    found: list[RollCall] = []
+    answers: list[Discovery | Exception] = [ConnectionError("no controller"), Discovery(frozenset("a"), complete=True)]
+    found: list[Discovery] = []
 
-    async def discover() -> RollCall:
+    async def discover() -> Discovery:
         answer = answers.pop(0) if len(answers) > 1 else answers[0]
         if isinstance(answer, Exception):
             raise answer
@@ -44,7 +44,7 @@ def test_a_swallowed_cancellation_ends_the_search_all_the_same() -> None:
         raise AssertionError
 
     async def main() -> None:
-        finder = ReplicaFinder("m", discover, lambda roll_call: None, lambda: False)
+        finder = ReplicaFinder("m", discover, lambda discovery: None, lambda: False)
         finder.start()
         await asked.wait()
         await finder.close()

@@ -10,7 +10,7 @@ import pytest
 from app.config import IngressConfig
 from app.deployments.channel import replica_pool
 from app.deployments.channel.channel_hub import ChannelHub
-from app.deployments.channel.replica_finder import RollCall
+from app.deployments.channel.replica_finder import Discovery
 from app.deployments.channel.replica_pool import ReplicaPool
 from app.deployments.channel.wire import LoadReport, decode_control
 from app.deployments.routing.policies.base import RouteQuery
@@ -71,10 +71,10 @@ class Cluster:
         self.num_searches = 0
         self.pool = ReplicaPool("m", "ingress", IngressConfig(), self.discover, self.replicas.__getitem__)
 
-    async def discover(self) -> RollCall:
+    async def discover(self) -> Discovery:
         self.num_searches += 1
         present = frozenset(self.running) - self.hanging
-        return RollCall(present, complete=len(present) == len(self.running))
+        return Discovery(present, complete=len(present) == len(self.running))
 
     async def start(self) -> None:
         self.pool.finder.start()

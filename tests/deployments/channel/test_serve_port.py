@@ -7,7 +7,7 @@ from typing import Any
 
 from ray.serve.exceptions import DeploymentUnavailableError
 
-from app.deployments.channel.replica_pool import RollCall
+from app.deployments.channel.replica_pool import Discovery
 from app.deployments.channel.serve_port import EngineHandles
 from app.deployments.channel.wire import LoadReport
 from tests import limits
@@ -53,22 +53,22 @@ def report(name: str) -> LoadReport:
     return LoadReport("m", name, "1", True, 0, 0, 0, 0.0, 64, 16, 0)
 
 
-def hello(handle: Handle) -> RollCall:
-    return limits.run(EngineHandles(handle).hello("ingress", limits.scaled_s(0.1)))
+def ping(handle: Handle) -> Discovery:
+    return limits.run(EngineHandles(handle).ping("ingress", limits.scaled_s(0.1)))
 
 
 def test_all_answer() -> None:
-    assert hello(Handle(report("a"), report("b"))) == RollCall(frozenset("ab"), True, (report("a"), report("b")))
+    assert ping(Handle(report("a"), report("b"))) == Discovery(frozenset("ab"), True, (report("a"), report("b")))
 
 
 def test_one_hangs_or_fails_and_the_others_count() -> None:
-    assert hello(Handle(report("a"), None, report("b"))) == RollCall(frozenset("ab"), False, (report("a"), report("b")))
-    assert hello(Handle(report("a"), RuntimeError("died"))) == RollCall(frozenset("a"), False, (report("a"),))
+    assert ping(Handle(report("a"), None, report("b"))) == Discovery(frozenset("ab"), False, (report("a"), report("b")))
+    assert ping(Handle(report("a"), RuntimeError("died"))) == Discovery(frozenset("a"), False, (report("a"),))
 
 
 def test_no_answer_is_not_no_replica() -> None:
-    assert hello(Handle(stuck=True)) == RollCall(frozenset(), complete=False)
-    assert hello(Handle(error=DeploymentUnavailableError("engine"))) == RollCall(frozenset(), complete=True)
+    assert ping(Handle(stuck=True)) == Discovery(frozenset(), complete=False)
+    assert ping(Handle(error=DeploymentUnavailableError("engine"))) == Discovery(frozenset(), complete=True)
 
 
 def test_metrics_of_those_that_answer() -> None:

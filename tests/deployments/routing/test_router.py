@@ -26,7 +26,7 @@ class Handles:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
 
-    async def hello(self, asker_id: str, timeout_s: float) -> Any:
+    async def ping(self, asker_id: str, timeout_s: float) -> Any:
         return await self._cluster._discover()
 
     def port(self, replica_id: str) -> Replica:

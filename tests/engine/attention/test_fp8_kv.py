@@ -155,7 +155,7 @@ def test_scales_are_left_alone_without_a_quantized_cache() -> None:
 
 
 def test_what_the_built_in_model_loses() -> None:
-    """Held-out conversations read without calibration: the likeliest next token is the same in 99 of 100 places, a
+    """Held-out conversations read without calibration: the most likely next token is the same in 99 of 100 places, a
     token's logprob changes by 0.007 on average (measured over 8,027 tokens; the bounds leave room)."""
     lines = (ASSETS / "tiny-chat" / "heldout.jsonl").read_text(encoding="utf-8").splitlines()[::40]
     params = SamplingParams(max_tokens=1, prompt_logprobs=1)

@@ -18,9 +18,9 @@ import torch
 from app.engine.distributed.parallel_groups import ParallelGroups, RankGroup
 from app.engine.distributed.process_groups import RankStore, _set_environment, interface_to
 from app.engine.distributed.stage_link import StageLink
-from app.engine.worker_info import Meeting
+from app.engine.worker_info import RendezvousInfo
 from tests import limits
-from tests.engine.distributed.gang_of_four import CPU, NUM_STEPS, rank_main
+from tests.engine.distributed.worker_group_of_four import CPU, NUM_STEPS, rank_main
 from tests.engine.executor.forked_executor import CONTEXT
 
 
@@ -73,8 +73,8 @@ def test_the_environment_of_the_collectives(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_who_shares_a_node() -> None:
-    meeting = Meeting(("10.0.0.1", 5), ("a", "a", "b", "b"))
-    assert [meeting.share_a_node(ranks) for ranks in (range(2), range(2, 4), range(1, 3), range(4))] == [
+    rendezvous = RendezvousInfo(("10.0.0.1", 5), ("a", "a", "b", "b"))
+    assert [rendezvous.share_a_node(ranks) for ranks in (range(2), range(2, 4), range(1, 3), range(4))] == [
         *(True, True, False, False)
     ]
 

@@ -9,7 +9,7 @@ import ray
 
 from app.config import EngineConfig
 from app.engine.executor.ray_workers import RayWorkersExecutor
-from tests.engine.executor.fake_worker import FAKE_WORKER, SLEEP_MS, make_letter
+from tests.engine.executor.fake_worker import FAKE_WORKER, SLEEP_MS, make_step_message
 
 
 def main(address: str, transport: str, state: str) -> None:
@@ -17,7 +17,7 @@ def main(address: str, transport: str, state: str) -> None:
     executor = RayWorkersExecutor(EngineConfig(step_transport=transport), FAKE_WORKER)
     executor.start()
     if state == "stepping":
-        executor.submit(make_letter(0, (SLEEP_MS, 600_000)))
+        executor.submit(make_step_message(0, (SLEEP_MS, 600_000)))
     elif state == "parked":
         executor.park()
     print("pids", *executor.worker_pids, flush=True)

@@ -9,7 +9,7 @@ import ray
 from app.config import EngineConfig
 from app.engine.executor.ray_workers import RayWorkersExecutor
 from app.engine.worker_info import WorkerInfo
-from tests.engine.executor.fake_worker import FAKE_WORKER, expected_tokens, make_letter
+from tests.engine.executor.fake_worker import FAKE_WORKER, expected_tokens, make_step_message
 
 
 class Replica:
@@ -24,10 +24,10 @@ class Replica:
         executor = RayWorkersExecutor(EngineConfig(step_transport=transport), FAKE_WORKER)
         info = executor.start()
         names = ray.util.list_named_actors()
-        letter = make_letter(5)
-        executor.submit(letter)
+        step_message = make_step_message(5)
+        executor.submit(step_message)
         (output,) = executor.collect()
-        assert output.sampled_token_ids.tolist() == expected_tokens(letter)
+        assert output.sampled_token_ids.tolist() == expected_tokens(step_message)
         executor.park()
         pids = executor.worker_pids
         executor.shutdown()

@@ -1,4 +1,4 @@
-"""A worker without a model, for the executor's tests: it obeys commands hidden in a letter's `new_blocks`."""
+"""A worker without a model, for the executor's tests: it obeys commands hidden in a step message's `new_blocks`."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ FAKE_WORKER = f"{__name__}:FakeWorker"
 SLEEP_MS, FAIL, KILL, STOP, LARGE, ONLY_RANK = range(6)
 
 
-def make_letter(
+def make_step_message(
     step_id: int, *commands: tuple[int, int], rows: int = 3, padding: int = 0, flush: bool = False
 ) -> SchedulerOutput:
-    """A letter of `rows` decodes; each command is (code, argument), `padding` adds bytes to it."""
+    """A step message of `rows` decodes; each command is (code, argument), `padding` adds bytes to it."""
     blocks = [(code, [argument]) for code, argument in commands]
-    letter = SchedulerOutput(
+    step_message = SchedulerOutput(
         step_id, np.arange(rows, dtype=np.int32), np.ones(rows, np.int32), np.ones(rows, np.bool_), new_blocks=blocks
     )
-    letter.flush = flush
-    letter.freed_rows = list(range(1 << 20, (1 << 20) + padding // 5))
-    return letter
+    step_message.flush = flush
+    step_message.freed_rows = list(range(1 << 20, (1 << 20) + padding // 5))
+    return step_message
 
 
-def expected_tokens(letter: SchedulerOutput) -> list[int]:
-    """What FakeWorker samples for a letter."""
-    return [int(row) * 2 + letter.step_id + len(letter.freed_rows) for row in letter.rows]
+def expected_tokens(step_message: SchedulerOutput) -> list[int]:
+    """What FakeWorker samples for a step message."""
+    return [int(row) * 2 + step_message.step_id + len(step_message.freed_rows) for row in step_message.rows]
 
 
 class FakeWorker:
-    """Answers each letter at once with its own output; counts what it executes."""
+    """Answers each step message at once with its own output; counts what it executes."""
 
-    def __init__(self, config: object, rank: int, world_size: int, local_rank: int, meeting: object) -> None:
+    def __init__(self, config: object, rank: int, world_size: int, local_rank: int, rendezvous: object) -> None:
         self.rank = rank
         self.world_size = world_size
         self.local_rank = local_rank
@@ -52,15 +52,15 @@ class FakeWorker:
         notes.append(f"place={self.rank},{self.world_size},{self.local_rank}")
         return WorkerInfo(num_blocks=100 - self.rank, device="cpu", dtype="float32", notes=notes)
 
-    def execute(self, letter: SchedulerOutput) -> list[ModelRunnerOutput]:
-        output = ModelRunnerOutput(letter.step_id, np.array(expected_tokens(letter), np.int32))
-        for code, (argument,) in letter.new_blocks:
+    def execute(self, step_message: SchedulerOutput) -> list[ModelRunnerOutput]:
+        output = ModelRunnerOutput(step_message.step_id, np.array(expected_tokens(step_message), np.int32))
+        for code, (argument,) in step_message.new_blocks:
             if code == ONLY_RANK and argument != self.rank:
                 break  # the commands after it are not for this rank
             if code == SLEEP_MS:
                 time.sleep(argument / 1000)
             elif code == FAIL:
-                raise RuntimeError(f"no luck with step {letter.step_id}")
+                raise RuntimeError(f"no luck with step {step_message.step_id}")
             elif code == KILL:
                 os.kill(os.getpid(), signal.SIGKILL)
             elif code == STOP:
@@ -85,13 +85,13 @@ class FakeWorker:
 class DelayedWorker(FakeWorker):
     """As a GPU worker does (I2): a call returns the output of the call before, and a flush drains."""
 
-    def __init__(self, config: object, rank: int, world_size: int, local_rank: int, meeting: object) -> None:
-        super().__init__(config, rank, world_size, local_rank, meeting)
+    def __init__(self, config: object, rank: int, world_size: int, local_rank: int, rendezvous: object) -> None:
+        super().__init__(config, rank, world_size, local_rank, rendezvous)
         self.pending: list[ModelRunnerOutput] = []
 
-    def execute(self, letter: SchedulerOutput) -> list[ModelRunnerOutput]:
-        self.pending += super().execute(letter)
-        keep = 0 if letter.flush else 1
+    def execute(self, step_message: SchedulerOutput) -> list[ModelRunnerOutput]:
+        self.pending += super().execute(step_message)
+        keep = 0 if step_message.flush else 1
         ready, self.pending = self.pending[: len(self.pending) - keep], self.pending[len(self.pending) - keep :]
         return ready
 
@@ -123,7 +123,7 @@ class HalfHangingWorker(FakeWorker):
 class DyingInWarmUpWorker(FakeWorker):
     """Dies in its first step."""
 
-    def execute(self, letter: SchedulerOutput) -> list[ModelRunnerOutput]:
+    def execute(self, step_message: SchedulerOutput) -> list[ModelRunnerOutput]:
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError("unreachable")
 

@@ -67,9 +67,9 @@ def serve_static(*arguments: Any) -> None:
     def run_uncaptured(setup: GraphSetup) -> Decode | None:
         return setup.step
 
-    def refuse_decodes(runner: ModelRunner, letter: SchedulerOutput) -> StepResults:
-        assert runner._decode is None or not _is_decode(letter), "a step that only decodes is to be static"
-        return dynamic(runner, letter)
+    def refuse_decodes(runner: ModelRunner, step_message: SchedulerOutput) -> StepResults:
+        assert runner._decode is None or not _is_decode(step_message), "a step that only decodes is to be static"
+        return dynamic(runner, step_message)
 
     GraphSetup.__init__ = keep_parts  # type: ignore[method-assign]
     GraphSetup.capture = run_uncaptured  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""The named semaphores of Ray's compiled graphs: a gang that runs or ended, however it ended, leaves none."""
+"""The named semaphores of Ray's compiled graphs: a worker group that runs or ended, however it ended, leaves none."""
 
 from __future__ import annotations
 

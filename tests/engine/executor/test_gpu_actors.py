@@ -12,7 +12,7 @@ import ray
 from app.config import EngineConfig
 from app.engine.executor.ray_workers import RayWorkersExecutor
 from tests import limits
-from tests.engine.executor.fake_worker import FAKE_WORKER, expected_tokens, make_letter
+from tests.engine.executor.fake_worker import FAKE_WORKER, expected_tokens, make_step_message
 
 
 @pytest.fixture(scope="module")
@@ -50,10 +50,10 @@ def test_steps_reach_every_rank(ranks: int, transport: str) -> None:
         info = executor.start()
         # Of several, each sees all GPUs and has its own; alone, it sees none but its own.
         assert {f"place={rank},{ranks},{rank}" for rank in range(ranks)} <= set(info.notes)
-        letters = [make_letter(step) for step in range(3)]
-        for letter in letters:
-            executor.submit(letter)
-        for letter in letters:
-            assert executor.collect()[0].sampled_token_ids.tolist() == expected_tokens(letter)
+        step_messages = [make_step_message(step) for step in range(3)]
+        for step_message in step_messages:
+            executor.submit(step_message)
+        for step_message in step_messages:
+            assert executor.collect()[0].sampled_token_ids.tolist() == expected_tokens(step_message)
     finally:
         executor.shutdown()

@@ -1,4 +1,4 @@
-"""The in-process executor keeps the order of letters and says when it is dead."""
+"""The in-process executor keeps the order of step messages and says when it is dead."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def step(step_id: int, tokens: int, new: bool = False) -> SchedulerOutput:
     )
 
 
-def test_several_letters_before_the_first_is_collected() -> None:
+def test_several_steps_before_the_first_is_collected() -> None:
     directory = tiny_model("llama")
     executor = create_executor(config(str(directory)))
     assert isinstance(executor, InProcessExecutor)

@@ -1,4 +1,4 @@
-"""Gangs of local processes: they live and die as one, and say which rank was where. Workers without a model."""
+"""Worker groups of local processes: they live and die as one, and say which rank was where. Workers without a model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from app.engine.executor import create_executor
 from app.engine.executor.local_processes import LocalProcessesExecutor
 from app.errors import CheckpointError, ConfigError, EngineDeadError
 from tests import limits
-from tests.engine.executor.fake_worker import FAIL, ONLY_RANK, SLEEP_MS, expected_tokens, make_letter
+from tests.engine.executor.fake_worker import FAIL, ONLY_RANK, SLEEP_MS, expected_tokens, make_step_message
 from tests.engine.executor.forked_executor import ForkedExecutor
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -29,7 +29,7 @@ DETECTED_S = 10.0  # the aim is 1 s
 
 @pytest.fixture
 def fresh() -> Iterator[Callable[..., ForkedExecutor]]:
-    """Starts gangs of fake workers, four ranks by default, and ends them."""
+    """Starts worker groups of fake workers, four ranks by default, and ends them."""
     made: list[ForkedExecutor] = []
 
     def make(worker: str = "FakeWorker", **options: Any) -> ForkedExecutor:
@@ -61,38 +61,39 @@ def runs(pid: int) -> bool:
 
 
 def hurry(executor: ForkedExecutor, **seconds: float) -> None:
-    """Other limits from now on: short ones would end a gang that only starts slowly."""
+    """Other limits from now on: short ones would end a worker group that only starts slowly."""
     executor._config = executor._config.model_copy(update=seconds)
 
 
 def until_phase(executor: ForkedExecutor, *expected: str) -> None:
     """Wait until each rank says that it is at what is expected of it; "": it may say nothing."""
-    gang = executor._gang
-    assert gang is not None
+    worker_group = executor._worker_group
+    assert worker_group is not None
     limits.wait_until(
         lambda: all(
-            (phase or "").startswith(start) for phase, start in zip(gang.phases().values(), expected, strict=True)
+            (phase or "").startswith(start)
+            for phase, start in zip(worker_group.phases().values(), expected, strict=True)
         ),
         f"the phases {expected}",
     )
 
 
-def test_letters_go_to_all_and_outputs_come_from_the_last_stage(fresh: Callable[..., ForkedExecutor]) -> None:
+def test_step_messages_go_to_all_and_outputs_come_from_the_last_stage(fresh: Callable[..., ForkedExecutor]) -> None:
     executor = fresh()
     pids = executor.worker_pids
     assert len(set(pids)) == 4
-    letters = [make_letter(step) for step in range(4)]
-    for letter in letters:
-        executor.submit(letter)
-    for letter in letters:
+    step_messages = [make_step_message(step) for step in range(4)]
+    for step_message in step_messages:
+        executor.submit(step_message)
+    for step_message in step_messages:
         (output,) = executor.collect()
-        assert output.sampled_token_ids.tolist() == expected_tokens(letter)
+        assert output.sampled_token_ids.tolist() == expected_tokens(step_message)
     executor.park()
     executor.check_health()
     executor.shutdown()
     assert gone(pids)
     with pytest.raises(EngineDeadError, match="was shut down"):
-        executor.submit(letters[0])
+        executor.submit(step_messages[0])
 
 
 def test_a_call_longer_than_a_step_and_one_that_never_ends(fresh: Callable[..., ForkedExecutor]) -> None:
@@ -113,7 +114,7 @@ def interruptible() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("interruptible")
-def test_an_interrupted_call_ends_the_gang(fresh: Callable[..., ForkedExecutor]) -> None:
+def test_an_interrupted_call_ends_the_worker_group(fresh: Callable[..., ForkedExecutor]) -> None:
     """Its answer would be taken for the next step's."""
     executor, main = fresh(), threading.main_thread().ident
     assert main is not None
@@ -128,19 +129,19 @@ def test_an_interrupted_call_ends_the_gang(fresh: Callable[..., ForkedExecutor])
         executor.call("add_rank", 10, 600.0)
     interrupter.join()
     with pytest.raises(EngineDeadError, match="add_rank was interrupted"):
-        executor.submit(make_letter(0))
+        executor.submit(make_step_message(0))
 
 
 @pytest.mark.parametrize("victim", [0, 3])
-def test_a_killed_rank_takes_the_gang_with_it(fresh: Callable[..., ForkedExecutor], victim: int) -> None:
+def test_a_killed_rank_takes_the_worker_group_with_it(fresh: Callable[..., ForkedExecutor], victim: int) -> None:
     executor = fresh()
     pids = executor.worker_pids
-    executor.submit(make_letter(0, (ONLY_RANK, (victim + 1) % 4), (SLEEP_MS, 600_000)))
+    executor.submit(make_step_message(0, (ONLY_RANK, (victim + 1) % 4), (SLEEP_MS, 600_000)))
     os.kill(pids[victim], signal.SIGKILL)
     told = pytest.raises(EngineDeadError, match=rf"worker rank {victim} \(pid {pids[victim]} .*is gone")
     with limits.soon(DETECTED_S, "notice of the death"), told:
         executor.collect()
-    assert gone(pids), "a rank outlives its gang"  # before anybody calls shutdown
+    assert gone(pids), "a rank outlives its worker group"  # before anybody calls shutdown
     with pytest.raises(EngineDeadError, match="is gone"):
         executor.check_health()
 
@@ -150,8 +151,8 @@ def test_a_stopped_rank_is_named_and_does_not_survive(fresh: Callable[..., Forke
     executor = fresh()
     pids = executor.worker_pids
     os.kill(pids[victim], signal.SIGSTOP)
-    executor.submit(make_letter(0))
-    until_phase(executor, *("" if rank == victim else "waiting for a letter" for rank in range(4)))
+    executor.submit(make_step_message(0))
+    until_phase(executor, *("" if rank == victim else "waiting for a step" for rank in range(4)))
     hurry(executor, step_timeout_s=limits.AT_ONCE_S)
     with pytest.raises(EngineDeadError) as caught:
         executor.collect()
@@ -159,14 +160,14 @@ def test_a_stopped_rank_is_named_and_does_not_survive(fresh: Callable[..., Forke
     assert message.startswith(f"worker rank {victim} (pid {pids[victim]} ")
     assert "did not answer within 0.2 s: it hangs" in message
     assert f"rank {victim}: no sign of life" in message
-    assert f"rank {1 if victim != 1 else 2}: waiting for a letter" in message
+    assert f"rank {1 if victim != 1 else 2}: waiting for a step" in message
     assert gone(pids)
 
 
 def test_a_rank_that_hangs_says_where(fresh: Callable[..., ForkedExecutor]) -> None:
     executor = fresh()
-    executor.submit(make_letter(7, (ONLY_RANK, 2), (SLEEP_MS, 600_000)))
-    until_phase(executor, *["waiting for a letter"] * 2, "step 7", "waiting for a letter")
+    executor.submit(make_step_message(7, (ONLY_RANK, 2), (SLEEP_MS, 600_000)))
+    until_phase(executor, *["waiting for a step"] * 2, "step 7", "waiting for a step")
     hurry(executor, step_timeout_s=limits.AT_ONCE_S)
     with pytest.raises(EngineDeadError, match=r"worker rank 2 .* it hangs \(.*rank 2: step 7 for \d+\.\d s"):
         executor.collect()
@@ -175,8 +176,8 @@ def test_a_rank_that_hangs_says_where(fresh: Callable[..., ForkedExecutor]) -> N
 def test_a_failure_is_told_while_others_are_busy(fresh: Callable[..., ForkedExecutor]) -> None:
     executor = fresh()
     pids = executor.worker_pids
-    executor.submit(make_letter(3, (ONLY_RANK, 1), (FAIL, 0)))
-    executor.submit(make_letter(4, (SLEEP_MS, 600_000)))
+    executor.submit(make_step_message(3, (ONLY_RANK, 1), (FAIL, 0)))
+    executor.submit(make_step_message(4, (SLEEP_MS, 600_000)))
     told = pytest.raises(EngineDeadError, match="worker rank 1 failed a step: RuntimeError: no luck with step 3")
     with limits.soon(DETECTED_S, "notice of the failure"), told:
         executor.collect()

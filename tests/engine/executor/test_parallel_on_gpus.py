@@ -1,5 +1,5 @@
 """Ranks that compute on GPUs, without a Ray cluster: transformers' tokens over NCCL and symmetric memory, and what a
-gang that ends, or is ended, leaves on the device.
+worker group that ends, or is ended, leaves on the device.
 
 On one GPU all ranks share it (benchmarks/one_gpu.py): the same engine, with other wires under the collectives.
 """
@@ -19,7 +19,7 @@ import torch
 
 from app import LLM, SamplingParams
 from app.errors import EngineDeadError
-from benchmarks.one_gpu import gangs_on_one_gpu
+from benchmarks.one_gpu import worker_groups_on_one_gpu
 from benchmarks.serve_process import ROOT
 from tests import limits
 from tests.engine.executor.test_local_processes import gone
@@ -50,7 +50,7 @@ LAYOUTS: list[dict[str, Any]] = [
 )
 def one_gpu(request: pytest.FixtureRequest) -> Iterator[bool]:
     """Whether the ranks share one GPU."""
-    with gangs_on_one_gpu(request.param):
+    with worker_groups_on_one_gpu(request.param):
         yield request.param
 
 
@@ -142,7 +142,7 @@ def _finish(llm: LLM) -> None:
 @pytest.mark.parametrize("layout", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}], ids=["TP 2", "PP 2"])
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
-def test_a_lost_rank_ends_the_gang_and_frees_the_device(
+def test_a_lost_rank_ends_the_worker_group_and_frees_the_device(
     one_gpu: bool, layout: dict[str, int], victim: int, sign: signal.Signals
 ) -> None:
     before = _free_mib()
@@ -164,9 +164,9 @@ def test_a_lost_rank_ends_the_gang_and_frees_the_device(
 
 
 ENDLESS = """
-from benchmarks.one_gpu import gangs_on_one_gpu
+from benchmarks.one_gpu import worker_groups_on_one_gpu
 from app import LLM, SamplingParams
-with gangs_on_one_gpu({one_gpu}):
+with worker_groups_on_one_gpu({one_gpu}):
     llm = LLM({model!r}, tokenizer={tokenizer!r}, tensor_parallel_size=2, num_blocks=512, max_num_seqs=32)
 print(*llm._core.executor.worker_pids, flush=True)
 while True:

@@ -1,4 +1,4 @@
-"""Tensor- and pipeline-parallel gangs over gloo give the tokens of transformers, and the logits of one rank."""
+"""Tensor- and pipeline-parallel worker groups over gloo give the tokens of transformers, and the logits of one rank."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import torch
 from app.config import EngineConfig
 from app.engine.core import EngineCore
 from app.engine.executor.base import Executor
-from app.engine.executor.gang_executor import WARM_UP_STEP_ID
 from app.engine.executor.in_process import InProcessExecutor
+from app.engine.executor.worker_group_executor import WARM_UP_STEP_ID
 from app.engine.model_info import ModelInfo
 from app.engine.request import EngineRequest
 from app.engine.sampling_params import SamplingParams
@@ -82,23 +82,23 @@ def make_config(directory: Path, **options: Any) -> EngineConfig:
 
 
 class Watched(ForkedExecutor):
-    """Counts letters that are out at the same time, and whether neighbours among them share a request."""
+    """Counts step messages that are out at the same time, and whether neighbours among them share a request."""
 
     def __init__(self, config: EngineConfig) -> None:
         super().__init__(config)
-        self._out: list[set[int]] = []  # rows that sample in the letters that are out
+        self._out: list[set[int]] = []  # rows that sample in the step messages that are out
         self.most_out = 0
         self.overlaps = self.neighbours = 0
 
-    def submit(self, letter: SchedulerOutput) -> None:
-        super().submit(letter)
-        if letter.step_id == WARM_UP_STEP_ID:  # the executor collects it itself
+    def submit(self, step_message: SchedulerOutput) -> None:
+        super().submit(step_message)
+        if step_message.step_id == WARM_UP_STEP_ID:  # the executor collects it itself
             return
-        old = set(letter.rows.tolist()) - {request.row for request in letter.new_requests}
+        old = set(step_message.rows.tolist()) - {request.row for request in step_message.new_requests}
         if old and self._out and self._out[-1]:
             self.neighbours += 1
             self.overlaps += bool(old & self._out[-1])
-        self._out.append(set(letter.rows[letter.samples].tolist()))
+        self._out.append(set(step_message.rows[step_message.samples].tolist()))
         self.most_out = max(self.most_out, len(self._out))
 
     def collect(self) -> list[ModelRunnerOutput]:

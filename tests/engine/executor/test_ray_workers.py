@@ -30,7 +30,7 @@ from app.engine.worker_info import WorkerInfo
 from app.errors import CheckpointError, ConfigError, EngineDeadError, MantaError
 from tests import limits
 from tests.engine.executor.fake_replica import Replica
-from tests.engine.executor.fake_worker import FAIL, KILL, LARGE, SLEEP_MS, STOP, expected_tokens, make_letter
+from tests.engine.executor.fake_worker import FAIL, KILL, LARGE, SLEEP_MS, STOP, expected_tokens, make_step_message
 from tests.engine.executor.semaphores import graph_semaphores, left_semaphores
 from tests.engine.executor.test_local_processes import gone
 
@@ -82,7 +82,7 @@ def poll_health(executor: RayWorkersExecutor) -> None:
 
 
 def submit_and_collect(executor: RayWorkersExecutor) -> None:
-    executor.submit(make_letter(1))
+    executor.submit(make_step_message(1))
     executor.collect()
 
 
@@ -96,38 +96,38 @@ def test_start_reports_choices_and_pins_the_environment(shared: Started) -> None
     executor.check_health()
 
 
-def test_outputs_keep_the_order_of_letters(shared: Started) -> None:
+def test_outputs_keep_the_order_of_steps(shared: Started) -> None:
     executor, _ = shared
-    letters = [make_letter(step, (SLEEP_MS, 3 - step % 3), rows=1 + step % 5) for step in range(40)]
+    step_messages = [make_step_message(step, (SLEEP_MS, 3 - step % 3), rows=1 + step % 5) for step in range(40)]
     collected = []
-    for number, letter in enumerate(letters):
-        executor.submit(letter)
+    for number, step_message in enumerate(step_messages):
+        executor.submit(step_message)
         if number >= 2:
             collected += executor.collect()
     collected += executor.collect() + executor.collect()
     assert [output.step_id for output in collected] == list(range(40))
-    for letter, output in zip(letters, collected, strict=True):
-        assert output.sampled_token_ids.tolist() == expected_tokens(letter)
+    for step_message, output in zip(step_messages, collected, strict=True):
+        assert output.sampled_token_ids.tolist() == expected_tokens(step_message)
         assert output.sampled_token_ids.dtype == np.int32
 
 
 def test_submit_returns_before_the_step_is_computed(shared: Started) -> None:
     """All three are out while the first one sleeps."""
     executor, _ = shared
-    gang = executor._gang
-    assert gang is not None
+    worker_group = executor._worker_group
+    assert worker_group is not None
     for step in range(3):
-        executor.submit(make_letter(step, (SLEEP_MS, 1000 if step == 0 else 1)))
-    assert (gang.phases()[0] or "").startswith(("step 0", "waiting for a letter"))  # it may not have begun
+        executor.submit(make_step_message(step, (SLEEP_MS, 1000 if step == 0 else 1)))
+    assert (worker_group.phases()[0] or "").startswith(("step 0", "waiting for a step"))  # it may not have begun
     assert [executor.collect()[0].step_id for _ in range(3)] == [0, 1, 2]
 
 
 def test_more_steps_than_allowed_is_a_programming_error(shared: Started) -> None:
     executor, _ = shared
     for step in range(3):  # max_inflight_steps = 2, and a flush
-        executor.submit(make_letter(step))
+        executor.submit(make_step_message(step))
     with pytest.raises(AssertionError, match="in flight"):
-        executor.submit(make_letter(3))
+        executor.submit(make_step_message(3))
     with pytest.raises(AssertionError, match="outstanding"):
         executor.park()
     for _ in range(3):
@@ -135,15 +135,15 @@ def test_more_steps_than_allowed_is_a_programming_error(shared: Started) -> None
 
 
 @pytest.mark.parametrize("size", [CAPACITY_BYTES - 200, CAPACITY_BYTES + 200, 6_000_000])
-def test_letters_and_replies_of_any_size(shared: Started, size: int) -> None:
+def test_messages_and_replies_of_any_size(shared: Started, size: int) -> None:
     """Also both ways at once: neither end waits for the other to read."""
     executor, _ = shared
-    letters = [make_letter(step, (LARGE, size // 7), padding=size) for step in range(3)]
-    for letter in letters:
-        executor.submit(letter)
-    for letter in letters:
+    step_messages = [make_step_message(step, (LARGE, size // 7), padding=size) for step in range(3)]
+    for step_message in step_messages:
+        executor.submit(step_message)
+    for step_message in step_messages:
         (output,) = executor.collect()
-        assert output.sampled_token_ids.tolist() == expected_tokens(letter)
+        assert output.sampled_token_ids.tolist() == expected_tokens(step_message)
         assert output.logprobs is not None
         assert output.logprobs[0] is not None
         assert len(output.logprobs[0].token_ids) == size // 7
@@ -162,11 +162,11 @@ def test_parked_workers_sleep_and_wake(shared: Started) -> None:
             assert cpu_time_s(pid) - worker_before < 0.1
             assert time.process_time() - driver_before < 0.1
         executor.check_health()
-        letter = make_letter(cycle, rows=5)
-        executor.submit(letter)
-        executor.submit(letter)
+        step_message = make_step_message(cycle, rows=5)
+        executor.submit(step_message)
+        executor.submit(step_message)
         for _ in range(2):
-            assert executor.collect()[0].sampled_token_ids.tolist() == expected_tokens(letter)
+            assert executor.collect()[0].sampled_token_ids.tolist() == expected_tokens(step_message)
 
 
 def test_output_may_come_a_call_later(fresh: Callable[..., Started]) -> None:
@@ -174,21 +174,22 @@ def test_output_may_come_a_call_later(fresh: Callable[..., Started]) -> None:
     executor, _ = fresh("compiled_graph", "DelayedWorker")
     brought = []
     for step in range(3):
-        executor.submit(make_letter(step))
+        executor.submit(make_step_message(step))
         brought.append([output.step_id for output in executor.collect()])
-    executor.submit(make_letter(3, rows=0, flush=True))
+    executor.submit(make_step_message(3, rows=0, flush=True))
     brought.append([output.step_id for output in executor.collect()])
     assert brought == [[], [0], [1], [2, 3]]
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_two_ranks(fresh: Callable[..., Started], transport: str) -> None:
-    """Every rank gets every letter; outputs come from rank 0; the death of rank 1 is noticed while rank 0 works."""
+    """Every rank gets every step message; outputs come from rank 0; the death of rank 1 is noticed while rank 0
+    works."""
     executor, info = fresh(transport, tensor_parallel_size=2, step_timeout_s=limits.patience_s())
     assert info.num_blocks == 99  # the smaller one
     assert {"place=0,2,0", "place=1,2,1"} <= set(info.notes)
     for step in range(3):
-        executor.submit(make_letter(step))
+        executor.submit(make_step_message(step))
     for step in range(3):
         (output,) = executor.collect()
         assert output.step_id == step
@@ -196,9 +197,9 @@ def test_two_ranks(fresh: Callable[..., Started], transport: str) -> None:
     executor.park()
     assert executor.call("add_rank", 5) == [20, 21]
     executor.park()
-    executor.submit(make_letter(3, (LARGE, 200_000)))
+    executor.submit(make_step_message(3, (LARGE, 200_000)))
     assert executor.collect()[0].step_id == 3
-    executor.submit(make_letter(4, (SLEEP_MS, 600_000)))
+    executor.submit(make_step_message(4, (SLEEP_MS, 600_000)))
     pids = executor.worker_pids
     os.kill(pids[1], signal.SIGKILL)
     with limits.soon(DETECTED_S, "notice of the death"), pytest.raises(EngineDeadError, match="rank 1"):
@@ -222,21 +223,21 @@ def test_calls_between_steps(shared: Started) -> None:
         executor.call("add_rank", -1)
     with pytest.raises(MantaError, match="add_rank on worker rank 0: ZeroDivisionError"):
         executor.call("add_rank", 0)
-    executor.submit(make_letter(1))
+    executor.submit(make_step_message(1))
     with pytest.raises(AssertionError, match="outstanding"):
         executor.call("add_rank", 1)
-    assert executor.collect()[0].sampled_token_ids.tolist() == expected_tokens(make_letter(1))
+    assert executor.collect()[0].sampled_token_ids.tolist() == expected_tokens(make_step_message(1))
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_failed_step_says_what_failed(fresh: Callable[..., Started], transport: str) -> None:
     executor, _ = fresh(transport)
-    executor.submit(make_letter(0))
-    executor.submit(make_letter(1, (FAIL, 0)))
+    executor.submit(make_step_message(0))
+    executor.submit(make_step_message(1, (FAIL, 0)))
     assert executor.collect()[0].step_id == 0
     with pytest.raises(EngineDeadError, match="rank 0 failed a step: RuntimeError: no luck with step 1"):
         executor.collect()
-    for call in (executor.check_health, executor.park, lambda: executor.submit(make_letter(2)), executor.collect):
+    for call in (executor.check_health, executor.park, lambda: executor.submit(make_step_message(2)), executor.collect):
         with pytest.raises(EngineDeadError, match="no luck"):
             call()
 
@@ -251,14 +252,14 @@ def test_killed_worker_is_noticed(fresh: Callable[..., Started], transport: str,
     if state == "parked":
         executor.park()
     elif state == "stepping":
-        executor.submit(make_letter(0, (SLEEP_MS, 600_000)))
+        executor.submit(make_step_message(0, (SLEEP_MS, 600_000)))
     os.kill(pid, signal.SIGKILL)
     notice = executor.collect if state == "stepping" else lambda: poll_health(executor)
     told = pytest.raises(EngineDeadError, match=rf"worker rank 0 \(pid {pid} on .*\) is gone")
     with limits.soon(DETECTED_S, "notice of the death"), told:
         notice()
     with pytest.raises(EngineDeadError, match="is gone"):
-        executor.submit(make_letter(1))
+        executor.submit(make_step_message(1))
     with limits.soon(DETECTED_S, "the shutdown"):
         executor.shutdown()
     assert not left_semaphores(semaphores)
@@ -269,7 +270,7 @@ def test_submit_to_a_worker_that_just_died(fresh: Callable[..., Started], transp
     """Nobody asked for the health in between: submit or collect raises, neither waits."""
     executor, _ = fresh(transport)
     pids = executor.worker_pids
-    executor.submit(make_letter(0, (KILL, 0)))
+    executor.submit(make_step_message(0, (KILL, 0)))
     assert gone(pids)
     with limits.soon(DETECTED_S, "notice of the death"), pytest.raises(EngineDeadError, match="rank 0"):
         submit_and_collect(executor)
@@ -279,7 +280,7 @@ def test_submit_to_a_worker_that_just_died(fresh: Callable[..., Started], transp
 def test_hung_worker_exceeds_the_step_timeout(fresh: Callable[..., Started], transport: str) -> None:
     executor, _ = fresh(transport)
     pids = executor.worker_pids
-    executor.submit(make_letter(0, (STOP, 0)))
+    executor.submit(make_step_message(0, (STOP, 0)))
     limits.wait_until(lambda: psutil.Process(pids[0]).status() == psutil.STATUS_STOPPED, "the stop")
     executor._config = executor._config.model_copy(update={"step_timeout_s": limits.AT_ONCE_S})
     with limits.soon(DETECTED_S, "the timeout"), pytest.raises(EngineDeadError, match=r"not answer within 0\.2 s"):
@@ -314,13 +315,13 @@ def test_workers_do_not_outlive_the_driver(ray_cluster: str, transport: str, sta
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_start_and_stop_leave_nothing(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", tempfile.mkdtemp())  # others' gangs may be starting just now
+    monkeypatch.setattr(tempfile, "tempdir", tempfile.mkdtemp())  # others' worker groups may be starting just now
     free = ray.available_resources()["CPU"]
     semaphores = graph_semaphores()
     executor, _ = start(transport)
     assert not left_semaphores(semaphores), "a death would leave them from now on"
     pids = executor.worker_pids
-    executor.submit(make_letter(0))
+    executor.submit(make_step_message(0))
     executor.collect()
     executor.park()
     executor.shutdown()

@@ -15,7 +15,7 @@ from app.config import EngineConfig
 from app.engine.executor.ray_workers import RayWorkersExecutor
 from app.errors import EngineDeadError
 from tests import limits
-from tests.engine.executor.fake_worker import FAKE_WORKER, LARGE, expected_tokens, make_letter
+from tests.engine.executor.fake_worker import FAKE_WORKER, LARGE, expected_tokens, make_step_message
 from tests.engine.executor.semaphores import graph_semaphores, left_semaphores
 
 
@@ -43,17 +43,17 @@ def test_workers_on_another_node(transport: str) -> None:
     )
     try:
         executor.start()
-        assert executor._gang is not None
-        assert not executor._gang.ranks[0].same_node
-        letters = [make_letter(step, (LARGE, 400_000), padding=step % 2 * 3_000_000) for step in range(8)]
-        for letter in letters:
-            executor.submit(letter)
-        for letter in letters:
+        assert executor._worker_group is not None
+        assert not executor._worker_group.ranks[0].same_node
+        step_messages = [make_step_message(step, (LARGE, 400_000), padding=step % 2 * 3_000_000) for step in range(8)]
+        for step_message in step_messages:
+            executor.submit(step_message)
+        for step_message in step_messages:
             (output,) = executor.collect()
-            assert output.sampled_token_ids.tolist() == expected_tokens(letter)
+            assert output.sampled_token_ids.tolist() == expected_tokens(step_message)
         executor.park()
         assert executor.call("add_rank", 10) == [10]
-        executor.submit(letters[0])
+        executor.submit(step_messages[0])
         assert executor.collect()[0].step_id == 0
         os.kill(executor.worker_pids[0], signal.SIGKILL)
         with pytest.raises(EngineDeadError, match="is gone"):
@@ -65,14 +65,14 @@ def test_workers_on_another_node(transport: str) -> None:
 
 @pytest.mark.usefixtures("far_workers")
 @pytest.mark.parametrize("steps", [0, 2])
-def test_end_of_a_parked_gang(steps: int) -> None:
+def test_end_of_a_parked_worker_group(steps: int) -> None:
     """Its node's own Ray process survives that, and no semaphore is left on either node; also just after it woke."""
     semaphores = graph_semaphores()
     executor = RayWorkersExecutor(EngineConfig(step_transport="compiled_graph"), FAKE_WORKER)
     executor.start()
     executor.park()
     for step in range(steps):
-        executor.submit(make_letter(step))
+        executor.submit(make_step_message(step))
     executor.shutdown()
     assert not left_semaphores(semaphores)
     assert ray.get(ray.put("still here"), timeout=limits.patience_s()) == "still here"

@@ -110,7 +110,7 @@ def test_of_two_equal_blocks_the_first_stays() -> None:
     pool.check()
 
 
-def test_deferred_blocks_wait_for_their_letter() -> None:
+def test_deferred_blocks_wait_for_their_step() -> None:
     pool = BlockPool(3)
     blocks = pool.take(3)
     pool.free(blocks[:1], after_step=5)

@@ -112,7 +112,7 @@ def test_a_hit_on_free_blocks_does_not_count_them_twice() -> None:
     kv.pool.check()
 
 
-def test_release_waits_for_the_letter_in_flight() -> None:
+def test_release_waits_for_the_step_in_flight() -> None:
     kv = make(4)
     request = make_request(kv, list(range(12)))
     compute(kv, request)

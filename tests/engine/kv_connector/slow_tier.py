@@ -1,4 +1,4 @@
-"""The fake device with a host pool whose loads take several letters, to test what the scheduler makes of that.
+"""The fake device with a host pool whose loads take several step messages, to test what the scheduler makes of that.
 
 It keeps a worker's promise and no more: a load is done when its time is up, or when a step computes in a row that has
 its block. Until then the block holds rubbish. Whatever a request reads that it did not compute is checked.
@@ -30,21 +30,21 @@ class SlowTier(FakeExecutor):
         self.host = np.full((num_slots, block_size), RUBBISH, np.int64)
         self.delay = delay
         self.rng = random.Random(seed)
-        self.loads: dict[int, tuple[int, int, Any]] = {}  # block -> (step, letters left, content)
+        self.loads: dict[int, tuple[int, int, Any]] = {}  # block -> (step, step messages left, content)
         self.num_loaded = 0
         self.waits_beside_others = 0  # steps that waited for a load although other rows had tokens in them
         self.checked: set[int] = set()  # occupants
 
-    def execute(self, letter: SchedulerOutput) -> ModelRunnerOutput:
+    def execute(self, step_message: SchedulerOutput) -> ModelRunnerOutput:
         for block, (step, left, content) in list(self.loads.items()):
             if left == 0:
                 self.finish(block)
             else:
                 self.loads[block] = (step, left - 1, content)
-        if letter.transfers is not None:
-            self.copy(letter.step_id, letter.transfers)
-        self.alone = len(letter.rows) == 1
-        output = super().execute(letter)
+        if step_message.transfers is not None:
+            self.copy(step_message.step_id, step_message.transfers)
+        self.alone = len(step_message.rows) == 1
+        output = super().execute(step_message)
         output.loading_since = min((step for step, _, _ in self.loads.values()), default=0)
         return output
 

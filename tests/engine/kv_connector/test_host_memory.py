@@ -16,7 +16,7 @@ def name(number: int) -> bytes:
 
 
 class Copies:
-    """Executes letters: what each block and slot holds."""
+    """Executes step messages: what each block and slot holds."""
 
     def __init__(self, num_blocks: int, num_slots: int) -> None:
         self.device: list[bytes | None] = [None] * num_blocks
@@ -56,7 +56,7 @@ def test_what_was_evicted_comes_back() -> None:
     assert tier.take_transfers() is None
 
 
-def test_a_letter_may_load_what_it_stores() -> None:
+def test_a_step_may_load_what_it_stores() -> None:
     tier, copies = HostMemory(4), Copies(8, 4)
     evict(tier, copies, [1])
     tier.hold([name(1)])
@@ -132,7 +132,7 @@ class Mirror:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_random_operations_never_serve_stale_content(seed: int) -> None:
-    """Chains of random prompts over pools far too small; letters hold any number of admissions."""
+    """Chains of random prompts over pools far too small; step messages hold any number of admissions."""
     rng = random.Random(seed)
     mirror = Mirror()
     num_blocks, num_slots = rng.randint(12, 24), rng.randint(3, 40)
@@ -141,7 +141,7 @@ def test_random_operations_never_serve_stale_content(seed: int) -> None:
     copies = Copies(num_blocks, num_slots)
     chains = [[name(100 * c + i) for i in range(8)] for c in range(12)]
     held: list[tuple[list[int], list[bytes]]] = []  # blocks of requests, and what they must hold
-    fresh: list[tuple[list[int], list[bytes], int]] = []  # admitted since the last letter, with what is still unknown
+    fresh: list[tuple[list[int], list[bytes], int]] = []  # admitted since the last step, with what is still unknown
     num_loads = 0
     for _ in range(1500):
         if rng.random() < 0.5:

@@ -42,7 +42,7 @@ def tier_of(core: EngineCore) -> HostMemory:
 def nothing_left(core: EngineCore) -> None:
     assert_idle(core)
     tier_of(core).check()
-    assert not core.scheduler._loading._tickets
+    assert not core.scheduler._loading._by_generation
     assert tier_of(core).take_transfers() is None
 
 
@@ -134,7 +134,7 @@ def test_aborts_and_pauses_while_loading_leave_nothing_behind(late: bool) -> Non
 
 @pytest.mark.parametrize("seed", range(8))
 def test_random_traffic_over_small_pools(seed: int) -> None:
-    """Shared prefixes, preemption, aborts, pauses, several letters in flight; every answer is right."""
+    """Shared prefixes, preemption, aborts, pauses, several steps in flight; every answer is right."""
     rng = random.Random(seed)
     mirror = Mirror()
     options: dict[str, Any] = {

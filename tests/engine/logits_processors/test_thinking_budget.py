@@ -1,4 +1,4 @@
-"""A thought ends when its budget is spent, by its whole marker, and nothing else is touched."""
+"""Reasoning ends when its budget is spent, by its whole marker, and nothing else is touched."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def continued(prompts: list[list[int]], budgets: list[ThinkingBudget | None], sa
 
 @pytest.mark.parametrize("closing", [(CLOSE,), (CLOSE, 9), (CLOSE, CLOSE, 9)], ids=len)
 @pytest.mark.parametrize("budget", [0, 1, 3, 7])
-def test_a_thought_that_does_not_end_is_ended(budget: int, closing: tuple[int, ...]) -> None:
+def test_reasoning_that_does_not_end_is_ended(budget: int, closing: tuple[int, ...]) -> None:
     talk = [1, 2, 3, 4, 5, 6, 7, 8] * 4
     inside, opened, answers = continued(
         [[4, OPEN], [4, 4, 4], [4]],
@@ -56,10 +56,10 @@ def test_a_thought_that_does_not_end_is_ended(budget: int, closing: tuple[int, .
     after = len(closing)
     assert inside == [*talk[:budget], *closing, *talk[budget + after :]]
     assert opened == [OPEN, *talk[:budget], *closing, *talk[budget + after : -1]]
-    assert answers == talk, "there was no thought"
+    assert answers == talk, "there was no reasoning"
 
 
-def test_a_thought_that_ends_by_itself_is_left_alone() -> None:
+def test_reasoning_that_ends_by_itself_is_left_alone() -> None:
     early = [1, 2, CLOSE, 9, *([5] * 20)]
     half = [1, 2, 3, CLOSE, 9, *([5] * 19)]  # the marker begins as the budget ends
     space = [0, OPEN, 2, 3, 4, *([5] * 19)]
@@ -75,7 +75,7 @@ def test_a_thought_that_ends_by_itself_is_left_alone() -> None:
     )
     assert found[0] == early
     assert found[1] == half
-    assert found[2][:7] == [0, OPEN, 2, 3, 4, CLOSE, 9], "white space before the thought counts with it"
+    assert found[2][:7] == [0, OPEN, 2, 3, 4, CLOSE, 9], "white space before the reasoning counts with it"
     assert found[3] == early
 
 

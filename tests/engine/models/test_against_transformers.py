@@ -127,7 +127,7 @@ def test_batch_of_32() -> None:
 
 
 def test_logprobs_of_named_tokens() -> None:
-    """At each position of an answer, beside a request that asks for the likeliest."""
+    """At each position of an answer, beside a request that asks for the most likely."""
     directory = tiny_model("qwen3", **SHAPES["gqa7-128"])
     prompt, other = prompts(2, (17, 9))
     named = (330, 3, 77, 12)

@@ -16,7 +16,7 @@ from app.engine.models.decoder import CausalLM
 from app.engine.models.loader import load_model
 from app.kernels.attention import AttentionMetadata, triton_ops
 from app.kernels.fused import FUSED_OPS
-from app.kernels.gemm import LINEAR_OPS, LateNorm, triton_small
+from app.kernels.gemm import LINEAR_OPS, DeferredNorm, triton_small
 from tests.tiny_models import hf_model, tiny_model
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -85,13 +85,13 @@ def test_products_of_few_rows_equal_transformers(family: str, monkeypatch: pytes
     """Residual and norm in the products, in fp32 here; a prompt of more rows goes the other way."""
     monkeypatch.setitem(LINEAR_OPS._table, "cpu", "app.kernels.gemm.triton_small:OPS")
     monkeypatch.setattr(triton_small, "_DTYPES", (torch.float32,))
-    monkeypatch.setattr(triton_small, "may_divide_late", lambda *_: True)
+    monkeypatch.setattr(triton_small, "may_defer_norm", lambda *_: True)
     monkeypatch.setattr(triton_small, "MOST_ROWS", 4)
     seen: list[bool] = []
     small_linear = triton_small.small_linear
 
     def spy(x: Any, *args: Any, **keywords: Any) -> torch.Tensor:
-        seen.append(isinstance(x, LateNorm))
+        seen.append(isinstance(x, DeferredNorm))
         return small_linear(x, *args, **keywords)
 
     monkeypatch.setattr(triton_small, "small_linear", spy)

@@ -177,7 +177,8 @@ def test_logprobs_are_raw_and_ranked() -> None:
 
 
 def test_named_tokens_are_reported_with_their_ranks() -> None:
-    """Instead of the likeliest, in their order; a neighbour gets its own likeliest, and a row's next request too."""
+    """Instead of the most likely, in their order; a neighbour gets its own most likely, and a row's next request
+    too."""
     sampler = Sampler(3, VOCAB, CPU)
     enter(sampler, 0, temperature=0.0, logit_bias={4: 100.0}, logprobs=0, logprob_token_ids=(7, 2, 7, 0))
     enter(sampler, 1, temperature=0.0, logprobs=5)

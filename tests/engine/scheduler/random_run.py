@@ -64,11 +64,11 @@ def fill_masks(matchers: list[CountingMatcher]) -> NDArray[np.int32]:
 class Device(SlowTier):
     """Every row with a grammar must sample under a mask made after its latest token."""
 
-    def execute(self, letter: SchedulerOutput) -> ModelRunnerOutput:
-        masks = letter.masks
+    def execute(self, step_message: SchedulerOutput) -> ModelRunnerOutput:
+        masks = step_message.masks
         self.masks = {} if masks is None else dict(zip(masks.indices.tolist(), masks.words[:, 0].tolist(), strict=True))
         self.num_sampled = 0
-        return super().execute(letter)
+        return super().execute(step_message)
 
     def verify(self, device: DeviceRow, k: int, step_id: int) -> list[int]:
         wanted = len(device.token_ids) - device.num_prompt_tokens if device.has_grammar else None

@@ -1,4 +1,4 @@
-"""The engine's door: limits, ranges, defaults; every refusal names its field."""
+"""The engine's entry: limits, ranges, defaults; every refusal names its field."""
 
 from __future__ import annotations
 

@@ -82,10 +82,10 @@ def test_drafts_take_nothing_from_prompts() -> None:
         core.step()
     executor = core.executor
     assert isinstance(executor, FakeExecutor)
-    assert executor.letters[-1].num_tokens == 8
+    assert executor.step_messages[-1].num_tokens == 8
     core.add_request(make_request("new", [20, 21, 22, 23, 24], max_tokens=2))
     core.step()
-    entered = next(step for step in reversed(executor.letters) if step.new_requests)
+    entered = next(step for step in reversed(executor.step_messages) if step.new_requests)
     assert entered.num_draft_tokens is None
     assert entered.num_scheduled_tokens.tolist() == [1, 1, 1, 5]
 
@@ -94,7 +94,7 @@ def test_intervals_are_those_between_tokens() -> None:
     recorder = Recorder()
     core = make_core(num_draft_tokens=4, recorder=recorder, max_inflight_steps=1)
     times = iter(np.arange(1.0, 1e3).tolist())
-    core.scheduler._reconciler._clock = lambda: next(times)
+    core.scheduler._output_updater._clock = lambda: next(times)
     run(core, [make_request("r", PROMPT, max_tokens=11)])
     intervals = [interval for step in recorder.steps for interval in np.asarray(step.itl_s).tolist()]
     assert intervals == [pytest.approx(0.2)] * 10

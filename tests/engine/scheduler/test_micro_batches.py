@@ -1,4 +1,4 @@
-"""Decodes dealt into as many letters as the pipeline has stages."""
+"""Decodes dealt into as many step messages as the pipeline has stages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def deal(last_step: list[int], next_step: int, last_returned: int, num_stages: i
     return micro_batch(rows, np.array(last_step), next_step, last_returned, num_stages).tolist()
 
 
-def test_rows_of_the_letters_just_before_wait() -> None:
+def test_rows_of_the_steps_just_before_wait() -> None:
     assert deal([1, 2, 1, 2], next_step=3, last_returned=0, num_stages=2) == [0, 2]
     assert deal([1, 2, 3], next_step=4, last_returned=0, num_stages=3) == [0]
 
@@ -22,7 +22,7 @@ def test_a_row_whose_token_is_back_need_not_wait() -> None:
     assert deal([5], next_step=6, last_returned=5, num_stages=2) == [0]
 
 
-def test_no_letter_takes_more_than_its_share_and_the_longest_unserved_come_first() -> None:
+def test_no_step_takes_more_than_its_share_and_the_longest_unserved_come_first() -> None:
     assert deal([1, 1, 1, 1, 1], next_step=9, last_returned=1, num_stages=2) == [0, 1, 2]
     assert deal([4, 1, 3, 2], next_step=9, last_returned=4, num_stages=2) == [1, 3]
 

@@ -14,9 +14,9 @@ from tests.engine.core_driver import Results, assert_idle, make_core, make_reque
 from tests.engine.fake_executor import FakeExecutor, expected_tokens
 
 
-def letters(core: EngineCore) -> list[SchedulerOutput]:
+def step_messages(core: EngineCore) -> list[SchedulerOutput]:
     assert isinstance(core.executor, FakeExecutor)
-    return core.executor.letters
+    return core.executor.step_messages
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:
@@ -27,9 +27,9 @@ def prompt(length: int, seed: int = 0) -> list[int]:
 def test_no_step_exceeds_the_budget_and_decodes_come_first() -> None:
     core = make_core(num_blocks=500, max_num_batched_tokens=20, max_num_seqs=12)
     run(core, [make_request(f"r{i}", prompt(30 + i, i), max_tokens=20) for i in range(12)])
-    for letter in letters(core):
-        assert letter.num_tokens <= 20
-        counts = letter.num_scheduled_tokens.tolist()
+    for step_message in step_messages(core):
+        assert step_message.num_tokens <= 20
+        counts = step_message.num_scheduled_tokens.tolist()
         prefills = [i for i, count in enumerate(counts) if count > 1]
         assert all(count > 1 for count in counts[prefills[0] : prefills[-1]]) if prefills else True
     assert_idle(core)
@@ -43,12 +43,12 @@ def test_every_running_decode_is_in_every_step() -> None:
     results = Results()
     for _ in range(3):
         results.take(core.step())
-    before = len(letters(core))
+    before = len(step_messages(core))
     core.add_request(make_request("long", prompt(200), max_tokens=4))
     for _ in range(15):
         results.take(core.step())
-    for letter in letters(core)[before:]:
-        assert letter.num_scheduled_tokens.tolist()[:5] == [1] * 5
+    for step_message in step_messages(core)[before:]:
+        assert step_message.num_scheduled_tokens.tolist()[:5] == [1] * 5
     assert len({len(results.tokens[f"d{i}"]) for i in range(5)}) == 1
     run(core, results=results)
     assert_idle(core)
@@ -64,7 +64,7 @@ def test_a_short_request_behind_a_long_one_finishes_first(inflight: int) -> None
     started = core.stats().steps_total
     run(core, results=results, each_step=lambda _: None)
     assert results.order == ["short", "long"]
-    short_steps = next(i for i, letter in enumerate(letters(core)) if letter.new_requests and i > 0)
+    short_steps = next(i for i, step_message in enumerate(step_messages(core)) if step_message.new_requests and i > 0)
     assert short_steps <= started + inflight + 1, "the short prompt waited for the long one"
 
 
@@ -94,14 +94,14 @@ def test_what_the_short_ones_leave_the_long_one_gets() -> None:
     core.add_request(make_request("long", prompt(300), max_tokens=1))
     core.add_request(make_request("short", prompt(4, 1), max_tokens=1))
     core.step()
-    assert letters(core)[0].num_tokens == 64
+    assert step_messages(core)[0].num_tokens == 64
 
 
 def test_fcfs_is_the_order_of_admission() -> None:
     core = make_core(num_blocks=500, max_num_seqs=2)
     prompts = [prompt(5, i) for i in range(8)]
     run(core, [make_request(f"r{i}", prompts[i], max_tokens=8) for i in range(8)])
-    admitted = [new.token_ids.tolist() for letter in letters(core) for new in letter.new_requests]
+    admitted = [new.token_ids.tolist() for step_message in step_messages(core) for new in step_message.new_requests]
     assert admitted == prompts
 
 
@@ -201,30 +201,34 @@ def test_more_decodes_than_the_budget_still_all_finish() -> None:
     assert_idle(core)
 
 
-def test_letters_carry_only_what_changed() -> None:
+def test_step_messages_carry_only_what_changed() -> None:
     core = make_core(num_blocks=500, block_size=8, max_num_seqs=4)
     run(core, [make_request(f"r{i}", prompt(8, i), max_tokens=33) for i in range(4)])
     sent: dict[int, int] = defaultdict(int)
-    for letter in letters(core):
-        for new in letter.new_requests:
+    for step_message in step_messages(core):
+        for new in step_message.new_requests:
             sent[new.row] += len(new.block_ids)
-        for row, blocks in letter.new_blocks:
+        for row, blocks in step_message.new_blocks:
             assert blocks
             sent[row] += len(blocks)
     assert sent == dict.fromkeys(range(4), 5)  # 8 + 33 - 1 = 40 tokens are computed
-    assert sum(len(letter.new_requests) for letter in letters(core)) == 4
-    steady = [letter for letter in letters(core) if not (letter.new_requests or letter.new_blocks or letter.freed_rows)]
-    assert len(steady) >= len(letters(core)) - 8
+    assert sum(len(step_message.new_requests) for step_message in step_messages(core)) == 4
+    steady = [
+        step_message
+        for step_message in step_messages(core)
+        if not (step_message.new_requests or step_message.new_blocks or step_message.freed_rows)
+    ]
+    assert len(steady) >= len(step_messages(core)) - 8
 
 
 def test_step_ids_rise_and_arrays_have_the_documented_types() -> None:
     core = make_core(num_blocks=500)
     run(core, [make_request("r", prompt(8), max_tokens=5)])
-    ids = [letter.step_id for letter in letters(core)]
+    ids = [step_message.step_id for step_message in step_messages(core)]
     assert ids == sorted(set(ids))
-    for letter in letters(core):
-        assert (letter.rows.dtype, letter.num_scheduled_tokens.dtype) == (np.int32, np.int32)
-        assert letter.samples.dtype == np.bool_
+    for step_message in step_messages(core):
+        assert (step_message.rows.dtype, step_message.num_scheduled_tokens.dtype) == (np.int32, np.int32)
+        assert step_message.samples.dtype == np.bool_
 
 
 def test_a_paused_request_of_high_rank_gives_its_blocks_to_a_running_one() -> None:
@@ -276,13 +280,17 @@ def test_tokens_of_a_request_preempted_in_flight_are_kept(late: bool) -> None:
     requests = [make_request(f"r{i}", prompt(10, i), max_tokens=50, seed=i) for i in range(8)]
     results = run(core, requests)
     assert core.stats().preemptions_total > 0
-    assert sum(int(letter.samples.sum()) for letter in letters(core)) == sum(map(len, results.tokens.values())) == 400
+    assert (
+        sum(int(step_message.samples.sum()) for step_message in step_messages(core))
+        == sum(map(len, results.tokens.values()))
+        == 400
+    )
 
 
 def test_equal_prompts_that_arrive_together_are_computed_once() -> None:
     core = make_core(num_blocks=1000, max_num_batched_tokens=4096)
     results = run(core, [make_request(f"r{i}", prompt(401), max_tokens=2, seed=i) for i in range(8)])
-    assert sum(letter.num_tokens for letter in letters(core)) == 401 + 7 * 1 + 8
+    assert sum(step_message.num_tokens for step_message in step_messages(core)) == 401 + 7 * 1 + 8
     assert [results.final[f"r{i}"].num_cached_tokens for i in range(8)] == [0] + [400] * 7
     for i in range(8):
         assert results.tokens[f"r{i}"] == expected_tokens(prompt(401), i, 2)
@@ -291,7 +299,7 @@ def test_equal_prompts_that_arrive_together_are_computed_once() -> None:
 def test_equal_short_prompts_do_not_wait_for_each_other() -> None:
     core = make_core(num_blocks=1000)
     run(core, [make_request(f"r{i}", prompt(40), max_tokens=2) for i in range(4)])
-    assert len(letters(core)[0].new_requests) == 4
+    assert len(step_messages(core)[0].new_requests) == 4
 
 
 def test_nobody_waits_for_the_blocks_of_a_held_or_gone_request() -> None:

@@ -28,13 +28,13 @@ def test_steady_decode(num_waiting: int) -> None:
     for _ in range(60):
         while len(in_flight) < 2:
             began = time.perf_counter()
-            letter = scheduler.schedule()
+            step_message = scheduler.schedule()
             schedule_s.append(time.perf_counter() - began)
-            assert letter is not None
-            assert len(letter.rows) == R
-            in_flight.append(letter)
-        letter = in_flight.popleft()
-        output = ModelRunnerOutput(letter.step_id, np.full(R, 17, np.int32))
+            assert step_message is not None
+            assert len(step_message.rows) == R
+            in_flight.append(step_message)
+        step_message = in_flight.popleft()
+        output = ModelRunnerOutput(step_message.step_id, np.full(R, 17, np.int32))
         began = time.perf_counter()
         outputs = scheduler.update_from_output(output)
         update_s.append(time.perf_counter() - began)

@@ -1,4 +1,4 @@
-"""Limits, the trial's process and the cache. What compiles here is what the engine accepts."""
+"""Limits, the sandbox process and the cache. What compiles here is what the engine accepts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from app.engine.model_info import ModelInfo
 from app.engine.structured import compiler as compiler_module
-from app.engine.structured import trial as trial_module
+from app.engine.structured import sandboxed_compile as sandbox_module
 from app.engine.structured.compiler import GrammarCompiler
 from app.engine.structured.limits import GrammarLimits
 from app.engine.structured.masks import MIN_PARALLEL, fill_masks
@@ -188,8 +188,8 @@ def test_a_grammar_that_takes_too_long_costs_a_process() -> None:
 def test_a_busy_machine_refuses_nothing(compiler: GrammarCompiler) -> None:
     """The limit of one second is of the process's own time."""
     compiler.matcher(StructuredOutputs(regex="before"))
-    assert compiler._trial._process is not None
-    child = psutil.Process(compiler._trial._process._child.pid)
+    assert compiler._sandbox._process is not None
+    child = psutil.Process(compiler._sandbox._process._child.pid)
     child.suspend()
     timer = threading.Timer(1.5, child.resume)
     timer.start()
@@ -211,7 +211,7 @@ def test_a_grammar_that_takes_too_much_memory_costs_a_process() -> None:
 def test_the_process_comes_back_after_a_kill(compiler: GrammarCompiler) -> None:
     compiler.matcher(StructuredOutputs(regex="before"))
     for child in psutil.Process(os.getpid()).children():
-        if "trial_process" in " ".join(child.cmdline()):
+        if "sandbox_process" in " ".join(child.cmdline()):
             child.kill()
             child.wait(limits.patience_s())
     compiler.matcher(StructuredOutputs(regex="after"))
@@ -231,12 +231,12 @@ def test_requests_with_one_grammar_do_not_share_a_state(compiler: GrammarCompile
         two.accept(b)
 
 
-def test_the_grammar_begins_after_the_thought(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
+def test_the_grammar_begins_after_the_reasoning(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
     end = ReasoningSpan(tuple(tokenizer.encode("</think>", add_special_tokens=False)))
     # The last one's end is written in tokens that it shares with the empty line after it.
-    for thought in ("", "so 1 </think it is", "hm\n</thi"):
+    for reasoning in ("", "so 1 </think it is", "hm\n</thi"):
         matcher = compiler.matcher(StructuredOutputs(choice=["yes"]), end)
-        for token in tokenizer.encode(f"{thought}</think>\n\n", add_special_tokens=False):
+        for token in tokenizer.encode(f"{reasoning}</think>\n\n", add_special_tokens=False):
             was_active = matcher.is_active
             if not was_active:
                 matcher.accept(token)
@@ -276,7 +276,7 @@ def test_a_model_may_open_its_reasoning_itself_or_answer_at_once(
         assert matcher.is_complete
 
 
-def test_text_after_the_thought_in_its_last_token_begins_the_answer() -> None:
+def test_text_after_the_reasoning_in_its_last_token_begins_the_answer() -> None:
     source = TokenizerVocabulary(INFO.directory, INFO.vocab_size, INFO.eos_token_ids)
     compiler = GrammarCompiler(source, GrammarLimits(), cache_size=1)
     try:
@@ -292,13 +292,13 @@ def test_text_after_the_thought_in_its_last_token_begins_the_answer() -> None:
 
 
 def test_a_refusal_is_remembered(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A grammar that was refused cost a trial each time it came."""
+    """A grammar that was refused cost a sandboxed compile each time it came."""
     spec = StructuredOutputs(regex="(never closed")
     assert not compiler.knows(spec)
     with pytest.raises(InvalidRequestError) as first:
         compiler.matcher(spec)
     assert compiler.knows(spec)
-    monkeypatch.setattr(compiler._trial, "check", lambda _: pytest.fail("tried again"))
+    monkeypatch.setattr(compiler._sandbox, "check", lambda _: pytest.fail("tried again"))
     with pytest.raises(InvalidRequestError) as second:
         compiler.matcher(spec)
     assert (second.value.message, second.value.param) == (first.value.message, first.value.param)
@@ -320,14 +320,14 @@ def test_the_cache_is_bounded_in_bytes(compiler: GrammarCompiler, monkeypatch: p
     assert [compiler.knows(spec) for spec in specs] == [False, False, True]
 
 
-def test_a_starved_trial_is_no_verdict(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_starved_sandbox_is_no_verdict(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that gets no CPU time has not found the grammar too complex: it may be sent again."""
     compiler.matcher(StructuredOutputs(regex="[a-c]"))
     spec = StructuredOutputs(regex="[d-f]{1,7}")
-    process = compiler._trial._process
+    process = compiler._sandbox._process
     assert process is not None
     with monkeypatch.context() as patch:
-        patch.setattr(trial_module, "PATIENCE", 0.01)
+        patch.setattr(sandbox_module, "PATIENCE", 0.01)
         psutil.Process(process._child.pid).suspend()
         with pytest.raises(OverloadedError, match="too busy to try the grammar; try later"):
             compiler.matcher(spec)

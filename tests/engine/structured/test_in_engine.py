@@ -78,7 +78,7 @@ def run(**options: Any) -> tuple[list[list[int]], int]:
 
 
 def test_same_tokens_sync_async_alone_and_preempted(llm: LLM) -> None:
-    """I6 with grammars: two letters in flight, synchronous steps, and a cache too small for everybody."""
+    """I6 with grammars: two steps in flight, synchronous steps, and a cache too small for everybody."""
     overlapped = [a.outputs[0].token_ids for a in llm.generate(["Answer: "] * 14, mixed_prompts(), use_tqdm=False)]
     alone = [llm.generate("Answer: ", one, use_tqdm=False)[0].outputs[0].token_ids for one in mixed_prompts()[:3]]
     assert alone == overlapped[:3]
@@ -144,7 +144,7 @@ def test_an_end_that_the_grammar_did_not_allow_is_an_error() -> None:
     assert [answer.outputs[0].finish_reason for answer in answers] == ["error", "error", "stop", "length"]
 
 
-def test_the_unconstrained_keep_two_letters_in_flight(llm: LLM) -> None:
+def test_the_unconstrained_keep_two_steps_in_flight(llm: LLM) -> None:
     """I2: a constrained request waits for its token, its neighbours do not."""
     core = llm._core
     seen = []
@@ -152,11 +152,11 @@ def test_the_unconstrained_keep_two_letters_in_flight(llm: LLM) -> None:
 
     def watched() -> Any:
         in_flight = core.scheduler.num_unreturned
-        letter = schedule()
-        if letter is not None and in_flight:
+        step_message = schedule()
+        if step_message is not None and in_flight:
             rows = core.scheduler.rows
-            seen.append((len(letter.rows), bool(rows.has_grammar[letter.rows].any())))
-        return letter
+            seen.append((len(step_message.rows), bool(rows.has_grammar[step_message.rows].any())))
+        return step_message
 
     core.scheduler.schedule = watched  # type: ignore[method-assign]
     try:

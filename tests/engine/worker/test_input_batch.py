@@ -1,4 +1,4 @@
-"""Flat inputs against the loop that says what they mean, over random letters."""
+"""Flat inputs against the loop that says what they mean, over random step messages."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_against_a_loop() -> None:
 
 
 def test_advance_counts_one_counter() -> None:
-    """I1: after a letter, num_computed_tokens has moved by what was scheduled, for prefill and decode alike."""
+    """I1: after a step message, num_computed_tokens has moved by what was scheduled, for prefill and decode alike."""
     rng = np.random.default_rng(1)
     state, tokens, _ = random_state(rng)
     rows = np.array(list(tokens), dtype=np.int32)

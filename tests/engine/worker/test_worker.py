@@ -1,4 +1,4 @@
-"""The worker as the scheduler meets it: letters in, outputs out, against transformers on the same weights."""
+"""The worker as the scheduler meets it: step messages in, outputs out, against transformers on the same weights."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def request(row: int, tokens: list[int], block_ids: list[int], computed: int = 0
     return NewRequest(row, ids, prompt or len(tokens), computed, block_ids, greedy(50), 0, (), ())
 
 
-def letter(step_id: int, steps: dict[int, tuple[int, bool]], **diffs: Any) -> SchedulerOutput:
+def step_message(step_id: int, steps: dict[int, tuple[int, bool]], **diffs: Any) -> SchedulerOutput:
     """steps: row -> (tokens, samples)."""
     return SchedulerOutput(
         step_id,
@@ -64,10 +64,10 @@ def test_prefix_hit_computes_the_rest_only(directory: Path, reference: PreTraine
     one = worker(directory)
     one.start()
     expected = hf_greedy(reference, PROMPT, 2)
-    one.execute(letter(0, {0: (37, True)}, new_requests=[request(0, PROMPT, [9, 4, 7])]))
+    one.execute(step_message(0, {0: (37, True)}, new_requests=[request(0, PROMPT, [9, 4, 7])]))
     # The first two blocks are shared; block 11 is the request's own.
-    out = one.execute(letter(1, {3: (5, True)}, new_requests=[request(3, PROMPT, [9, 4, 11], computed=32)]))
-    out += one.execute(letter(2, {3: (1, True)}))
+    out = one.execute(step_message(1, {3: (5, True)}, new_requests=[request(3, PROMPT, [9, 4, 11], computed=32)]))
+    out += one.execute(step_message(2, {3: (1, True)}))
     assert tokens_of(out) == [expected[:1], expected[1:]]
 
 
@@ -75,70 +75,70 @@ def test_preempted_request_goes_on_in_another_row(directory: Path, reference: Pr
     one = worker(directory)
     one.start()
     expected = hf_greedy(reference, PROMPT, 8)
-    one.execute(letter(0, {0: (37, True)}, new_requests=[request(0, PROMPT, [9, 4, 7])]))
+    one.execute(step_message(0, {0: (37, True)}, new_requests=[request(0, PROMPT, [9, 4, 7])]))
     for step in (1, 2):
-        one.execute(letter(step, {0: (1, True)}))
-    one.execute(letter(3, {}, freed_rows=[0]))
+        one.execute(step_message(step, {0: (1, True)}))
+    one.execute(step_message(3, {}, freed_rows=[0]))
     resumed = request(2, PROMPT + expected[:3], [1, 2, 3], prompt=len(PROMPT))
-    assert one.execute(letter(4, {2: (30, False)}, new_requests=[resumed]))[0].sampled_token_ids.size == 0
-    out = one.execute(letter(5, {2: (10, True)}))
-    out += [one.execute(letter(step, {2: (1, True)}))[0] for step in (6, 7, 8, 9)]
+    assert one.execute(step_message(4, {2: (30, False)}, new_requests=[resumed]))[0].sampled_token_ids.size == 0
+    out = one.execute(step_message(5, {2: (10, True)}))
+    out += [one.execute(step_message(step, {2: (1, True)}))[0] for step in (6, 7, 8, 9)]
     assert [token for tokens in tokens_of(out) for token in tokens] == expected[3:]
 
 
-def test_row_freed_and_given_away_in_one_letter(directory: Path, reference: PreTrainedModel) -> None:
+def test_row_freed_and_given_away_in_one_step(directory: Path, reference: PreTrainedModel) -> None:
     one = worker(directory)
     one.start()
-    one.execute(letter(0, {0: (37, True)}, new_requests=[request(0, PROMPT, [9, 4, 7])]))
+    one.execute(step_message(0, {0: (37, True)}, new_requests=[request(0, PROMPT, [9, 4, 7])]))
     other = PROMPT[::-1][:18]
-    out = one.execute(letter(1, {0: (18, True)}, freed_rows=[0], new_requests=[request(0, other, [9, 7])]))
-    out += one.execute(letter(2, {0: (1, True)}))
+    out = one.execute(step_message(1, {0: (18, True)}, freed_rows=[0], new_requests=[request(0, other, [9, 7])]))
+    out += one.execute(step_message(2, {0: (1, True)}))
     assert [t for tokens in tokens_of(out) for t in tokens] == hf_greedy(reference, other, 2)
 
 
 def test_blocks_appended_to_a_running_row(directory: Path, reference: PreTrainedModel) -> None:
     one = worker(directory)
     one.start()
-    found = tokens_of(one.execute(letter(0, {1: (15, True)}, new_requests=[request(1, PROMPT[:15], [20])])))
+    found = tokens_of(one.execute(step_message(0, {1: (15, True)}, new_requests=[request(1, PROMPT[:15], [20])])))
     for step in range(1, 20):
         new = {1: [(1, [5])], 17: [(1, [31])]}.get(step, [])  # one at 16 tokens, the next at 32
-        found += tokens_of(one.execute(letter(step, {1: (1, True)}, new_blocks=new)))
+        found += tokens_of(one.execute(step_message(step, {1: (1, True)}, new_blocks=new)))
     assert [token for tokens in found for token in tokens] == hf_greedy(reference, PROMPT[:15], 20)
 
 
-def test_empty_letter_answers(directory: Path) -> None:
+def test_empty_message_answers(directory: Path) -> None:
     one = worker(directory)
     one.start()
     for flush in (False, True):
-        (output,) = one.execute(letter(7, {}, flush=flush))
+        (output,) = one.execute(step_message(7, {}, flush=flush))
         assert (output.step_id, output.sampled_token_ids.size) == (7, 0)
         assert output.sampled_token_ids.dtype == np.int32
         assert output.step_time_s >= 0
 
 
-def test_a_device_in_the_background_answers_one_letter_late(directory: Path) -> None:
-    """I2, by a worker that is told its device were a GPU: outputs lag by one letter until a flush."""
+def test_a_device_in_the_background_answers_one_step_late(directory: Path) -> None:
+    """I2, by a worker that is told its device were a GPU: outputs lag by one step message until a flush."""
     one = worker(directory)
     one.start()
     one._device = torch.device("cuda")
     steps = [
-        one.execute(letter(0, {0: (37, True)}, new_requests=[request(0, PROMPT, [9, 4, 7])])),
-        one.execute(letter(1, {0: (1, True)})),
-        one.execute(letter(2, {0: (1, True)})),
-        one.execute(letter(3, {}, flush=True)),
-        one.execute(letter(4, {}, flush=True)),
+        one.execute(step_message(0, {0: (37, True)}, new_requests=[request(0, PROMPT, [9, 4, 7])])),
+        one.execute(step_message(1, {0: (1, True)})),
+        one.execute(step_message(2, {0: (1, True)})),
+        one.execute(step_message(3, {}, flush=True)),
+        one.execute(step_message(4, {}, flush=True)),
     ]
     assert [[output.step_id for output in outputs] for outputs in steps] == [[], [0], [1], [2, 3], [4]]
     one._device = torch.device("cpu")
 
 
-def test_letters_that_would_spoil_the_cache_are_refused(directory: Path) -> None:
+def test_steps_that_would_spoil_the_cache_are_refused(directory: Path) -> None:
     one = worker(directory)
     one.start()
     with pytest.raises(AssertionError, match="lacks blocks"):
-        one.execute(letter(0, {0: (37, True)}, new_requests=[request(0, PROMPT, [9, 4])]))
+        one.execute(step_message(0, {0: (37, True)}, new_requests=[request(0, PROMPT, [9, 4])]))
     with pytest.raises(AssertionError, match="end of what is known"):
-        one.execute(letter(1, {1: (37, False)}, new_requests=[request(1, PROMPT, [9, 4, 1])]))
+        one.execute(step_message(1, {1: (37, False)}, new_requests=[request(1, PROMPT, [9, 4, 1])]))
 
 
 def test_any_thread_may_execute(directory: Path, reference: PreTrainedModel) -> None:
@@ -146,8 +146,8 @@ def test_any_thread_may_execute(directory: Path, reference: PreTrainedModel) -> 
     one = worker(directory)
     one.start()
     outputs: list[ModelRunnerOutput] = []
-    first = letter(0, {0: (37, True)}, new_requests=[request(0, PROMPT, [9, 4, 7])])
-    for message in (first, letter(1, {0: (1, True)})):
+    first = step_message(0, {0: (37, True)}, new_requests=[request(0, PROMPT, [9, 4, 7])])
+    for message in (first, step_message(1, {0: (1, True)})):
         thread = threading.Thread(target=lambda message=message: outputs.extend(one.execute(message)))
         thread.start()
         thread.join()
@@ -262,12 +262,12 @@ def test_shutdown_twice(directory: Path) -> None:
     one.shutdown()
     one.shutdown()
     with pytest.raises(AssertionError, match="before start"):
-        one.execute(letter(0, {}))
+        one.execute(step_message(0, {}))
 
 
 def test_a_freed_row_cannot_be_stepped(directory: Path) -> None:
     one = worker(directory)
     one.start()
-    one.execute(letter(0, {0: (37, True)}, new_requests=[request(0, PROMPT, [9, 4, 7])]))
+    one.execute(step_message(0, {0: (37, True)}, new_requests=[request(0, PROMPT, [9, 4, 7])]))
     with pytest.raises(AssertionError, match="lacks blocks"):
-        one.execute(letter(1, {0: (1, True)}, freed_rows=[0]))
+        one.execute(step_message(1, {0: (1, True)}, freed_rows=[0]))

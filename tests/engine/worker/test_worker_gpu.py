@@ -1,4 +1,4 @@
-"""The worker on a real GPU: tokens as transformers', outputs a letter late, memory measured."""
+"""The worker on a real GPU: tokens as transformers', outputs a step late, memory measured."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def start(**options: Any) -> tuple[Worker, str]:
     return worker, directory
 
 
-def letters(steps: int) -> list[SchedulerOutput]:
+def step_messages(steps: int) -> list[SchedulerOutput]:
     rows = np.arange(len(PROMPTS), dtype=np.int32)
     requests = [
         NewRequest(i, np.array(p, dtype=np.int32), len(p), 0, list(range(8 * i, 8 * i + 8)), greedy(50), 0, (), ())
@@ -46,8 +46,8 @@ def test_tokens_and_lag(backend: str) -> None:
     worker.start()
     reference = hf_model(Path(directory))
     outputs = []
-    for i, letter in enumerate(letters(12)):
-        returned = worker.execute(letter)
+    for i, step_message in enumerate(step_messages(12)):
+        returned = worker.execute(step_message)
         assert [output.step_id for output in returned] == ([] if i == 0 else [i - 1])
         outputs += returned
     nothing = np.zeros(0, dtype=np.int32)

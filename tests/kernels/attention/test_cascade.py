@@ -118,9 +118,9 @@ def served(made: SharedSplits) -> dict[tuple[int, int], list[tuple[int, ...]]]:
     found: dict[tuple[int, int], list[tuple[int, ...]]] = {}
     for item in made.singles.items[: int(made.singles.count)].tolist():
         found.setdefault(divmod(item & 0xFFFFFFFF, triton_splits.MAX_SPLITS), []).append(())
-    for words, seats in zip(made.runs[: int(made.count)].tolist(), made.members.tolist(), strict=False):
+    for words, group_slots in zip(made.runs[: int(made.count)].tolist(), made.members.tolist(), strict=False):
         first, end, split, count = words
-        members = tuple(seats[:count])
+        members = tuple(group_slots[:count])
         assert split == 32
         for request in members:
             for split in range(first, end):
@@ -129,13 +129,15 @@ def served(made: SharedSplits) -> dict[tuple[int, int], list[tuple[int, ...]]]:
 
 
 @pytest.mark.usefixtures("_small_splits")
-@pytest.mark.parametrize(("seats", "run_splits", "tile"), [(2, 1, 4096), (3, 3, 512), (16, 1, 256), (16, 3, 4096)])
+@pytest.mark.parametrize(
+    ("group_slots", "run_splits", "tile"), [(2, 1, 4096), (3, 3, 512), (16, 1, 256), (16, 3, 4096)]
+)
 def test_every_split_is_served_once_by_those_who_share_it(
-    monkeypatch: pytest.MonkeyPatch, seats: int, run_splits: int, tile: int
+    monkeypatch: pytest.MonkeyPatch, group_slots: int, run_splits: int, tile: int
 ) -> None:
     monkeypatch.setattr(triton_shared_splits, "_GROUP_ELEMENTS", tile)
     batch = make_batch(LENS, num_kv_heads=1, device=DEVICE, prefix_of=PREFIX_OF)
-    made = share_splits(batch.meta, 16, 32, 16, seats, run_splits)
+    made = share_splits(batch.meta, 16, 32, 16, group_slots, run_splits)
     found, expected = served(made), brute_force(batch, 32)
     every = {(r, s) for r, length in enumerate(DECODE_LENS) for s in range(math.ceil(length / 32))}
     assert set(found) == every
@@ -144,8 +146,8 @@ def test_every_split_is_served_once_by_those_who_share_it(
     for key in every:
         members = found[key][0] or (key[0],)
         group = sorted(expected.get(key, {key[0]}))
-        place = group.index(key[0]) // seats * seats
-        assert list(members) == group[place : place + seats], key
+        place = group.index(key[0]) // group_slots * group_slots
+        assert list(members) == group[place : place + group_slots], key
         shared += len(members) > 1
     assert shared > 12
     assert int((made.runs[:, 1] - made.runs[:, 0])[: int(made.count)].max()) == run_splits

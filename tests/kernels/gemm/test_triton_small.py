@@ -8,12 +8,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from app.kernels.gemm import LateNorm, reference, triton_small
+from app.kernels.gemm import DeferredNorm, reference, triton_small
 from app.kernels.gemm.triton_small import (
     SmallTile,
     arrival_counters,
+    deferred_tile,
     gated_tile,
-    late_tile,
     small_linear,
     small_linear_add,
     split_tile,
@@ -22,7 +22,8 @@ from app.kernels.gemm.triton_small import (
 )
 
 EPS = 1e-5
-# Of a late norm, too: what is rounded has not been divided yet, which a floating-point number's rounding does not mind.
+# Of a deferred norm, too: what is rounded has not been divided yet, which a floating-point number's rounding does not
+# mind.
 TOLERANCE = {torch.float16: 1e-3, torch.bfloat16: 8e-3, torch.float32: 2e-6}
 
 
@@ -42,14 +43,14 @@ def relative_error(out: torch.Tensor, truth: torch.Tensor) -> float:
 
 
 def check(tile: SmallTile, rows: int, columns: int, size: int, dtype: torch.dtype, device: str) -> None:
-    """With and without a bias: normal rows and those of a late norm, then gated, then added to a residual."""
+    """With and without a bias: normal rows and those of a deferred norm, then gated, then added to a residual."""
     x, weight, bias = tensors(rows, columns, size, dtype, device)
     norm = torch.randn(size, dtype=dtype, device=device)
-    late = LateNorm(x * norm, x.double().square().unflatten(1, (8, -1)).sum(2).float(), EPS)
-    assert relative_error(late.whole(), rms_norm(x.double(), norm)) < TOLERANCE[dtype]
+    deferred = DeferredNorm(x * norm, x.double().square().unflatten(1, (8, -1)).sum(2).float(), EPS)
+    assert relative_error(deferred.materialize(), rms_norm(x.double(), norm)) < TOLERANCE[dtype]
     for given in (None, bias):
         wide_bias = None if given is None else given.double()
-        for rows_of, normed in ((x, x.double()), (late, rms_norm(x.double(), norm))):
+        for rows_of, normed in ((x, x.double()), (deferred, rms_norm(x.double(), norm))):
             whole = replace(tile, splits=1)
             truth = F.linear(normed, weight.double(), wide_bias)
             out = small_linear(rows_of, weight, given, whole)
@@ -63,18 +64,18 @@ def check(tile: SmallTile, rows: int, columns: int, size: int, dtype: torch.dtyp
 
 
 def check_add(tile: SmallTile, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-    """The sum with the residual, its late norm, and counters that are left zero."""
+    """The sum with the residual, its deferred norm, and counters that are left zero."""
     columns, dtype = len(weight), x.dtype
     residual = torch.randn(len(x), columns + 8, dtype=dtype, device=x.device)[:, :columns] * 5
     norm = torch.randn(columns, dtype=dtype, device=x.device)
-    late, total = small_linear_add(x, weight, bias, residual, tile, (norm, EPS))
+    deferred, total = small_linear_add(x, weight, bias, residual, tile, (norm, EPS))
     truth = F.linear(x.double(), weight.double(), None if bias is None else bias.double()) + residual.double()
     assert relative_error(total, truth) < TOLERANCE[dtype]
-    assert late is not None
-    assert torch.equal(late.rows, total * norm)
+    assert deferred is not None
+    assert torch.equal(deferred.rows, total * norm)
     squares = total.double().square().sum(1)
-    torch.testing.assert_close(late.squares.double().sum(1), squares, rtol=1e-5, atol=0)
-    assert relative_error(late.whole(), rms_norm(truth, norm)) < TOLERANCE[dtype]
+    torch.testing.assert_close(deferred.squares.double().sum(1), squares, rtol=1e-5, atol=0)
+    assert relative_error(deferred.materialize(), rms_norm(truth, norm)) < TOLERANCE[dtype]
     none, alone = small_linear_add(x, weight, bias, residual, tile)
     assert none is None
     assert torch.equal(alone, total)
@@ -108,16 +109,16 @@ def test_rows_of_a_wider_tensor() -> None:
     assert relative_error(out, F.linear(x.double(), weight.double())) < 2e-6
 
 
-@pytest.mark.parametrize("is_late", [False, True])
-def test_a_chain_of_products(monkeypatch: pytest.MonkeyPatch, is_late: bool) -> None:
-    """As in a layer: added to the residual and normed, then gated; late or not, as without the kernels."""
-    monkeypatch.setattr(triton_small, "may_divide_late", lambda *_: is_late)
+@pytest.mark.parametrize("is_deferred", [False, True])
+def test_a_chain_of_products(monkeypatch: pytest.MonkeyPatch, is_deferred: bool) -> None:
+    """As in a layer: added to the residual and normed, then gated; deferred or not, as without the kernels."""
+    monkeypatch.setattr(triton_small, "may_defer_norm", lambda *_: is_deferred)
     x, weight, bias = tensors(3, 128, 256, torch.float16)
     residual, norm = torch.randn(2, 3, 128, dtype=torch.float16), torch.randn(128, dtype=torch.float16)
     gate_up = torch.randn(64, 128, dtype=torch.float16) / 11
     expected, expected_total = reference.linear_add_norm(x, weight, bias, residual[0], norm, EPS, True)
     normed, total = triton_small.linear_add_norm(x, weight, bias, residual[0], norm, EPS, True)
-    assert isinstance(normed, LateNorm) == is_late
+    assert isinstance(normed, DeferredNorm) == is_deferred
     torch.testing.assert_close(total, expected_total, rtol=2e-3, atol=2e-3)
     for name in ("linear", "gated_linear"):
         truth = getattr(reference, name)(expected, gate_up, None)
@@ -129,20 +130,20 @@ def test_a_chain_of_products(monkeypatch: pytest.MonkeyPatch, is_late: bool) -> 
 
 
 def test_what_is_not_divided_yet_stays_out_of_fp16() -> None:
-    assert triton_small.may_divide_late(4096, torch.bfloat16)
-    assert not triton_small.may_divide_late(4096, torch.float16)
-    assert not triton_small.may_divide_late(4160, torch.bfloat16)  # which a tile of 128 does not divide
+    assert triton_small.may_defer_norm(4096, torch.bfloat16)
+    assert not triton_small.may_defer_norm(4096, torch.float16)
+    assert not triton_small.may_defer_norm(4160, torch.bfloat16)  # which a tile of 128 does not divide
 
 
 def test_sizes_that_no_tile_divides_go_to_the_library() -> None:
     for columns, size in ((4096, 4100), (512, 100), (14336, 4090), (200_000, 96)):
-        tiles = [of(8, columns, size) for of in (whole_tile, late_tile, split_tile, gated_tile)]
+        tiles = [of(8, columns, size) for of in (whole_tile, deferred_tile, split_tile, gated_tile)]
         assert all(tile is None for tile in tiles), (columns, size, tiles)
     x, weight, bias = tensors(4, 96, 100, torch.float16)
     expected = F.linear(x, weight, bias)
     torch.testing.assert_close(triton_small.linear(x, weight, bias), expected)
-    late = LateNorm(x, torch.full((4, 2), 50.0), 0.0)
-    torch.testing.assert_close(triton_small.linear(late, weight, bias), expected)
+    deferred = DeferredNorm(x, torch.full((4, 2), 50.0), 0.0)
+    torch.testing.assert_close(triton_small.linear(deferred, weight, bias), expected)
     normed, total = triton_small.linear_add_norm(x, weight, bias, expected, bias, EPS, True)
     torch.testing.assert_close(total, 2 * expected)
     torch.testing.assert_close(normed, F.rms_norm(total, (96,), bias, EPS), rtol=5e-3, atol=5e-3)
@@ -163,10 +164,10 @@ def test_tiles_fit_the_shared_memory_of_smaller_gpus(rows: int) -> None:
     for columns, size in ((1024, 3072), (3072, 1024), (4096, 4096), (14336, 4096), (128256, 4096), (151936, 1024)):
         tiles = [
             (whole_tile(rows, columns, size), 1),
-            (late_tile(rows, columns, size), 1),
+            (deferred_tile(rows, columns, size), 1),
             (split_tile(rows, columns, size), 1),
             (gated_tile(rows, columns, size), 2),
-            (gated_tile(rows, columns, size, is_late=True), 2),
+            (gated_tile(rows, columns, size, is_deferred=True), 2),
         ]
         if rows > triton_small.MOST_ROWS:  # of which only a large gate and up is ours
             tiles = tiles[3:4] if columns >= 8192 else []
@@ -206,9 +207,9 @@ def test_whoever_comes_last_the_bits_are_the_same(rows: int) -> None:
     assert tile is not None
 
     def run(x: torch.Tensor) -> torch.Tensor:
-        late, total = small_linear_add(x, weight, None, residual, tile, (norm, EPS))
-        assert late is not None
-        return torch.cat((late.rows.float(), total.float(), late.squares), dim=1)
+        deferred, total = small_linear_add(x, weight, None, residual, tile, (norm, EPS))
+        assert deferred is not None
+        return torch.cat((deferred.rows.float(), total.float(), deferred.squares), dim=1)
 
     firsts = [run(x) for x in inputs]
     for i in range(300):

@@ -60,11 +60,11 @@ def keys_and_positions() -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("vocab_size", [1, 4, 103])
 def test_uniform_equals_numpy_bit_for_bit(vocab_size: int) -> None:
     keys, positions = keys_and_positions()
-    drawn = uniform(keys, positions, vocab_size, purpose=3).numpy()
-    assert drawn.dtype == np.float32
+    sampled = uniform(keys, positions, vocab_size, purpose=3).numpy()
+    assert sampled.dtype == np.float32
     for row, (seed, choice) in enumerate(keys.tolist()):
         expected = numpy_uniform(seed, choice, int(positions[row]), vocab_size, 3)
-        np.testing.assert_array_equal(drawn[row], expected)
+        np.testing.assert_array_equal(sampled[row], expected)
 
 
 def test_a_number_depends_on_its_own_key_and_counter_only() -> None:

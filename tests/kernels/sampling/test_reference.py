@@ -23,9 +23,9 @@ def test_gumbel_argmax_follows_softmax(spread: float) -> None:
     # spread 40 leaves few candidates, so the sparse path draws; at 0.5 all are candidates.
     num_draws, vocab_size = 40_000, 33
     logits = torch.linspace(0, spread, vocab_size)[torch.randperm(vocab_size, generator=torch.manual_seed(1))]
-    drawn = gumbel_argmax(logits.expand(num_draws, -1), keys_of(num_draws), torch.arange(num_draws))
+    sampled = gumbel_argmax(logits.expand(num_draws, -1), keys_of(num_draws), torch.arange(num_draws))
     expected = torch.softmax(logits.double(), 0).numpy() * num_draws
-    counts = np.bincount(drawn.numpy(), minlength=vocab_size).astype(float)
+    counts = np.bincount(sampled.numpy(), minlength=vocab_size).astype(float)
     common = expected >= 5
     observed = np.append(counts[common], counts[~common].sum())
     wanted = np.append(expected[common], expected[~common].sum())
@@ -45,11 +45,11 @@ def test_gumbel_argmax_equals_numpy_and_ignores_the_batch(kept: int) -> None:
     logits = torch.randn(16, 401) * 4
     logits.masked_fill_(logits < logits.topk(kept, dim=-1).values[:, -1:], -INF)
     keys, positions = keys_of(16, seed=-3), torch.arange(100, 116)
-    drawn = gumbel_argmax(logits, keys, positions)
+    sampled = gumbel_argmax(logits, keys, positions)
     u = uniform(keys, positions, 401, 0).double().numpy()
-    np.testing.assert_array_equal(drawn.numpy(), dense_gumbel_argmax(logits.double().numpy(), u))
+    np.testing.assert_array_equal(sampled.numpy(), dense_gumbel_argmax(logits.double().numpy(), u))
     for row in range(16):
-        assert gumbel_argmax(logits[row : row + 1], keys[row : row + 1], positions[row : row + 1]) == drawn[row]
+        assert gumbel_argmax(logits[row : row + 1], keys[row : row + 1], positions[row : row + 1]) == sampled[row]
 
 
 def numpy_top_k_top_p(logits: np.ndarray, top_k: int, top_p: float) -> np.ndarray:
@@ -140,9 +140,9 @@ def test_filtered_sampling_follows_the_renormalised_distribution() -> None:
         logits.repeat(num_draws, 1), torch.full((num_draws,), 6), torch.full((num_draws,), 0.9), max_top_k=6
     )
     kept = torch.tensor(numpy_top_k_top_p(logits.numpy(), 6, 0.9))
-    drawn = gumbel_argmax(filtered, keys_of(num_draws, seed=5), torch.arange(num_draws))
+    sampled = gumbel_argmax(filtered, keys_of(num_draws, seed=5), torch.arange(num_draws))
     probs = torch.softmax(kept.double(), 0).numpy()
-    counts = np.bincount(drawn.numpy(), minlength=8)
+    counts = np.bincount(sampled.numpy(), minlength=8)
     assert counts[probs == 0].sum() == 0
     assert stats.chisquare(counts[probs > 0], probs[probs > 0] * num_draws).pvalue > 1e-3
     assert math.isclose(probs.sum(), 1.0)

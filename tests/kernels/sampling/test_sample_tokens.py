@@ -98,11 +98,11 @@ def expected_tokens(args: tuple[torch.Tensor, ...]) -> tuple[np.ndarray, np.ndar
 def test_tokens_equal_numpy(path: Path, vocab_size: int, scale: float) -> None:
     logits = torch.randn(len(ROWS), vocab_size, generator=torch.Generator().manual_seed(vocab_size)) * scale
     args = arguments(logits, ROWS)
-    drawn, logprobs = path(*args)
+    sampled, logprobs = path(*args)
     expected, sure = expected_tokens(args)
     assert sure.sum() >= len(ROWS) - 1, "the case should leave little to rounding"
-    np.testing.assert_array_equal(drawn.cpu().numpy()[sure], expected[sure])
-    truth = torch.log_softmax(logits.double(), -1).gather(1, drawn.cpu()[:, None]).squeeze(1)
+    np.testing.assert_array_equal(sampled.cpu().numpy()[sure], expected[sure])
+    truth = torch.log_softmax(logits.double(), -1).gather(1, sampled.cpu()[:, None]).squeeze(1)
     torch.testing.assert_close(logprobs.cpu().double(), truth, rtol=0, atol=2e-5)
 
 
@@ -140,20 +140,20 @@ def test_greedy_takes_the_lowest_id_and_masked_rows_a_valid_one(path: Path) -> N
     logits[2, 2500] = -3.0
     logits[3] = -INF
     args = arguments(logits, [(0.0, 0, 1.0, 0.0), (1.0, 0, 0.5, 0.0), (1.0, 5, 0.5, 0.1), (0.0, 0, 1.0, 0.0)])
-    drawn, logprobs = path(*args)
-    assert drawn[0] == 7
-    assert drawn[2] == 2500
+    sampled, logprobs = path(*args)
+    assert sampled[0] == 7
+    assert sampled[2] == 2500
     assert logprobs[2].abs() < 1e-6
-    assert bool(((drawn >= 0) & (drawn < 3000)).all())
+    assert bool(((sampled >= 0) & (sampled < 3000)).all())
 
 
 def test_a_row_alone_draws_what_it_draws_in_a_batch() -> None:
     logits = torch.randn(len(ROWS), 2500, generator=torch.Generator().manual_seed(9)) * 4
     args = arguments(logits, ROWS)
-    drawn, logprobs = triton_sample.sample_tokens(*args)
+    sampled, logprobs = triton_sample.sample_tokens(*args)
     for row in (2, 11):
         alone = triton_sample.sample_tokens(*(tensor[row : row + 1] for tensor in args))
-        assert alone[0][0] == drawn[row]
+        assert alone[0][0] == sampled[row]
         assert alone[1][0] == logprobs[row]
 
 
@@ -161,9 +161,9 @@ def test_a_row_alone_draws_what_it_draws_in_a_batch() -> None:
 def test_half_precision_row_stride_purpose_and_no_rows(path: Path) -> None:
     logits = (torch.randn(len(ROWS), 900, generator=torch.Generator().manual_seed(2)) * 4).half()[:, :333]
     args = arguments(logits, ROWS)
-    drawn, _ = path(*args)
+    sampled, _ = path(*args)
     expected, sure = expected_tokens(args)
-    np.testing.assert_array_equal(drawn.cpu().numpy()[sure], expected[sure])
+    np.testing.assert_array_equal(sampled.cpu().numpy()[sure], expected[sure])
     unfiltered = tuple(tensor[[2, 12] * 4] for tensor in args)
     assert not torch.equal(path(*unfiltered)[0], path(*unfiltered, purpose=3)[0])
     assert path(*(tensor[:0] for tensor in args))[0].shape == (0,)
@@ -197,10 +197,10 @@ def test_large_vocabulary_on_the_gpu(dtype: torch.dtype, scale: float) -> None:
     rows = ROWS * 4
     logits = (torch.randn(len(rows), 151_936, generator=torch.Generator().manual_seed(1)) * scale).to(dtype)
     args = arguments(logits, rows)
-    drawn, _ = sample_tokens(*args)
+    sampled, _ = sample_tokens(*args)
     expected, sure = expected_tokens(args)
     assert sure.mean() > 0.8
-    np.testing.assert_array_equal(drawn.cpu().numpy()[sure], expected[sure])
+    np.testing.assert_array_equal(sampled.cpu().numpy()[sure], expected[sure])
 
 
 @pytest.mark.gpu

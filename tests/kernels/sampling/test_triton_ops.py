@@ -26,20 +26,20 @@ def test_draws_what_float64_draws(vocab_size: int, scale: float) -> None:
     keys, positions = keys_and_positions(9)
     logits = torch.randn(9, vocab_size, device=DEVICE) * scale
     logits[3, vocab_size // 2 + 1 :] = float("-inf")
-    drawn = triton_ops.gumbel_argmax(logits, keys, positions)
+    sampled = triton_ops.gumbel_argmax(logits, keys, positions)
     u = uniform(keys, positions, vocab_size, 0).double().cpu().numpy()
     expected = np.argmax(logits.double().cpu().numpy() - np.log(-np.log1p(-u)), axis=1)
-    np.testing.assert_array_equal(drawn.cpu().numpy(), expected)
-    assert torch.equal(drawn, reference.gumbel_argmax(logits, keys, positions))
+    np.testing.assert_array_equal(sampled.cpu().numpy(), expected)
+    assert torch.equal(sampled, reference.gumbel_argmax(logits, keys, positions))
 
 
 def test_purpose_and_row_stride() -> None:
     torch.manual_seed(0)
     keys, positions = keys_and_positions(6)
     logits = torch.randn(6, 700, device=DEVICE)[:, :333]
-    drawn = triton_ops.gumbel_argmax(logits, keys, positions, purpose=5)
-    assert torch.equal(drawn, reference.gumbel_argmax(logits.contiguous(), keys, positions, purpose=5))
-    assert not torch.equal(drawn, triton_ops.gumbel_argmax(logits, keys, positions))
+    sampled = triton_ops.gumbel_argmax(logits, keys, positions, purpose=5)
+    assert torch.equal(sampled, reference.gumbel_argmax(logits.contiguous(), keys, positions, purpose=5))
+    assert not torch.equal(sampled, triton_ops.gumbel_argmax(logits, keys, positions))
     assert triton_ops.gumbel_argmax(logits[:0], keys[:0], positions[:0]).shape == (0,)
 
 
@@ -53,9 +53,11 @@ def test_follows_softmax_on_the_gpu() -> None:
     num_draws, vocab_size = 200_000, 1100
     logits = (torch.randn(vocab_size, generator=torch.Generator().manual_seed(0)) * 2).to(DEVICE)
     keys = torch.tensor([[7, 0]], device=DEVICE).expand(num_draws, 2)
-    drawn = triton_ops.gumbel_argmax(logits.expand(num_draws, vocab_size), keys, torch.arange(num_draws, device=DEVICE))
+    sampled = triton_ops.gumbel_argmax(
+        logits.expand(num_draws, vocab_size), keys, torch.arange(num_draws, device=DEVICE)
+    )
     expected = torch.softmax(logits.double(), 0).cpu().numpy() * num_draws
-    counts = np.bincount(drawn.cpu().numpy(), minlength=vocab_size)
+    counts = np.bincount(sampled.cpu().numpy(), minlength=vocab_size)
     common = expected >= 10
     observed = np.append(counts[common], counts[~common].sum())
     assert stats.chisquare(observed, np.append(expected[common], expected[~common].sum())).pvalue > 1e-3

@@ -73,7 +73,7 @@ class ReplicaLoad:
 
     @property
     def fullness(self) -> float:
-        """Share of the KV cache or of the seats that is taken, whichever is greater; above 1 where more waits."""
+        """Share of the KV cache or of `max_num_seqs` that is taken, whichever is greater; above 1 where more waits."""
         report = self.report
         kv_tokens = (report.num_blocks or 1) * report.block_size
         kv_share = (report.resident_tokens + self.routed_prefill_tokens) / kv_tokens  # what is cached is there already

@@ -1,22 +1,23 @@
 """How steps travel between the driver and its workers.
 
-Payloads are opaque bytes here: a pickled letter down, a pickled reply of every rank up, in order. What a transport
-promises: `submit` returns before the step is computed, up to `max_inflight` steps wait at the workers, nothing spins
-while parked, and a worker that is gone or hangs is a RankFailedError that names it, never an endless wait.
+Payloads are opaque bytes here: a pickled step message down, a pickled reply of every rank up, in order. What a
+transport promises: `submit` returns before the step is computed, up to `max_inflight` steps wait at the workers,
+nothing spins while parked, and a worker that is gone or hangs is a RankFailedError that names it, never an endless
+wait.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-from app.engine.executor.worker_group.gang import Gang
+from app.engine.executor.worker_group.group import WorkerGroup
 
 
 class StepTransport(ABC):
-    """One way to reach the workers of a gang. One thread at a time drives it."""
+    """One way to reach the workers of a worker group. One thread at a time drives it."""
 
-    def __init__(self, gang: Gang, max_inflight: int, step_timeout_s: float) -> None:
-        self._gang = gang
+    def __init__(self, worker_group: WorkerGroup, max_inflight: int, step_timeout_s: float) -> None:
+        self._worker_group = worker_group
         self._max_inflight = max_inflight
         self._step_timeout_s = step_timeout_s
 

@@ -27,7 +27,7 @@ from ray.dag import DAGContext, InputNode, MultiOutputNode
 from ray.exceptions import RayChannelTimeoutError
 
 from app.engine.executor.transports.base import StepTransport
-from app.engine.executor.worker_group.gang import Gang, RankFailedError
+from app.engine.executor.worker_group.group import RankFailedError, WorkerGroup
 from app.engine.executor.worker_group.semaphores import Inode, mapped_semaphores, unlink_semaphores
 from app.engine.executor.worker_group.signals import IN_SOCKET, PARK
 
@@ -54,14 +54,14 @@ def worker_environment(step_timeout_s: float) -> Mapping[str, str]:
 class CompiledGraphTransport(StepTransport):
     """A compiled graph for the payloads, the workers' sockets for ring, wake and oversize."""
 
-    def __init__(self, gang: Gang, max_inflight: int, step_timeout_s: float) -> None:
-        super().__init__(gang, max_inflight, step_timeout_s)
+    def __init__(self, worker_group: WorkerGroup, max_inflight: int, step_timeout_s: float) -> None:
+        super().__init__(worker_group, max_inflight, step_timeout_s)
         self._graph: Any = None
         self._read_timeout_s = min(_READ_TIMEOUT_S, step_timeout_s)
         self._outstanding: deque[list[Any]] = deque()  # per step, one result reference a rank
         # A channel to another node holds one payload: with more steps out, the driver would wait inside Ray for a
         # worker which may itself be waiting for the driver to take a large reply.
-        self._far = not all(rank.same_node for rank in gang.ranks)
+        self._far = not all(rank.same_node for rank in worker_group.ranks)
         self._gathering = False  # a shutdown may come from another thread meanwhile
         self._early: deque[list[bytes]] = deque()  # replies taken in before they were asked for
         self._parked: list[Any] | None = None  # the result references of the step in which the workers sleep
@@ -75,8 +75,8 @@ class CompiledGraphTransport(StepTransport):
         context.buffer_size_bytes = _BUFFER_BYTES
         context.get_timeout = context.submit_timeout = math.ceil(self._step_timeout_s) + 60
         context.teardown_timeout = math.ceil(_TEARDOWN_TIMEOUT_S)
-        with InputNode() as letter:
-            outputs = [rank.actor.step.bind(letter, CAPACITY_BYTES) for rank in self._gang.ranks]
+        with InputNode() as step_message:
+            outputs = [rank.actor.step.bind(step_message, CAPACITY_BYTES) for rank in self._worker_group.ranks]
         with _one_at_a_time:
             others = mapped_semaphores()
             self._graph = MultiOutputNode(outputs).experimental_compile(
@@ -88,14 +88,14 @@ class CompiledGraphTransport(StepTransport):
             self._semaphores = mapped_semaphores() - others
 
     def submit(self, payload: bytes) -> None:
-        """Write one letter to the graph's input; a large one goes through the sockets."""
+        """Write one step message to the graph's input; a large one goes through the sockets."""
         self._wake()
         while self._far and len(self._outstanding) >= 2:
             self._early.append(self._gather(self._step_timeout_s))
         large = len(payload) > CAPACITY_BYTES
         self._outstanding.append(self._execute(IN_SOCKET if large else payload))
         if large:
-            self._gang.broadcast(payload, self._step_timeout_s)
+            self._worker_group.broadcast(payload, self._step_timeout_s)
 
     def collect(self, timeout_s: float) -> list[bytes]:
         """Sleep until all ranks have rung, then read the graph's outputs."""
@@ -104,7 +104,7 @@ class CompiledGraphTransport(StepTransport):
     def _gather(self, timeout_s: float) -> list[bytes]:
         self._gathering = True
         try:
-            rings = self._gang.gather(timeout_s)
+            rings = self._worker_group.gather(timeout_s)
         finally:
             self._gathering = False
         if self._woken:
@@ -148,7 +148,7 @@ class CompiledGraphTransport(StepTransport):
         """
         self._names_gone = True
         unlink_semaphores(self._semaphores)
-        for rank in self._gang.ranks:
+        for rank in self._worker_group.ranks:
             if not rank.same_node:
                 rank.actor.unlink_semaphores.remote()  # beside the graph's loop; nobody needs to wait for it
 
@@ -166,7 +166,7 @@ class CompiledGraphTransport(StepTransport):
 
     def _wake(self) -> None:
         if self._parked is not None:
-            self._gang.broadcast(_WAKE, self._step_timeout_s)
+            self._worker_group.broadcast(_WAKE, self._step_timeout_s)
             self._woken, self._parked = self._parked, None
 
     def _execute(self, payload: bytes) -> list[Any]:
@@ -183,7 +183,7 @@ class CompiledGraphTransport(StepTransport):
                 replies.append(reference.get(self._read_timeout_s))
             return replies
         except RayChannelTimeoutError as error:  # it was stopped between its ring and its reply
-            rank = self._gang.ranks[len(replies)]
+            rank = self._worker_group.ranks[len(replies)]
             reason = f"did not answer within {self._read_timeout_s:g} s of its ring: it hangs"
             raise RankFailedError(rank, reason, hangs=True) from error
         except Exception as error:
@@ -194,8 +194,8 @@ class CompiledGraphTransport(StepTransport):
         deadline = time.monotonic() + _DEATH_SETTLE_S
         while time.monotonic() < deadline:
             try:
-                self._gang.check()
+                self._worker_group.check()
             except RankFailedError as death:
                 return death
             time.sleep(0.01)
-        return RankFailedError(self._gang.ranks[0], f"or its graph failed: {type(error).__name__}: {error}")
+        return RankFailedError(self._worker_group.ranks[0], f"or its graph failed: {type(error).__name__}: {error}")

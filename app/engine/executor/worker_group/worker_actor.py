@@ -25,12 +25,12 @@ from typing import Any, Protocol
 from app.config import EngineConfig
 from app.engine.executor.device_index import own_device_index
 from app.engine.executor.worker_group.connection import HANG_UP_EVENTS, ConnectionLostError, FrameConnection
-from app.engine.executor.worker_group.gang import Failure
+from app.engine.executor.worker_group.group import Failure
 from app.engine.executor.worker_group.rendezvous import Address, connect
 from app.engine.executor.worker_group.semaphores import mapped_semaphores, unlink_semaphores
 from app.engine.executor.worker_group.signals import IN_SOCKET, NO_REPLY, PARK, STOP
 from app.engine.step import ModelRunnerOutput, SchedulerOutput, WorkerCall
-from app.engine.worker_info import Meeting, WorkerInfo
+from app.engine.worker_info import RendezvousInfo, WorkerInfo
 from app.errors import MantaError
 from app.telemetry.logging import configure_logging
 
@@ -43,7 +43,7 @@ class Worker(Protocol):
     def start(self) -> WorkerInfo:
         """Load the model and allocate the KV cache."""
 
-    def execute(self, letter: SchedulerOutput) -> list[ModelRunnerOutput]:
+    def execute(self, step_message: SchedulerOutput) -> list[ModelRunnerOutput]:
         """Execute one step."""
 
     def shutdown(self) -> None:
@@ -52,7 +52,8 @@ class Worker(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a worker stands in its gang. `answers`: its outputs are the gang's (rank 0 of the last stage)."""
+    """Where a worker stands in its worker group. `answers`: its outputs are the worker group's (rank 0 of the last
+    stage)."""
 
     rank: int
     world_size: int
@@ -85,7 +86,7 @@ class WorkerActor:
         return os.getpid(), socket.gethostname()
 
     def open_store(self, host: str | None) -> tuple[str, int]:
-        """Rank 0: open the meeting place of the ranks on `host`; None: on this node's address in the Ray cluster."""
+        """Rank 0: open the rendezvous of the ranks on `host`; None: on this node's address in the Ray cluster."""
         from app.engine.distributed.process_groups import RankStore
 
         if host is None:
@@ -96,20 +97,20 @@ class WorkerActor:
         address: tuple[str, int] = self._store.address
         return address
 
-    def start(self, meeting: Meeting | None) -> WorkerInfo:
-        """Build the worker and let it load the model; `meeting` where there are several ranks."""
+    def start(self, rendezvous: RendezvousInfo | None) -> WorkerInfo:
+        """Build the worker and let it load the model; `rendezvous` where there are several ranks."""
         module, _, attribute = self._worker_class.partition(":")
         build = getattr(importlib.import_module(module), attribute)
         place = self._place
         with self._phase.of("starting"):
             device = own_device_index(place.local_rank) if self._in_ray else place.local_rank
-            worker: Worker = build(self._config, place.rank, place.world_size, device, meeting)
+            worker: Worker = build(self._config, place.rank, place.world_size, device, rendezvous)
             info = worker.start()
         self._worker = worker
         return info
 
     def step(self, payload: bytes, capacity_bytes: int) -> bytes:
-        """One node of a compiled graph: execute a letter, ring the driver, return the reply.
+        """One node of a compiled graph: execute a step message, ring the driver, return the reply.
 
         The driver sleeps on the socket and reads the graph only after the ring: an empty frame, or the reply itself
         when it exceeds `capacity_bytes`, which the graph's channels hold.
@@ -135,7 +136,7 @@ class WorkerActor:
         unlink_semaphores(mapped_semaphores())
 
     def run(self) -> None:
-        """The loop of the socket transport: letters in, replies out, asleep in between."""
+        """The loop of the socket transport: step messages in, replies out, asleep in between."""
         assert self._connection is not None
         try:
             while (payload := self._connection.recv()) != STOP:
@@ -170,14 +171,14 @@ class WorkerActor:
         self._store = None
 
     def _execute(self, payload: bytes) -> tuple[bytes, bool]:
-        """The reply to a letter, and whether it is the rank's last word."""
+        """The reply to a step message, and whether it is the rank's last word."""
         assert self._worker is not None
         try:
-            letter: SchedulerOutput | WorkerCall = pickle.loads(payload)
-            if isinstance(letter, WorkerCall):
-                return self._call(letter), False
-            with self._phase.of(f"step {letter.step_id}"):
-                outputs = self._worker.execute(letter)
+            step_message: SchedulerOutput | WorkerCall = pickle.loads(payload)
+            if isinstance(step_message, WorkerCall):
+                return self._call(step_message), False
+            with self._phase.of(f"step {step_message.step_id}"):
+                outputs = self._worker.execute(step_message)
         except Exception as error:
             logger.exception("worker rank %d: step failed", self._place.rank)
             return _failure(error).frame(), True
@@ -214,7 +215,7 @@ class Phase:
         """Such as: step 12 for 3.0 s, in all_reduce (parallel_groups.py:44)."""
         current = self._current
         if current is None:
-            return "waiting for a letter"
+            return "waiting for a step"
         what, thread, since = current
         return f"{what} for {time.monotonic() - since:.1f} s{_where(sys._current_frames().get(thread))}"
 

@@ -1,4 +1,4 @@
-"""`prompt_logprobs`: what the model thought of each prompt token, chunk by chunk as the prompt is computed."""
+"""`prompt_logprobs`: the log probability of each prompt token, chunk by chunk as the prompt is computed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class PromptLogprobs(RowFeature):
     def __init__(self, forward: ForwardPass, state: RowState) -> None:
         self._forward = forward
         self._state = state
-        self._counts: dict[int, int] = {}  # row -> likeliest tokens a position
+        self._counts: dict[int, int] = {}  # row -> most likely tokens a position
 
     def enter(self, row: int, request: NewRequest) -> None:
         """A request entered its row."""

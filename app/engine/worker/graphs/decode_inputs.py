@@ -22,7 +22,7 @@ from app.engine.worker.row_state import RowState
 
 ArrayT = TypeVar("ArrayT")
 
-RING = 4  # more than letters are in flight on a worker
+RING = 4  # more than step messages are in flight on a worker
 WORDS = 10  # int64 words of a row
 
 

@@ -106,6 +106,6 @@ class DecodeStep:
     def sample(self, size: int) -> None:
         """In the last stage: logits[:size] -> token_ids[:size], and into the rows' token ids."""
         f = self.inputs.view(size)
-        drawn, _ = sample_tokens(self.logits[:size], f.temperature, f.top_k, f.top_p, f.min_p, f.keys, f.lengths)
-        self.token_ids[:size].copy_(drawn)
-        self._state.flat_token_ids.index_copy_(0, f.targets, drawn.int())
+        sampled, _ = sample_tokens(self.logits[:size], f.temperature, f.top_k, f.top_p, f.min_p, f.keys, f.lengths)
+        self.token_ids[:size].copy_(sampled)
+        self._state.flat_token_ids.index_copy_(0, f.targets, sampled.int())

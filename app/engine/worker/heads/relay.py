@@ -38,7 +38,7 @@ class RelayHead(Head):
         return self._elsewhere(step.step_id, batch.sample_rows, batch.sample_lengths)
 
     def parameters(self, rows: NDArray[np.int64]) -> HostParameters | None:
-        """Nothing is drawn here."""
+        """Nothing is sampled here."""
         return None
 
     def finish_decode(

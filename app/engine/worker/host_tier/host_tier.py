@@ -1,4 +1,4 @@
-"""The host-memory tier of one worker, put together: its pool, the staging buffers, the lanes."""
+"""The host-memory tier of one worker, put together: its pool, the staging buffers, the streams."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from app.engine.step import ModelRunnerOutput, SchedulerOutput
 from app.engine.worker.features.context import FeatureContext
 from app.engine.worker.host_tier.host_pool import HostPool
 from app.engine.worker.host_tier.kv_transfer import BackgroundTransfer, KVTransfer, Staging
-from app.engine.worker.host_tier.lanes import CudaLane
+from app.engine.worker.host_tier.streams import CudaStream
 from app.engine.worker_info import WorkerInfo
 from app.errors import ConfigError
 
@@ -36,9 +36,9 @@ class HostTier(RowFeature):
         if self._staging is None:
             self._transfer = KVTransfer(kv_caches, self._pool)
             return
-        steps = CudaLane(self._device, current=True)
-        lanes = steps, CudaLane(self._device), CudaLane(self._device)
-        self._transfer = BackgroundTransfer(kv_caches, self._pool, self._staging, *lanes)
+        steps = CudaStream(self._device, current=True)
+        streams = steps, CudaStream(self._device), CudaStream(self._device)
+        self._transfer = BackgroundTransfer(kv_caches, self._pool, self._staging, *streams)
 
     def started(self, info: WorkerInfo) -> WorkerInfo:
         """Host slots, and the bytes of a block on this rank."""

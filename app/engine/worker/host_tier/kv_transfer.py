@@ -1,11 +1,11 @@
-"""Copies of KV blocks between the device and the host pool, as the letters ask for them.
+"""Copies of KV blocks between the device and the host pool, as the step messages ask for them.
 
 A block lies in L places on the device (one for each layer) and in one on the host, so it goes through a staging
 buffer: one kernel a layer gathers or scatters a whole group of blocks, and runs of neighbouring slots cross the link
-in one copy. Three lanes work beside each other: the steps, stores on their way out, loads on their way in.
+in one copy. Three streams work beside each other: the steps, stores on their way out, loads on their way in.
 
-What keeps the contents right, whatever the lanes' speeds (I2):
-- a store is gathered after all earlier steps, and before this letter's step or loads overwrite the block;
+What keeps the contents right, whatever the streams' speeds (I2):
+- a store is gathered after all earlier steps, and before this step message's step or loads overwrite the block;
 - a load is written after all earlier steps and after the gathering of what its blocks held;
 - a load reads a slot after the store to it, and a store overwrites a slot after the loads from it;
 - the first step with a row waits for every load into the row's blocks: its own, and those of an earlier holder who
@@ -27,14 +27,14 @@ from numpy.typing import NDArray
 from app.engine.step import KVTransfers, SchedulerOutput
 from app.engine.to_device import to_device
 from app.engine.worker.host_tier.host_pool import HostPool
-from app.engine.worker.host_tier.lanes import Lane, Mark
+from app.engine.worker.host_tier.streams import Event, Stream
 
 STORE_STAGING_BYTES = 256 << 20
 LOAD_STAGING_BYTES = 256 << 20
 
 
 class KVTransfer:
-    """Called with each letter before its step."""
+    """Called with each step message before its step."""
 
     def __init__(self, caches: list[torch.Tensor], pool: HostPool) -> None:
         """`caches` [B, ...] of each layer; the pool is closed with this."""
@@ -42,9 +42,9 @@ class KVTransfer:
         self._host = pool
         self._pool, self._layers = pool.blocks, pool.layers
 
-    def execute(self, letter: SchedulerOutput) -> None:
+    def execute(self, step_message: SchedulerOutput) -> None:
         """Copy at once: on a CPU there is nothing to run beside."""
-        transfers = letter.transfers
+        transfers = step_message.transfers
         if transfers is None:
             return
         for blocks, slots, is_load in (
@@ -61,7 +61,7 @@ class KVTransfer:
                     self._pool[at_slot, part] = cache[at_block]
 
     def loading_since(self) -> int:
-        """The oldest letter whose loads are under way; 0: none is."""
+        """The oldest step message whose loads are under way; 0: none is."""
         return 0
 
     def close(self) -> None:
@@ -71,10 +71,10 @@ class KVTransfer:
 
 @dataclass(slots=True, frozen=True)
 class _Copy:
-    """Something a lane is doing: with which device blocks and host slots, and where it ends."""
+    """Something a stream is doing: with which device blocks and host slots, and where it ends."""
 
     step_id: int
-    done: Mark
+    done: Event
     blocks: frozenset[int]
     slots: frozenset[int]
 
@@ -94,10 +94,16 @@ class Staging:
 
 
 class BackgroundTransfer(KVTransfer):
-    """Copies beside the steps, over lanes; the head of this file says what waits for what."""
+    """Copies beside the steps, over streams; the head of this file says what waits for what."""
 
     def __init__(
-        self, caches: list[torch.Tensor], pool: HostPool, staging: Staging, steps: Lane, outward: Lane, inward: Lane
+        self,
+        caches: list[torch.Tensor],
+        pool: HostPool,
+        staging: Staging,
+        steps: Stream,
+        outward: Stream,
+        inward: Stream,
     ) -> None:
         super().__init__(caches, pool)
         self._staging = staging
@@ -107,22 +113,22 @@ class BackgroundTransfer(KVTransfer):
         self._gathered: deque[_Copy] = deque()  # stores' reads of device blocks
         self._stores: deque[_Copy] = deque()  # their writes of host slots
         self._loads: deque[_Copy] = deque()
-        self._waits: dict[int, list[Mark]] = {}  # row -> loads that its first step waits for
+        self._waits: dict[int, list[Event]] = {}  # row -> loads that its first step waits for
 
-    def execute(self, letter: SchedulerOutput) -> None:
-        """Enqueue the letter's copies, and make its step wait for what it needs."""
+    def execute(self, step_message: SchedulerOutput) -> None:
+        """Enqueue the step message's copies, and make its step wait for what it needs."""
         for copies in (self._gathered, self._stores, self._loads):
             while copies and copies[0].done.is_done():
                 copies.popleft()
-        if letter.transfers is not None:
-            before = self._steps.mark()
-            self._store(letter.step_id, letter.transfers, before)
-            self._load(letter.step_id, letter.transfers, before)
+        if step_message.transfers is not None:
+            before = self._steps.record_event()
+            self._store(step_message.step_id, step_message.transfers, before)
+            self._load(step_message.step_id, step_message.transfers, before)
         if self._loads or self._waits:
-            self._guard_rows(letter)
+            self._guard_rows(step_message)
 
     def loading_since(self) -> int:
-        """The oldest letter whose loads are under way; 0: none is."""
+        """The oldest step message whose loads are under way; 0: none is."""
         return next((copy.step_id for copy in self._loads if not copy.done.is_done()), 0)
 
     def close(self) -> None:
@@ -131,7 +137,7 @@ class BackgroundTransfer(KVTransfer):
             torch.cuda.synchronize(self._caches[0].device)
         super().close()
 
-    def _store(self, step_id: int, transfers: KVTransfers, before: Mark) -> None:
+    def _store(self, step_id: int, transfers: KVTransfers, before: Event) -> None:
         if not len(transfers.store_blocks):
             return
         order, num_urgent = _store_order(transfers)
@@ -142,16 +148,16 @@ class BackgroundTransfer(KVTransfer):
             group = group[np.argsort(transfers.store_slots[group])]
             blocks, slots = transfers.store_blocks[group], transfers.store_slots[group]
             self._outward.run(partial(self._gather, blocks))
-            gathered = self._outward.mark()
+            gathered = self._outward.record_event()
             if start < num_urgent:
                 self._steps.wait(gathered)
             self._gathered.append(_Copy(step_id, gathered, frozenset(blocks.tolist()), frozenset()))
             touched = frozenset(slots.tolist())
             _wait_for(self._outward, (load for load in self._loads if not load.slots.isdisjoint(touched)))
             self._outward.run(partial(self._copy_out, slots))
-            self._stores.append(_Copy(step_id, self._outward.mark(), frozenset(), touched))
+            self._stores.append(_Copy(step_id, self._outward.record_event(), frozenset(), touched))
 
-    def _load(self, step_id: int, transfers: KVTransfers, before: Mark) -> None:
+    def _load(self, step_id: int, transfers: KVTransfers, before: Event) -> None:
         if not len(transfers.load_blocks):
             return
         order = _load_order(transfers)
@@ -165,22 +171,22 @@ class BackgroundTransfer(KVTransfer):
             self._inward.run(partial(self._copy_in, slots))
             _wait_for(self._inward, (store for store in self._gathered if not store.blocks.isdisjoint(into)))
             self._inward.run(partial(self._scatter, blocks))
-            self._loads.append(_Copy(step_id, self._inward.mark(), into, touched))
+            self._loads.append(_Copy(step_id, self._inward.record_event(), into, touched))
 
-    def _guard_rows(self, letter: SchedulerOutput) -> None:
-        for row in letter.freed_rows:
+    def _guard_rows(self, step_message: SchedulerOutput) -> None:
+        for row in step_message.freed_rows:
             self._waits.pop(row, None)
-        entered = [(request.row, request.block_ids) for request in letter.new_requests]
-        for row, block_ids in [*entered, *letter.new_blocks]:
+        entered = [(request.row, request.block_ids) for request in step_message.new_requests]
+        for row, block_ids in [*entered, *step_message.new_blocks]:
             marks = [copy.done for copy in self._loads if not copy.blocks.isdisjoint(block_ids)]
             if marks:
                 self._waits.setdefault(row, []).extend(marks)
         if self._waits:
-            for row in letter.rows.tolist():
-                for mark in self._waits.pop(row, ()):
-                    self._steps.wait(mark)
+            for row in step_message.rows.tolist():
+                for event in self._waits.pop(row, ()):
+                    self._steps.wait(event)
 
-    # ---- what the lanes do
+    # ---- what the streams do
 
     def _gather(self, blocks: NDArray[np.int32]) -> None:
         index = to_device(blocks.astype(np.int64), self._caches[0].device)
@@ -214,9 +220,9 @@ def _store_order(transfers: KVTransfers) -> tuple[NDArray[np.intp], int]:
     return np.argsort(places, kind="stable"), int((places < 0).sum())
 
 
-def _wait_for(lane: Lane, copies: Iterable[_Copy]) -> None:
+def _wait_for(stream: Stream, copies: Iterable[_Copy]) -> None:
     for copy in copies:
-        lane.wait(copy.done)
+        stream.wait(copy.done)
 
 
 def _runs(slots: NDArray[np.int32]) -> list[tuple[int, int, int]]:

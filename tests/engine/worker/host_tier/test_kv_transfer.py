@@ -1,4 +1,4 @@
-"""Copies to and from the host pool: directly, and over lanes that run as late and as much out of step as they may."""
+"""Copies to and from the host pool: directly, and over streams that run as late and as much out of step as they may."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from app.engine.step import KVTransfers, NewRequest, SchedulerOutput
 from app.engine.worker.host_tier.host_pool import HostPool
 from app.engine.worker.host_tier.host_tier import HostTier, refuse_host_tier
 from app.engine.worker.host_tier.kv_transfer import BackgroundTransfer, KVTransfer, Staging
-from app.engine.worker.host_tier.lanes import Mark
+from app.engine.worker.host_tier.streams import Event
 from app.errors import ConfigError
 from tests.engine.worker_driver import Driver
 from tests.tiny_models import tiny_model
@@ -35,7 +35,7 @@ SPEC = KVCacheSpec(
 )
 
 
-class LateMark:
+class LateEvent:
     def __init__(self) -> None:
         self.reached = False
 
@@ -43,23 +43,23 @@ class LateMark:
         return self.reached
 
 
-class LateLane:
-    """Work waits here until somebody makes the lane go on."""
+class LateStream:
+    """Work waits here until somebody makes the stream go on."""
 
     def __init__(self) -> None:
-        self.queue: deque[Callable[[], None] | LateMark | tuple[LateMark]] = deque()
+        self.queue: deque[Callable[[], None] | LateEvent | tuple[LateEvent]] = deque()
 
     def run(self, work: Callable[[], None]) -> None:
         self.queue.append(work)
 
-    def mark(self) -> LateMark:
-        mark = LateMark()
-        self.queue.append(mark)
-        return mark
+    def record_event(self) -> LateEvent:
+        event = LateEvent()
+        self.queue.append(event)
+        return event
 
-    def wait(self, mark: Mark) -> None:
-        assert isinstance(mark, LateMark)
-        self.queue.append((mark,))
+    def wait(self, event: Event) -> None:
+        assert isinstance(event, LateEvent)
+        self.queue.append((event,))
 
     def go_on(self) -> bool:
         """Do the next thing; False when there is none, or it has to wait."""
@@ -69,7 +69,7 @@ class LateLane:
         if isinstance(head, tuple):
             if not head[0].reached:
                 return False
-        elif isinstance(head, LateMark):
+        elif isinstance(head, LateEvent):
             head.reached = True
         else:
             head()
@@ -77,7 +77,7 @@ class LateLane:
         return True
 
 
-def letter(step_id: int, transfers: KVTransfers | None, rows: list[int] | None = None) -> SchedulerOutput:
+def step_message(step_id: int, transfers: KVTransfers | None, rows: list[int] | None = None) -> SchedulerOutput:
     computed = np.array(rows or [], np.int32)
     return SchedulerOutput(
         step_id, computed, np.ones(len(computed), np.int32), np.ones(len(computed), np.bool_), transfers=transfers
@@ -105,26 +105,26 @@ def content(cache: list[torch.Tensor], block: int) -> set[float]:
 def test_a_block_goes_out_and_comes_back_somewhere_else() -> None:
     device = caches(8)
     transfer = KVTransfer(device, HostPool(5 * SPEC.bytes_per_block, SPEC, CPU))
-    transfer.execute(letter(1, transfers([(3, 4), (6, 0)], [])))
+    transfer.execute(step_message(1, transfers([(3, 4), (6, 0)], [])))
     for cache in device:
         cache.fill_(-1)
-    transfer.execute(letter(2, transfers([], [(0, 1), (4, 2)])))
+    transfer.execute(step_message(2, transfers([], [(0, 1), (4, 2)])))
     assert [content(device, block) for block in (1, 2)] == [{6.0}, {3.0}]
     assert transfer.loading_since() == 0
 
 
 class Device:
-    """Plays the scheduler's half: random letters that keep its promises, and what every read must find."""
+    """Plays the scheduler's half: random step messages that keep its promises, and what every read must find."""
 
     def __init__(self, seed: int, num_blocks: int = 24, num_slots: int = 10) -> None:
         self.rng = random.Random(seed)
-        self.steps, self.outward, self.inward = LateLane(), LateLane(), LateLane()
+        self.steps, self.outward, self.inward = LateStream(), LateStream(), LateStream()
         self.caches = caches(num_blocks)
         self.pool = HostPool(num_slots * SPEC.bytes_per_block, SPEC, CPU)
         staging = Staging(self.pool.blocks.shape[1], num_slots, SPEC.copy_dtype, CPU)
-        staging.stores, staging.loads = staging.stores[:3], staging.loads[:2]  # several groups a letter
+        staging.stores, staging.loads = staging.stores[:3], staging.loads[:2]  # several groups a step message
         self.transfer = BackgroundTransfer(self.caches, self.pool, staging, self.steps, self.outward, self.inward)
-        self.block: list[float] = [float(i) for i in range(num_blocks)]  # in the order of the letters
+        self.block: list[float] = [float(i) for i in range(num_blocks)]  # in the order of the step messages
         self.slot: dict[int, float] = {}
         self.rows: dict[int, list[int]] = {}
         self.unread: set[int] = set()  # loaded, and not published: that takes a step which has read it
@@ -160,7 +160,7 @@ class Device:
             new.append(NewRequest(row, np.zeros(9, np.int32), 9, 2 * len(slots), mine, params, 0, (), ()))
         computed = [row for row in self.rows if rng.random() < 0.4]
         asked = transfers(stored, loads) if stored or loads else None
-        sent = letter(step_id, asked, computed)
+        sent = step_message(step_id, asked, computed)
         sent.freed_rows, sent.new_requests = freed, new
         self.transfer.execute(sent)
         for row in computed:
@@ -182,27 +182,27 @@ class Device:
 
         self.steps.run(work)
 
-    def go_on(self, lanes: list[LateLane], times: int) -> None:
+    def go_on(self, streams: list[LateStream], times: int) -> None:
         for _ in range(times):
-            self.rng.choice(lanes).go_on()
+            self.rng.choice(streams).go_on()
 
     def drain(self) -> None:
-        while any(lane.go_on() for lane in (self.steps, self.outward, self.inward)):
+        while any(stream.go_on() for stream in (self.steps, self.outward, self.inward)):
             pass
-        left = [lane.queue for lane in (self.steps, self.outward, self.inward)]
-        assert not any(left), "the lanes wait for each other"
+        left = [stream.queue for stream in (self.steps, self.outward, self.inward)]
+        assert not any(left), "the streams wait for each other"
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_every_step_reads_what_the_letters_say(seed: int) -> None:
-    """Whichever lane lags: no block is overwritten too early, read too early, or loaded over a later owner's."""
+def test_every_step_reads_what_the_messages_say(seed: int) -> None:
+    """Whichever stream lags: no block is overwritten too early, read too early, or loaded over a later owner's."""
     device = Device(seed)
-    lanes = [device.steps, device.outward, device.inward]
+    streams = [device.steps, device.outward, device.inward]
     for step_id in range(1, 120):
         if step_id % 30 == 1:
-            slow = device.rng.choice([[], *([lane] for lane in lanes)])
+            slow = device.rng.choice([[], *([stream] for stream in streams)])
         device.send(step_id)
-        device.go_on([lane for lane in lanes if lane not in slow], device.rng.randint(0, 40))
+        device.go_on([stream for stream in streams if stream not in slow], device.rng.randint(0, 40))
         oldest = device.transfer.loading_since()
         assert 0 <= oldest <= step_id
     device.drain()
@@ -215,10 +215,10 @@ def test_every_step_reads_what_the_letters_say(seed: int) -> None:
 def test_steps_of_other_rows_go_on_while_a_load_is_under_way() -> None:
     device = Device(0)
     device.rows = {0: [0, 1, 2, 3]}
-    device.transfer.execute(letter(1, transfers([(20, 1)], [])))
+    device.transfer.execute(step_message(1, transfers([(20, 1)], [])))
     device.drain()
     enter = NewRequest(1, np.zeros(9, np.int32), 9, 2, [20, 21, 22, 23], SamplingParams(seed=0), 0, (), ())
-    loading = letter(2, transfers([], [(1, 20)]), [0])
+    loading = step_message(2, transfers([], [(1, 20)]), [0])
     loading.new_requests = [enter]
     device.transfer.execute(loading)
     device.step(0)
@@ -226,8 +226,8 @@ def test_steps_of_other_rows_go_on_while_a_load_is_under_way() -> None:
         pass
     assert device.num_checked == 1
     assert device.transfer.loading_since() == 2
-    device.transfer.execute(letter(3, None, [1]))
-    done = device.steps.mark()
+    device.transfer.execute(step_message(3, None, [1]))
+    done = device.steps.record_event()
     while device.steps.go_on():
         pass
     assert not done.reached

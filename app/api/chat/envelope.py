@@ -15,7 +15,7 @@ from app.api.version import VERSION
 
 
 @dataclass(slots=True)
-class ResponseHead:
+class ResponseEnvelope:
     """Id, time and model of one response; the id is made by the server."""
 
     kind: str  # "chatcmpl" or "cmpl"
@@ -28,8 +28,8 @@ class ResponseHead:
         self.id = self.id or f"{self.kind}-{uuid.uuid4().hex}"
 
     @classmethod
-    def of(cls, kind: str, model: ServedModel, name: str | None) -> ResponseHead:
-        """Head of a response from `model`, which the client calls `name`."""
+    def of(cls, kind: str, model: ServedModel, name: str | None) -> ResponseEnvelope:
+        """Envelope of a response from `model`, which the client calls `name`."""
         return cls(kind, name or model.name, fingerprint(model))
 
     def fields(self, object_name: str) -> dict[str, Any]:

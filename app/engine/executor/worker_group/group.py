@@ -1,7 +1,7 @@
 """The workers of one executor, as the driver sees them: ranks in order, each with its process and its connections.
 
-Each rank has two: `steps` carries letters and replies, `lifeline` is served by a thread of its own in the worker, so
-that it answers also while a step hangs, and says where. A frame that starts with FAILED is a rank's last word.
+Each rank has two: `steps` carries step messages and replies, `lifeline` is served by a thread of its own in the worker,
+so that it answers also while a step hangs, and says where. A frame that starts with FAILED is a rank's last word.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def open_pidfd(pid: int) -> int | None:
 
 
 class RankFailedError(Exception):
-    """A worker is gone, failed or does not answer; the whole gang is lost with it."""
+    """A worker is gone, failed or does not answer; the whole worker group is lost with it."""
 
     def __init__(self, rank: Rank, reason: str, failure: Failure | None = None, hangs: bool = False) -> None:
         super().__init__(f"{rank} {reason}")
@@ -90,11 +90,11 @@ class RankFailedError(Exception):
         self.hangs = hangs
 
 
-class Gang:
+class WorkerGroup:
     """All ranks. Every method but `check`, `kill` and `phases` belongs to the thread that drives the steps."""
 
     def __init__(self, ranks: list[Rank]) -> None:
-        assert ranks, "a gang has at least one worker"
+        assert ranks, "a worker group has at least one worker"
         self.ranks = ranks
 
     def broadcast(self, frame: bytes, timeout_s: float) -> None:
@@ -107,7 +107,9 @@ class Gang:
         try:
             rank.connection.send(frame, timeout_s)
         except TimeoutError:
-            raise RankFailedError(rank, f"did not take a letter within {timeout_s:g} s: it hangs", hangs=True) from None
+            raise RankFailedError(
+                rank, f"did not take a step message within {timeout_s:g} s: it hangs", hangs=True
+            ) from None
         except ConnectionLostError:
             raise RankFailedError(rank, "is gone") from None
 

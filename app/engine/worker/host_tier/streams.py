@@ -1,7 +1,7 @@
 """Queues of device work that run beside each other, and marks by which one waits for another.
 
-On a GPU a lane is a CUDA stream and a mark an event. The few operations are a protocol, so that what orders copies
-(kv_transfer.py) is tested on a CPU against lanes that run their work as late, and as much out of step, as they may.
+On a GPU they are CUDA streams and events. The few operations are a protocol, so that what orders copies
+(kv_transfer.py) is tested on a CPU against streams that run their work as late, and as much out of step, as they may.
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ from typing import Protocol
 import torch
 
 
-class Mark(Protocol):
-    """A point in a lane."""
+class Event(Protocol):
+    """A point in a stream."""
 
     def is_done(self) -> bool:
         """Whether all work before it has been done."""
 
 
-class Lane(Protocol):
+class Stream(Protocol):
     """Work is done in the order in which it was given."""
 
     def run(self, work: Callable[[], None]) -> None:
         """Give it work."""
 
-    def mark(self) -> Mark:
+    def record_event(self) -> Event:
         """The point after all work given so far."""
 
-    def wait(self, mark: Mark) -> None:
-        """Work given from now on is done after `mark`, of whatever lane."""
+    def wait(self, event: Event) -> None:
+        """Work given from now on is done after `event`, of whatever stream."""
 
 
-class CudaMark:
+class CudaEvent:
     """An event."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
@@ -44,7 +44,7 @@ class CudaMark:
         return bool(self.event.query())  # type: ignore[no-untyped-call]
 
 
-class CudaLane:
+class CudaStream:
     """A stream of its own, or (`current`) the one in which steps run, whichever that is."""
 
     def __init__(self, device: torch.device, *, current: bool = False) -> None:
@@ -60,11 +60,11 @@ class CudaLane:
         with torch.cuda.stream(self._stream):
             work()
 
-    def mark(self) -> CudaMark:
+    def record_event(self) -> CudaEvent:
         """Record an event."""
-        return CudaMark(self._stream)
+        return CudaEvent(self._stream)
 
-    def wait(self, mark: Mark) -> None:
+    def wait(self, event: Event) -> None:
         """Make the stream wait; the host does not."""
-        assert isinstance(mark, CudaMark)
-        self._stream.wait_event(mark.event)
+        assert isinstance(event, CudaEvent)
+        self._stream.wait_event(event.event)

@@ -1,8 +1,8 @@
-"""Turns what a step brought back into outputs: the second half of the scheduler, after a letter has returned.
+"""Turns what a step brought back into outputs: the second half of the scheduler, after a step has returned.
 
-Tokens return one or more letters after they were scheduled (I2), so each letter in flight remembers which requests
-sat in its rows, by ticket. A request that was preempted meanwhile still gets its tokens; for one that has ended they
-are dropped. The usual tokens cost one append and one output; only flagged rows take the careful path.
+Tokens return one or more step messages after they were scheduled (I2), so each step in flight remembers which requests
+sat in its rows, by the row's generation. A request that was preempted meanwhile still gets its tokens; for one that has
+ended they are dropped. The usual tokens cost one append and one output; only flagged rows take the slow path.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from app.engine.kv_cache.kv_cache_manager import KVCacheManager
 from app.engine.outputs import EngineOutput, FinishReason, PooledResult
 from app.engine.request import Request
 from app.engine.scheduler.in_flight import InFlightStep
-from app.engine.scheduler.outbox import Outbox
-from app.engine.scheduler.row_table import NEVER, RowTable, needs_care
+from app.engine.scheduler.pending_diffs import PendingDiffs
+from app.engine.scheduler.row_table import NEVER, RowTable, needs_slow_path
 from app.engine.scheduler.sampled_tokens import SampledTokens
 from app.engine.scheduler.stopping import append_tokens
 from app.engine.stats import StepStats
@@ -38,47 +38,47 @@ class FinishRequest(Protocol):
         """End `request` once (I7)."""
 
 
-class Reconciler:
+class OutputUpdater:
     """Appends tokens, publishes full blocks, ends requests."""
 
     def __init__(
         self,
         rows: RowTable,
         kv: KVCacheManager,
-        outbox: Outbox,
+        diffs: PendingDiffs,
         eos_token_ids: tuple[int, ...],
         finish: FinishRequest,
         clock: Callable[[], float],
     ) -> None:
         self._rows = rows
         self._kv = kv
-        self._outbox = outbox
+        self._pending_diffs = diffs
         self._eos_token_ids = eos_token_ids
         self._finish = finish
         self._clock = clock
         # Their last token is text, not a sign of the end, so it does not come with the end.
         self._ended_by_grammar: list[Request] = []
-        self._departed: dict[int, Request] = {}  # ticket -> preempted request with tokens in flight
+        self._preempted_in_flight: dict[int, Request] = {}  # generation -> preempted request with tokens in flight
 
-    def request_departed(self, ticket: int, request: Request) -> None:
-        """A request was preempted with letters in flight: its tokens are still wanted."""
-        self._departed[ticket] = request
+    def preempted_in_flight(self, generation: int, request: Request) -> None:
+        """A request was preempted with steps in flight: its tokens are still wanted."""
+        self._preempted_in_flight[generation] = request
 
-    def reconcile(self, letter: InFlightStep, output: ModelRunnerOutput, stats: StepStats) -> list[EngineOutput]:
-        """New tokens of the step's requests, in the order of the letter's rows."""
+    def update_from_output(self, step: InFlightStep, output: ModelRunnerOutput, stats: StepStats) -> list[EngineOutput]:
+        """New tokens of the step's requests, in the order of the step's rows."""
         now = self._clock()
-        present = self._rows.ticket[letter.rows] == letter.tickets
-        self._confirm(letter, present, letter.rejected(output))
+        present = self._rows.generation[step.rows] == step.generations
+        self._confirm(step, present, step.rejected(output))
         if output.prompt_logprobs:
             for index, (position, entries) in output.prompt_logprobs.items():
-                self._keep_prompt_logprobs(letter, index, position, entries)
+                self._keep_prompt_logprobs(step, index, position, entries)
         if output.pooled is not None:
-            return self._deliver_pooled(letter, present, output.pooled, stats, now)
-        sampled = SampledTokens.of(letter, output)
+            return self._deliver_pooled(step, present, output.pooled, stats, now)
+        sampled = SampledTokens.of(step, output)
         if present.all():
             outputs = self._deliver_present(sampled, stats, now)
         else:
-            outputs = self._deliver_mixed(letter, present, sampled, stats, now)
+            outputs = self._deliver_mixed(step, present, sampled, stats, now)
         if self._ended_by_grammar:
             ended, self._ended_by_grammar = self._ended_by_grammar, []
             outputs += [self._finish(request, "stop") for request in ended]
@@ -86,16 +86,16 @@ class Reconciler:
 
     def _deliver_pooled(
         self,
-        letter: InFlightStep,
+        step: InFlightStep,
         present: NDArray[np.bool_],
         pooled: list[Float32Array],
         stats: StepStats,
         now: float,
     ) -> list[EngineOutput]:
         """Prompts that are computed end with their results. One that was preempted meanwhile is computed again."""
-        assert len(pooled) == int(letter.samples.sum()), f"step {letter.step_id}: {len(pooled)} results"
+        assert len(pooled) == int(step.samples.sum()), f"step {step.step_id}: {len(pooled)} results"
         outputs: list[EngineOutput] = []
-        ended = zip(letter.rows[letter.samples].tolist(), present[letter.samples].tolist(), pooled, strict=True)
+        ended = zip(step.rows[step.samples].tolist(), present[step.samples].tolist(), pooled, strict=True)
         for row, is_here, result in ended:
             if not is_here:
                 continue
@@ -107,14 +107,14 @@ class Reconciler:
             output.pooled = PooledResult.of(result)
             output.queue_time_s = (request.first_scheduled or now) - request.queued
             outputs.append(output)
-        for ticket in letter.tickets[~present].tolist():
-            self._departed.pop(ticket, None)
+        for generation in step.generations[~present].tolist():
+            self._preempted_in_flight.pop(generation, None)
         return outputs
 
-    def _confirm(self, letter: InFlightStep, present: NDArray[np.bool_], rejected: Int32Array | None) -> None:
-        """Count what the letter computed, less the drafts that were rejected, and publish blocks that it filled with
+    def _confirm(self, step: InFlightStep, present: NDArray[np.bool_], rejected: Int32Array | None) -> None:
+        """Count what the step computed, less the drafts that were rejected, and publish blocks that it filled with
         tokens that are known; those of its own drafts are not yet."""
-        table, rows, counts = self._rows, letter.rows, letter.num_scheduled_tokens
+        table, rows, counts = self._rows, step.rows, step.num_scheduled_tokens
         if rejected is not None:
             counts = counts - rejected
         if not present.all():
@@ -122,7 +122,7 @@ class Reconciler:
         if rejected is not None:
             table.num_tokens[rows] -= rejected
             table.num_computed[rows] -= rejected
-            self._outbox.drafts_rejected(rows, rejected)
+            self._pending_diffs.drafts_rejected(rows, rejected)
         confirmed = table.num_confirmed[rows] + counts
         table.num_confirmed[rows] = confirmed
         full = rows[confirmed >= table.next_publish[rows]]
@@ -146,42 +146,42 @@ class Reconciler:
         stats.itl_s = sampled.spread((now - last) / sampled.counts, last > 0)
         table.last_token_time[rows] = now
         stats.num_generation_tokens += len(sampled.flat)
-        flags = table.careful[rows] | (known > table.limit[rows])
+        flags = table.slow_path[rows] | (known > table.limit[rows])
         for eos in self._eos_token_ids:
             flags |= sampled.any_is(eos) & table.watches_eos[rows]
         requests = table.requests
         outputs: list[EngineOutput] = []
         pairs = zip(rows.tolist(), sampled.pieces(), flags.tolist(), strict=True)
-        for index, (row, tokens, careful) in enumerate(pairs):
+        for index, (row, tokens, slow_path) in enumerate(pairs):
             request = requests[row]
             assert request is not None
-            if careful:
-                outputs.append(self._deliver_carefully(request, tokens, sampled.logprobs_of(index), stats, now))
+            if slow_path:
+                outputs.append(self._deliver_slow_path(request, tokens, sampled.logprobs_of(index), stats, now))
             else:
                 request.token_ids += tokens
                 outputs.append(EngineOutput(request.request_id, tokens))
         return outputs
 
     def _deliver_mixed(
-        self, letter: InFlightStep, present: NDArray[np.bool_], sampled: SampledTokens, stats: StepStats, now: float
+        self, step: InFlightStep, present: NDArray[np.bool_], sampled: SampledTokens, stats: StepStats, now: float
     ) -> list[EngineOutput]:
-        """Some requests left their rows while the letter was in flight: split, then go the usual road."""
-        here = present[letter.samples]
+        """Some requests left their rows while the step was in flight: split, then go the usual way."""
+        here = present[step.samples]
         outputs = self._deliver_present(sampled.select(here), stats, now)
-        tickets, pieces = letter.tickets[letter.samples], sampled.pieces()
+        generations, pieces = step.generations[step.samples], sampled.pieces()
         for index in np.flatnonzero(~here).tolist():
-            request = self._departed.get(int(tickets[index]))
+            request = self._preempted_in_flight.get(int(generations[index]))
             if request is None or request.is_finished:
                 continue  # tokens past the request's end
             stats.num_generation_tokens += len(pieces[index])
-            outputs.append(self._deliver_carefully(request, pieces[index], sampled.logprobs_of(index), stats, now))
-        for ticket in letter.tickets[~present].tolist():
-            gone = self._departed.get(ticket)
-            if gone is not None and (gone.is_finished or gone.resume_after_step <= letter.step_id):
-                del self._departed[ticket]
+            outputs.append(self._deliver_slow_path(request, pieces[index], sampled.logprobs_of(index), stats, now))
+        for generation in step.generations[~present].tolist():
+            gone = self._preempted_in_flight.get(generation)
+            if gone is not None and (gone.is_finished or gone.resume_after_step <= step.step_id):
+                del self._preempted_in_flight[generation]
         return outputs
 
-    def _deliver_carefully(
+    def _deliver_slow_path(
         self,
         request: Request,
         tokens: list[int],
@@ -208,7 +208,7 @@ class Reconciler:
                 if appended.ends_grammar:
                     self._ended_by_grammar.append(request)
                 if request.row >= 0:
-                    self._rows.careful[request.row] = needs_care(request)
+                    self._rows.slow_path[request.row] = needs_slow_path(request)
             output.new_token_ids = tokens[: appended.num_tokens]
             output.logprobs = chosen
             output.prompt_logprobs = prompt_logprobs
@@ -226,12 +226,12 @@ class Reconciler:
             return self._finish(request, "error", error=f"internal error: {error}")
 
     def _keep_prompt_logprobs(
-        self, letter: InFlightStep, index: int, position: int, entries: list[TokenLogprobs]
+        self, step: InFlightStep, index: int, position: int, entries: list[TokenLogprobs]
     ) -> None:
         """Store one chunk's entries; `position` is that of the first prompt token they describe."""
-        ticket, row = int(letter.tickets[index]), int(letter.rows[index])
-        here = int(self._rows.ticket[row]) == ticket
-        request = self._rows.requests[row] if here else self._departed.get(ticket)
+        generation, row = int(step.generations[index]), int(step.rows[index])
+        here = int(self._rows.generation[row]) == generation
+        request = self._rows.requests[row] if here else self._preempted_in_flight.get(generation)
         if request is None or request.prompt_logprobs_delivered or request.sampling_params.prompt_logprobs is None:
             return
         if request.prompt_logprobs is None:

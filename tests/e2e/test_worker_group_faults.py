@@ -1,5 +1,5 @@
 """A rank of a two-worker replica is killed or stopped under load, again and again, over both transports: readable
-errors in time, nothing left over, and a new gang serves without help."""
+errors in time, nothing left over, and a new worker group serves without help."""
 
 from __future__ import annotations
 
@@ -94,10 +94,10 @@ def test_kill_and_stop_of_each_rank(record: Record, transport: str) -> None:
             load = Load(server, 4)
             wait_until(lambda load=load: load.tokens > 20, 30, "tokens flow")  # type: ignore[misc]
             limits.pause(rng.random())
-            gang = workers(server)
-            pids = {process.pid for process in gang}
+            worker_group = workers(server)
+            pids = {process.pid for process in worker_group}
             name = ("SIGKILL", "SIGSTOP")[number // 2 % 2]
-            os.kill(gang[number % 2].pid, getattr(signal, name))
+            os.kill(worker_group[number % 2].pid, getattr(signal, name))
             ended[name].append(load.until_all_ended(HANGS_S))
             assert all(outcome.startswith("error: ") and len(outcome) > 20 for outcome in load.outcomes), load.outcomes
             begun = time.monotonic()
@@ -108,8 +108,8 @@ def test_kill_and_stop_of_each_rank(record: Record, transport: str) -> None:
             segments.append(shared_memory())
     assert max(segments[1:]) <= segments[0] + 1, f"shared memory leaks: {segments}"
     for name, seconds in ended.items():
-        record(f"gang_{transport}_{name.lower()}_requests_ended_s_max", round(max(seconds), 2))
-    record(f"gang_{transport}_back_s_max", round(max(back), 2))
-    record(f"gang_{transport}_shared_memory_files", segments)
+        record(f"worker_group_{transport}_{name.lower()}_requests_ended_s_max", round(max(seconds), 2))
+    record(f"worker_group_{transport}_back_s_max", round(max(back), 2))
+    record(f"worker_group_{transport}_shared_memory_files", segments)
     for name, seconds in ended.items():
         assert max(seconds) < ENDED_S[transport][name], f"{name}: {seconds}"

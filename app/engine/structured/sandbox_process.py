@@ -1,7 +1,8 @@
 """The process in which a grammar is compiled for the first time: it may be killed, the engine may not.
 
 Reads one StructuredOutputs as a line of JSON, writes one verdict as a line of JSON: null, or [field, message]. Run as
-`python -m app.engine.structured.trial_process MEMORY_BYTES MODULE:FUNCTION ARGUMENT...` (a VocabularySource's recipe).
+`python -m app.engine.structured.sandbox_process MEMORY_BYTES MODULE:FUNCTION ARGUMENT...` (a VocabularySource's
+recipe).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Diffs for the device that the next letter will carry (I2, I3)."""
+"""Diffs for the device that the next step message will carry (I2, I3)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from app.engine.request import Request
 from app.engine.step import Int32Array, NewRequest
 
 
-class Outbox:
-    """Collects what changed since the last letter; a change that became moot before it was sent is forgotten."""
+class PendingDiffs:
+    """Collects what changed since the last step message; a change that became moot before it was sent is forgotten."""
 
     def __init__(self) -> None:
         self._freed_rows: list[int] = []
@@ -40,26 +40,26 @@ class Outbox:
             self._freed_rows.append(row)
 
     def take_freed_rows(self) -> list[int]:
-        """Rows freed since the last letter."""
+        """Rows freed since the last step message."""
         freed, self._freed_rows = self._freed_rows, []
         return freed
 
     def take_rejected_drafts(self) -> list[tuple[int, int]]:
-        """(row, drafts rejected) since the last letter."""
+        """(row, drafts rejected) since the last step message."""
         if not self._rejected:
             return []
         rejected, self._rejected = list(self._rejected.items()), {}
         return rejected
 
     def take_new_blocks(self) -> list[tuple[int, list[int]]]:
-        """(row, block ids) appended to block tables since the last letter."""
+        """(row, block ids) appended to block tables since the last step message."""
         if not self._new_blocks:
             return []
         new_blocks, self._new_blocks = list(self._new_blocks.items()), {}
         return new_blocks
 
     def take_new_requests(self) -> list[NewRequest]:
-        """Requests that entered a row since the last letter, with the blocks they hold now."""
+        """Requests that entered a row since the last step message, with the blocks they hold now."""
         if not self._entered:
             return []
         entered, self._entered = self._entered, {}

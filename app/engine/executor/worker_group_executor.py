@@ -1,8 +1,8 @@
-"""What executors over several processes share: one gang of workers, stepped over a StepTransport.
+"""What executors over several processes share: one worker group, stepped over a StepTransport.
 
-All ranks get every letter; the outputs are those of rank 0 of the last pipeline stage. The gang lives and dies as a
-whole: when a worker is gone, hangs or fails a step, the others are killed at once and every call raises
-EngineDeadError; and nothing of the gang outlives the driver (each worker watches it) or `shutdown`.
+All ranks get every step message; the outputs are those of rank 0 of the last pipeline stage. The worker group lives and
+dies as a whole: when a worker is gone, hangs or fails a step, the others are killed at once and every call raises
+EngineDeadError; and nothing of the worker group outlives the driver (each worker watches it) or `shutdown`.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from app.config import EngineConfig
 from app.engine.executor.base import Executor
 from app.engine.executor.transports import TRANSPORTS
 from app.engine.executor.transports.base import StepTransport
-from app.engine.executor.worker_group.gang import Failure, Gang, Rank, RankFailedError
+from app.engine.executor.worker_group.group import Failure, Rank, RankFailedError, WorkerGroup
 from app.engine.step import ModelRunnerOutput, SchedulerOutput, WorkerCall
-from app.engine.worker_info import Meeting, WorkerInfo
+from app.engine.worker_info import RendezvousInfo, WorkerInfo
 from app.errors import EngineDeadError, MantaError
 
 logger = logging.getLogger("manta.executor")
@@ -36,7 +36,7 @@ WARM_UP_STEP_ID = -1
 LOCAL_HOST = "127.0.0.1"
 
 
-class GangExecutor(Executor):
+class WorkerGroupExecutor(Executor):
     """Workers [pp][tp] in processes of their own; a subclass says how these come and go."""
 
     def __init__(self, config: EngineConfig, worker_class: str = "app.engine.worker.worker:Worker") -> None:
@@ -44,7 +44,7 @@ class GangExecutor(Executor):
         self._worker_class = worker_class
         self._world_size = config.world_size
         self._output_rank = self._world_size - config.tensor_parallel_size
-        self._gang: Gang | None = None
+        self._worker_group: WorkerGroup | None = None
         self._transport: StepTransport | None = None
         self._outstanding = 0
         self._launched = False
@@ -54,7 +54,7 @@ class GangExecutor(Executor):
     # ---- what subclasses say
 
     @abstractmethod
-    def _launch(self) -> Gang:
+    def _launch(self) -> WorkerGroup:
         """Create the worker processes and connect them."""
 
     @abstractmethod
@@ -76,7 +76,7 @@ class GangExecutor(Executor):
     def _nodes(self) -> Sequence[str]:
         """The node of each rank."""
 
-    def _kill_far(self, gang: Gang) -> None:
+    def _kill_far(self, worker_group: WorkerGroup) -> None:
         """End ranks of other nodes that do not end by themselves."""
 
     @abstractmethod
@@ -88,7 +88,7 @@ class GangExecutor(Executor):
     @property
     def worker_pids(self) -> list[int]:
         """Process ids of the workers, by rank."""
-        return [rank.pid for rank in self._gang.ranks] if self._gang else []
+        return [rank.pid for rank in self._worker_group.ranks] if self._worker_group else []
 
     def start(self) -> WorkerInfo:
         """Place, connect and load the workers, and take one empty step through the transport.
@@ -106,12 +106,12 @@ class GangExecutor(Executor):
                 raise
             raise EngineDeadError(f"the workers could not start: {type(error).__name__}: {error}") from error
 
-    def submit(self, letter: SchedulerOutput) -> None:
+    def submit(self, step_message: SchedulerOutput) -> None:
         """Send a step to all ranks; at most `max_inflight_steps` + 1 (a flush) may be outstanding."""
         transport = self._running()
         assert self._outstanding <= self._config.max_inflight_steps, "too many steps in flight"
         with self._fatal_failures():
-            transport.submit(pickle.dumps(letter, protocol=pickle.HIGHEST_PROTOCOL))
+            transport.submit(pickle.dumps(step_message, protocol=pickle.HIGHEST_PROTOCOL))
         self._outstanding += 1
 
     def collect(self) -> list[ModelRunnerOutput]:
@@ -128,8 +128,8 @@ class GangExecutor(Executor):
                 results = [pickle.loads(reply) for reply in transport.collect(self._config.start_timeout_s)]
         except KeyboardInterrupt:  # its answer would be taken for a step's
             self._death = f"{method} was interrupted"
-            if self._gang is not None:
-                self._gang.kill()
+            if self._worker_group is not None:
+                self._worker_group.kill()
             raise
         self.park()
         failed = [(rank, result) for rank, result in enumerate(results) if isinstance(result, Failure)]
@@ -140,7 +140,7 @@ class GangExecutor(Executor):
         return results
 
     def park(self) -> None:
-        """Let the workers sleep until the next letter; nothing may be outstanding."""
+        """Let the workers sleep until the next step message; nothing may be outstanding."""
         transport = self._running()
         assert not self._outstanding, f"park with {self._outstanding} steps outstanding"
         with self._fatal_failures():
@@ -149,26 +149,26 @@ class GangExecutor(Executor):
     def check_health(self) -> None:
         """Raise EngineDeadError if a worker is gone (a few microseconds a worker, from any thread)."""
         self._running()
-        gang = self._gang
+        worker_group = self._worker_group
         with self._fatal_failures():
-            if gang is not None:
-                gang.check()
+            if worker_group is not None:
+                worker_group.check()
 
     def shutdown(self) -> None:
         """End the workers and wait until their processes are gone; idempotent, from any thread, never hangs."""
         with self._shutdown_lock:
             transport, self._transport = self._transport, None
-            gang, self._gang = self._gang, None
+            worker_group, self._worker_group = self._worker_group, None
             healthy = self._death is None and transport is not None
             self._death = self._death or "the executor was shut down"
             if healthy and transport is not None:
                 transport.close(healthy=True)
-            elif gang is not None:
-                gang.kill()
-                self._kill_far(gang)
+            elif worker_group is not None:
+                worker_group.kill()
+                self._kill_far(worker_group)
             self._end_workers(healthy)
-            if gang is not None:
-                _end_processes(gang)
+            if worker_group is not None:
+                _end_processes(worker_group)
             if not healthy and transport is not None:
                 transport.close(healthy=False)
             self._release()
@@ -176,11 +176,11 @@ class GangExecutor(Executor):
     # ---- the rest
 
     def _start(self) -> WorkerInfo:
-        self._gang = self._launch()
+        self._worker_group = self._launch()
         infos = self._load()
         name, reason = self._choose_transport(infos[0].device)
         inflight = self._config.max_inflight_steps + 1  # and a flush
-        transport = TRANSPORTS.load(name)(self._gang, inflight, self._config.step_timeout_s)
+        transport = TRANSPORTS.load(name)(self._worker_group, inflight, self._config.step_timeout_s)
         self._transport = transport
         transport.start()
         self._warm_up()
@@ -198,16 +198,16 @@ class GangExecutor(Executor):
         )
 
     def _load(self) -> list[WorkerInfo]:
-        meeting = None
+        rendezvous = None
         if self._world_size > 1:
             nodes = tuple(self._nodes())
             host = LOCAL_HOST if len(set(nodes)) == 1 else None
             with self._fatal_failures():
                 (address,) = self._call_all("open_store", [(host,)], CONNECT_TIMEOUT_S)
-            meeting = Meeting(address, nodes)
+            rendezvous = RendezvousInfo(address, nodes)
         with self._fatal_failures():
             infos: list[WorkerInfo] = self._call_all(
-                "start", [(meeting,)] * self._world_size, self._config.start_timeout_s
+                "start", [(rendezvous,)] * self._world_size, self._config.start_timeout_s
             )
         return infos
 
@@ -219,7 +219,7 @@ class GangExecutor(Executor):
 
     def _collect(self, timeout_s: float) -> list[ModelRunnerOutput]:
         transport = self._running()
-        assert self._outstanding, "collect without a submitted letter"
+        assert self._outstanding, "collect without a submitted step message"
         with self._fatal_failures():
             replies = transport.collect(timeout_s)
         self._outstanding -= 1
@@ -235,28 +235,28 @@ class GangExecutor(Executor):
 
     @contextmanager
     def _fatal_failures(self) -> Iterator[None]:
-        """The gang is lost with any of its ranks: end all others before anybody waits for them."""
+        """The worker group is lost with any of its ranks: end all others before anybody waits for them."""
         try:
             yield
         except RankFailedError as failure:
-            gang = self._gang
+            worker_group = self._worker_group
             if self._death is None:
-                self._death = self._describe(failure, gang)
-            if gang is not None:
-                gang.kill()
+                self._death = self._describe(failure, worker_group)
+            if worker_group is not None:
+                worker_group.kill()
             raise EngineDeadError(self._death) from failure
 
-    def _describe(self, failure: RankFailedError, gang: Gang | None) -> str:
+    def _describe(self, failure: RankFailedError, worker_group: WorkerGroup | None) -> str:
         """The reason for people: which rank, and if it hangs, what every rank is doing."""
         if failure.failure is not None:
             logger.error("%s:\n%s", failure.rank, failure.failure.trace)
-            if gang is not None and (lost := _lost_rank(gang, failure.rank)) is not None:
+            if worker_group is not None and (lost := _lost_rank(worker_group, failure.rank)) is not None:
                 return f"{lost} is gone"  # and the one that waited for it found out first
             return f"worker rank {failure.rank.rank} failed a step: {failure.failure.message}"
-        if not failure.hangs or gang is None:
+        if not failure.hangs or worker_group is None:
             return str(failure)
-        phases = gang.phases()
-        silent = [rank for rank in gang.ranks if phases[rank.rank] is None]
+        phases = worker_group.phases()
+        silent = [rank for rank in worker_group.ranks if phases[rank.rank] is None]
         culprit: Rank = silent[0] if silent else failure.rank
         told = "; ".join(
             f"rank {number}: {phase or 'no sign of life (stopped, or stuck outside Python)'}"
@@ -266,14 +266,14 @@ class GangExecutor(Executor):
         return f"{culprit}{reason} ({told})"
 
 
-def _lost_rank(gang: Gang, besides: Rank) -> Rank | None:
-    others = (rank for rank in gang.ranks if rank is not besides)
+def _lost_rank(worker_group: WorkerGroup, besides: Rank) -> Rank | None:
+    others = (rank for rank in worker_group.ranks if rank is not besides)
     return next((rank for rank in others if rank.connection.hung_up(_DEATH_SETTLE_S)), None)
 
 
-def _end_processes(gang: Gang) -> None:
+def _end_processes(worker_group: WorkerGroup) -> None:
     """Wait until the killed workers are gone; a stopped process does not follow Ray, but it does follow SIGKILL."""
-    for rank in gang.ranks:
+    for rank in worker_group.ranks:
         if not rank.connection.hung_up(_KILL_TIMEOUT_S) and rank.same_node:
             rank.kill()
             rank.connection.hung_up(_KILL_TIMEOUT_S)

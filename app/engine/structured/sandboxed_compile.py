@@ -1,6 +1,6 @@
 """Tries grammars in a process of their own, with limits on time and memory; one that misbehaves costs that process.
 
-Compiling is deterministic: what the trial got through in time, the engine gets through in time.
+Compiling is deterministic: what the sandbox got through in time, the engine gets through in time.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PATIENCE = 10
 NOT_TRIED = "the machine is too busy to try the grammar"  # says nothing of the grammar, so nobody remembers it
 
 
-class GrammarTrial:
+class SandboxedCompile:
     """`check` may be called from any thread; one grammar is tried at a time. The process starts with the first."""
 
     def __init__(self, source: VocabularySource, limits: GrammarLimits) -> None:
@@ -43,7 +43,7 @@ class GrammarTrial:
         self._spare: _Process | None = None  # for when a grammar costs us the other; once one has
 
     def check(self, spec: StructuredOutputs) -> None:
-        """InvalidRequestError when the grammar is wrong or too much work; OverloadedError when no trial can be had."""
+        """InvalidRequestError when the grammar is wrong or too much work; OverloadedError when no sandbox is free."""
         field = f"structured_outputs.{spec.kind}"
         line = spec.model_dump_json(by_alias=True, exclude_defaults=True)
         with self._lock:
@@ -99,7 +99,7 @@ class _Process:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "RAYON_NUM_THREADS": "1"}
         self._memory_bytes = memory_bytes
         self._child = subprocess.Popen(
-            [sys.executable, "-m", "app.engine.structured.trial_process", *arguments],
+            [sys.executable, "-m", "app.engine.structured.sandbox_process", *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
