@@ -25,7 +25,7 @@ OWN_CLOCK = {
     "api/conftest.py": PLAYS,
     "api/test_render.py": "how often the event loop turns while a thread works, not how long that takes",
     "cli/fake_server.py": PLAYS,
-    "cli/test_run_batch.py": PLAYS,
+    "cli/batch/test_command.py": PLAYS,
     "deployments/fake_engine.py": PLAYS,
     "e2e/test_acceptance.py": TIMED,
     "e2e/test_faults.py": TIMED,

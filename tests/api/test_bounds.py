@@ -15,10 +15,10 @@ import pytest
 
 from app.api.app import create_app
 from app.api.chat.messages import TextPart
-from app.api.chat.strict_models import StrictModel
 from app.api.chat.tools import ToolCall
 from app.api.debug import RouteRequest
 from app.api.endpoints import bodies
+from app.api.strict_models import StrictModel
 from app.bounds import MAX_NAME_CHARS, MAX_SENT_BACK_CHARS, MAX_TEXT_CHARS, Count, Text
 from app.config import RequestLimits
 from app.engine.pooling.info import PoolingInfo

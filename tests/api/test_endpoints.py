@@ -18,7 +18,7 @@ FILE = """
 from fastapi import APIRouter, Request
 from app.api.body import describe_body, read_body
 from app.api.endpoint import Endpoint
-from app.api.chat.strict_models import StrictModel
+from app.api.strict_models import StrictModel
 
 class EchoRequest(StrictModel):
     word: str

@@ -12,8 +12,6 @@ import pytest
 
 from app.api.app import create_app
 from app.config import IngressConfig, RequestLimits
-from app.errors import InvalidRequestError
-from app.text.template_sandbox import render_untrusted
 
 CHAT = "/v1/chat/completions"
 HI = [{"role": "user", "content": "hi"}]
@@ -126,21 +124,3 @@ def test_a_request_s_own_template_is_refused_unless_the_server_allows_it(client:
     app = create_app(client, RequestLimits(trust_request_chat_template=True))
     assert post(app, CHAT, body).status_code == 200
     assert served_model.tokenizer.decode(client.requests[-1].prompt_token_ids, False) == "<hi><|im_end|>"
-
-
-@pytest.mark.parametrize(
-    ("source", "words"),
-    [
-        ("{{ messages", "does not parse"),
-        ("{{ raise_exception('no') }}", "no"),
-        ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "refuses"),
-        ("{{ 'x' * 10**10 }}", "memory"),
-        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "1 s"),
-        ("{{ 7 ** (10 ** 9) }}", "1 s"),
-        ("{% for i in range(99999) %}xxxxxxxxxxxxxxxxxxxxxxxxx{% endfor %}", "exceeds 1000000 characters"),
-    ],
-)
-def test_hostile_templates(source: str, words: str) -> None:
-    with pytest.raises(InvalidRequestError, match=words) as error:
-        render_untrusted(source, {}, {"messages": HI}, max_s=1.0, max_chars=1_000_000)
-    assert error.value.param == "chat_template"

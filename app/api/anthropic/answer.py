@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from app.api.blocks import Block, BlockChange, BlockReader
+from app.api.chat.blocks import Block, BlockChange, BlockReader
 from app.api.errors import anthropic_error_body
 from app.api.events import Choice, Event
 from app.api.sse import EventFormat

@@ -8,8 +8,8 @@ from starlette.responses import JSONResponse, Response
 from app.api.anthropic.answer import Answer, MessageEvents, new_message_id
 from app.api.anthropic.conversion import MessagesChat, to_chat
 from app.api.anthropic.protocol import CountTokensRequest, MessagesRequest
-from app.api.blocks import BlockReader, read_blocks
 from app.api.body import describe_body, read_body
+from app.api.chat.blocks import BlockReader, read_blocks
 from app.api.chat.conversation import Conversation, open_conversation
 from app.api.chat.envelope import ResponseEnvelope
 from app.api.chat.generation import response_headers

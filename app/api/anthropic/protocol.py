@@ -8,8 +8,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from app.api.chat.call_arguments import FunctionName
-from app.api.chat.strict_models import History, StrictModel
 from app.api.errors import ThreadUnsupportedError
+from app.api.strict_models import History, StrictModel
 from app.bounds import Count, Items, JsonObject, Text
 from app.engine.request import Priority
 from app.errors import InvalidRequestError, UnsupportedError

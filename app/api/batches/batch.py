@@ -10,7 +10,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field
 
-from app.api.chat.strict_models import StrictModel
+from app.api.strict_models import StrictModel
 from app.bounds import Metadata
 
 Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]

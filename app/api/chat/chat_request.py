@@ -10,9 +10,9 @@ from pydantic import Field, model_validator
 from app.api.chat.custom_tools import NamedTextTool
 from app.api.chat.generation_body import REFUSED_EVERYWHERE, GenerationBody
 from app.api.chat.messages import ChatMessage, ChatOptions, ReasoningEffort, TextPart, Verbosity
-from app.api.chat.strict_models import StrictModel
 from app.api.chat.tools import AllowedTools, AnyNamedTool, AnyTool, NamedTool, ToolChoice
 from app.api.parsers.answer import ToolMode, ToolOptions
+from app.api.strict_models import StrictModel
 from app.bounds import Count, Items, JsonObject, Metadata, Text
 from app.errors import InvalidRequestError
 

@@ -13,7 +13,7 @@ from pydantic_core import PydanticCustomError
 
 from app.api.chat.beam_fields import check_beam_fields
 from app.api.chat.response_format import ResponseFormat
-from app.api.chat.strict_models import FirstFault, StrictModel
+from app.api.strict_models import FirstFault, StrictModel
 from app.beams.search import EarlyStopping
 from app.bounds import Count
 from app.engine.request import Priority

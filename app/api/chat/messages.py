@@ -7,8 +7,8 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from app.api.chat.strict_models import History, StrictModel
 from app.api.chat.tools import AnyTool, AnyToolCall
+from app.api.strict_models import History, StrictModel
 from app.bounds import Items, JsonObject, Text
 
 __all__ = ["ChatMessage", "ChatOptions", "StrictModel", "ReasoningEffort", "TextPart", "Verbosity"]

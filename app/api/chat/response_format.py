@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from app.api.chat.strict_models import StrictModel
+from app.api.strict_models import StrictModel
 from app.bounds import Items, JsonObject, Text
 from app.engine.sampling_params import StructuredOutputs
 from app.errors import InvalidRequestError

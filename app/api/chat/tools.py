@@ -10,9 +10,9 @@ from pydantic import Discriminator, Field, Tag, field_validator
 
 from app.api.chat.call_arguments import Arguments, FunctionName, form_of
 from app.api.chat.custom_tools import NamedTextTool, TextTool, TextToolCall
-from app.api.chat.strict_models import History, StrictModel
 from app.api.parsers.answer import schema_of
 from app.api.parsers.custom_input import InputGrammar
+from app.api.strict_models import History, StrictModel
 from app.bounds import Items, JsonObject, Text
 
 

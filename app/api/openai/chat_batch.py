@@ -16,13 +16,13 @@ from pydantic import ConfigDict, Field, model_validator
 from starlette.responses import JSONResponse, Response
 
 from app.api.body import describe_body, read_body
-from app.api.chat.strict_models import FirstFault
 from app.api.endpoint import Endpoint
 from app.api.engine_client import EngineClient
 from app.api.errors import BodyTooLargeError, ClientDisconnected
 from app.api.in_process import Answer, Post
 from app.api.json_response import json_response
 from app.api.render import check_number, find_model
+from app.api.strict_models import FirstFault
 from app.api.work_pool import PARSE_S_PER_BYTE, WRITE_S_PER_LOGPROB, work_of
 from app.bounds import Count, Items
 from app.config import RequestLimits

@@ -8,9 +8,9 @@ from pydantic import Field, model_validator
 
 from app.api.chat.generation_body import REFUSED_EVERYWHERE, GenerationBody
 from app.api.chat.messages import ChatMessage
-from app.api.chat.strict_models import StrictModel
 from app.api.chat.tools import AnyTool
 from app.api.prompt_field import PromptField
+from app.api.strict_models import StrictModel
 from app.bounds import Count, Items, JsonObject, Text, TokenIds
 from app.errors import InvalidRequestError, UnsupportedError
 

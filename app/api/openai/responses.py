@@ -12,8 +12,8 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Message
 
-from app.api.blocks import BlockReader, read_blocks
 from app.api.body import describe_body, read_body
+from app.api.chat.blocks import BlockReader, read_blocks
 from app.api.chat.conversation import Conversation, open_conversation
 from app.api.chat.envelope import ResponseEnvelope
 from app.api.chat.generation import response_headers

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from app.api.blocks import Block, BlockChange, BlockReader
+from app.api.chat.blocks import Block, BlockChange, BlockReader
 from app.api.events import Choice, Event
 from app.api.openai.logprobs import TokenNames, chat_logprobs
 from app.api.openai.responses_protocol import ResponsesRequest

@@ -7,8 +7,8 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from app.api.chat.call_arguments import FunctionName
-from app.api.chat.strict_models import History, StrictModel
 from app.api.openai.responses_text import ItemStatus, Part
+from app.api.strict_models import History, StrictModel
 from app.bounds import Items, Text
 
 

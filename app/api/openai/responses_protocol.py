@@ -12,9 +12,9 @@ from pydantic_core import CoreSchema
 from app.api.chat.call_arguments import FunctionName, form_of
 from app.api.chat.generation_body import REFUSED_EVERYWHERE, GenerationBody, StreamOptions
 from app.api.chat.messages import ReasoningEffort, Verbosity
-from app.api.chat.strict_models import History, StrictModel
 from app.api.openai.responses_custom import CustomToolCallItem, CustomToolCallOutputItem, ResponsesTextTool
 from app.api.openai.responses_text import ItemStatus, Part
+from app.api.strict_models import History, StrictModel
 from app.bounds import Count, Items, JsonObject, Metadata, Text
 from app.errors import InvalidRequestError, UnsupportedError
 

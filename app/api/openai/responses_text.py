@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from app.api.chat.strict_models import History
+from app.api.strict_models import History
 from app.bounds import Text
 
 

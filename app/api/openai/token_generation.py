@@ -14,7 +14,6 @@ from app.api.body import describe_body, read_body
 from app.api.chat.envelope import ResponseEnvelope
 from app.api.chat.generation import open_stream, response_headers
 from app.api.chat.generation_body import GenerationBody
-from app.api.chat.strict_models import StrictModel
 from app.api.endpoint import Endpoint
 from app.api.engine_client import EngineClient
 from app.api.errors import in_words_of
@@ -23,6 +22,7 @@ from app.api.json_response import json_response
 from app.api.openai.logprobs import TokenIdNames, chat_logprobs, prompt_logprobs, writing_cost_s, written_chat_logprobs
 from app.api.render import Prompt, find_model
 from app.api.sse import DONE, EventFormat, EventStreamResponse
+from app.api.strict_models import StrictModel
 from app.api.work_pool import work_of
 from app.bounds import TokenIds
 from app.config import RequestLimits

@@ -8,8 +8,8 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from app.api.chat.messages import ChatMessage
-from app.api.chat.strict_models import StrictModel
 from app.api.prompt_field import PromptField
+from app.api.strict_models import StrictModel
 from app.bounds import Count, Items, Text
 from app.engine.pooling.params import PoolingTask
 from app.engine.request import Priority

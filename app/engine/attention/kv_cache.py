@@ -8,9 +8,9 @@ from itertools import accumulate
 
 import torch
 
-from app.engine.attention.cache_spec import LayerCacheSpec
 from app.engine.layers.attention import Attention
 from app.engine.layers.attention_layer import AttentionLayer
+from app.engine.layers.cache_spec import LayerCacheSpec
 from app.errors import ConfigError
 from app.kernels.attention import KV_FP8
 

@@ -22,11 +22,11 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from app.config import EngineConfig
-from app.engine.executor.device_index import KEEPS_ALL_VISIBLE
 from app.engine.executor.placement import Placement, place
 from app.engine.executor.transports import choose_transport
 from app.engine.executor.transports.compiled_graph import worker_environment
 from app.engine.executor.worker_group.connection import FrameConnection
+from app.engine.executor.worker_group.device_index import KEEPS_ALL_VISIBLE
 from app.engine.executor.worker_group.group import Rank, RankFailedError, WorkerGroup, open_pidfd
 from app.engine.executor.worker_group.rendezvous import Rendezvous
 from app.engine.executor.worker_group.worker_actor import Place, WorkerActor

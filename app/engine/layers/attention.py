@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from app.engine.attention.cache_spec import LayerCacheSpec
 from app.engine.layers.attention_layer import AttentionLayer
+from app.engine.layers.cache_spec import LayerCacheSpec
 from app.engine.layers.context import BuildContext, ForwardContext
 from app.engine.layers.epilogue import Epilogue, ResultT
 from app.engine.layers.linear import QKVLinear, RowLinear

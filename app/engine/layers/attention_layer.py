@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Hashable
 
-from app.engine.attention.cache_spec import LayerCacheSpec
+from app.engine.layers.cache_spec import LayerCacheSpec
 from app.engine.layers.layer import Layer
 from app.kernels.attention import AttentionMetadata
 

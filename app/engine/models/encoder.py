@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from app.engine.attention.cache_spec import LayerCacheSpec
 from app.engine.layers.activation import activation
 from app.engine.layers.attention_layer import AttentionLayer
+from app.engine.layers.cache_spec import LayerCacheSpec
 from app.engine.layers.context import BuildContext, ForwardContext
 from app.engine.layers.layer_norm import LayerNorm
 from app.engine.layers.linear import ColumnLinear, QKVLinear, RowLinear

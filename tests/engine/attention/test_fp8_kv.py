@@ -19,8 +19,8 @@ from transformers import DynamicCache
 
 from app import LLM, SamplingParams
 from app.config import EngineConfig
-from app.engine.attention.cache_spec import LayerCacheSpec
 from app.engine.attention.kv_cache import KVCacheSpec, select_kv_dtype
+from app.engine.layers.cache_spec import LayerCacheSpec
 from app.engine.model_info import ASSETS
 from app.errors import ConfigError
 from app.kernels.attention import KV_FP8

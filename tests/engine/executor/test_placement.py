@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from app.engine.executor.device_index import device_index
 from app.engine.executor.placement import sort_bundles
+from app.engine.executor.worker_group.device_index import device_index
 
 
 @pytest.mark.parametrize(

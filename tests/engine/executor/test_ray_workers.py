@@ -24,7 +24,6 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from app.config import EngineConfig
 from app.engine.executor import placement as placement_module
 from app.engine.executor.ray_workers import RayWorkersExecutor
-from app.engine.executor.transports import choose_transport
 from app.engine.executor.transports.compiled_graph import CAPACITY_BYTES
 from app.engine.worker_info import WorkerInfo
 from app.errors import CheckpointError, ConfigError, EngineDeadError, MantaError
@@ -333,13 +332,6 @@ def test_start_and_stop_leave_nothing(transport: str, monkeypatch: pytest.Monkey
     assert not os.listdir(tempfile.gettempdir())
     assert not left_semaphores(semaphores)
     limits.wait_until(lambda: ray.available_resources().get("CPU", 0) >= free, "Ray has its CPU back")
-
-
-def test_auto_chooses_by_the_device_and_the_node() -> None:
-    assert choose_transport("auto", "cpu", True)[0] == "socket"
-    assert choose_transport("auto", "cuda:0", True)[0] == "compiled_graph"
-    assert choose_transport("auto", "cuda:0", False)[0] == "socket"
-    assert choose_transport("compiled_graph", "cuda:0", False)[0] == "compiled_graph"
 
 
 def test_worker_that_dies_in_the_first_step_leaves_nothing() -> None:

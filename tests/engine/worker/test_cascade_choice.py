@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from app.config import EngineConfig
-from app.engine.attention.cache_spec import LayerCacheSpec
+from app.engine.layers.cache_spec import LayerCacheSpec
 from app.engine.worker.cascade_choice import CascadeChoice, refuse_cascade, select_cascade
 from app.engine.worker.graphs.cuda_graphs import cascade_sizes, graph_sizes
 from app.engine.worker.row_state import RowState

@@ -7,11 +7,11 @@ from collections.abc import Hashable
 import numpy as np
 import torch
 
-from app.engine.attention.cache_spec import LayerCacheSpec
 from app.engine.attention.kv_cache import KVCache, KVCacheSpec
 from app.engine.distributed.parallel_groups import ParallelGroups
 from app.engine.distributed.stage_link import StageLink
 from app.engine.layers.attention_layer import AttentionLayer
+from app.engine.layers.cache_spec import LayerCacheSpec
 from app.engine.layers.context import ForwardContext
 from app.engine.models.base import EngineModel
 from app.engine.worker.forward_pass import ForwardPass

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from app.config import EngineConfig
-from app.engine.attention.cache_spec import LayerCacheSpec
 from app.engine.attention.kv_cache import KVCacheSpec
+from app.engine.layers.cache_spec import LayerCacheSpec
 from app.engine.worker.kv_sizing import describe, size_kv_cache
 from app.errors import ConfigError
 

@@ -23,8 +23,8 @@ from types import FrameType
 from typing import Any, Protocol
 
 from app.config import EngineConfig
-from app.engine.executor.device_index import own_device_index
 from app.engine.executor.worker_group.connection import HANG_UP_EVENTS, ConnectionLostError, FrameConnection
+from app.engine.executor.worker_group.device_index import own_device_index
 from app.engine.executor.worker_group.group import Failure
 from app.engine.executor.worker_group.rendezvous import Address, connect
 from app.engine.executor.worker_group.semaphores import mapped_semaphores, unlink_semaphores

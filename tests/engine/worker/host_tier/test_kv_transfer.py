@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from app.config import EngineConfig
-from app.engine.attention.cache_spec import LayerCacheSpec
 from app.engine.attention.kv_cache import KVCacheSpec
+from app.engine.layers.cache_spec import LayerCacheSpec
 from app.engine.sampling_params import SamplingParams
 from app.engine.step import KVTransfers, NewRequest, SchedulerOutput
 from app.engine.worker.host_tier.host_pool import HostPool

@@ -1,0 +1,65 @@
+"""Beam search by itself, over a table of probabilities; enumerating all continuations judges.
+
+That its tokens are transformers' is tested where an engine runs it (tests/offline, tests/api/chat).
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from app.beams.search import BeamSearch, BeamSearchParams
+from app.engine.step import TokenLogprobs
+
+VOCABULARY, END, LENGTH = 5, 4, 3
+
+
+def table(seed: int) -> np.ndarray:
+    """Log-probabilities of the next token after each token: [V, V]."""
+    logits = np.random.default_rng(seed).normal(scale=2.0, size=(VOCABULARY, VOCABULARY))
+    return logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+
+
+def answer(row: np.ndarray, num_shown: int) -> TokenLogprobs:
+    """As an engine answers: the chosen token, then the likeliest ones."""
+    order = np.argsort(-row)
+    shown = [int(order[0]), *map(int, order[:num_shown])]
+    return TokenLogprobs(shown, [float(row[token]) for token in shown], list(range(1, len(shown) + 1)))
+
+
+def every_ending(rows: np.ndarray, penalty: float) -> dict[tuple[int, ...], float]:
+    """Score of each continuation that ends, or is as long as it may be."""
+    found = {}
+    for length in range(1, LENGTH + 1):
+        for tokens in itertools.product(range(VOCABULARY), repeat=length):
+            ends_early = END in tokens[:-1]
+            if ends_early or (tokens[-1] != END and length < LENGTH):
+                continue
+            total = sum(rows[before, token] for before, token in zip((0, *tokens), tokens, strict=False))
+            found[tokens] = float(total) / length**penalty
+    return found
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("penalty", [0.0, 1.0, 2.0])
+def test_a_search_as_wide_as_the_tree_finds_the_best(seed: int, penalty: float) -> None:
+    rows = table(seed)
+    width = VOCABULARY**LENGTH
+    params = BeamSearchParams(beam_width=width, length_penalty=penalty, early_stopping="never")
+    search = BeamSearch([0], params, frozenset((END,)), LENGTH, VOCABULARY)
+    while prompts := search.prompts():
+        search.advance([answer(rows[prompt[-1]], VOCABULARY) for prompt in prompts])
+    judged = every_ending(rows, penalty)
+    assert {tuple(beam.token_ids): pytest.approx(beam.score) for beam in search.finished} == judged
+    assert tuple(search.finished[0].token_ids) == max(judged, key=judged.__getitem__)
+
+
+def test_what_the_engine_is_asked_for() -> None:
+    search = BeamSearch([7, 8], BeamSearchParams(beam_width=2), frozenset((END,)), 4, VOCABULARY)
+    asks = search.step_params()
+    assert (asks.max_tokens, asks.logprobs) == (1, VOCABULARY)
+    assert search.prompts() == [[7, 8]]
+    search.advance([answer(table(0)[0], VOCABULARY)])
+    assert [prompt[:2] for prompt in search.prompts()] == [[7, 8]] * len(search.running)
