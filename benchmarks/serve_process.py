@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import re
 import shutil
 import signal
 import socket
@@ -18,7 +19,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -51,8 +52,9 @@ class ServeProcess:
     """`with ServeProcess(yaml) as server:` serves at `server.base_url` until the block ends.
 
     `edit(config)` may change the loaded YAML before it is written out; `log_path` holds what `serve run` printed.
-    `module` is what runs the YAML: Serve's own command, or one that becomes it. Serve takes ten seconds to end
-    gracefully; without `ends_gracefully` all processes are killed at once.
+    `module` is what runs the YAML: Serve's own command, or one that becomes it; `environ` is added to its environment,
+    where RAY_ADDRESS names a cluster that is there. Serve takes ten seconds to end gracefully; without
+    `ends_gracefully` all processes are killed at once.
     """
 
     def __init__(
@@ -62,12 +64,14 @@ class ServeProcess:
         ready_timeout_s: float = 180.0,
         module: Sequence[str] = ("ray.serve.scripts", "run"),
         ends_gracefully: bool = True,
+        environ: Mapping[str, str] | None = None,
     ) -> None:
         self.port = free_port()
         self.base_url = f"http://127.0.0.1:{self.port}"
         self.ready_timeout_s = ready_timeout_s
         self._module = module
         self._ends_gracefully = ends_gracefully
+        self.environ = dict(environ or {})
         self.start_time_s = 0.0
         self._last_log = ""  # once the block has ended and its directory is gone
         # Short: unix socket paths under it may not exceed 107 characters.
@@ -101,14 +105,14 @@ class ServeProcess:
 
     def __enter__(self) -> ServeProcess:
         env = {
-            **os.environ,
+            **{name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"},
             "RAY_TMPDIR": str(self.tmp / "ray"),
             "RAY_worker_niceness": "0",  # as under `make serve`
             "RAY_prestart_worker_first_driver": "0",
             "RAY_enable_output_error_log_if_still_retry": "0",
             "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
+            **self.environ,
         }
-        env.pop("RAY_ADDRESS", None)
         with self.log_path.open("wb") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", *self._module, str(self._config)],
@@ -158,6 +162,26 @@ class ServeProcess:
                 return
             time.sleep(0.2)
         raise RuntimeError(f"not ready after {self.ready_timeout_s} s:\n{self.log()[-4000:]}")
+
+    def deploy(self, change: Callable[[dict[str, Any]], None], timeout_s: float = 120.0) -> None:
+        """`serve deploy` of the YAML with its application changed, to this cluster; RuntimeError says why not."""
+        config = yaml.safe_load(self._config.read_text())
+        change(config["applications"][0])
+        path = self.tmp / "changed.yaml"
+        path.write_text(yaml.safe_dump(config))
+        done = subprocess.run(
+            [sys.executable, "-m", "ray.serve.scripts", "deploy", str(path), "-a", self.dashboard()],
+            env={**os.environ, "RAY_AUTH_MODE": "token"}, cwd=ROOT, capture_output=True, text=True, timeout=timeout_s,
+        )  # fmt: skip
+        if done.returncode:
+            raise RuntimeError(f"serve deploy ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+
+    def dashboard(self) -> str:
+        """Address of Ray's dashboard."""
+        found = re.search(r"dashboard at \S*?(http://[\d.:]+)", self.log())
+        if found is None:
+            raise RuntimeError("the server's log names no dashboard")
+        return found.group(1)
 
     def health(self) -> int:
         """HTTP status of /health; 0 when nothing answers."""

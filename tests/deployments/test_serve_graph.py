@@ -8,15 +8,11 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import re
 import secrets
 import signal
 import socket
-import subprocess
-import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -24,7 +20,6 @@ import httpx
 import openai
 import psutil
 import pytest
-import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.engine.model_info import resolve_model
@@ -480,32 +475,13 @@ def test_scale_down_lets_streams_finish(server: ServeProcess) -> None:
     with ThreadPoolExecutor(8) as pool:
         running = [pool.submit(lambda: list(stream(server, max_tokens=1500))) for _ in range(8)]
         wait_until(lambda: both_run(server), "both run")
-        _deploy(server, change)
+        server.deploy(change, limits.patience_s())
         results = [future.result(limits.patience_s()) for future in running]
     finishes = [json.loads(chunks[-2])["choices"][0]["finish_reason"] for chunks in results]
     assert finishes == ["length"] * 8
     wait_until(lambda: len(replicas(server, "Engine-fast")) == 1, "one replica is gone")
     assert list(stream(server, max_tokens=3))[-1] == "[DONE]"
     assert server.health() == 200
-
-
-def _deploy(server: ServeProcess, change: Callable[[dict[str, Any]], None]) -> None:
-    """`serve deploy` of the changed file, to the running cluster."""
-    config = yaml.safe_load((server.tmp / "serve.yaml").read_text())
-    change(config["applications"][0])
-    path = server.tmp / "changed.yaml"
-    path.write_text(yaml.safe_dump(config))
-    address = re.search(r"dashboard at \S*?(http://[\d.:]+)", server.log())
-    assert address is not None
-    done = subprocess.run(
-        [sys.executable, "-m", "ray.serve.scripts", "deploy", str(path), "-a", address.group(1)],
-        env={**os.environ, "RAY_AUTH_MODE": "token"},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=limits.patience_s(),
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_lost_ingress_connection_leaves_no_request(server: ServeProcess) -> None:
@@ -558,7 +534,7 @@ def test_every_ingress_tells_the_metrics_of_all(server: ServeProcess) -> None:
         list(stream(server, max_tokens=1))
         return min([*routed().values(), 0.0] if len(routed()) < 2 else routed().values()) > 0
 
-    _deploy(server, change)
+    server.deploy(change, limits.patience_s())
     wait_until(both_work, "requests go through both ingresses", 60)
     last = routed()
     for _ in range(8):
