@@ -1,0 +1,60 @@
+"""What an operator does: a new configuration, fewer replicas, a node that is taken back."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+from loadtest.faults.fault import Fault
+from loadtest.faults.shapes import NODES
+from loadtest.faults.site import Site
+
+_LIMIT_S = 700.0  # more than Serve gives a replica to end
+_DEADLINE_S = 60
+
+
+async def _update(site: Site, rng: random.Random) -> list[str]:
+    """`serve deploy` of a changed engine option, which replaces every replica one after the other."""
+    old = await asyncio.to_thread(site.replicas)
+
+    def change(application: dict[str, Any]) -> None:
+        application["args"]["models"][0]["engine"]["max_num_seqs"] = rng.randint(64, 127)
+
+    await asyncio.to_thread(site.deploy, change)
+    if not await site.until(lambda: not old & site.replicas(), _LIMIT_S):
+        return ["the update did not end"]
+    return []
+
+
+async def _scale_down(site: Site, rng: random.Random) -> list[str]:
+    def change(application: dict[str, Any]) -> None:
+        application["deployments"] = [{"name": "Engine-tiny-chat", "num_replicas": 1}]
+
+    await asyncio.to_thread(site.deploy, change)
+    if not await site.until(lambda: len(site.replicas()) == 1 == site.counts()["engine"], _LIMIT_S):
+        return ["the replica did not go"]
+    return []
+
+
+async def _scale_up(site: Site) -> None:
+    await asyncio.to_thread(site.deploy, lambda application: None)
+
+
+async def _drain(site: Site, rng: random.Random) -> list[str]:
+    """A node is announced to go in a minute; it goes once nothing of ours is on it."""
+    old = await asyncio.to_thread(site.replicas)
+    await asyncio.to_thread(site.nodes.add)
+    await asyncio.to_thread(site.nodes.drain, _DEADLINE_S)
+    if not await site.until(lambda: len(old & site.replicas()) == 1, _DEADLINE_S):
+        return ["the node's replica was still there at the deadline"]
+    return []
+
+
+FAULTS = (
+    Fault("rolling_update", 20, "`serve deploy` of a changed engine option", _update, keeps_on=True, is_long=True),
+    Fault("scale_down", 20, "`serve deploy` of one replica instead of two", _scale_down, _scale_up, keeps_on=True,
+          is_long=True),
+    Fault("node_drained", 20, "a node is taken back: `ray drain-node`", _drain, shape=NODES, keeps_on=True,
+          ends_site=True, is_long=True),
+)  # fmt: skip

@@ -1,0 +1,88 @@
+"""`import_path` of a deployment whose engines can be harmed from within: the real graph over the real engine, but
+
+- a request with POISON_SEED ends the engine's process, as an input would that meets a fault in a kernel;
+- what the engines tell the Routers of their caches is partly lost, doubled, late or made up.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Callable
+from typing import Any
+
+from ray import serve
+
+from app.config import EngineConfig
+from app.deployments.app import build_graph
+from app.deployments.engine_factory import ReplicaEngine, create_engine
+from app.deployments.serve_args import parse_args
+from app.engine.kv_cache.kv_events import KVEventSink, KVTier
+from app.engine.outputs import EngineOutput
+from app.engine.request import EngineRequest
+from app.engine.stats import StatsRecorder
+
+POISON_SEED = 666_666
+
+
+def build(args: dict[str, Any]) -> serve.Application:
+    """See the head of this file."""
+    return build_graph(parse_args(args), create_harmful_engine)
+
+
+def create_harmful_engine(
+    config: EngineConfig,
+    block_hash_key: bytes,
+    on_outputs: Callable[[list[EngineOutput]], None],
+    on_fatal: Callable[[BaseException], None],
+    recorder: StatsRecorder,
+    kv_event_sink: KVEventSink,
+) -> ReplicaEngine:
+    """The engine with both harms."""
+    engine = create_engine(config, block_hash_key, on_outputs, on_fatal, recorder, Garbler(kv_event_sink))
+    add_request = engine.add_request
+
+    def add(request: EngineRequest) -> None:
+        if request.sampling_params.seed == POISON_SEED:
+            os.kill(os.getpid(), signal.SIGKILL)
+        add_request(request)
+
+    engine.add_request = add  # type: ignore[method-assign]
+    return engine
+
+
+class Garbler:
+    """A KVEventSink before another one: a quarter of what it hears is lost, a quarter said twice, a quarter late."""
+
+    def __init__(self, sink: KVEventSink) -> None:
+        self._sink = sink
+        self._random = random.Random(0)
+        self._late: list[Callable[[], None]] = []
+
+    def stored(self, parent: bytes, hashes: list[bytes], tier: KVTier = "device") -> None:
+        """See KVEventSink; now and then blocks are stored that nobody has."""
+        if self._random.random() < 0.1:
+            self._sink.stored(parent, [self._random.randbytes(16) for _ in hashes], tier)
+        self._tell(lambda: self._sink.stored(parent, list(hashes), tier))
+
+    def removed(self, hashes: list[bytes], tier: KVTier = "device") -> None:
+        """See KVEventSink."""
+        self._tell(lambda: self._sink.removed(list(hashes), tier))
+
+    def cleared(self, tier: KVTier = "device") -> None:
+        """See KVEventSink."""
+        self._sink.cleared(tier)
+
+    def _tell(self, event: Callable[[], None]) -> None:
+        fate = self._random.randrange(4)
+        if fate == 0:
+            return
+        if fate == 1:
+            self._late.append(event)
+            return
+        event()
+        if fate == 2:
+            event()
+        while self._late:
+            self._late.pop()()

@@ -1,0 +1,75 @@
+"""The deployments that faults strike: the shipped configuration of two replicas, and what some faults need besides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.serve_process import ROOT
+
+Edit = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A deployment: its file in configs/serve, what is changed in it, and the Ray cluster that it joins.
+
+    With `num_nodes` its cluster is started first, by `ray start`, with a raylet a node; without, by `serve run`.
+    """
+
+    name: str
+    edit_args: Edit | None = None  # of the application
+    config: Path = ROOT / "configs/serve/two-replicas.yaml"
+    import_path: str = ""
+    environ: Mapping[str, str] = field(default_factory=dict)  # `{tmp}` is the deployment's directory
+    num_nodes: int = 0
+    node_cpus: float = 2
+    redis: bool = False
+    has_link: bool = False  # the second node in a network of its own, behind relay.py
+    module: tuple[str, ...] = ("ray.serve.scripts", "run")
+
+    def edit(self, config: dict[str, Any]) -> None:
+        """Change the loaded YAML."""
+        application = config["applications"][0]
+        if self.import_path:
+            application["import_path"] = self.import_path
+        if self.edit_args is not None:
+            self.edit_args(application["args"])
+
+
+def _gang(args: dict[str, Any]) -> None:
+    """Two tensor-parallel workers a replica."""
+    (model,) = args["models"]
+    model["cpus_per_worker"] = 0.25
+    model["engine"]["tensor_parallel_size"] = 2
+
+
+def _little_memory(args: dict[str, Any]) -> None:
+    """A KV cache that holds a few of the streams."""
+    (model,) = args["models"]
+    model["engine"]["num_blocks"] = 160
+
+
+# Ray looks for a dead node every three seconds, five times: made for clusters of thousands.
+_WATCHFUL = {"RAY_health_check_period_ms": "1000", "RAY_health_check_failure_threshold": "3"}
+_PATIENT = {"RAY_gcs_rpc_server_reconnect_timeout_s": "300"}
+
+FAKE_TIME_LIBRARY = "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1"
+_FAKED = {
+    "LD_PRELOAD": FAKE_TIME_LIBRARY,
+    "FAKETIME_TIMESTAMP_FILE": "{tmp}/clock",
+    "FAKETIME_CACHE_DURATION": "1",
+    "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+}
+
+PAIR = Shape("pair")
+GANG = Shape("gang", _gang)
+LITTLE_MEMORY = Shape("little memory", _little_memory)
+NODES = Shape("two nodes", num_nodes=2, node_cpus=1, environ=_WATCHFUL)
+FAR_NODES = Shape("far nodes", num_nodes=2, node_cpus=1, environ=_WATCHFUL, has_link=True)
+REDIS = Shape("redis", num_nodes=1, redis=True, environ=_PATIENT)
+FAKED_TIME = Shape("faked time", environ=_FAKED)
+OWN_MOUNTS = Shape("own mounts", module=("loadtest.faults.own_mounts",))
+HARMFUL = Shape("harmful", import_path="loadtest.faults.harmful_app:build")
