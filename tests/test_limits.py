@@ -28,6 +28,7 @@ OWN_CLOCK = {
     "cli/batch/test_command.py": PLAYS,
     "deployments/fake_engine.py": PLAYS,
     "e2e/test_acceptance.py": TIMED,
+    "e2e/test_closed.py": TIMED,
     "e2e/test_faults.py": TIMED,
     "e2e/test_worker_group_faults.py": TIMED,
     "e2e/test_idle.py": TIMED,

@@ -1,0 +1,94 @@
+"""A request may name any address: the server asks none of them, and says which field it does not take (SSRF)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from app.api.app import create_app
+from app.config import RequestLimits
+
+URLS = (
+    "http://169.254.169.254/latest/meta-data/",
+    "http://127.0.0.1:8265/api/jobs/",
+    "https://example.com\\@127.0.0.1/x.png",
+    "file:///etc/passwd",
+    "gopher://127.0.0.1:6379/_FLUSHALL",
+    "data:image/jpeg;base64,/9j/4AAQSkZJRg==",
+)
+CONNECTING = ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto", "urllib.Request")
+
+_seen: list[str] | None = None
+
+
+def _listen(event: str, arguments: tuple[Any, ...]) -> None:
+    if _seen is not None and event in CONNECTING:
+        _seen.append(f"{event}{arguments[1:]}")
+
+
+sys.addaudithook(_listen)  # for good, but it hears nothing outside of these tests
+
+
+@pytest.fixture
+def connections() -> Iterator[list[str]]:
+    """What the process asked of the network meanwhile."""
+    global _seen
+    _seen = []
+    yield _seen
+    _seen = None
+
+
+def bodies(url: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every place of every dialect where some server takes an address."""
+    text = {"type": "text", "text": "look"}
+    chat_parts: tuple[dict[str, Any], ...] = (
+        {"type": "image_url", "image_url": {"url": url}},
+        {"type": "video_url", "video_url": {"url": url}},
+        {"type": "audio_url", "audio_url": {"url": url}},
+        {"type": "file", "file": {"file_data": url}},
+    )
+    for part in chat_parts:
+        yield "/v1/chat/completions", {"messages": [{"role": "user", "content": [text, part]}]}
+        yield "/tokenize", {"messages": [{"role": "user", "content": [text, part]}]}
+    for item in ({"type": "input_image", "image_url": url}, {"type": "input_file", "file_url": url}):
+        yield "/v1/responses", {"input": [{"role": "user", "content": [item]}]}
+        yield "/v1/responses/input_tokens", {"input": [{"role": "user", "content": [item]}]}
+    mcp = {"type": "mcp", "server_label": "x", "server_url": url}
+    yield "/v1/responses", {"input": "hi", "tools": [mcp]}
+    source = {"type": "url", "url": url}
+    for kind in ("image", "document"):
+        message = {"role": "user", "content": [{"type": kind, "source": source}]}
+        yield "/v1/messages", {"model": "m", "max_tokens": 5, "messages": [message]}
+    servers = [{"type": "url", "url": url, "name": "x"}]
+    hello = [{"role": "user", "content": "hi"}]
+    yield "/v1/messages", {"model": "m", "max_tokens": 5, "messages": hello, "mcp_servers": servers}
+
+
+@pytest.mark.parametrize("url", URLS)
+def test_no_address_of_a_request_is_asked(client: Any, connections: list[str], url: str) -> None:
+    async def ask() -> list[tuple[str, httpx.Response]]:
+        transport = httpx.ASGITransport(create_app(client, RequestLimits()))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+            return [(path, await http.post(path, json=body)) for path, body in bodies(url)]
+
+    for path, answer in asyncio.run(ask()):
+        assert answer.status_code == 400, (path, answer.text)
+        assert json.loads(answer.text)["error"]["message"]
+    assert connections == []
+    assert client.requests == []
+
+
+def test_a_connection_would_be_seen(connections: list[str]) -> None:
+    import socket
+
+    with socket.socket() as probe:
+        probe.settimeout(1.0)
+        with pytest.raises(OSError):
+            probe.connect(("127.0.0.1", 1))
+    assert connections
