@@ -13,7 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationIn
 from app.backends import ATTENTION_BACKENDS, QUANT_METHODS
 from app.bounds import MAX_TEXT_CHARS
 
-# Of the environment, for what does not belong in a file: API keys, separated by commas or white space; a file of them.
+# Environment variables for what does not belong in a file: API keys, separated by commas or spaces; a file of keys.
 KEYS_VARIABLE = "MANTA_API_KEYS"
 KEYS_FILE_VARIABLE = "MANTA_API_KEYS_FILE"
 

@@ -87,7 +87,7 @@ class Layer:
         return OPS.paged_attention(self.query, cache, meta, scale=self.sizes["head_dim"] ** -0.5)
 
     def seconds(self, cascade: bool) -> float:
-        """Of one layer, its part of the lists not counted."""
+        """The time of one layer, its part of the lists not counted."""
         meta = self.metadata(cascade)
         self.attend(meta, self.caches[0])  # makes the lists
 
@@ -98,7 +98,7 @@ class Layer:
         return graph_s(run, self.device) / len(self.caches)
 
     def lists_s(self) -> float:
-        """Of finding what is shared, once a step."""
+        """The time of finding what is shared, once a step."""
         group = self.heads // self.sizes["num_kv_heads"]
         tile = choose_cascade_tile(self.batch * group, self.sizes["head_dim"], self.dtype)
         group_slots = group_slots_of(tile, group)

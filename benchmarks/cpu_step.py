@@ -39,7 +39,7 @@ from benchmarks.shapes import write_shape
 BUILT_IN = "tiny-chat"
 CHUNK = 2048  # most tokens of a step
 VOCAB = 1000
-BATCHES = [1, 8, 32]  # of the comparison
+BATCHES = [1, 8, 32]  # those of the comparison
 GREEDY = SamplingParams(temperature=0.0, seed=0, ignore_eos=True)
 
 
@@ -155,7 +155,7 @@ def transformers_model(options: dict[str, Any], directory: Path) -> Any:
 
 
 def some_prompts(size: int) -> list[list[int]]:
-    """Of 32 tokens; 64 more are generated for each."""
+    """Prompts of 32 tokens; 64 more are generated for each."""
     prompts: list[list[int]] = np.random.default_rng(size).integers(3, VOCAB, (size, 32)).tolist()
     return prompts
 

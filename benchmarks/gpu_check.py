@@ -23,7 +23,7 @@ from app import LLM, SamplingParams
 from benchmarks.offline import make_llm, write
 from benchmarks.shapes import SHAPES
 
-LENGTHS = [3 + 13 * i for i in range(24)]  # of the prompts: across block edges; not every batch is a captured size
+LENGTHS = [3 + 13 * i for i in range(24)]  # the prompts': across block edges; not every batch is a captured size
 SMALL: dict[str, Any] = {"dtype": "float32", "max_model_len": 1024, "max_num_seqs": 32, "gpu_memory_utilization": 0.2}
 
 
@@ -32,7 +32,7 @@ def _prompts() -> list[list[int]]:
 
 
 def _params(kind: str) -> list[SamplingParams]:
-    """Of each request; lengths differ so that the batch shrinks one by one."""
+    """The tokens of each request; lengths differ so that the batch shrinks one by one."""
     made = []
     for i in range(len(LENGTHS)):
         options: dict[str, Any] = {"temperature": 0.0, "seed": i, "max_tokens": 8 + 2 * i, "ignore_eos": True}

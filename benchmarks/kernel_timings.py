@@ -135,7 +135,7 @@ def graph_ms(call: Callable[[], object]) -> float:
 
 
 def scales_for(kv_dtype: torch.dtype) -> torch.Tensor | None:
-    """Of a quantized cache: powers of 2, so that the same cache can be written in bf16 without loss."""
+    """Scales of a quantized cache: powers of 2, so that the same cache can be written in bf16 without loss."""
     return 2.0 ** torch.arange(-8.0, 8.0, device="cuda").view(2, NUM_KV_HEADS) if kv_dtype == KV_FP8 else None
 
 

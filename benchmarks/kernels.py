@@ -37,7 +37,7 @@ from tests.kernels.attention.cases import Batch, contiguous_attention, make_batc
 
 QUICK_BUDGET_S = 45.0
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-TOLERANCE = {"bf16": 8e-3, "fp16": 1e-3, "fp32": 2e-6}  # of norm(out - truth) / norm(truth)
+TOLERANCE = {"bf16": 8e-3, "fp16": 1e-3, "fp32": 2e-6}  # bounds of norm(out - truth) / norm(truth)
 SWEPT = ("decode", "decode-fp8", "prefill", "prefill-fp8")  # fp8: of the KV cache
 SWEPT_DECODES = [(1, 1, 576), (8, 1, 576), (32, 1, 576), (256, 1, 1024), (64, 1, 4096), (1, 1, 32768)]
 MIXED = [(1, 1), (1, 2500), (1, 257), (1, 1024), (1, 16), (300, 300), (129, 900), (1, 9), (64, 1100)]

@@ -35,7 +35,7 @@ def greedy(llm: LLM, prompts: list[list[int]]) -> list[list[int]]:
 
 @torch.inference_mode()
 def gaps(judge: Any, prompts: list[list[int]], left: list[list[int]], right: list[list[int]]) -> list[float]:
-    """Of each request that differs: the difference in logprob at the first token that does."""
+    """The difference in logprob at the first token that differs, for each request with one."""
     found = []
     for prompt, a, b in zip(prompts, left, right, strict=True):
         place = next((i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y), None)

@@ -13,7 +13,7 @@ from benchmarks.shapes import SHAPES
 BANDWIDTH = 4.3e12  # bytes/s
 FLOPS = 790e12
 ATTENTION_FLOPS = 0.75 * FLOPS
-BYTES = 2  # of a weight, and of an element of the KV cache unless that is in fp8: bf16
+BYTES = 2  # bf16: a weight, and an element of the KV cache unless that is in fp8
 
 
 @dataclass(slots=True, frozen=True)
@@ -22,7 +22,7 @@ class Floor:
 
     layer_weights: int  # parameters of all layers
     head_weights: int
-    kv_bytes: int  # of a token in all layers
+    kv_bytes: int  # one token in all layers
     attention_width: int  # layers * query heads * head size
 
     @classmethod

@@ -25,7 +25,7 @@ from app.engine.kv_cache.kv_events import KVEvent, KVEventBatch
 
 BLOCK_SIZE = 16
 CHAIN_BLOCKS = 250  # blocks of a chain that one replica holds: 4,000 tokens
-SHARED_CHAINS = 20  # of them every fourth replica holds the first ones, as it would a system prompt
+SHARED_CHAINS = 20  # every fourth replica holds the first ones, as it would a system prompt
 BATCH_BLOCKS = 32  # hashes of one event batch while serving
 
 

@@ -44,7 +44,7 @@ COLD_BYTES = 200e6
 SHARED_BYTES = 220 << 10
 SQUARES = 64  # shares of a deferred norm's sums
 EPS = 1e-6
-Call = Callable[[int], object]  # of copy i of the weight
+Call = Callable[[int], object]  # takes i: a product with copy i of the weight
 
 
 def tiles(rows: int, kind: str) -> list[SmallTile]:

@@ -38,7 +38,7 @@ NUM_REPLICAS = 4
 NUM_GROUPS = 50
 REQUESTS_PER_GROUP = 20
 POOL_PREFIXES = 16
-IN_FLIGHT_BLOCKS = 4  # of a request beside its prefix
+IN_FLIGHT_BLOCKS = 4  # a request's, beside its prefix
 PREFIX_WORDS = 260
 MAX_TOKENS = 8
 # On a crowded machine the ingress would soon place by itself: this compares routers, not what happens without one.
@@ -72,7 +72,7 @@ class Outcome:
     ttft_p99_ms: float
     wall_s: float
     hot_replicas: int  # that took at least a twentieth of the crowd
-    hot_home_share: float  # of the crowd, on the replica that took most
+    hot_home_share: float  # the part of the crowd on the replica that took most
     failed: int
     levels: dict[str, int]  # how many prompts were placed by what: "ingress" is without the Router
 

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 class AnswerRecord:
     """One request. `begin` is in seconds since the epoch; all other times are seconds since `begin`."""
 
-    kind: str  # of user: chat, long-prompt, ...
+    kind: str  # the user's: chat, long-prompt, ...
     begin: float
     ttft_s: float | None = None  # to the first chunk of the answer; None when nothing came
     gaps_s: list[float] = field(default_factory=list)  # between neighbouring chunks: the samples of ITL

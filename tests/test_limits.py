@@ -40,7 +40,7 @@ OWN_CLOCK = {
     "loadtest/conftest.py": PLAYS,
     "test_limits.py": "its examples",
 }
-WAITS = {"wait", "join", "result", "exception"}  # of a limit, as any keyword is with "timeout" in its name
+WAITS = {"wait", "join", "result", "exception"}  # take a limit, as any keyword is with "timeout" in its name
 
 
 class Machine:

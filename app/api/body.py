@@ -21,13 +21,13 @@ from app.errors import InvalidRequestError
 BodyT = TypeVar("BodyT", bound=BaseModel)
 
 # Python's parsers hold the interpreter lock, also in a thread: what one body costs is bounded by what is in it.
-MAX_MEMBERS = 1 << 17  # of all objects of a body; each may be a fault, and faults cost more than what is right
+MAX_MEMBERS = 1 << 17  # members of all objects of a body; each may be a fault, and faults cost more than what is right
 MAX_CONTAINERS = 1 << 17  # arrays and objects: some hundred bytes and a microsecond each
-MAX_VALUES = 1 << 21  # of all arrays and objects, such as token ids
+MAX_VALUES = 1 << 21  # values in all arrays and objects, such as token ids
 # Texts may be JSON again (arguments of earlier calls, schemas), which is parsed too: brackets and quotes of all texts.
 MAX_BRACKETS_OF_TEXTS = 1 << 20
 MAX_QUOTES_OF_TEXTS = 1 << 21
-MAX_DEPTH = 64  # of nested arrays and objects, unless the application's limits say otherwise
+MAX_DEPTH = 64  # levels of nested arrays and objects, unless the application's limits say otherwise
 # An unclosed string takes all that is left: tried again at each of its quotes, it would cost the square of its length.
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 # Some thousand strings and what is between them, then the lock is let go. It matches everywhere, or it would look for a

@@ -24,7 +24,7 @@ class Api:
     ingress: IngressConfig
     stores: Stores  # what clients leave here
     post: Post  # to the application's own routes
-    state: State  # of the application: its pools, and what outlives a request
+    state: State  # the application's: its pools, and what outlives a request
 
 
 @dataclass(frozen=True, slots=True)

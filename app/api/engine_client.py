@@ -34,7 +34,7 @@ class ServedModel:
     created: int = 0  # seconds since the epoch
     max_num_seqs: int | None = None  # requests that all replicas together run at a time; None where unknown
     num_replicas: int = 1
-    pooling: PoolingInfo | None = None  # of a model that gives vectors; None: it generates
+    pooling: PoolingInfo | None = None  # set for a model that gives vectors; None: it generates
     tool_parser: str = "auto"  # as ModelConfig has them
     reasoning_parser: str = "auto"
 

@@ -24,7 +24,7 @@ class Answer:
     body: Any  # JSON, or the text where it is none
     request_id: str = ""
     retry_after_s: float | None = None
-    num_bytes: int = 0  # of the body
+    num_bytes: int = 0  # the body's size
 
     @classmethod
     def of(cls, status: int, headers: dict[str, str], raw: bytes) -> Answer:

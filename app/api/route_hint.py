@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import Request
 from starlette.routing import Match
 
-MAX_PATH = 1024  # of what is looked at: a longer one is no slip
+MAX_PATH = 1024  # characters; a longer path is no slip and is not looked at
 
 
 def route_hint(request: Request) -> str:
@@ -13,7 +13,7 @@ def route_hint(request: Request) -> str:
     path = request.url.path
     if len(path) > MAX_PATH:
         return ""
-    found = path.rfind("/v1/")  # of /v1/v1/messages, /openai/v1/models, /v1/tokenize
+    found = path.rfind("/v1/")  # as in /v1/v1/messages, /openai/v1/models, /v1/tokenize
     nears = (path[found:], path[found + 3 :]) if found >= 0 else ("/v1" + path,)
     for near in nears:
         if near != path and _exists(request, near):

@@ -54,7 +54,7 @@ class Beam:
     cumulative_logprob: float
     logprobs: list[TokenLogprobs]  # one per token
     finish_reason: Literal["stop", "length"] | None = None
-    score: float = 0.0  # of a finished one: what it is ranked by
+    score: float = 0.0  # what a finished one is ranked by
 
     def grown(self, entry: TokenLogprobs, place: int, num_shown: int) -> Beam:
         """This beam and the token at `place` of `entry`, with the `num_shown` most likely beside it."""

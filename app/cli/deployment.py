@@ -69,7 +69,7 @@ def wait_until_running(names: Sequence[str], poll_s: float = POLL_S) -> str | No
 
 
 def failure(status: ServeStatus, names: Sequence[str]) -> str | None:
-    """In one line, why one of these applications failed; None when none did."""
+    """Why one of these applications failed, in one line; None when none did."""
     for name in names:
         application = status.applications.get(name)
         if application is None or application.status != "DEPLOY_FAILED":

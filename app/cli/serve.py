@@ -23,7 +23,7 @@ from app.config import KEYS_FILE_VARIABLE, KEYS_VARIABLE
 from app.deployments.haproxy import lost_settings
 from app.errors import ConfigError
 
-ROOT = Path(__file__).resolve().parent.parent.parent  # of the package: replicas must be able to import it
+ROOT = Path(__file__).resolve().parent.parent.parent  # the package's: replicas must be able to import it
 HEADER = "# Written by `manta serve`; all options and their meaning: `manta serve --help`. Run it: manta serve {path}\n"
 
 

@@ -23,7 +23,7 @@ class EngineMetrics:
 
     def __init__(self, recorder: MetricsRecorder) -> None:
         self._recorder = recorder
-        self._reasons: dict[str, FinishReason] = {}  # of requests that the ingress ended, by request id, oldest first
+        self._reasons: dict[str, FinishReason] = {}  # why the ingress ended requests, by request id, oldest first
         self._itl = recorder.histogram("vllm:inter_token_latency_seconds")
 
     def kv_cache(self, block_size: int, num_blocks: int, max_model_len: int) -> None:
@@ -37,7 +37,7 @@ class EngineMetrics:
         if reason == "abort":
             return
         self._reasons[request_id] = reason
-        if len(self._reasons) > MAX_REASONS:  # of a request that had ended by itself just before, nobody asks
+        if len(self._reasons) > MAX_REASONS:  # nobody asks for a request that had ended by itself just before
             self._reasons.pop(next(iter(self._reasons)), None)
 
     def record_step(self, step: StepStats) -> None:

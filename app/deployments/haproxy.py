@@ -24,12 +24,12 @@ SETTINGS = (
     # pieces gain nothing by the second, and its pipes cost a file descriptor for every other connection.
     "no option splice-request",
     "no option splice-response",
-    # To the end of the headers: a connection that never gets there would hold its place for good.
+    # Time to the end of the headers: a connection that never gets there would hold its place for good.
     "timeout http-request 10s",
 )
 ENVIRONMENT = {
     "RAY_SERVE_HAPROXY_RETRY_ON": "\n".join(("conn-failure", *SETTINGS)),
-    # Of a client that neither sends the rest of its body nor reads its answer; waiting for an answer is no silence.
+    # A client's silence: it neither sends the rest of its body nor reads its answer; waiting for one does not count.
     "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": "120",
     # Connections; HAProxy wants two file descriptors for each, and does not start where the hard limit is lower.
     "RAY_SERVE_HAPROXY_MAXCONN": "8000",

@@ -46,7 +46,7 @@ from app.telemetry.metrics import MetricsRecorder
 PING_TIMEOUT_S = 2.0
 EXPLAIN_TIMEOUT_S = 2.0
 ROUTER_REST_S = 1.0  # a Router that did not answer is not asked again for so long
-MAX_DEATHS = 2  # of engine replicas under one request
+MAX_DEATHS = 2  # engine replicas that may die under one request
 READY_WAIT_S = 60.0  # once one model can answer, the others get so long before the ingress opens without them
 
 logger = logging.getLogger("manta.ingress")
@@ -281,6 +281,6 @@ class Ingress:
 
 
 def _arguments(model: str, query: RouteQuery) -> tuple[str, int, int, bytes, str, str]:
-    """Of Router.route: the hashes as one piece, which costs less on the way than many."""
+    """The arguments of Router.route: one bytes object of all hashes is cheaper to send than many."""
     hashes = b"".join(query.block_hashes)
     return (model, query.num_prompt_tokens, query.max_tokens, hashes, query.session, query.adapter)

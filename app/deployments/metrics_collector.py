@@ -15,7 +15,7 @@ from ray import serve
 from app.deployments.channel.serve_port import EngineHandles, metrics_snapshots
 from app.telemetry.metrics import decode_snapshot, render
 
-TIMEOUT_S = 2.0  # of each replica; the page does without those that do not answer
+TIMEOUT_S = 2.0  # for each replica; the page does without those that do not answer
 
 
 class MetricsCollector:

@@ -25,7 +25,7 @@ class PooledResult:
         return cls(array.astype("<f4").tobytes(), array.shape)
 
     def array(self) -> Float32Array:
-        """As an array, which shares the bytes and is read-only."""
+        """The result as an array, which shares the bytes and is read-only."""
         return np.frombuffer(self.data, "<f4").reshape(self.shape)
 
 

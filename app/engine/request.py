@@ -81,7 +81,7 @@ class Request:
     resume_after_step: int = 0  # step messages up to this one must return before it may enter a row again
 
     block_ids: list[int] = field(default_factory=list)
-    block_hashes: list[bytes] = field(default_factory=list)  # of the full blocks of known tokens hashed so far
+    block_hashes: list[bytes] = field(default_factory=list)  # the full blocks' of known tokens, as far as made
     num_published_blocks: int = 0  # leading blocks that are findable by hash
 
     num_cached_tokens: int = 0

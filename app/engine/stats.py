@@ -17,7 +17,7 @@ from app.engine.kv_connector.base import ConnectorStats
 from app.engine.outputs import FinishReason
 from app.engine.request import Request
 
-EWMA_WEIGHT = 0.1  # of the newest sample: about the last twenty steps count
+EWMA_WEIGHT = 0.1  # the newest sample's: about the last twenty steps count
 TYPICAL_OUTPUT_TOKENS = 128.0  # expected length of an answer before any has ended
 
 
@@ -44,7 +44,7 @@ class EngineStats:
     finished_total: dict[str, int]  # by finish reason
     prefill_token_s: float  # average time per prefill token
     decode_step_s: float  # average time of a step that only decodes
-    kv_connector: ConnectorStats | None = None  # of the tier behind the device's prefix cache
+    kv_connector: ConnectorStats | None = None  # the tier behind the device's prefix cache
 
     @property
     def kv_cache_usage(self) -> float:
@@ -110,8 +110,8 @@ class StepStats:
     num_running: int
     num_waiting: int
     step_time_s: float  # as the worker saw it
-    num_prompt_tokens: int = 0  # of the requests whose prompts were completed in the step
-    ttft_s: list[float] = field(default_factory=list)  # of requests that got their first token
+    num_prompt_tokens: int = 0  # prompts that were completed in the step
+    ttft_s: list[float] = field(default_factory=list)  # one for each request that got its first token
     itl_s: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))  # since each other request's last token
 
 

@@ -48,7 +48,7 @@ class NewRequest:
     eos_token_ids: tuple[int, ...]  # masked until min_tokens, with stop_token_ids
     bad_words_token_ids: tuple[tuple[int, ...], ...]
     has_grammar: bool = False  # step messages may carry masks for the row
-    pooling_params: PoolingParams | None = None  # of a request to a pooling model, whose rows never sample
+    pooling_params: PoolingParams | None = None  # set for a pooling model, whose rows never sample
     thinking_budget: ThinkingBudget | None = None
 
 
@@ -132,7 +132,7 @@ class ModelRunnerOutput:
     prompt_logprobs: dict[int, tuple[int, list[TokenLogprobs]]] | None = None
     step_time_s: float = 0.0  # time the device took, as seen by the worker
     loading_since: int = 0  # the oldest step whose loads were still under way; 0: all were done
-    pooled: list[Float32Array] | None = None  # of a pooling model, instead of tokens: the j-th True's result
+    pooled: list[Float32Array] | None = None  # a pooling model's, instead of tokens: the j-th True's result
 
 
 @dataclass(slots=True, frozen=True)

@@ -15,8 +15,8 @@ class WorkerInfo:
     device: str
     dtype: str
     notes: list[str] = field(default_factory=list)  # one line for each choice made and why
-    num_host_blocks: int = 0  # of the host-memory tier
-    block_bytes: int = 0  # of one KV block, over all workers; known where there is a host-memory tier
+    num_host_blocks: int = 0  # in the host-memory tier
+    block_bytes: int = 0  # one KV block's size, over all workers; known where there is a host-memory tier
     num_draft_tokens: int = 0  # that the workers propose for a row after each step that samples in it
 
 

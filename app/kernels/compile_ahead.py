@@ -135,5 +135,5 @@ def _enter(device: torch.device) -> None:
 
 
 def _device_of(signature: Any, device: Any, *_: Any, **__: Any) -> Any:
-    """Of the arguments of JITFunction._do_compile after the key: Triton's number of the device."""
+    """Triton's number of the device, among the arguments of JITFunction._do_compile after the key."""
     return device

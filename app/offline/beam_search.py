@@ -29,7 +29,7 @@ class BeamSearchSequence:
     logprobs: list[TokenLogprobs]  # one for each output token
     cum_logprob: float
     score: float  # cum_logprob / (output tokens) ** length_penalty
-    text: str  # of the output
+    text: str  # the output's
     finish_reason: str
     stop_reason: int | str | None = None
 

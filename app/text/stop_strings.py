@@ -16,7 +16,7 @@ class _Watch:
     def __init__(self, stop: str) -> None:
         self.stop = stop
         self.length = 0
-        self._borders = [0, 0]  # of the beginnings of `stop`, by their length, as far as they were needed
+        self._borders = [0, 0]  # longest border of each prefix of `stop`, by its length, as far as needed
 
     def feed(self, text: str) -> int | None:
         """The index in `text` behind the first match that ends in it, None without one."""

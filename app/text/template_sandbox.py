@@ -23,7 +23,7 @@ from app.text.chat_template import ChatTemplate
 MEMORY_BYTES = 512 << 20  # address space of the process
 START_S = 10.0  # a process on a busy machine takes its time to start; its own limit counts CPU time
 PARAM = "chat_template"
-_ROOT = Path(__file__).resolve().parent.parent.parent  # of the package
+_ROOT = Path(__file__).resolve().parent.parent.parent  # the package's
 
 
 def render_untrusted(

@@ -13,7 +13,7 @@ from loadtest.simulation.traces import create_trace
 from loadtest.simulation.traffic import BLOCK_SIZE, Trace, reuse
 
 TYPICAL_BATCH = 16  # decodes in a step, for the estimate of what a request costs
-LEAST_REQUESTS = 4  # of the largest, that a pool holds
+LEAST_REQUESTS = 4  # a pool holds so many of the largest
 
 
 @dataclass(slots=True, frozen=True)
@@ -35,7 +35,7 @@ class Scale:
 
     length_s: float
     num_blocks: int
-    ideal_hit_rate: float  # of one endless cache that all replicas share
+    ideal_hit_rate: float  # that of one endless cache shared by all replicas
 
     @classmethod
     def of(cls, trace: Trace, setting: Setting, speeds: Speeds) -> Scale:

@@ -58,7 +58,7 @@ class Fleet:
         self._book = LoadBook(chosen, clock=lambda: self.now, index=self._index)
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._order = itertools.count()
-        self._version: dict[str, int] = {}  # of a replica's step: an end that was put off is ignored
+        self._version: dict[str, int] = {}  # a replica's step: an end that was put off is ignored
         self._last_report: dict[str, tuple[LoadReport, float]] = {}
         self._names = itertools.count()
         self._left = 0

@@ -14,7 +14,7 @@ from loadtest.simulation.traffic import SimRequest, Text, Trace, answered
 ZIPF = 1.0  # popularity of the n-th prompt: n ** -ZIPF
 REQUESTS_PER_GROUP = 5.0
 NUM_BURSTS = 8
-DEAD_SHARE = 0.125  # of the replicas, in `churn`
+DEAD_SHARE = 0.125  # the part of the replicas that dies in `churn`
 
 
 def _outputs(rng: random.Random) -> int:

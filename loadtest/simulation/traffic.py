@@ -34,7 +34,7 @@ class SimRequest:
 
     prompt: Text
     whole: Text
-    at: float  # of a root: when it is sent, as a share of the trace's length; of others: about when
+    at: float  # when a root is sent, as a share of the trace's length; about when, for others
     session: str = ""
     delay: float = 0.0  # after the end of the request it follows, as a share of the trace's length
     then: list[SimRequest] = field(default_factory=list)
@@ -54,7 +54,7 @@ class SimRequest:
 
     @property
     def prompt_hashes(self) -> tuple[bytes, ...]:
-        """Of the prompt's full blocks but for its last token, which is always computed."""
+        """Hashes of the prompt's full blocks without its last token, which is always computed."""
         return self.prompt.hashes[: (self.prompt.num_tokens - 1) // BLOCK_SIZE]
 
 

@@ -15,6 +15,6 @@ def test_the_page_is_fresh() -> None:
 
 @pytest.mark.parametrize("body", bodies())
 def test_every_field_is_described(body: type) -> None:
-    """Of the bodies themselves: a reader of the table learns what each field does."""
+    """The bodies themselves are asked: a reader of the table learns what each field does."""
     bare = [name for name, field in body.model_fields.items() if not field.description]  # type: ignore[attr-defined]
     assert bare == []

@@ -37,7 +37,7 @@ def timings(request_id: str, reason: FinishReason) -> RequestTimings:
 
 
 def stats(**changed: Any) -> EngineStats:
-    """Of an engine that has done nothing yet, but for what is `changed`."""
+    """The statistics of an engine that has done nothing yet, but for what is `changed`."""
     zeros: dict[str, Any] = {f.name: 0 for f in fields(EngineStats)}
     return EngineStats(**{**zeros, "num_blocks": 1, "finished_total": {}, "kv_connector": None, **changed})
 

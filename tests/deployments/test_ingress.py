@@ -37,7 +37,7 @@ from tests import limits
 from tests.limits import run, until
 
 N = 8
-NETWORK_TURNS = 300  # of the event loop, while a call is on its way
+NETWORK_TURNS = 300  # turns of the event loop while a call is on its way
 KEY = b"a secret for tests"
 
 
@@ -49,7 +49,7 @@ class Replica:
         self.hub = ChannelHub(self, 64, 8.0)
         self.served: list[str] = []
         self.dead = False
-        self.die: Callable[[], None] | None = None  # of the next request, once it has been taken
+        self.die: Callable[[], None] | None = None  # ends the next request's replica, once it has been taken
 
     def abort(self, request_ids: list[str]) -> None: ...
 

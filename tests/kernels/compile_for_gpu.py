@@ -38,7 +38,7 @@ from app.kernels.sampling import triton_sample, triton_token_masks
 TARGET = GPUTarget("cuda", 90, 32)
 OPTIONS = {"num_warps", "num_stages", "maxnreg", "launch_pdl"}
 EARLY_LAUNCH = {"EARLY": True, "launch_pdl": True}
-SHARED_BYTES = 232_448  # of a program at most
+SHARED_BYTES = 232_448  # a program's at most
 # A call's callee may do any of it.
 GLOBAL_ACCESS = re.compile(r"^\s*(?:@!?%\w+\s+)?(?:[\w.:]+\.global\b|ld\.volatile|cp\.async|call\b)", re.MULTILINE)
 TYPES = {

@@ -160,7 +160,7 @@ class OutputConfig(StrictModel):
 
 
 class Metadata(StrictModel):
-    """About the request."""
+    """Anthropic's `metadata` of a request."""
 
     user_id: str | None = Field(None, description="Accepted; changes nothing.")
 

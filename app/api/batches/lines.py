@@ -23,7 +23,7 @@ class BatchRequest:
     custom_id: str
     url: str
     body: dict[str, Any]
-    num_bytes: int  # of the line
+    num_bytes: int  # the line's size
 
 
 @dataclass(slots=True, frozen=True)

@@ -27,7 +27,7 @@ from app.errors import EngineDeadError, InvalidRequestError, MantaError, Overloa
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0
 TRY_LATER = frozenset({429, 502, 503, 504})
 MAX_FAULT_CHARS = 512
-PRIORITY = 1000  # of a request that says nothing of its own: after those that somebody waits for
+PRIORITY = 1000  # for a request without one of its own: after those that somebody waits for
 
 logger = logging.getLogger("manta.api")
 
@@ -69,7 +69,7 @@ class BatchRun:
             self._sending.cancel()
 
     async def run(self) -> None:
-        """To the batch's end; then its status says how it ended. StoreConflictError when it is no longer ours."""
+        """Run the batch to its end, which its status tells. StoreConflictError when it is no longer ours."""
         batch = self.batch
         try:
             if batch.status == "validating" and not await self._check():

@@ -13,7 +13,7 @@ from app.api.origin import check_origin
 from app.config import IngressConfig, RequestLimits
 from app.errors import OverloadedError
 
-FORM_BYTES = 64 << 10  # of a form beside its file
+FORM_BYTES = 64 << 10  # a form's size without its file
 
 
 class Uploads:
@@ -28,7 +28,7 @@ class Uploads:
 
     @asynccontextmanager
     async def admit(self, request: Request) -> AsyncIterator[None]:
-        """While the upload is read and kept. ForeignOriginError, StorageFullError, OverloadedError."""
+        """Hold a place while the upload is read and kept. ForeignOriginError, StorageFullError, OverloadedError."""
         check_origin(request, self._ingress.cors_origins)
         tenant, length = request.state.tenant, request.headers.get("content-length", "")
         num_bytes = int(length[:20]) if length.isdigit() else self._max_bytes

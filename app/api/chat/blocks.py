@@ -37,10 +37,10 @@ class Block:
 
     kind: BlockKind
     index: int
-    name: str = ""  # of the function, for a call
+    name: str = ""  # a call's function
     text: str = ""
     is_cut: bool = False  # the answer reached its limit inside the block
-    logprobs: list[TokenLogprobs] = field(default_factory=list)  # of a text's tokens, where they were asked for
+    logprobs: list[TokenLogprobs] = field(default_factory=list)  # a text's, where they were asked for
 
 
 @dataclass(slots=True)
@@ -67,7 +67,7 @@ class BlockReader:
         self._is_open = False
         self._space = ""
         self._num_early_tokens = 0
-        self._logprobs: list[TokenLogprobs] = []  # of tokens whose text the parser still holds
+        self._logprobs: list[TokenLogprobs] = []  # those of tokens whose text the parser still holds
         self._has_answered = False
 
     @property

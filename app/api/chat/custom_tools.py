@@ -64,7 +64,7 @@ class TextTool(StrictModel):
 
     @property
     def schema_of_arguments(self) -> dict[str, Any]:
-        """To the model it is a function of one string."""
+        """The schema that the model sees: a function of one string."""
         return input_schema(self.grammar)
 
     def for_template(self) -> dict[str, Any]:

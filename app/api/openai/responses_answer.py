@@ -168,7 +168,7 @@ class ResponseEvents(EventFormat):
     def __init__(self, answer: ResponseAnswer, keep: Callable[[], Awaitable[None]]) -> None:
         self._answer = answer
         self._keep = keep
-        self.number = 0  # of the next event
+        self.number = 0  # the next event's
 
     def start(self) -> str:
         """The response before anything was said."""

@@ -188,7 +188,7 @@ class Reasoning(StrictModel):
 
 
 class ResponseStreamOptions(StreamOptions):
-    """About the stream."""
+    """Options of a stream."""
 
     @model_validator(mode="after")
     def _only_obfuscation(self) -> Self:
@@ -247,7 +247,7 @@ class ResponsesRequest(GenerationBody):
     @model_validator(mode="before")
     @classmethod
     def _drop_nulls(cls, data: Any) -> Any:
-        """As for every GenerationBody; what asks for nothing is not refused either, as SDKs send it."""
+        """Drop nulls as every GenerationBody does; what asks for nothing is not refused either, as SDKs send it."""
         if not isinstance(data, dict):
             return data
         given = {name for name, value in data.items() if value not in (None, False, [], {}) and value != 0}

@@ -68,7 +68,7 @@ class CustomInputs:
 
     def __init__(self, names: Collection[str]) -> None:
         self._names = names
-        self._reader: InputReader | None = None  # of the open call, where it is one of a custom tool
+        self._reader: InputReader | None = None  # the open call's, where it is one of a custom tool
 
     def push(self, parts: list[Part]) -> list[Part]:
         """The parts that are certain."""

@@ -18,8 +18,8 @@ from app.errors import InvalidRequestError
 _HEADER = "%llguidance {}"  # the dialect of Lark that knows JSON schemas
 _TEXT = r"(.|\n)*"
 _JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-MAX_CHARS = 4 << 20  # of one Lark text: each argument repeats the definitions of its tool
-MAX_ARGUMENTS = 1024  # of one tool, where each has an expression of its own
+MAX_CHARS = 4 << 20  # one Lark text: each argument repeats the definitions of its tool
+MAX_ARGUMENTS = 1024  # for one tool, where each has an expression of its own
 
 
 class Lark:

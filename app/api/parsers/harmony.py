@@ -113,7 +113,7 @@ class HarmonyReasoningParser(ReasoningParser):
         self._parser.scan = self.scan
 
     def parse(self) -> Steps[None]:
-        """As the parser of the whole form does."""
+        """Parse as the parser of the whole form does."""
         yield from self._parser.parse()
 
     @classmethod

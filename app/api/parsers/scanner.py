@@ -49,7 +49,7 @@ class Scanner:
     # What goes in and out.
 
     def feed(self, text: str) -> None:
-        """More text."""
+        """Take in more text."""
         self._text += text
 
     def take_parts(self) -> list[Part]:

@@ -25,7 +25,7 @@ class XmlParametersParser(ToolParser):
     """Base: a subclass names the tags."""
 
     writes_text = True
-    open: ClassVar[str]  # of a call, or of all calls
+    open: ClassVar[str]  # opens a call, or all calls
     close: ClassVar[str]
     function: ClassVar[tuple[str, str, str]]  # before the name, after it, after the arguments
     parameter: ClassVar[tuple[str, str, str]]  # before the name, between it and the value, after the value

@@ -36,7 +36,7 @@ class LeasedEntry:
         self._version = version
         self._is_over = False
         self.num_chunks = num_chunks
-        self.lock = asyncio.Lock()  # of its changes
+        self.lock = asyncio.Lock()  # held while it changes
 
     async def write(
         self,

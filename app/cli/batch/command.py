@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _sum_up(source: Path, reader: LineReader, results: Results) -> Summary:
-    """Of a batch that has all its results."""
+    """The summary of a batch that has all its results."""
     failed = [results.failed(line) for line in read_requests(source, reader)]
     return Summary(num_skipped=len(failed), num_failed_before=sum(failed))
 

@@ -70,9 +70,9 @@ class Results:
     """The file of results, open to be added to. Use as `with Results.open(path) as results`."""
 
     _descriptor: int
-    _custom_ids: set[str] = field(default_factory=set)  # of requests that have a result
+    _custom_ids: set[str] = field(default_factory=set)  # the requests that have a result
     _bad_lines: set[int] = field(default_factory=set)  # numbers of the bad lines that have one
-    _failed: set[str] = field(default_factory=set)  # of the requests, those whose result is an error
+    _failed: set[str] = field(default_factory=set)  # those of them whose result is an error
 
     @classmethod
     def open(cls, path: Path, *, forget_failed: bool = False) -> Self:

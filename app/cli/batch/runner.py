@@ -27,7 +27,7 @@ class Summary:
     num_done: int = 0  # answered well, in this run
     num_failed: int = 0  # answered with an error, or no request at all, in this run
     num_skipped: int = 0  # had their result before
-    num_failed_before: int = 0  # of those, an error
+    num_failed_before: int = 0  # errors among them
 
 
 class Runner:

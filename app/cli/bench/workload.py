@@ -37,7 +37,7 @@ class Shape:
 
     input_len: int
     output_len: int
-    prefix_len: int = 0  # of input_len's prompt come first: the same for all requests
+    prefix_len: int = 0  # the first tokens of a prompt's input_len: the same for all requests
     range_ratio: float = 0.0
 
 

@@ -56,7 +56,7 @@ class TokenChannel(FrameQueue):
         super().__init__(ingress_id)
         self.channel_id = channel_id
         self.streams: dict[int, _Stream] = {}
-        self.early_aborts: deque[int] = deque(maxlen=EARLY_ABORTS)  # of no stream known here
+        self.early_aborts: deque[int] = deque(maxlen=EARLY_ABORTS)  # for streams that are not known here
         self.draining = False  # its ingress sends no new requests
         self._sequence = 0
 

@@ -35,7 +35,7 @@ class FeedPool:
     ) -> None:
         self.model = model
         self.book = book
-        self.num_batches = 0  # of KV events that were applied
+        self.num_batches = 0  # batches of KV events that were applied
         self.num_gaps = 0  # feeds opened anew because a batch was missing
         self._router_id = router_id
         self._connect = connect

@@ -84,7 +84,7 @@ class LoadReport(msgspec.Struct, array_like=True, frozen=True):
     max_num_seqs: int = 128
     prefill_token_s: float = 0.0  # measured seconds per prefill token; 0 until there is a measurement
     decode_step_s: float = 0.0  # measured seconds of a step that only decodes
-    model_revision: str = ""  # of the checkpoint: what block hashes begin with; empty where nothing is cached
+    model_revision: str = ""  # the checkpoint's: what block hashes begin with; empty where nothing is cached
 
 
 class FeedFrame(msgspec.Struct, array_like=True):

@@ -27,10 +27,10 @@ from app.engine.kv_cache.kv_events import KVEventBatch
 
 NUM_SHARDS = 256
 EVICTED_SHARE = 16  # a full dict gives up this fraction of its entries at once: taking one at a time is quadratic
-MAX_EARLY_BATCHES = 64  # of one replica, kept while an earlier one is missing
+MAX_EARLY_BATCHES = 64  # kept for one replica while an earlier one is missing
 MAX_GONE = 4096  # dropped replicas whose late batches are recognised
 MAX_INTERNED = 1 << 16
-MAX_SPECULATIVE = 1 << 17  # of one generation
+MAX_SPECULATIVE = 1 << 17  # blocks in one generation
 WASTE_PER_BATCH = 64  # entries of an ended generation that go with each batch of events
 
 Outcome = Literal["applied", "stale", "gap"]

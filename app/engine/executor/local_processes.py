@@ -70,7 +70,7 @@ class LocalProcessesExecutor(WorkerGroupExecutor):
         return process
 
     def _check_processes(self) -> None:
-        """While they start: a worker that ended will never connect."""
+        """Raise EngineDeadError if a worker has ended during the start: it will never connect."""
         for rank, process in enumerate(self._processes):
             if process.poll() is not None:
                 raise EngineDeadError(

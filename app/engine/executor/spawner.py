@@ -30,7 +30,7 @@ def spawn(make: Callable[[], T]) -> T:
 
 
 def end_with_the_parent() -> None:
-    """In the child: ask for the signal."""
+    """Ask the kernel, in the child, for the signal."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 

@@ -76,7 +76,7 @@ class KVEventLog:
         self.incarnation = incarnation
         self._pending: deque[tuple[KVEventKind, KVTier, list[bytes]]] = deque()  # append and popleft are atomic
         self._cached: dict[KVTier, set[bytes]] = {tier: set() for tier in TIERS}
-        self._sequence = -1  # of the last batch
+        self._sequence = -1  # the last batch's
 
     def stored(self, parent: bytes, hashes: list[bytes], tier: KVTier = "device") -> None:
         """See KVEventSink."""

@@ -19,7 +19,7 @@ from app.engine.model_info import ModelInfo
 
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 SAMPLE_BYTES = 64
-MAX_SAMPLED_TENSORS = 8192  # of all files together; a read each, three where a tensor is large
+MAX_SAMPLED_TENSORS = 8192  # in all files together; a read each, three where a tensor is large
 WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")
 
 

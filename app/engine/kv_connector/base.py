@@ -23,9 +23,9 @@ class ConnectorStats:
 
     num_blocks: int
     num_cached_blocks: int
-    block_bytes: int  # of one block, over all workers
+    block_bytes: int  # one block's size, over all workers
     query_tokens_total: int  # looked up by requests that got a row, after what the device held
-    hit_tokens_total: int  # of those, loaded
+    hit_tokens_total: int  # those of them that were loaded
     loaded_blocks_total: int
     stored_blocks_total: int
     dropped_blocks_total: int  # given up to make room

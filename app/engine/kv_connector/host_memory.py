@@ -76,7 +76,7 @@ class HostMemory(KVConnector):
         victim = next((block_hash for block_hash in self._slots if block_hash not in self._held), None)
         if victim is None:
             return None
-        if victim in stored:  # of the same batch, and not announced yet
+        if victim in stored:  # it is in the same batch, and not announced yet
             del stored[victim]
         else:
             removed.append(victim)

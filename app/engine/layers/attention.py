@@ -50,7 +50,7 @@ class Attention(AttentionLayer):
         self.sliding_window = s.sliding_window
         self.layer_index = layer_index
         self.rotary = rotary
-        # Of a quantized cache, [2, Hkv]: keys, values. The loader sets what the checkpoint says.
+        # Scales of a quantized cache, [2, Hkv]: keys, values. The loader sets what the checkpoint says.
         self.kv_scales = (
             torch.ones(2, self.num_kv_heads, dtype=torch.float32, device=ctx.device) if ctx.kv_dtype else None
         )
@@ -79,7 +79,7 @@ class Attention(AttentionLayer):
         return self.ops, self.num_heads, self.num_kv_heads, self.head_dim
 
     def plan(self, meta: AttentionMetadata, block_size: int) -> None:
-        """As its backend plans."""
+        """Let the backend plan the step."""
         self.ops.prepare(
             meta,
             num_heads=self.num_heads,

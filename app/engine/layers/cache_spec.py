@@ -24,5 +24,5 @@ class LayerCacheSpec:
         return prod(self.planes) * self.width * self.dtype.itemsize
 
     def block_shape(self, block_size: int) -> tuple[int, ...]:
-        """Of a block."""
+        """The shape of one block."""
         return (*self.planes, block_size, self.width)

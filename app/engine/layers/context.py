@@ -24,8 +24,8 @@ class BuildContext:
     attention_ops: AttentionOps
     groups: ParallelGroups
     stage_layers: range | None = None  # the layers of this pipeline stage; None: all
-    quantization: QuantMethod = PLAIN_METHOD  # of linear layers
-    kv_dtype: torch.dtype | None = None  # of the KV cache; None: `dtype`, as it is
+    quantization: QuantMethod = PLAIN_METHOD  # how linear layers store their weights
+    kv_dtype: torch.dtype | None = None  # the KV cache's; None: `dtype`, as it is
 
 
 @dataclass(slots=True, frozen=True)
@@ -33,8 +33,10 @@ class ForwardContext:
     """One step, as the layers see it. Made by the model runner."""
 
     positions: torch.Tensor  # int64 [T]
-    attention: Sequence[AttentionMetadata]  # of each attention layer of this stage; layers that plan alike share one
-    kv_caches: Sequence[torch.Tensor]  # of each of them that has a cache [B, ...], see its `cache_spec`
+    attention: Sequence[
+        AttentionMetadata
+    ]  # one for each attention layer of this stage; layers that plan alike share one
+    kv_caches: Sequence[torch.Tensor]  # one for each of them that has a cache [B, ...], see its `cache_spec`
     hidden: torch.Tensor | None = None  # [T, C] from the pipeline stage before; None in the first stage
-    inputs: Mapping[str, torch.Tensor] = field(default_factory=dict)  # of per-row features, by name, [T, ...]
+    inputs: Mapping[str, torch.Tensor] = field(default_factory=dict)  # what per-row features bring, by name, [T, ...]
     memo: dict[object, Any] = field(default_factory=dict)  # what layers compute once a step for all of them

@@ -41,7 +41,7 @@ class Plain:
 
 
 class SiluMul:
-    """Of gate and up side by side: silu(gate) * up, [T, N / 2]."""
+    """SwiGLU (Shazeer, 2020) of gate and up side by side: silu(gate) * up, [T, N / 2]."""
 
     def __init__(self, device: torch.device) -> None:
         self._silu_and_mul = fused_ops(device).silu_and_mul

@@ -71,7 +71,7 @@ class Linear(Layer):
         self.ops = linear_ops(ctx.device)
 
     def share(self, axis: Axis, shard_id: str) -> Share:
-        """Of the part `shard_id` of a fused layer ("" where there is one)."""
+        """This rank's share of the part `shard_id` of a fused layer ("" where there is one)."""
         raise NotImplementedError
 
     def load(self, dims: Sequence[Dim], weight: Weight, tensor: CheckpointTensor, shard_id: str) -> None:
@@ -85,7 +85,7 @@ class Linear(Layer):
         target.copy_(tensor.narrow(split, shares[split].start, shares[split].size))
 
     def load_bias(self, weight: Weight, tensor: CheckpointTensor, shard_id: str) -> None:
-        """As `load`."""
+        """Load a bias as `load` does a weight."""
         self.load(BIAS, weight, tensor, shard_id)
 
     def forward(self, x: Rows, epilogue: Epilogue[Any] = PLAIN) -> Any:
@@ -159,7 +159,7 @@ class QKVLinear(MergedColumnLinear):
         super().__init__(ctx, input_size, sizes, bias)
 
     def shard(self, shard_id: str) -> tuple[int, int, int]:
-        """As for merged columns, but ranks that share a KV head read the same share."""
+        """The same as for merged columns, but ranks that share a KV head read the same share."""
         offset, rows, share = super().shard(shard_id)
         return offset, rows, share if shard_id == "q_proj" else share // self.kv_copies
 

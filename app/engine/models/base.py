@@ -24,5 +24,5 @@ class EngineModel(Layer, ABC):
 
     @property
     def attention_layers(self) -> list[AttentionLayer]:
-        """In the order of their `layer_index`."""
+        """The attention layers in the order of their `layer_index`."""
         return [module for module in self.modules() if isinstance(module, AttentionLayer)]

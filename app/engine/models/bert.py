@@ -43,7 +43,7 @@ class BertForSequenceClassification(BertModel):
         return self.classifier(self.dense(pooled).tanh())  # type: ignore[no-any-return]
 
     def own_name(self, name: str) -> str | None:
-        """Besides the encoder's: `bert.pooler.dense` and `classifier`."""
+        """Names beside the encoder's: `bert.pooler.dense` and `classifier`."""
         if name.startswith("classifier."):
             return name
         if name.startswith("bert.pooler.dense."):

@@ -48,7 +48,7 @@ def load_model(info: ModelInfo, ctx: BuildContext, load_format: str, seed: int) 
 
 
 def load_pooling_model(info: ModelInfo, ctx: BuildContext, load_format: str, seed: int) -> PoolingModel:
-    """As `load_model`, for embeddings, scores and classes. What pooling has no use for is left in the checkpoint."""
+    """Load a model for embeddings, scores and classes. What pooling has no use for is left in the checkpoint."""
     kind = POOLING_MODELS.load(info.architecture)
 
     def fill(model: PoolingModel) -> None:

@@ -36,7 +36,7 @@ class RobertaForSequenceClassification(RobertaModel):
         return self.out_proj(self.dense(pooled).tanh())  # type: ignore[no-any-return]
 
     def own_name(self, name: str) -> str | None:
-        """Besides the encoder's: `classifier.dense` and `classifier.out_proj`."""
+        """Names beside the encoder's: `classifier.dense` and `classifier.out_proj`."""
         if name.startswith("classifier."):
             return name.removeprefix("classifier.")
         return super().own_name(name)

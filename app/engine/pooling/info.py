@@ -59,7 +59,7 @@ class PoolingInfo:
     normalize: bool = True  # embeddings get length 1 unless a request says otherwise
     embedding_size: int = 0
     matryoshka: tuple[int, ...] | None = None  # lengths an embedding may be cut to; () = any; None = none
-    labels: tuple[str, ...] = ()  # of a classifier, in the order of its scores
+    labels: tuple[str, ...] = ()  # a classifier's, in the order of its scores
     scores: Scores = "identity"  # what turns a classifier's logits into scores
     has_token_types: bool = False  # it tells the first text of a pair from the second
 
@@ -209,7 +209,7 @@ def _labels(hf: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _scores(hf: dict[str, Any], num_labels: int) -> Scores:
-    """As sentence-transformers wrote it down, else by the kind of problem, else by the number of classes."""
+    """What scores are: as sentence-transformers wrote it down, else by the kind of problem or the number of classes."""
     own = (hf.get("sentence_transformers") or {}).get("activation_fn") or hf.get("sbert_ce_default_activation_function")
     if own:
         name = str(own).rpartition(".")[2]

@@ -23,7 +23,7 @@ class CompressedTensors(QuantMethod):
     """All linear layers alike; the output head is not quantized."""
 
     def check(self, device: torch.device, dtype: torch.dtype) -> None:
-        """As for fp8 that is made while loading."""
+        """The same conditions as for fp8 that is made while loading."""
         check_fp8("an fp8 checkpoint", "take one that is not quantized", device, dtype)
 
     def leaves(self, dtype: torch.dtype) -> tuple[Leaf, ...]:

@@ -51,7 +51,7 @@ class RawLogprobs:
         return cls(values, reported, ids, torch.where(named >= 0, ranks, top))
 
     def of_chosen(self, token_ids: torch.Tensor) -> LogprobTensors:
-        """With the chosen tokens int64 [n]."""
+        """The logprobs and ranks of the chosen tokens int64 [n]."""
         ids = token_ids.unsqueeze(1)
         chosen = self.values.gather(1, ids)
         rank = (self.values > chosen).sum(dim=1, keepdim=True) + 1

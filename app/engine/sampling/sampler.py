@@ -28,7 +28,7 @@ class SamplerOutput:
     """Tokens of the N rows, on the device."""
 
     token_ids: torch.Tensor  # int64 [N]
-    logprobs: LogprobTensors | None  # of batch.logprob_indices
+    logprobs: LogprobTensors | None  # for batch.logprob_indices
 
 
 class Sampler(RowFeature):
@@ -38,8 +38,8 @@ class Sampler(RowFeature):
         self._rows = SamplingRows(max_num_seqs, vocab_size, device)
         self._processors = create_logits_processors(vocab_size, device)
         self._selected: NDArray[np.int64] | None = None  # None: a request came or went since
-        self._batch: SamplingBatch | None = None  # of the selected rows
-        self._parameters: HostParameters | Literal["unknown"] | None = "unknown"  # of the selected rows
+        self._batch: SamplingBatch | None = None  # the selected rows
+        self._parameters: HostParameters | Literal["unknown"] | None = "unknown"  # the selected rows'
 
     @property
     def features(self) -> list[RowFeature]:

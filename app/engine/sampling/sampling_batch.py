@@ -45,7 +45,7 @@ class HostParameters:
 
     @classmethod
     def none(cls) -> HostParameters:
-        """Of no rows."""
+        """The parameters of an empty batch."""
         floats, ints = np.zeros(0, dtype=np.float32), np.zeros(0, dtype=np.int64)
         return cls(floats, floats, floats, ints, ints.reshape(0, 2))
 
@@ -70,7 +70,7 @@ class SamplingRows:
         self._floats = np.zeros((3, max_num_seqs), dtype=np.float32)
         self._ints = np.zeros((3, max_num_seqs), dtype=np.int64)
         self._logprobs = np.full(max_num_seqs, NO_LOGPROBS, dtype=np.int64)
-        self._logprob_token_ids: dict[int, tuple[int, ...]] = {}  # of the rows that name some
+        self._logprob_token_ids: dict[int, tuple[int, ...]] = {}  # by row, for those that name some
         self._vocab_size = vocab_size
         self._device = device
 

@@ -23,7 +23,7 @@ from app.engine.structured.matcher import Matcher
 from app.engine.structured.reasoning import ReasoningSpan
 from app.errors import InvalidRequestError, PromptTooLongError, UnsupportedError
 
-MAX_BAD_WORDS_TOKENS = 16_384  # of one request
+MAX_BAD_WORDS_TOKENS = 16_384  # per request
 
 
 class Admission:

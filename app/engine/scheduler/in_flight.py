@@ -20,7 +20,7 @@ class InFlightStep:
     samples: NDArray[np.bool_]  # [R]
     generations: NDArray[np.int64]  # [R]
     num_tokens: int
-    num_decode_tokens: int  # of it, drafts included
+    num_decode_tokens: int  # those of decodes, drafts included
     num_draft_tokens: Int32Array | None = None  # [R]; None: no row has any
 
     def rejected(self, output: ModelRunnerOutput) -> Int32Array | None:

@@ -29,7 +29,7 @@ class QueueLoad:
         self._places: dict[Request, int] = {}
         self._columns = np.zeros((NUM_COLUMNS, 64), np.int64)
         self._next = 0
-        self.num_paused = 0  # of those that wait, held for a slow client
+        self.num_paused = 0  # waiting ones that are held for a slow client
 
     def add(self, request: Request) -> None:
         """A request begins to wait."""

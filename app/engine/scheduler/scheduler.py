@@ -68,7 +68,7 @@ class Scheduler:
         self._by_priority = by_priority
         self._whole_prompts = whole_prompts
         self._num_draft_tokens = num_draft_tokens  # that the workers propose for a row
-        self._num_stages = num_stages  # of the pipeline
+        self._num_stages = num_stages  # the pipeline's
         self._clock = clock
         self._pending_diffs = PendingDiffs()
         self._output_updater = OutputUpdater(self.rows, kv, self._pending_diffs, eos_token_ids, self.finish, clock)

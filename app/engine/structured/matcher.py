@@ -26,7 +26,7 @@ class Matcher:
         self.grammar = grammar  # ours alone
         self.num_words = num_mask_words(vocabulary)
         self._vocabulary = vocabulary
-        # In bytes: a model may write the same text in other tokens, the last of which may hold more than the end.
+        # The end in bytes: a model may write the same text in other tokens, the last of which may hold more than it.
         self._end: bytes = vocabulary.decode_bytes(list(reasoning.end_token_ids if reasoning is not None else ()))
         self._opening = reasoning.start_token_id if reasoning is not None else None  # None: not, or no more, possible
         is_open = reasoning is not None and self._opening is None

@@ -23,7 +23,7 @@ class ForwardPass:
         self.cache = cache
         self.link = link
         self.vocab_size = vocab_size
-        self.dtype = dtype  # of hidden states and logits
+        self.dtype = dtype  # the type of hidden states and logits
         self._model = model
         layers = model.attention_layers
         groups = {layer.plan_key: layer for layer in reversed(layers)}  # a layer of those that plan alike
@@ -71,7 +71,7 @@ class ForwardPass:
         return self._model.raw_logits(hidden)
 
     def _plan(self, attention: AttentionMetadata) -> list[AttentionMetadata]:
-        """Of each attention layer; all of them one object where all plan alike."""
+        """The plan of each attention layer; one object for all where all plan alike."""
         metas = [attention, *(replace(attention) for _ in self._planned[1:])]
         for layer, meta in zip(self._planned, metas, strict=True):
             layer.plan(meta, self.cache.spec.block_size)

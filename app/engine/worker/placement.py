@@ -30,7 +30,7 @@ class Placement:
 
     @property
     def device(self) -> torch.device:
-        """Of all this rank's tensors."""
+        """The device of all this rank's tensors."""
         return self.build.device
 
 

@@ -75,8 +75,8 @@ def copy_partition(
 
 @gluon.jit
 def online_softmax(b_s, b_max, b_sum, i_n, o_pos, factor, MASKED: gl.constexpr):
-    """Of keys from i_n on: weights exp2(scores - maximum) [ROWS, KEYS], then per row the factor of what was summed
-    before, the new maximum, the new sum."""
+    """One KV tile of the online softmax (Milakov and Gimelshein, 2018): weights exp2(scores - maximum) [ROWS, KEYS] of
+    keys from i_n on, then per row the factor of what was summed before, the new maximum, the new sum."""
     if MASKED:
         o_n = i_n + gl.arange(0, b_s.shape[1], layout=gl.SliceLayout(0, b_s.type.layout))
         b_s = gl.where(o_n[None, :] <= o_pos[:, None], b_s, float("-inf"))
@@ -266,7 +266,7 @@ def prefill(
     *,
     scale: float,
 ) -> None:
-    """As `triton_prefill.prefill`, where `serves` agrees."""
+    """The same as `triton_prefill.prefill`, where `serves` agrees."""
     num_heads, head_dim = query.shape[1:]
     num_kv_heads, block_size = kv_cache.shape[2:4]
     group = num_heads // num_kv_heads

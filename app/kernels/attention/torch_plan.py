@@ -36,9 +36,9 @@ class DecodeGroup:
 class QueryTile:
     """Consecutive query tokens of one request."""
 
-    rows: slice  # of `query`
-    pieces: torch.Tensor  # of the request's blocks from the first position that a token of the tile sees
-    span: slice  # of the gathered positions
+    rows: slice  # into `query`
+    pieces: torch.Tensor  # the request's blocks from the first position that a token of the tile sees
+    span: slice  # into the gathered positions
     mask: torch.Tensor  # [tokens, length of span], 0 or -inf, in the dtype of `query`
 
 

@@ -33,11 +33,11 @@ from app.kernels.attention.triton_tile import NO_MAX, attend_tile
 from app.kernels.attention.triton_tile_fp8 import attend_fp8_tile, joined
 from app.kernels.launch import early_launch, next_power_of_2
 
-# Of partial results that a merge has under way at a time: they take registers, which the merge must not take more of
+# Elements of partial results that a merge holds at a time: they take registers, and the merge must not take more
 # than the rest of the kernel.
 _MERGE_ELEMENTS = 2048
-# Of one split for each request: with few, each multiprocessor has room to have more of its own under way. The bits are
-# the same for any number of stages.
+# Programs with one split for each request: with fewer, a multiprocessor has room for more pipeline stages. The bits
+# are the same for any number of stages.
 _FEW_PROGRAMS = 64
 
 
@@ -48,7 +48,7 @@ class DecodeTile:
     keys: int
     num_warps: int
     num_stages: int
-    # Of a thread at most; None: as the compiler likes. What it spills is what it would hold over the loop on keys.
+    # Most registers of a thread; None: the compiler decides. It spills what it would hold across the loop over keys.
     max_registers: int | None = None
 
 
@@ -60,9 +60,9 @@ class DecodeScratch:
     partial: torch.Tensor  # fp32 [Rd, Hq, num_splits, D]; empty where num_splits is 1
     log_sum: torch.Tensor  # fp32 [Rd, Hq, num_splits], base 2
     arrived: torch.Tensor  # int32 [Rd, Hkv], splits that are done; 0 before and after each layer
-    # In a static step: the splits there are, by (sliding window, keys of a tile); made by the first layer with them.
+    # The splits of a static step, by (sliding window, keys of a tile); made by the first layer with them.
     lists: dict[tuple[int | None, int], SplitList] | None = None
-    # Where the step may share splits: how, by (keys of a tile, most requests of a group); made as the lists are.
+    # How the step shares splits, if it may, by (keys of a tile, most requests of a group); made as the lists are.
     shared: dict[tuple[int, int], SharedSplits] | None = None
 
     def splits(self, meta: AttentionMetadata, sliding_window: int | None, tile: DecodeTile) -> SplitList | None:

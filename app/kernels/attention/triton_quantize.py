@@ -14,7 +14,7 @@ _FP16_MAX = tl.constexpr(65504.0)
 
 @triton.jit
 def quantize(b_x, b_scale, dtype: tl.constexpr):
-    """As `reference.quantize`, bit for bit: b_x [N, BD] of any type, b_scale fp32 [N, 1]."""
+    """The same as `reference.quantize`, bit for bit: b_x [N, BD] of any type, b_scale fp32 [N, 1]."""
     b_y = tl.div_rn(b_x.to(tl.float32), tl.broadcast_to(b_scale, b_x.shape))
     return tl.clamp(b_y, -_MAX, _MAX, propagate_nan=tl.PropagateNan.ALL).to(dtype)
 

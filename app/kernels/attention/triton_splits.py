@@ -88,7 +88,7 @@ def list_kernel(
 
 
 def most_splits(max_seq_len: int) -> int:
-    """Of a context of at most so many positions."""
+    """The most splits that a context of so many positions is cut into."""
     return min(MAX_SPLITS, max(1, -(-max_seq_len // SPLIT_KEYS)))
 
 
@@ -122,6 +122,6 @@ def programs_for(made: SplitList, num_kv_heads: int) -> int:
 
 
 def multiprocessors(device: torch.device) -> int:
-    """Of a GPU; two stand in for them in the interpreter, so that programs share out a list there too."""
+    """The GPU's multiprocessors; the interpreter pretends to have two, so that programs share a list there too."""
     on_gpu = device.type == "cuda"
     return int(torch.cuda.get_device_properties(device).multi_processor_count) if on_gpu else _INTERPRETED_SMS

@@ -15,7 +15,7 @@ from app.kernels.attention.triton_tile import score_tile, tile_offsets
 
 # The interpreter knows no assembly; what it runs instead is what a compiler turns into more instructions.
 _BY_ASSEMBLY = tl.constexpr(not triton.knobs.runtime.interpret)
-# Of two pairs in a register, the low bytes and the high bytes, each two converted at once.
+# Two pairs of bytes in a register: the low bytes and the high bytes are converted two at a time.
 _UNPACK = tl.constexpr("""{
     .reg .b32 even, odd;
     .reg .b16 left, right, unused;
@@ -45,7 +45,7 @@ def unpack_pairs(b_pairs, dtype: tl.constexpr):
 def attend_fp8_tile(
     b_q,  # [BM, BD], not bf16 (see query_to_fp8_keys)
     b_even,  # fp32 [BM, BD / 2], weighted values of even dimensions
-    b_odd,  # of odd ones
+    b_odd,  # the odd ones
     b_sum, b_max, p_head, p_table, i_n, lo, hi, o_pos, scale, soft_cap, window,
     stride_block, stride_value, stride_slot,
     D: tl.constexpr, S: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,

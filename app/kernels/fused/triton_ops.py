@@ -11,7 +11,7 @@ from app.kernels.attention.triton_quantize import quantize
 from app.kernels.fused import FusedOps, HeadNorm
 from app.kernels.launch import cdiv, early_launch, next_power_of_2
 
-# Of one program of rotate_and_write; the same for any number of tokens, so that a norm has the same bits (I6).
+# Elements of one program of rotate_and_write; the same for any number of tokens, so that a norm has the same bits (I6).
 _HEADS_TILE_ELEMENTS = 1024
 _SILU_TILE = 1024
 
@@ -40,7 +40,7 @@ def add_rms_norm_kernel(
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `reference.add_rms_norm`."""
+    """The same as `reference.add_rms_norm`."""
     num_tokens, size = residual.shape
     assert x.stride(1) == residual.stride(1) == 1, "rows must be contiguous"
     out = torch.empty(num_tokens, size, dtype=residual.dtype, device=x.device)
@@ -114,7 +114,7 @@ def rotate_and_write(
     slots: torch.Tensor,
     kv_scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """As `reference.rotate_and_write`."""
+    """The same as `reference.rotate_and_write`."""
     num_tokens, total_heads, head_dim = heads.shape
     num_kv_heads, block_size = kv_cache.shape[2:4]
     num_heads = total_heads - 2 * num_kv_heads
@@ -149,7 +149,7 @@ def silu_and_mul_kernel(p_x, p_out, stride_x, size, BN: tl.constexpr):
 
 
 def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """As `reference.silu_and_mul`."""
+    """The same as `reference.silu_and_mul`."""
     num_tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
     assert gate_up.stride(1) == 1, "rows must be contiguous"
     out = torch.empty(num_tokens, size, dtype=gate_up.dtype, device=gate_up.device)

@@ -24,7 +24,7 @@ class DeferredNorm:
     """RMS-normed rows whose division is left to the product that reads them: it divides its result, in fp32."""
 
     rows: torch.Tensor  # x * the norm's weight, rounded, [T, K]
-    squares: torch.Tensor  # of x, fp32 [T, P]: each sums those of some columns
+    squares: torch.Tensor  # sums of x squared, fp32 [T, P], each over some columns
     eps: float
 
     def materialize(self) -> torch.Tensor:

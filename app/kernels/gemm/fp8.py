@@ -12,7 +12,7 @@ from app.registry import Registry
 
 FP8 = torch.float8_e4m3fn
 LARGEST = 448.0  # the largest finite e4m3
-LEAST_SCALE = 1e-12  # of a row of zeros
+LEAST_SCALE = 1e-12  # that of a row of zeros
 # Sums stay in the tensor cores instead of being moved to fp32 every few products: faster, a few bits less exact.
 _FAST_ACCUMULATION = True
 

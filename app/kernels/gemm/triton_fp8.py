@@ -26,7 +26,7 @@ def quantize_rows_kernel(p_x, p_out, p_scale, stride_x, LARGEST: tl.constexpr, L
 
 
 def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `fp8.quantize_rows`."""
+    """The same as `fp8.quantize_rows`, in one pass."""
     num_rows, size = x.shape
     assert x.stride(1) == 1, "rows must be contiguous"
     out = torch.empty(num_rows, size, dtype=FP8, device=x.device)

@@ -26,11 +26,11 @@ from app.kernels.launch import cdiv, early_launch, next_power_of_2, shared_memor
 
 MOST_ROWS = 64  # beyond, cuBLAS is as fast
 _DTYPES = (torch.bfloat16, torch.float16)
-MOST_GATED_ROWS = 128  # of a large gate and up, whose activation rides along
+MOST_GATED_ROWS = 128  # for a large gate and up, whose activation is fused
 _PROGRAMS = 256  # about two for each multiprocessor
 _MOST_SPLITS = 8
-_LEAST_DEPTH = 384  # of a split
-_MOST_TILES = 4096  # of columns, in a product that is split
+_LEAST_DEPTH = 384  # a split's share of K
+_MOST_TILES = 4096  # column tiles, in a product that is split
 
 
 @dataclass(slots=True, frozen=True)
@@ -41,7 +41,7 @@ class SmallTile:
     depth: int
     num_warps: int
     num_stages: int
-    splits: int = 1  # of K
+    splits: int = 1  # parts that K is cut into
 
 
 @triton.jit
@@ -293,14 +293,14 @@ def _serves(x: torch.Tensor, weight: torch.Tensor, most_rows: int) -> bool:
 
 
 def linear(x: Rows, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """As `reference.linear`."""
+    """The same as `reference.linear`."""
     rows, tile_of = _rows(x), deferred_tile if isinstance(x, DeferredNorm) else whole_tile
     tile = tile_of(rows.shape[0], *weight.shape) if _serves(rows, weight, MOST_ROWS) else None
     return F.linear(materialize(x), weight, bias) if tile is None else small_linear(x, weight, bias, tile)
 
 
 def gated_linear(x: Rows, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """As `reference.gated_linear`."""
+    """The same as `reference.gated_linear`."""
     rows, columns, size = _rows(x), weight.shape[0] // 2, weight.shape[1]
     is_deferred = isinstance(x, DeferredNorm)
     most_rows = MOST_GATED_ROWS if columns >= 8192 else MOST_ROWS
@@ -321,7 +321,7 @@ def linear_add_norm(
     eps: float,
     may_defer: bool,
 ) -> tuple[Rows, torch.Tensor]:
-    """As `reference.linear_add_norm`, but the norm may be deferred."""
+    """The same as `reference.linear_add_norm`, but the norm may be deferred."""
     tile = split_tile(x.shape[0], *weight.shape) if _serves(x, weight, MOST_ROWS) else None
     if tile is None:
         return add_rms_norm(F.linear(x, weight, bias), residual, norm_weight, eps)

@@ -35,7 +35,7 @@ def _perturb(logits: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
 def _gumbel_argmax_sparse(
     logits: torch.Tensor, keys: torch.Tensor, positions: torch.Tensor, purpose: int
 ) -> torch.Tensor:
-    """As above; a token further below its row's maximum than noise can lift it needs no random number."""
+    """The same; a token further below its row's maximum than noise can lift it needs no random number."""
     can_win = logits >= logits.amax(dim=-1, keepdim=True) - _GUMBEL_SPREAD
     if int(can_win.sum()) * _SPARSE_FACTOR > logits.numel():
         return _perturb(logits, uniform(keys, positions, logits.shape[1], purpose)).argmax(dim=-1)

@@ -67,7 +67,7 @@ def gumbel_kernel(
 def gumbel_argmax(
     logits: torch.Tensor, keys: torch.Tensor, positions: torch.Tensor, *, purpose: int = 0
 ) -> torch.Tensor:
-    """As `reference.gumbel_argmax`: fp32 [N, V], int64 [N, 2], int64 [N] -> int64 [N]."""
+    """The same as `reference.gumbel_argmax`: fp32 [N, V], int64 [N, 2], int64 [N] -> int64 [N]."""
     num_rows, vocab_size = logits.shape
     num_tiles = cdiv(vocab_size, _TILE_TOKENS)
     best = torch.empty(num_rows, num_tiles, dtype=torch.float32, device=logits.device)

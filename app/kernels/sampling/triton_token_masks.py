@@ -27,7 +27,7 @@ def token_masks_kernel(p_logits, p_indices, p_words, stride_logits, V, W, BV: tl
 
 
 def apply_token_masks(logits: torch.Tensor, indices: torch.Tensor, words: torch.Tensor) -> None:
-    """As `reference.apply_token_masks`: fp32 [N, V] in place, int32 [G], int32 [G, W]."""
+    """The same as `reference.apply_token_masks`: fp32 [N, V] in place, int32 [G], int32 [G, W]."""
     num_masks, vocab_size = len(indices), logits.shape[1]
     assert logits.stride(1) == 1, "logits rows must be contiguous"
     if num_masks > 0:

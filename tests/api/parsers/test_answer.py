@@ -122,7 +122,7 @@ def test_where_an_answer_begins(name: str, prompt_end: str, continued: str | Non
         ("think", "<|im_start|>assistant\n", None, "<think>"),  # Qwen3, which opens its reasoning itself
         ("think", "<|im_start|>assistant\n<think>\n", None, ""),
         ("think", "<|im_start|>assistant\n<think>\n\n</think>\n\n", None, ""),  # thinking is off
-        ("think", "</think>Hi<|im_end|>\n<|im_start|>assistant\n", None, "<think>"),  # of the turn before
+        ("think", "</think>Hi<|im_end|>\n<|im_start|>assistant\n", None, "<think>"),  # the turn before's
         ("think", "Well", "Well", ""),
         ("deepseek_r1", "<｜Assistant｜>", None, ""),
         ("mistral", "[/INST]", None, "[THINK]"),

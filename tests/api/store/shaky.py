@@ -12,7 +12,7 @@ from app.api.store.tenant_store import TenantStore
 from app.config import IngressConfig
 from app.errors import EngineDeadError
 
-Fate = Literal["", "undone", "done"]  # of a call: it answers, or fails before or after it was done
+Fate = Literal["", "undone", "done"]  # what a call meets: it answers, or fails before or after it was done
 Fates = Callable[[str, str], Fate]  # by kind and method
 
 

@@ -121,7 +121,7 @@ def test_siblings_find_what_is_only_on_its_way() -> None:
     index = PrefixIndex(speculative_life_s=4.0)
     index.apply(stored("a", 0, chain(1)))
     index.dispatched("a", chain(1, 2, 3), 100.0)
-    index.dispatched("b", chain(1, 2), 100.0)  # of which nothing was heard yet
+    index.dispatched("b", chain(1, 2), 100.0)  # nothing was heard of it yet
     assert matches(index, 1, 2, 3, now=101.0) == {"a": (3, 0), "b": (2, 0)}
     assert not index.is_synced("b")
     assert matches(index, 1, 2, 3, now=104.1) == {"a": (1, 0)}

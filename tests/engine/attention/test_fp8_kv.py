@@ -31,7 +31,7 @@ from tests.tiny_models import hf_greedy, hf_model, tiny_model
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 TINY_CHAT = str(ASSETS / "tiny-chat")
 MAX_TOKENS = 10
-# Of the two layers. The first clamps what is beyond 448 * 0.004 = 1.8, the second rounds finely.
+# Scales of the two layers. The first clamps what is beyond 448 * 0.004 = 1.8, the second rounds finely.
 SCALES = [torch.tensor([[0.004, 0.02], [0.0023, 0.011]]), torch.tensor([[0.05, 0.05], [0.07, 0.07]])]
 
 

@@ -26,7 +26,7 @@ from tests.tiny_models import _root
 KEYS, VALUES, PARTS = 60, 16, 32  # PARTS: dimensions of a key and of a value
 TOKENS = KEYS * VALUES + KEYS + VALUES  # statements, questions, answers
 STRENGTH = 60.0  # score of the right key; ln(16384) = 9.7 is what the haystack weighs by its number alone
-SLOW = [*range(16, 32), *range(48, 64)]  # of 64 dimensions of a head, those that 16,384 positions turn by < 0.02
+SLOW = [*range(16, 32), *range(48, 64)]  # those of a head's 64 dimensions that 16,384 positions turn by < 0.02
 
 
 def statement(key: int, value: int) -> int:

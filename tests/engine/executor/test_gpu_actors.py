@@ -48,7 +48,7 @@ def test_steps_reach_every_rank(ranks: int, transport: str) -> None:
     executor = RayWorkersExecutor(config, FAKE_WORKER)
     try:
         info = executor.start()
-        # Of several, each sees all GPUs and has its own; alone, it sees none but its own.
+        # Each of several workers sees all GPUs and has its own; a single one sees none but its own.
         assert {f"place={rank},{ranks},{rank}" for rank in range(ranks)} <= set(info.notes)
         step_messages = [make_step_message(step) for step in range(3)]
         for step_message in step_messages:

@@ -54,7 +54,7 @@ def test_a_failed_step_is_the_end() -> None:
     executor = create_executor(config(str(tiny_model("llama"))))
     executor.start()
     with pytest.raises(EngineDeadError, match="step 4 failed in the worker"):
-        executor.submit(step(4, 1))  # of a row that nobody entered
+        executor.submit(step(4, 1))  # its row was never entered
     for call in (executor.check_health, executor.collect):
         with pytest.raises(EngineDeadError, match="step 4 failed"):
             call()

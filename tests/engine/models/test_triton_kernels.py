@@ -104,7 +104,7 @@ def test_products_of_few_rows_equal_transformers(family: str, monkeypatch: pytes
     assert not seen
     hidden.append(step(model, caches, token_ids[10:13], 10))
     hidden.append(step(model, caches, token_ids[13:], 13))
-    assert sum(seen) == 2 * 3  # of two layers' four, all but the first
+    assert sum(seen) == 2 * 3  # all but the first of two layers' four
     torch.testing.assert_close(model.raw_logits(torch.cat(hidden)).float().cpu(), truth, rtol=1e-3, atol=1e-3)
 
 

@@ -154,7 +154,7 @@ def test_a_row_is_what_its_last_request_said() -> None:
 
 
 def test_logprobs_are_raw_and_ranked() -> None:
-    """Of the model's own logits: before bias, penalties and temperature."""
+    """Logprobs are those of the model's own logits: before bias, penalties and temperature."""
     sampler = Sampler(4, VOCAB, CPU)
     enter(sampler, 0, temperature=0.0, logit_bias={4: 100.0}, logprobs=3)
     enter(sampler, 1, temperature=0.0)

@@ -215,7 +215,7 @@ def test_whoever_finishes_last_the_bits_are_the_same(is_static: bool, monkeypatc
     monkeypatch.undo()  # filling new tensors would keep a layer's launch from overlapping the end of the one before
     num_requests, longest, block_size = 20, 4096, 16
     shape = {"num_heads": 32, "num_kv_heads": 8, "head_dim": 128, "block_size": block_size}
-    windows = (None, None, 1000)  # of the layers
+    windows = (None, None, 1000)  # the layers'
     generator = torch.Generator(DEVICE).manual_seed(0)
     num_blocks = num_requests * longest // block_size
     caches = [

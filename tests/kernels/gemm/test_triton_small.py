@@ -22,7 +22,7 @@ from app.kernels.gemm.triton_small import (
 )
 
 EPS = 1e-5
-# Of a deferred norm, too: what is rounded has not been divided yet, which a floating-point number's rounding does not
+# Bounds that hold for a deferred norm, too: what is rounded is not divided yet, which the rounding of a float does not
 # mind.
 TOLERANCE = {torch.float16: 1e-3, torch.bfloat16: 8e-3, torch.float32: 2e-6}
 
@@ -169,7 +169,7 @@ def test_tiles_fit_the_shared_memory_of_smaller_gpus(rows: int) -> None:
             (gated_tile(rows, columns, size), 2),
             (gated_tile(rows, columns, size, is_deferred=True), 2),
         ]
-        if rows > triton_small.MOST_ROWS:  # of which only a large gate and up is ours
+        if rows > triton_small.MOST_ROWS:  # only a large gate and up is ours
             tiles = tiles[3:4] if columns >= 8192 else []
         for tile, weights in tiles:
             if tile is not None:

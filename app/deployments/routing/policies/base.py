@@ -29,7 +29,7 @@ class RouteQuery:
 
     num_prompt_tokens: int
     max_tokens: int  # most that it is expected to generate
-    block_hashes: tuple[bytes, ...] = ()  # of the prompt's full blocks, where the ingress computed them
+    block_hashes: tuple[bytes, ...] = ()  # the prompt's full blocks, where the ingress computed them
     session: str = ""  # requests of one session, where the client names it
     adapter: str = ""  # name of the adapter that the request uses
 
@@ -41,7 +41,7 @@ class RouteQuery:
 
     @classmethod
     def of_prompt(cls, request: EngineRequest) -> RouteQuery:
-        """As `of`, for all `n` choices of the request's prompt: they share its KV, each generates its own tokens."""
+        """The same for all `n` choices of the request's prompt: they share its KV, each generates its own tokens."""
         query = cls.of(request)
         return cls(query.num_prompt_tokens, query.max_tokens * request.sampling_params.n)
 

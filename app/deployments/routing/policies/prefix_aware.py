@@ -34,9 +34,9 @@ from app.deployments.routing.policies.base import (
 )
 from app.deployments.routing.policies.load_table import FloatArray, LoadTable
 
-HOST_CREDIT = 0.75  # of a block in host memory, against one on the device
+HOST_CREDIT = 0.75  # what a block in host memory counts, against one on the device
 EVICTION_WEIGHT = 0.5  # share of evicted blocks that somebody asks for again; tuned with loadtest.simulate
-DECODE_GROWTH = 0.1  # of a decode step at a full cache; more of it tears prefixes apart (docs/routing.md)
+DECODE_GROWTH = 0.1  # how much longer a decode step takes at a full cache; more tears prefixes apart (docs/routing.md)
 NOISE = 2.0  # times slower or faster than the median that a replica may seem by chance
 MOST_UNEQUAL = 4.0  # times slower or faster than the median that a replica may count as
 OVERLOAD = 2.0  # times the mean number of requests

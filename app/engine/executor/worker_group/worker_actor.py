@@ -132,7 +132,7 @@ class WorkerActor:
         return reply
 
     def unlink_semaphores(self) -> None:
-        """On another node than the driver's, once every rank has answered a step of a compiled graph."""
+        """Remove their names on a node other than the driver's once every rank has answered a compiled graph's step."""
         unlink_semaphores(mapped_semaphores())
 
     def run(self) -> None:

@@ -51,7 +51,7 @@ def cascade_sizes(sizes: list[int]) -> list[int]:
 
 
 def telling_sizes(sizes: list[int]) -> list[int]:
-    """Of ascending sizes, those that have all kernels of the step between them, which are chosen by powers of two: the
+    """Those of the ascending sizes that need all kernels of the step between them, which powers of two choose: the
     first from each power on, and the last."""
     powers = [1 << exponent for exponent in range(sizes[-1].bit_length())] if sizes else []
     return sorted({*(next(size for size in sizes if size >= power) for power in powers), *sizes[-1:]})

@@ -78,7 +78,7 @@ class _HostBuffer:
         self._sent = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
 
     def fields(self, size: int) -> Fields[NDArray[Any]]:
-        """To be filled; waits for the transfer that still reads them."""
+        """The fields, to be filled; waits for the transfer that still reads them."""
         if self._sent is not None:
             self._sent.synchronize()
         if size not in self._fields:

@@ -51,7 +51,7 @@ class DecodeStep:
         forward: ForwardPass,
         state: RowState,
         sizes: Sequence[int],
-        cascade_sizes: Sequence[int] = (),  # of these sizes, those at which a step may read shared prefixes once
+        cascade_sizes: Sequence[int] = (),  # those of the sizes at which a step may read shared prefixes once
     ) -> None:
         self.sizes = sorted(sizes)
         self.cascade_sizes = sorted(cascade_sizes)
@@ -104,7 +104,7 @@ class DecodeStep:
         self.logits[:size].copy_(self._forward.raw_logits(hidden))
 
     def sample(self, size: int) -> None:
-        """In the last stage: logits[:size] -> token_ids[:size], and into the rows' token ids."""
+        """Sample in the last stage: logits[:size] -> token_ids[:size], and into the rows' token ids."""
         f = self.inputs.view(size)
         sampled, _ = sample_tokens(self.logits[:size], f.temperature, f.top_k, f.top_p, f.min_p, f.keys, f.lengths)
         self.token_ids[:size].copy_(sampled)

@@ -20,7 +20,7 @@ class HostPool:
     """Allocated at start, freed by `close`."""
 
     def __init__(self, memory_bytes: int, spec: KVCacheSpec, device: torch.device) -> None:
-        """As many blocks as `memory_bytes` holds; ConfigError: not one, or more than the machine has."""
+        """Allocate as many blocks as `memory_bytes` holds; ConfigError: not one, or more than the machine has."""
         self.num_blocks = memory_bytes // spec.bytes_per_block
         if not self.num_blocks:
             raise ConfigError(

@@ -208,7 +208,7 @@ class BackgroundTransfer(KVTransfer):
 
 
 def _load_order(transfers: KVTransfers) -> NDArray[np.intp]:
-    """By slots, so that runs are long: a prompt's blocks were evicted from its end on and lie there backwards."""
+    """Order by slots, so that runs are long: a prompt's blocks were evicted from its end on and lie there backwards."""
     return np.argsort(transfers.load_slots, kind="stable")
 
 

@@ -36,7 +36,7 @@ class WarmupPlan:
     largest: DummyStep | None = None  # None: the prompts are the largest step there can be
     run: tuple[DummyStep, ...] = ()
     prompts: tuple[int, ...] = ()  # lengths of requests that go all the way, from entering a row to leaving it
-    measured_blocks: int = 1  # of KV cache that `compile` and `largest` need
+    measured_blocks: int = 1  # KV blocks that `compile` and `largest` need
 
 
 def generation_plan(config: EngineConfig, max_model_len: int, *, on_gpu: bool, compiles: bool) -> WarmupPlan:
@@ -76,7 +76,7 @@ def compiled_steps(config: EngineConfig, max_model_len: int, *, compiles: bool) 
 
 
 def _largest_step(config: EngineConfig, max_model_len: int) -> DummyStep:
-    """As many tokens as a step can ever have, in as many requests."""
+    """A step of as many tokens as any can have, in as many requests."""
     requests = max(1, min(config.max_num_seqs, config.max_num_batched_tokens))
     parts = np.array_split(np.arange(config.max_num_batched_tokens), requests)
     return DummyStep(tuple(min(len(part), max_model_len) for part in parts))

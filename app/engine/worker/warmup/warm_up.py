@@ -28,7 +28,7 @@ class WarmUp:
     forward: ForwardPass
     device: torch.device
     shares_prefixes: bool = False
-    pooling: PoolingParams | None = None  # of the plan's prompts; None: they generate
+    pooling: PoolingParams | None = None  # what the plan's prompts ask for; None: they generate
 
     def compile(self, static: DecodeStep | None) -> None:
         """Load every kernel that the start and ordinary steps will launch; on a GPU only. Needs the plan's
@@ -66,7 +66,7 @@ class WarmUp:
                 draw(self.forward.logits(hidden[: len(step.counts)].contiguous()))
 
     def largest(self, runner: ModelRunner) -> None:
-        """As many tokens, logits and sampling buffers, or results, as a step can ever have."""
+        """Run a step of as many tokens, logits and sampling buffers, or results, as any can have."""
         if self.plan.largest is None:
             self._run_prompts(runner, self.plan.prompts)
             return
@@ -93,7 +93,7 @@ class WarmUp:
 
 
 def fitting(prompts: tuple[int, ...], num_blocks: int, block_size: int) -> tuple[int, ...]:
-    """Of these prompts as many, and of the last as much, as so many blocks hold."""
+    """As many of the prompts, the last one cut, as fit into so many blocks."""
     kept: list[int] = []
     for length in prompts:
         room = num_blocks - sum(-(-other // block_size) for other in kept)

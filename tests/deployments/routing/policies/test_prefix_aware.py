@@ -48,7 +48,7 @@ def test_the_parts_of_the_cost_are_seconds() -> None:
     uncached = 1600 - 50 * 16 - HOST_CREDIT * 20 * 16
     assert cost.queue_s == pytest.approx(0.7)
     assert cost.prefill_s == pytest.approx(uncached * 1e-3)
-    fullness = (8000 + 200) / 16000  # of the KV cache; a tenth of max_num_seqs is taken
+    fullness = (8000 + 200) / 16000  # the KV cache's; a tenth of max_num_seqs is taken
     assert cost.decode_s == pytest.approx(100 * 0.01 * DECODE_GROWTH * fullness)
     assert cost.eviction_s == pytest.approx(EVICTION_WEIGHT * cost.prefill_s / 2)
     assert cost.total_s == pytest.approx(sum(cost[1:]))

@@ -86,7 +86,7 @@ def test_nothing_is_compiled_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_one_rank_alone_goes_on_after_a_failure(ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of several, it must not: the others wait in a sum that it is not in."""
+    """One rank of several must not: the others wait in a sum that it is not in."""
 
     def fail(*_: object) -> None:
         raise RuntimeError("no memory")
