@@ -115,7 +115,7 @@ def prompt_room(
 
 
 def counting_room(model: ServedModel, field: str) -> TextRoom:
-    """For who only wants to know the tokens of a text: also those of one that is somewhat too long."""
+    """Room for counting the tokens of a text: it may be somewhat too long for the model."""
     return TextRoom(2 * model.max_model_len, what="a count of at most twice the model's context", field=field)
 
 

@@ -2,8 +2,8 @@
 
 Tokenising, templates, JSON, logprobs: whatever a client's input makes expensive is estimated in seconds and handed to
 `RequestWork.run`. Little work runs at once where it stands; the rest waits its turn in a WorkPool. Tenants take turns,
-so one that queues much delays itself; long work leaves one thread to short work; a client that leaves takes its work
-out of the queue.
+so one that queues much delays itself (fair queueing: Nagle, RFC 970); long work leaves one thread to short work; a
+client that leaves takes its work out of the queue.
 """
 
 from __future__ import annotations

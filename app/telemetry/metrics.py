@@ -194,7 +194,7 @@ class MetricsRecorder:
         self._values[name][labels] = value
 
     def histogram(self, name: str) -> Histogram:
-        """For a loop that observes often."""
+        """The histogram itself, for a loop that observes often."""
         return self._histograms[name]
 
     def snapshot(self) -> bytes:

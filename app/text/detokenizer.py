@@ -47,7 +47,7 @@ def create_detokenizer(
 
 
 class ByteLevelDetokenizer:
-    """For byte-level BPE: a table look-up per token, and a UTF-8 decoder for tokens that cut characters."""
+    """Byte-level BPE: a table look-up per token, and a UTF-8 decoder for tokens that cut characters."""
 
     def __init__(self, tokenizer: Tokenizer, skipped: frozenset[int]) -> None:
         self._texts = tokenizer.text_table
@@ -74,7 +74,8 @@ class ByteLevelDetokenizer:
 
 
 class WindowDetokenizer:
-    """For every other tokenizer: decode a short window with and without the new tokens, and emit the difference.
+    """Every other tokenizer: decode a short window with and without the new tokens, and emit the difference (the prefix
+    and read offsets of text-generation-inference and vLLM).
 
     The window starts with the tokens emitted last, because decoders strip or join at the start of a text.
     """

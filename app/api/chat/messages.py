@@ -110,7 +110,7 @@ class ChatOptions(StrictModel):
         """What the template may read besides the conversation; the client's own chat_template_kwargs win.
 
         Where a template can be told whether to think (under either name in use), any effort but "none" says yes. A
-        template that reads none of these names is as it was: effort and verbosity are wishes, as at vLLM.
+        template that reads none of these names is as it was: effort and verbosity are hints, as at vLLM.
         """
         names: dict[str, Any] = {}
         if self.reasoning_effort is not None:

@@ -21,7 +21,7 @@ from app.engine.model_info import resolve_model
 from app.errors import ConfigError
 from app.text.tokenizer import Tokenizer
 
-# For servers that show their tokenizer: enough different words to draw from.
+# Text for servers that show their tokenizer: enough different words to sample from.
 SAMPLE_TEXT = (
     "The harbour wakes before the town does: ropes creak, gulls quarrel, and a lamp swings over wet planks. Nineteen "
     "boats left at four; twelve are back with herring, crab, mackerel and a rumour of whales near the northern shelf. "

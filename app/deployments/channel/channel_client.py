@@ -95,7 +95,7 @@ class RequestStream:
 
 
 def _ignore_load(report: LoadReport) -> None:
-    """For a channel whose load nobody follows."""
+    """The default of a channel whose load nobody follows."""
 
 
 class ChannelClient:

@@ -67,7 +67,7 @@ class TokenChannel(FrameQueue):
 
 
 def _ignore_abort(request_id: str, reason: FinishReason) -> None:
-    """For a hub that nobody counts for."""
+    """The default of a hub without a counter of aborts."""
 
 
 class ChannelHub:

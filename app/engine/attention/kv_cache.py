@@ -59,7 +59,7 @@ class KVCacheSpec:
 
     @property
     def copy_dtype(self) -> torch.dtype:
-        """For copies of whole blocks: a type of any meaning that PyTorch indexes on every device."""
+        """The type in which whole blocks are copied: one that PyTorch indexes on every device, whatever it means."""
         dtypes = {layer.dtype for layer in self.layers}
         return torch.int16 if self.is_quantized or len(dtypes) > 1 else dtypes.pop()
 

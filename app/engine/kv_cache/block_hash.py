@@ -1,9 +1,9 @@
 """The one identity of a prefix (I5): chained, keyed 128-bit hashes of KV blocks.
 
-`block_hash` = BLAKE2b-128, keyed with the cluster's secret, over (parent hash, token ids, extras). Ingress, router, KV
-manager, host tier and KV transfer all call these functions with the same secret, so equal hashes mean equal prefixes
-and nobody without the secret can make or guess one. The root binds the model, adapter and tenant; a media digest goes
-into `extras` of the blocks that contain it.
+`block_hash` = BLAKE2b-128 (RFC 7693), keyed with the cluster's secret, over (parent hash, token ids, extras). Ingress,
+router, KV manager, host tier and KV transfer all call these functions with the same secret, so equal hashes mean equal
+prefixes and nobody without the secret can make or guess one. The root binds the model, adapter and tenant; a media
+digest goes into `extras` of the blocks that contain it.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
 """Which blocks each request holds: prefix lookup, growth, publication of full blocks, release.
 
+The cache is paged (Kwon et al., "PagedAttention", SOSP 2023), and a full block is found by the hash of all before it.
+
 A block becomes findable only when the step message that computed its last token has returned, so its content is
 computed and its token ids are known (I2). A prefix hit never covers a whole request: at least one token is left to
 compute.
@@ -81,7 +83,7 @@ class KVCacheManager:
         return coming
 
     def num_known_tokens(self, request: Request) -> int:
-        """About how many tokens of a waiting request need no computing: cached, or being computed for another one.
+        """Roughly how many tokens of a waiting request need no computing: cached, or being computed for another one.
 
         Any thread may ask, for the load report: a bisection, which takes the known blocks for a prefix.
         """

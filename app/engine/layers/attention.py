@@ -1,4 +1,7 @@
-"""Self-attention over the paged KV cache: projection; norms, rotation and KV write in one; attention; projection."""
+"""Self-attention over the paged KV cache: projection; norms, rotation and KV write in one; attention; projection.
+
+Several query heads may share a KV head (grouped-query attention: Ainslie et al., 2023).
+"""
 
 from __future__ import annotations
 

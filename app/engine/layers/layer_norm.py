@@ -1,4 +1,4 @@
-"""Layer normalisation with weight and bias, as encoders have it."""
+"""Layer normalisation (Ba, Kiros and Hinton, 2016) with weight and bias, as encoders have it."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Linear layers over a tensor-parallel group.
 
-Column layers split the output over the ranks, row layers the input (and sum up the ranks' results). Fused layers
-(query-key-value, gate-up) hold several checkpoint tensors in one parameter. Which tensors are stored, the layer's
-quantization method says; how they are split follows from their dimensions. `Linear.forward` is the one place where a
-weight meets an activation, and the one exit: what follows the product comes as its epilogue.
+Column layers split the output over the ranks, row layers the input and sum up the ranks' results (Megatron-LM: Shoeybi
+et al., 2019). Fused layers (query-key-value, gate-up) hold several checkpoint tensors in one parameter. Which tensors
+are stored, the layer's quantization method says; how they are split follows from their dimensions. `Linear.forward` is
+the one place where a weight meets an activation, and the one exit: what follows the product comes as its epilogue.
 """
 
 from __future__ import annotations

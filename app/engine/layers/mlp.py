@@ -1,4 +1,4 @@
-"""The gated feed-forward layer of Llama-like models."""
+"""The gated feed-forward layer of Llama-like models (SwiGLU: Shazeer, 2020)."""
 
 from __future__ import annotations
 

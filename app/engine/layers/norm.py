@@ -36,7 +36,7 @@ class Norm(Layer, ABC):
 
 
 class RMSNorm(Norm):
-    """x / rms(x) * weight, the statistics in fp32.
+    """x / rms(x) * weight (Zhang and Sennrich, 2019), the statistics in fp32.
 
     `may_defer`: its only reader is a linear layer, which can divide by rms(x) afterwards (`DeferredNorm`).
     """

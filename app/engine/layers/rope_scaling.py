@@ -1,8 +1,9 @@
 """Rotary frequencies, one function for each `rope_type` that a Hugging Face configuration may name.
 
-`default` (Su et al. 2021, RoFormer), `linear` (positions divided by a factor), `llama3` (long wavelengths divided,
-short ones kept), `yarn` (Peng et al. 2023). `dynamic` changes the frequencies with the length of the text, which
-would spoil keys that are cached already, so it is accepted only where it changes nothing.
+`default` (Su et al. 2021, RoFormer), `linear` (positions divided by a factor: Chen et al. 2023), `llama3`
+(long wavelengths divided, short ones kept: Llama 3.1), `yarn` (Peng et al. 2023). `dynamic` changes the frequencies
+with the length of the text, which would spoil keys that are cached already, so it is accepted only where it changes
+nothing.
 
 The order of operations is transformers', so that the frequencies are too, to the last bit: far into a long context a
 rounding error of a frequency would be an error of the angle.

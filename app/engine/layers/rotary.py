@@ -1,4 +1,5 @@
-"""Rotary position embedding: rotates the two halves of a head by angles that grow with the position.
+"""Rotary position embedding (RoPE: Su et al., 2021): rotates the two halves of a head by angles that grow with the
+position.
 
 The cosines and sines of all positions are computed once, in fp32; a step gathers its own and every layer reuses them.
 Which frequencies: app/engine/layers/rope_scaling.py.

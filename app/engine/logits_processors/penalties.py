@@ -1,7 +1,7 @@
 """Presence, frequency and repetition penalties.
 
-Presence and frequency look at the output, repetition at prompt and output; both are counted from the device's token
-history (I2), so a token counts as soon as it was sampled.
+Presence and frequency (OpenAI's formula) look at the output, repetition (CTRL: Keskar et al., 2019) at prompt and
+output; both are counted from the device's token history (I2), so a token counts as soon as it was sampled.
 """
 
 from __future__ import annotations

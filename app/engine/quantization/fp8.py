@@ -1,5 +1,6 @@
-"""fp8 (e4m3) weights and activations, quantized while loading: a scale for each output channel of a weight, and for
-each token of an activation when it arrives. Halves the bytes of the weights and doubles the tensor cores' rate."""
+"""fp8 (e4m3: Micikevicius et al., 2022) weights and activations, quantized while loading: a scale for each output
+channel of a weight, and for each token of an activation when it arrives. Halves the bytes of the weights and doubles
+the tensor cores' rate."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from app.engine.step import TokenLogprobs
 
 @dataclass(slots=True, frozen=True)
 class LogprobTensors:
-    """For n positions: the chosen token first, then the k reported ones: the most likely, or those that were named."""
+    """Logprobs at n positions: the chosen token first, then k others: the most likely, or those that were named."""
 
     token_ids: torch.Tensor  # int64 [n, 1 + k]
     logprobs: torch.Tensor  # fp32 [n, 1 + k]

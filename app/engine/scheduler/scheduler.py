@@ -2,7 +2,9 @@
 
 Invariant I1, one counter: there is no prefill mode and no decode mode. Each request has `num_tokens` (known, or on
 their way back) and `num_computed_tokens`; a step brings the second towards the first, and a request that gets there
-samples one more token. Prefill, chunked prefill, decode, prefix hits and resumed requests are all this rule.
+samples one more token. Prefill, chunked prefill, decode, prefix hits and resumed requests are all this rule. Requests
+enter and leave between steps (continuous batching: Orca, Yu et al., 2022), and prompts are cut into chunks that decodes
+share a step with (Sarathi-Serve: Agrawal et al., 2024).
 
 Order within a step: requests one token short (decodes), then running requests that are further behind, then waiting
 ones, under `max_num_batched_tokens` and the number of rows. Blocks are taken from requests of lower rank when they

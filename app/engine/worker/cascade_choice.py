@@ -49,7 +49,7 @@ class CascadeChoice:
         return f"shared prefixes: read once where a step's decodes save {self._least} positions or more"
 
     def wanted(self, rows: NDArray[np.int64]) -> bool:
-        """For decodes of these rows, one token each, whose step message was applied to the state."""
+        """Whether decodes of these rows, one token each, gain by it; their step message was applied to the state."""
         if len(rows) < 2 or self._least is None:
             return len(rows) >= 2
         if self._entered != self._state.num_entered or len(self._answers) >= MOST_ANSWERS:

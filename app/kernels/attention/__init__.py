@@ -1,4 +1,4 @@
-"""Paged attention: the contract that every backend keeps.
+"""Paged attention (Kwon et al., "PagedAttention", SOSP 2023): the contract that every backend keeps.
 
 A KV cache is one tensor per layer, [B, 2, Hkv, S, D]: a block's keys and values of all heads are one contiguous
 region. `slot` = block_id * S + offset. Token t of the step belongs to request r with

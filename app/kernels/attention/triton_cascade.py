@@ -1,6 +1,8 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 """Shared-prefix decode: splits that several requests share are read once for all of them.
 
+Known as cascade attention (Ye et al., FlashInfer, 2024) and Hydragen (Juravsky et al., 2024).
+
 The splits are those of split-KV decode (triton_decode.py), which serves those that only one request reads. Here a
 program attends one KV head's query heads of up to `group_slots` requests over a run of shared splits, and leaves their
 partial results where the merge looks for them: that of the whole run at its first split, nothing at the others. The

@@ -1,5 +1,7 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment"
-"""Split-KV decode: requests with one query token. A program attends one KV head's query heads over one split.
+"""Split-KV decode (Flash-Decoding: Dao, Haziza, Massa and Sizov, 2023) of requests with one query token.
+
+A program attends one KV head's query heads over one split.
 
 A request's context is cut by its own length alone (triton_splits.py). Splits leave normalised partial results and
 their log-sum-exp; the program that finishes the last of a request's splits merges them, in a fixed order whoever that

@@ -2,7 +2,8 @@
 """Chunked-prefill paged attention: requests with any number of query tokens over cached and new positions alike.
 
 A program attends a tile of one request's tokens, packed with the query heads of one KV head, over all positions that
-the tile sees. Tiles of keys that every token sees skip the mask. Late tiles, which see most, start first.
+the tile sees. Tiles of keys that every token sees skip the mask. Late tiles, which see most, start first. The tiling
+and the online softmax are those of FlashAttention-2 (Dao, 2023).
 """
 
 from __future__ import annotations

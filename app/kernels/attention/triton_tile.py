@@ -1,10 +1,10 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 """One step of paged attention in Triton: a tile of queries meets a tile of keys. Decode and prefill share it.
 
-Rows of the query tile are (token, query head) pairs of one KV head. Softmax runs online in base 2: `b_max` and
-`b_sum` are per row, `b_acc` holds the weighted values, not yet divided by `b_sum`. A slot that no query of the tile
-sees is never loaded: it may hold NaN. Of a quantized cache the tiles are converted here; its scales are the caller's:
-the key's a factor of `scale`, the value's of the result.
+Rows of the query tile are (token, query head) pairs of one KV head. Softmax runs online (Milakov and Gimelshein, 2018;
+FlashAttention: Dao et al., 2022) in base 2: `b_max` and `b_sum` are per row, `b_acc` holds the weighted values, not yet
+divided by `b_sum`. A slot that no query of the tile sees is never loaded: it may hold NaN. Of a quantized cache the
+tiles are converted here; its scales are the caller's: the key's a factor of `scale`, the value's of the result.
 """
 
 from __future__ import annotations

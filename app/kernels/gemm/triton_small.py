@@ -238,20 +238,20 @@ def _options(x: torch.Tensor, weight: torch.Tensor, columns: int, tile: SmallTil
 
 
 def whole_tile(num_rows: int, columns: int, size: int) -> SmallTile | None:
-    """For a product of normal rows: only where there are enough columns for all multiprocessors, as in a head."""
+    """The tile for plain rows: only where there are enough columns for all multiprocessors, as in a head."""
     if columns < 32 * _PROGRAMS:
         return None
     return _fitting(SmallTile(64, 128 if num_rows <= 32 else 64, 4, 3), size)
 
 
 def deferred_tile(num_rows: int, columns: int, size: int) -> SmallTile | None:
-    """For a product of a deferred norm."""
+    """The tile for rows with a deferred norm."""
     tile = SmallTile(64 if size >= 2048 else 32, 128, 4, 5)
     return whole_tile(num_rows, columns, size) or _fitting(tile, size)
 
 
 def split_tile(num_rows: int, columns: int, size: int) -> SmallTile | None:
-    """For a product that is added to the residual; None: cuBLAS, then the norm."""
+    """The tile for a product that is added to the residual; None: cuBLAS, then the norm."""
     if columns >= 2048:
         tile, most = (SmallTile(32, 128, 4, 5), 256) if num_rows <= 32 else (SmallTile(64, 128, 4, 5), 128)
     else:
@@ -265,7 +265,7 @@ def split_tile(num_rows: int, columns: int, size: int) -> SmallTile | None:
 
 
 def gated_tile(num_rows: int, columns: int, size: int, *, is_deferred: bool = False) -> SmallTile | None:
-    """For gate and up with their activation."""
+    """The tile for gate and up with their activation."""
     if columns < 8192:
         if 16 < num_rows <= 32:
             return _fitting(SmallTile(32, 64, 4, 5), size) if is_deferred else None

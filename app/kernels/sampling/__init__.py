@@ -1,4 +1,8 @@
-"""Sampling kernels: counter-based randomness (I6), Gumbel-argmax, and the top-k / top-p / min-p filters.
+"""Sampling kernels: counter-based random numbers (I6), Gumbel-argmax, and the top-k / top-p / min-p filters.
+
+A token is sampled as the argmax of logits + Gumbel noise (the Gumbel-max trick: Gumbel, 1954; Maddison, Tarlow and
+Minka, 2014). Filters: top-k (Fan, Lewis and Dauphin, 2018), top-p or nucleus (Holtzman et al., 2020), min-p (Nguyen et
+al., 2024).
 
 Invariant I6 rests here: a random number is a pure function of its key (seed, choice index, purpose) and its counter
 (absolute position, token id), so it is the same alone or in a batch, on any device, after preemption or migration.

@@ -1,7 +1,8 @@
 """What the affinity policies share: equal keys go to one replica, unless that one has clearly more than the mean.
 
-Rendezvous hashing: each replica has a rank for each key, the first one takes it. A replica that comes or goes moves
-only the keys it gains or loses. Past the bound, a key goes to its next replica in rank ("bounded load").
+Rendezvous hashing (Thaler and Ravishankar, 1998): each replica has a rank for each key, the first one takes it. A
+replica that comes or goes moves only the keys it gains or loses. Past the bound, a key goes to its next replica in rank
+(consistent hashing with bounded loads: Mirrokni, Thorup and Zadimoghaddam, 2018).
 """
 
 from __future__ import annotations

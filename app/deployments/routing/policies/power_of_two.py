@@ -1,4 +1,5 @@
-"""The less loaded of two replicas drawn at random: robust when many routers act on old reports."""
+"""The less loaded of two random replicas ("power of two choices": Mitzenmacher, 2001): robust when many routers act on
+old reports."""
 
 from __future__ import annotations
 

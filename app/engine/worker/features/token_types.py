@@ -38,7 +38,7 @@ class TokenTypes(RowFeature):
 
 
 def create(context: FeatureContext) -> TokenTypes | None:
-    """For models that tell the texts of a pair apart."""
+    """The feature, where the model tells the texts of a pair apart."""
     if context.pooling is None or not context.pooling.has_token_types:
         return None
     return TokenTypes(len(context.state.num_tokens), context.state.device)

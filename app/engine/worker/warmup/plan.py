@@ -40,7 +40,7 @@ class WarmupPlan:
 
 
 def generation_plan(config: EngineConfig, max_model_len: int, *, on_gpu: bool, compiles: bool) -> WarmupPlan:
-    """For a model that generates. `compiles`: its attention is all kernels, which can be compiled without being run."""
+    """The plan of a generating model. `compiles`: its attention is all kernels, which can be compiled without a run."""
     room = min(max_model_len, config.block_size, config.max_num_batched_tokens)
     return WarmupPlan(
         compile=compiled_steps(config, max_model_len, compiles=compiles) if on_gpu else (),
@@ -51,7 +51,7 @@ def generation_plan(config: EngineConfig, max_model_len: int, *, on_gpu: bool, c
 
 
 def pooling_plan(config: EngineConfig, max_model_len: int, budget: int, *, on_gpu: bool) -> WarmupPlan:
-    """For a pooling model with `budget` tokens a step: on a GPU the largest step there can be, else a small one."""
+    """The plan of a pooling model with `budget` tokens a step: the largest possible step on a GPU, else a small one."""
     blocks = -(-budget // config.block_size) + config.max_num_seqs
     if not on_gpu:
         return WarmupPlan(prompts=(min(16, max_model_len),), measured_blocks=blocks)

@@ -93,7 +93,7 @@ class WarmUp:
 
 
 def fitting(prompts: tuple[int, ...], num_blocks: int, block_size: int) -> tuple[int, ...]:
-    """As many of the prompts, the last one cut, as fit into so many blocks."""
+    """The prompts that fit into so many blocks, the last one cut to fit."""
     kept: list[int] = []
     for length in prompts:
         room = num_blocks - sum(-(-other // block_size) for other in kept)
