@@ -13,10 +13,10 @@ FILES = sorted((ROOT / "app").rglob("*.py"))
 # Between one driver and its own workers, which have shown each other the secret (worker_group/rendezvous.py) or share a
 # pipe. Nothing that a client sends comes here.
 MAY_UNPICKLE = {
-    "engine/executor/gang_executor.py",
+    "engine/executor/worker_group_executor.py",
     "engine/executor/local_processes.py",
     "engine/executor/local_worker.py",
-    "engine/executor/worker_group/gang.py",
+    "engine/executor/worker_group/group.py",
     "engine/executor/worker_group/signals.py",
     "engine/executor/worker_group/worker_actor.py",
 }

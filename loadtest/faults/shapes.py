@@ -39,7 +39,7 @@ class Shape:
             self.edit_args(application["args"])
 
 
-def _gang(args: dict[str, Any]) -> None:
+def _worker_group(args: dict[str, Any]) -> None:
     """Two tensor-parallel workers a replica."""
     (model,) = args["models"]
     model["cpus_per_worker"] = 0.25
@@ -65,7 +65,7 @@ _FAKED = {
 }
 
 PAIR = Shape("pair")
-GANG = Shape("gang", _gang)
+GANG = Shape("worker group", _worker_group)
 LITTLE_MEMORY = Shape("little memory", _little_memory)
 NODES = Shape("two nodes", num_nodes=2, node_cpus=1, environ=_WATCHFUL)
 FAR_NODES = Shape("far nodes", num_nodes=2, node_cpus=1, environ=_WATCHFUL, has_link=True)

@@ -23,7 +23,7 @@ def table(seed: int) -> np.ndarray:
 
 
 def answer(row: np.ndarray, num_shown: int) -> TokenLogprobs:
-    """As an engine answers: the chosen token, then the likeliest ones."""
+    """As an engine answers: the chosen token, then the most likely ones."""
     order = np.argsort(-row)
     shown = [int(order[0]), *map(int, order[:num_shown])]
     return TokenLogprobs(shown, [float(row[token]) for token in shown], list(range(1, len(shown) + 1)))

@@ -3,7 +3,7 @@
 
 The same result as triton_prefill.py, with the pipeline of FlashAttention-3 (Shah et al., 2024). A program's tile of 128
 (token, head) rows is halved between the two groups. The copying warp fills a ring of shared-memory stages by the GPU's
-copy engine (TMA), one piece of a page at a time, so pages of any size serve; a barrier (mbarrier) per stage counts the
+copy engine (TMA), one piece of a block at a time, so blocks of any size serve; a barrier (mbarrier) per stage counts the
 bytes that arrived, another one the groups that are done with it. Each group starts the product of its queries with the
 next keys before it takes the softmax of the current ones, so that the tensor cores work while it does.
 
@@ -41,11 +41,11 @@ NO_MAX = gl.constexpr(-1.0e30)  # see triton_tile.py
 
 @gluon.jit
 def copy_partition(
-    desc, k_smem, v_smem, k_ready, v_ready, k_free, v_free, p_table, i_head, num_tiles, last_page,
+    desc, k_smem, v_smem, k_ready, v_ready, k_free, v_free, p_table, i_head, num_tiles, last_block,
     HKV: gl.constexpr, S: gl.constexpr,
 ):  # fmt: skip
-    """One warp: all tiles of keys and values, the last first. Pages past the request are the last one again."""
-    BOX: gl.constexpr = desc.block_shape[0]  # slots that one copy takes: a page, or a tile if that is less
+    """One warp: all tiles of keys and values, the last first. Blocks past the request are the last one again."""
+    BOX: gl.constexpr = desc.block_shape[0]  # slots that one copy takes: a block, or a tile if that is less
     COLUMNS: gl.constexpr = k_smem.shape[2] // PANEL
     PIECES: gl.constexpr = KEYS // BOX
     # Shared memory holds a tile panel by panel, so a piece of a panel is contiguous.
@@ -57,8 +57,8 @@ def copy_partition(
         rows = gl.tuple(())
         for i in gl.static_range(PIECES):
             i_n = (num_tiles - 1 - j) * KEYS + i * BOX
-            page = gl.load(p_table + gl.minimum(i_n // S, last_page))
-            rows = rows + gl.tuple(((page * (2 * HKV) + i_head) * S + i_n % S,))
+            block = gl.load(p_table + gl.minimum(i_n // S, last_block))
+            rows = rows + gl.tuple(((block * (2 * HKV) + i_head) * S + i_n % S,))
         mbarrier.wait(k_free.index(stage), phase ^ 1)
         mbarrier.expect(k_ready.index(stage), KEYS * COLUMNS * PANEL * 2)
         for i in gl.static_range(PIECES):
@@ -242,7 +242,7 @@ def is_hopper(device: torch.device) -> bool:
 
 
 def serves(query: torch.Tensor, kv_cache: torch.Tensor, sliding_window: int | None, soft_cap: float | None) -> bool:
-    """Whether the GPU is a Hopper and the shapes suit: 16 bits, pages of a power of two, nothing but a causal mask."""
+    """Whether the GPU is a Hopper and the shapes suit: 16 bits, blocks of a power of two, nothing but a causal mask."""
     block_size = kv_cache.shape[3]
     return (
         is_hopper(query.device)
