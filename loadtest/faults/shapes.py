@@ -65,7 +65,7 @@ _FAKED = {
 }
 
 PAIR = Shape("pair")
-GANG = Shape("worker group", _worker_group)
+WORKER_GROUP = Shape("worker_group", _worker_group)
 LITTLE_MEMORY = Shape("little memory", _little_memory)
 NODES = Shape("two nodes", num_nodes=2, node_cpus=1, environ=_WATCHFUL)
 FAR_NODES = Shape("far nodes", num_nodes=2, node_cpus=1, environ=_WATCHFUL, has_link=True)

@@ -10,7 +10,7 @@ import signal
 import psutil
 
 from loadtest.faults.fault import Fault, Heal, Strike
-from loadtest.faults.shapes import GANG
+from loadtest.faults.shapes import WORKER_GROUP
 from loadtest.faults.site import Site
 
 _OWN_CONNECTIONS = "the connections of its clients end with its process"
@@ -59,7 +59,7 @@ def stop(name: str, case: int, what: str, part: str, why: str = "", **options: o
 
 FAULTS = (
     kill("worker_killed", 1, "the worker of a replica: SIGKILL", "worker"),
-    kill("rank_killed", 1, "one of two tensor-parallel workers: SIGKILL", "worker", shape=GANG),
+    kill("rank_killed", 1, "one of two tensor-parallel workers: SIGKILL", "worker", shape=WORKER_GROUP),
     kill("engine_killed", 2, "an engine replica: SIGKILL", "engine"),
     kill(
         "all_engines_killed", 3, "both engine replicas: SIGKILL", "engine", every=True,
@@ -76,7 +76,7 @@ FAULTS = (
     ),
     stop("engine_stopped", 11, "an engine replica: SIGSTOP", "engine"),
     stop("worker_stopped", 11, "the worker of a replica: SIGSTOP", "worker"),
-    stop("rank_stopped", 11, "one of two tensor-parallel workers: SIGSTOP", "worker", shape=GANG),
+    stop("rank_stopped", 11, "one of two tensor-parallel workers: SIGSTOP", "worker", shape=WORKER_GROUP),
     stop("router_stopped", 11, "the Router: SIGSTOP", "router"),
     stop("ingress_stopped", 11, "one of two ingresses: SIGSTOP", "ingress", why=_OWN_CONNECTIONS),
     stop("controller_stopped", 11, "the Serve controller: SIGSTOP", "controller"),

@@ -3,9 +3,9 @@
 
 The same result as triton_prefill.py, with the pipeline of FlashAttention-3 (Shah et al., 2024). A program's tile of 128
 (token, head) rows is halved between the two groups. The copying warp fills a ring of shared-memory stages by the GPU's
-copy engine (TMA), one piece of a block at a time, so blocks of any size serve; a barrier (mbarrier) per stage counts the
-bytes that arrived, another one the groups that are done with it. Each group starts the product of its queries with the
-next keys before it takes the softmax of the current ones, so that the tensor cores work while it does.
+copy engine (TMA), one piece of a block at a time, so blocks of any size serve; a barrier (mbarrier) per stage counts
+the bytes that arrived, another one the groups that are done with it. Each group starts the product of its queries with
+the next keys before it takes the softmax of the current ones, so that the tensor cores work while it does.
 
 Tiles of keys go from the last to the first: the ones that need a mask come first. Triton's interpreter cannot run
 Gluon; the tests of this file need the GPU.
