@@ -67,7 +67,7 @@ class Layer:
         self.sizes = {"num_heads": self.heads, "num_kv_heads": kv_heads, "head_dim": dim, "block_size": BLOCK}
 
     def metadata(self, cascade: bool) -> AttentionMetadata:
-        """A static step's."""
+        """The scratch of a static step."""
         meta = AttentionMetadata(
             query_start_loc=torch.arange(self.batch + 1, dtype=torch.int32, device=self.device),
             seq_lens=torch.full((self.batch,), self.length, dtype=torch.int32, device=self.device),
@@ -113,7 +113,7 @@ class Layer:
 
 
 def kernel_row(layer: Layer) -> dict[str, Any]:
-    """us of a layer both ways."""
+    """Microseconds of a layer both ways."""
     separate, together = (layer.attend(layer.metadata(cascade), layer.caches[0]).double() for cascade in (False, True))
     off, on = layer.seconds(cascade=False), layer.seconds(cascade=True)
     return {
@@ -127,7 +127,7 @@ def kernel_row(layer: Layer) -> dict[str, Any]:
 
 
 def tile_rows(layer: Layer) -> list[dict[str, Any]]:
-    """us of a layer for every tile."""
+    """Microseconds of a layer for every tile."""
     rows = []
     for tile in TILES:
         row: dict[str, Any] = asdict(tile)
@@ -178,7 +178,7 @@ def engine_rows(args: argparse.Namespace, mode: str) -> dict[str, Any]:
 
 
 def shown(row: dict[str, Any]) -> str:
-    """One line."""
+    """One line of the table."""
     return ", ".join(f"{name} {value:.3g}" for name, value in row.items())
 
 

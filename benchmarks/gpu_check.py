@@ -52,7 +52,7 @@ def _tokens(llm: LLM, kind: str) -> list[list[int]]:
 
 
 def _compare(found: list[list[int]], expected: list[list[int]]) -> str:
-    """Empty, or the first difference."""
+    """Describe the first difference; empty when there is none."""
     for request, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
         if ours != theirs:
             at = next(

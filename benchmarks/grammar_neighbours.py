@@ -48,7 +48,7 @@ Figures = dict[str, float]
 
 
 def large(i: int) -> list[StructuredOutputs]:
-    """Near the limits, and let in."""
+    """Grammars near the limits that are accepted."""
     many = {f"p{i}_{j}": {"type": "string"} for j in range(1200)}
     return [
         StructuredOutputs(json={"type": "object", "properties": many, "additionalProperties": False}),
@@ -68,7 +68,7 @@ def hostile(i: int) -> list[StructuredOutputs]:
 
 
 def small(i: int) -> list[StructuredOutputs]:
-    """Such as applications send."""
+    """Grammars such as applications send."""
     return [StructuredOutputs(json={"type": "object", "properties": {f"p{i}": {"type": "integer"}}})]
 
 

@@ -36,7 +36,7 @@ def with_tail(prompt: list[int], tail: int) -> list[int]:
 
 
 def measure(llm: LLM, shape: str, length: int, repeats: int) -> dict[str, Any]:
-    """Seconds; the median of the repeats."""
+    """Seconds to the first token, the median of the repeats."""
     rng = random.Random(0)
     found: dict[str, list[float]] = {"recompute": [], "hit": [], "hit_clean": [], "device": []}
     cached: dict[str, int] = {}

@@ -203,7 +203,7 @@ def run_checks(device: str, quick: bool, jobs: int) -> list[dict[str, Any]]:
 
 
 def show(row: Row) -> None:
-    """One line."""
+    """One line of the report."""
     cells = [
         f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
         for name, value in row.items()

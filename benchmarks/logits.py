@@ -30,7 +30,7 @@ def gathered(group: RankGroup, local: torch.Tensor) -> torch.Tensor:
 
 
 def sharded(group: RankGroup, local: torch.Tensor) -> torch.Tensor:
-    """The same."""
+    """The same as `gathered`, from each rank's part."""
     values, numbers = local.max(dim=-1)
     numbers += group.rank * local.shape[1]
     pairs = torch.stack([values.double(), numbers.double()], dim=-1)  # fp64 holds both exactly

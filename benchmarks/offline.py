@@ -112,7 +112,7 @@ def machine() -> dict[str, str]:
 
 
 def write(path: Path | None, figures: dict[str, Any]) -> None:
-    """As JSON, if a path was given."""
+    """Write JSON, if a path was given."""
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({**machine(), **figures}, indent=2) + "\n")

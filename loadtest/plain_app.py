@@ -105,7 +105,7 @@ class PlainIngress:
 
     @api.get("/health")
     async def health(self) -> dict[str, str]:
-        """For whoever waits for the start."""
+        """Answer whoever waits for the start."""
         return {"status": "ok"}
 
     @api.post("/v1/completions")

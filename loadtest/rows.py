@@ -56,7 +56,7 @@ class RecordFile:
 
 @events.init.add_listener
 def listen(environment: Environment, **_: Any) -> None:
-    """In every process that runs users: the rows, and the file if one is wanted."""
+    """Register, in every process that runs users, the rows and the file if one is wanted."""
     if isinstance(environment.runner, MasterRunner):
         return
     environment.events.request.add_listener(RecordRows(environment))

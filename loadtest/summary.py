@@ -63,7 +63,7 @@ class LatencySummary:
 
     @classmethod
     def of(cls, samples_s: Sequence[float]) -> LatencySummary:
-        """From samples in seconds."""
+        """The distribution of samples in seconds."""
         if not samples_s:
             return cls(0, 0.0, 0.0, 0.0, 0.0)
         samples_ms = 1e3 * np.asarray(samples_s)

@@ -34,7 +34,7 @@ DEFAULT_GOODPUT = ("ttft:500", "tpot:100")
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The options."""
+    """Parse the options."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     server = parser.add_mutually_exclusive_group(required=True)
     server.add_argument("--host", help="base URL of a running server")

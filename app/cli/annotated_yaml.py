@@ -7,17 +7,17 @@ from typing import Any
 
 import yaml
 
-from app.cli.configuration import Place
+from app.cli.configuration import YamlPath
 
 COLUMN = 56  # where comments start, if the value leaves room
 
 
-def annotate(document: dict[str, Any], origin: Callable[[Place], str]) -> str:
+def annotate(document: dict[str, Any], origin: Callable[[YamlPath], str]) -> str:
     """`document` as YAML, each value followed by `# origin(place)`."""
     return "\n".join(_lines(document, (), 0, origin)) + "\n"
 
 
-def _lines(node: Any, place: Place, indent: int, origin: Callable[[Place], str]) -> Iterator[str]:
+def _lines(node: Any, place: YamlPath, indent: int, origin: Callable[[YamlPath], str]) -> Iterator[str]:
     """Lines of a mapping or of a list of mappings."""
     pad = " " * indent
     if isinstance(node, list):

@@ -121,7 +121,7 @@ class Conversation:
                 print(f"{function.get('name') or ''}{function.get('arguments') or ''}", end="", flush=True)
 
     def _switch(self, reasoning: bool) -> None:
-        """From thinking to answering or back."""
+        """Switch between printing reasoning and answer."""
         if reasoning != self._reasoning:
             self._style(DIM if reasoning else PLAIN)
             if not reasoning:

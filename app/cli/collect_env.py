@@ -26,7 +26,7 @@ SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The form."""
+    """Declare the options."""
     parser.add_argument("--json", action="store_true", help="as JSON")
 
 

@@ -6,12 +6,12 @@ import argparse
 
 from app.cli.annotated_yaml import annotate
 from app.cli.command import Command
-from app.cli.configuration import Configuration, Place, resolve
+from app.cli.configuration import Configuration, YamlPath, resolve
 from app.cli.target import add_target, options_given
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What `manta serve` takes."""
+    """Declare the options of `manta serve`."""
     add_target(parser)
 
 
@@ -22,7 +22,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _origin(configuration: Configuration, place: Place) -> str:
+def _origin(configuration: Configuration, place: YamlPath) -> str:
     """The nearest origin known: a list or mapping given as one value has it at its own place."""
     for length in range(len(place), 0, -1):
         origin = configuration.origins.get(place[:length])

@@ -23,7 +23,7 @@ from app.errors import ConfigError
 IMPORT_PATH = "app.deployments.app:build"
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8000
 MODEL_FILES = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf", ".json", ".jinja"})
-Place = tuple[str | int, ...]  # keys and list positions from the root of the document
+YamlPath = tuple[str | int, ...]  # keys and list positions from the root of the document
 
 # Serve's high-throughput mode; configs/serve/quickstart.yaml says what each line is for, and a test holds them equal.
 THROUGHPUT_MODE = {
@@ -51,7 +51,7 @@ class Configuration:
     document: dict[str, Any]
     file: Path | None  # the YAML it was read from
     applications: dict[int, ServeConfig] = field(default_factory=dict)  # by position in `applications`
-    origins: dict[Place, str] = field(default_factory=dict)
+    origins: dict[YamlPath, str] = field(default_factory=dict)
     changed: bool = False  # by options, or made from a model: the document is in no file yet
 
     @property
@@ -117,7 +117,7 @@ def _from_model(target: str) -> Configuration:
             }
         ],
     }
-    root: Place = ("applications", 0, "args", "models", 0)
+    root: YamlPath = ("applications", 0, "args", "models", 0)
     return Configuration(
         document, None, origins={(*root, "name"): "MODEL", (*root, "engine", "model"): "MODEL"}, changed=True
     )
@@ -169,7 +169,7 @@ def _overlay(configuration: Configuration, options: Mapping[tuple[str, ...], Any
     if not isinstance(models, list) or len(models) != 1 or not isinstance(models[0], dict):
         raise ConfigError(f"{first}: {configuration.file} has not exactly one model; write the option into the file")
     for path, value in options.items():
-        keys: Place = tuple(int(key) if key.isdigit() else key for key in path)
+        keys: YamlPath = tuple(int(key) if key.isdigit() else key for key in path)
         node: Any = args
         for key in keys[:-1]:
             node = node[key] if isinstance(key, int) else node.setdefault(key, {})
@@ -208,7 +208,7 @@ def _flags() -> dict[tuple[str, ...], str]:
     return {option.path: option.flag for group in SERVE_OPTIONS.values() for option in group}
 
 
-def _leaves(node: Any, place: Place = ()) -> list[Place]:
+def _leaves(node: Any, place: YamlPath = ()) -> list[YamlPath]:
     """Places of all values that are neither a mapping nor a list of mappings."""
     if isinstance(node, dict) and node:
         return [leaf for key, value in node.items() for leaf in _leaves(value, (*place, key))]

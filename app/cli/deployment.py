@@ -56,7 +56,7 @@ def run(path: Path) -> int:
 
 
 def wait_until_running(names: Sequence[str], poll_s: float = POLL_S) -> str | None:
-    """None once all these applications run; else why one never will."""
+    """Wait until all these applications run: None, or why one never will."""
     from ray import serve
 
     while True:

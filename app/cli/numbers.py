@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 
 def at_least(least: int) -> Callable[[str], int]:
-    """An integer that is not smaller."""
+    """A type of integers that are at least so large."""
 
     def parse(text: str) -> int:
         try:
@@ -23,7 +23,7 @@ def at_least(least: int) -> Callable[[str], int]:
 
 
 def between(low: float, high: float) -> Callable[[str], float]:
-    """A number within bounds, both included."""
+    """A type of numbers within bounds, both included."""
 
     def parse(text: str) -> float:
         value = _number(text)
@@ -35,7 +35,7 @@ def between(low: float, high: float) -> Callable[[str], float]:
 
 
 def positive(text: str) -> float:
-    """A number above 0; inf is one."""
+    """A number above 0; inf is allowed."""
     value = _number(text)
     if not value > 0:
         raise argparse.ArgumentTypeError(f"{text} is not above 0")

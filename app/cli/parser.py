@@ -20,7 +20,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(*args, **{"allow_abbrev": False, **kwargs})
 
     def error(self, message: str) -> NoReturn:
-        """One line, with the way to the help."""
+        """Raise the error as one line that points to the help."""
         raise ConfigError(f"{message} (see {self.prog} --help)")
 
 

@@ -12,7 +12,7 @@ SAMPLING_OPTIONS: tuple[Option, ...] = tuple(options_of(SamplingParams))
 
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:
-    """All of them."""
+    """Declare an option for each field."""
     add_options(parser, "sampling options", SAMPLING_OPTIONS)
 
 

@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _warn_of_haproxy(configuration: Configuration) -> None:
-    """A file written by hand may lack what HAProxy needs."""
+    """Warn where a file written by hand lacks what HAProxy needs."""
     runtime_env = (configuration.document.get("controller_options") or {}).get("runtime_env") or {}
     if (fault := lost_settings({**os.environ, **(runtime_env.get("env_vars") or {})})) is not None:
         print(f"warning: {fault}", file=sys.stderr)
@@ -149,7 +149,7 @@ class _PlainDumper(yaml.SafeDumper):
     """Writes shared parts out each time instead of as anchors."""
 
     def ignore_aliases(self, data: Any) -> bool:
-        """Always."""
+        """Never write anchors."""
         return True
 
 

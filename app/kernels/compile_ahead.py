@@ -32,7 +32,7 @@ _one_at_a_time = threading.Lock()  # in a process: Triton's launch is replaced m
 
 @dataclass(slots=True)
 class Ahead:
-    """What came of it; counted when the block has ended."""
+    """How many kernels were compiled; known when the block has ended."""
 
     compiled: int = 0  # or read from Triton's cache on disk
     failed: int = 0
@@ -40,7 +40,7 @@ class Ahead:
 
 @dataclass(slots=True, frozen=True)
 class _Kernel:
-    """One that is to be made."""
+    """A kernel that is to be compiled."""
 
     table: dict[Any, Any]  # Triton's, of the function's kernels
     key: Any
@@ -91,7 +91,7 @@ def compile_ahead(device: torch.device) -> Iterator[Ahead]:
 
 
 def _load_all(kernels: list[_Kernel], device: torch.device) -> int:
-    """How many are there in the end. One that fails will fail again where it is launched, as it always did."""
+    """Compile and load the kernels; returns how many succeeded. One that fails here fails again at its launch."""
     threads, switch = min(MOST_THREADS, len(os.sched_getaffinity(0))), sys.getswitchinterval()
     loaded = 0
     sys.setswitchinterval(SWITCH_S)

@@ -33,7 +33,7 @@ def early_launch(device: torch.device) -> dict[str, bool]:
 
 @cache
 def shared_memory(device: torch.device) -> int:
-    """Bytes that one program may have; on a CPU, in Triton's interpreter, a Hopper's."""
+    """Bytes of shared memory that one program may use; in Triton's interpreter, on a CPU, a Hopper's."""
     if device.type != "cuda":
         return 227 << 10
     properties: Any = torch.cuda.get_device_properties(device)
@@ -41,10 +41,10 @@ def shared_memory(device: torch.device) -> int:
 
 
 def cdiv(dividend: int, divisor: int) -> int:
-    """Rounded up."""
+    """dividend / divisor, rounded up."""
     return -(-dividend // divisor)
 
 
 def next_power_of_2(number: int) -> int:
-    """The least one that is not smaller; number at least 1."""
+    """The smallest power of 2 that is not below `number`, which is at least 1."""
     return 1 << (number - 1).bit_length()

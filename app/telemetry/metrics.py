@@ -203,7 +203,7 @@ class MetricsRecorder:
 
 
 def decode_snapshot(data: bytes) -> Snapshot:
-    """The snapshot in `data`."""
+    """Read a snapshot from its bytes."""
     return msgspec.msgpack.decode(data, type=Snapshot)
 
 

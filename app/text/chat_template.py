@@ -187,7 +187,7 @@ def _mark_end(message: Message) -> str | None:
 
 @dataclass(slots=True, frozen=True)
 class _Caps:
-    """What one rendering may take."""
+    """The limits of one rendering."""
 
     max_s: float
     max_chars: int

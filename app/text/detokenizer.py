@@ -107,7 +107,7 @@ class WindowDetokenizer:
         return broken if text.endswith("\ufffd") else broken + self._advance(text)
 
     def flush(self) -> str:
-        """Whatever the window still holds."""
+        """Text that the window still holds."""
         return self._break_off(len(self._bytes)) + self._held()
 
     def _held(self) -> str:

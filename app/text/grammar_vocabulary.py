@@ -17,7 +17,8 @@ from app.text.tokenizer import Tokenizer
 
 @dataclass(slots=True, frozen=True)
 class TokenizerVocabulary:
-    """A model directory's. `vocab_size` is the model's: its ids past the tokenizer's are never allowed."""
+    """The vocabulary of a model directory. `vocab_size` is the model's: its ids past the tokenizer's are never
+    allowed."""
 
     directory: Path
     vocab_size: int
@@ -76,7 +77,7 @@ class _Words:
         return ids if b"".join(self.tokens[index] for index in ids) == data else self._greedy(data)
 
     def _greedy(self, data: bytes) -> list[int]:
-        """The longest token that fits, again and again; bytes without a token end the list."""
+        """Greedy longest match; bytes without a token end the list."""
         ids, start = [], 0
         while start < len(data):
             ends = range(min(len(data), start + self._longest), start, -1)

@@ -198,7 +198,7 @@ class Tokenizer:
 
     @cached_property
     def shown_table(self) -> list[str]:
-        """id -> `token_text`."""
+        """`token_text` of every token, by id."""
         return [token.decode("utf-8", "replace") for token in self.byte_table]
 
     def token_bytes(self, token_id: int) -> bytes:

@@ -81,7 +81,7 @@ class Result:
     events_us: float  # CPU to apply the KV events, per request
 
     def as_json(self) -> dict[str, Any]:
-        """Flat."""
+        """The result as one flat dict."""
         fields: dict[str, Any] = asdict(self)
         cell: dict[str, Any] = fields.pop("setting")
         return cell | fields

@@ -23,7 +23,7 @@ class OpenLoopUser(StreamingUser):
     fixed_count = 1
 
     def on_start(self) -> None:
-        """No request is running yet."""
+        """Begin without running requests."""
         self._requests = Group()
 
     def on_stop(self) -> None:

@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """1 when the result of any line is an error, of this run or of one before; its reason is in the output."""
+    """Run the batch; 1 when any line's result is an error, of this run or one before. The output holds the reason."""
     if not 1 <= args.concurrency <= MAX_CONCURRENCY:
         raise ConfigError(f"--concurrency: from 1 to {MAX_CONCURRENCY}")
     if args.retries < 0:

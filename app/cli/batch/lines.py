@@ -113,7 +113,7 @@ class Results:
         return isinstance(line, BadLine) or line.custom_id in self._failed
 
     def add_answer(self, request: BatchRequest, status: int, request_id: str, body: Any) -> None:
-        """What the server said, good or bad."""
+        """Write what the server answered, good or bad."""
         self._custom_ids.add(request.custom_id)
         if status >= 400:
             self._failed.add(request.custom_id)
@@ -121,7 +121,7 @@ class Results:
         self._write({"custom_id": request.custom_id, "response": response, "error": None})
 
     def add_fault(self, line: BadLine) -> None:
-        """A line that was never sent."""
+        """Write the result of a line that was never sent."""
         self._bad_lines.add(line.number)
         error = {"code": "invalid_line", "message": f"line {line.number}: {line.message}", "line": line.number}
         self._write({"custom_id": line.custom_id, "response": None, "error": error})

@@ -104,6 +104,6 @@ class Runner:
 
 
 def _first(error: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first error that is no group."""
+    """The first exception inside that is not a group."""
     inner = error.exceptions[0]
     return _first(inner) if isinstance(inner, BaseExceptionGroup) else inner

@@ -31,7 +31,7 @@ class Transport(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of threads and engines."""
+        """Release threads and engines."""
         ...
 
 

@@ -61,7 +61,7 @@ def calculate(
 
 
 def output_tokens(result: StreamResult) -> int:
-    """From usage; else one for each chunk."""
+    """Output tokens: those of usage, else one for each chunk."""
     return result.num_tokens or len(result.event_times)
 
 
@@ -90,7 +90,7 @@ def parse_goodput(texts: Sequence[str]) -> dict[str, float]:
 
 
 def percentile_key(percentile: float, name: str) -> str:
-    """`p99_ttft_ms`."""
+    """The name of a figure, such as `p99_ttft_ms`."""
     return f"p{percentile:g}_{name}_ms"
 
 

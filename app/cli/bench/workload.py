@@ -96,7 +96,7 @@ def read_work(file: Path, count: int, output_len: int) -> list[Work]:
 
 
 def token_source(server: Server, model: str, tokenizer: str | None) -> TokenSource:
-    """From a tokenizer directory or built-in model, else from the server. CommandError when neither can be."""
+    """Token ids of a tokenizer directory or built-in model, else of the server. CommandError when neither can be."""
     if tokenizer is not None:
         local = Tokenizer.from_directory(_directory(tokenizer))
         ids = [i for i in range(local.vocab_size) if i not in local.special_token_ids]

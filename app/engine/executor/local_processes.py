@@ -22,7 +22,7 @@ from app.config import EngineConfig
 from app.engine.executor.spawner import spawn
 from app.engine.executor.worker_group.group import Rank, RankFailedError, WorkerGroup, open_pidfd
 from app.engine.executor.worker_group.rendezvous import Rendezvous
-from app.engine.executor.worker_group.worker_actor import Place
+from app.engine.executor.worker_group.worker_actor import WorkerPlace
 from app.engine.executor.worker_group_executor import CONNECT_TIMEOUT_S, LOCAL_HOST, WorkerGroupExecutor
 from app.errors import ConfigError, EngineDeadError, MantaError
 
@@ -44,7 +44,7 @@ class LocalProcessesExecutor(WorkerGroupExecutor):
         count = self._world_size
         with Rendezvous(None) as rendezvous:
             for rank in range(count):
-                place = Place(rank, count, rank, rank == self._output_rank)
+                place = WorkerPlace(rank, count, rank, rank == self._output_rank)
                 arguments = (rendezvous.address, self._worker_class, self._config, place)
                 self._processes.append(spawn(partial(self._spawn, arguments)))
             connections = rendezvous.accept(count, CONNECT_TIMEOUT_S, per_rank=2, check=self._check_processes)

@@ -29,7 +29,7 @@ from app.engine.executor.worker_group.connection import FrameConnection
 from app.engine.executor.worker_group.device_index import KEEPS_ALL_VISIBLE
 from app.engine.executor.worker_group.group import Rank, RankFailedError, WorkerGroup, open_pidfd
 from app.engine.executor.worker_group.rendezvous import Rendezvous
-from app.engine.executor.worker_group.worker_actor import Place, WorkerActor
+from app.engine.executor.worker_group.worker_actor import WorkerActor, WorkerPlace
 from app.engine.executor.worker_group_executor import CONNECT_TIMEOUT_S, WorkerGroupExecutor
 from app.errors import EngineDeadError, MantaError
 
@@ -67,7 +67,7 @@ class RayWorkersExecutor(WorkerGroupExecutor):
             ).remote(
                 self._worker_class,
                 self._config,
-                Place(rank, self._world_size, placement.local_rank(rank), rank == self._output_rank),
+                WorkerPlace(rank, self._world_size, placement.local_rank(rank), rank == self._output_rank),
             )
             self._actors.append(actor)
 

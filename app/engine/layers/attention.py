@@ -19,7 +19,7 @@ from app.engine.layers.norm import RMSNorm
 from app.engine.layers.rotary import RotaryEmbedding
 from app.kernels.attention import AttentionMetadata
 from app.kernels.fused import HeadNorm, fused_ops
-from app.kernels.gemm import Rows
+from app.kernels.gemm import Activations
 
 
 @dataclass(slots=True, frozen=True)
@@ -62,7 +62,7 @@ class Attention(AttentionLayer):
         self.is_capturable, self.shares_prefixes = self.ops.is_capturable, self.ops.shares_prefixes
         self.fused = fused_ops(ctx.device)
 
-    def forward(self, x: Rows, epilogue: Epilogue[ResultT], ctx: ForwardContext) -> ResultT:
+    def forward(self, x: Activations, epilogue: Epilogue[ResultT], ctx: ForwardContext) -> ResultT:
         """x [T, C] -> the output [T, C], and what follows it. Writes the tokens' keys and values into the cache."""
         kv_cache, meta = ctx.kv_caches[self.layer_index], ctx.attention[self.layer_index]
         qkv = self.qkv_proj(x)
@@ -78,7 +78,7 @@ class Attention(AttentionLayer):
 
     @property
     def plan_key(self) -> Hashable:
-        """Its backend and the heads on this rank."""
+        """The backend and the numbers of heads on this rank: layers that agree on them share a plan."""
         return self.ops, self.num_heads, self.num_kv_heads, self.head_dim
 
     def plan(self, meta: AttentionMetadata, block_size: int) -> None:

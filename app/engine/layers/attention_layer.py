@@ -28,4 +28,4 @@ class AttentionLayer(Layer, ABC):
 
     @abstractmethod
     def cache_spec(self) -> LayerCacheSpec | None:
-        """What it keeps of each token on this rank; None: nothing."""
+        """What the layer caches for each token on this rank; None: nothing."""

@@ -33,9 +33,7 @@ class ForwardContext:
     """One step, as the layers see it. Made by the model runner."""
 
     positions: torch.Tensor  # int64 [T]
-    attention: Sequence[
-        AttentionMetadata
-    ]  # one for each attention layer of this stage; layers that plan alike share one
+    attention: Sequence[AttentionMetadata]  # one per attention layer of this stage; layers that plan alike share
     kv_caches: Sequence[torch.Tensor]  # one for each of them that has a cache [B, ...], see its `cache_spec`
     hidden: torch.Tensor | None = None  # [T, C] from the pipeline stage before; None in the first stage
     inputs: Mapping[str, torch.Tensor] = field(default_factory=dict)  # what per-row features bring, by name, [T, ...]

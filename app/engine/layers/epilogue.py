@@ -13,15 +13,15 @@ import torch
 
 from app.engine.layers.norm import Norm
 from app.kernels.fused import fused_ops
-from app.kernels.gemm import LinearOps, Rows
+from app.kernels.gemm import Activations, LinearOps
 
 ResultT = TypeVar("ResultT", covariant=True)
 
 
 class Epilogue(Protocol[ResultT]):
-    """One kind of end."""
+    """What may follow a product."""
 
-    def joined(self, ops: LinearOps, x: Rows, weight: torch.Tensor, bias: torch.Tensor | None) -> ResultT:
+    def joined(self, ops: LinearOps, x: Activations, weight: torch.Tensor, bias: torch.Tensor | None) -> ResultT:
         """The product x [T, K] W^T + b with weight [N, K], and what follows."""
 
     def after(self, y: torch.Tensor) -> ResultT:
@@ -31,12 +31,12 @@ class Epilogue(Protocol[ResultT]):
 class Plain:
     """The product itself."""
 
-    def joined(self, ops: LinearOps, x: Rows, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """[T, N]."""
+    def joined(self, ops: LinearOps, x: Activations, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """The product alone, [T, N]."""
         return ops.linear(x, weight, bias)
 
     def after(self, y: torch.Tensor) -> torch.Tensor:
-        """[T, N]."""
+        """y as it is, [T, N]."""
         return y
 
 
@@ -46,7 +46,7 @@ class SiluMul:
     def __init__(self, device: torch.device) -> None:
         self._silu_and_mul = fused_ops(device).silu_and_mul
 
-    def joined(self, ops: LinearOps, x: Rows, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def joined(self, ops: LinearOps, x: Activations, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """[T, N / 2]."""
         return ops.gated_linear(x, weight, bias)
 
@@ -63,14 +63,14 @@ class AddNorm:
     norm: Norm | None
 
     def joined(
-        self, ops: LinearOps, x: Rows, weight: torch.Tensor, bias: torch.Tensor | None
-    ) -> tuple[Rows, torch.Tensor]:
+        self, ops: LinearOps, x: Activations, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> tuple[Activations, torch.Tensor]:
         """Sum with the product, and its norm."""
         if self.norm is None:
             return self.after(ops.linear(x, weight, bias))
         return self.norm.after_product(ops, x, weight, bias, self.residual)
 
-    def after(self, y: torch.Tensor) -> tuple[Rows, torch.Tensor]:
+    def after(self, y: torch.Tensor) -> tuple[Activations, torch.Tensor]:
         """Sum with y, and its norm."""
         if self.norm is None:
             total = y + self.residual

@@ -1,4 +1,4 @@
-"""Modules of the models' inner loop."""
+"""The base class of the layers that every step calls."""
 
 from __future__ import annotations
 

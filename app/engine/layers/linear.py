@@ -22,7 +22,7 @@ from app.engine.layers.layer import Layer
 from app.engine.layers.weight import CheckpointTensor, Weight, WeightSpec, expect_shape
 from app.engine.quantization.base import Axis, Dim
 from app.errors import UnsupportedError
-from app.kernels.gemm import PackedWeight, Rows, linear_ops, materialize
+from app.kernels.gemm import Activations, PackedWeight, linear_ops, materialize
 
 BIAS = (Dim("output"),)
 
@@ -88,7 +88,7 @@ class Linear(Layer):
         """Load a bias as `load` does a weight."""
         self.load(BIAS, weight, tensor, shard_id)
 
-    def forward(self, x: Rows, epilogue: Epilogue[Any] = PLAIN) -> Any:
+    def forward(self, x: Activations, epilogue: Epilogue[Any] = PLAIN) -> Any:
         """[T, input_size] -> [T, output_size], or what the epilogue makes of it."""
         if self.packed is None and not self.sums_up:
             return epilogue.joined(self.ops, x, self.weight, self.bias)
@@ -99,8 +99,8 @@ class Linear(Layer):
         return epilogue.after(self.tp.all_reduce(y) if self.sums_up else y)
 
     def pack(self) -> None:
-        """Once the stored tensors are loaded: as the quantization method multiplies. Their shapes stay, their memory
-        is freed."""
+        """Turn the loaded tensors into the weight that the quantization method multiplies. Their shapes stay, their
+        memory is freed."""
         self.packed = self.quantization.pack({leaf.name: getattr(self, leaf.name).data for leaf in self.leaves})
         if self.packed is not None:
             for leaf in self.leaves:

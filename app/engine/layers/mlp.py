@@ -9,7 +9,7 @@ from app.engine.layers.context import BuildContext
 from app.engine.layers.epilogue import Epilogue, ResultT, SiluMul
 from app.engine.layers.layer import Layer
 from app.engine.layers.linear import MergedColumnLinear, RowLinear
-from app.kernels.gemm import Rows
+from app.kernels.gemm import Activations
 
 
 class GatedMLP(Layer):
@@ -25,7 +25,7 @@ class GatedMLP(Layer):
         self.act = activation(hidden_act)
         self.silu_mul = SiluMul(ctx.device) if hidden_act in ("silu", "swish") else None
 
-    def forward(self, x: Rows, epilogue: Epilogue[ResultT]) -> ResultT:
+    def forward(self, x: Activations, epilogue: Epilogue[ResultT]) -> ResultT:
         """x [T, C] -> the output [T, C], and what follows it."""
         if self.silu_mul is not None:
             product: torch.Tensor = self.gate_up_proj(x, self.silu_mul)

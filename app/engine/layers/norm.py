@@ -11,7 +11,7 @@ from app.engine.layers.context import BuildContext
 from app.engine.layers.layer import Layer
 from app.engine.layers.weight import REPLICATED, Weight
 from app.kernels.fused import fused_ops
-from app.kernels.gemm import LinearOps, Rows
+from app.kernels.gemm import Activations, LinearOps
 
 
 class Norm(Layer, ABC):
@@ -23,14 +23,14 @@ class Norm(Layer, ABC):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., C] -> [..., C]."""
 
-    def after_add(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[Rows, torch.Tensor]:
+    def after_add(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[Activations, torch.Tensor]:
         """x and residual [T, C] -> (the norm of their sum, the sum)."""
         total = x + residual
         return self(total), total
 
     def after_product(
-        self, ops: LinearOps, x: Rows, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor
-    ) -> tuple[Rows, torch.Tensor]:
+        self, ops: LinearOps, x: Activations, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor
+    ) -> tuple[Activations, torch.Tensor]:
         """The same of a product x [T, K] W^T + b and residual [T, C]."""
         return self.after_add(ops.linear(x, weight, bias), residual)
 
@@ -53,13 +53,13 @@ class RMSNorm(Norm):
         """[..., C] -> [..., C]."""
         return F.rms_norm(x, self.size, self.weight, self.eps)
 
-    def after_add(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[Rows, torch.Tensor]:
-        """One kernel on a GPU."""
+    def after_add(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[Activations, torch.Tensor]:
+        """The norm of x + residual, and the sum; one kernel on a GPU."""
         return self.fused.add_rms_norm(x, residual, self.weight, self.eps)
 
     def after_product(
-        self, ops: LinearOps, x: Rows, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor
-    ) -> tuple[Rows, torch.Tensor]:
-        """One kernel on a GPU where rows are few."""
+        self, ops: LinearOps, x: Activations, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor
+    ) -> tuple[Activations, torch.Tensor]:
+        """The norm of the product + residual, and the sum; one kernel on a GPU where rows are few."""
         rows = x if isinstance(x, torch.Tensor) else x.materialize()
         return ops.linear_add_norm(rows, weight, bias, residual, self.weight, self.eps, self.may_defer)

@@ -1,4 +1,4 @@
-"""Small layers that every rank holds whole: tables of positions, heads of classifiers."""
+"""Small layers that every rank holds in full: tables of positions, heads of classifiers."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from app.kernels.fused.reference import rotate
 
 @dataclass(slots=True, frozen=True)
 class Rotation:
-    """The step's angles."""
+    """Cosines and sines of the step's tokens."""
 
     cos: torch.Tensor  # [T, 1, D]
     sin: torch.Tensor  # [T, 1, D], the first half negated

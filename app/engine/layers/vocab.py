@@ -27,7 +27,7 @@ class VocabShard(Layer):
         self.weight = Weight(torch.empty(self.rows, hidden_size, dtype=ctx.dtype), WeightSpec(self.load_weight))
 
     def load_weight(self, weight: Weight, tensor: CheckpointTensor, shard_id: str) -> None:
-        """Rows of this rank; padding rows are zero."""
+        """Load this rank's rows; padding rows are zero."""
         expect_shape(tensor, self.vocab_size, weight.shape[1])
         held = max(0, min(self.rows, self.vocab_size - self.first))
         weight.data[held:].zero_()
@@ -58,12 +58,12 @@ class LMHead(VocabShard):
         self.ops = linear_ops(ctx.device)
 
     def tie(self, embedding: VocabEmbedding) -> None:
-        """Use the embedding's table."""
+        """Share the embedding's table (tied weights)."""
         self.weight = embedding.weight
         self.tied = True
 
     def pack(self) -> None:
-        """Once the table is loaded: put it into the order of a faster kernel, where there is one.
+        """Put the loaded table into the order of a faster kernel, where there is one.
 
         A tied table is then in memory twice, because the embedding reads rows of it.
         """

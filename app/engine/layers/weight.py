@@ -19,7 +19,7 @@ class CheckpointTensor(Protocol):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its whole shape."""
+        """The shape of the whole tensor."""
         ...
 
     def narrow(self, dim: int, start: int, length: int) -> torch.Tensor:

@@ -22,5 +22,5 @@ LOGITS_PROCESSORS: Registry[type[LogitsProcessor]] = Registry(
 
 
 def create_logits_processors(vocab_size: int, device: torch.device) -> list[LogitsProcessor]:
-    """One of each, in the order of the table."""
+    """One processor of each kind, in the order of the table."""
     return [LOGITS_PROCESSORS.load(name)(vocab_size, device) for name in LOGITS_PROCESSORS]

@@ -26,7 +26,7 @@ class Grammar(LogitsProcessor):
         self._masks = step.masks
 
     def build(self, indices: list[int], states: list[Any]) -> None:
-        """Everything comes with the step messages."""
+        """Nothing to read here: masks come with the step messages."""
 
     def apply(self, logits: torch.Tensor, step: SamplingStep) -> None:
         """-inf where a bit is 0. The one transfer is from pinned memory, so nobody waits for it."""

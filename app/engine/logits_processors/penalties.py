@@ -26,14 +26,14 @@ class Penalties(LogitsProcessor):
     """Works on the rows that use a penalty only."""
 
     def read(self, request: NewRequest) -> _State | None:
-        """The three numbers; None at their neutral values."""
+        """The three penalties; None when all are neutral."""
         p = request.sampling_params
         if p.presence_penalty == 0.0 and p.frequency_penalty == 0.0 and p.repetition_penalty == 1.0:
             return None
         return _State(request.num_prompt_tokens, p.presence_penalty, p.frequency_penalty, p.repetition_penalty)
 
     def build(self, indices: list[int], states: list[_State]) -> None:
-        """Columns [n, 1] of the numbers."""
+        """Make a column [n, 1] of each penalty."""
         self._users = indices
         self._indices = self.long(indices)
         self._num_prompt = self.long([state.num_prompt_tokens for state in states]).unsqueeze(1)

@@ -42,7 +42,7 @@ class ThinkingBudget(LogitsProcessor):
         return _State(request.num_prompt_tokens, first, last, opening, self._ids(budget.closing))
 
     def build(self, indices: list[int], states: list[_State]) -> None:
-        """Remember who uses it."""
+        """Remember the rows that use it."""
         self._users = list(zip(indices, states, strict=True))
 
     def apply(self, logits: torch.Tensor, step: SamplingStep) -> None:

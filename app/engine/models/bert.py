@@ -13,7 +13,7 @@ from app.engine.pooling.info import PoolingInfo
 
 
 class BertModel(PoolingModel):
-    """The encoder alone. A checkpoint's own pooler or language head is left out."""
+    """BERT without a head. A checkpoint's own pooler or language head is left out."""
 
     def __init__(self, ctx: BuildContext, info: ModelInfo) -> None:
         super().__init__()

@@ -19,7 +19,7 @@ from app.engine.models.decoder_settings import DecoderSettings
 
 @dataclass(slots=True, frozen=True)
 class LayerPlace:
-    """Where a layer stands."""
+    """The place of a layer in the model."""
 
     index: int  # in the whole model
     cache_index: int  # among the attention layers of this pipeline stage
@@ -27,12 +27,12 @@ class LayerPlace:
 
 
 def rms_norm(ctx: BuildContext, settings: DecoderSettings, before_linear: bool) -> Norm:
-    """`before_linear`: nothing but linear layers reads it."""
+    """An RMS norm; `before_linear`: only linear layers read it."""
     return RMSNorm(ctx, settings.hidden_size, settings.norm_eps, may_defer=before_linear)
 
 
 def grouped_query_attention(ctx: BuildContext, settings: DecoderSettings, place: LayerPlace) -> AttentionLayer:
-    """Rotary, over keys and values."""
+    """Rotary self-attention over cached keys and values."""
     s = settings
     attention = AttentionSettings(
         hidden_size=s.hidden_size,
@@ -48,7 +48,7 @@ def grouped_query_attention(ctx: BuildContext, settings: DecoderSettings, place:
 
 
 def gated_mlp(ctx: BuildContext, settings: DecoderSettings, place: LayerPlace) -> nn.Module:
-    """The same in every layer."""
+    """A block that is the same in every layer."""
     return GatedMLP(ctx, settings.hidden_size, settings.intermediate_size, settings.hidden_act, settings.mlp_bias)
 
 

@@ -29,7 +29,7 @@ class SlicedTensor:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its whole shape."""
+        """The shape of the whole tensor."""
         return tuple(self.handle.get_shape())
 
     def narrow(self, dim: int, start: int, length: int) -> torch.Tensor:

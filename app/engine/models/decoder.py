@@ -23,7 +23,7 @@ from app.engine.model_info import ModelInfo
 from app.engine.models.base import EngineModel
 from app.engine.models.blocks import Blocks, LayerPlace
 from app.engine.models.decoder_settings import DecoderSettings
-from app.kernels.gemm import Rows, materialize
+from app.kernels.gemm import Activations, materialize
 
 
 class DecoderLayer(Layer):
@@ -37,8 +37,8 @@ class DecoderLayer(Layer):
         self.mlp = blocks.mlp(ctx, settings, place)
 
     def forward(
-        self, normed: Rows, x: torch.Tensor, next_norm: Norm | None, ctx: ForwardContext
-    ) -> tuple[Rows, torch.Tensor]:
+        self, normed: Activations, x: torch.Tensor, next_norm: Norm | None, ctx: ForwardContext
+    ) -> tuple[Activations, torch.Tensor]:
         """(x after `input_layernorm`, x [T, C]) -> the same of the next layer, whose norm is `next_norm`: each sum is
         normed where it is made, so that one kernel can do both. No next norm in this stage: the sum twice."""
         normed, x = self.self_attn(normed, AddNorm(x, self.post_attention_layernorm), ctx)

@@ -56,24 +56,24 @@ class DecoderForPooling(PoolingModel):
 
 
 class LlamaForPooling(DecoderForPooling):
-    """Llama."""
+    """Llama with pooled outputs."""
 
     family = LlamaForCausalLM
 
 
 class MistralForPooling(DecoderForPooling):
-    """Mistral."""
+    """Mistral with pooled outputs."""
 
     family = MistralForCausalLM
 
 
 class Qwen2ForPooling(DecoderForPooling):
-    """Qwen2."""
+    """Qwen2 with pooled outputs."""
 
     family = Qwen2ForCausalLM
 
 
 class Qwen3ForPooling(DecoderForPooling):
-    """Qwen3."""
+    """Qwen3 with pooled outputs."""
 
     family = Qwen3ForCausalLM

@@ -81,7 +81,7 @@ class EncoderEmbeddings(nn.Module):
 
 
 class EncoderAttention(AttentionLayer):
-    """Self-attention over the whole text. It keeps nothing of it."""
+    """Self-attention over the whole text, without a cache."""
 
     def __init__(self, ctx: BuildContext, settings: EncoderSettings, layer_index: int) -> None:
         super().__init__()
@@ -94,16 +94,16 @@ class EncoderAttention(AttentionLayer):
 
     @property
     def plan_key(self) -> Hashable:
-        """All layers of all encoders plan alike."""
+        """The same key everywhere: all layers of all encoders share one plan."""
         return EncoderPlan
 
     def plan(self, meta: AttentionMetadata, block_size: int) -> None:
-        """Texts in groups of similar length."""
+        """Plan a step: texts in groups of similar length."""
         assert meta.host_starts is not None, "an encoder's step is not over static tensors"
         meta.plan = plan_encoder(meta.host_starts.tolist(), meta.seq_lens.device)
 
     def cache_spec(self) -> LayerCacheSpec | None:
-        """Every prompt is computed in one step."""
+        """None: every prompt is computed in one step, so nothing is cached."""
         return None
 
     def forward(self, x: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
@@ -135,7 +135,7 @@ class EncoderLayer(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Embeddings and layers."""
+    """Embeddings and encoder layers."""
 
     def __init__(self, ctx: BuildContext, settings: EncoderSettings) -> None:
         super().__init__()

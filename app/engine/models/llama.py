@@ -14,7 +14,7 @@ class LlamaForCausalLM(CausalLM):
 
     @staticmethod
     def settings(info: ModelInfo) -> DecoderSettings:
-        """Biases from config.json."""
+        """The settings of config.json, with its biases."""
         bias = bool(info.hf_config.get("attention_bias", False))
         mlp_bias = bool(info.hf_config.get("mlp_bias", False))
         return replace(DecoderSettings.from_info(info), qkv_bias=bias, output_bias=bias, mlp_bias=mlp_bias)

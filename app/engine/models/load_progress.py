@@ -27,7 +27,7 @@ class LoadProgress:
         self._done = 0
 
     def tensor(self) -> None:
-        """One more tensor is in its place."""
+        """Count one loaded tensor."""
         self._done += 1
         now = self._clock()
         if now < self._next:

@@ -61,7 +61,7 @@ def load_pooling_model(info: ModelInfo, ctx: BuildContext, load_format: str, see
 def _load(
     kind: type[ModelT], info: ModelInfo, ctx: BuildContext, fill: Callable[[ModelT], None] | None, seed: int
 ) -> ModelT:
-    """Build, give memory, fill (at random without `fill`), pack."""
+    """Build on the meta device, allocate, fill (at random without `fill`), pack."""
     with torch.device("meta"):
         model = kind(ctx, info)
     try:

@@ -14,7 +14,7 @@ class MistralForCausalLM(CausalLM):
 
     @staticmethod
     def settings(info: ModelInfo) -> DecoderSettings:
-        """The window of config.json for every layer."""
+        """The settings of config.json, with its sliding window in every layer."""
         window = info.hf_config.get("sliding_window", 4096)
         windows = (int(window) if window is not None else None,) * info.num_layers
         return replace(DecoderSettings.from_info(info), sliding_windows=windows)

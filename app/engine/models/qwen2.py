@@ -10,9 +10,9 @@ from app.engine.models.decoder_settings import DecoderSettings, windows_by_layer
 
 
 class Qwen2ForCausalLM(CausalLM):
-    """The biases are not optional."""
+    """Qwen2, whose biases are not optional."""
 
     @staticmethod
     def settings(info: ModelInfo) -> DecoderSettings:
-        """Biases, and the windows of `layer_types`."""
+        """The settings of config.json, with biases and the windows of `layer_types`."""
         return replace(DecoderSettings.from_info(info), qkv_bias=True, sliding_windows=windows_by_layer_type(info))

@@ -14,7 +14,7 @@ class Qwen3ForCausalLM(CausalLM):
 
     @staticmethod
     def settings(info: ModelInfo) -> DecoderSettings:
-        """Norms, biases, and the windows of `layer_types`."""
+        """The settings of config.json, with norms, biases and the windows of `layer_types`."""
         bias = bool(info.hf_config.get("attention_bias", False))
         return replace(
             DecoderSettings.from_info(info),

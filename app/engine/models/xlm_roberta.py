@@ -14,7 +14,7 @@ from app.engine.pooling.info import PoolingInfo
 
 
 class RobertaModel(BertModel):
-    """The encoder alone."""
+    """RoBERTa without a head."""
 
     def own_name(self, name: str) -> str | None:
         """Names of RobertaModel, or of a model that holds one as `roberta`."""

@@ -30,7 +30,7 @@ class Fp8Method(QuantMethod):
 
     @classmethod
     def while_loading(cls) -> QuantMethod:
-        """One for all layers."""
+        """The method; one object serves all layers."""
         return cls()
 
 

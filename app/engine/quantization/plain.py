@@ -11,10 +11,10 @@ from app.kernels.gemm import PackedWeight, pack_weight
 
 
 class PlainMethod(QuantMethod):
-    """Any device and type."""
+    """Weights as they are: any device and type."""
 
     def pack(self, stored: Mapping[str, torch.Tensor]) -> PackedWeight | None:
-        """Packed where that pays."""
+        """Pack the weight where that is faster."""
         return pack_weight(stored["weight"])
 
 

@@ -1,1 +1,1 @@
-"""From logits to tokens."""
+"""Sampling: logits to tokens."""

@@ -43,7 +43,7 @@ class Sampler(RowFeature):
 
     @property
     def features(self) -> list[RowFeature]:
-        """What must be told of rows: the logits processors in their order, and the sampler itself."""
+        """The features that follow the rows: the logits processors in their order, then the sampler."""
         return [*self._processors, self]
 
     def enter(self, row: int, request: NewRequest) -> None:

@@ -22,7 +22,7 @@ SEED, CHOICE_INDEX, TOP_K = range(3)  # rows of SamplingRows.ints
 
 @dataclass(slots=True, frozen=True)
 class RandomRows:
-    """Those of the rows that sample at random; tensors on the device."""
+    """Parameters of the rows that sample at random, as tensors on the device."""
 
     indices: torch.Tensor | None  # int64 [n] among the logits rows; None when it is all of them
     temperature: torch.Tensor  # fp32 [n, 1]

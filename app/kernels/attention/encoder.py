@@ -80,7 +80,7 @@ def encoder_attention(
 def naive_encoder_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, starts: list[int], scale: float
 ) -> torch.Tensor:
-    """The same, text by text in fp32: the judge."""
+    """The same as `encoder_attention`, text by text in fp32: tests compare with it."""
     out = torch.empty_like(query)
     for start, end in pairwise(starts):
         q, k, v = (x[start:end].float().transpose(0, 1) for x in (query, key, value))

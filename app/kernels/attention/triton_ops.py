@@ -26,7 +26,7 @@ _MAX_HEAD_DIM = 256
 
 @dataclass(slots=True)
 class TritonPlan:
-    """What the layers of a step share."""
+    """The plan of a step, which its layers share."""
 
     scratch: DecodeScratch
 

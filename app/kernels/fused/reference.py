@@ -51,7 +51,7 @@ def rotate_and_write(
 
 
 def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """[T, 2 I] -> [T, I]."""
+    """silu(gate) * up, with gate and up side by side: [T, 2 I] -> [T, I]."""
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate).mul_(up)
 

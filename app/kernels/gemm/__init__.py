@@ -28,25 +28,25 @@ class DeferredNorm:
     eps: float
 
     def materialize(self) -> torch.Tensor:
-        """Divided after all, for a product that cannot: [T, K]."""
+        """The normed rows [T, K], for a reader that cannot divide its result."""
         mean = self.squares.sum(1, keepdim=True) / self.rows.shape[1]
         return (self.rows.float() * (mean + self.eps).rsqrt()).to(self.rows.dtype)
 
 
-Rows = torch.Tensor | DeferredNorm  # what a product reads
+Activations = torch.Tensor | DeferredNorm  # what a product reads
 
 
-def materialize(x: Rows) -> torch.Tensor:
-    """[T, K] as it is, or divided."""
+def materialize(x: Activations) -> torch.Tensor:
+    """x as a plain tensor [T, K]."""
     return x.materialize() if isinstance(x, DeferredNorm) else x
 
 
-Product = Callable[[Rows, torch.Tensor, torch.Tensor | None], torch.Tensor]
+Product = Callable[[Activations, torch.Tensor, torch.Tensor | None], torch.Tensor]
 # (x [T, K], weight [N, K], bias [N] or None, residual [T, N], norm's weight [N], eps, whether the norm's reader is one
 # of these products) -> (rms_norm(s) * norm's weight, s), where s = the product, rounded, + residual.
 ProductThenNorm = Callable[
     [torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor, float, bool],
-    tuple[Rows, torch.Tensor],
+    tuple[Activations, torch.Tensor],
 ]
 
 
@@ -85,11 +85,11 @@ class GemmKernel(Protocol):
     """One way to multiply by packed weights."""
 
     def serves(self, dtype: torch.dtype, device: torch.device) -> bool:
-        """Whether it works here; may try it out."""
+        """Whether it works on this machine; may try a small product."""
         ...
 
     def pack(self, weight: torch.Tensor) -> PackedWeight:
-        """weight [N, K], which is left as it is."""
+        """Pack weight [N, K], which is not changed."""
         ...
 
 

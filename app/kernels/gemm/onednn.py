@@ -22,7 +22,7 @@ _DTYPES = (torch.float32, torch.bfloat16)
 
 @dataclass(slots=True, frozen=True)
 class OneDNNWeight:
-    """An opaque tensor of oneDNN."""
+    """A weight in oneDNN's own order, an opaque tensor."""
 
     packed: torch.Tensor
 
@@ -33,7 +33,7 @@ class OneDNNWeight:
 
 
 class OneDNNKernel:
-    """fp32 and bf16 on a CPU."""
+    """oneDNN's products in fp32 and bf16 on a CPU."""
 
     def serves(self, dtype: torch.dtype, device: torch.device) -> bool:
         """Whether this build of PyTorch has the operators and they compute what F.linear computes."""

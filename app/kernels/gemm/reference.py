@@ -6,15 +6,15 @@ import torch
 import torch.nn.functional as F
 
 from app.kernels.fused.reference import add_rms_norm, silu_and_mul
-from app.kernels.gemm import LinearOps, Rows, materialize
+from app.kernels.gemm import Activations, LinearOps, materialize
 
 
-def linear(x: Rows, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def linear(x: Activations, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """x [T, K] times weight [N, K], transposed, plus bias [N]: [T, N]."""
     return F.linear(materialize(x), weight, bias)
 
 
-def gated_linear(x: Rows, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def gated_linear(x: Activations, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """Gate and up side by side in weight [2 N, K]: silu(x gate^T) * (x up^T), [T, N]."""
     return silu_and_mul(linear(x, weight, bias))
 
@@ -27,7 +27,7 @@ def linear_add_norm(
     norm_weight: torch.Tensor,
     eps: float,
     may_defer: bool,
-) -> tuple[Rows, torch.Tensor]:
+) -> tuple[Activations, torch.Tensor]:
     """(the norm of x W^T + bias + residual, that sum), both [T, N]; the norm is never deferred."""
     return add_rms_norm(F.linear(x, weight, bias), residual, norm_weight, eps)
 

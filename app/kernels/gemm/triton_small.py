@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 
 from app.kernels.fused.triton_ops import add_rms_norm, silu_and_mul
-from app.kernels.gemm import DeferredNorm, LinearOps, Rows, materialize
+from app.kernels.gemm import Activations, DeferredNorm, LinearOps, materialize
 from app.kernels.launch import cdiv, early_launch, next_power_of_2, shared_memory
 
 MOST_ROWS = 64  # beyond, cuBLAS is as fast
@@ -170,7 +170,7 @@ def _counters_of(device: torch.device, stream: int) -> torch.Tensor:
 
 
 def small_linear(
-    x: Rows, weight: torch.Tensor, bias: torch.Tensor | None, tile: SmallTile, *, gated: bool = False
+    x: Activations, weight: torch.Tensor, bias: torch.Tensor | None, tile: SmallTile, *, gated: bool = False
 ) -> torch.Tensor:
     """x [T, K] times weight [N, K] (gated: [2 N, K]) transposed: [T, N]."""
     assert tile.splits == 1, tile
@@ -284,7 +284,7 @@ def _fitting(tile: SmallTile, size: int) -> SmallTile | None:
     return None if size % (tile.depth * tile.splits) else tile
 
 
-def _rows(x: Rows) -> torch.Tensor:
+def _rows(x: Activations) -> torch.Tensor:
     return x.rows if isinstance(x, DeferredNorm) else x
 
 
@@ -292,14 +292,14 @@ def _serves(x: torch.Tensor, weight: torch.Tensor, most_rows: int) -> bool:
     return x.shape[0] <= most_rows and x.dtype in _DTYPES and weight.is_contiguous() and x.stride(1) == 1
 
 
-def linear(x: Rows, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def linear(x: Activations, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """The same as `reference.linear`."""
     rows, tile_of = _rows(x), deferred_tile if isinstance(x, DeferredNorm) else whole_tile
     tile = tile_of(rows.shape[0], *weight.shape) if _serves(rows, weight, MOST_ROWS) else None
     return F.linear(materialize(x), weight, bias) if tile is None else small_linear(x, weight, bias, tile)
 
 
-def gated_linear(x: Rows, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def gated_linear(x: Activations, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """The same as `reference.gated_linear`."""
     rows, columns, size = _rows(x), weight.shape[0] // 2, weight.shape[1]
     is_deferred = isinstance(x, DeferredNorm)
@@ -320,7 +320,7 @@ def linear_add_norm(
     norm_weight: torch.Tensor,
     eps: float,
     may_defer: bool,
-) -> tuple[Rows, torch.Tensor]:
+) -> tuple[Activations, torch.Tensor]:
     """The same as `reference.linear_add_norm`, but the norm may be deferred."""
     tile = split_tile(x.shape[0], *weight.shape) if _serves(x, weight, MOST_ROWS) else None
     if tile is None:

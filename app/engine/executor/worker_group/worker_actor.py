@@ -51,7 +51,7 @@ class Worker(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class WorkerPlace:
     """Where a worker stands in its worker group. `answers`: its outputs are the worker group's (rank 0 of the last
     stage)."""
 
@@ -64,7 +64,7 @@ class Place:
 class WorkerActor:
     """One rank. Ray calls the public methods; `step` is bound into a compiled graph, `run` is the socket's loop."""
 
-    def __init__(self, worker_class: str, config: EngineConfig, place: Place, in_ray: bool = True) -> None:
+    def __init__(self, worker_class: str, config: EngineConfig, place: WorkerPlace, in_ray: bool = True) -> None:
         configure_logging()
         self._in_ray = in_ray
         self._worker_class = worker_class
