@@ -8,27 +8,27 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from pathlib import Path
+import shutil
 
 from loadtest.faults.fault import Fault, Strike
-from loadtest.faults.shapes import FAKE_TIME_LIBRARY, FAKED_TIME, OWN_MOUNTS
+from loadtest.faults.shapes import OWN_CLOCK, OWN_MOUNTS
 from loadtest.faults.site import Site
 
 _LASTS_S = 10.0
 
 
-def _jump(*offsets: str) -> Strike:
+def _jump(*offsets_s: int) -> Strike:
     async def strike(site: Site, rng: random.Random) -> list[str]:
-        for offset in offsets:
-            (site.tmp / "clock").write_text(offset)
-            await asyncio.sleep(_LASTS_S / len(offsets))
+        for offset_s in offsets_s:
+            (site.tmp / "clock").write_text(str(offset_s))
+            await asyncio.sleep(_LASTS_S / len(offsets_s))
         return []
 
     return strike
 
 
 async def _set_clock(site: Site) -> None:
-    (site.tmp / "clock").write_text("+0")
+    (site.tmp / "clock").write_text("0")
 
 
 async def _forget_names(site: Site, rng: random.Random) -> list[str]:
@@ -64,8 +64,8 @@ async def _in_mounts_of(site: Site, *command: str) -> None:
     await process.wait()  # dd ends with an error: the disk is full
 
 
-def _no_fake_time() -> str:
-    return "" if Path(FAKE_TIME_LIBRARY).exists() else "Debian's libfaketime is not installed"
+def _no_compiler() -> str:
+    return "" if shutil.which("cc") else "there is no C compiler to build clock_shim.c with"
 
 
 def _not_root() -> str:
@@ -73,8 +73,8 @@ def _not_root() -> str:
 
 
 FAULTS = (
-    Fault("clock_jump", 23, "the clock goes an hour forth, two back, and is set right", _jump("+1h", "-1h", "+0"),
-          _set_clock, shape=FAKED_TIME, keeps_on=True, obstacle=_no_fake_time),
+    Fault("clock_jump", 23, "the clock goes an hour forth, two back, and is set right", _jump(3600, -3600, 0),
+          _set_clock, shape=OWN_CLOCK, keeps_on=True, obstacle=_no_compiler),
     Fault("dns_loss", 23, "no name can be resolved for 10 s", _forget_names, _know_names, shape=OWN_MOUNTS,
           keeps_on=True, obstacle=_not_root),
     Fault("disk_full", 23, "the disk of Ray's sockets and logs is full for 10 s", _fill_disk, _free_disk,

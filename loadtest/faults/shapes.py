@@ -24,6 +24,7 @@ class Shape:
     config: Path = ROOT / "configs/serve/two-replicas.yaml"
     import_path: str = ""
     environ: Mapping[str, str] = field(default_factory=dict)  # `{tmp}` is the deployment's directory
+    library: Path | None = None  # a file of C, which is built as `{tmp}/library.so`
     num_nodes: int = 0
     node_cpus: float = 2
     redis: bool = False
@@ -56,13 +57,7 @@ def _little_memory(args: dict[str, Any]) -> None:
 _WATCHFUL = {"RAY_health_check_period_ms": "1000", "RAY_health_check_failure_threshold": "3"}
 _PATIENT = {"RAY_gcs_rpc_server_reconnect_timeout_s": "300"}
 
-FAKE_TIME_LIBRARY = "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1"
-_FAKED = {
-    "LD_PRELOAD": FAKE_TIME_LIBRARY,
-    "FAKETIME_TIMESTAMP_FILE": "{tmp}/clock",
-    "FAKETIME_CACHE_DURATION": "1",
-    "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-}
+_OWN_CLOCK = {"LD_PRELOAD": "{tmp}/library.so", "MANTA_CLOCK": "{tmp}/clock"}
 
 PAIR = Shape("pair")
 WORKER_GROUP = Shape("worker_group", _worker_group)
@@ -70,6 +65,6 @@ LITTLE_MEMORY = Shape("little memory", _little_memory)
 NODES = Shape("two nodes", num_nodes=2, node_cpus=1, environ=_WATCHFUL)
 FAR_NODES = Shape("far nodes", num_nodes=2, node_cpus=1, environ=_WATCHFUL, has_link=True)
 REDIS = Shape("redis", num_nodes=1, redis=True, environ=_PATIENT)
-FAKED_TIME = Shape("faked time", environ=_FAKED)
+OWN_CLOCK = Shape("own clock", environ=_OWN_CLOCK, library=Path(__file__).with_name("clock_shim.c"))
 OWN_MOUNTS = Shape("own mounts", module=("loadtest.faults.own_mounts",))
 HARMFUL = Shape("harmful", import_path="loadtest.faults.harmful_app:build")

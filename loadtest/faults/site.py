@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import subprocess
 import time
 import urllib.error
 import urllib.request
@@ -55,6 +56,9 @@ class Site:
 
     def __enter__(self) -> Site:
         try:
+            if self.shape.library is not None:
+                command = ["cc", "-O2", "-shared", "-fPIC", "-o", str(self.tmp / "library.so"), str(self.shape.library)]
+                subprocess.run(command, check=True)
             self.nodes.start(self._server)
             self._server.__enter__()
             self._full = self.counts()

@@ -26,3 +26,27 @@ def test_two_classes_of_faults(tmp_path: Path) -> None:
     assert runs["router_killed"].outcomes == {"ok": 21}, runs["router_killed"].errors
     assert set(runs["router_killed"].probes) == {"ok"}
     assert results.read(out) == list(runs.values())
+
+
+def one_run(name: str, out: Path) -> results.Run:
+    if FAULTS[name].obstacle():
+        pytest.skip(FAULTS[name].obstacle())
+    with Series(out, "test", num_tokens=300) as series:
+        return series.run(FAULTS[name], 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gcs_down_20s", "gcs_down_75s"])
+def test_a_gcs_with_redis_may_be_gone(name: str, tmp_path: Path) -> None:
+    """docs/running.md: nobody notices, and no process ends."""
+    run = one_run(name, tmp_path / "runs.jsonl")
+    assert (set(run.outcomes), set(run.probes), run.findings) == ({"ok"}, {"ok"}, []), run.errors
+
+
+@pytest.mark.slow
+def test_a_gcs_without_redis_is_a_fuse_of_a_minute(tmp_path: Path) -> None:
+    """docs/running.md: requests are served for a minute, then nothing is."""
+    run = one_run("gcs_killed", tmp_path / "runs.jsonl")
+    assert run.served_s is not None
+    assert 50 < run.served_s < 75
+    assert not any(run.outcomes.get(kind) for kind in NEVER), run.errors
