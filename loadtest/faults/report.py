@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from loadtest.faults.results import Run
 BEGIN, END = "<!-- faults: begin -->", "<!-- faults: end -->"
 _HEAD = (
     "| class | fault | runs | streams | error | lost | cut, wrong, hung | probes failed | outage, s | whole after, s "
-    "| stall of moved streams, ms | ITL p99 of the others, ms | leaks |"
+    "| stall of moved streams, ms | ITL p99 of the others, ms | findings |"
 )
 _ERRORS = ("error", "unreadable")
 
@@ -34,8 +36,19 @@ def table(faults: Sequence[Fault], runs: Sequence[Run], label: str, before: str)
     lines = [_HEAD, "|" + "---|" * _HEAD.count(" | ") + "---|"]
     for fault in sorted(faults, key=lambda fault: fault.case):
         lines.append(_row(fault, _of(runs, fault, label), _of(runs, fault, before)))
-    notes = [f"- `{fault.name}`: {fault.why}." for fault in faults if fault.why]
-    return "\n".join([*lines, "", "Why some requests must see an error:", "", *notes, ""])
+    lines += ["", "Why some requests must see an error:", ""]
+    lines += [f"- `{fault.name}`: {fault.why}." for fault in faults if fault.why]
+    lines += ["", "Leaks, and what else ought not to be:", ""]
+    lines += [line for fault in faults for line in _findings(fault, _of(runs, fault, label))] or ["- none"]
+    return "\n".join([*lines, ""])
+
+
+def _findings(fault: Fault, runs: Sequence[Run]) -> list[str]:
+    found = Counter(re.sub(r"\d+(\.\d+)?", "N", finding) for run in runs for finding in run.findings)
+    wrong = [error for run in runs for error in run.errors if error.startswith(NEVER)]
+    return [f"- `{fault.name}`: {what} ({count} times)" for what, count in found.items()] + [
+        f"- `{fault.name}`: {error}" for error in wrong
+    ]
 
 
 def _of(runs: Sequence[Run], fault: Fault, label: str) -> list[Run]:
@@ -59,7 +72,7 @@ def _row(fault: Fault, runs: list[Run], before: list[Run]) -> str:
         _median_and_most([run.whole_s for run in runs if run.whole_s is not None], 1),
         _percentiles(stalls),
         f"{_median(runs, lambda run: run.itl_p99_before_s)} -> {_median(runs, lambda run: run.itl_p99_after_s)}",
-        str(sum(finding.startswith("leak") for run in runs for finding in run.findings)),
+        str(sum(len(run.findings) for run in runs)),
     ]
     return name + "| " + " | ".join(cells) + " |"
 

@@ -47,7 +47,7 @@ def test_the_table(tmp_path: Path) -> None:
     assert text.startswith(f"before\n{report.BEGIN}\n")
     assert text.endswith(f"{report.END}\nafter\n")
     assert "old\n" not in text
-    (row,) = [line for line in text.splitlines() if "`engine_killed`" in line]
+    (row,) = [line for line in text.splitlines() if line.startswith("| 2 | `engine_killed`")]
     cells = [cell.strip() for cell in row.strip("|").split("|")]
     assert cells[2:8] == [
         "2",
@@ -59,6 +59,7 @@ def test_the_table(tmp_path: Path) -> None:
     ]
     assert cells[10] == "300 / 398"
     assert cells[12] == "1"
+    assert "- `engine_killed`: leak: a block (1 times)" in text
     widths = {len(line.split("|")) for line in text.splitlines() if line.startswith("|")}
     assert len(widths) == 1, "rows of different width"
     assert {f"`{name}`" for name in FAULTS} <= set(text.replace(":", " ").split())
