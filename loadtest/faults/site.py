@@ -61,7 +61,7 @@ class Site:
                 subprocess.run(command, check=True)
             self.nodes.start(self._server)
             self._server.__enter__()
-            self._full = self.counts()
+            self._wait(self._is_settled, 60.0)
             self._num_channels = self._full["ingress"] * self._full["engine"]
             self._wait(self.is_whole, 60.0)
         except BaseException:
@@ -119,6 +119,11 @@ class Site:
         """Whether every part is there again, and every ingress reaches every engine."""
         return not self.missing()
 
+    def _is_settled(self) -> bool:
+        """Whether every part is there, and as often as at the last look: what it is from now on to have."""
+        before, self._full = self._full, self.counts()
+        return before == self._full and min(self._full.values()) > 0
+
     def surplus(self) -> list[str]:
         """Parts of which more processes are there than belong."""
         counts = self.counts()
@@ -168,7 +173,7 @@ class Site:
         while not condition():
             if time.monotonic() > end:
                 raise RuntimeError(f"the deployment is not whole: {', '.join(self.missing())}\n{self.log()[-3000:]}")
-            time.sleep(0.25)
+            time.sleep(0.5)
 
 
 def _can_run(process: psutil.Process) -> bool:
