@@ -279,6 +279,14 @@ class IngressConfig(Frozen):
         description="Memory for kept responses, in bytes. When it is full, the tenant that holds most loses what it "
         "has not used for longest.",
     )
+    idempotency_s: float = Field(
+        600.0, gt=0, description="An answer is kept so long for requests that come again with its Idempotency-Key."
+    )
+    max_kept_answers: int = Field(10_000, ge=0, description="Answers kept for that; 0 refuses such keys.")
+    max_kept_answer_bytes: int = Field(
+        256 << 20, ge=0, description="Memory for them, in bytes; whose are forgotten first is as for kept responses."
+    )
+    max_tenant_running_keys: int = Field(256, ge=1, description="Requests with such a key under way of one tenant.")
     max_background_responses: int = Field(256, ge=0, description="Background responses under way per ingress replica.")
     max_tenant_background_responses: int = Field(64, ge=0, description="The same of one tenant.")
     max_file_store_bytes: int = Field(

@@ -54,9 +54,9 @@ ROWS: tuple[tuple[tuple[str, ...], ...], ...] = (
         ("app.api.engine_client",),
         ("app.api.parsers", "app.api.store"),
         ("app.api",),
-        ("app.api.chat",),
+        ("app.api.chat", "app.api.idempotency"),
         ("app.api.openai", "app.api.anthropic", "app.api.pooling", "app.api.batches", "app.api.pages"),
-        ("app.api.debug",),
+        ("app.api.debug", "app.api.app"),
     ),
     (
         ("app.deployments.channel.wire", "app.deployments.start_errors", "app.deployments.serve_logs", "app.offline"),

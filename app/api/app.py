@@ -16,6 +16,7 @@ from app.api.endpoints import bodies, endpoints
 from app.api.engine_client import EngineClient
 from app.api.errors import install_error_handlers
 from app.api.http10 import WholeAnswers
+from app.api.idempotency.middleware import Idempotency
 from app.api.in_process import Answer, Post, post_in_process
 from app.api.middleware import BodyLimit, HeaderLimit, RequestContext
 from app.api.store.kinds import Stores, local_stores
@@ -57,6 +58,7 @@ def create_app(
         if endpoint.is_open(ingress):
             app.include_router(endpoint.routes(api))
     _describe_bodies(app)
+    app.add_middleware(Idempotency, paths=_generating(), store=api.stores("answers"), ingress=ingress)
     _guard(app, limits, ingress, keys or ApiKeys.load(ingress))
     return app
 
@@ -70,6 +72,11 @@ def _own_routes(app: FastAPI) -> Post:
         return await post_in_process(routes, path, payload, scope, work)
 
     return post
+
+
+def _generating() -> list[str]:
+    """The paths of all endpoints that generate."""
+    return [path for endpoint in endpoints() for path in endpoint.generating]
 
 
 def _guard(app: FastAPI, limits: RequestLimits, ingress: IngressConfig, keys: ApiKeys) -> None:
@@ -87,7 +94,7 @@ def _guard(app: FastAPI, limits: RequestLimits, ingress: IngressConfig, keys: Ap
             allow_origins=ingress.cors_origins,
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
-            expose_headers=["x-request-id", "x-manta-replica", "retry-after"],
+            expose_headers=["x-request-id", "x-manta-replica", "retry-after", "idempotent-replayed"],
         )
     app.add_middleware(HeaderLimit, limits=limits)
     app.add_middleware(RequestContext)

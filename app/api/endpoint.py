@@ -34,5 +34,6 @@ class Endpoint:
     routes: Callable[[Api], APIRouter]
     bodies: tuple[type[BaseModel], ...] = ()  # read by hand (app/api/body.py), so their schemas must be told
     is_open: Callable[[IngressConfig], bool] = lambda ingress: True
+    generating: tuple[str, ...] = ()  # paths whose answers take long and cost much: they heed Idempotency-Key
     # Paths whose bodies may be larger than `max_body_bytes`, with their limits.
     uploads: Callable[[RequestLimits], Mapping[str, int]] = lambda limits: {}

@@ -26,6 +26,7 @@ __all__ = ["DONE", "EventFormat", "EventStreamResponse", "json_string"]
 
 DONE = "data: [DONE]\n\n"
 KEEP_ALIVE_S = 15.0
+BROKEN = "stream_is_broken"  # in a request's state: its stream has ended with an error event
 
 
 class EventFormat(ABC):
@@ -84,6 +85,7 @@ class EventStreamResponse(Response):
                 if not self._has_begun:
                     await error_response(described, scope)(scope, receive, send)
                     return
+                scope.setdefault("state", {})[BROKEN] = True
                 await self._send(self._form.error(described), send)
             finally:
                 pulse.cancel()

@@ -89,4 +89,5 @@ ENDPOINT = Endpoint(
         MessagesRequest,
         CountTokensRequest,
     ),
+    generating=("/v1/messages",),
 )

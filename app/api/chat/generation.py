@@ -43,6 +43,9 @@ def open_stream(
     must_generate(model)
     if body.request_id is not None:
         request.state.request_id = body.request_id
+    seed = getattr(request.state, "seed", None)  # of a request that may come again
+    if fields.get("seed") is None and seed is not None:
+        fields = fields | {"seed": seed}
     params = sampling_params(fields, model, body.model_fields_set)
     requests = engine_requests(
         model,

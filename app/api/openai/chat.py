@@ -114,4 +114,6 @@ def _prompt_fields(
     return fields
 
 
-ENDPOINT = Endpoint(lambda api: chat_routes(api.client, api.limits), (ChatRequest,))
+ENDPOINT = Endpoint(
+    lambda api: chat_routes(api.client, api.limits), (ChatRequest,), generating=("/v1/chat/completions",)
+)

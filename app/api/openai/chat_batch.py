@@ -168,4 +168,6 @@ def _with_prompt(choice: dict[str, Any], answer: dict[str, Any]) -> dict[str, An
     return choice if prompt is None else {**choice, "prompt_token_ids": prompt}
 
 
-ENDPOINT = Endpoint(lambda api: chat_batch_routes(api.client, api.limits, api.post), (ChatBatchRequest,))
+ENDPOINT = Endpoint(
+    lambda api: chat_batch_routes(api.client, api.limits, api.post), (ChatBatchRequest,), generating=(f"{PATH}/batch",)
+)

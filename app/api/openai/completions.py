@@ -126,4 +126,6 @@ def _logprobs(entry: Collected, echo: Echo | None, is_scored_only: bool, names: 
     return prompt if is_scored_only else {name: prompt[name] + own[name] for name in prompt}
 
 
-ENDPOINT = Endpoint(lambda api: completion_routes(api.client, api.limits), (CompletionRequest,))
+ENDPOINT = Endpoint(
+    lambda api: completion_routes(api.client, api.limits), (CompletionRequest,), generating=("/v1/completions",)
+)

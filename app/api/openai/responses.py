@@ -270,4 +270,5 @@ def _shown(item: dict[str, Any]) -> dict[str, Any]:
 ENDPOINT = Endpoint(
     lambda api: response_routes(api.client, api.limits, api.ingress, api.stores("responses")),
     (ResponsesRequest, InputTokensRequest),
+    generating=("/v1/responses",),
 )

@@ -155,4 +155,6 @@ class TokenChunks(EventFormat):
         return DONE
 
 
-ENDPOINT = Endpoint(lambda api: token_routes(api.client, api.limits), (TokensRequest,))
+ENDPOINT = Endpoint(
+    lambda api: token_routes(api.client, api.limits), (TokensRequest,), generating=("/inference/v1/generate",)
+)

@@ -15,9 +15,11 @@ Stores = Callable[[str], TenantStore]  # the store of a kind
 def store_limits(ingress: IngressConfig) -> dict[str, StoreLimits]:
     """What bounds each kind."""
     responses = (ingress.max_stored_responses, ingress.max_stored_bytes)
+    answers = (ingress.max_kept_answers, ingress.max_kept_answer_bytes)
     file_bytes = (ingress.max_file_store_bytes, ingress.max_tenant_file_store_bytes)
     return {
         "responses": StoreLimits(*responses, *responses, evicts=True),
+        "answers": StoreLimits(*answers, *answers, evicts=True),
         "files": StoreLimits(ingress.max_files, file_bytes[0], ingress.max_tenant_files, file_bytes[1]),
         "batches": StoreLimits(4096, 64 << 20, 1024, 16 << 20, evicts=True, keeps_lost=True),
     }

@@ -1,0 +1,186 @@
+"""Answers under their keys in the store of tenants: the ingress replica that makes one writes it there as it comes.
+
+An entry's header says whose request it answers, and, once that is known, status and headers; its chunks from number
+`first` on are the body, compressed piece by piece. Its owner's lease tells whether somebody makes it still.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import logging
+import uuid
+import zlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.types import Message
+
+from app.api.idempotency.answer import RunningAnswer
+from app.api.idempotency.key import IdempotentRequest
+from app.api.store.entries import StorageFullError, StoreConflictError, Stored
+from app.api.store.leased_entry import LeasedEntry
+from app.api.store.tenant_store import TenantStore
+from app.errors import EngineDeadError, MantaError
+
+WRITE_S = 0.25  # how often a running answer is written, and one that runs elsewhere is looked at
+RUNNING_S = 86_400.0  # an entry that nobody ends is forgotten after so long
+REPLAYED = (b"idempotent-replayed", b"true")
+
+logger = logging.getLogger("manta.api")
+
+
+@dataclass(slots=True, frozen=True)
+class AnswerHeader:
+    """The header of an entry."""
+
+    fingerprint: str
+    first: int = 0  # chunks before it are of an earlier run, whose server was lost
+    status: int = 0  # 0: not known yet
+    headers: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def load(cls, raw: bytes) -> AnswerHeader:
+        """The header as it was kept."""
+        kept = json.loads(raw)
+        return cls(**kept | {"headers": tuple(map(tuple, kept["headers"]))})
+
+    def dump(self) -> bytes:
+        """The header as it is kept."""
+        return json.dumps(dataclasses.asdict(self)).encode()
+
+    def of(self, answer: RunningAnswer) -> AnswerHeader:
+        """This header, with what is known of the answer."""
+        headers = tuple((name.decode("latin-1"), value.decode("latin-1")) for name, value in answer.headers)
+        return dataclasses.replace(self, status=answer.status, headers=headers)
+
+
+class AnswerStore:
+    """The kept answers of all tenants. They are kept `kept_s` from their end."""
+
+    def __init__(self, store: TenantStore, lease_s: float, kept_s: float, max_running: int) -> None:
+        self._store = store
+        self._lease_s = lease_s
+        self._kept_s = kept_s
+        self._max_running = max_running
+
+    async def find(self, request: IdempotentRequest) -> Stored | None:
+        """The entry of its key; KeyReusedError when that is another request's."""
+        stored = await self._store.get(request.tenant, request.key)
+        if stored is not None:
+            request.check(AnswerHeader.load(stored.header).fingerprint)
+        return stored
+
+    async def begin(self, request: IdempotentRequest, lost: Stored | None) -> KeptAnswer | None:
+        """The entry to write the answer to, new or in place of a `lost` one; None when another was first.
+
+        OverloadedError when too many of the tenant's are under way, StorageFullError where there is no room.
+        """
+        header = AnswerHeader(request.fingerprint, 0 if lost is None else lost.num_chunks)
+        owner = uuid.uuid4().hex  # of this run: two that begin at once in one process are two
+        lease: dict[str, Any] = {"owner": owner, "lease_s": self._lease_s, "expires_s": RUNNING_S}
+        seen: dict[str, Any] = {"version": 0}
+        if lost is not None:
+            seen = {"version": lost.version, "num_chunks": lost.num_chunks}
+        place, options = (request.tenant, request.key), {"max_owned": self._max_running, **lease, **seen}
+        try:
+            version = await self._store.patient().put(*place, header.dump(), **options)
+        except StoreConflictError:
+            return None
+        entry = LeasedEntry(self._store.patient(), *place, owner, self._lease_s, version, header.first)
+        return KeptAnswer(entry, header, self._lease_s, self._kept_s)
+
+    async def replay(self, request: IdempotentRequest) -> AsyncIterator[Message]:
+        """The messages of an answer that another replica makes or has made, from the first on.
+
+        Nothing at all when there is none to replay, so that it must run. EngineDeadError when its server is lost, or
+        the entry gone, after the beginning.
+        """
+        while True:
+            stored = await self.find(request)
+            if stored is None or stored.is_lost:
+                return
+            header = AnswerHeader.load(stored.header)
+            if header.status:
+                break
+            await asyncio.sleep(WRITE_S)
+        headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in header.headers]
+        yield {"type": "http.response.start", "status": header.status, "headers": headers}
+        async for chunk in self._chunks(request, header.first):
+            yield {"type": "http.response.body", "body": chunk, "more_body": True}
+        yield {"type": "http.response.body", "body": b"", "more_body": False}
+
+    async def _chunks(self, request: IdempotentRequest, place: int) -> AsyncIterator[bytes]:
+        while True:
+            tail = await self._store.tail(request.tenant, request.key, place)
+            if tail is None or (tail.is_lost and not tail.chunks):
+                raise EngineDeadError("the server that made this answer is gone: send the request again")
+            if tail.chunks:
+                place += len(tail.chunks)
+                yield b"".join(map(zlib.decompress, tail.chunks))
+            elif tail.is_owned:
+                await asyncio.sleep(WRITE_S)
+            else:
+                return
+
+
+class KeptAnswer:
+    """The entry that an answer is written to while it is made."""
+
+    def __init__(self, entry: LeasedEntry, header: AnswerHeader, lease_s: float, kept_s: float) -> None:
+        self._entry = entry
+        self._header = header
+        self._lease_s = lease_s
+        self._kept_s = kept_s
+        self._num_written = 0  # parts of the answer
+
+    async def write_along(self, answer: RunningAnswer) -> None:
+        """Write what comes, and prolong the lease, until the answer has ended or cannot be kept."""
+        loop = asyncio.get_running_loop()
+        renewed = loop.time()
+        try:
+            while answer.is_whole and not answer.is_over:
+                await answer.wait_over(WRITE_S)
+                if loop.time() - renewed > self._lease_s / 4:
+                    await self._entry.renew()
+                    renewed = loop.time()
+                await self._write(answer)
+        except StoreConflictError:
+            return  # somebody took the entry over, when its lease had run out
+        except StorageFullError:
+            await self.drop()
+        except EngineDeadError as error:
+            logger.warning("the store of answers: %s", error.message)
+        if not answer.is_whole:
+            await self.drop()
+
+    async def _write(self, answer: RunningAnswer) -> None:
+        if answer.status and not self._header.status:
+            self._header = self._header.of(answer)
+            await self._entry.write(self._header.dump)
+        if body := self._unwritten(answer):
+            num_parts = answer.num_parts
+            await self._entry.append(body)
+            self._num_written = num_parts
+
+    async def finish(self, answer: RunningAnswer) -> None:
+        """Keep the whole answer for later; where that cannot be, nothing."""
+        header = self._header.of(answer).dump()
+        try:
+            await self._entry.write(lambda: header, self._unwritten(answer), is_last=True, expires_s=self._kept_s)
+        except StorageFullError:
+            await self.drop()
+        except MantaError as error:
+            logger.warning("an answer is not kept under its key: %s", error.message)
+
+    async def drop(self) -> None:
+        """Let the next request of the key run."""
+        with contextlib.suppress(MantaError):
+            await self._entry.write(self._header.dump, is_last=True, expires_s=0.0)
+
+    def _unwritten(self, answer: RunningAnswer) -> list[bytes]:
+        body = answer.joined(self._num_written) if answer.is_whole else b""
+        return [zlib.compress(body, 1)] if body else []

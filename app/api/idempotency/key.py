@@ -1,0 +1,61 @@
+"""The header `Idempotency-Key`, and what makes two requests the same."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+
+from starlette.types import Scope
+
+from app.engine.sampling_params import MAX_SEED
+from app.errors import InvalidRequestError
+
+HEADER = "Idempotency-Key"
+MAX_KEY_CHARS = 255
+_KEY = re.compile(rb"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?")
+
+
+class KeyReusedError(InvalidRequestError):
+    """The key came before with another request (draft-ietf-httpapi-idempotency-key-header: 422)."""
+
+    status = 422
+    code = "idempotency_key_reused"
+
+
+@dataclass(slots=True, frozen=True)
+class IdempotentRequest:
+    """One request under its key. Keys of different tenants have nothing to do with each other."""
+
+    tenant: str
+    key: str
+    fingerprint: str  # of path, query and body: the same for a request that is sent again
+
+    @property
+    def seed(self) -> int:
+        """What stands for a seed where the client gives none: run anew, the request brings the same tokens (I6)."""
+        digest = hashlib.blake2b(f"{self.tenant}\0{self.key}\0{self.fingerprint}".encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "big") & MAX_SEED
+
+    def check(self, fingerprint: str) -> None:
+        """KeyReusedError where the key stands for a request with another fingerprint."""
+        if fingerprint != self.fingerprint:
+            raise KeyReusedError("the key was sent before with another path or body; take a new one", param=HEADER)
+
+
+def key_of(scope: Scope) -> str | None:
+    """The request's key; None where it has none. InvalidRequestError for one that is too long or no plain text."""
+    found: list[bytes] = [value for name, value in scope["headers"] if name == HEADER.lower().encode()]
+    if not found:
+        return None
+    if len(found) > 1 or len(found[0]) > MAX_KEY_CHARS or not _KEY.fullmatch(found[0]):
+        raise InvalidRequestError(f"must be one text of 1 to {MAX_KEY_CHARS} printable ASCII characters", param=HEADER)
+    return found[0].decode()
+
+
+def fingerprint_of(scope: Scope, body: bytes) -> str:
+    """What a repeated request has in common with the first one."""
+    digest = hashlib.blake2b(digest_size=16)
+    for part in (scope["path"].encode(), scope["query_string"], body):
+        digest.update(len(part).to_bytes(8, "big") + part)
+    return digest.hexdigest()
