@@ -147,7 +147,7 @@ class Client:
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """For as long as the block runs."""
+        """Send for as long as the block runs."""
         done = threading.Event()
         thread = threading.Thread(target=self._run, args=(done,))
         thread.start()

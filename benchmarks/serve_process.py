@@ -44,7 +44,7 @@ def free_port() -> int:
 
 
 def hear_interrupts() -> None:
-    """For a child that SIGINT shall end: a shell's background jobs ignore the signal, and so do their children."""
+    """Let SIGINT end this child: a shell's background jobs ignore the signal, and so do their children."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 

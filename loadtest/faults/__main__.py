@@ -104,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run_all(series: Series, chosen: Sequence[Fault], label: str, num_runs: int, out: Path) -> int:
-    """By shape, so that a deployment is started once."""
+    """Faults in the order of their shapes, so that a deployment is started once."""
     bad = 0
     for fault in sorted(chosen, key=lambda fault: fault.shape.name):
         if fault.obstacle():

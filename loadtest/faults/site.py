@@ -22,7 +22,7 @@ from loadtest.faults.nodes import RayNodes
 from loadtest.faults.shapes import Shape
 from loadtest.server import authorization
 
-# Of a process's title or command line.
+# Patterns in the title or command line of a process.
 PARTS = {
     "engine": "ServeReplica:manta:Engine-",
     "worker": "ray::WorkerActor",

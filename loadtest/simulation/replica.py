@@ -209,7 +209,7 @@ class SimReplica:
         return blocks
 
     def _num_known_tokens(self, job: Job) -> int:
-        """As KVCacheManager.num_known_tokens."""
+        """The same as KVCacheManager.num_known_tokens."""
         hashes = job.request.whole.hashes
         low, high = 0, (job.num_known - 1) // BLOCK_SIZE
         while low < high:

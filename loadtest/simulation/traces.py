@@ -139,5 +139,5 @@ TRACES: dict[str, Callable[[random.Random, int, int], Trace]] = {
 
 
 def create_trace(name: str, num_requests: int, num_replicas: int, seed: int) -> Trace:
-    """About `num_requests` requests of the kind `name`; KeyError for an unknown one."""
+    """A trace of about `num_requests` requests of the kind `name`; KeyError for an unknown one."""
     return TRACES[name](random.Random(f"{name}-{seed}"), num_requests, num_replicas)

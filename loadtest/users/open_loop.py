@@ -1,7 +1,8 @@
 """Arrivals that do not wait for answers: a Poisson process of `--rate` requests per second.
 
-A closed loop slows down with its server and so hides how long a queue gets; an open loop does not. One user of this
-kind is the whole load: `locust -f loadtest/open_loop.py --users 1 --rate 8`.
+A closed loop (Schroeder, Wierman and Harchol-Balter, 2006) slows down with its server and so hides how long a queue
+gets; an open loop does not. One user of this kind is the whole load: `locust -f loadtest/open_loop.py --users 1 --rate
+8`.
 """
 
 from __future__ import annotations

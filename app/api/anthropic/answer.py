@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from app.api.chat.blocks import Block, BlockChange, BlockReader
+from app.api.chat.blocks import BlockChange, BlockReader, ContentBlock
 from app.api.errors import anthropic_error_body
 from app.api.events import Choice, Event
 from app.api.sse import EventFormat
@@ -79,11 +79,11 @@ class Answer:
         sequence = delta.stop_reason if isinstance(delta.stop_reason, str) else None
         return {"stop_reason": self._stop_reason(delta), "stop_sequence": sequence}
 
-    def shows(self, block: Block) -> bool:
+    def shows(self, block: ContentBlock) -> bool:
         """Whether the client wants to see it."""
         return self._shows_reasoning or block.kind != "reasoning"
 
-    def content(self, block: Block, text: str) -> dict[str, Any]:
+    def content(self, block: ContentBlock, text: str) -> dict[str, Any]:
         """`block` as a content block that holds `text`."""
         if block.kind == "text":
             return {"type": "text", "text": text}
@@ -164,7 +164,7 @@ class MessageEvents(EventFormat):
         return out + _event("content_block_stop", index=index)
 
 
-def _delta(block: Block, text: str) -> dict[str, Any]:
+def _delta(block: ContentBlock, text: str) -> dict[str, Any]:
     if block.kind == "text":
         return {"type": "text_delta", "text": text}
     if block.kind == "reasoning":

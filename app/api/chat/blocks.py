@@ -32,7 +32,7 @@ class TextParser(Protocol):
 
 
 @dataclass(slots=True)
-class Block:
+class ContentBlock:
     """One block. `text` is what was reasoned or said; for a call, its arguments as JSON text."""
 
     kind: BlockKind
@@ -48,7 +48,7 @@ class BlockChange:
     """One step in the life of a block; `text` is what a `grow` added."""
 
     step: Literal["open", "grow", "close"]
-    block: Block
+    block: ContentBlock
     text: str = ""
     num_logprobs: int = 0  # how many of the block's logprobs came with the text
 
@@ -60,7 +60,7 @@ class BlockReader:
     """
 
     def __init__(self, parser: TextParser | None, max_calls: int | None = None) -> None:
-        self.blocks: list[Block] = []
+        self.blocks: list[ContentBlock] = []
         self.finish: TextDelta | None = None  # the last delta, once it has come
         self._parser = parser
         self._max_calls = max_calls
@@ -138,7 +138,7 @@ class BlockReader:
         return changes + self._grow(text)
 
     def _open(self, kind: BlockKind, name: str = "") -> list[BlockChange]:
-        block = Block(kind, len(self.blocks), name)
+        block = ContentBlock(kind, len(self.blocks), name)
         self.blocks.append(block)
         self._is_open, self._space = True, ""
         return [BlockChange("open", block)]

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from app.api.chat.blocks import Block, BlockChange, BlockReader
+from app.api.chat.blocks import BlockChange, BlockReader, ContentBlock
 from app.api.events import Choice, Event
 from app.api.openai.logprobs import TokenNames, chat_logprobs
 from app.api.openai.responses_protocol import ResponsesRequest
@@ -79,7 +79,7 @@ class ResponseAnswer:
         """The items that there are; the last one is incomplete where the answer is cut short in it."""
         return [self.item(block, "incomplete" if block.is_cut else "completed") for block in self.reader.blocks]
 
-    def item(self, block: Block, status: str) -> dict[str, Any]:
+    def item(self, block: ContentBlock, status: str) -> dict[str, Any]:
         """`block` as an output item."""
         item: dict[str, Any] = {"id": self.item_id(block), "status": status}
         has_text = bool(block.text) and status != "in_progress"
@@ -95,25 +95,25 @@ class ResponseAnswer:
         shown = {"summary": parts, "content": None} if self.wants_summary else {"summary": [], "content": parts}
         return item | {"type": "reasoning", "encrypted_content": None, **shown}
 
-    def part(self, block: Block, text: str) -> dict[str, Any]:
+    def part(self, block: ContentBlock, text: str) -> dict[str, Any]:
         """`text` as a content part of the item of `block`."""
         if block.kind == "text":
             logprobs = self.logprobs(block) if text else []
             return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
         return {"type": "summary_text" if self.wants_summary else "reasoning_text", "text": text}
 
-    def logprobs(self, block: Block) -> list[dict[str, Any]]:
+    def logprobs(self, block: ContentBlock) -> list[dict[str, Any]]:
         """Logprobs of a text's tokens; [] where they were not asked for."""
         described = self._described.setdefault(block.index, [])
         if self._names is not None:
             described += chat_logprobs(block.logprobs[len(described) :], self._names)["content"]
         return described
 
-    def is_custom(self, block: Block) -> bool:
+    def is_custom(self, block: ContentBlock) -> bool:
         """Whether the block is a call of a custom tool."""
         return block.kind == "call" and block.name in self._custom
 
-    def item_id(self, block: Block) -> str:
+    def item_id(self, block: ContentBlock) -> str:
         """The id of a block's item."""
         prefix = _CUSTOM_PREFIX if self.is_custom(block) else _PREFIXES[block.kind]
         return self._ids.setdefault((block.kind + " item", block.index), new_id(prefix))
@@ -219,7 +219,7 @@ class ResponseEvents(EventFormat):
         item = self._answer.item(block, "incomplete" if block.is_cut else "completed")
         return done + self._event("response.output_item.done", output_index=block.index, item=item)
 
-    def _part(self, block: Block, place: dict[str, Any], step: str, text: str) -> str:
+    def _part(self, block: ContentBlock, place: dict[str, Any], step: str, text: str) -> str:
         """The beginning or end of the only part of an item; calls have none."""
         if block.kind == "call":
             return ""
@@ -228,7 +228,7 @@ class ResponseEvents(EventFormat):
             return self._event(f"response.reasoning_summary_part.{step}", **place, summary_index=0, part=part)
         return self._event(f"response.content_part.{step}", **place, content_index=0, part=part)
 
-    def _said(self, block: Block) -> str:
+    def _said(self, block: ContentBlock) -> str:
         """The name of the events about a block's text."""
         if self._answer.is_custom(block):
             return "response.custom_tool_call_input"
@@ -238,7 +238,7 @@ class ResponseEvents(EventFormat):
             return "response.output_text"
         return "response.reasoning_summary_text" if self._answer.wants_summary else "response.reasoning_text"
 
-    def _at(self, block: Block, num_logprobs: int) -> dict[str, Any]:
+    def _at(self, block: ContentBlock, num_logprobs: int) -> dict[str, Any]:
         """Where in its item a block's text stands, and the logprobs of its last tokens."""
         if block.kind == "call":
             return {}
