@@ -1,6 +1,7 @@
 """Tables whose names are choices in the configuration; they are here because reading them must not import torch (I8).
 
-A new backend is one file and one line of its table: `app/config.py`, the command line and their help follow.
+A new backend is one file and one line of its table: `app/config.py`, the command line and their help follow. What else
+must be known of one before it is imported stands beside its table, as a set of names. Parsers: app/parser_tables.py.
 """
 
 from __future__ import annotations
@@ -25,5 +26,43 @@ QUANT_METHODS: Registry[Any] = Registry(
     {
         "fp8": "app.engine.quantization.fp8:Fp8Method",
         "compressed-tensors": "app.engine.quantization.compressed_tensors:CompressedTensors",
+    },
+)
+
+# Tiers of KV blocks behind the device's prefix cache: classes of KVConnector (app/engine/kv_connector).
+KV_CONNECTORS: Registry[Any] = Registry(
+    "KV connector", {"host_memory": "app.engine.kv_connector.host_memory:HostMemory"}
+)
+
+# Where the workers run: classes of Executor (app/engine/executor).
+EXECUTORS: Registry[Any] = Registry(
+    "executor",
+    {
+        "in_process": "app.engine.executor.in_process:InProcessExecutor",
+        "local_processes": "app.engine.executor.local_processes:LocalProcessesExecutor",
+        "ray_workers": "app.engine.executor.ray_workers:RayWorkersExecutor",
+    },
+)
+OWN_PROCESS = frozenset({"in_process"})  # executors that run their only worker in the engine's own process
+
+# How steps reach the workers: classes of StepTransport (app/engine/executor/transports).
+STEP_TRANSPORTS: Registry[Any] = Registry(
+    "step transport",
+    {
+        "compiled_graph": "app.engine.executor.transports.compiled_graph:CompiledGraphTransport",
+        "socket": "app.engine.executor.transports.socket:SocketTransport",
+    },
+)
+
+# Which replica takes a request: classes of RoutingPolicy (app/deployments/routing/policies).
+ROUTING_POLICIES: Registry[Any] = Registry(
+    "routing policy",
+    {
+        "adapter_affinity": "app.deployments.routing.policies.adapter_affinity:AdapterAffinity",
+        "least_outstanding_tokens": "app.deployments.routing.policies.least_outstanding_tokens:LeastOutstandingTokens",
+        "power_of_two": "app.deployments.routing.policies.power_of_two:PowerOfTwo",
+        "prefix_aware": "app.deployments.routing.policies.prefix_aware:PrefixAware",
+        "round_robin": "app.deployments.routing.policies.round_robin:RoundRobin",
+        "session_affinity": "app.deployments.routing.policies.session_affinity:SessionAffinity",
     },
 )

@@ -6,24 +6,26 @@ models; an unknown option is an error that names it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-from app.backends import ATTENTION_BACKENDS, QUANT_METHODS
+from app.backends import (
+    ATTENTION_BACKENDS,
+    EXECUTORS,
+    KV_CONNECTORS,
+    OWN_PROCESS,
+    QUANT_METHODS,
+    ROUTING_POLICIES,
+    STEP_TRANSPORTS,
+)
 from app.bounds import MAX_TEXT_CHARS
+from app.parser_tables import REASONING_PARSERS, TOOL_PARSERS
+from app.registry import OneOf
 
 # Environment variables for what does not belong in a file: API keys, separated by commas or spaces; a file of keys.
 KEYS_VARIABLE = "MANTA_API_KEYS"
 KEYS_FILE_VARIABLE = "MANTA_API_KEYS_FILE"
-
-
-if TYPE_CHECKING:  # the choices are the tables' names
-    AttentionBackend = str
-    Quantization = str
-else:
-    AttentionBackend = Literal[("auto", *ATTENTION_BACKENDS)]
-    Quantization = Literal[tuple(QUANT_METHODS)]
 
 
 class Frozen(BaseModel):
@@ -66,7 +68,7 @@ class EngineConfig(Frozen):
         "a 16-bit model and the reading of it; arithmetic stays in 16 or 32 bits. With the checkpoint's k_scale and "
         "v_scale where it has them, else 1. On GPUs of compute capability 8.9 or later, and CPUs. `auto`: as dtype.",
     )
-    quantization: Quantization | None = Field(
+    quantization: Annotated[str, OneOf(QUANT_METHODS)] | None = Field(
         None,
         description="`fp8`: quantize the linear layers while loading, weights per output channel and activations per "
         "token. On a GPU of compute capability 8.9 or later with dtype bfloat16; on a CPU exact but slow. A checkpoint "
@@ -93,6 +95,9 @@ class EngineConfig(Frozen):
         description="Host memory of each worker (pinned, on a GPU) for KV blocks that the device cache gave up: "
         "a prompt that finds them copies them back instead of computing them. 0: none.",
     )
+    kv_connector: Annotated[str, OneOf(KV_CONNECTORS)] = Field(
+        "host_memory", description="What keeps such blocks; host_memory gives up the least recently used ones first."
+    )
 
     max_num_seqs: int = Field(128, ge=1, description="Most requests in one step; also the rows on the device.")
     max_num_batched_tokens: int = Field(2048, ge=1, description="Most tokens in one step; longer prompts are chunked.")
@@ -117,16 +122,18 @@ class EngineConfig(Frozen):
         description="How GPUs of one host sum up small messages: torch's symmetric-memory kernels or NCCL. `auto`: by "
         "a measured table; NCCL where symmetric memory is not to be had. CPUs use gloo.",
     )
-    executor: Literal["in_process", "local_processes", "ray_workers"] = Field(
+    executor: Annotated[str, OneOf(EXECUTORS)] = Field(
         "ray_workers",
         description="Where the workers run: in this process (one rank only), as child processes of it without Ray, or "
         "as actors of the placement group.",
     )
-    step_transport: Literal["auto", "compiled_graph", "socket"] = Field(
+    step_transport: Annotated[str, OneOf(STEP_TRANSPORTS, ("auto",))] = Field(
         "auto",
         description="How steps reach ray_workers. `auto`: compiled_graph on GPUs of the replica's node, else socket.",
     )
-    attention_backend: AttentionBackend = Field("auto", description="`auto`: triton on GPUs, torch on CPUs.")
+    attention_backend: Annotated[str, OneOf(ATTENTION_BACKENDS, ("auto",))] = Field(
+        "auto", description="`auto`: triton on GPUs, torch on CPUs."
+    )
     cuda_graphs: Literal["auto", "on", "off"] = Field(
         "auto",
         description="Replay decode steps from CUDA graphs. `auto`: on a GPU where attention_backend can be captured, "
@@ -190,9 +197,9 @@ class EngineConfig(Frozen):
     def _check(self) -> EngineConfig:
         if self.kv_host_memory_bytes and not self.enable_prefix_caching:
             raise ValueError("kv_host_memory_bytes keeps cached prefixes, but enable_prefix_caching is off")
-        if self.executor == "in_process" and self.world_size > 1:
+        if self.executor in OWN_PROCESS and self.world_size > 1:
             raise ValueError(
-                f"executor=in_process runs one worker, but tensor_parallel_size={self.tensor_parallel_size} x "
+                f"executor={self.executor} runs one worker, but tensor_parallel_size={self.tensor_parallel_size} x "
                 f"pipeline_parallel_size={self.pipeline_parallel_size} need {self.world_size}: "
                 "use local_processes or ray_workers"
             )
@@ -306,7 +313,7 @@ class IngressConfig(Frozen):
 class RouterConfig(Frozen):
     """The choice of replica."""
 
-    policy: str = Field("prefix_aware", description="Routing policy (app/deployments/routing/policies).")
+    policy: Annotated[str, OneOf(ROUTING_POLICIES)] = Field("prefix_aware", description="How a replica is chosen.")
     num_replicas: int = Field(1, ge=1, description="Router replicas.")
     num_cpus: float = Field(0.0, ge=0, description="Ray CPUs reserved for each replica.")
     heartbeat_s: float = Field(
@@ -336,12 +343,12 @@ class ModelConfig(Frozen):
         "STRICT_PACK", description="How the replica's bundles are laid over nodes."
     )
     chat_template: str | None = Field(None, description="File with a Jinja chat template instead of the model's own.")
-    tool_parser: str = Field(
+    tool_parser: Annotated[str, OneOf(TOOL_PARSERS, ("auto", "none"))] = Field(
         "auto",
         description="How the model writes tool calls (app/api/parsers). `auto`: by the chat template; `none`: it "
         "cannot.",
     )
-    reasoning_parser: str = Field(
+    reasoning_parser: Annotated[str, OneOf(REASONING_PARSERS, ("auto", "none"))] = Field(
         "auto",
         description="How the model writes its reasoning (app/api/parsers). `auto`: by the chat template; `none`: "
         "reasoning stays in the content.",

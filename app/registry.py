@@ -5,7 +5,11 @@ from __future__ import annotations
 import difflib
 import importlib
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Generic, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from pydantic import GetCoreSchemaHandler
+from pydantic_core import CoreSchema, core_schema
 
 from app.errors import UnsupportedError
 
@@ -40,3 +44,24 @@ class Registry(Generic[T]):
         module, _, attribute = target.partition(":")
         loaded: T = getattr(importlib.import_module(module), attribute)
         return loaded
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """Metadata of an option's type: a name of `table`, as it is when the option is given, or one of `more`."""
+
+    table: Registry[Any]
+    more: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All choices."""
+        return (*self.more, *self.table)
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self._check, handler(source))
+
+    def _check(self, name: str) -> str:
+        if name not in self.names:
+            raise ValueError(f"unknown {self.table.kind} {name!r}; {suggestion(name, self.names)}")
+        return name

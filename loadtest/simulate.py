@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from multiprocessing import get_context
 from pathlib import Path
 
-from app.deployments.routing.policies import POLICIES
+from app.backends import ROUTING_POLICIES
 from loadtest.simulation.cell import Result, Setting, simulate
 from loadtest.simulation.report import html_page, markdown
 from loadtest.simulation.traces import TRACES
@@ -118,7 +118,7 @@ def _traces(text: str) -> list[str]:
 
 
 def _policies(text: str) -> list[str]:
-    return _names(text, [*POLICIES, "approximate_tree"], "policy")
+    return _names(text, [*ROUTING_POLICIES, "approximate_tree"], "policy")
 
 
 def _names(text: str, known: list[str], what: str) -> list[str]:

@@ -17,7 +17,7 @@ ROWS: tuple[tuple[tuple[str, ...], ...], ...] = (
     (
         ("app.errors", "app.bounds"),
         ("app.registry", "app.telemetry"),
-        ("app.backends",),
+        ("app.backends", "app.parser_tables"),
         ("app.config",),
     ),
     (("app.kernels",),),

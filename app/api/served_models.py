@@ -6,7 +6,6 @@ import time
 from pathlib import Path
 
 from app.api.engine_client import ServedModel
-from app.api.parsers import check_parser_names
 from app.config import ModelConfig
 from app.engine.model_info import ModelInfo
 from app.engine.models.model_check import check_model
@@ -20,7 +19,6 @@ def check_served_model(config: ModelConfig) -> ModelInfo:
     """All that can be told without loading tokenizer or weights. CheckpointError names an unusable file,
     UnsupportedError what we do not run, ConfigError an option that does not fit.
     """
-    check_parser_names(config.tool_parser, config.reasoning_parser)
     info = check_model(config.engine)
     tokenizer = Path(config.engine.tokenizer).expanduser() if config.engine.tokenizer else info.directory
     if not (tokenizer / "tokenizer.json").is_file():

@@ -18,6 +18,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from app.errors import ConfigError
+from app.registry import OneOf
 
 Path = tuple[str, ...]
 M = TypeVar("M", bound=BaseModel)
@@ -53,7 +54,7 @@ def add_options(parser: argparse.ArgumentParser, title: str, options: Iterable[O
     """Add them as a group. An option that is not given leaves no trace in the namespace."""
     group = parser.add_argument_group(title)
     for option in options:
-        group.add_argument(option.flag, dest=option.dest, help=_help(option), **_argument(option.field.annotation))
+        group.add_argument(option.flag, dest=option.dest, help=_help(option), **_argument(option.field))
 
 
 def given(args: argparse.Namespace, options: Iterable[Option]) -> dict[Path, Any]:
@@ -76,14 +77,14 @@ def build(model: type[M], values: Mapping[Path, Any], options: Iterable[Option])
         raise ConfigError("\n".join(lines)) from None
 
 
-def _argument(annotation: Any) -> dict[str, Any]:
+def _argument(field: FieldInfo) -> dict[str, Any]:
     """argparse's keywords for a field's type."""
-    kinds = _kinds(annotation)
+    kinds = _kinds(field.annotation)
     base: dict[str, Any] = {"default": argparse.SUPPRESS}
     if bool in kinds:
         return {**base, "action": argparse.BooleanOptionalAction}
-    if any(typing.get_origin(kind) is Literal for kind in kinds):
-        return {**base, "metavar": "|".join(str(v) for kind in kinds for v in typing.get_args(kind))}
+    if choices := _choices(field):
+        return {**base, "metavar": "|".join(choices)}
     containers = [kind for kind in kinds if typing.get_origin(kind) in (tuple, list, set, frozenset)]
     items = [_bare(kind) for kind in typing.get_args(containers[0]) if kind is not ...] if containers else []
     if items and set(items) <= {str, int, float}:
@@ -91,6 +92,23 @@ def _argument(annotation: Any) -> dict[str, Any]:
     if not kinds & {int, float, str}:
         return {**base, "type": _json, "metavar": "JSON"}
     return {**base, "metavar": _metavar(next(kind for kind in (str, float, int) if kind in kinds))}
+
+
+def _choices(field: FieldInfo) -> list[str]:
+    """What a field that takes one of some words may be; empty for any other."""
+    literals = [str(v) for kind in _kinds(field.annotation) if typing.get_origin(kind) is Literal
+                for v in typing.get_args(kind)]  # fmt: skip
+    tables = [each for each in (*field.metadata, *_metadata(field.annotation)) if isinstance(each, OneOf)]
+    return literals + [name for table in tables for name in table.names]
+
+
+def _metadata(annotation: Any) -> Iterator[Any]:
+    """What stands beside the types that a field may have."""
+    if typing.get_origin(annotation) is Annotated:
+        yield from typing.get_args(annotation)[1:]
+    elif typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        for part in typing.get_args(annotation):
+            yield from _metadata(part)
 
 
 def _kinds(annotation: Any) -> set[Any]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import ray
 
+from app.backends import OWN_PROCESS
 from app.config import EngineConfig, ModelConfig, ServeConfig
 from app.telemetry.logging import configure_logging
 
@@ -110,7 +111,7 @@ def replica_bundles(model: ModelConfig, total: Resources) -> list[dict[str, floa
     gpus = _gpus_per_worker(model, total)
     if gpus:
         worker["GPU"] = gpus
-    if model.engine.executor == "in_process":
+    if model.engine.executor in OWN_PROCESS:
         return [{**worker, "CPU": own["CPU"] + model.cpus_per_worker}]
     return [own, *({**worker} if worker else {"CPU": MIN_CPUS} for _ in range(model.engine.world_size))]
 

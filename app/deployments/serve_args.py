@@ -10,7 +10,6 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from app.config import Frozen, ServeConfig
-from app.deployments.routing.policies import POLICIES
 from app.errors import ConfigError
 from app.registry import suggestion
 
@@ -18,18 +17,11 @@ from app.registry import suggestion
 def parse_args(args: Mapping[str, Any] | ServeConfig) -> ServeConfig:
     """The validated configuration. ConfigError names each option at fault, one a line, as a path into `args`."""
     if isinstance(args, ServeConfig):
-        config = args
-    else:
-        try:
-            config = ServeConfig.model_validate(dict(args))
-        except ValidationError as error:
-            raise _config_error(error) from None
-    if config.router.policy not in POLICIES:
-        known = ", ".join(sorted(POLICIES))
-        raise ConfigError(
-            f"args.router.policy: unknown policy {config.router.policy!r}; known: {known}", param="router"
-        )
-    return config
+        return args
+    try:
+        return ServeConfig.model_validate(dict(args))
+    except ValidationError as error:
+        raise _config_error(error) from None
 
 
 def _config_error(error: ValidationError) -> ConfigError:

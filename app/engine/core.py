@@ -75,7 +75,7 @@ class EngineCore:
             hash_key=self._block_hash_key,
             enable_prefix_caching=self.config.enable_prefix_caching and self.info.is_causal,
             sink=self._kv_event_sink,
-            connector=create_connector(worker_info, self._kv_event_sink),
+            connector=create_connector(self.config.kv_connector, worker_info, self._kv_event_sink),
         )
         self._scheduler = Scheduler(
             kv,

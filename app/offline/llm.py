@@ -18,7 +18,6 @@ from typing import Any, Self, cast
 from pydantic import ValidationError
 from tqdm import tqdm
 
-from app.api.parsers import REASONING_PARSERS, reasoning_parser_name
 from app.api.parsers.thinking import thinking_budget
 from app.config import EngineConfig
 from app.engine.core import EngineCore
@@ -33,6 +32,7 @@ from app.engine.thinking_budget import ThinkingBudget
 from app.errors import ConfigError, InvalidRequestError
 from app.offline.beam_search import BeamSearchMethods
 from app.offline.pooling import PoolingMethods
+from app.parser_tables import REASONING_PARSERS, reasoning_parser_name
 from app.registry import suggestion
 from app.text.bad_words import bad_words_token_ids
 from app.text.chat_template import ChatTemplate

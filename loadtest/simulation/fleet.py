@@ -12,7 +12,7 @@ from typing import Any
 from app.config import RouterConfig
 from app.deployments.channel.wire import FeedFrame, LoadReport
 from app.deployments.routing.load_book import LoadBook
-from app.deployments.routing.policies import POLICIES
+from app.deployments.routing.policies import create_policy as create_routing_policy
 from app.deployments.routing.policies.base import EXPECTED_TOKENS, RouteQuery, RoutingPolicy
 from app.deployments.routing.policies.power_of_two import PowerOfTwo
 from app.deployments.routing.prefix_index import PrefixIndex
@@ -35,7 +35,7 @@ def create_policy(name: str, seed: int) -> RoutingPolicy:
         return ApproximateTree()
     if name == "power_of_two":
         return PowerOfTwo(seed)
-    return POLICIES.load(name)()
+    return create_routing_policy(name)
 
 
 class Fleet:

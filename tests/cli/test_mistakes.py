@@ -123,7 +123,7 @@ def test_what_only_a_replica_would_find(manta: Manta) -> None:
         "tensor_parallel_size=3 does not divide num_attention_heads=8"
     )
     assert manta("serve", "--tool-parser", "foo").mistake.startswith(
-        "tool_parser: unknown parser 'foo'; known: auto, none, deepseek_v3"
+        "--tool-parser: unknown tool parser 'foo'; known: auto, none, hermes"
     )
 
 

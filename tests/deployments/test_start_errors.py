@@ -61,7 +61,7 @@ def test_build_checks_what_one_node_can_tell(said: pytest.LogCaptureFixture, mon
     monkeypatch.setattr(ray, "nodes", lambda: nodes)
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 64.0})
     for bad, says in (
-        ({"models": [{"name": "a", "tool_parser": "foo"}]}, "tool_parser: unknown parser 'foo'"),
+        ({"models": [{"name": "a", "tool_parser": "foo"}]}, "tool_parser: unknown tool parser 'foo'"),
         ({"models": [{"name": "a", "engine": {"tensor_parallel_size": 3}}]}, "tensor_parallel_size=3 does not divide"),
         ({"models": [{"name": "a"}], "ingress": {"api_keys_file": "nokeys.txt"}}, "api_keys_file: cannot read nokeys"),
         ({"models": [{"name": "a", "engine": {"model": "/nowhere"}}]}, "no such path"),

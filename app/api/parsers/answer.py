@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from app.api.engine_client import ServedModel
-from app.api.parsers import REASONING_PARSERS, TOOL_PARSERS, reasoning_parser_name, tool_parser_name
 from app.api.parsers.base import ParsedAnswer, Parser, ReasoningParser, Schema, ToolParser, ToolSchemas
 from app.api.parsers.custom_input import CustomInputs, InputGrammar
 from app.api.parsers.grammar import Lark
@@ -19,6 +18,7 @@ from app.api.parsers.scanner import Part
 from app.engine.sampling_params import StructuredOutputs
 from app.engine.structured.reasoning import ReasoningSpan
 from app.errors import UnsupportedError
+from app.parser_tables import REASONING_PARSERS, TOOL_PARSERS, reasoning_parser_name, tool_parser_name
 
 __all__ = ["AnswerParser", "ToolOptions", "ParsedAnswer", "Part", "ParserPlan", "ToolMode", "plan_parsers"]
 
@@ -180,7 +180,8 @@ def load_tool_parser(model: ServedModel, param: str = "tools") -> type[ToolParse
             + f"; start it with --tool-parser and one of {', '.join(sorted(TOOL_PARSERS))}",
             param=param,
         )
-    return TOOL_PARSERS.load(name)
+    parser: type[ToolParser] = TOOL_PARSERS.load(name)
+    return parser
 
 
 def load_reasoning_parser(model: ServedModel) -> type[ReasoningParser] | None:

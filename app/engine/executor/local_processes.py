@@ -18,8 +18,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from app.backends import STEP_TRANSPORTS
 from app.config import EngineConfig
 from app.engine.executor.spawner import spawn
+from app.engine.executor.transports import SET
 from app.engine.executor.worker_group.group import Rank, RankFailedError, WorkerGroup, open_pidfd
 from app.engine.executor.worker_group.rendezvous import Rendezvous
 from app.engine.executor.worker_group.worker_actor import WorkerPlace
@@ -39,8 +41,9 @@ class LocalProcessesExecutor(WorkerGroupExecutor):
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def _launch(self) -> WorkerGroup:
-        if self._config.step_transport == "compiled_graph":
-            raise ConfigError("step_transport=compiled_graph needs executor=ray_workers", param="step_transport")
+        name = self._config.step_transport
+        if name != "auto" and STEP_TRANSPORTS.load(name).needs_actors:
+            raise ConfigError(f"step_transport={name} needs executor=ray_workers", param="step_transport")
         count = self._world_size
         with Rendezvous(None) as rendezvous:
             for rank in range(count):
@@ -107,4 +110,5 @@ class LocalProcessesExecutor(WorkerGroupExecutor):
         return [LOCAL_HOST] * self._world_size
 
     def _choose_transport(self, device: str) -> tuple[str, str]:
-        return "socket", "local processes"
+        name = self._config.step_transport
+        return ("socket", "local processes") if name == "auto" else (name, SET)

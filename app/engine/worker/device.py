@@ -6,6 +6,7 @@ import os
 
 import torch
 
+from app.backends import OWN_PROCESS
 from app.config import EngineConfig
 from app.engine.model_info import ModelInfo
 from app.errors import ConfigError
@@ -45,7 +46,7 @@ def num_threads(config: EngineConfig) -> int:
     if all of them were on this node.
     """
     cores = len(os.sched_getaffinity(0))
-    default = cores if config.executor == "in_process" else max(1, (cores - 1) // config.world_size)
+    default = cores if config.executor in OWN_PROCESS else max(1, (cores - 1) // config.world_size)
     return config.num_threads or default
 
 

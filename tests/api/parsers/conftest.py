@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from app.api.chat.messages import ChatMessage
-from app.api.parsers import REASONING_PARSERS, TOOL_PARSERS
 from app.api.parsers.answer import AnswerParser
 from app.api.parsers.base import ParsedAnswer
+from app.parser_tables import REASONING_PARSERS, TOOL_PARSERS
 from app.text.chat_template import ChatTemplate
 
 FOLDER = Path(__file__).parent / "transcripts"

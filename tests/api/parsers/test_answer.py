@@ -12,19 +12,19 @@ import openai
 import pytest
 
 from app.api.chat.messages import ChatMessage
-from app.api.parsers import (
-    REASONING_PARSERS,
-    TOOL_PARSERS,
-    check_parser_names,
-    reasoning_parser_name,
-    tool_parser_name,
-)
 from app.api.parsers.answer import ToolOptions, plan_parsers
 from app.api.parsers.base import ParsedAnswer
 from app.api.served_models import load_served_model
 from app.config import ModelConfig
+from app.deployments.serve_args import parse_args
 from app.engine.structured.reasoning import ReasoningSpan
 from app.errors import ConfigError, UnsupportedError
+from app.parser_tables import (
+    REASONING_PARSERS,
+    TOOL_PARSERS,
+    reasoning_parser_name,
+    tool_parser_name,
+)
 from app.text.chat_template import ChatTemplate
 
 MARKS = {
@@ -67,11 +67,10 @@ def test_forms_that_only_look_alike_have_no_parser(text: str) -> None:
 
 
 def test_unknown_names_are_configuration_errors() -> None:
-    check_parser_names("auto", "none")
-    with pytest.raises(ConfigError, match=r"tool_parser: unknown parser 'herms'; known: auto, none, .*hermes"):
-        load_served_model(ModelConfig(name="m", tool_parser="herms"))
-    with pytest.raises(ConfigError, match=r"reasoning_parser: .*think"):
-        load_served_model(ModelConfig(name="m", reasoning_parser="thinking"))
+    with pytest.raises(ConfigError, match=r"args\.models\.0\.tool_parser: unknown tool parser 'herms'; .* hermes\?"):
+        parse_args({"models": [{"name": "m", "tool_parser": "herms"}]})
+    with pytest.raises(ConfigError, match=r"unknown reasoning parser 'mine'; known: auto, none, think"):
+        parse_args({"models": [{"name": "m", "reasoning_parser": "mine"}]})
 
 
 def test_options_choose_the_parsers() -> None:

@@ -8,10 +8,10 @@ import re
 
 import pytest
 
-from app.api.parsers import TOOL_PARSERS
 from app.api.parsers.custom_input import CustomInputs, InputGrammar, InputReader, input_schema
 from app.api.parsers.grammar import Lark
 from app.api.parsers.scanner import Part
+from app.parser_tables import TOOL_PARSERS
 from tests.api.parsers.test_grammars import accepts, vocabulary
 
 __all__ = ["vocabulary"]

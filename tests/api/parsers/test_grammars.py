@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from app.api.parsers import TOOL_PARSERS
 from app.api.parsers.grammar import Lark, in_order
+from app.parser_tables import TOOL_PARSERS
 from tests.api.parsers.conftest import KINDS, TOOLS, Kind, parse, transcripts
 
 OTHER_FORMS = {"mistral_args", "llama3_json-tagged", "pythonic-marked", "pythonic-lfm", "harmony-in_role"}

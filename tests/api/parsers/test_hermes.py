@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.api.parsers import TOOL_PARSERS, tool_parser_name
 from app.api.parsers.base import ParsedAnswer, ParsedCall
 from app.api.parsers.scanner import Part
+from app.parser_tables import TOOL_PARSERS, tool_parser_name
 
 
 def parse(pieces: list[str]) -> ParsedAnswer:

@@ -17,10 +17,10 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template  # type: ignore[import-untyped]
 
 from app.api.chat.messages import ChatMessage
-from app.api.parsers import REASONING_PARSERS, TOOL_PARSERS, reasoning_parser_name, tool_parser_name
 from app.api.parsers.answer import AnswerParser
 from app.api.parsers.base import ParsedAnswer
 from app.errors import InvalidRequestError
+from app.parser_tables import REASONING_PARSERS, TOOL_PARSERS, reasoning_parser_name, tool_parser_name
 from app.text.chat_template import ChatTemplate
 from tests.api.parsers.conftest import ANSWERS, TOOLS, Calls, cut
 

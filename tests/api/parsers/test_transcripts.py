@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from app.api.parsers import TOOL_PARSERS
+from app.parser_tables import TOOL_PARSERS
 from app.text.detokenizer import create_detokenizer
 from app.text.tokenizer import Tokenizer
 from tests.api.parsers.conftest import KINDS, TOOLS, Kind, cut, parse, transcripts

@@ -6,9 +6,10 @@ from collections import Counter
 
 import pytest
 
+from app.backends import ROUTING_POLICIES
 from app.deployments.channel.wire import LoadReport
 from app.deployments.routing.load_book import REPORT_EXPIRES_S, LoadBook
-from app.deployments.routing.policies import POLICIES, create_policy
+from app.deployments.routing.policies import create_policy
 from app.deployments.routing.policies.base import ReplicaLoad, RouteQuery
 from app.errors import UnsupportedError
 
@@ -113,4 +114,4 @@ def test_power_of_two_never_takes_the_worst_of_three() -> None:
 def test_unknown_policy_lists_the_known_ones() -> None:
     with pytest.raises(UnsupportedError, match="round_robin"):
         create_policy("best")
-    assert {"prefix_aware", "least_outstanding_tokens", "power_of_two", "round_robin"} <= set(POLICIES)
+    assert {"prefix_aware", "least_outstanding_tokens", "power_of_two", "round_robin"} <= set(ROUTING_POLICIES)

@@ -5,13 +5,11 @@ from __future__ import annotations
 import dataclasses
 import sys
 import types
-from typing import get_args
 
 import pytest
 import torch
 
 from app.backends import ATTENTION_BACKENDS
-from app.config import EngineConfig
 from app.engine.attention.backend import select_attention
 from app.errors import ConfigError, UnsupportedError
 from app.kernels.attention import AttentionOps, reference
@@ -33,11 +31,6 @@ def test_triton_needs_a_gpu() -> None:
 def test_unknown() -> None:
     with pytest.raises(UnsupportedError, match="unknown attention backend 'flash'"):
         select_attention("flash", CPU)
-
-
-def test_choices_of_the_configuration_are_the_table() -> None:
-    annotation = EngineConfig.model_fields["attention_backend"].annotation
-    assert get_args(annotation) == ("auto", *ATTENTION_BACKENDS)
 
 
 def test_a_backend_says_where_it_runs_and_the_name_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

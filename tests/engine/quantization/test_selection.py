@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from app.backends import QUANT_METHODS
-from app.config import EngineConfig
 from app.engine.quantization import select_quantization
 from app.engine.quantization.fp8 import Fp8Method
 from app.engine.quantization.plain import PLAIN_METHOD
@@ -94,11 +93,6 @@ def test_a_new_method_is_one_file_and_one_line(tmp_path: Path) -> None:
     assert "quantization: nibbles (linear layers, as in the checkpoint)" in driver.info.notes
     found = driver.run([Run(prompt, greedy(10)) for prompt in PROMPTS])
     assert [run.tokens for run in found] == expected
-
-
-def test_choices_of_the_configuration_are_the_table() -> None:
-    annotation = EngineConfig.model_fields["quantization"].annotation
-    assert tuple(name for kind in get_args(annotation) for name in get_args(kind)) == tuple(QUANT_METHODS)
 
 
 def test_none_for_plain_checkpoints() -> None:

@@ -1,27 +1,16 @@
-"""How steps reach the workers: the table of transports, and the choice for `step_transport: auto`."""
+"""How steps reach the workers: the choice for `step_transport: auto` among app/backends.py's transports."""
 
 from __future__ import annotations
 
-from app.engine.executor.transports.base import StepTransport
-from app.registry import Registry
-
-TRANSPORTS: Registry[type[StepTransport]] = Registry(
-    "step_transport",
-    {
-        "compiled_graph": "app.engine.executor.transports.compiled_graph:CompiledGraphTransport",
-        "socket": "app.engine.executor.transports.socket:SocketTransport",
-    },
-)
+SET = "set by step_transport"  # the reason for a choice that was made in the configuration
 
 
 def choose_transport(step_transport: str, device: str, on_this_node: bool) -> tuple[str, str]:
     """Name of the transport and the reason for it, for workers on `device` ("cpu", "cuda", "cuda:0"); `on_this_node`:
     all of them are where the driver is."""
     if step_transport != "auto":
-        return step_transport, "set by step_transport"
-    if (
-        not on_this_node
-    ):  # Ray 2.60: its process of the driver's node crashes on an answer that comes after the teardown
+        return step_transport, SET
+    if not on_this_node:  # Ray 2.60: its process of the driver's node crashes on an answer after the teardown
         return "socket", "the workers are not all on this node"
     if device.startswith("cuda"):
         return "compiled_graph", "GPU workers have a core to spare for its waiting"

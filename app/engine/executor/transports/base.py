@@ -9,12 +9,15 @@ wait.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 from app.engine.executor.worker_group.group import WorkerGroup
 
 
 class StepTransport(ABC):
     """One way to reach the workers of a worker group. One thread at a time drives it."""
+
+    needs_actors: ClassVar[bool] = False  # whether the workers must be Ray's actors
 
     def __init__(self, worker_group: WorkerGroup, max_inflight: int, step_timeout_s: float) -> None:
         self._worker_group = worker_group

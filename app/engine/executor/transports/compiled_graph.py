@@ -54,6 +54,8 @@ def worker_environment(step_timeout_s: float) -> Mapping[str, str]:
 class CompiledGraphTransport(StepTransport):
     """A compiled graph for the payloads, the workers' sockets for ring, wake and oversize."""
 
+    needs_actors = True
+
     def __init__(self, worker_group: WorkerGroup, max_inflight: int, step_timeout_s: float) -> None:
         super().__init__(worker_group, max_inflight, step_timeout_s)
         self._graph: Any = None

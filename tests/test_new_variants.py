@@ -1,0 +1,191 @@
+"""One new variant of each kind from a folder outside of the tree: one file and one line of a table, and no other edit.
+
+Those that need more to be judged stand in their rooms: row feature (engine/worker/features/test_new_feature.py), model
+family (engine/models/test_new_family.py), quantization (engine/quantization/test_selection.py), attention backend
+(engine/attention/test_backend.py), endpoint (api/test_endpoints.py).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.api.parsers.answer import ToolOptions, plan_parsers
+from app.api.parsers.base import ParsedAnswer
+from app.api.served_models import load_served_model
+from app.backends import EXECUTORS, KV_CONNECTORS, ROUTING_POLICIES, STEP_TRANSPORTS
+from app.cli import main
+from app.config import EngineConfig, RouterConfig
+from app.deployments.routing.load_book import LoadBook
+from app.deployments.routing.policies import create_policy
+from app.deployments.serve_args import parse_args
+from app.engine.core import EngineCore
+from app.engine.executor import create_executor
+from app.engine.kv_connector import create_connector
+from app.engine.logits_processors import LOGITS_PROCESSORS
+from app.engine.model_info import ModelInfo
+from app.engine.worker_info import WorkerInfo
+from app.parser_tables import REASONING_PARSERS, TOOL_PARSERS
+from app.registry import Registry
+from tests.deployments.routing.test_load_book import QUERY, report
+from tests.engine.core_driver import KEY, make_request, run
+from tests.engine.worker_driver import Driver, Run, greedy
+from tests.tiny_models import hf_greedy, hf_model, tiny_model
+
+Add = Callable[[Registry[Any], str, str], None]
+
+
+@pytest.fixture
+def add(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Add:
+    """Write the file, and the line of the table: its variant is the file's `Variant`."""
+
+    def add(table: Registry[Any], name: str, source: str) -> None:
+        (tmp_path / f"variant_{name}.py").write_text(source)
+        monkeypatch.syspath_prepend(str(tmp_path))
+        monkeypatch.setitem(table._table, name, f"variant_{name}:Variant")
+        monkeypatch.delitem(sys.modules, f"variant_{name}", raising=False)
+
+    return add
+
+
+POLICY = """
+from app.deployments.routing.policies.base import NO_MATCHES, Decision, RoutingPolicy
+
+class Variant(RoutingPolicy):
+    def choose(self, candidates, query, matches=NO_MATCHES, now=0.0):
+        return Decision(candidates[-1].report.replica_id)
+"""
+
+
+def test_a_routing_policy(add: Add, capsys: pytest.CaptureFixture[str]) -> None:
+    add(ROUTING_POLICIES, "last_one", POLICY)
+    config = parse_args({"models": [{"name": "m"}], "router": {"policy": "last_one"}})
+    book = LoadBook(create_policy(config.router.policy))
+    for name in "abc":
+        book.report(report(name))
+    decision = book.route(QUERY)
+    assert decision is not None
+    assert decision.replica_id == "c"
+    with pytest.raises(SystemExit):
+        main(["serve", "--help"])
+    assert "round_robin|session_affinity|last_one" in capsys.readouterr().out.replace("\n", "").replace(" ", "")
+
+
+TOOLS = """
+from app.api.parsers.base import ToolParser
+from app.api.parsers.grammar import CallGrammar
+
+class Variant(ToolParser):
+    markers = ("CALL ",)
+
+    def parse(self):
+        while (yield from self.scan.content("CALL ")):
+            name, _ = yield from self.scan.until(".")
+            self.scan.begin_call(name)
+            self.scan.say_arguments("{}")
+
+    @classmethod
+    def call_grammar(cls, special):
+        return CallGrammar("CALL {name}", ".", separator=" ", trigger="CALL ")
+"""
+REASONING = """
+from app.api.parsers.think import ThinkParser
+
+class Variant(ThinkParser):
+    open, close = "(", ")"
+    markers = ("(", ")")
+"""
+
+
+def test_parsers(add: Add) -> None:
+    add(TOOL_PARSERS, "calls", TOOLS)
+    add(REASONING_PARSERS, "brackets", REASONING)
+    config = parse_args({"models": [{"name": "m", "tool_parser": "calls", "reasoning_parser": "brackets"}]})
+    model = load_served_model(config.models[0])
+    parser = plan_parsers(model, [1, 2, 3], ToolOptions({"now": {"type": "object"}})).new_parser()
+    answer = ParsedAnswer()
+    answer.add(parser.push("(hm)well CALL now.") + parser.flush())
+    assert (answer.reasoning, answer.content) == ("hm", "well")
+    assert [(call.name, call.arguments) for call in answer.calls] == [("now", "{}")]
+
+
+PROCESSOR = """
+from app.engine.logits_processors.base import LogitsProcessor
+
+class Variant(LogitsProcessor):
+    def read(self, request):
+        return request.sampling_params.seed == 77 or None
+
+    def build(self, indices, states):
+        self.indices = indices
+
+    def apply(self, logits, step):
+        logits[self.indices, 42] = 1e9
+"""
+
+
+def test_a_logits_processor(add: Add) -> None:
+    add(LOGITS_PROCESSORS, "forty_two", PROCESSOR)
+    prompt = [5, 9, 200, 31]
+    expected = hf_greedy(hf_model(tiny_model("llama")), prompt, 4)
+    driver = Driver(str(tiny_model("llama")), num_blocks=8)
+    plain, touched = driver.run([Run(prompt, greedy(4)), Run(prompt, greedy(4, seed=77))])
+    assert (plain.tokens, touched.tokens) == (expected, [42] * 4)
+
+
+CONNECTOR = """
+from app.engine.kv_connector.host_memory import HostMemory
+
+class Variant(HostMemory):
+    def match(self, hashes):
+        return 0
+"""
+
+
+def test_a_kv_connector(add: Add) -> None:
+    add(KV_CONNECTORS, "forgetful", CONNECTOR)
+    info = WorkerInfo(8, "cpu", "float32", num_host_blocks=4, block_bytes=1)
+    for config, found in ((EngineConfig(kv_connector="forgetful"), 0), (EngineConfig(), 1)):
+        connector = create_connector(config.kv_connector, info, None)
+        assert connector is not None
+        connector.evicted([b"a"], [0])
+        assert connector.match([b"a"]) == found
+
+
+EXECUTOR = """
+from app.engine.executor.in_process import InProcessExecutor
+
+class Variant(InProcessExecutor):
+    steps = 0
+
+    def submit(self, step):
+        Variant.steps += 1
+        super().submit(step)
+"""
+
+
+def test_an_executor(add: Add) -> None:
+    add(EXECUTORS, "counting", EXECUTOR)
+    config = EngineConfig(model=str(tiny_model("llama")), device="cpu", num_threads=1, executor="counting")
+    core = EngineCore(config, ModelInfo.from_directory(config.model), create_executor(config), KEY)
+    core.start()
+    results = run(core, [make_request("r", [5, 9, 200, 31], max_tokens=4, temperature=0.0, ignore_eos=True)])
+    core.shutdown()
+    assert results.tokens["r"] == hf_greedy(hf_model(tiny_model("llama")), [5, 9, 200, 31], 4)
+    assert sys.modules["variant_counting"].Variant.steps >= 4
+
+
+def test_choices_are_those_of_the_tables_at_that_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="unknown step transport 'sockets'; did you mean socket"):
+        EngineConfig(step_transport="sockets")
+    monkeypatch.setitem(STEP_TRANSPORTS._table, "sockets", "nowhere:Nothing")
+    assert EngineConfig(step_transport="sockets").step_transport == "sockets"
+    for name in ("quantization", "attention_backend", "executor", "step_transport", "kv_connector"):
+        with pytest.raises(ValueError, match=r"unknown .* 'no'; known: "):
+            EngineConfig.model_validate({name: "no"})
+    with pytest.raises(ValueError, match="unknown routing policy 'no'"):
+        RouterConfig(policy="no")
