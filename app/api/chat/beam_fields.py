@@ -14,11 +14,13 @@ if TYPE_CHECKING:
     from app.api.chat.generation_body import GenerationBody
 
 ONLY_WITH_BEAMS = ("length_penalty", "early_stopping")
-# They sample, or change the logits: a search ranks by the model's own logprobs. It reports those it ranks by.
-NOT_WITH_BEAMS = (
-    "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias",
-    "allowed_token_ids", "bad_words", "stop", "structured_outputs",
-    "thinking_token_budget", "repetition_detection", "logprob_token_ids",
+# A search ranks by the model's own logprobs, so all other sampling parameters, new ones too, have no place in it: they
+# would sample, or change the logits.
+WITH_BEAMS = frozenset(
+    {
+        "n", "temperature", "seed", "max_tokens", "min_tokens", "ignore_eos", "stop_token_ids",
+        "include_stop_str_in_output", "skip_special_tokens", "logprobs", "prompt_logprobs",
+    }
 )  # fmt: skip
 
 
@@ -31,8 +33,8 @@ def check_beam_fields(body: GenerationBody) -> None:
         return
     if body.stream:
         raise UnsupportedError("the best beam is known at the end: not with stream=true", param="use_beam_search")
-    for name in NOT_WITH_BEAMS:
-        if getattr(body, name) != SamplingParams.model_fields[name].default:
+    for name, field in SamplingParams.model_fields.items():
+        if name not in WITH_BEAMS and getattr(body, name) != field.default:
             raise UnsupportedError("has no place in a beam search", param=name)
     if body.temperature not in (0.0, 1.0):
         raise UnsupportedError("a beam search ranks by the model's own logprobs: 0 or 1", param="temperature")

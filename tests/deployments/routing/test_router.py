@@ -66,8 +66,7 @@ def test_answers_explains_and_counts(monkeypatch: pytest.MonkeyPatch) -> None:
         assert decision is not None
         assert (decision.replica_id, decision.match) == ("b", (3, 0))
         text = render([decode_snapshot(await router.metrics_snapshot())])
-        assert 'manta:router_feeds{router="' in text
-        assert 'model_name="m"} 3.0' in text
+        assert f'manta:router_feeds{{model_name="m",router="{router._router_id}"}} 3.0' in text
         await router.check_health()
         await Router.__del__(router)
 
