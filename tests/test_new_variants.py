@@ -162,9 +162,9 @@ from app.engine.executor.in_process import InProcessExecutor
 class Variant(InProcessExecutor):
     steps = 0
 
-    def submit(self, step):
+    def submit(self, step_message):
         Variant.steps += 1
-        super().submit(step)
+        super().submit(step_message)
 """
 
 
