@@ -130,7 +130,6 @@ def _report(replica: int, rng: random.Random) -> LoadReport:
             rng.randrange(60),
             0,
             rng.randrange(20_000),
-            0.5,
             40_000,
             BLOCK_SIZE,
             replica,

@@ -289,7 +289,6 @@ class EngineReplica:
             num_running=stats.num_running,
             num_waiting=stats.num_waiting,
             outstanding_tokens=stats.outstanding_tokens,
-            kv_usage=stats.kv_cache_usage,
             num_blocks=self._num_blocks,
             block_size=self._model.engine.block_size,
             index=self._index,

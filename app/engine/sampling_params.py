@@ -127,8 +127,3 @@ class SamplingParams(Params):
         if most and value > most:  # 0 is a dialect's way to generate nothing
             raise ValueError(f"{value} is more than max_tokens={most}")
         return value
-
-    @property
-    def is_greedy(self) -> bool:
-        """Whether the most likely token is always chosen."""
-        return self.temperature == 0.0

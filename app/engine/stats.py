@@ -6,7 +6,6 @@ incremented, so a snapshot may mix two neighbouring steps but is never torn. Tim
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -41,7 +40,6 @@ class EngineStats:
     prefix_cache_hits_total: int  # tokens found
     steps_total: int
     iteration_tokens: int  # tokens of the last step
-    finished_total: dict[str, int]  # by finish reason
     prefill_token_s: float  # average time per prefill token
     decode_step_s: float  # average time of a step that only decodes
     kv_connector: ConnectorStats | None = None  # the tier behind the device's prefix cache
@@ -136,12 +134,10 @@ class EngineCounters:
     prefix_cache_hits: int = 0
     steps: int = 0
     iteration_tokens: int = 0
-    finished: Counter[str] = field(default_factory=Counter)
     output_tokens_average: float = TYPICAL_OUTPUT_TOKENS
 
     def request_finished(self, reason: FinishReason, num_output_tokens: int) -> None:
         """Count a request's end; what was cut short says nothing about the length of answers."""
-        self.finished[reason] += 1
         if reason in ("stop", "length"):
             self.output_tokens_average += EWMA_WEIGHT * (num_output_tokens - self.output_tokens_average)
 

@@ -70,19 +70,9 @@ class Tokenizer:
         return int(self._backend.get_vocab_size(with_added_tokens=True))
 
     @property
-    def bos_token_id(self) -> int | None:
-        """Id of the beginning-of-sequence token, if the model has one."""
-        return self._special_id("bos_token")
-
-    @property
     def eos_token_id(self) -> int | None:
         """Id of the end-of-sequence token, if the model has one."""
         return self._special_id("eos_token")
-
-    @property
-    def pad_token_id(self) -> int | None:
-        """Id of the padding token, if the model has one."""
-        return self._special_id("pad_token")
 
     def _special_id(self, name: str) -> int | None:
         token = self.special_tokens.get(name)

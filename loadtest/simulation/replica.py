@@ -245,7 +245,6 @@ class SimReplica:
             num_running=len(self._prefilling) + len(self._decoding),
             num_waiting=len(self.waiting),
             outstanding_tokens=queued + rest,
-            kv_usage=held / self.num_blocks,
             num_blocks=self.num_blocks,
             block_size=BLOCK_SIZE,
             index=0,

@@ -139,7 +139,6 @@ class FakeEngine:
             prefix_cache_hits_total=0,
             steps_total=self.num_steps,
             iteration_tokens=0,
-            finished_total={},
             prefill_token_s=0.0,
             decode_step_s=STEP_S,
         )

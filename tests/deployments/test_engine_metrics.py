@@ -39,7 +39,7 @@ def timings(request_id: str, reason: FinishReason) -> RequestTimings:
 def stats(**changed: Any) -> EngineStats:
     """The statistics of an engine that has done nothing yet, but for what is `changed`."""
     zeros: dict[str, Any] = {f.name: 0 for f in fields(EngineStats)}
-    return EngineStats(**{**zeros, "num_blocks": 1, "finished_total": {}, "kv_connector": None, **changed})
+    return EngineStats(**{**zeros, "num_blocks": 1, "kv_connector": None, **changed})
 
 
 def test_why_requests_wait() -> None:

@@ -59,7 +59,7 @@ class Replica:
 
     async def open_channel(self, channel_id: str, ingress_id: str) -> Any:
         channel = self.hub.open(channel_id, ingress_id)
-        channel.send([], load=LoadReport("m", self.name, "1", True, 0, 0, 0, 0.0, 64, 16, 0))
+        channel.send([], load=LoadReport("m", self.name, "1", True, 0, 0, 0, 64, 16, 0))
         async for frame in channel.frames():
             yield frame
 

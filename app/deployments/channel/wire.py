@@ -75,7 +75,6 @@ class LoadReport(msgspec.Struct, array_like=True, frozen=True):
     num_running: int
     num_waiting: int
     outstanding_tokens: int  # prefill still to compute, plus what running requests may still generate
-    kv_usage: float  # 0 to 1
     num_blocks: int
     block_size: int
     index: int  # `engine` label of its metrics

@@ -160,27 +160,10 @@ class PrefixIndex:
         """Apply the batches that are next in turn."""
         replica = self._replicas[replica_id]
         while (batch := replica.early.pop(replica.next_sequence, None)) is not None:
-            if any(event.kind == "cleared" for event in batch.events):
-                replica = self._clear(replica_id, replica, batch)
             self._take(replica, batch)
             replica.next_sequence += 1
         replica.synced = not replica.early
         return "applied"
-
-    def _clear(self, replica_id: str, replica: _Replica, batch: KVEventBatch) -> _Replica:
-        """Give the replica a fresh slot; what a tier that was not cleared holds moves there, which is rare."""
-        cleared = {event.tier for event in batch.events if event.kind == "cleared"}
-        kept = [tier for tier in (0, 1) if ("device", "host")[tier] not in cleared]
-        moved = [(h, tier) for tier in kept for h in self._held(2 * replica.slot + tier)]
-        fresh = self._join(replica_id, replica.incarnation)
-        fresh.next_sequence, fresh.early = replica.next_sequence, replica.early
-        for block_hash, tier in moved:
-            self._store(fresh, 1 << (2 * fresh.slot + tier), block_hash)
-        return fresh
-
-    def _held(self, bit: int) -> list[bytes]:
-        mask = 1 << bit
-        return [h for shard in self._shards for h, holders in shard.items() if holders & mask] if self._has_host else []
 
     def _take(self, replica: _Replica, batch: KVEventBatch) -> None:
         for event in batch.events:
@@ -189,7 +172,7 @@ class PrefixIndex:
             if event.kind == "stored":
                 for block_hash in event.split():
                     self._store(replica, bit, block_hash)
-            elif event.kind == "removed":
+            else:
                 for block_hash in event.split():
                     self._remove(replica, bit, block_hash)
 

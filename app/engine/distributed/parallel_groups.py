@@ -73,7 +73,6 @@ class ParallelGroups:
     activations go forward on `pp`; on one channel, two neighbours that send to each other first would wait for ever.
     """
 
-    world: RankGroup = RankGroup()
     tp: RankGroup = RankGroup()
     pp: RankGroup = RankGroup()
     feedback: RankGroup = RankGroup()

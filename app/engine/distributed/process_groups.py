@@ -68,7 +68,6 @@ def join_groups(
     stages = [range(stage * tp, (stage + 1) * tp) for stage in range(pp)]
     columns = [range(column, world_size, tp) for column in range(tp)]
     return ParallelGroups(
-        world=RankGroup(rank, world_size, dist.group.WORLD),
         tp=_own_group(stages, rank, backend) if tp > 1 else RankGroup(),
         pp=_own_group(columns, rank, backend) if pp > 1 else RankGroup(),
         feedback=_own_group(columns, rank, backend) if pp > 1 else RankGroup(),

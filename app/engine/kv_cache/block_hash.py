@@ -26,11 +26,6 @@ def root_hash(key: bytes, *, model: str, cache_root: bytes = b"") -> bytes:
     return blake2b(len(name).to_bytes(4, "little") + name + cache_root, digest_size=HASH_BYTES, key=key).digest()
 
 
-def hash_block(key: bytes, parent: bytes, token_bytes: bytes, extras: bytes = b"") -> bytes:
-    """Hash of one block (16 bytes) after `parent`; `token_bytes` are its token ids as little-endian int32."""
-    return blake2b(parent + token_bytes + extras, digest_size=HASH_BYTES, key=key).digest()
-
-
 def hash_blocks(
     key: bytes,
     parent: bytes,

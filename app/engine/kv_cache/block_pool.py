@@ -134,16 +134,6 @@ class BlockPool:
             self.num_deferred -= len(blocks)
             self.free(blocks)
 
-    def clear_cache(self) -> None:
-        """Forget every hash; held blocks stay held."""
-        for block in self._by_hash.values():
-            self._hashes[block] = None
-        self._by_hash.clear()
-        self._blank.extend(self._evictable)
-        self._evictable.clear()
-        if self.sink is not None:
-            self.sink.cleared()
-
     def check(self) -> None:
         """Assert the invariants at the head of this file; for tests, O(num_blocks)."""
         blank, evictable = set(self._blank), set(self._evictable)

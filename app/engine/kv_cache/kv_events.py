@@ -15,7 +15,7 @@ import msgspec
 from app.engine.kv_cache.block_hash import HASH_BYTES
 
 KVTier = Literal["device", "host"]
-KVEventKind = Literal["stored", "removed", "cleared"]
+KVEventKind = Literal["stored", "removed"]
 TIERS: tuple[KVTier, ...] = ("device", "host")
 
 
@@ -32,9 +32,6 @@ class KVEventSink(Protocol):
 
     def removed(self, hashes: list[bytes], tier: KVTier = "device") -> None:
         """`hashes` were evicted from this tier."""
-
-    def cleared(self, tier: KVTier = "device") -> None:
-        """Nothing is cached in this tier any more."""
 
 
 class KVEvent(msgspec.Struct, array_like=True, frozen=True):
@@ -86,10 +83,6 @@ class KVEventLog:
         """See KVEventSink."""
         self._pending.append(("removed", tier, hashes))
 
-    def cleared(self, tier: KVTier = "device") -> None:
-        """See KVEventSink."""
-        self._pending.append(("cleared", tier, []))
-
     def flush(self) -> KVEventBatch | None:
         """The next batch; None when nothing has changed."""
         changes = {tier: _Change(cached) for tier, cached in self._cached.items()}
@@ -115,14 +108,9 @@ class _Change:
         self._cached = cached
         self._added: dict[bytes, None] = {}  # a dict keeps the order of the chain
         self._removed: dict[bytes, None] = {}
-        self._cleared = False
 
     def take(self, kind: KVEventKind, hashes: list[bytes]) -> None:
-        if kind == "cleared":
-            self._cleared = self._cleared or len(self._cached) > len(self._added) or bool(self._removed)
-            for collection in (self._cached, self._added, self._removed):
-                collection.clear()
-        elif kind == "stored":
+        if kind == "stored":
             self._move(hashes, self._removed, self._added, stored=True)
         else:
             self._move(hashes, self._added, self._removed, stored=False)
@@ -138,7 +126,7 @@ class _Change:
                 noted[block_hash] = None
 
     def events(self, tier: KVTier) -> list[KVEvent]:
-        found = [KVEvent("cleared", tier)] if self._cleared else []
+        found = []
         if self._removed:
             found.append(_event("removed", tier, self._removed))
         if self._added:

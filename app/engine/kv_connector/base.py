@@ -28,7 +28,6 @@ class ConnectorStats:
     hit_tokens_total: int  # those of them that were loaded
     loaded_blocks_total: int
     stored_blocks_total: int
-    dropped_blocks_total: int  # given up to make room
 
     @property
     def usage(self) -> float:

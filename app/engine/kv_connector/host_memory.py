@@ -31,7 +31,7 @@ class HostMemory(KVConnector):
         self._stores: dict[int, int] = {}  # slot -> device block, in the next step message
         self._loads: list[tuple[int, int]] = []  # (slot, device block), in the next step message
         self._query_tokens = self._hit_tokens = 0
-        self._num_loaded = self._num_stored = self._num_dropped = 0
+        self._num_loaded = self._num_stored = 0
 
     def match(self, hashes: Sequence[bytes]) -> int:
         """See KVConnector."""
@@ -80,7 +80,6 @@ class HostMemory(KVConnector):
             del stored[victim]
         else:
             removed.append(victim)
-        self._num_dropped += 1
         return self._slots.pop(victim)
 
     def looked_up(self, num_tokens: int, num_hit_tokens: int) -> None:
@@ -111,7 +110,6 @@ class HostMemory(KVConnector):
             self._hit_tokens,
             self._num_loaded,
             self._num_stored,
-            self._num_dropped,
         )
 
     def check(self) -> None:

@@ -74,7 +74,6 @@ class Statistics:
             prefix_cache_hits_total=counters.prefix_cache_hits,
             steps_total=counters.steps,
             iteration_tokens=counters.iteration_tokens,
-            finished_total=dict(counters.finished),
             prefill_token_s=costs.prefill_token_s,
             decode_step_s=costs.decode_step_s,
             kv_connector=None if kv.connector is None else kv.connector.stats(),

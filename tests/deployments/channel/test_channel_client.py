@@ -22,7 +22,7 @@ from tests import limits
 from tests.limits import run, until
 
 WINDOW = 8
-LOAD = LoadReport("m", "r1", "one", True, 0, 0, 0, 0.0, 64, 16, 0)
+LOAD = LoadReport("m", "r1", "one", True, 0, 0, 0, 64, 16, 0)
 
 
 class Engine:

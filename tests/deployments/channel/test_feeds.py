@@ -38,7 +38,7 @@ class Replica:
         self._cut = asyncio.Event()
 
     def report(self) -> LoadReport:
-        return LoadReport("m", self.name, "1", True, 0, 0, self.outstanding, 0.0, 64, BLOCK_SIZE, 0)
+        return LoadReport("m", self.name, "1", True, 0, 0, self.outstanding, 64, BLOCK_SIZE, 0)
 
     def store(self, *ids: int) -> None:
         self.log.stored(b"", list(hashes(*ids)))
@@ -213,4 +213,4 @@ def test_levels_of_a_decision() -> None:
 
 
 def report_of(name: str) -> LoadReport:
-    return LoadReport("m", name, "1", True, 0, 0, 0, 0.0, 64, BLOCK_SIZE, 0)
+    return LoadReport("m", name, "1", True, 0, 0, 0, 64, BLOCK_SIZE, 0)

@@ -35,7 +35,7 @@ class Replica:
     """A port and the hub behind it."""
 
     def __init__(self, name: str) -> None:
-        self.report = LoadReport("m", name, "1", True, 0, 0, 0, 0.0, 64, 16, 0)
+        self.report = LoadReport("m", name, "1", True, 0, 0, 0, 64, 16, 0)
         self.hub = ChannelHub(NoEngine(), 8, 8.0)
         self.num_opened = 0
         self.told_draining = False

@@ -50,7 +50,7 @@ class Handle:
 
 
 def report(name: str) -> LoadReport:
-    return LoadReport("m", name, "1", True, 0, 0, 0, 0.0, 64, 16, 0)
+    return LoadReport("m", name, "1", True, 0, 0, 0, 64, 16, 0)
 
 
 def ping(handle: Handle) -> Discovery:

@@ -17,7 +17,7 @@ QUERY = RouteQuery(num_prompt_tokens=100, max_tokens=50)
 
 
 def report(name: str, outstanding: int = 0, accepting: bool = True, incarnation: str = "1") -> LoadReport:
-    return LoadReport("m", name, incarnation, accepting, 0, 0, outstanding, 0.0, 64, 16, 0)
+    return LoadReport("m", name, incarnation, accepting, 0, 0, outstanding, 64, 16, 0)
 
 
 class Clock:

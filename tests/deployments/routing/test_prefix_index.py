@@ -45,10 +45,10 @@ def test_host_blocks_count_after_those_on_the_device() -> None:
     index.apply(stored("a", 1, chain(2, 3, 4), "host"))
     index.apply(stored("b", 0, chain(1, 2, 3, 4), "host"))
     assert matches(index, 1, 2, 3, 4, 5) == {"a": (2, 2), "b": (0, 4)}
-    index.apply(KVEventBatch("a", "1", 2, [KVEvent("cleared", "device")]))
+    index.apply(KVEventBatch("a", "1", 2, [KVEvent("removed", "device", b"".join(chain(1, 2)))]))
     assert matches(index, 1, 2, 3, 4) == {"b": (0, 4)}
     assert matches(index, 2, 3, 4)["a"] == (0, 3)  # the other tier has stayed
-    index.apply(KVEventBatch("a", "1", 3, [KVEvent("cleared", "host")]))
+    index.apply(KVEventBatch("a", "1", 3, [KVEvent("removed", "host", b"".join(chain(2, 3, 4)))]))
     assert index.num_blocks("a") == 0
     assert matches(index, 2, 3, 4) == {"b": (0, 3)}
 
@@ -191,10 +191,7 @@ class Replica:
         tier: KVTier = "device" if rng.random() < 0.7 else "host"
         some = rng.choice(chains)
         hashes = some[: rng.randrange(1, len(some) + 1)]
-        if rng.random() < 0.003:
-            self.cached[tier].clear()
-            self.log.cleared(tier)
-        elif rng.random() < 0.6:
+        if rng.random() < 0.6:
             self.cached[tier].update(hashes)
             self.log.stored(b"", hashes, tier)
         else:

@@ -21,7 +21,7 @@ def rank_main(rank: int, address: tuple[str, int], results: Queue[Any]) -> None:
     torch.set_num_threads(1)
     groups = join_groups(connect_store(address, 4), rank, 2, 2, CPU, "127.0.0.1")
     told: dict[str, Any] = {"rank": rank}
-    for name in ("world", "tp", "pp", "feedback"):
+    for name in ("tp", "pp", "feedback"):
         group: RankGroup = getattr(groups, name)
         told[name] = (group.rank, group.size, group.all_reduce(torch.tensor([10.0**rank])).item())
     told["gathered"] = groups.tp.all_gather(torch.tensor([[rank], [10 + rank]])).tolist()
@@ -29,7 +29,7 @@ def rank_main(rank: int, address: tuple[str, int], results: Queue[Any]) -> None:
     link = StageLink(groups, HIDDEN_SIZE, torch.float32, CPU, MAX_UNFINISHED)
     told["stages"] = first_stage(link, rank) if link.is_first else last_stage(link)
     results.put(told)
-    groups.world.all_reduce(torch.zeros(1))  # nobody leaves while another one still reads
+    torch.distributed.barrier()  # nobody leaves while another one still reads
     leave_groups()
 
 

@@ -8,7 +8,7 @@ from hashlib import blake2b
 import numpy as np
 import pytest
 
-from app.engine.kv_cache.block_hash import HASH_BYTES, hash_block, hash_blocks, root_hash
+from app.engine.kv_cache.block_hash import HASH_BYTES, hash_blocks, root_hash
 
 KEY = b"k" * 32
 ROOT = root_hash(KEY, model="m")
@@ -26,7 +26,6 @@ def test_it_is_keyed_blake2b_over_parent_tokens_and_extras() -> None:
     data = np.array(tokens, "<i4").tobytes()
     expected = blake2b(ROOT + data + b"image", digest_size=16, key=KEY).digest()
     assert hash_blocks(KEY, ROOT, tokens, 4, extras={0: b"image"}) == [expected]
-    assert hash_block(KEY, ROOT, data, b"image") == expected
 
 
 def test_a_chain_continues_where_it_stopped() -> None:

@@ -28,9 +28,6 @@ class Sink:
         for block_hash in hashes:
             self.cached.remove(block_hash)
 
-    def cleared(self) -> None:
-        self.cached.clear()
-
 
 def name(number: int) -> bytes:
     return number.to_bytes(16, "little")
@@ -120,21 +117,6 @@ def test_deferred_blocks_wait_for_their_step() -> None:
     assert (pool.num_free, pool.num_deferred) == (2, 1)
     pool.step_returned(5)
     assert (pool.num_free, pool.num_deferred) == (3, 0)
-    pool.check()
-
-
-def test_clear_forgets_hashes_but_not_holders() -> None:
-    sink = Sink()
-    pool = BlockPool(3, sink)
-    held, freed = pool.take(2)
-    pool.register(b"root", [held, freed], [name(1), name(2)])
-    pool.free([freed])
-    pool.clear_cache()
-    assert pool.num_cached == 0
-    assert sink.cached == set()
-    assert pool.num_free == 2
-    pool.check()
-    pool.free([held])
     pool.check()
 
 

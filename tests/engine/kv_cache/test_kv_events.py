@@ -21,9 +21,7 @@ def replay(state: dict[KVTier, set[bytes]], batch: KVEventBatch) -> None:
         for cached in state.values():
             cached.clear()
     for event in batch.events:
-        if event.kind == "cleared":
-            state[event.tier].clear()
-        elif event.kind == "stored":
+        if event.kind == "stored":
             state[event.tier].update(event.split())
         else:
             assert state[event.tier].issuperset(event.split()), "a removal of what was never announced"
@@ -46,11 +44,11 @@ def test_batches_are_numbered_and_net() -> None:
     log.removed([name(1)])
     log.stored(b"", [name(1)])
     assert log.flush() is None  # nothing has changed in the end
-    log.cleared()
+    log.removed([name(1)])
     log.stored(b"", [name(4)])
     second = log.flush()
     assert second is not None
-    assert (second.sequence, [event.kind for event in second.events]) == (1, ["cleared", "stored"])
+    assert (second.sequence, [event.kind for event in second.events]) == (1, ["removed", "stored"])
     snapshot = log.snapshot()
     assert (snapshot.sequence, snapshot.is_snapshot) == (1, True)
     assert {event.tier: set(event.split()) for event in snapshot.events} == {"device": {name(4)}, "host": {name(3)}}
@@ -71,10 +69,7 @@ def test_any_history_adds_up_to_the_truth() -> None:
     for _ in range(4000):
         tier: KVTier = rng.choice(("device", "host"))
         hashes = [name(rng.randrange(60)) for _ in range(rng.randrange(1, 6))]
-        if rng.random() < 0.01:
-            log.cleared(tier)
-            truth[tier].clear()
-        elif rng.random() < 0.5:
+        if rng.random() < 0.5:
             log.stored(b"", hashes, tier)
             truth[tier].update(hashes)
         else:
@@ -113,6 +108,3 @@ def test_a_pool_under_pressure_is_mirrored() -> None:
     listen(0)
     assert num_batches > 20
     assert heard["device"] == set(pool._by_hash)
-    pool.clear_cache()
-    listen(0)
-    assert heard["device"] == set()

@@ -126,9 +126,6 @@ class Mirror:
         assert self.cached[tier].issuperset(hashes), "removed what was not there"
         self.cached[tier].difference_update(hashes)
 
-    def cleared(self, tier: KVTier = "device") -> None:
-        self.cached[tier].clear()
-
 
 @pytest.mark.parametrize("seed", range(6))
 def test_random_operations_never_serve_stale_content(seed: int) -> None:

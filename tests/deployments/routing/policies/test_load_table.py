@@ -18,7 +18,7 @@ from app.engine.kv_cache.kv_events import KVEvent, KVEventBatch
 def report(name: str, rng: random.Random) -> LoadReport:
     numbers = [rng.randrange(50) for _ in range(4)]
     return LoadReport(
-        *("m", name, str(rng.randrange(2)), rng.random() < 0.95, *numbers[:2], rng.randrange(9000), 0.5, 1000, 16, 0),
+        *("m", name, str(rng.randrange(2)), rng.random() < 0.95, *numbers[:2], rng.randrange(9000), 1000, 16, 0),
         queued_prefill_tokens=rng.randrange(5000),
         resident_tokens=rng.randrange(20_000),
         max_num_seqs=64,

@@ -27,7 +27,7 @@ def load(name: str, **fields: Any) -> ReplicaLoad:
     report = {key: value for key, value in values.items() if key in LoadReport.__struct_fields__}
     first = (report.pop("num_running"), report.pop("num_waiting"))
     own = {key: value for key, value in values.items() if key not in LoadReport.__struct_fields__}
-    return ReplicaLoad(LoadReport("m", name, "1", True, *first, 0, 0.0, 1000, 16, 0, **report), **own)  # type: ignore[arg-type]
+    return ReplicaLoad(LoadReport("m", name, "1", True, *first, 0, 1000, 16, 0, **report), **own)  # type: ignore[arg-type]
 
 
 def choose(loads: list[ReplicaLoad], matches: Matches | None = None) -> str:
