@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 import os
 import re
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +24,9 @@ from app.api.errors import error_response
 from app.config import KEYS_FILE_VARIABLE, KEYS_VARIABLE, IngressConfig
 from app.errors import AuthenticationError, ConfigError
 
+logger = logging.getLogger("manta.api")
+
+LOOK_S = 1.0  # between two looks at the files of keys
 MIN_KEY_CHARS = 8
 ANONYMOUS = ""  # the tenant of a server without keys
 
@@ -60,10 +65,19 @@ class ApiKey:
 
 
 class ApiKeys:
-    """The keys that are let in. None at all: everybody is, as one anonymous tenant."""
+    """The keys that are let in. None at all: everybody is, as one anonymous tenant.
 
-    def __init__(self, keys: Iterable[ApiKey] = ()) -> None:
-        self._keys = tuple(keys)
+    Files that change are read again, so keys rotate without a restart. One that cannot be read or holds no key changes
+    nothing: half a file must neither lock everybody out nor open the server.
+    """
+
+    def __init__(self, keys: Iterable[ApiKey] = (), files: Iterable[tuple[str, str]] = ()) -> None:
+        """`files`: (the option that names it, its path). ConfigError where one cannot be used."""
+        self._fixed = tuple(keys)
+        self._files = tuple(files)
+        self._stamps = self._look()
+        self._keys = self._read()
+        self._next_look_s = time.monotonic() + LOOK_S
 
     @classmethod
     def load(cls, config: IngressConfig, environ: Mapping[str, str] = os.environ) -> ApiKeys:
@@ -73,13 +87,10 @@ class ApiKeys:
             if "sha256:" not in entry:
                 raise ConfigError(f"api_key_hashes.{i}: expected [tenant=]sha256:<hex>", param="api_key_hashes")
             keys.append(ApiKey.parse(entry, f"api_key_hashes.{i}"))
-        files = ("api_keys_file", config.api_keys_file), (KEYS_FILE_VARIABLE, environ.get(KEYS_FILE_VARIABLE))
-        for option, path in files:
-            if path is not None:
-                keys += _read_file(path, option)
         if (listed := environ.get(KEYS_VARIABLE)) is not None:
             keys += _read_list(listed)
-        return cls(keys)
+        named = ("api_keys_file", config.api_keys_file), (KEYS_FILE_VARIABLE, environ.get(KEYS_FILE_VARIABLE))
+        return cls(keys, [(option, path) for option, path in named if path is not None])
 
     @property
     def num_keys(self) -> int:
@@ -93,6 +104,7 @@ class ApiKeys:
 
     def tenant(self, key: str | None) -> str | None:
         """Whose key it is; None when it is nobody's. Every digest is compared, whatever the outcome."""
+        self._read_again()
         if not self._keys:
             return ANONYMOUS
         digest = hashlib.sha256((key or "").encode("utf-8", "surrogateescape")).digest()
@@ -101,6 +113,29 @@ class ApiKeys:
             if hmac.compare_digest(digest, known.digest):
                 found = known.tenant
         return found
+
+    def _look(self) -> list[tuple[int, int, int] | None]:
+        """What tells one content of each file from the next; None: it cannot be seen."""
+        return [_stamp(path) for _, path in self._files]
+
+    def _read(self) -> tuple[ApiKey, ...]:
+        return self._fixed + tuple(key for option, path in self._files for key in _read_file(path, option))
+
+    def _read_again(self) -> None:
+        """Take in files that have changed; looks once in LOOK_S."""
+        now = time.monotonic()
+        if not self._files or now < self._next_look_s:
+            return
+        self._next_look_s = now + LOOK_S
+        stamps = self._look()
+        if stamps == self._stamps:
+            return
+        self._stamps = stamps
+        try:
+            self._keys = self._read()
+            logger.info("API keys were read again: %d", len(self._keys))
+        except ConfigError as error:
+            logger.warning("the API keys stay as they were: %s", error.message)
 
 
 class Authentication:
@@ -123,6 +158,14 @@ class Authentication:
             return
         scope.setdefault("state", {})["tenant"] = tenant or ANONYMOUS
         await self._app(scope, receive, send)
+
+
+def _stamp(path: str) -> tuple[int, int, int] | None:
+    try:
+        found = Path(path).expanduser().stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 def _is_open(path: str) -> bool:

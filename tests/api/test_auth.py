@@ -168,3 +168,24 @@ def test_bad_sources_are_named_without_the_key(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="MANTA_API_KEYS, key 2") as error:
         ApiKeys.load(IngressConfig(), {"MANTA_API_KEYS": "long-enough,sec"})
     assert "sec" not in str(error.value).replace("MANTA_API_KEYS, key 2", "")
+
+
+def test_keys_rotate_without_a_restart(client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.api.auth.LOOK_S", 0.0)
+    file = tmp_path / "keys"
+    file.write_text("alice=key-of-alice\nbob=key-of-bob-1\n")
+    keys = ApiKeys.load(IngressConfig(api_keys_file=str(file)), {"MANTA_API_KEYS": "carol=key-of-carol"})
+    app = create_app(client, RequestLimits(), keys=keys)
+
+    def let_in(key: str) -> bool:
+        return call(app, "GET", "/v1/models", {"x-api-key": key}).status_code == 200
+
+    assert [let_in(key) for key in ("key-of-alice", "key-of-bob-1", "key-of-bob-2", "key-of-carol")] == [1, 1, 0, 1]
+    (tmp_path / "next").write_text("alice=key-of-alice\nbob=key-of-bob-2\n")
+    (tmp_path / "next").replace(file)  # as a mounted secret changes
+    assert [let_in(key) for key in ("key-of-alice", "key-of-bob-1", "key-of-bob-2", "key-of-carol")] == [1, 0, 1, 1]
+    for broken in ("", "# none\n", "short\n"):
+        file.write_text(broken)
+        assert [let_in(key) for key in ("key-of-alice", "key-of-bob-2", "nobody-s-key")] == [1, 1, 0]
+    file.unlink()
+    assert [let_in(key) for key in ("key-of-alice", "key-of-bob-2", "nobody-s-key")] == [1, 1, 0]
