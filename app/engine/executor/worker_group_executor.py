@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from app.backends import STEP_TRANSPORTS
 from app.config import EngineConfig
 from app.engine.executor.base import Executor
+from app.engine.executor.transports import create_transport
 from app.engine.executor.transports.base import StepTransport
 from app.engine.executor.worker_group.group import Failure, Rank, RankFailedError, WorkerGroup
 from app.engine.step import ModelRunnerOutput, SchedulerOutput, WorkerCall
@@ -180,7 +180,7 @@ class WorkerGroupExecutor(Executor):
         infos = self._load()
         name, reason = self._choose_transport(infos[0].device)
         inflight = self._config.max_inflight_steps + 1  # and a flush
-        transport = STEP_TRANSPORTS.load(name)(self._worker_group, inflight, self._config.step_timeout_s)
+        transport = create_transport(name, self._worker_group, inflight, self._config.step_timeout_s)
         self._transport = transport
         transport.start()
         self._warm_up()

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+from app.backends import STEP_TRANSPORTS
+from app.engine.executor.transports.base import StepTransport
+from app.engine.executor.worker_group.group import WorkerGroup
+
 SET = "set by step_transport"  # the reason for a choice that was made in the configuration
+
+
+def create_transport(name: str, worker_group: WorkerGroup, max_inflight: int, step_timeout_s: float) -> StepTransport:
+    """The transport `name` to the workers of the group, not started yet."""
+    transport: StepTransport = STEP_TRANSPORTS.load(name)(worker_group, max_inflight, step_timeout_s)
+    return transport
 
 
 def choose_transport(step_transport: str, device: str, on_this_node: bool) -> tuple[str, str]:
