@@ -118,7 +118,7 @@ class EngineReplica:
             self._feeds.drop(feed)
 
     async def submit(
-        self, channel_id: str, requests: list[tuple[int, EngineRequest]], target: str
+        self, channel_id: str, requests: list[tuple[str, EngineRequest]], target: str
     ) -> list[MantaError | None]:
         """Take requests of one prompt, by stream id, whose outputs shall go down a channel; returns why not, for each.
 
@@ -149,7 +149,7 @@ class EngineReplica:
             self._heartbeat_task.cancel()
             await asyncio.to_thread(self._engine.shutdown)
 
-    def _take(self, channel_id: str, stream_id: int, request: EngineRequest, target: str) -> EngineRequest | MantaError:
+    def _take(self, channel_id: str, stream_id: str, request: EngineRequest, target: str) -> EngineRequest | MantaError:
         """The request as the engine shall know it, its stream open; or why not."""
         request_id = f"{request.request_id}/{channel_id}/{stream_id}"  # clients may choose equal ids
         try:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Self
 
+import msgspec
 import numpy as np
 
 from app.engine.step import Float32Array, TokenLogprobs
@@ -29,9 +30,12 @@ class PooledResult:
         return np.frombuffer(self.data, "<f4").reshape(self.shape)
 
 
-@dataclass(slots=True)
-class EngineOutput:
-    """New tokens of one request. The one with a `finish_reason` is the request's last (I7)."""
+class EngineOutput(msgspec.Struct, omit_defaults=True, gc=False, rename={"request_id": "r", "new_token_ids": "t"}):
+    """New tokens of one request. The one with a `finish_reason` is the request's last (I7).
+
+    It crosses the token channels as it is, as msgpack (hence the short names of what every token has); there,
+    `request_id` is the channel's name for the request. It holds no reference cycle, so the collector need not look.
+    """
 
     request_id: str
     new_token_ids: list[int]
@@ -46,6 +50,21 @@ class EngineOutput:
     pooled: PooledResult | None = None  # what a pooling request asked for, with its only output
     error_param: str | None = None  # with `error`: the field of the request that is to blame; None: the engine is
 
+    def first(self, count: int) -> Self:
+        """The same with its first `count` tokens and what belongs to them."""
+        logprobs = None if self.logprobs is None else self.logprobs[:count]
+        return msgspec.structs.replace(self, new_token_ids=self.new_token_ids[:count], logprobs=logprobs)
+
+    def after(self, earlier: EngineOutput) -> Self:
+        """The same with the tokens of the output before it, and what belongs to those, in front."""
+        both = self.logprobs is not None or earlier.logprobs is not None
+        return msgspec.structs.replace(
+            self,
+            new_token_ids=earlier.new_token_ids + self.new_token_ids,
+            logprobs=[*(earlier.logprobs or ()), *(self.logprobs or ())] if both else None,
+            prompt_logprobs=earlier.prompt_logprobs or self.prompt_logprobs,
+        )
+
 
 @dataclass(slots=True)
 class CompletionOutput:
@@ -58,6 +77,14 @@ class CompletionOutput:
     logprobs: list[TokenLogprobs] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+
+    def append(self, output: EngineOutput) -> None:
+        """Add an output's tokens and what belongs to them; text and end are the caller's to write."""
+        self.token_ids += output.new_token_ids
+        if output.logprobs is not None:
+            self.logprobs = (self.logprobs or []) + output.logprobs
+            total = sum(entry.logprobs[0] for entry in output.logprobs)
+            self.cumulative_logprob = (self.cumulative_logprob or 0.0) + total
 
 
 @dataclass(slots=True)

@@ -22,29 +22,46 @@ from app.text.tokenizer import Tokenizer
 class TextDelta:
     """What one EngineOutput adds to a choice. The one with a `finish_reason` is the last.
 
-    `text` may lag behind `token_ids`: half characters and possible beginnings of stop strings wait.
+    `text` may lag behind the tokens: half characters and possible beginnings of stop strings wait.
     """
 
     text: str
-    token_ids: list[int]
-    logprobs: list[TokenLogprobs] | None = None  # one per token of `token_ids`, where asked for
+    output: EngineOutput  # with the tokens up to the stop
     text_offsets: list[int] | None = None  # with logprobs: where each token's text begins in the choice's text
-    finish_reason: FinishReason | None = None
+    finish_reason: FinishReason | None = None  # of the choice: the engine may know of none yet, or of another one
     stop_reason: int | str | None = None
-    error: str | None = None  # with finish_reason "error"
-    error_param: str | None = None  # the field of the request that is to blame for it
     must_abort: bool = False
-    prompt_logprobs: list[TokenLogprobs | None] | None = None  # whole prompt, once
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The new tokens."""
+        return self.output.new_token_ids
+
+    @property
+    def logprobs(self) -> list[TokenLogprobs] | None:
+        """One per new token, where asked for."""
+        return self.output.logprobs
+
+    @property
+    def prompt_logprobs(self) -> list[TokenLogprobs | None] | None:
+        """Of the whole prompt, once."""
+        return self.output.prompt_logprobs
 
     def add_to(self, output: CompletionOutput) -> None:
         """Append this delta to a choice that is being collected."""
         output.text += self.text
-        output.token_ids += self.token_ids
-        if self.logprobs is not None:
-            output.logprobs = (output.logprobs or []) + self.logprobs
-            output.cumulative_logprob = (output.cumulative_logprob or 0.0) + sum(p.logprobs[0] for p in self.logprobs)
+        output.append(self.output)
         output.finish_reason = self.finish_reason
         output.stop_reason = self.stop_reason
+
+    def after(self, earlier: TextDelta) -> TextDelta:
+        """This delta with an earlier one in front of it, which did not end the choice."""
+        offsets = self.text_offsets
+        if offsets is not None or earlier.text_offsets is not None:
+            offsets = [*(earlier.text_offsets or ()), *(offsets or ())]
+        return replace(
+            self, text=earlier.text + self.text, output=self.output.after(earlier.output), text_offsets=offsets
+        )
 
 
 @dataclass(slots=True)
@@ -88,7 +105,7 @@ class OutputProcessor:
     def process(self, output: EngineOutput) -> TextDelta:
         """Text and tokens that `output` adds. After the finish nothing is added any more."""
         if self.finished:
-            return TextDelta("", [])
+            return TextDelta("", EngineOutput(output.request_id, []))
         if self._repetition is not None and output.finish_reason in (None, "length"):
             count = self._repetition.find(output.new_token_ids)
             is_at_limit = output.finish_reason is not None and count == len(output.new_token_ids)
@@ -100,28 +117,27 @@ class OutputProcessor:
         if self._is_plain and output.finish_reason is None:  # the common case, a few microseconds shorter
             self.num_output_tokens += len(token_ids)
             text = "".join(map(self._detokenizer.push, token_ids))
-            return TextDelta(text, token_ids, prompt_logprobs=output.prompt_logprobs)
+            return TextDelta(text, output)
         # A stop token ends the text without being part of it; it still counts as a token.
         num_silent = int(output.finish_reason == "stop" and bool(token_ids) and not self._show_stop_token)
         piece = self._detokenize(token_ids, len(token_ids) - num_silent)
-        delta = TextDelta("".join(piece.texts), token_ids, prompt_logprobs=output.prompt_logprobs)
+        delta = TextDelta("".join(piece.texts), output)
         if self._stops is not None and self._stops.found is not None:
-            delta.token_ids = token_ids[: piece.num_tokens]
+            delta.output = output.first(piece.num_tokens)
             self._finish(delta, "stop", self._stops.found)
             delta.must_abort = output.finish_reason is None
         elif output.finish_reason is not None:
             self._end(delta, output)
         self.num_output_tokens += len(delta.token_ids)
-        if self._wants_logprobs and output.logprobs is not None:
-            delta.logprobs = output.logprobs[: len(delta.token_ids)]
+        if delta.logprobs is not None:
             delta.text_offsets = piece.offsets[: len(delta.token_ids)]
         return delta
 
     def _end_circles(self, output: EngineOutput, count: int) -> TextDelta:
         """End with the first `count` tokens of `output`, all of which have their text."""
         self._repetition = None
-        logprobs = None if output.logprobs is None else output.logprobs[:count]
-        kept = replace(output, new_token_ids=output.new_token_ids[:count], logprobs=logprobs, finish_reason="length")
+        kept = output.first(count)
+        kept.finish_reason = "length"
         delta = self.process(kept)
         if delta.finish_reason == "length":
             delta.finish_reason, delta.stop_reason = "stop", REPETITION
@@ -159,7 +175,6 @@ class OutputProcessor:
                 self._finish(delta, "stop", self._stops.found)
                 return
             delta.text += self._stops.flush()
-        delta.error, delta.error_param = output.error, output.error_param
         stop_reason = None if output.stop_reason == self._eos_token_id else output.stop_reason
         self._finish(delta, output.finish_reason, stop_reason)
 

@@ -63,7 +63,7 @@ class Replica(EngineReplica):
     async def tell(self, channel_id: str, draining: bool, aborts: list[Any] | None = None, close: bool = False) -> None:
         await self.control(encode(ControlMessage(channel_id, aborts or [], [], close, draining)), "r1")
 
-    async def submit_one(self, channel_id: str, stream_id: int, request: EngineRequest) -> MantaError | None:
+    async def submit_one(self, channel_id: str, stream_id: str, request: EngineRequest) -> MantaError | None:
         (refusal,) = await self.submit(channel_id, [(stream_id, request)], "r1")
         return refusal
 
@@ -99,10 +99,10 @@ def test_one_stale_ingress_does_not_retire_the_replica(play: Any) -> None:
         channels = [await replica.channel("one", "ingress-1"), await replica.channel("two", "ingress-2")]
         await replica.tell("one", draining=True)
         assert await replica.accepting()
-        assert await replica.submit_one("two", 0, request()) is None
+        assert await replica.submit_one("two", "0", request()) is None
         await replica.tell("two", draining=True)
         assert not await replica.accepting(), "a ping alone does not bring it back"
-        assert isinstance(await replica.submit_one("two", 1, request()), EngineDeadError)
+        assert isinstance(await replica.submit_one("two", "1", request()), EngineDeadError)
         await replica.tell("one", draining=False)  # revived
         assert await replica.accepting()
         assert len(channels) == 2
@@ -127,14 +127,14 @@ def test_retired_while_the_last_ingress_leaves_until_one_comes_back(play: Any) -
 def test_long_prompts_are_prepared_beside_the_event_loop(play: Any) -> None:
     async def scene(replica: Replica) -> None:
         frames = await replica.channel("one", "ingress-1")
-        long = asyncio.create_task(replica.submit_one("one", 0, request(LONG_PROMPT_TOKENS + 1)))
+        long = asyncio.create_task(replica.submit_one("one", "0", request(LONG_PROMPT_TOKENS + 1)))
         await until(lambda: len(replica.engine.threads) == 1)
-        assert await replica.submit_one("one", 1, request()) is None  # while the long one is not done
+        assert await replica.submit_one("one", "1", request()) is None  # while the long one is not done
         assert not long.done()
         replica.engine.gate.set()
         assert await long is None
         assert [thread is threading.main_thread() for thread in replica.engine.threads] == [False, True]
-        refused = await replica.submit_one("one", 2, request(LONG_PROMPT_TOKENS + 1, REFUSED_SEED))
+        refused = await replica.submit_one("one", "2", request(LONG_PROMPT_TOKENS + 1, REFUSED_SEED))
         assert isinstance(refused, InvalidRequestError)
         assert replica.engine.stats().num_running == 2
         await frames.aclose()
@@ -148,8 +148,8 @@ def test_requests_that_come_together_are_answered_one_by_one(play: Any) -> None:
 
     async def scene(replica: Replica) -> None:
         frames = await replica.channel("one", "ingress-1")
-        requests = [(i, request(LONG_PROMPT_TOKENS // 2)) for i in range(3)]
-        requests[1] = (1, request(4, REFUSED_SEED))
+        requests = [(str(i), request(LONG_PROMPT_TOKENS // 2)) for i in range(3)]
+        requests[1] = ("1", request(4, REFUSED_SEED))
         refusals = await replica.submit("one", requests, "r1")
         assert [type(refusal) for refusal in refusals] == [type(None), InvalidRequestError, type(None)]
         assert replica.engine.stats().num_running == 2
@@ -164,14 +164,14 @@ def test_requests_that_come_together_are_answered_one_by_one(play: Any) -> None:
 def test_an_abort_that_overtakes_a_long_prompt_finds_it(play: Any, how: str) -> None:
     async def scene(replica: Replica) -> None:
         frames = await replica.channel("one", "ingress-1")
-        long = asyncio.create_task(replica.submit_one("one", 0, request(LONG_PROMPT_TOKENS + 1)))
+        long = asyncio.create_task(replica.submit_one("one", "0", request(LONG_PROMPT_TOKENS + 1)))
         await until(lambda: len(replica.engine.threads) == 1)
         if how == "close":
             await frames.aclose()
         else:
             if how == "cancel":  # the ingress waits no longer, and says so
                 long.cancel()
-            await replica.tell("one", draining=False, aborts=[(0, "abort")])
+            await replica.tell("one", draining=False, aborts=[("0", "abort")])
         assert replica.engine.stats().num_running == 0
         replica.engine.gate.set()
         await asyncio.wait([long])
@@ -202,7 +202,7 @@ def test_known_grammars_go_first_and_tenants_take_turns_with_new_ones(play: Any)
         frames = await replica.channel("c1", "i1")
 
         def submit(number: int, regex: str, tenant: str) -> asyncio.Task[Any]:
-            asked = replica.submit_one("c1", number, grammar_request(number, regex, tenant))
+            asked = replica.submit_one("c1", str(number), grammar_request(number, regex, tenant))
             return asyncio.create_task(asked)
 
         hostile = [submit(i, f"new {i}", "hostile") for i in range(4)]
@@ -224,7 +224,7 @@ def test_grammars_that_wait_are_bounded_for_each_tenant(play: Any, monkeypatch: 
     async def scene(replica: Replica) -> None:
         frames = await replica.channel("c1", "i1")
         asked = [
-            asyncio.create_task(replica.submit_one("c1", i, grammar_request(i, f"new {i}", "hostile")))
+            asyncio.create_task(replica.submit_one("c1", str(i), grammar_request(i, f"new {i}", "hostile")))
             for i in range(6)
         ]
         await until(lambda: sum(task.done() for task in asked) == 3)

@@ -63,10 +63,10 @@ class Replica:
         async for frame in channel.frames():
             yield frame
 
-    async def submit(self, channel_id: str, requests: list[tuple[int, EngineRequest]]) -> list[MantaError | None]:
+    async def submit(self, channel_id: str, requests: list[tuple[str, EngineRequest]]) -> list[MantaError | None]:
         return [self._submit_one(channel_id, *one) for one in requests]
 
-    def _submit_one(self, channel_id: str, stream_id: int, request: EngineRequest) -> MantaError | None:
+    def _submit_one(self, channel_id: str, stream_id: str, request: EngineRequest) -> MantaError | None:
         if self.dead:
             return EngineDeadError(f"{self.name} is dead")
         self.served.append(request.request_id)

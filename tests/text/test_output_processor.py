@@ -165,5 +165,5 @@ def test_errors_and_counts_pass_through(tokenizer: Tokenizer) -> None:
     delta = processor.process(EngineOutput("r", [], None, num_cached_tokens=32, prompt_logprobs=scored))
     assert (delta.prompt_logprobs, processor.num_cached_tokens) == (scored, 32)
     delta = processor.process(EngineOutput("r", [], "error", error="the grammar broke"))
-    assert (delta.finish_reason, delta.error) == ("error", "the grammar broke")
+    assert (delta.finish_reason, delta.output.error) == ("error", "the grammar broke")
     assert processor.finished

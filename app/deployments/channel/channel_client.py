@@ -16,7 +16,7 @@ from contextlib import aclosing
 from typing import Literal, Protocol
 
 from app.deployments.channel.submitter import SubmitPort, Submitter
-from app.deployments.channel.wire import ControlMessage, Frame, LoadReport, OutputRecord, decode_frame, encode
+from app.deployments.channel.wire import ControlMessage, Frame, LoadReport, decode_frame, encode
 from app.deployments.routing.policies.base import RouteQuery
 from app.engine.outputs import EngineOutput, FinishReason
 from app.engine.request import EngineRequest
@@ -43,21 +43,22 @@ class ReplicaPort(SubmitPort, Protocol):
 class RequestStream:
     """The outputs of one request on their way to its client. Close it in any case: that aborts what still runs."""
 
-    def __init__(self, channel: ChannelClient, stream_id: int, request: EngineRequest) -> None:
+    def __init__(self, channel: ChannelClient, stream_id: str, request: EngineRequest) -> None:
         self.stream_id = stream_id
         self.request_id = request.request_id
         self.num_tokens = RouteQuery.of(request).num_tokens
         self.num_consumed = 0
         self._num_credited = 0
         self._channel = channel
-        self._outputs: deque[OutputRecord] = deque()
+        self._outputs: deque[EngineOutput] = deque()
         self._error: EngineDeadError | None = None
         self._finished = False
         self._waiter: asyncio.Future[None] | None = None
 
-    def put(self, record: OutputRecord) -> None:
+    def put(self, output: EngineOutput) -> None:
         """Queue one output for the client."""
-        self._outputs.append(record)
+        output.request_id = self.request_id
+        self._outputs.append(output)
         self._wake()
 
     def fail(self, error: EngineDeadError) -> None:
@@ -74,10 +75,10 @@ class RequestStream:
                 self._waiter = asyncio.get_running_loop().create_future()
                 await self._waiter
                 continue
-            record = self._outputs.popleft()
-            self._finished = record.finish_reason is not None
-            yield record.unpack(self.request_id)
-            self._consume(len(record.new_token_ids))  # only once the client came back for more
+            output = self._outputs.popleft()
+            self._finished = output.finish_reason is not None
+            yield output
+            self._consume(len(output.new_token_ids))  # only once the client came back for more
 
     def close(self, reason: FinishReason = "abort") -> None:
         """Forget the request; the engine aborts it if it still runs."""
@@ -122,12 +123,12 @@ class ChannelClient:
         self._lease_s = lease_s
         self._on_load = on_load
         self._on_closed = on_closed  # told how many requests were lost
-        self._streams: dict[int, RequestStream] = {}
+        self._streams: dict[str, RequestStream] = {}
         self._next_stream_id = 0
         self._next_sequence = 0
         self._last_frame_s = time.monotonic()
-        self._aborts: dict[int, FinishReason] = {}
-        self._credits: dict[int, int] = {}
+        self._aborts: dict[str, FinishReason] = {}
+        self._credits: dict[str, int] = {}
         self._dirty = asyncio.Event()
         self._opened = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -169,7 +170,7 @@ class ChannelClient:
         """Send a request; its outputs come with the stream. Raises the engine's refusal, or EngineDeadError."""
         if self.state != "live":
             raise EngineDeadError(f"engine replica {self.replica_id} takes no new requests")
-        stream = RequestStream(self, self._next_stream_id, request)
+        stream = RequestStream(self, str(self._next_stream_id), request)
         self._next_stream_id += 1
         self._streams[stream.stream_id] = stream  # before the call: the first token may overtake its answer
         try:
@@ -250,10 +251,10 @@ class ChannelClient:
             raise EngineDeadError(f"frame {self._next_sequence} was lost (got {frame.sequence})")
         self._next_sequence += 1
         self._last_frame_s = time.monotonic()
-        for record in frame.outputs:
-            stream = self._streams.get(record.stream_id)
+        for output in frame.outputs:
+            stream = self._streams.get(output.request_id)
             if stream is not None:
-                stream.put(record)
+                stream.put(output)
         if frame.fatal is not None:
             raise EngineDeadError(frame.fatal)
         if frame.load is not None:

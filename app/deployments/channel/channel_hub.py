@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from app.deployments.channel.frame_queue import FrameQueue
-from app.deployments.channel.wire import ControlMessage, Frame, LoadReport, OutputRecord, encode
+from app.deployments.channel.wire import ControlMessage, Frame, LoadReport, encode
 from app.engine.outputs import EngineOutput, FinishReason
 from app.errors import EngineDeadError
 
@@ -42,7 +42,7 @@ class _Stream:
     """One running request of a channel, and its credit."""
 
     channel: TokenChannel
-    stream_id: int
+    stream_id: str
     request_id: str
     num_sent: int = 0
     num_consumed: int = 0
@@ -55,12 +55,12 @@ class TokenChannel(FrameQueue):
     def __init__(self, channel_id: str, ingress_id: str) -> None:
         super().__init__(ingress_id)
         self.channel_id = channel_id
-        self.streams: dict[int, _Stream] = {}
-        self.early_aborts: deque[int] = deque(maxlen=EARLY_ABORTS)  # for streams that are not known here
+        self.streams: dict[str, _Stream] = {}
+        self.early_aborts: deque[str] = deque(maxlen=EARLY_ABORTS)  # for streams that are not known here
         self.draining = False  # its ingress sends no new requests
         self._sequence = 0
 
-    def send(self, outputs: list[OutputRecord], load: LoadReport | None = None, fatal: str | None = None) -> None:
+    def send(self, outputs: list[EngineOutput], load: LoadReport | None = None, fatal: str | None = None) -> None:
         """Queue one frame."""
         self.push(encode(Frame(self._sequence, outputs, load, fatal)))
         self._sequence += 1
@@ -132,7 +132,7 @@ class ChannelHub:
         """Whether a request has not ended."""
         return request_id in self._streams
 
-    def add(self, channel_id: str, stream_id: int, request_id: str) -> None:
+    def add(self, channel_id: str, stream_id: str, request_id: str) -> None:
         """Tie a request to its channel; EngineDeadError when that is not open here, or the request was aborted."""
         channel = self._channels.get(channel_id)
         if channel is None:
@@ -150,20 +150,20 @@ class ChannelHub:
             stream.channel.streams.pop(stream.stream_id, None)
 
     def dispatch(self, outputs: list[EngineOutput]) -> None:
-        """Send one step's outputs: one frame for each channel that has any.
+        """Send one step's outputs, which are the hub's from here on: one frame for each channel that has any.
 
         A request whose output cannot be sent ends with an error; the others of the step get theirs.
         """
-        frames: dict[str, tuple[TokenChannel, list[OutputRecord]]] = {}
+        frames: dict[str, tuple[TokenChannel, list[EngineOutput]]] = {}
         for output in outputs:
             stream = self._streams.get(output.request_id)
             if stream is None:
                 continue  # aborted; the engine ran a step past it
             channel = stream.channel
-            _, records = frames.setdefault(channel.channel_id, (channel, []))
-            records.append(self._account(stream, output))
-        for channel, records in frames.values():
-            self._push(channel, records)
+            _, frame = frames.setdefault(channel.channel_id, (channel, []))
+            frame.append(self._account(stream, output))
+        for channel, frame in frames.values():
+            self._send(channel, frame)
 
     def control(self, message: ControlMessage) -> None:
         """Renew the channel's lease, abort and credit its requests, close it when asked."""
@@ -215,38 +215,38 @@ class ChannelHub:
             self._on_abort(stream.request_id, reason)
         self._engine.abort([stream.request_id for stream, _ in streams])
 
-    def _account(self, stream: _Stream, output: EngineOutput) -> OutputRecord:
-        """The record of an output, whose request has ended with it or has used up some of its credit."""
+    def _account(self, stream: _Stream, output: EngineOutput) -> EngineOutput:
+        """The output as it goes down the channel; its request has ended with it or has used up some of its credit."""
         try:
-            record = OutputRecord.pack(stream.stream_id, output)
             if output.finish_reason is not None:
                 self.remove(output.request_id)
             else:
                 self._charge(stream, len(output.new_token_ids))
         except Exception as error:
             return self._end_unsent(stream.channel, stream.stream_id, error)
-        return record
+        output.request_id = stream.stream_id
+        return output
 
-    def _push(self, channel: TokenChannel, records: list[OutputRecord]) -> None:
+    def _send(self, channel: TokenChannel, outputs: list[EngineOutput]) -> None:
         try:
-            channel.send(records)
+            channel.send(outputs)
         except Exception:  # one of them holds what has no encoding; a frame is queued whole or not at all
-            channel.send([self._encodable(channel, record) for record in records])
+            channel.send([self._encodable(channel, output) for output in outputs])
 
-    def _encodable(self, channel: TokenChannel, record: OutputRecord) -> OutputRecord:
+    def _encodable(self, channel: TokenChannel, output: EngineOutput) -> EngineOutput:
         try:
-            encode(record)
+            encode(output)
         except Exception as error:
-            return self._end_unsent(channel, record.stream_id, error)
-        return record
+            return self._end_unsent(channel, output.request_id, error)
+        return output
 
-    def _end_unsent(self, channel: TokenChannel, stream_id: int, error: Exception) -> OutputRecord:
+    def _end_unsent(self, channel: TokenChannel, stream_id: str, error: Exception) -> EngineOutput:
         """The error in the place of an output, whose request runs no longer."""
         logger.error("an output could not be sent; its request ends", exc_info=error)
         stream = channel.streams.get(stream_id)
         if stream is not None:
             self._abort([(stream, "error")])
-        return OutputRecord(stream_id, [], "error", error=f"its output could not be sent: {error}")
+        return EngineOutput(stream_id, [], "error", error=f"its output could not be sent: {error}")
 
     def _charge(self, stream: _Stream, num_tokens: int) -> None:
         stream.num_sent += num_tokens

@@ -66,7 +66,7 @@ class ServePort:
         finally:
             response.cancel()
 
-    async def submit(self, channel_id: str, requests: list[tuple[int, EngineRequest]]) -> list[MantaError | None]:
+    async def submit(self, channel_id: str, requests: list[tuple[str, EngineRequest]]) -> list[MantaError | None]:
         """See SubmitPort."""
         refusals: list[MantaError | None] = await call(
             self._handles.submit, channel_id, requests, target=self._replica_id, timeout_s=SUBMIT_TIMEOUT_S

@@ -18,7 +18,7 @@ from app.errors import EngineDeadError, MantaError
 class SubmitPort(Protocol):
     """How to hand requests to a replica."""
 
-    async def submit(self, channel_id: str, requests: list[tuple[int, EngineRequest]]) -> list[MantaError | None]:
+    async def submit(self, channel_id: str, requests: list[tuple[str, EngineRequest]]) -> list[MantaError | None]:
         """Hand requests of one prompt over, each with its stream id; returns the engine's refusal of each.
 
         Raises when the replica cannot be reached.
@@ -29,7 +29,7 @@ class SubmitPort(Protocol):
 class _Submission:
     """One request, and who waits for the answer."""
 
-    stream_id: int
+    stream_id: str
     request: EngineRequest
     answer: asyncio.Future[MantaError | None]
 
@@ -43,7 +43,7 @@ class Submitter:
         self._waiting: dict[int, list[_Submission]] = {}  # by identity of the prompt's list
         self._calls: set[asyncio.Task[None]] = set()
 
-    async def submit(self, stream_id: int, request: EngineRequest) -> MantaError | None:
+    async def submit(self, stream_id: str, request: EngineRequest) -> MantaError | None:
         """The engine's refusal, or None. Raises what the call raised, and EngineDeadError after `close`."""
         answer: asyncio.Future[MantaError | None] = asyncio.get_running_loop().create_future()
         key = id(request.prompt_token_ids)

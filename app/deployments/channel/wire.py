@@ -1,7 +1,7 @@
 """What travels between an ingress and an engine replica: msgpack frames down the channel, control messages up.
 
-Requests are named by a `stream_id` (int) that the ingress draws per channel, so a frame stays small; the request id
-the client knows never travels on the token path.
+Requests are named by a short `stream_id` that the ingress draws per channel and that stands as `request_id` in the
+EngineOutputs on their way; the request id that the client knows never travels on the token path.
 """
 
 from __future__ import annotations
@@ -9,60 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from app.engine.kv_cache.kv_events import KVEventBatch
-from app.engine.outputs import EngineOutput, FinishReason, PooledResult
-from app.engine.step import TokenLogprobs
-
-
-class OutputRecord(msgspec.Struct, array_like=True):
-    """An EngineOutput whose request is named by the channel's stream id."""
-
-    stream_id: int
-    new_token_ids: list[int]
-    finish_reason: FinishReason | None = None
-    stop_reason: int | None = None
-    error: str | None = None
-    logprobs: list[TokenLogprobs] | None = None
-    prompt_logprobs: list[TokenLogprobs | None] | None = None
-    num_cached_tokens: int = 0
-    num_preemptions: int = 0
-    queue_time_s: float = 0.0
-    pooled: PooledResult | None = None
-    error_param: str | None = None
-
-    @classmethod
-    def pack(cls, stream_id: int, output: EngineOutput) -> OutputRecord:
-        """The record that carries `output`."""
-        return cls(
-            stream_id,
-            output.new_token_ids,
-            output.finish_reason,
-            output.stop_reason,
-            output.error,
-            output.logprobs,
-            output.prompt_logprobs,
-            output.num_cached_tokens,
-            output.num_preemptions,
-            output.queue_time_s,
-            output.pooled,
-            output.error_param,
-        )
-
-    def unpack(self, request_id: str) -> EngineOutput:
-        """The output, under the name that the ingress gave the request."""
-        return EngineOutput(
-            request_id,
-            self.new_token_ids,
-            self.finish_reason,
-            self.stop_reason,
-            self.error,
-            self.logprobs,
-            self.prompt_logprobs,
-            self.num_cached_tokens,
-            self.num_preemptions,
-            self.queue_time_s,
-            self.pooled,
-            self.error_param,
-        )
+from app.engine.outputs import EngineOutput, FinishReason
 
 
 class LoadReport(msgspec.Struct, array_like=True, frozen=True):
@@ -97,7 +44,7 @@ class Frame(msgspec.Struct, array_like=True):
     """One message of a channel: all that one engine step brought its ingress."""
 
     sequence: int  # 0, 1, 2, ...: a gap means that tokens were lost
-    outputs: list[OutputRecord]
+    outputs: list[EngineOutput]  # `request_id` is the stream id
     load: LoadReport | None = None  # with the first frame, and as a heartbeat
     fatal: str | None = None  # the engine is gone; why
 
@@ -106,8 +53,8 @@ class ControlMessage(msgspec.Struct, array_like=True):
     """Aborts, credits and the lease of one channel, in one call."""
 
     channel_id: str
-    aborts: list[tuple[int, FinishReason]]  # stream id, and what the ingress says the request ended with
-    credits: list[tuple[int, int]]  # stream id, tokens consumed so far
+    aborts: list[tuple[str, FinishReason]]  # stream id, and what the ingress says the request ended with
+    credits: list[tuple[str, int]]  # stream id, tokens consumed so far
     close: bool = False  # end the channel
     draining: bool = False  # this ingress sees that Serve has taken the replica out of service
 
@@ -117,16 +64,7 @@ def encode(message: msgspec.Struct) -> bytes:
     return msgspec.msgpack.encode(message)
 
 
-def decode_frame(data: bytes) -> Frame:
-    """The frame in `data`; msgspec.ValidationError when it is none."""
-    return msgspec.msgpack.decode(data, type=Frame)
-
-
-def decode_feed(data: bytes) -> FeedFrame:
-    """The feed frame in `data`; msgspec.ValidationError when it is none."""
-    return msgspec.msgpack.decode(data, type=FeedFrame)
-
-
-def decode_control(data: bytes) -> ControlMessage:
-    """The control message in `data`; msgspec.ValidationError when it is none."""
-    return msgspec.msgpack.decode(data, type=ControlMessage)
+# Of the messages' bytes; each raises msgspec.ValidationError when they are something else.
+decode_frame = msgspec.msgpack.Decoder(Frame).decode
+decode_feed = msgspec.msgpack.Decoder(FeedFrame).decode
+decode_control = msgspec.msgpack.Decoder(ControlMessage).decode

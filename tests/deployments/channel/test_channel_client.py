@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import AsyncGenerator
 from types import SimpleNamespace
 from typing import Any
@@ -64,7 +65,7 @@ class Port:
         finally:
             self.hub.drop(channel)
 
-    async def submit(self, channel_id: str, requests: list[tuple[int, EngineRequest]]) -> list[MantaError | None]:
+    async def submit(self, channel_id: str, requests: list[tuple[str, EngineRequest]]) -> list[MantaError | None]:
         if self.hanging:
             await self.hang.wait()
         if self.refusal is None:
@@ -122,7 +123,7 @@ def test_outputs_arrive_whole_and_in_order() -> None:
         b = await pair.client.submit(request("b"))
         logprobs = [TokenLogprobs([7, 8], [-0.5, -1.5], [1, 2])]
         first = EngineOutput("a", [7], logprobs=logprobs, prompt_logprobs=[None, *logprobs], num_cached_tokens=2)
-        pair.hub.dispatch([first, EngineOutput("b", [1])])
+        pair.hub.dispatch([copy.copy(first), EngineOutput("b", [1])])
         pair.hub.dispatch([EngineOutput("b", [2]), EngineOutput("a", [9], "stop", stop_reason=9)])
         pair.hub.dispatch([EngineOutput("b", [3], "length")])
         assert await take(a, 2) == [first, EngineOutput("a", [9], "stop", stop_reason=9)]
@@ -141,8 +142,8 @@ def test_one_frame_a_step_and_the_first_token_is_not_held() -> None:
     async def main() -> None:
         pair = Pair()
         channel = pair.hub.open("c", "ingress")
-        for stream_id, name in enumerate("abcd"):
-            pair.hub.add("c", stream_id, name)
+        for name in "abcd":
+            pair.hub.add("c", f"stream-{name}", name)
         frames = channel.frames()
         pair.hub.dispatch([EngineOutput(name, [1]) for name in "abcd"])
         frame = decode_frame(await anext(frames))
@@ -319,7 +320,7 @@ def test_silent_hub_channel_expires(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def main() -> None:
         channel = hub.open("c", "ingress-1")
-        hub.add("c", 0, "a")
+        hub.add("c", "0", "a")
         now[0] += 4.9
         assert hub.expire() == []
         now[0] += 0.2
@@ -373,11 +374,11 @@ def test_reopening_replaces_the_old_channel() -> None:
     engine = Engine()
     hub = ChannelHub(engine, WINDOW, 8.0)
     hub.open("one", "ingress")
-    hub.add("one", 0, "a")
+    hub.add("one", "0", "a")
     hub.open("two", "ingress")
     assert engine.aborted == ["a"]
     with pytest.raises(EngineDeadError, match="one"):
-        hub.add("one", 1, "b")
+        hub.add("one", "1", "b")
 
 
 def test_frame_survives_the_wire() -> None:
@@ -389,8 +390,8 @@ def test_abort_that_overtakes_its_request() -> None:
     engine = Engine()
     hub = ChannelHub(engine, WINDOW, 8.0)
     hub.open("c", "ingress")
-    hub.control(ControlMessage("c", [(5, "abort")], []))
+    hub.control(ControlMessage("c", [("5", "abort")], []))
     with pytest.raises(EngineDeadError, match="aborted before"):
-        hub.add("c", 5, "a")
-    hub.add("c", 6, "b")
+        hub.add("c", "5", "a")
+    hub.add("c", "6", "b")
     assert hub.num_streams == 1

@@ -50,7 +50,7 @@ class Replica:
         async for frame in channel.frames():
             yield frame
 
-    async def submit(self, channel_id: str, requests: list[tuple[int, EngineRequest]]) -> list[MantaError | None]:
+    async def submit(self, channel_id: str, requests: list[tuple[str, EngineRequest]]) -> list[MantaError | None]:
         for stream_id, one in requests:
             self.hub.add(channel_id, stream_id, one.request_id)
         return [None] * len(requests)

@@ -7,7 +7,7 @@ from typing import Any
 
 from ray.serve.exceptions import DeploymentUnavailableError
 
-from app.deployments.channel.replica_pool import Discovery
+from app.deployments.channel.replica_finder import Discovery
 from app.deployments.channel.serve_port import EngineHandles
 from app.deployments.channel.wire import LoadReport
 from tests import limits

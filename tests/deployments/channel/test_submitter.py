@@ -20,11 +20,11 @@ class Port:
         self.calls: list[list[int]] = []
         self.answers: list[asyncio.Future[None]] = []
 
-    async def submit(self, channel_id: str, requests: list[tuple[int, EngineRequest]]) -> list[MantaError | None]:
-        self.calls.append([stream_id for stream_id, _ in requests])
+    async def submit(self, channel_id: str, requests: list[tuple[str, EngineRequest]]) -> list[MantaError | None]:
+        self.calls.append([int(stream_id) for stream_id, _ in requests])
         self.answers.append(asyncio.get_running_loop().create_future())
         await self.answers[-1]
-        return [InvalidRequestError(f"odd {i}") if i % 2 else None for i, _ in requests]
+        return [InvalidRequestError(f"odd {i}") if int(i) % 2 else None for i, _ in requests]
 
 
 class Desk:
@@ -37,7 +37,7 @@ class Desk:
 
     def send(self, *stream_ids: int, prompt: list[int] | None = None) -> list[asyncio.Task[MantaError | None]]:
         request = EngineRequest("a", self.prompt if prompt is None else prompt, SamplingParams())
-        return [asyncio.create_task(self.submitter.submit(i, request)) for i in stream_ids]
+        return [asyncio.create_task(self.submitter.submit(str(i), request)) for i in stream_ids]
 
     async def called(self, num_calls: int) -> None:
         await until(lambda: len(self.port.calls) == num_calls)

@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import numpy as np
 
-from app.deployments.channel.wire import Frame, OutputRecord, decode_frame, encode
+from app.deployments.channel.wire import Frame, decode_frame, encode
 from app.engine.outputs import EngineOutput, PooledResult
+from app.engine.step import TokenLogprobs
+
+
+def test_every_field_of_an_output_survives_the_channel() -> None:
+    of_one = TokenLogprobs([7, 8], [-0.25, -1e-30], [1, 2])
+    filled = EngineOutput("1", [7], "error", 5, "why", [of_one], [None, of_one], 3, 2, 0.125, error_param="prompt")
+    outputs = [EngineOutput("0", [9]), filled, EngineOutput("2", [])]
+    assert decode_frame(encode(Frame(4, outputs))) == Frame(4, outputs)
 
 
 def test_a_pooled_result_survives_the_channel_bit_by_bit() -> None:
     array = np.array([[1.0, -0.0, np.pi], [np.nextafter(np.float32(1), np.float32(2)), 1e-40, np.inf]], np.float32)
-    output = EngineOutput("r", [], "stop", pooled=PooledResult.of(array))
-    (record,) = decode_frame(encode(Frame(0, [OutputRecord.pack(7, output)]))).outputs
-    received = record.unpack("r")
+    output = EngineOutput("7", [], "stop", pooled=PooledResult.of(array))
+    (received,) = decode_frame(encode(Frame(0, [output]))).outputs
     assert received == output
     assert received.pooled is not None
     assert received.pooled.array().tobytes() == array.tobytes()
     assert received.pooled.array().shape == (2, 3)
+
+
+def test_a_token_takes_few_bytes() -> None:
+    frames = [encode(Frame(0, [EngineOutput(str(i), [50_000 + i]) for i in range(count)])) for count in (100, 200)]
+    assert len(frames[1]) - len(frames[0]) <= 100 * 16
