@@ -17,7 +17,7 @@ from app.api.engine_client import EngineClient, ServedModel
 from app.api.events import Collected, EventStream, collect
 from app.api.json_response import json_response
 from app.api.openai.chunks import ChatChunks, OutputOptions, call_fields, chat_finish_reason, reasoning_fields
-from app.api.openai.logprobs import prompt_logprobs, token_names, writing_cost_s, written_chat_logprobs
+from app.api.openai.logprobs import chat_token_fields, prompt_logprobs, token_names, writing_cost_s
 from app.api.parsers.base import ParsedAnswer
 from app.api.render import find_model
 from app.api.sse import EventStreamResponse
@@ -72,10 +72,11 @@ def _choice(entry: Collected, conversation: Conversation, body: ChatRequest) -> 
     return {
         "index": output.index,
         "message": message,
-        "logprobs": written_chat_logprobs(output.logprobs or (), names) if body.logprobs else None,
+        "logprobs": None,
         "finish_reason": chat_finish_reason(output.finish_reason, num_calls, body.calls_finish_reason()),
         "stop_reason": output.stop_reason,
-        "token_ids": output.token_ids if body.return_token_ids else None,
+        "token_ids": None,
+        **chat_token_fields(output, names, logprobs=body.logprobs, token_ids=body.return_token_ids, is_whole=True),
     }
 
 

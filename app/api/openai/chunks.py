@@ -15,7 +15,7 @@ from app.api.chat.conversation import Conversation
 from app.api.chat.envelope import ResponseEnvelope, usage
 from app.api.events import Choice, Event
 from app.api.openai.echo import Echo
-from app.api.openai.logprobs import chat_logprobs, completion_logprobs, token_names
+from app.api.openai.logprobs import chat_token_fields, completion_logprobs, token_names
 from app.api.parsers.scanner import Part
 from app.api.sse import DONE, EventFormat, json_string
 from app.text.output_processor import TextDelta
@@ -150,12 +150,10 @@ class ChatChunks(ChunkFormat):
 
     def _extra(self, delta: TextDelta) -> dict[str, Any]:
         """What goes with the tokens of a delta: all of it into its first chunk."""
-        extra: dict[str, Any] = {}
-        if self._options.logprobs and delta.logprobs:
-            extra["logprobs"] = chat_logprobs(delta.logprobs, self._names)
-        if self._options.token_ids and delta.token_ids:
-            extra["token_ids"] = delta.token_ids
-        return extra
+        wanted = self._options
+        return chat_token_fields(
+            delta, self._names, logprobs=wanted.logprobs, token_ids=wanted.token_ids, is_whole=False
+        )
 
     def _finish(self, choice: Choice, delta: TextDelta) -> str:
         reason = chat_finish_reason(delta.finish_reason, self._num_calls[choice.index], self._calls_reason)

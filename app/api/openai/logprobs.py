@@ -62,6 +62,34 @@ def written_chat_logprobs(entries: Sequence[TokenLogprobs], tokenizer: TokenName
     return {"content": [written(_chat_position(entry, tokenizer)) for entry in entries], "refusal": None}
 
 
+class DescribedTokens(Protocol):
+    """Tokens with what is known of each: a whole choice, or a piece of its stream."""
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The tokens."""
+        ...
+
+    @property
+    def logprobs(self) -> list[TokenLogprobs] | None:
+        """One per token, where asked for."""
+        ...
+
+
+def chat_token_fields(
+    tokens: DescribedTokens, names: TokenNames, *, logprobs: bool, token_ids: bool, is_whole: bool
+) -> dict[str, Any]:
+    """What `choices[]` of a chat says of its tokens, of what the client wants; a piece without any says nothing. The
+    whole is for `json_response`."""
+    fields: dict[str, Any] = {}
+    if logprobs and (tokens.logprobs or is_whole):
+        write = written_chat_logprobs if is_whole else chat_logprobs
+        fields["logprobs"] = write(tokens.logprobs or (), names)
+    if token_ids and (tokens.token_ids or is_whole):
+        fields["token_ids"] = tokens.token_ids
+    return fields
+
+
 def _chat_position(entry: TokenLogprobs, tokenizer: TokenNames) -> dict[str, Any]:
     tokens = [_chat_token(token_id, value, tokenizer) for token_id, value in _pairs(entry)]
     return {**tokens[0], "top_logprobs": tokens[1:]}
