@@ -31,6 +31,8 @@ logger = logging.getLogger("manta.serve")
 # Serve sees a channel as one endless request; admission and load are counted by ourselves (I9).
 MAX_ONGOING_REQUESTS = 10_000
 DRAIN_CHECK_S = 0.5  # how often Serve asks a stopping replica whether it is done
+HEALTH_PERIOD_S = 1.0  # how often Serve asks ingresses and Routers for their health: so soon a dead one is replaced
+HEALTH_TIMEOUT_S = 5.0  # a replica that does not answer three times in turn hangs
 
 
 @start_errors_logged("the application")
@@ -65,7 +67,8 @@ def _router(config: ServeConfig, engines: dict[str, serve.Application]) -> serve
         ray_actor_options={"num_cpus": config.router.num_cpus},
         graceful_shutdown_timeout_s=5.0,
         graceful_shutdown_wait_loop_s=DRAIN_CHECK_S,
-        health_check_period_s=2.0,
+        health_check_period_s=HEALTH_PERIOD_S,
+        health_check_timeout_s=HEALTH_TIMEOUT_S,
     )
     return options.bind(config.router, engines)
 
@@ -78,7 +81,8 @@ def _ingress(config: ServeConfig) -> Any:
         ray_actor_options={"num_cpus": config.ingress.num_cpus},
         graceful_shutdown_timeout_s=max(model.graceful_shutdown_timeout_s for model in config.models),
         graceful_shutdown_wait_loop_s=DRAIN_CHECK_S,
-        health_check_period_s=2.0,
+        health_check_period_s=HEALTH_PERIOD_S,
+        health_check_timeout_s=HEALTH_TIMEOUT_S,
     )
 
 
@@ -95,6 +99,7 @@ def _engine(config: ServeConfig, model: ModelConfig, factory: EngineFactory | No
         graceful_shutdown_timeout_s=model.graceful_shutdown_timeout_s,
         graceful_shutdown_wait_loop_s=DRAIN_CHECK_S,
         health_check_period_s=model.health_check_period_s,
+        health_check_timeout_s=HEALTH_TIMEOUT_S,
         request_router_config=RequestRouterConfig(request_router_class=PinnedRequestRouter),
     )
     return options.bind(model, config.ingress, config.router, factory)
