@@ -175,7 +175,10 @@ class EngineConfig(Frozen):
         "replica ends and is replaced.",
     )
     step_timeout_s: float = Field(
-        300.0, gt=0, description="A step that takes longer means a hung worker: the replica exits and is replaced."
+        300.0,
+        gt=0,
+        description="A step that takes longer means a hung worker: the replica exits and is replaced. Once steps "
+        "have been measured, one far longer than they (10 x their 99th percentile, at least 5 s) means that too.",
     )
 
     @property

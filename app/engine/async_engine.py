@@ -17,6 +17,7 @@ from app.engine.core import EngineCore
 from app.engine.outputs import EngineOutput, FinishReason
 from app.engine.request import EngineRequest
 from app.engine.stats import EngineStats
+from app.engine.step_limit import StepLimit
 from app.engine.structured.structured_outputs import StructuredOutputs
 from app.engine.worker_info import WorkerInfo
 from app.errors import EngineDeadError, InvalidRequestError
@@ -55,6 +56,7 @@ class AsyncEngine:
         self._start_done = threading.Event()
         self._given_up: set[str] = set()  # told an error, and not yet ended in the core; the engine's thread alone
         self._step_began: float | None = None  # monotonic; None between steps
+        self._step_limit = StepLimit(core.config.step_timeout_s, core.config.max_num_batched_tokens)
 
     # ---- any thread
 
@@ -114,9 +116,8 @@ class AsyncEngine:
             if not self._started or self._stopping or not self._thread.is_alive():
                 raise EngineDeadError("the engine is not running")
         self._core.check_health()
-        began, limit = self._step_began, self._core.config.step_timeout_s
-        if began is not None and time.monotonic() - began > limit + min(limit, HANG_GRACE_S):
-            raise EngineDeadError(f"a step has been running for more than step_timeout_s={limit:g} s")
+        if (began := self._step_began) is not None:
+            self._check_step(time.monotonic() - began)
 
     def shutdown(self, timeout_s: float = 10.0) -> None:
         """Abort what still runs and stop thread and workers; idempotent."""
@@ -128,6 +129,15 @@ class AsyncEngine:
             if self._thread.is_alive():
                 logger.warning("the engine's thread did not end within %g s; stopping its workers", timeout_s)
         self._core.shutdown()
+
+    def _check_step(self, age_s: float) -> None:
+        """Raise EngineDeadError when a step that has been running for so long hangs."""
+        most_s = self._step_limit.most_s
+        if age_s > most_s + min(most_s, HANG_GRACE_S):
+            raise EngineDeadError(f"a step has been running for more than step_timeout_s={most_s:g} s")
+        limit_s = self._step_limit.limit_s(self._core.stats().prefill_token_s)
+        if limit_s < min(age_s, most_s):
+            self._core.executor.give_up_step(f"has been running a step for more than {limit_s:.1f} s: it hangs")
 
     def _check_open(self) -> None:
         if self._death is not None:
@@ -167,9 +177,10 @@ class AsyncEngine:
     def _loop(self) -> None:
         while self._apply_commands():
             if self._core.has_work():
-                self._step_began = time.monotonic()
+                self._step_began = began = time.monotonic()
                 outputs = self._core.step()
                 self._step_began = None
+                self._step_limit.note(time.monotonic() - began)
                 self._publish(outputs)
             else:
                 self._wait_for_work()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from app.config import EngineConfig
+from app.engine import step_limit
 from app.engine.async_engine import AsyncEngine
 from app.engine.core import EngineCore
 from app.engine.outputs import EngineOutput
@@ -43,7 +44,10 @@ class Slow(FakeExecutor):
         time.sleep(self.step_s)
         if self.die_at_step is not None and len(self.step_messages) >= self.die_at_step:
             self.death = EngineDeadError("worker rank 0 was killed")
-        return super().collect()
+        outputs = super().collect()
+        for output in outputs:
+            output.step_time_s = 1e-6
+        return outputs
 
     def shutdown(self) -> None:
         self.shutdowns += 1
@@ -202,6 +206,21 @@ def test_health_sees_a_step_that_hangs(make_engine: Callable[..., Setup]) -> Non
     setup.engine.add_request(make_request("r", [1]))
     with pytest.raises(EngineDeadError, match=r"step_timeout_s=0\.2"):
         limits.wait_until(setup.engine.check_health, "the timeout")
+
+
+def test_a_step_far_longer_than_those_before_it_hangs(
+    make_engine: Callable[..., Setup], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step_limit, "FLOOR_S", limits.AT_ONCE_S)
+    setup = make_engine()
+    setup.engine.add_request(make_request("a", [1, 2, 3], max_tokens=2 * step_limit.MIN_STEPS))
+    setup.receiver.wait_final("a")
+    limits.pause(0.3)
+    setup.engine.check_health()  # idle is healthy, however long
+    setup.executor.gate.clear()
+    setup.engine.add_request(make_request("r", [1]))
+    with pytest.raises(EngineDeadError, match="has been running a step for more than"):
+        limits.wait_until(setup.engine.check_health, "the notice")
 
 
 def test_health_before_start_and_after_shutdown(make_engine: Callable[..., Setup]) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 import uuid
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
@@ -23,7 +22,11 @@ from app.engine.request import EngineRequest
 from app.errors import EngineDeadError
 
 FLUSH_INTERVAL_S = 0.03  # aborts and credits wait so long for company
-SILENCE_S = 6.0  # a replica that sends a heartbeat every second and was silent for so long is not chosen
+# A replica sends a heartbeat every second. Turns of this process's own clock are counted, not seconds by the wall's, so
+# that a pause of this process is not taken for a silence of the replica.
+TURN_S = 1.0
+MAX_SILENT_TURNS = 3  # then it is not chosen
+LOST_SILENT_TURNS = 4  # then the channel is given up: the replica hangs, or is out of reach
 
 logger = logging.getLogger("manta.channel")
 
@@ -126,7 +129,7 @@ class ChannelClient:
         self._streams: dict[str, RequestStream] = {}
         self._next_stream_id = 0
         self._next_sequence = 0
-        self._last_frame_s = time.monotonic()
+        self._silent_turns = 0
         self._aborts: dict[str, FinishReason] = {}
         self._credits: dict[str, int] = {}
         self._dirty = asyncio.Event()
@@ -147,7 +150,7 @@ class ChannelClient:
     @property
     def is_live(self) -> bool:
         """Whether new requests may be sent here: open, heard of lately, able to make progress."""
-        heard = time.monotonic() - self._last_frame_s < SILENCE_S
+        heard = self._silent_turns <= MAX_SILENT_TURNS
         return self.state == "live" and heard and self.load is not None and self.load.accepting
 
     @property
@@ -156,7 +159,7 @@ class ChannelClient:
 
     def start(self) -> None:
         """Open the channel in the background."""
-        self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._send_control())]
+        self._tasks = [asyncio.create_task(part) for part in (self._read(), self._send_control(), self._listen())]
 
     async def wait_open(self, timeout_s: float) -> bool:
         """Whether the first frame came in time, and the channel is still open."""
@@ -250,7 +253,7 @@ class ChannelClient:
         if frame.sequence != self._next_sequence:
             raise EngineDeadError(f"frame {self._next_sequence} was lost (got {frame.sequence})")
         self._next_sequence += 1
-        self._last_frame_s = time.monotonic()
+        self._silent_turns = 0
         for output in frame.outputs:
             stream = self._streams.get(output.request_id)
             if stream is not None:
@@ -263,6 +266,15 @@ class ChannelClient:
         if self.state == "opening":
             self.state = "live"
         self._opened.set()
+
+    async def _listen(self) -> None:
+        """Give the channel up when the replica gives no sign of life; what it may send later is not read any more."""
+        await self._opened.wait()  # until then, who opened it has a limit of its own
+        while self.state != "closed":
+            await asyncio.sleep(TURN_S)
+            self._silent_turns += 1
+            if self._silent_turns > LOST_SILENT_TURNS:
+                self.close(f"no sign of life for {LOST_SILENT_TURNS * TURN_S:g} s")
 
     async def _send_control(self) -> None:
         """Renew the lease in time, and carry aborts and credits soon after they arise."""

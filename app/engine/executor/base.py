@@ -7,6 +7,7 @@ from typing import Any
 
 from app.engine.step import ModelRunnerOutput, SchedulerOutput
 from app.engine.worker_info import WorkerInfo
+from app.errors import EngineDeadError
 
 __all__ = ["Executor", "WorkerInfo"]
 
@@ -48,7 +49,12 @@ class Executor(ABC):
 
     @abstractmethod
     def check_health(self) -> None:
-        """Raise EngineDeadError if a worker is gone; cheap, callable from another thread."""
+        """Raise EngineDeadError if a worker is gone or gives no sign of life; cheap, from any thread, once a second."""
+
+    def give_up_step(self, reason: str) -> None:
+        """A step takes longer than a step may: end the workers and raise EngineDeadError, unless a kernel is being
+        compiled. From any thread."""
+        raise EngineDeadError(reason)
 
     @abstractmethod
     def shutdown(self) -> None:

@@ -6,11 +6,14 @@ and outputs is that of any other executor (I2).
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections import deque
 from typing import Any
 
 from app.config import EngineConfig
 from app.engine.executor.base import Executor
+from app.engine.executor.worker_group.phase import is_compiling
 from app.engine.step import ModelRunnerOutput, SchedulerOutput
 from app.engine.worker.worker import Worker
 from app.engine.worker_info import WorkerInfo
@@ -25,6 +28,7 @@ class InProcessExecutor(Executor):
         self._worker: Worker | None = None
         self._outputs: deque[list[ModelRunnerOutput]] = deque()
         self._death: str | None = None
+        self._thread: int | None = None  # that executes a step
 
     def start(self) -> WorkerInfo:
         """Build the worker; ConfigError and CheckpointError come through unchanged."""
@@ -38,6 +42,7 @@ class InProcessExecutor(Executor):
         """Execute the step message now (on a GPU: enqueue it)."""
         self.check_health()
         assert self._worker is not None
+        self._thread = threading.get_ident()
         try:
             self._outputs.append(self._worker.execute(step_message))
         except Exception as error:
@@ -70,6 +75,11 @@ class InProcessExecutor(Executor):
             raise EngineDeadError(self._death)
         if self._worker is None:
             raise EngineDeadError("the executor is not running")
+
+    def give_up_step(self, reason: str) -> None:
+        """Nobody can end the step but the end of the process."""
+        if self._thread is None or not is_compiling(sys._current_frames().get(self._thread)):
+            raise EngineDeadError(reason)
 
     def shutdown(self) -> None:
         """Free the model and the KV cache."""

@@ -147,12 +147,21 @@ class WorkerGroupExecutor(Executor):
             transport.park()
 
     def check_health(self) -> None:
-        """Raise EngineDeadError if a worker is gone (a few microseconds a worker, from any thread)."""
+        """Raise EngineDeadError if a worker is gone or gives no sign of life (some microseconds a worker)."""
         self._running()
         worker_group = self._worker_group
         with self._fatal_failures():
             if worker_group is not None:
                 worker_group.check()
+                worker_group.check_signs_of_life()
+
+    def give_up_step(self, reason: str) -> None:
+        """The worker group is ended with what each rank says that it is doing."""
+        self._running()
+        worker_group = self._worker_group
+        with self._fatal_failures():
+            if worker_group is not None and not worker_group.is_compiling:
+                raise RankFailedError(worker_group.ranks[0], reason, hangs=True)
 
     def shutdown(self) -> None:
         """End the workers and wait until their processes are gone; idempotent, from any thread, never hangs."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from app.deployments.channel import frame_queue
+from app.deployments.channel import channel_client, frame_queue
 from app.deployments.channel.channel_client import ChannelClient, RequestStream
 from app.deployments.channel.channel_hub import ChannelHub
 from app.deployments.channel.wire import ControlMessage, Frame, LoadReport, decode_control, decode_frame, encode
@@ -395,3 +395,46 @@ def test_abort_that_overtakes_its_request() -> None:
         hub.add("c", "5", "a")
     hub.add("c", "6", "b")
     assert hub.num_streams == 1
+
+
+def test_a_silent_replica_is_given_up_and_not_believed_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stands for a stopped process: frames stop, and come again after its requests have gone elsewhere."""
+    monkeypatch.setattr(channel_client, "TURN_S", limits.scaled_s(0.05))
+
+    async def main() -> None:
+        pair = Pair()
+        await pair.open()
+        stream = await pair.client.submit(request())
+        pair.emit(1)
+        assert [output.new_token_ids for output in await take(stream, 1)] == [[1]]
+        for _ in range(3 * channel_client.LOST_SILENT_TURNS):  # silent of tokens, but alive
+            pair.hub.heartbeat(LOAD)
+            await limits.async_pause(0.05)
+        assert pair.client.is_live
+        outputs = stream.outputs()
+        with pytest.raises(EngineDeadError, match="no sign of life"):
+            await asyncio.wait_for(anext(outputs), limits.patience_s())
+        assert pair.lost == [1]
+        pair.emit(2)  # the replica goes on, late
+        pair.hub.heartbeat(LOAD)
+        await limits.async_pause(0.05)
+        assert not pair.client.is_live
+        with pytest.raises(EngineDeadError, match="no sign of life"):
+            await anext(stream.outputs())
+        await until(lambda: pair.engine.aborted == ["a"], "nothing is computed for nobody")
+
+    run(main())
+
+
+def test_a_pause_of_this_process_is_no_silence_of_the_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel_client, "TURN_S", 0.01)
+
+    async def main() -> None:
+        pair = Pair()
+        await pair.open()
+        limits.pause(0.2)  # nothing of this process runs, as if it had been stopped
+        for _ in range(2):
+            await asyncio.sleep(0)
+        assert pair.client.is_live
+
+    run(main())

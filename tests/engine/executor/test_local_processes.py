@@ -18,6 +18,7 @@ import pytest
 from app.config import EngineConfig
 from app.engine.executor import create_executor
 from app.engine.executor.local_processes import LocalProcessesExecutor
+from app.engine.executor.worker_group import signs_of_life
 from app.errors import CheckpointError, ConfigError, EngineDeadError
 from tests import limits
 from tests.engine.executor.fake_worker import FAIL, ONLY_RANK, SLEEP_MS, expected_tokens, make_step_message
@@ -161,6 +162,34 @@ def test_a_stopped_rank_is_named_and_does_not_survive(fresh: Callable[..., Forke
     assert "did not answer within 0.2 s: it hangs" in message
     assert f"rank {victim}: no sign of life" in message
     assert f"rank {1 if victim != 1 else 2}: waiting for a step" in message
+    assert gone(pids)
+
+
+@pytest.mark.parametrize("busy", [True, False], ids=["busy", "idle"])
+def test_a_stopped_rank_is_found_long_before_the_step_timeout(
+    fresh: Callable[..., ForkedExecutor], monkeypatch: pytest.MonkeyPatch, busy: bool
+) -> None:
+    monkeypatch.setattr(signs_of_life, "ASK_INTERVAL_S", 0.05)
+    executor = fresh()
+    pids = executor.worker_pids
+    if busy:  # a step that takes long is no reason
+        executor.submit(make_step_message(0, (SLEEP_MS, 600_000)))
+    for _ in range(20):
+        executor.check_health()
+        limits.pause(0.05)
+    os.kill(pids[2], signal.SIGSTOP)
+    with pytest.raises(EngineDeadError, match=rf"worker rank 2 \(pid {pids[2]} .* gives no sign of life"):
+        limits.wait_until(executor.check_health, "the notice")
+    assert gone(pids)
+
+
+def test_a_step_that_is_given_up_says_what_the_ranks_do(fresh: Callable[..., ForkedExecutor]) -> None:
+    executor = fresh()
+    pids = executor.worker_pids
+    executor.submit(make_step_message(7, (ONLY_RANK, 2), (SLEEP_MS, 600_000)))
+    until_phase(executor, *["waiting for a step"] * 2, "step 7", "waiting for a step")
+    with pytest.raises(EngineDeadError, match=r"took too long \(.*rank 2: step 7 for \d+\.\d s"):
+        executor.give_up_step("took too long")
     assert gone(pids)
 
 

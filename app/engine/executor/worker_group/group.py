@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.engine.executor.worker_group.connection import HANG_UP_EVENTS, ConnectionLostError, FrameConnection
+from app.engine.executor.worker_group.phase import COMPILING
+from app.engine.executor.worker_group.signs_of_life import SignsOfLife
 
 FAILED = b"\x03"  # then a pickled Failure; pickles themselves start with another byte
-ASK_PHASE = b"?"
-_PHASE_TIMEOUT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +96,7 @@ class WorkerGroup:
     def __init__(self, ranks: list[Rank]) -> None:
         assert ranks, "a worker group has at least one worker"
         self.ranks = ranks
+        self._signs = SignsOfLife({rank.rank: rank.lifeline for rank in ranks if rank.lifeline is not None})
 
     def broadcast(self, frame: bytes, timeout_s: float) -> None:
         """Send one frame to every rank; RankFailedError names the one that is gone or does not take it."""
@@ -150,25 +151,25 @@ class WorkerGroup:
             if rank.connection.hung_up(within_s):
                 raise RankFailedError(rank, "is gone")
 
+    def check_signs_of_life(self) -> None:
+        """Raise RankFailedError if a rank has not answered for seconds; from any thread, about once a second."""
+        if (silent := self._signs.look()) is not None:
+            raise RankFailedError(self.ranks[silent], "gives no sign of life: stopped, or stuck outside Python")
+
+    @property
+    def is_compiling(self) -> bool:
+        """Whether a rank was compiling a kernel when it was last asked."""
+        return any(COMPILING in answer for answer in self._signs.answers.values())
+
     def kill(self) -> None:
         """SIGKILL every rank of this node; those of other nodes end when their connections close."""
         for rank in self.ranks:
             rank.kill()
 
-    def phases(self, timeout_s: float = _PHASE_TIMEOUT_S) -> dict[int, str | None]:
+    def phases(self) -> dict[int, str | None]:
         """What each rank is doing, in words; None: it does not even say that (stopped, or stuck outside Python)."""
-        found: dict[int, str | None] = {rank.rank: None for rank in self.ranks}
-        deadline = time.monotonic() + timeout_s
-        asked: list[tuple[int, FrameConnection]] = []
-        for rank in self.ranks:
-            if rank.lifeline is not None:
-                with contextlib.suppress(ConnectionLostError, TimeoutError, OSError, ValueError):
-                    rank.lifeline.send(ASK_PHASE, timeout_s)
-                    asked.append((rank.rank, rank.lifeline))
-        for number, lifeline in asked:
-            with contextlib.suppress(ConnectionLostError, TimeoutError, OSError, ValueError):
-                found[number] = lifeline.recv(max(0.0, deadline - time.monotonic())).decode()
-        return found
+        told = self._signs.ask_all()
+        return {rank.rank: told.get(rank.rank) for rank in self.ranks}
 
 
 def _arrived(rank: Rank) -> bytes | None:

@@ -13,19 +13,17 @@ import os
 import pickle
 import select
 import socket
-import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any, Protocol
 
 from app.config import EngineConfig
 from app.engine.executor.worker_group.connection import HANG_UP_EVENTS, ConnectionLostError, FrameConnection
 from app.engine.executor.worker_group.device_index import own_device_index
 from app.engine.executor.worker_group.group import Failure
+from app.engine.executor.worker_group.phase import Phase
 from app.engine.executor.worker_group.rendezvous import Address, connect
 from app.engine.executor.worker_group.semaphores import mapped_semaphores, unlink_semaphores
 from app.engine.executor.worker_group.signals import IN_SOCKET, NO_REPLY, PARK, STOP
@@ -192,43 +190,6 @@ class WorkerActor:
             return pickle.dumps(result, protocol=pickle.HIGHEST_PROTOCOL)
         except Exception as error:
             return pickle.dumps(_failure(error), protocol=pickle.HIGHEST_PROTOCOL)
-
-
-class Phase:
-    """What the worker is doing, for `describe` from another thread; entering and leaving cost next to nothing."""
-
-    def __init__(self) -> None:
-        self._current: tuple[str, int, float] | None = None  # what, in which thread, since when
-
-    def of(self, what: str) -> Phase:
-        """Use as a context manager around the work."""
-        self._current = (what, threading.get_ident(), time.monotonic())
-        return self
-
-    def __enter__(self) -> None:
-        """Begun by `of`."""
-
-    def __exit__(self, *_: object) -> None:
-        self._current = None
-
-    def describe(self) -> str:
-        """Such as: step 12 for 3.0 s, in all_reduce (parallel_groups.py:44)."""
-        current = self._current
-        if current is None:
-            return "waiting for a step"
-        what, thread, since = current
-        return f"{what} for {time.monotonic() - since:.1f} s{_where(sys._current_frames().get(thread))}"
-
-
-def _where(frame: FrameType | None) -> str:
-    """The innermost of our own functions in a stack."""
-    while frame is not None:
-        code = frame.f_code
-        parts = code.co_filename.split(os.sep)
-        if "app" in parts and "executor" not in parts:
-            return f", in {code.co_name} ({parts[-1]}:{frame.f_lineno})"
-        frame = frame.f_back
-    return ""
 
 
 def _failure(error: Exception) -> Failure:
