@@ -32,6 +32,6 @@ class Fault:
     ends_site: bool = False  # its deployment is of no further use
     keeps_on: bool = False
     is_long: bool = False  # a run takes more than a minute
-    restore_s: float = 90.0  # after so long the deployment will not become whole
+    restore_s: float = 90.0  # what is not whole so long after the streams and the healing will not become so
     why: str = ""  # why some requests must see an error, if they must
     obstacle: Callable[[], str] = always  # why it cannot run on this machine; empty when it can

@@ -51,7 +51,7 @@ FAULTS = (
     Fault("node_killed", 8, "the raylet of one of two nodes: SIGKILL", _kill_node, _replace_node, shape=NODES,
           why="the connections that an ingress of that node held end with it"),
     Fault("gcs_killed", 9, f"the GCS, without Redis: SIGKILL, seen for {_OBSERVED_S:.0f} s", _kill_for_good,
-          keeps_on=True, ends_site=True, is_long=True,
+          keeps_on=True, ends_site=True, is_long=True, restore_s=1.0,
           why="without Redis Ray's own processes end 60 s after their GCS; see docs/running.md"),
     Fault("gcs_down_20s", 10, "the GCS with Redis: SIGKILL, back after 20 s", _outage(20.0), shape=REDIS,
           keeps_on=True, obstacle=no_redis),

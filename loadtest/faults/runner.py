@@ -49,11 +49,14 @@ async def run(fault: Fault, site: Site, goldens: Goldens, asks: Sequence[Ask], s
         await traffic.reach((1.1 * rng.random() - 0.15) * goldens.size)
         struck.at = time.monotonic()
         struck.findings += await fault.strike(site, rng)
-        whole = asyncio.create_task(_until_whole(site, fault, struck))
+        whole = asyncio.create_task(_until_whole(site, struck))
         await traffic.finish()
         if fault.heal is not None:
             await fault.heal(site)
-        await whole
+        await asyncio.wait([whole], timeout=fault.restore_s)
+        whole.cancel()
+    if struck.whole_at is None and not fault.ends_site:
+        struck.findings.append(f"not whole again: {', '.join(await asyncio.to_thread(site.missing))}")
     struck.replicas_after = await asyncio.to_thread(site.replicas)
     struck.findings += await _leaks(site, pids) if struck.whole_at is not None else []
     outcome = _outcome(fault, traffic, goldens, struck)
@@ -61,12 +64,13 @@ async def run(fault: Fault, site: Site, goldens: Goldens, asks: Sequence[Ask], s
     return outcome
 
 
-async def _until_whole(site: Site, fault: Fault, struck: Struck) -> None:
+async def _until_whole(site: Site, struck: Struck) -> None:
+    """Note the moment; it is for the caller to wait no longer."""
     await asyncio.sleep(1.0)  # what was struck is not missed at once
-    if await site.until(site.is_whole, HUNG_S + fault.restore_s):
-        struck.whole_at = time.monotonic()
-    elif not fault.ends_site:
-        struck.findings.append(f"not whole again: {', '.join(await asyncio.to_thread(site.missing))}")
+    while struck.whole_at is None:
+        if await asyncio.to_thread(site.is_whole):
+            struck.whole_at = time.monotonic()
+        await asyncio.sleep(0.25)
 
 
 async def _leaks(site: Site, pids: set[int]) -> list[str]:
