@@ -33,8 +33,6 @@ ENVIRONMENT = {
     "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": "120",
     # Connections; HAProxy wants two file descriptors for each, and does not start where the hard limit is lower.
     "RAY_SERVE_HAPROXY_MAXCONN": "8000",
-    # Serve starts another HAProxy after three looks in vain: by default after half a minute without any request.
-    "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
 }
 CONFIG_FILE = "/tmp/haproxy-serve/haproxy.cfg"  # Ray's default; it puts a directory named by the node in between
 
