@@ -30,7 +30,7 @@ ENDPOINTS: Registry[Endpoint] = Registry(
 
 
 def endpoints() -> list[Endpoint]:
-    """All of the table, in its order."""
+    """All endpoints, in the order of the table."""
     return [ENDPOINTS.load(name) for name in ENDPOINTS]
 
 

@@ -18,7 +18,7 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 @dataclass(slots=True, frozen=True)
 class Answer:
-    """What came back."""
+    """The answer to a request in this process."""
 
     status: int
     body: Any  # JSON, or the text where it is none

@@ -67,7 +67,7 @@ class RowFeatures:
         return bool(self._inputs)
 
     def connect(self, kv_caches: list[torch.Tensor]) -> None:
-        """The KV cache has its final size."""
+        """The KV cache is allocated and has its final size."""
         for feature in self._all:
             feature.connect(kv_caches)
 
@@ -78,7 +78,7 @@ class RowFeatures:
         return info
 
     def before(self, step: SchedulerOutput) -> None:
-        """A step message came."""
+        """Pass on a step message before it is applied."""
         for feature in self._before:
             feature.before(step)
 
@@ -92,22 +92,22 @@ class RowFeatures:
                 feature.enter(request.row, request)
 
     def inputs(self, batch: InputBatch) -> None:
-        """Inputs of layers."""
+        """What the features bring to the layers."""
         for feature in self._inputs:
             feature.inputs(batch)
 
     def after(self, batch: InputBatch, hidden: torch.Tensor, results: StepResults) -> None:
-        """Hidden states [T, C] are there."""
+        """Pass on the step's hidden states [T, C]."""
         for feature in self._after:
             feature.after(batch, hidden, results)
 
     def report(self, output: ModelRunnerOutput) -> None:
-        """The newest output is about to go back."""
+        """Let features add to the newest output before it goes back."""
         for feature in self._report:
             feature.report(output)
 
     def close(self) -> None:
-        """Free what the features hold."""
+        """Release what the features hold."""
         for feature in self._all:
             feature.close()
 

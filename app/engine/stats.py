@@ -120,7 +120,7 @@ class StatsRecorder(Protocol):
         """Take note of one step whose output has come back."""
 
     def record_finished(self, timings: RequestTimings) -> None:
-        """Take note of a request's end."""
+        """Record the end of a request."""
 
 
 @dataclass(slots=True)

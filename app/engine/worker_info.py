@@ -28,5 +28,5 @@ class RendezvousInfo:
     node_of: tuple[str, ...]
 
     def share_a_node(self, ranks: Iterable[int]) -> bool:
-        """Whether these ranks do."""
+        """Whether these ranks share a node."""
         return len({self.node_of[rank] for rank in ranks}) == 1

@@ -47,7 +47,7 @@ class BeamSearchOutput:
 
 @dataclass(slots=True)
 class _Job:
-    """A search on its way."""
+    """A running search."""
 
     search: BeamSearch
     result: BeamSearchOutput

@@ -335,7 +335,7 @@ def _config(options: dict[str, Any]) -> EngineConfig:
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or several, as several."""
+    """A list of prompts, from one or several."""
     if isinstance(prompts, str | Mapping):
         return [prompts]
     several: list[Any] = list(prompts)

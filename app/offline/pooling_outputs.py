@@ -33,7 +33,7 @@ class ClassificationOutput:
 
 @dataclass(slots=True)
 class ScoringOutput:
-    """How well two texts go together."""
+    """The score of a pair of texts."""
 
     score: float
 

@@ -19,7 +19,7 @@ from app.text.output_processor import TextDelta
 
 
 def new_message_id() -> str:
-    """An id for a message."""
+    """A new message id."""
     return f"msg_{uuid.uuid4().hex[:24]}"
 
 
@@ -73,7 +73,7 @@ class Answer:
         }
 
     def stop(self) -> dict[str, Any]:
-        """Why the answer ended."""
+        """Stop reason and stop sequence."""
         delta = self.reader.finish
         assert delta is not None  # the stream has ended
         sequence = delta.stop_reason if isinstance(delta.stop_reason, str) else None

@@ -59,7 +59,7 @@ class ToolUseBlock(History):
 
 
 class ToolResultBlock(History):
-    """What a call gave."""
+    """The result of a call."""
 
     type: Literal["tool_result"]
     tool_use_id: str = Field(min_length=1)
@@ -151,7 +151,7 @@ class JsonFormat(StrictModel):
 
 
 class OutputConfig(StrictModel):
-    """How the model shall answer."""
+    """How the model should answer."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = Field(
         None, description="Given to chat templates that use reasoning_effort."

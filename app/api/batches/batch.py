@@ -73,12 +73,12 @@ class Batch:
 
     @property
     def id(self) -> str:
-        """Its name."""
+        """The batch's id."""
         return str(self.shown["id"])
 
     @property
     def status(self) -> str:
-        """How far it is."""
+        """The batch's status."""
         return str(self.shown["status"])
 
     def dump(self) -> bytes:
@@ -95,6 +95,6 @@ class Batch:
         self.shown |= {"status": status, f"{status}_at": int(time.time())}
 
     def fails(self, errors: list[dict[str, Any]]) -> None:
-        """End without result."""
+        """End the batch without results."""
         self.shown["errors"] = {"object": "list", "data": errors[:MAX_ERRORS]}
         self.becomes("failed")

@@ -65,7 +65,7 @@ class FileStore:
         return described
 
     async def find(self, tenant: str, file_id: str) -> dict[str, Any]:
-        """What is said of a file; FileNotFoundHereError."""
+        """The description of a file; FileNotFoundHereError where there is none."""
         stored = await self.entries.get(tenant, file_id)
         if stored is None or stored.owner:
             raise _not_found(file_id)
@@ -102,12 +102,12 @@ class FileStore:
             yield rest
 
     async def delete(self, tenant: str, file_id: str) -> None:
-        """Forget a file; FileNotFoundHereError."""
+        """Delete a file; FileNotFoundHereError where there is none."""
         await self.find(tenant, file_id)
         await self.entries.delete(tenant, file_id)
 
     async def discard(self, tenant: str, file_id: str) -> None:
-        """Forget a file that was begun in vain."""
+        """Delete a file whose upload did not finish."""
         await self.entries.delete(tenant, file_id)
 
     async def take(self, tenant: str, file_id: str, owner: str, lease_s: float) -> Stored | None:

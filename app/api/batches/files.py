@@ -67,12 +67,12 @@ def file_routes(files: FileStore, limits: RequestLimits, ingress: IngressConfig)
 
     @router.get("/v1/files/{file_id}")
     async def retrieve_file(request: Request, file_id: str) -> JSONResponse:
-        """What is known of a file."""
+        """Describe a file."""
         return JSONResponse(await files.find(request.state.tenant, file_id))
 
     @router.get("/v1/files/{file_id}/content")
     async def file_content(request: Request, file_id: str) -> StreamingResponse:
-        """The file as it is."""
+        """The content of a file."""
         found = await files.find(request.state.tenant, file_id)
         headers = {"Content-Length": str(found["bytes"])}
         content = files.content(request.state.tenant, file_id)
@@ -80,7 +80,7 @@ def file_routes(files: FileStore, limits: RequestLimits, ingress: IngressConfig)
 
     @router.delete("/v1/files/{file_id}")
     async def delete_file(request: Request, file_id: str) -> JSONResponse:
-        """Forget a file."""
+        """Delete a file."""
         await files.delete(request.state.tenant, file_id)
         return JSONResponse({"id": file_id, "object": "file", "deleted": True})
 

@@ -47,7 +47,7 @@ def batch_routes(runner: BatchRunner, files: FileStore, batches: TenantStore) ->
 
     @router.get("/v1/batches/{batch_id}")
     async def retrieve_batch(request: Request, batch_id: str) -> JSONResponse:
-        """How far a batch is."""
+        """The status of a batch."""
         runner.start()
         batch, _ = await runner.find(request.state.tenant, batch_id)
         return JSONResponse(batch.as_json())

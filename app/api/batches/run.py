@@ -259,6 +259,6 @@ def _error(code: str, message: str, line: int | None = None) -> dict[str, Any]:
 
 
 def _first(errors: BaseExceptionGroup[MantaError]) -> BaseException:
-    """The first error that is no group."""
+    """The first exception inside that is not a group."""
     inner = errors.exceptions[0]
     return _first(inner) if isinstance(inner, BaseExceptionGroup) else inner

@@ -64,7 +64,7 @@ class BatchRunner:
         self._work(tenant, batch, version)
 
     async def find(self, tenant: str, batch_id: str) -> tuple[Batch, Stored]:
-        """A batch as it was last kept; BatchNotFoundError."""
+        """A batch as it was last stored; BatchNotFoundError where there is none."""
         stored = await self._batches.get(tenant, batch_id)
         if stored is None:
             raise BatchNotFoundError(f"there is no batch {batch_id[:256]!r}", param="batch_id")

@@ -26,7 +26,7 @@ class Turns:
             self._waiting[tenant] -= 1
 
     async def release(self, tenant: str) -> None:
-        """Give a turn back."""
+        """Release a turn."""
         async with self._changed:
             self._running[tenant] -= 1
             self._changed.notify_all()

@@ -72,7 +72,7 @@ class BlockReader:
 
     @property
     def num_calls(self) -> int:
-        """Calls that are shown."""
+        """The number of calls that are shown."""
         return sum(block.kind == "call" for block in self.blocks)
 
     @property

@@ -151,7 +151,7 @@ class ChatRequest(GenerationBody):
         return {**super().sampling_fields(), "logprobs": logprobs, "max_tokens": max_tokens}
 
     def field_names(self) -> dict[str, str]:
-        """The words for errors: those that the client used."""
+        """The client's names of the fields, for errors."""
         names = {**super().field_names(), "prompt": "messages", "logprobs": "top_logprobs"}
         offered = self.tool_options()
         if offered is not None and (offered.mode == "required" or (offered.strict and self.response_format is None)):

@@ -48,12 +48,12 @@ class TextTool(StrictModel):
 
     @property
     def name(self) -> str:
-        """What it is called by."""
+        """The tool's name."""
         return self.custom.name
 
     @property
     def grammar(self) -> InputGrammar | None:
-        """What its input must match."""
+        """The grammar that the input must match."""
         given = self.custom.format.grammar if self.custom.format is not None else None
         return None if given is None else InputGrammar(given.syntax, given.definition)
 
@@ -87,7 +87,7 @@ class NamedTextTool(StrictModel):
 
     @property
     def name(self) -> str:
-        """Which one."""
+        """The name of the chosen tool."""
         return self.custom.name
 
 

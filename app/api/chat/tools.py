@@ -79,12 +79,12 @@ class Tool(StrictModel):
 
     @property
     def name(self) -> str:
-        """What it is called by."""
+        """The tool's name."""
         return self.function.name
 
     @property
     def grammar(self) -> InputGrammar | None:
-        """Only custom tools have one."""
+        """None: only custom tools have an input grammar."""
         return None
 
     @property
@@ -94,7 +94,7 @@ class Tool(StrictModel):
 
     @property
     def schema_of_arguments(self) -> Mapping[str, Any]:
-        """What a call's arguments are."""
+        """The schema of a call's arguments."""
         return schema_of(self.function.parameters)
 
     def for_template(self) -> dict[str, Any]:
@@ -117,7 +117,7 @@ class NamedTool(StrictModel):
 
     @property
     def name(self) -> str:
-        """Which one."""
+        """The name of the chosen tool."""
         return self.function.name
 
 

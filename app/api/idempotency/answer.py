@@ -127,7 +127,7 @@ class RunningAnswer:
             raise self.error
 
     def _drop_what_was_read(self) -> int:
-        """Bytes that somebody has yet to read."""
+        """Bytes that a reader has yet to read."""
         if not self._followers:
             raise NobodyFollowsError
         least = min(follower.place for follower in self._followers)

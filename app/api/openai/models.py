@@ -13,7 +13,7 @@ from app.api.render import find_model
 
 
 def model_routes(client: EngineClient) -> APIRouter:
-    """The list of models that `client` serves."""
+    """Endpoints that list the models of `client`."""
     router = APIRouter(tags=["openai"])
 
     @router.get("/v1/models")

@@ -53,7 +53,7 @@ class CompletionRequest(GenerationBody):
         return not self.use_beam_search and self.best_of not in (None, self.n)
 
     def field_names(self) -> dict[str, str]:
-        """The words for errors: those that the client used."""
+        """The client's names of the fields, for errors."""
         return super().field_names() | ({"n": "best_of"} if self.best_of not in (None, self.n) else {})
 
     def sampling_fields(self) -> dict[str, Any]:

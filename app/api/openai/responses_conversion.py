@@ -36,7 +36,7 @@ class ResponsesChat(ChatRequest):
     """A chat that was asked for in the words of /v1/responses; errors name the fields that the client knows."""
 
     def field_names(self) -> dict[str, str]:
-        """The words for errors."""
+        """The client's names of the fields, for errors."""
         names = {**super().field_names(), **_WORDS}
         return {own: _WORDS.get(name, name) for own, name in names.items()}
 

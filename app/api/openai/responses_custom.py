@@ -66,7 +66,7 @@ class CustomToolCallItem(History):
 
 
 class CustomToolCallOutputItem(History):
-    """What a call of a custom tool gave."""
+    """The result of a custom tool's call."""
 
     type: Literal["custom_tool_call_output"]
     call_id: str = Field(min_length=1)

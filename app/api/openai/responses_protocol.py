@@ -75,7 +75,7 @@ class FunctionCallItem(History):
 
 
 class FunctionCallOutputItem(History):
-    """What a call gave."""
+    """The result of a call."""
 
     type: Literal["function_call_output"]
     call_id: str = Field(min_length=1)

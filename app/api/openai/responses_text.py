@@ -25,7 +25,7 @@ class ItemRefusal(History):
 
     @property
     def text(self) -> str:
-        """What was said."""
+        """The refusal as text."""
         return self.refusal
 
 

@@ -81,7 +81,7 @@ class TokensBody(GenerationBody):
         return cls.model_validate(dict(fields))
 
     def field_names(self) -> dict[str, str]:
-        """The words for errors."""
+        """The client's names of the fields, for errors."""
         return {**super().field_names(), **_WORDS}
 
 

@@ -50,7 +50,7 @@ class FormatParser(Parser):
 
     @abstractmethod
     def parse(self) -> Steps[None]:
-        """Read `self.scan` to its end."""
+        """Parse `self.scan` to its end."""
 
     def push(self, text: str) -> list[Part]:
         """Take more text; return what is now certain."""

@@ -15,5 +15,5 @@ class ClsPooling(Pooling):
         return hidden[starts[:-1]]
 
     def merge(self, earlier: torch.Tensor, later: torch.Tensor) -> torch.Tensor:
-        """The first chunk has the first token."""
+        """The state of the first chunk, which has the first token."""
         return earlier

@@ -15,5 +15,5 @@ class LastPooling(Pooling):
         return hidden[starts[1:] - 1]
 
     def merge(self, earlier: torch.Tensor, later: torch.Tensor) -> torch.Tensor:
-        """The last chunk has the last token."""
+        """The state of the last chunk, which has the last token."""
         return later

@@ -15,5 +15,5 @@ class MaxPooling(Pooling):
         return segment_reduce(hidden, starts, "max")
 
     def merge(self, earlier: torch.Tensor, later: torch.Tensor) -> torch.Tensor:
-        """The larger of both."""
+        """The larger of two chunks' maxima."""
         return torch.maximum(earlier, later)

@@ -15,11 +15,11 @@ class MeanPooling(Pooling):
         return segment_reduce(hidden, starts, "sum")
 
     def merge(self, earlier: torch.Tensor, later: torch.Tensor) -> torch.Tensor:
-        """Sums add up."""
+        """Add the sums of two chunks."""
         return earlier + later
 
     def finish(self, vectors: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-        """Sums to means."""
+        """Divide the sums by the numbers of tokens."""
         return vectors / lengths.unsqueeze(1)
 
 
@@ -27,5 +27,5 @@ class MeanSqrtLenPooling(MeanPooling):
     """Sum over the tokens, divided by the square root of their number."""
 
     def finish(self, vectors: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-        """Sums to what sentence-transformers calls mean_sqrt_len_tokens."""
+        """Divide the sums by the roots of the numbers of tokens: mean_sqrt_len_tokens of sentence-transformers."""
         return vectors / lengths.sqrt().unsqueeze(1)

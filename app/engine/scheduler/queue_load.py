@@ -50,7 +50,7 @@ class QueueLoad:
         self.num_paused -= request.paused
 
     def refresh(self, count: int = REFRESHED_PER_STEP) -> None:
-        """Look again at the next `count` requests."""
+        """Measure the next `count` requests again."""
         for _ in range(min(count, len(self._requests))):
             self._next = (self._next + 1) % len(self._requests)
             self._look_at(self._next)

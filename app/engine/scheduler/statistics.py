@@ -28,7 +28,7 @@ class Statistics:
         self.counters.prefix_cache_hits += num_cached_tokens
 
     def request_preempted(self) -> None:
-        """A request lost its row."""
+        """Count a preemption."""
         self.counters.preemptions += 1
 
     def request_finished(self, request: Request, reason: FinishReason, now: float) -> None:

@@ -91,7 +91,7 @@ class SandboxedCompile:
 
 
 class _Process:
-    """One child, asked one line at a time."""
+    """One child process, which is asked one line at a time."""
 
     def __init__(self, arguments: list[str], memory_bytes: int) -> None:
         paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -163,7 +163,7 @@ class _Process:
         return read
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill the process."""
         self._child.kill()
         self._child.wait()
         for pipe in (self._child.stdin, self._child.stdout):

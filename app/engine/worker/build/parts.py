@@ -21,7 +21,7 @@ from app.engine.worker.warmup.warm_up import WarmUp
 
 @dataclass(slots=True, frozen=True)
 class Parts:
-    """Everything but the KV cache has its memory."""
+    """The parts of a worker, all allocated but for the KV cache."""
 
     config: EngineConfig
     forward: ForwardPass
@@ -35,7 +35,7 @@ class Parts:
 
     @property
     def cache(self) -> KVCache:
-        """Empty until `size`."""
+        """The KV caches; empty until `size`."""
         return self.forward.cache
 
     def size(self, max_model_len: int) -> int:

@@ -59,7 +59,7 @@ class PromptLogprobs(RowFeature):
 
 
 def create(context: FeatureContext) -> PromptLogprobs | None:
-    """Where logits are computed."""
+    """The feature, on the stage where logits are computed."""
     if context.pooling is not None or not context.forward.link.is_last:
         return None
     return PromptLogprobs(context.forward, context.state)

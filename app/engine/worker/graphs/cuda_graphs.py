@@ -78,7 +78,7 @@ class CudaGraphs:
         (self._cascade if cascade else self._forward)[size].replay()
 
     def sample(self, size: int) -> None:
-        """Replay the draw."""
+        """Replay the sampling."""
         self._sample[size].replay()
 
     def capture(self, sizes: list[int]) -> float:

@@ -63,7 +63,7 @@ def device_fields(words: torch.Tensor, size: int) -> Fields[torch.Tensor]:
 
 
 def host_fields(words: torch.Tensor, size: int) -> Fields[NDArray[Any]]:
-    """The same of a buffer on the host."""
+    """The same for a buffer on the host."""
     views = device_fields(words, size)
     return Fields(*(getattr(views, field.name).numpy() for field in dataclasses.fields(views)))
 
@@ -86,7 +86,7 @@ class _HostBuffer:
         return self._fields[size]
 
     def sent(self) -> None:
-        """The transfer is enqueued."""
+        """Note that the transfer is enqueued."""
         if self._sent is not None:
             self._sent.record()
 

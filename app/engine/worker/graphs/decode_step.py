@@ -33,10 +33,10 @@ class Decode(Protocol):
         """The smallest size that holds so many rows; None: no size does. `cascade`: of those that share prefixes."""
 
     def forward(self, size: int, *, cascade: bool = False) -> None:
-        """From the step's inputs to its logits."""
+        """Compute the logits from the step's inputs."""
 
     def sample(self, size: int) -> None:
-        """From the logits to the tokens."""
+        """Sample the tokens from the logits."""
 
 
 class DecodeStep:
@@ -68,7 +68,7 @@ class DecodeStep:
 
     @property
     def step(self) -> DecodeStep:
-        """Itself: the uncaptured way to run it."""
+        """The step itself, which runs without being captured."""
         return self
 
     def size_for(self, num_rows: int, *, cascade: bool = False) -> int | None:

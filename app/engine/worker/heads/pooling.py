@@ -15,7 +15,7 @@ from app.engine.worker.pending_step import StepResults
 
 
 class PoolingHead(Head):
-    """Holds the pooler."""
+    """The head of a pooling model: the pooler."""
 
     def __init__(self, pooler: Pooler, device: torch.device) -> None:
         super().__init__(device)
@@ -23,7 +23,7 @@ class PoolingHead(Head):
 
     @property
     def features(self) -> Sequence[RowFeature]:
-        """The pooler."""
+        """The features of this head: the pooler."""
         return [self._pooler]
 
     def finish(self, step: SchedulerOutput, batch: InputBatch, hidden: torch.Tensor) -> StepResults:
@@ -35,7 +35,7 @@ class PoolingHead(Head):
         return results
 
     def empty(self, step_id: int) -> StepResults:
-        """No prompt ends."""
+        """The result of a step in which no prompt ends."""
         results = super().empty(step_id)
         results.pooled = []
         return results

@@ -30,11 +30,11 @@ class RelayHead(Head):
 
     @property
     def features(self) -> Sequence[RowFeature]:
-        """Token feedback, in the first stage."""
+        """The features of this head: token feedback, in the first stage."""
         return [] if self._feedback is None else [self._feedback]
 
     def finish(self, step: SchedulerOutput, batch: InputBatch, hidden: torch.Tensor) -> StepResults:
-        """`ForwardPass.run` has sent the hidden states."""
+        """Nothing is left to do: `ForwardPass.run` has sent the hidden states."""
         return self._elsewhere(step.step_id, batch.sample_rows, batch.sample_lengths)
 
     def parameters(self, rows: NDArray[np.int64]) -> HostParameters | None:
@@ -57,7 +57,7 @@ class RelayHead(Head):
         return self._elsewhere(step_id, rows, lengths)
 
     def _elsewhere(self, step_id: int, rows: NDArray[np.int64], lengths: NDArray[np.int64]) -> StepResults:
-        """The last stage gives `rows` their tokens."""
+        """The empty result; the last stage will send the tokens of `rows`."""
         if self._feedback is not None:
             self._feedback.expect(rows, lengths)
         return self.empty(step_id)

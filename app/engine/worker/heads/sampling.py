@@ -26,7 +26,7 @@ from app.engine.worker.row_state import RowState
 
 
 class SamplingHead(Head):
-    """Holds the sampler."""
+    """The head of a generating model: the sampler."""
 
     def __init__(self, forward: ForwardPass, state: RowState) -> None:
         super().__init__(state.device)
@@ -36,7 +36,7 @@ class SamplingHead(Head):
 
     @property
     def features(self) -> Sequence[RowFeature]:
-        """The logits processors and the sampler."""
+        """The features of this head: the logits processors and the sampler."""
         return self._sampler.features
 
     def finish(self, step: SchedulerOutput, batch: InputBatch, hidden: torch.Tensor) -> StepResults:

@@ -46,12 +46,12 @@ class HostTier(RowFeature):
         return replace(info, notes=notes, num_host_blocks=self._pool.num_blocks, block_bytes=self._block_bytes)
 
     def before(self, step: SchedulerOutput) -> None:
-        """The copies that come before the step."""
+        """Enqueue the copies that come before the step."""
         assert self._transfer is not None, "a step before the KV cache"
         self._transfer.execute(step)
 
     def report(self, output: ModelRunnerOutput) -> None:
-        """Which loads are still under way."""
+        """Report the loads that are still under way."""
         assert self._transfer is not None
         output.loading_since = self._transfer.loading_since()
 
@@ -63,7 +63,7 @@ class HostTier(RowFeature):
 
 
 def create(context: FeatureContext) -> HostTier | None:
-    """Where one is configured."""
+    """The host tier, where one is configured."""
     memory_bytes, cache = context.config.kv_host_memory_bytes, context.forward.cache
     return HostTier(memory_bytes, cache.spec, context.state.device) if memory_bytes else None
 

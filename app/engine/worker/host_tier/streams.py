@@ -23,17 +23,17 @@ class Stream(Protocol):
     """Work is done in the order in which it was given."""
 
     def run(self, work: Callable[[], None]) -> None:
-        """Give it work."""
+        """Enqueue work."""
 
     def record_event(self) -> Event:
-        """The point after all work given so far."""
+        """An event after all work enqueued so far."""
 
     def wait(self, event: Event) -> None:
         """Work given from now on is done after `event`, of whatever stream."""
 
 
 class CudaEvent:
-    """An event."""
+    """A CUDA event."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self.event = torch.cuda.Event()  # type: ignore[no-untyped-call]

@@ -57,7 +57,7 @@ class WarmUp:
             logger.warning("kernels are compiled when they are met: compiling them ahead failed", exc_info=error)
 
     def launch(self, static: DecodeStep | None) -> None:
-        """The steps and draws themselves."""
+        """Launch the plan's steps and sampling."""
         if static is not None:
             launch_static(static)
         for step in self.plan.compile:
