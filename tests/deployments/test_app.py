@@ -37,7 +37,7 @@ def args(**changes: Any) -> dict[str, Any]:
             r"args\.models\.0\.gpus_per_worker: ",
         ),
         (args(ingress={"limits": {"max_body": 1}}), r"args\.ingress\.limits\.max_body: no such"),
-        (args(router={"policy": "best"}), r"args\.router\.policy: unknown policy 'best'; known: adapter_affinity"),
+        (args(router={"policy": "best"}), r"args\.router\.policy: unknown routing policy 'best'; known: adapter"),
         (args(modles=[]), r"args\.modles: no such option; did you mean models"),
     ],
 )

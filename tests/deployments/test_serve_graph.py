@@ -6,6 +6,7 @@ waits until the graph is whole again.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import secrets
@@ -463,6 +464,30 @@ def test_killed_replica(server: ServeProcess, client: openai.OpenAI) -> None:
     assert all(chunks[-1] == "[DONE]" for chunks in results)
     assert all("is gone" in json.loads(chunks[-2])["error"]["message"] for chunks in errors)
     assert server.health() == 200
+    until_both_serve(server)
+
+
+@pytest.mark.slow
+def test_a_stopped_replica_is_left_within_seconds(server: ServeProcess) -> None:
+    """SIGSTOP: its streams wait neither for it nor for Serve's health check; once it goes on, it works for nobody."""
+
+    def left() -> bool:
+        logs = server.tmp.rglob("replica_manta_Ingress*.log")
+        return any("no sign of life" in path.read_text(errors="replace") for path in logs)
+
+    with ThreadPoolExecutor(8) as pool:
+        running = [pool.submit(lambda: list(stream(server, max_tokens=900))) for _ in range(8)]
+        wait_until(lambda: both_run(server), "both run")
+        victim = replicas(server, "Engine-fast")[0]
+        victim.suspend()
+        try:
+            wait_until(left, "the ingress leaves it")
+            results = [future.result(limits.patience_s()) for future in running]
+        finally:
+            with contextlib.suppress(psutil.NoSuchProcess):  # Serve gives it up, too, if that took long
+                victim.resume()
+    assert all(chunks[-1] == "[DONE]" for chunks in results)
+    wait_until(lambda: num_running(server) == 0, "nothing runs for nobody")
     until_both_serve(server)
 
 

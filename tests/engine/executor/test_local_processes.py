@@ -174,7 +174,7 @@ def test_a_stopped_rank_is_found_long_before_the_step_timeout(
     pids = executor.worker_pids
     if busy:  # a step that takes long is no reason
         executor.submit(make_step_message(0, (SLEEP_MS, 600_000)))
-    for _ in range(20):
+    for _ in range(2 * signs_of_life.MAX_UNANSWERED):
         executor.check_health()
         limits.pause(0.05)
     os.kill(pids[2], signal.SIGSTOP)
