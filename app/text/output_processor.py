@@ -44,7 +44,7 @@ class TextDelta:
 
     @property
     def prompt_logprobs(self) -> list[TokenLogprobs | None] | None:
-        """Of the whole prompt, once."""
+        """The whole prompt's, once."""
         return self.output.prompt_logprobs
 
     def add_to(self, output: CompletionOutput) -> None:

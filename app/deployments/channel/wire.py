@@ -64,7 +64,7 @@ def encode(message: msgspec.Struct) -> bytes:
     return msgspec.msgpack.encode(message)
 
 
-# Of the messages' bytes; each raises msgspec.ValidationError when they are something else.
+# Decoders of the messages' bytes; each raises msgspec.ValidationError when they are something else.
 decode_frame = msgspec.msgpack.Decoder(Frame).decode
 decode_feed = msgspec.msgpack.Decoder(FeedFrame).decode
 decode_control = msgspec.msgpack.Decoder(ControlMessage).decode
