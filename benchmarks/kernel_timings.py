@@ -18,7 +18,7 @@ import torch.nn.functional as F
 import triton.testing
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from app.kernels.attention import KV_FP8, AttentionMetadata, gluon_prefill, triton_prefill
+from app.kernels.attention import KV_FP8, AttentionMetadata, AttentionOptions, gluon_prefill, triton_prefill
 from app.kernels.attention.triton_ops import OPS
 from app.kernels.attention.triton_prefill import PrefillTile
 from app.kernels.fused import HeadNorm
@@ -32,7 +32,7 @@ from tests.kernels.attention.cases import Batch
 COPY_BYTES_PER_S = 4.3e12
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 32, 8, 128
 HIDDEN, INTERMEDIATE = 4096, 14336
-MASKS: dict[str, Any] = {"scale": HEAD_DIM**-0.5, "sliding_window": None, "soft_cap": None}
+OPTIONS = AttentionOptions(HEAD_DIM**-0.5)
 Row = dict[str, Any]
 Timing = Callable[[], Row]
 
@@ -184,7 +184,7 @@ def prefill_entries(num_query: int, seq_len: int) -> list[Entry]:
         gluon_prefill.prefill(batch.query, batch.kv_cache, batch.meta, out, scale=HEAD_DIM**-0.5)
 
     def paged(batch: Batch, out: torch.Tensor, sizes: PrefillTile | None = None) -> None:
-        triton_prefill.prefill(batch.query, batch.kv_cache, batch.meta, out, tile=sizes, **MASKS)
+        triton_prefill.prefill(batch.query, batch.kv_cache, batch.meta, out, OPTIONS, sizes)
 
     variants: list[tuple[str, int, Callable[[Batch, torch.Tensor], None]]] = [
         ("paged", 16, paged),
@@ -212,7 +212,7 @@ def prefill_row(num_query: int, seq_len: int, block_size: int, run: Callable[[Ba
     """Time and TFLOP/s, and how far the output is from the paged kernel's, whose checks are the tests."""
     batch = large_batch(1, num_query, seq_len, block_size)
     out, truth = torch.full_like(batch.query, float("nan")), torch.empty_like(batch.query)
-    triton_prefill.prefill(batch.query, batch.kv_cache, batch.meta, truth, **MASKS)
+    triton_prefill.prefill(batch.query, batch.kv_cache, batch.meta, truth, OPTIONS)
     run(batch, out)
     difference = float((out.float() - truth.float()).norm() / truth.float().norm())
     ms = time_ms(partial(run, batch, out))

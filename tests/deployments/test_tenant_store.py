@@ -9,7 +9,7 @@ import pytest
 import ray
 
 from app.api.openai.response_store import ResponseStore
-from app.api.store.entries import StorageFullError, StoreConflictError
+from app.api.store.entries import Birth, Lease, StorageFullError, StoreConflictError
 from app.config import IngressConfig, RequestLimits
 from app.deployments.tenant_store import NAMESPACE, SharedStores
 from tests import limits
@@ -26,7 +26,7 @@ def test_what_one_keeps_the_other_finds() -> None:
     async def go() -> None:
         one, other = two()
         await one.put("t", "a", b"1", append=[b"x"])
-        await other.put("t", "b", b"2", previous="a")
+        await other.put("t", "b", b"2", born=Birth("a"))
         chain = await one.chain("t", "b", 10, 100)
         assert [(stored.header, first) for stored, first in chain] == [(b"1", b"x"), (b"2", b"")]
         assert await other.get("stranger", "a") is None
@@ -46,7 +46,7 @@ def test_a_response_whose_ingress_died_has_failed() -> None:
     async def go() -> None:
         one, other = (ResponseStore(store, RequestLimits()) for store in two())
         response = {"id": "r", "status": "in_progress", "previous_response_id": None, "error": None}
-        await one.keep("t", response, b"[]", [b"event 0"], owner="one", lease_s=30.0)
+        await one.keep("t", response, b"[]", [b"event 0"], lease=Lease("one", 30.0))
         assert b"in_progress" in (await other.find("t", "r")).header
         with pytest.raises(StoreConflictError):
             await other.entries.append("t", "r", [b"2"], "two")

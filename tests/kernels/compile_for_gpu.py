@@ -26,7 +26,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.runtime.jit import JITFunction
 
 from app.kernels import launch
-from app.kernels.attention import KV_FP8, AttentionMetadata, gluon_prefill, triton_prefill
+from app.kernels.attention import KV_FP8, AttentionMetadata, AttentionOptions, gluon_prefill, triton_prefill
 from app.kernels.attention.triton_ops import OPS
 from app.kernels.attention.triton_prefill import PrefillTile
 from app.kernels.attention.triton_shared_splits import share_splits
@@ -194,11 +194,11 @@ def attention(
         OPS.prepare(meta, block_size=block_size, **shape)
         OPS.paged_attention(query, cache, meta, scale=0.1, kv_scales=scales, **masks)
         OPS.write_kv(query[:, :num_kv_heads], query[:, :num_kv_heads], cache, meta.slot_mapping, scales)
-        options = {"scale": 0.1, "sliding_window": None, "soft_cap": None, **masks}
+        options = AttentionOptions(0.1, **masks)
         if dtype == torch.float32 or is_static or scales is not None or head_dim > 128:  # the tiles are too large
             continue
         for tile in (PrefillTile(128, 64, 8, 3), PrefillTile(128, 128, 8, 2), PrefillTile(64, 64, 4, 3)):
-            triton_prefill.prefill(query, cache, meta, query, tile=tile, **options)
+            triton_prefill.prefill(query, cache, meta, query, options, tile)
         if head_dim in (64, 128) and not masks:
             gluon_prefill.prefill(query, cache, meta, query, scale=0.1)
 

@@ -12,7 +12,7 @@ import uuid
 from collections.abc import AsyncIterator
 from typing import Any
 
-from app.api.store.entries import StoreConflictError, Stored
+from app.api.store.entries import NEW, Birth, Lease, Seen, StoreConflictError, Stored
 from app.api.store.tenant_store import TenantStore
 from app.errors import InvalidRequestError
 
@@ -43,11 +43,10 @@ class FileStore:
             tenant,
             file_id,
             json.dumps(header).encode(),
-            version=0,
-            owner=owner,
-            lease_s=lease_s,
+            seen=NEW,
+            lease=Lease(owner, lease_s),
             expires_s=UNFINISHED_S,
-            label=purpose,
+            born=Birth(label=purpose),
         )
         return file_id
 
@@ -61,7 +60,7 @@ class FileStore:
         described |= {"bytes": stored.num_bytes - len(stored.header)}
         described |= {"expires_at": described["created_at"] + expires_s}
         header = json.dumps(described).encode()
-        await self.entries.put(tenant, file_id, header, version=stored.version, expires_s=float(expires_s))
+        await self.entries.put(tenant, file_id, header, seen=Seen(stored.version), expires_s=float(expires_s))
         return described
 
     async def find(self, tenant: str, file_id: str) -> dict[str, Any]:

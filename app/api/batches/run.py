@@ -19,7 +19,7 @@ from app.api.batches.file_store import FileStore
 from app.api.batches.lines import BadLine, BatchRequest, parse_line
 from app.api.batches.turns import Turns
 from app.api.in_process import Answer
-from app.api.store.entries import StoreConflictError
+from app.api.store.entries import Lease, StoreConflictError
 from app.api.store.leased_entry import LeasedEntry
 from app.api.work_pool import PARSE_S_PER_BYTE, RequestWork, WorkPool
 from app.errors import EngineDeadError, InvalidRequestError, MantaError, OverloadedError
@@ -146,7 +146,7 @@ class BatchRun:
     def _leased(self, file_id: str, num_chunks: int) -> LeasedEntry:
         tools = self.tools
         entries = tools.files.entries
-        return LeasedEntry(entries, self.tenant, file_id, tools.owner, tools.lease_s, num_chunks=num_chunks)
+        return LeasedEntry(entries, self.tenant, file_id, Lease(tools.owner, tools.lease_s), num_chunks=num_chunks)
 
     async def _send(self) -> None:
         self._sending = asyncio.create_task(self._send_all())

@@ -13,7 +13,7 @@ from typing import Any
 from app.api.batches.batch import RUNNING, Batch
 from app.api.batches.file_store import EXPIRES_S, FileStore
 from app.api.batches.run import BatchRun, Tools
-from app.api.store.entries import StoreConflictError, Stored
+from app.api.store.entries import NEW, Birth, Lease, Seen, StoreConflictError, Stored
 from app.api.store.leased_entry import MAX_ATTEMPTS, LeasedEntry
 from app.api.store.tenant_store import TenantStore
 from app.errors import InvalidRequestError, MantaError, OverloadedError
@@ -59,8 +59,8 @@ class BatchRunner:
     async def begin(self, tenant: str, batch: Batch) -> None:
         """Keep a batch and begin with it. OverloadedError when the tenant has as many under way as it may."""
         self.start()
-        owner = {"owner": self._tools.owner, "lease_s": self._tools.lease_s, "max_owned": self._max_tenant}
-        version = await self._batches.put(tenant, batch.id, batch.dump(), version=0, **owner)
+        lease, born = Lease(self._tools.owner, self._tools.lease_s), Birth(max_owned=self._max_tenant)
+        version = await self._batches.put(tenant, batch.id, batch.dump(), seen=NEW, lease=lease, born=born)
         self._work(tenant, batch, version)
 
     async def find(self, tenant: str, batch_id: str) -> tuple[Batch, Stored]:
@@ -79,9 +79,9 @@ class BatchRunner:
             if batch.status not in ("validating", "in_progress"):
                 raise InvalidRequestError(f"the batch is {batch.status}", param="batch_id")
             batch.becomes("cancelling")
-            owner = {"owner": stored.owner, "lease_s": self._tools.lease_s}
+            lease = Lease(stored.owner, self._tools.lease_s)
             try:
-                await self._batches.put(tenant, batch_id, batch.dump(), version=stored.version, **owner)
+                await self._batches.put(tenant, batch_id, batch.dump(), seen=Seen(stored.version), lease=lease)
             except StoreConflictError:
                 continue
             entry = self._entries.get((tenant, batch_id))
@@ -96,7 +96,7 @@ class BatchRunner:
             await self._save(entry)
 
         tools = self._tools
-        leased = LeasedEntry(self._batches.patient(), tenant, batch.id, tools.owner, tools.lease_s, version)
+        leased = LeasedEntry(self._batches.patient(), tenant, batch.id, Lease(tools.owner, tools.lease_s), version)
         entry = _Entry(BatchRun(tools, tenant, batch, save), leased)
         self._entries[tenant, batch.id] = entry
         entry.task = asyncio.create_task(self._run(tenant, entry))

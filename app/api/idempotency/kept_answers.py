@@ -21,7 +21,7 @@ from starlette.types import Message
 
 from app.api.idempotency.answer import RunningAnswer
 from app.api.idempotency.key import IdempotentRequest
-from app.api.store.entries import StorageFullError, StoreConflictError, Stored
+from app.api.store.entries import NEW, Birth, Lease, Seen, StorageFullError, StoreConflictError, Stored
 from app.api.store.leased_entry import LeasedEntry
 from app.api.store.tenant_store import TenantStore
 from app.errors import EngineDeadError, MantaError
@@ -80,17 +80,14 @@ class AnswerStore:
         OverloadedError when too many of the tenant's are under way, StorageFullError where there is no room.
         """
         header = AnswerHeader(request.fingerprint, 0 if lost is None else lost.num_chunks)
-        owner = uuid.uuid4().hex  # of this run: two that begin at once in one process are two
-        lease: dict[str, Any] = {"owner": owner, "lease_s": self._lease_s, "expires_s": RUNNING_S}
-        seen: dict[str, Any] = {"version": 0}
-        if lost is not None:
-            seen = {"version": lost.version, "num_chunks": lost.num_chunks}
-        place, options = (request.tenant, request.key), {"max_owned": self._max_running, **lease, **seen}
+        place, lease = (request.tenant, request.key), Lease(uuid.uuid4().hex, self._lease_s)  # its owner is this run
+        options: dict[str, Any] = {"lease": lease, "expires_s": RUNNING_S, "born": Birth(max_owned=self._max_running)}
+        seen = NEW if lost is None else Seen(lost.version, lost.num_chunks)
         try:
-            version = await self._store.patient().put(*place, header.dump(), **options)
+            version = await self._store.patient().put(*place, header.dump(), seen=seen, **options)
         except StoreConflictError:
             return None
-        entry = LeasedEntry(self._store.patient(), *place, owner, self._lease_s, version, header.first)
+        entry = LeasedEntry(self._store.patient(), *place, lease, version, header.first)
         return KeptAnswer(entry, header, self._lease_s, self._kept_s)
 
     async def replay(self, request: IdempotentRequest) -> AsyncIterator[Message]:

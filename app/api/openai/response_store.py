@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 
 from app.api.openai.responses_answer import event_text
 from app.api.openai.responses_protocol import InputItem
-from app.api.store.entries import StoreConflictError, Stored
+from app.api.store.entries import Birth, Seen, StoreConflictError, Stored
 from app.api.store.tenant_store import TenantStore
 from app.api.work_pool import PARSE_S_PER_BYTE, RequestWork
 from app.config import RequestLimits
@@ -51,7 +51,7 @@ class ResponseStore:
         """Keep a response and the JSON of the items that it was asked; its version. `options` are LocalStore.put's."""
         header, previous = json.dumps(response).encode(), response["previous_response_id"]
         append = [asked, *events]
-        return await self.entries.put(tenant, response["id"], header, append=append, previous=previous, **options)
+        return await self.entries.put(tenant, response["id"], header, append=append, born=Birth(previous), **options)
 
     async def find(self, tenant: str, response_id: str) -> Stored:
         """A response; ResponseNotFoundError when it is not kept. One that lost its server has failed."""
@@ -69,8 +69,8 @@ class ResponseStore:
         event = event_text(f"response.{response['status']}", max(0, stored.num_chunks - 1), response=response)
         header = json.dumps(response).encode()
         try:
-            seen = {"version": stored.version, "num_chunks": stored.num_chunks}
-            await self.entries.put(tenant, stored.key, header, append=[event.encode()], **seen)
+            seen = Seen(stored.version, stored.num_chunks)
+            await self.entries.put(tenant, stored.key, header, append=[event.encode()], seen=seen)
         except StoreConflictError:
             return False
         return True

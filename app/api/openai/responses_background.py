@@ -20,7 +20,7 @@ from app.api.errors import as_manta_error
 from app.api.events import EventStream
 from app.api.openai.response_store import ENDED, ResponseStore, not_found
 from app.api.openai.responses_answer import ResponseAnswer, ResponseEvents, event_text
-from app.api.store.entries import StorageFullError, StoreConflictError, Stored
+from app.api.store.entries import NEW, Lease, StorageFullError, StoreConflictError, Stored
 from app.api.store.leased_entry import MAX_ATTEMPTS, LeasedEntry
 from app.api.work_pool import PARSE_S_PER_BYTE, RequestWork
 from app.config import IngressConfig
@@ -81,14 +81,14 @@ class BackgroundResponses:
     ) -> dict[str, Any]:
         """Keep a response as queued and begin with it; the response as it is now. `asked` is its input as JSON."""
         self.check_room(tenant)
-        lease: dict[str, Any] = {"owner": self._owner, "lease_s": self._ingress.lease_s}
-        entry = LeasedEntry(self._store.entries.patient(), tenant, answer.id, **lease)
+        lease = Lease(self._owner, self._ingress.lease_s)
+        entry = LeasedEntry(self._store.entries.patient(), tenant, answer.id, lease)
         job = Job(tenant, answer, stream, ResponseEvents(answer, _nothing), entry, work, len(asked))
         self._jobs[tenant, answer.id] = job
         response = answer.response("queued")
         events = _split(job.events.queued())
         try:
-            version = await self._store.keep(tenant, response, asked, events, version=0, **lease)
+            version = await self._store.keep(tenant, response, asked, events, seen=NEW, lease=lease)
             entry.adopt(version, 1 + len(events))
         except BaseException:
             del self._jobs[tenant, answer.id]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -34,7 +35,7 @@ def score_routes(client: EngineClient, limits: RequestLimits) -> APIRouter:
         model = find_model(client, body.model)
         answer_id = new_id("score")
         names = body.sides()
-        found, prompts = await _scores(client, limits, request, body, model, body.pairs(), answer_id, names[1])
+        found, prompts = await _scores(client, limits, request, body, model, _Pairs(answer_id, body.pairs(), names[1]))
         data = [{"index": i, "object": "score", "score": value} for i, value in enumerate(found)]
         return listed(answer_id, body.model or model.name, data, prompts)
 
@@ -47,9 +48,8 @@ def score_routes(client: EngineClient, limits: RequestLimits) -> APIRouter:
         model = find_model(client, body.model)
         answer_id = new_id("rerank")
         texts = body.texts()
-        pairs = [(body.query, text) for text in texts]
-        most = body.max_tokens_per_doc
-        found, prompts = await _scores(client, limits, request, body, model, pairs, answer_id, "documents", most)
+        pairs = _Pairs(answer_id, [(body.query, text) for text in texts], "documents", body.max_tokens_per_doc)
+        found, prompts = await _scores(client, limits, request, body, model, pairs)
         order = sorted(range(len(texts)), key=lambda i: -found[i])[: body.top_n or None]
         results: list[dict[str, Any]] = []
         for i in order:
@@ -61,39 +61,46 @@ def score_routes(client: EngineClient, limits: RequestLimits) -> APIRouter:
     return router
 
 
+@dataclass(slots=True, frozen=True)
+class _Pairs:
+    """What is to be scored."""
+
+    request_id: str
+    texts: list[tuple[str, str]]
+    field: str  # of the body, where the second texts come from
+    max_last_tokens: int | None = None  # of a second text
+
+    def check(self, limits: RequestLimits) -> None:
+        """InvalidRequestError for too many, or too long ones."""
+        if len(self.texts) > limits.max_prompts:
+            raise InvalidRequestError(f"{len(self.texts)} pairs; at most {limits.max_prompts}", param=self.field)
+        check_total_chars(sum(map(len, {text for pair in self.texts for text in pair})), limits, self.field)
+
+
 async def _scores(
-    client: EngineClient,
-    limits: RequestLimits,
-    request: Request,
-    body: PoolingBody,
-    model: ServedModel,
-    pairs: list[tuple[str, str]],
-    request_id: str,
-    field: str,
-    max_last_tokens: int | None = None,
+    client: EngineClient, limits: RequestLimits, request: Request, body: PoolingBody, model: ServedModel, asked: _Pairs
 ) -> tuple[list[float], list[PoolingPrompt]]:
     """A score for each pair, and the prompts that it took."""
-    pooling, room, work = pooling_of(model), pooled_room(body, model, field), work_of(request)
-    if len(pairs) > limits.max_prompts:
-        raise InvalidRequestError(f"{len(pairs)} pairs; at most {limits.max_prompts}", param=field)
-    check_total_chars(sum(map(len, {text for pair in pairs for text in pair})), limits, field)
+    pooling, room, work = pooling_of(model), pooled_room(body, model, asked.field), work_of(request)
+    asked.check(limits)
+    pairs, names = asked.texts, {"request_id": asked.request_id, "field": asked.field}
     if pooling.labels:
         if len(pooling.labels) != 1:
             raise UnsupportedError(
                 f"the model {model.name!r} has {len(pooling.labels)} classes; scores need a model of one",
                 param="model",
             )
-        prompts = await tokenise(work, model, pairs, room, max_last_tokens)
+        prompts = await tokenise(work, model, pairs, room, asked.max_last_tokens)
         params = PoolingParams(task="classify", use_activation=body.use_activation)
-        results = await pool(client, request, body, model, prompts, params, request_id=request_id, field=field)
+        results = await pool(client, request, body, model, prompts, params, **names)
         return [float(result.array()[0]) for result in results], prompts
     if body.use_activation is not None:
         raise UnsupportedError("scores of an embedding model are cosines", param="use_activation")
     firsts, seconds = (list(dict.fromkeys(side)) for side in zip(*pairs, strict=True))
     prompts = await tokenise(work, model, [(text, None) for text in firsts], room)
-    prompts += await tokenise(work, model, [(text, None) for text in seconds], room, max_last_tokens)
+    prompts += await tokenise(work, model, [(text, None) for text in seconds], room, asked.max_last_tokens)
     params = PoolingParams(task="embed", use_activation=True)
-    results = await pool(client, request, body, model, prompts, params, request_id=request_id, field=field)
+    results = await pool(client, request, body, model, prompts, params, **names)
     vectors = [result.array() for result in results]
     left = dict(zip(firsts, vectors, strict=False))
     right = dict(zip(seconds, vectors[len(firsts) :], strict=True))

@@ -46,6 +46,40 @@ class Stored:
 
 
 @dataclass(slots=True, frozen=True)
+class Seen:
+    """An entry as its writer knows it. `version` 0: there is none; `num_chunks` None: it may have grown."""
+
+    version: int
+    num_chunks: int | None = None
+
+
+NEW = Seen(0)
+
+
+@dataclass(slots=True, frozen=True)
+class Lease:
+    """Who works on an entry, and for how long it is known without a word from there."""
+
+    owner: str
+    seconds: float
+
+
+NO_LEASE = Lease("", 0.0)
+
+
+@dataclass(slots=True, frozen=True)
+class Birth:
+    """What is said of an entry once, when it is made."""
+
+    previous: str | None = None  # the entry that it continues
+    label: str = ""
+    max_owned: int | None = None  # entries of the tenant that may be worked on, for it to be made
+
+
+PLAIN = Birth()
+
+
+@dataclass(slots=True, frozen=True)
 class Tail:
     """Chunks of an entry, and whether somebody works on it still. `is_lost`: its owner's lease has run out."""
 

@@ -10,29 +10,27 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from app.api.store.entries import StoreConflictError, Stored
+from app.api.store.entries import NO_LEASE, Lease, Seen, StoreConflictError, Stored
 from app.api.store.tenant_store import TenantStore
 
 MAX_ATTEMPTS = 16  # at a change that others overtake
 
 
 class LeasedEntry:
-    """An entry of a patient store that `owner` works on. StoreConflictError once it is gone or somebody else's."""
+    """An entry of a patient store that its owner works on. StoreConflictError once it is gone or somebody else's."""
 
     def __init__(
         self,
         store: TenantStore,
         tenant: str,
         key: str,
-        owner: str,
-        lease_s: float,
+        lease: Lease,
         version: int = 0,
         num_chunks: int = 0,
     ) -> None:
         self._store = store
         self._place = tenant, key
-        self._owner = owner
-        self._lease_s = lease_s
+        self._lease = lease
         self._version = version
         self._is_over = False
         self.num_chunks = num_chunks
@@ -49,12 +47,12 @@ class LeasedEntry:
     ) -> None:
         """Replace the header and prolong the lease, or give it up with the last write. Where another has changed the
         entry, but left it to its owner, `when_changed` is told, and `header` asked again."""
-        lease = {} if is_last else {"owner": self._owner, "lease_s": self._lease_s}
+        lease = NO_LEASE if is_last else self._lease
         async with self.lock:
             if self._is_over:
                 raise StoreConflictError(f"{self._place[1]} has had its last write")
             for _ in range(MAX_ATTEMPTS):
-                fields = {"append": append, "version": self._version, **lease, **options}
+                fields = {"append": append, "seen": Seen(self._version), "lease": lease, **options}
                 try:
                     self._version = await self._store.put(*self._place, header(), **fields)
                 except StoreConflictError as error:
@@ -68,11 +66,11 @@ class LeasedEntry:
     async def append(self, chunks: Sequence[bytes]) -> None:
         """Add chunks. StorageFullError leaves the entry as it is."""
         async with self.lock:
-            self.num_chunks = await self._store.append(*self._place, chunks, self._owner, self.num_chunks)
+            self.num_chunks = await self._store.append(*self._place, chunks, self._lease.owner, self.num_chunks)
 
     async def renew(self) -> None:
         """Prolong the lease."""
-        await self._store.renew(*self._place, self._owner, self._lease_s)
+        await self._store.renew(*self._place, self._lease.owner, self._lease.seconds)
 
     def adopt(self, version: int, num_chunks: int) -> None:
         """Go on from what the store has."""
@@ -81,7 +79,7 @@ class LeasedEntry:
     async def _look_again(self, error: StoreConflictError) -> Stored:
         """The entry as it is now; `error` where it is not ours."""
         stored = await self._store.get(*self._place)
-        if stored is None or stored.owner != self._owner:
+        if stored is None or stored.owner != self._lease.owner:
             raise error
         self.adopt(stored.version, stored.num_chunks)
         return stored

@@ -15,7 +15,18 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from app.api.store.entries import StorageFullError, StoreConflictError, Stored, StoreLimits, Tail
+from app.api.store.entries import (
+    NO_LEASE,
+    PLAIN,
+    Birth,
+    Lease,
+    Seen,
+    StorageFullError,
+    StoreConflictError,
+    Stored,
+    StoreLimits,
+    Tail,
+)
 from app.errors import OverloadedError
 
 SWEEP_S = 60.0  # how often expired entries are looked for
@@ -66,41 +77,34 @@ class LocalStore:
         header: bytes,
         *,
         append: Sequence[bytes] = (),
-        version: int | None = None,
-        owner: str = "",
-        lease_s: float = 0.0,
+        seen: Seen | None = None,
+        lease: Lease = NO_LEASE,
         expires_s: float | None = None,
-        previous: str | None = None,
-        label: str = "",
-        num_chunks: int | None = None,
-        max_owned: int | None = None,
+        born: Birth = PLAIN,
     ) -> int:
-        """Write an entry's header and append chunks; its new version. `version` 0: it must be new; another number: it
-        must still be the one there, and `num_chunks` the number of its chunks. `owner` "" gives up the lease.
+        """Write an entry's header and append chunks; its new version. It must still be as it was `seen`; without a
+        `lease` it is nobody's afterwards. `born` counts for a new entry.
 
-        What names a version may be asked again by who does not know whether it was done. StoreConflictError,
-        StorageFullError, or OverloadedError for a new entry where `max_owned` of the tenant are worked on.
+        What names what was seen may be asked again by who does not know whether it was done. StoreConflictError,
+        StorageFullError, or OverloadedError for a new entry where `born.max_owned` of the tenant are worked on.
         """
         self._sweep()
         entry = self._find(tenant, key)
-        if entry is not None and _is_repeated(entry, header, append, version, owner):
-            entry.lease_until = self._clock() + lease_s
+        if entry is not None and _is_repeated(entry, header, append, seen, lease.owner):
+            entry.lease_until = self._clock() + lease.seconds
             return entry.version
-        if version is not None and version != (entry.version if entry is not None else 0):
-            raise StoreConflictError(f"{key} was changed meanwhile")
-        if num_chunks is not None and num_chunks != (len(entry.chunks) if entry is not None else 0):
-            raise StoreConflictError(f"{key} has grown meanwhile")
-        if entry is None and max_owned is not None:
-            self._check_owned(tenant, max_owned)
+        _check_seen(key, entry, seen)
+        if entry is None and born.max_owned is not None:
+            self._check_owned(tenant, born.max_owned)
         grown = len(header) - (len(entry.header) if entry is not None else 0) + sum(map(len, append))
         self._make_room(tenant, int(entry is None), grown, key)
         if entry is None:
             self._num_created += 1
-            entry = _Entry(b"", self._num_created, previous=previous, label=label)
+            entry = _Entry(b"", self._num_created, previous=born.previous, label=born.label)
             self._tenants.setdefault(tenant, _Tenant()).entries[key] = entry
             self._num_entries += 1
         now = self._clock()
-        entry.header, entry.owner, entry.lease_until = header, owner, now + lease_s
+        entry.header, entry.owner, entry.lease_until = header, lease.owner, now + lease.seconds
         if expires_s is not None:
             entry.expires_at = now + expires_s
         entry.version += 1
@@ -321,8 +325,17 @@ class LocalStore:
                     self.delete(name, key)
 
 
-def _is_repeated(entry: _Entry, header: bytes, append: Sequence[bytes], version: int | None, owner: str) -> bool:
-    """Whether the last change of an entry was the put of just this after `version`."""
-    if version is None or (entry.version, entry.header, entry.owner) != (version + 1, header, owner):
+def _check_seen(key: str, entry: _Entry | None, seen: Seen | None) -> None:
+    if seen is None:
+        return
+    if seen.version != (entry.version if entry is not None else 0):
+        raise StoreConflictError(f"{key} was changed meanwhile")
+    if seen.num_chunks is not None and seen.num_chunks != (len(entry.chunks) if entry is not None else 0):
+        raise StoreConflictError(f"{key} has grown meanwhile")
+
+
+def _is_repeated(entry: _Entry, header: bytes, append: Sequence[bytes], seen: Seen | None, owner: str) -> bool:
+    """Whether the last change of an entry was the put of just this after `seen`."""
+    if seen is None or (entry.version, entry.header, entry.owner) != (seen.version + 1, header, owner):
         return False
     return entry.chunks[len(entry.chunks) - len(append) :] == list(append)

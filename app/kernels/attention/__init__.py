@@ -47,6 +47,16 @@ class AttentionMetadata:
 
 
 @dataclass(slots=True, frozen=True)
+class AttentionOptions:
+    """What a layer says of its attention beside the tensors."""
+
+    scale: float  # of the products of queries and keys
+    sliding_window: int | None = None  # positions that a query sees, itself included; None: all before it
+    soft_cap: float | None = None  # scores become soft_cap * tanh(score / soft_cap)
+    kv_scales: torch.Tensor | None = None  # fp32 [2, Hkv] of a quantized cache
+
+
+@dataclass(slots=True, frozen=True)
 class AttentionOps:
     """One backend: `prepare(meta)` once a step, then per layer `write_kv` and `paged_attention`."""
 

@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from app.kernels.attention import AttentionMetadata
+from app.kernels.attention import AttentionMetadata, AttentionOptions
 from app.kernels.attention.triton_quantize import query_to_fp8_keys
 from app.kernels.attention.triton_shared_splits import RUN_WORDS, SharedSplits
 from app.kernels.attention.triton_splits import multiprocessors
@@ -111,16 +111,13 @@ def attend_runs(
     kv_cache: torch.Tensor,
     meta: AttentionMetadata,
     shared: SharedSplits,
-    partial: torch.Tensor,
-    log_sum: torch.Tensor,
+    results: tuple[torch.Tensor, torch.Tensor],
+    options: AttentionOptions,
     *,
-    scale: float,
-    soft_cap: float | None,
-    kv_scales: torch.Tensor | None,
     tile_keys: int,
     tile: CascadeTile,
 ) -> None:
-    """Partial results of the shared splits: into partial [Rd, Hq, splits, D] and log_sum [Rd, Hq, splits].
+    """Partial results of the shared splits, into `results`: partial [Rd, Hq, splits, D] and log_sum [Rd, Hq, splits].
 
     `tile_keys`: those of the decode kernel, by which the contexts were cut.
     """
@@ -128,9 +125,9 @@ def attend_runs(
     num_kv_heads, block_size = kv_cache.shape[2:4]
     programs = min(shared.runs.shape[0], max(1, _PROGRAMS_PER_SM * multiprocessors(query.device) // num_kv_heads))
     cascade_kernel[(programs, num_kv_heads)](
-        query, kv_cache, kv_scales, partial, log_sum, meta.block_table, shared.runs, shared.members, shared.count,
-        scale, soft_cap or 1.0,
-        query.stride(0), query.stride(1), *kv_cache.stride()[:4], meta.block_table.stride(0), log_sum.shape[2],
+        query, kv_cache, options.kv_scales, *results, meta.block_table, shared.runs, shared.members, shared.count,
+        options.scale, options.soft_cap or 1.0,
+        query.stride(0), query.stride(1), *kv_cache.stride()[:4], meta.block_table.stride(0), results[1].shape[2],
         G=num_heads // num_kv_heads,
         D=head_dim,
         S=block_size,
@@ -139,7 +136,7 @@ def attend_runs(
         BD=next_power_of_2(head_dim),
         GROUP_SLOTS=shared.members.shape[1],
         RUN_WORDS=RUN_WORDS,
-        USE_CAP=soft_cap is not None,
+        USE_CAP=options.soft_cap is not None,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,

@@ -19,7 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
-from app.kernels.attention import KV_FP8, AttentionMetadata, triton_splits
+from app.kernels.attention import KV_FP8, AttentionMetadata, AttentionOptions, triton_splits
 from app.kernels.attention.triton_cascade import CascadeTile, attend_runs, choose_cascade_tile, group_slots_of
 from app.kernels.attention.triton_quantize import query_to_fp8_keys
 from app.kernels.attention.triton_shared_splits import SharedSplits, share_splits
@@ -287,14 +287,11 @@ def decode(
     meta: AttentionMetadata,
     scratch: DecodeScratch,
     out: torch.Tensor,
-    *,
-    scale: float,
-    sliding_window: int | None,
-    soft_cap: float | None,
-    kv_scales: torch.Tensor | None = None,
+    options: AttentionOptions,
     tile: DecodeTile | None = None,
 ) -> None:
     """Write rows [0, num_decodes) of out [T, Hq, D] from the same rows of query [T, Hq, D]."""
+    sliding_window, kv_scales = options.sliding_window, options.kv_scales
     num_heads, head_dim = query.shape[1:]
     num_kv_heads, block_size = kv_cache.shape[2:4]
     assert kv_scales is None or head_dim % 2 == 0, "values of a quantized cache are read in pairs"
@@ -314,13 +311,13 @@ def decode(
         meta.seq_lens,
         meta.seq_lens if listed is None else listed.items,
         meta.seq_lens if listed is None else listed.count,
-        scale, soft_cap or 1.0, sliding_window or 0,
+        options.scale, options.soft_cap or 1.0, sliding_window or 0,
         query.stride(0), query.stride(1), out.stride(0), out.stride(1),
         *kv_cache.stride()[:4], meta.block_table.stride(0), scratch.num_splits,
         S=block_size,
         BM=max(16, sizes["BG"]),
         USE_WINDOW=sliding_window is not None,
-        USE_CAP=soft_cap is not None,
+        USE_CAP=options.soft_cap is not None,
         USE_LIST=listed is not None,
         MERGE=shared is None,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
@@ -332,8 +329,7 @@ def decode(
     )  # fmt: skip
     if shared is not None:
         attend_runs(
-            query, kv_cache, meta, shared, scratch.partial, scratch.log_sum, scale=scale, soft_cap=soft_cap,
-            kv_scales=kv_scales, tile_keys=tile.keys,
+            query, kv_cache, meta, shared, (scratch.partial, scratch.log_sum), options, tile_keys=tile.keys,
             tile=cascade_tile,
         )  # fmt: skip
         merge_kernel[(num_kv_heads, meta.num_decodes)](

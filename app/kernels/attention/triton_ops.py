@@ -9,14 +9,13 @@ metadata, lengths and tables are read by the kernels. Prefills go to gluon_prefi
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
 from app.errors import ConfigError
-from app.kernels.attention import AttentionMetadata, AttentionOps, gluon_prefill, triton_prefill
+from app.kernels.attention import AttentionMetadata, AttentionOps, AttentionOptions, gluon_prefill, triton_prefill
 from app.kernels.attention.triton_decode import DecodeScratch, decode, make_scratch
 from app.kernels.attention.triton_quantize import quantize
 from app.kernels.launch import next_power_of_2
@@ -127,19 +126,14 @@ def paged_attention(
     assert query.stride(2) == kv_cache.stride(4) == 1, "head vectors must be contiguous"
     assert (kv_scales is None) == (kv_cache.dtype == query.dtype), "a quantized cache comes with its scales"
     out = torch.empty_like(query, memory_format=torch.contiguous_format)
-    options: dict[str, Any] = {
-        "scale": scale,
-        "sliding_window": sliding_window,
-        "soft_cap": soft_cap,
-        "kv_scales": kv_scales,
-    }
+    options = AttentionOptions(scale, sliding_window, soft_cap, kv_scales)
     if meta.num_decodes > 0:
-        decode(query, kv_cache, meta, plan.scratch, out, **options)
+        decode(query, kv_cache, meta, plan.scratch, out, options)
     if meta.num_decodes < meta.seq_lens.shape[0]:
         if gluon_prefill.serves(query, kv_cache, sliding_window, soft_cap):
             gluon_prefill.prefill(query, kv_cache, meta, out, scale=scale)
         else:
-            triton_prefill.prefill(query, kv_cache, meta, out, **options)
+            triton_prefill.prefill(query, kv_cache, meta, out, options)
     return out
 
 

@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from app.kernels.attention import AttentionMetadata
+from app.kernels.attention import AttentionMetadata, AttentionOptions
 from app.kernels.attention.triton_quantize import query_to_fp8_keys
 from app.kernels.attention.triton_tile import NO_MAX, attend_tile
 from app.kernels.launch import cdiv, next_power_of_2
@@ -132,11 +132,7 @@ def prefill(
     kv_cache: torch.Tensor,
     meta: AttentionMetadata,
     out: torch.Tensor,
-    *,
-    scale: float,
-    sliding_window: int | None,
-    soft_cap: float | None,
-    kv_scales: torch.Tensor | None = None,
+    options: AttentionOptions,
     tile: PrefillTile | None = None,
 ) -> None:
     """Write the rows of out [T, Hq, D] of the requests from num_decodes on."""
@@ -149,14 +145,14 @@ def prefill(
     prefill_kernel[(cdiv(meta.max_query_len, num_rows // group), num_kv_heads, num_requests)](
         query,
         kv_cache,
-        kv_scales,
+        options.kv_scales,
         out,
         meta.block_table,
         meta.query_start_loc,
         meta.seq_lens,
-        scale,
-        soft_cap or 1.0,
-        sliding_window or 0,
+        options.scale,
+        options.soft_cap or 1.0,
+        options.sliding_window or 0,
         meta.num_decodes,
         query.stride(0),
         query.stride(1),
@@ -170,8 +166,8 @@ def prefill(
         BM=num_rows,
         BN=tile.keys,
         BD=next_power_of_2(head_dim),
-        USE_WINDOW=sliding_window is not None,
-        USE_CAP=soft_cap is not None,
+        USE_WINDOW=options.sliding_window is not None,
+        USE_CAP=options.soft_cap is not None,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,

@@ -15,6 +15,7 @@ import pytest
 from app.api.app import create_app
 from app.api.batches.batch import Batch, BatchBody
 from app.api.batches.file_store import FileStore
+from app.api.store.entries import Lease
 from app.api.store.kinds import local_stores
 from app.config import IngressConfig, RequestLimits
 from tests import limits
@@ -262,7 +263,7 @@ def test_another_ingress_takes_over(
         await files.entries.append("", batch.errors, [jsonl({"custom_id": "0", "response": {}})], "dead")
         batch.becomes("in_progress")
         batch.counts["total"] = 4
-        await stores("batches").put("", batch.id, batch.dump(), owner="dead", lease_s=0.0)
+        await stores("batches").put("", batch.id, batch.dump(), lease=Lease("dead", 0.0))
         return batch.id
 
     batch_id = limits.run(left_behind())

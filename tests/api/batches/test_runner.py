@@ -19,6 +19,7 @@ from app.api.batches.runner import BatchRunner
 from app.api.batches.turns import Turns
 from app.api.in_process import Answer
 from app.api.store import tenant_store
+from app.api.store.entries import Lease
 from app.api.store.kinds import Stores
 from app.api.work_pool import WorkPool
 from app.config import IngressConfig
@@ -150,7 +151,7 @@ def test_the_watch_for_batches_outlives_surprises(pool: WorkPool) -> None:
     async def go() -> None:
         server = Server(pool, Nth(0, "done"), 0.05)
         batch = await server.upload({"n": 0})
-        await server.stores("batches").put("t", batch.id, batch.dump(), owner="dead", lease_s=0.0)
+        await server.stores("batches").put("t", batch.id, batch.dump(), lease=Lease("dead", 0.0))
         num_asked = 0
 
         async def has_store() -> bool:

@@ -16,7 +16,7 @@ import pytest
 from app.api.app import create_app
 from app.api.openai.response_store import ResponseStore
 from app.api.openai.responses_background import BackgroundResponses
-from app.api.store.entries import StoreConflictError
+from app.api.store.entries import Lease, StoreConflictError
 from app.api.store.kinds import local_stores
 from app.api.store.leased_entry import LeasedEntry
 from app.config import IngressConfig, RequestLimits
@@ -153,7 +153,9 @@ def test_a_response_whose_server_is_gone_has_failed(client: Any, http_to: Any, w
     http: httpx.Client = http_to(create_app(client, RequestLimits(), config, None, stores))
     lost = {"id": "resp_lost", "status": "in_progress", "background": True, "previous_response_id": None}
     store = stores("responses")
-    put = store.put("", "resp_lost", json.dumps(lost).encode(), append=[b"[]", b"event: x\ndata: {}\n\n"], owner="gone")
+    put = store.put(
+        "", "resp_lost", json.dumps(lost).encode(), append=[b"[]", b"event: x\ndata: {}\n\n"], lease=Lease("gone", 0.0)
+    )
     asyncio.run(put)
     response = http.get("/v1/responses/resp_lost").json()
     assert (response["status"], response["error"]["code"]) == ("failed", "server_error")
@@ -214,7 +216,7 @@ def test_events_that_overtake_a_cancel_have_numbers_of_their_own() -> None:
         store = shaky_stores(IngressConfig(), lambda kind, method: "")("responses")
         kept = ResponseStore(store, RequestLimits())
         response = {"id": "r", "status": "in_progress", "previous_response_id": None, "background": True}
-        await kept.keep("t", response, b"[]", [b"0", b"1"], owner="worker", lease_s=60.0)
+        await kept.keep("t", response, b"[]", [b"0", b"1"], lease=Lease("worker", 60.0))
         stored = await kept.find("t", "r")
         await store.append("t", "r", [b"2"], "worker")
         assert not await kept.end("t", stored, response | {"status": "cancelled"})
@@ -230,7 +232,7 @@ def test_events_that_overtake_a_cancel_have_numbers_of_their_own() -> None:
 def test_a_heartbeat_does_not_follow_the_last_write() -> None:
     async def go() -> None:
         store = shaky_stores(IngressConfig(), lambda kind, method: "")("responses")
-        entry = LeasedEntry(store, "t", "r", "me", 60.0)
+        entry = LeasedEntry(store, "t", "r", Lease("me", 60.0))
         await entry.write(lambda: b"begun")
         writes = entry.write(lambda: b"ended", is_last=True), entry.write(lambda: b"under way")
         assert isinstance((await asyncio.gather(*writes, return_exceptions=True))[1], StoreConflictError)

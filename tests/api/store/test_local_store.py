@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from app.api.store.entries import StorageFullError, StoreConflictError, StoreLimits
+from app.api.store.entries import Birth, Lease, Seen, StorageFullError, StoreConflictError, StoreLimits
 from app.api.store.local_store import LocalStore
 
 
@@ -23,7 +23,7 @@ def evicting(entries: int, num_bytes: int, clock: Clock | None = None) -> LocalS
 def test_what_was_not_used_for_longest_goes_first() -> None:
     store = evicting(3, 100)
     store.put("t", "a", b"x" * 30)
-    store.put("t", "b", b"x" * 30, previous="a")
+    store.put("t", "b", b"x" * 30, born=Birth("a"))
     store.put("t", "c", b"x" * 30)
     assert [stored.key for stored, _ in store.chain("t", "b", 10, 1000)] == ["a", "b"]
     store.put("t", "d", b"x" * 30)  # `c` is now the one unused for longest
@@ -69,9 +69,9 @@ def test_one_that_does_not_evict_refuses() -> None:
 def test_an_owner_works_alone_and_is_missed() -> None:
     clock = Clock()
     store = evicting(2, 1000, clock)
-    version = store.put("t", "job", b"begun", append=[b"0"], owner="one", lease_s=8.0, version=0)
+    version = store.put("t", "job", b"begun", append=[b"0"], lease=Lease("one", 8.0), seen=Seen(0))
     with pytest.raises(StoreConflictError):
-        store.put("t", "job", b"again", version=0)
+        store.put("t", "job", b"again", seen=Seen(0))
     with pytest.raises(StoreConflictError):
         store.append("t", "job", [b"1"], "two")
     assert store.append("t", "job", [b"1", b"2"], "one") == 3
@@ -92,14 +92,14 @@ def test_an_owner_works_alone_and_is_missed() -> None:
     for refused in (lambda: store.renew("t", "job", "one", 8.0), lambda: store.append("t", "job", [b"3"], "one")):
         with pytest.raises(StoreConflictError):
             refused()
-    assert store.put("t", "job", b"ended", version=claimed[1].version) == claimed[1].version + 1
+    assert store.put("t", "job", b"ended", seen=Seen(claimed[1].version)) == claimed[1].version + 1
 
 
 def test_chains_and_pages_are_bounded() -> None:
     clock = Clock()
     store = evicting(100, 10_000, clock)
     for i in range(10):
-        store.put("t", str(i), b"x" * 10, append=[b"%d" % i], previous=str(i - 1) if i else None, label=str(i % 2))
+        store.put("t", str(i), b"x" * 10, append=[b"%d" % i], born=Birth(str(i - 1) if i else None, str(i % 2)))
     assert [first for _, first in store.chain("t", "9", 100, 10_000)] == [b"%d" % i for i in range(10)]
     few = store.chain("t", "9", 3, 10_000)
     assert ([stored.key for stored, _ in few], few[0][0].previous) == (["7", "8", "9"], "6")
@@ -122,18 +122,18 @@ def test_what_names_its_place_may_be_asked_again() -> None:
     """Whoever does not know whether a call was done repeats it; nothing is there twice."""
     store = evicting(10, 1000)
     for _ in range(2):
-        assert store.put("t", "a", b"1", append=[b"x"], version=0, owner="me", lease_s=1.0) == 1
+        assert store.put("t", "a", b"1", append=[b"x"], seen=Seen(0), lease=Lease("me", 1.0)) == 1
     for _ in range(2):
         assert store.append("t", "a", [b"y", b"z"], "me", at=1) == 3
     with pytest.raises(StoreConflictError, match="3 chunks"):
         store.append("t", "a", [b"other"], "me", at=1)
     with pytest.raises(StoreConflictError, match="grown"):
-        store.put("t", "a", b"2", version=1, num_chunks=2)
+        store.put("t", "a", b"2", seen=Seen(1, 2))
     for _ in range(2):
-        assert store.put("t", "a", b"2", append=[b"end"], version=1, num_chunks=3) == 2
-    for other in ({"append": [b"other"]}, {"owner": "other"}):
+        assert store.put("t", "a", b"2", append=[b"end"], seen=Seen(1, 3)) == 2
+    for other in ({"append": [b"other"]}, {"lease": Lease("other", 0.0)}):
         with pytest.raises(StoreConflictError):
-            store.put("t", "a", b"2", version=1, **other)
+            store.put("t", "a", b"2", seen=Seen(1), **other)
     assert store.read("t", "a", 0, 100) == [b"x", b"y", b"z", b"end"]
     tail = store.tail("t", "a", 3, 100)
     assert tail is not None
@@ -144,6 +144,6 @@ def test_a_page_leaves_out_what_is_worked_on() -> None:
     """And is full nevertheless."""
     store = evicting(10, 1000)
     for i in range(6):
-        store.put("t", str(i), b"", owner="me" if i > 2 else "", lease_s=1.0)
+        store.put("t", str(i), b"", lease=Lease("me" if i > 2 else "", 1.0))
     found = store.page("t", None, 2, newest_first=True, only_finished=True)
     assert [stored.key for stored in found] == ["2", "1"]
