@@ -39,7 +39,7 @@ ROWS: tuple[tuple[tuple[str, ...], ...], ...] = (
         ("app.engine.worker.row_state",),
         ("app.engine.worker.input_batch", "app.engine.worker.pending_step"),
         ("app.engine.row_feature",),
-        ("app.engine.logits_processors", "app.engine.pooling"),
+        ("app.engine.logits_processors", "app.engine.pooling", "app.engine.spec_decode"),
         ("app.engine.sampling",),
         ("app.engine.worker",),
     ),

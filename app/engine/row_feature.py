@@ -1,4 +1,4 @@
-"""What a per-row feature of the worker is: penalties, grammars, prompt logprobs, KV transfers, drafts to come.
+"""What a per-row feature of the worker is: penalties, grammars, prompt logprobs, KV transfers, drafts.
 
 A feature remembers the rows whose requests ask for it, and costs a step without such rows as little as it can. The
 runner calls each hook of its features in one order, that of the table (app/engine/worker/features), and calls only

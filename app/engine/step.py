@@ -56,7 +56,7 @@ class NewRequest:
 class TokenMasks:
     """Which tokens a grammar lets some of a step's rows sample: bit t % 32 of word t // 32 is token t."""
 
-    indices: Int32Array  # [G], ascending, into the rows that sample
+    indices: Int32Array  # [G], ascending, into the step's logits: one for each row that samples, and for each draft
     words: Int32Array  # [G, ceil(V / 32)]
 
 

@@ -32,6 +32,8 @@ from app.kernels.attention.triton_prefill import PrefillTile
 from app.kernels.attention.triton_shared_splits import share_splits
 from app.kernels.fused import HeadNorm, triton_ops
 from app.kernels.gemm import DeferredNorm, triton_fp8, triton_small
+from app.kernels.rows import RowColumns, StepTensors
+from app.kernels.rows import triton_ops as row_ops
 from app.kernels.sampling import triton_ops as sampling_ops
 from app.kernels.sampling import triton_sample, triton_token_masks
 
@@ -157,6 +159,15 @@ def sampling(dtype: torch.dtype, vocab_size: int) -> None:
     triton_token_masks.apply_token_masks(logits.float(), ints.int(), words)
 
 
+def rows(max_num_seqs: int, width: int, block_size: int) -> None:
+    """The first kernel of a step."""
+    counts, cpu = torch.zeros(max_num_seqs, dtype=torch.int32), torch.device("cpu")
+    token_ids = torch.zeros(max_num_seqs * width + 2, dtype=torch.int32, device="meta")
+    table = counts[:, None].expand(-1, -(-width // block_size))
+    columns = RowColumns(counts, counts, token_ids, table, width, block_size)
+    row_ops.begin_step(counts[:8], counts[:9], columns, StepTensors.zeros(8, 8, cpu))
+
+
 def fused(dtype: torch.dtype, hidden: int, heads: tuple[int, int, int], use_norm: bool) -> None:
     """The fused functions at the sizes of a model; heads: queries, keys, head size."""
     num_heads, num_kv_heads, head_dim = heads
@@ -216,6 +227,8 @@ def main() -> int:
     launch_early()
     sampling(torch.float32, 151_936)
     sampling(torch.bfloat16, 128_256)
+    rows(256, 12_288, 16)
+    rows(4096, 1 << 20, 16)  # more tokens than int32 counts
     qwen, llama = (16, 8, 128), (32, 8, 128)
     for dtype in (torch.bfloat16, torch.float32):
         fused(dtype, 1024, qwen, use_norm=True)

@@ -32,7 +32,7 @@ class StageLink:
         self._dtype = dtype
         self._device = device
         self._max_unfinished = max_unfinished
-        self._unfinished: deque[tuple[dist.Work, torch.Tensor]] = deque()
+        self._unfinished: deque[tuple[list[dist.Work], torch.Tensor]] = deque()
 
     @property
     def max_unread(self) -> int:
@@ -62,25 +62,27 @@ class StageLink:
         if not self.is_last:
             self._send(self._pp, hidden, self._pp.rank + 1)
 
-    def send_tokens(self, token_ids: torch.Tensor) -> None:
-        """Sampled tokens [N] of a step, from the last stage to the first; nothing with one stage or no token."""
+    def send_tokens(self, token_ids: torch.Tensor, *, to_all: bool = False) -> None:
+        """Sampled tokens [N] of a step, or [N, W] numbers of each row, from the last stage to the first, or to all
+        before it; nothing with one stage or no token."""
         assert self.is_last
         if self._pp.size > 1 and len(token_ids):
-            self._send(self._feedback, token_ids.to(TOKEN_DTYPE), 0)
+            stages = range(self._pp.rank) if to_all else range(1)
+            self._send(self._feedback, token_ids.to(TOKEN_DTYPE), *stages)
 
-    def receive_tokens(self, count: int) -> torch.Tensor:
-        """int32 [N]: the oldest sampled tokens that were not received yet."""
-        tokens = torch.empty(count, dtype=TOKEN_DTYPE, device=self._device)
+    def receive_tokens(self, *shape: int) -> torch.Tensor:
+        """int32 [N] or [N, W]: the oldest that were sent and not received yet."""
+        tokens = torch.empty(shape, dtype=TOKEN_DTYPE, device=self._device)
         self._receive(self._feedback, tokens, self._feedback.size - 1)
         return tokens
 
-    def _send(self, group: RankGroup, tensor: torch.Tensor, to: int) -> None:
+    def _send(self, group: RankGroup, tensor: torch.Tensor, *to: int) -> None:
         while len(self._unfinished) >= self._max_unfinished:
-            self._unfinished.popleft()[0].wait()
+            for work in self._unfinished.popleft()[0]:
+                work.wait()
         tensor = tensor.contiguous()
-        work = dist.isend(tensor, group=group.handle, group_dst=to)
-        assert work is not None
-        self._unfinished.append((work, tensor))
+        works = [dist.isend(tensor, group=group.handle, group_dst=stage) for stage in to]
+        self._unfinished.append(([work for work in works if work is not None], tensor))
 
     def _receive(self, group: RankGroup, tensor: torch.Tensor, source: int) -> None:
         work = dist.irecv(tensor, group=group.handle, group_src=source)

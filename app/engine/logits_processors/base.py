@@ -25,9 +25,10 @@ class SamplingStep:
     """The N rows that sample in this step."""
 
     rows: torch.Tensor  # int64 [N], on the device
-    lengths: NDArray[np.int64]  # [N] tokens known so far = absolute position of the token to be sampled
-    device_lengths: torch.Tensor  # int64 [N], the same on the device
+    lengths: NDArray[np.int64]  # [N] most tokens known so far; the least are `slack` fewer
+    device_lengths: torch.Tensor  # int64 [N] tokens known = absolute position of the token to be sampled
     token_ids: torch.Tensor  # int32 [max_num_seqs, W], every row's tokens on the device
+    slack: int = 0
 
 
 class LogitsProcessor(RowFeature, ABC):

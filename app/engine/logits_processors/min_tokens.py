@@ -39,8 +39,8 @@ class MinTokens(LogitsProcessor):
         self._users, self._user_until = indices, [state.until for state in states]
 
     def apply(self, logits: torch.Tensor, step: SamplingStep) -> None:
-        """-inf where the output has fewer than min_tokens tokens. The host knows all lengths, so it can skip."""
-        if (step.lengths[self._users] >= self._user_until).all():
+        """-inf where the output has fewer than min_tokens tokens. The host knows the least lengths, so it can skip."""
+        if (step.lengths[self._users] - step.slack >= self._user_until).all():
             return
         early = step.device_lengths[self._rows] < self._until
         penalty = torch.zeros(early.shape, device=self.device).masked_fill_(early, -math.inf)

@@ -417,7 +417,8 @@ class Scheduler:
         table.num_tokens[rows] = np.maximum(table.num_tokens[rows], computed + samples)
         step_message = self._step_message(rows, counts, samples, flush=False)
         step_message.num_draft_tokens = self._write_drafts(rows, samples, plan)
-        step_message.masks = token_masks(table, rows[samples])
+        drafts = step_message.num_draft_tokens
+        step_message.masks = token_masks(table, rows[samples], None if drafts is None else drafts[samples])
         step_message.flush = self._only_waits(step_message)
         table.last_step[rows] = step_message.step_id
         num_decode_tokens = decodes.size + (0 if plan.drafts is None else int(plan.drafts.sum()))

@@ -1,7 +1,8 @@
 """A step as flat tensors: T tokens of R requests side by side, without a Python loop over either.
 
-Positions and slots follow from counts that the host knows (I1), so they are worked out in numpy and sent in one
-transfer; the token ids are gathered on the device, where tokens sampled a moment ago already are (I2).
+The host sends rows and how many tokens each of them brings, in one transfer; positions, slots and lengths are made of
+the device's own counts by the step's first kernel (app/kernels/rows), and so are the token ids, which were sampled
+there a moment ago (I2). What the host says of lengths here are upper bounds (see RowState), exact for prompts.
 """
 
 from __future__ import annotations
@@ -17,8 +18,32 @@ from app.engine.step import SchedulerOutput
 from app.engine.to_device import to_device
 from app.engine.worker.row_state import RowState
 from app.kernels.attention import AttentionMetadata
+from app.kernels.rows import StepTensors, begin_step
 
 Int64Array = NDArray[np.int64]
+
+
+@dataclass(slots=True, frozen=True)
+class SampledRows:
+    """The N rows that sample, and their logits rows: one each, and one for each of their draft tokens."""
+
+    rows: Int64Array  # [N]
+    num_drafts: Int64Array | None  # [N]; None: no row has any
+    logits_rows: Int64Array  # [L] the row of each logits row
+    lengths: Int64Array  # [L] most tokens before the one to be sampled = its absolute position
+    indices: Int64Array  # [L] into the step's tokens
+
+    @classmethod
+    def of(cls, step: SchedulerOutput, ends: Int64Array, seq_lens: Int64Array) -> SampledRows:
+        """`ends` int64 [R]: behind each row's tokens in the step; `seq_lens` [R]: most tokens computed after it."""
+        samples = step.samples
+        rows, ends, lengths = step.rows[samples].astype(np.int64), ends[samples], seq_lens[samples]
+        if step.num_draft_tokens is None:
+            return cls(rows, None, rows, lengths, ends - 1)
+        drafts = step.num_draft_tokens[samples].astype(np.int64)
+        of_row = np.repeat(np.arange(len(rows)), drafts + 1)
+        back = np.concatenate([np.arange(count, -1, -1) for count in drafts.tolist()] or [drafts])
+        return cls(rows, drafts, rows[of_row], lengths[of_row] - back, ends[of_row] - 1 - back)
 
 
 @dataclass(slots=True, frozen=True)
@@ -29,88 +54,79 @@ class InputBatch:
     positions: torch.Tensor  # int64 [T]
     attention: AttentionMetadata
     rows: Int64Array  # [R]
-    logits_indices: torch.Tensor  # int64 [N]: the last token of each row that samples
-    sample_rows: Int64Array  # [N]
-    sample_lengths: Int64Array  # [N] tokens before the new one = absolute position of the new one
-    device_sample_lengths: torch.Tensor  # int64 [N]
+    sampled: SampledRows
+    logits_indices: torch.Tensor  # int64 [L]: the tokens of the step behind which one is sampled
+    device_lengths: torch.Tensor  # int64 [L] tokens before the new one = absolute position of the new one
+    targets: torch.Tensor  # int64 [L] its place in RowState.flat_token_ids
     query_start_loc: Int64Array  # [R + 1], on the host
-    first_positions: Int64Array  # [R], position of each request's first token in the step
+    first_positions: Int64Array  # [R], position of each request's first token in the step, at most
     layer_inputs: dict[str, torch.Tensor] = field(default_factory=dict)  # what features have for layers, [T, ...]
 
 
 def build_input_batch(step: SchedulerOutput, state: RowState) -> InputBatch:
-    """Inputs of a step with at least one row, whose diffs were applied to `state`."""
+    """Inputs of a step with at least one row, whose diffs were applied to `state`; moves the device's counts on."""
     rows, counts = step.rows.astype(np.int64), step.num_scheduled_tokens.astype(np.int64)
     computed = state.num_computed_tokens[rows]
     seq_lens = computed + counts
     starts = np.zeros(len(rows) + 1, dtype=np.int64)
     np.cumsum(counts, out=starts[1:])
-    check_rows(state, rows, counts, seq_lens, step.samples)
-    if starts[-1] == len(rows):  # one token each
-        token_rows, positions = rows, computed
-    else:
-        token_rows = np.repeat(rows, counts)
-        positions = np.arange(starts[-1]) + np.repeat(computed - starts[:-1], counts)
-    size = state.block_size
-    slots = state.host_block_table[token_rows, positions // size] * np.int64(size) + positions % size
-    sample_rows = rows[step.samples]
-    sample_lengths = state.num_tokens[sample_rows]
-    history = token_rows * state.token_ids.shape[1] + positions
-    tensors = _send(
-        [history, positions, slots, rows, starts, seq_lens, starts[1:][step.samples] - 1, sample_lengths],
-        state.device,
-    )
-    device_history, device_positions, device_slots, device_rows, device_starts, device_lens, indices, lengths = tensors
+    check_rows(state, step, seq_lens)
+    sampled = SampledRows.of(step, starts[1:], seq_lens)
+    device_rows, device_starts, indices = _send([step.rows, starts, sampled.indices], state.device)
+    tensors = StepTensors.empty(int(starts[-1]), len(rows), state.device)
+    begin_step(device_rows, device_starts, state.columns, tensors)
+    indices = indices.long()
     return InputBatch(
-        input_ids=state.token_ids.view(-1)[device_history],
-        positions=device_positions,
-        attention=_metadata(state, counts, seq_lens, starts, (device_rows, device_starts, device_lens, device_slots)),
+        input_ids=tensors.input_ids,
+        positions=tensors.positions,
+        attention=_metadata(state, tensors, device_starts, starts, int(seq_lens.max())),
         rows=rows,
+        sampled=sampled,
         logits_indices=indices,
-        sample_rows=sample_rows,
-        sample_lengths=sample_lengths,
-        device_sample_lengths=lengths,
+        device_lengths=tensors.lengths[indices],
+        targets=tensors.targets[indices],
         query_start_loc=starts,
         first_positions=computed,
     )
 
 
-def check_rows(
-    state: RowState, rows: Int64Array, counts: NDArray[Any], seq_lens: Int64Array, samples: NDArray[np.bool_]
-) -> None:
+def check_rows(state: RowState, step: SchedulerOutput, seq_lens: Int64Array) -> None:
     """A step message that breaks these would spoil other requests' cache without a trace."""
-    assert (counts > 0).all(), "a scheduled row brings no token"
+    rows, known = step.rows, state.num_tokens[step.rows]
+    if step.num_draft_tokens is not None:
+        known = known + step.num_draft_tokens
+    assert (step.num_scheduled_tokens > 0).all(), "a scheduled row brings no token"
     assert (seq_lens <= state.num_blocks[rows] * state.block_size).all(), "a row lacks blocks for its tokens"
-    assert ((seq_lens == state.num_tokens[rows]) == samples).all(), "rows sample exactly at the end of what is known"
+    assert ((seq_lens == known) == step.samples).all(), "rows sample exactly at the end of what is known"
 
 
 def _metadata(
-    state: RowState,
-    counts: Int64Array,
-    seq_lens: Int64Array,
-    host_starts: Int64Array,
-    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
+    state: RowState, tensors: StepTensors, device_starts: torch.Tensor, starts: Int64Array, longest: int
 ) -> AttentionMetadata:
-    """`tensors`: rows, starts, seq_lens and slots on the device."""
-    rows, starts, lens, slots = tensors
-    longest = int(seq_lens.max())
-    max_blocks = -(-longest // state.block_size)
+    """`longest`: most tokens that one of the rows may have computed after the step."""
+    counts = np.diff(starts)
     longer = np.flatnonzero(counts > 1)
+    max_blocks = -(-longest // state.block_size)
     return AttentionMetadata(
-        query_start_loc=starts.int(),
-        seq_lens=lens.int(),
-        block_table=state.block_table[:, :max_blocks].index_select(0, rows),
-        slot_mapping=slots,
+        query_start_loc=device_starts,
+        seq_lens=tensors.seq_lens,
+        block_table=state.block_table[:, :max_blocks].index_select(0, tensors.rows),
+        slot_mapping=tensors.slots,
         max_query_len=int(counts.max()),
         max_seq_len=longest,
         num_decodes=int(longer[0]) if len(longer) else len(counts),
-        host_starts=host_starts,
+        host_starts=starts,
     )
 
 
-def _send(arrays: list[Int64Array], device: torch.device) -> list[torch.Tensor]:
-    """int64 arrays to tensors; on a GPU in one transfer from pinned memory."""
-    if device.type == "cpu":
-        return [torch.from_numpy(array) for array in arrays]
-    joined = to_device(np.concatenate(arrays), device)
-    return list(joined.split([len(array) for array in arrays]))  # type: ignore[no-untyped-call]
+def _send(arrays: list[NDArray[Any]], device: torch.device) -> list[torch.Tensor]:
+    """Small numbers to int32 tensors; on a GPU in one transfer from pinned memory.
+
+    Each begins at a multiple of 16 bytes, because Triton compiles a kernel anew for pointers that do not.
+    """
+    firsts = np.cumsum([0, *(-(-len(array) // 4) * 4 for array in arrays)]).tolist()
+    joined = np.zeros(firsts[-1], dtype=np.int32)
+    for first, array in zip(firsts, arrays, strict=False):
+        joined[first : first + len(array)] = array
+    tensor = to_device(joined, device)
+    return [tensor[first : first + len(array)] for first, array in zip(firsts, arrays, strict=False)]

@@ -82,13 +82,13 @@ class ModelRunner:
         head, static, count = self._head, decode.step, len(step.rows)
         rows = step.rows.astype(np.int64)
         lengths = self._state.num_computed_tokens[rows] + 1
-        check_rows(self._state, rows, step.num_scheduled_tokens, lengths, step.samples)
+        check_rows(self._state, step, lengths)
         parameters = head.parameters(rows)
         shares = self._cascade is not None and self._cascade.wanted(rows)
         cascade_size = decode.size_for(count, cascade=True) if shares else None
         size = cascade_size or decode.size_for(count)
         assert size is not None, "the caller asked"
-        static.load(rows, parameters, size)
+        static.load(rows, parameters)
         received = self._forward.link.receive_hidden(count)
         if static.received is not None and received is not None:
             static.received[:count].copy_(received)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from app.engine.sampling.logprobs import LogprobTensors
 from app.engine.step import ModelRunnerOutput, TokenLogprobs
@@ -28,15 +29,19 @@ class PromptPiece:
 
 @dataclass(slots=True)
 class StepResults:
-    """What a step computed, on the device. Kept until the copies are done, so that the memory is not reused."""
+    """What a step computed, on the device. Kept until the copies are done, so that the memory is not reused.
+
+    With drafts there is a token for each of the L logits rows, of which a request gets the first few."""
 
     step_id: int
-    sampled_token_ids: torch.Tensor  # int64 [N]
+    sampled_token_ids: torch.Tensor  # int64 [N], or [L]
     logprobs: LogprobTensors | None = None
     logprob_indices: list[int] = field(default_factory=list)
     logprob_counts: list[int] = field(default_factory=list)
     prompt_pieces: list[PromptPiece] = field(default_factory=list)
     pooled: list[torch.Tensor] | None = None  # fp32, of the prompts that ended; None: the model generates
+    num_sampled: torch.Tensor | None = None  # int64 [N] tokens that each row gets; None: one
+    num_logits: NDArray[np.int64] | None = None  # [N] of how many
     is_host: bool = False  # the step itself ends with the copy: the tensors are the host's already
 
 
@@ -91,14 +96,29 @@ class PendingStep:
         if self._copied is not None:
             self._copied.synchronize()
         host = self._host
+        tokens, logprobs, num_sampled = host.sampled_token_ids.numpy().astype(np.int32), _sampled_logprobs(host), None
+        if host.num_sampled is not None:
+            num_sampled, kept = host.num_sampled.numpy().astype(np.int32), _kept(host)
+            tokens = tokens[kept]
+            logprobs = None if logprobs is None else [logprobs[index] for index in kept.tolist()]
         return ModelRunnerOutput(
             step_id=host.step_id,
-            sampled_token_ids=host.sampled_token_ids.numpy().astype(np.int32),
-            logprobs=_sampled_logprobs(host),
+            sampled_token_ids=tokens,
+            num_sampled_tokens=num_sampled,
+            logprobs=logprobs,
             prompt_logprobs=_prompt_logprobs(host),
             step_time_s=self._clock.elapsed_s(),
             pooled=None if host.pooled is None else [result.numpy() for result in host.pooled],
         )
+
+
+def _kept(results: StepResults) -> NDArray[np.int64]:
+    """[T] indices of the tokens that rows get, among the logits rows."""
+    assert results.num_sampled is not None
+    assert results.num_logits is not None
+    first = np.cumsum(results.num_logits) - results.num_logits
+    place = np.arange(results.num_logits.sum()) - np.repeat(first, results.num_logits)
+    return np.flatnonzero(place < np.repeat(results.num_sampled.numpy(), results.num_logits))
 
 
 def _sampled_logprobs(results: StepResults) -> list[TokenLogprobs | None] | None:
@@ -132,6 +152,8 @@ def _to_host(results: StepResults) -> StepResults:
         results.logprob_counts,
         [PromptPiece(p.index, p.first_position, p.count, logprobs(p.tensors)) for p in results.prompt_pieces],
         None if results.pooled is None else [_copy(result) for result in results.pooled],
+        None if results.num_sampled is None else _copy(results.num_sampled),
+        results.num_logits,
     )
 
 

@@ -1,7 +1,8 @@
 """Permanent rows: what the device knows of each request between steps (I3).
 
-Token ids and block tables live on the device. How many tokens a row has, and how many of them are computed, follow
-from the step messages alone (I1), so the host keeps those counts and never has to ask the device.
+Token ids, block tables and counts live on the device. How many tokens a row has, and how many of them are computed,
+only the device knows exactly (app/kernels/rows); the host's counts follow from the step messages alone (I1), and are
+upper bounds where drafts may have been rejected of which it has not heard yet: it never has to ask the device.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import torch
 
 from app.engine.step import NewRequest, SchedulerOutput
 from app.engine.to_device import to_device
+from app.kernels.rows import RowColumns
 
 
 class RowState:
@@ -20,17 +22,22 @@ class RowState:
         self.device = device
         self.block_size = block_size
         max_blocks = -(-max_model_len // block_size)
+        # Upper bounds; `columns` has the counts themselves.
         self.num_tokens = np.zeros(max_num_seqs, dtype=np.int64)
         self.num_computed_tokens = np.zeros(max_num_seqs, dtype=np.int64)
         self.num_prompt_tokens = np.zeros(max_num_seqs, dtype=np.int64)
         self.num_blocks = np.zeros(max_num_seqs, dtype=np.int64)
         self.host_block_table = np.zeros((max_num_seqs, max_blocks), dtype=np.int32)
-        # All rows' tokens and, behind them, two entries for the rows that only pad a step (decode_inputs.py).
+        # All rows' tokens and, behind them, two entries for the rows that only pad a step (app/kernels/rows).
         self.spare = max_num_seqs * max_model_len
         self.flat_token_ids = torch.zeros(self.spare + 2, dtype=torch.int32, device=device)
         self.token_ids = self.flat_token_ids[: self.spare].view(max_num_seqs, max_model_len)
         # On a CPU both tables are the same memory.
         self.block_table = torch.from_numpy(self.host_block_table).to(device)
+        counts = torch.zeros(2, max_num_seqs, dtype=torch.int32, device=device)
+        self.columns = RowColumns(
+            counts[0], counts[1], self.flat_token_ids, self.block_table, max_model_len, block_size
+        )
         self.num_entered = 0  # requests so far: rows with other requests than before are told apart by it
         self._changed: list[tuple[int, int, int]] = []  # (row, first, end) of table entries not yet on the device
 
@@ -38,17 +45,26 @@ class RowState:
         """Take over a step message's diffs. A freed row has no blocks, so a step of it is noticed."""
         for row in step_message.freed_rows:
             self.num_tokens[row] = self.num_computed_tokens[row] = self.num_blocks[row] = 0
+        for row, count in step_message.rejected_drafts:
+            self.num_tokens[row] -= count
+            self.num_computed_tokens[row] -= count
         for request in step_message.new_requests:
             self._enter(request)
+        if step_message.new_requests:
+            self._send_counts([request.row for request in step_message.new_requests])
         for row, block_ids in step_message.new_blocks:
             self._append_blocks(row, block_ids)
         if self._changed:
             self._send_blocks()
 
     def advance(self, step_message: SchedulerOutput) -> None:
-        """Count the step message's tokens as computed, and one new token for each row that sampled."""
-        self.num_computed_tokens[step_message.rows] += step_message.num_scheduled_tokens
-        self.num_tokens[step_message.rows[step_message.samples]] += 1
+        """Count as `begin_step` does on the device: the step's tokens are computed, and each row that samples gets one
+        token more than it has drafts."""
+        rows, samples = step_message.rows, step_message.samples
+        self.num_computed_tokens[rows] += step_message.num_scheduled_tokens
+        self.num_tokens[rows[samples]] += 1
+        if step_message.num_draft_tokens is not None:
+            self.num_tokens[rows] += step_message.num_draft_tokens
 
     def _enter(self, request: NewRequest) -> None:
         row, tokens = request.row, len(request.token_ids)
@@ -61,6 +77,13 @@ class RowState:
         self._append_blocks(row, request.block_ids)
         ids = np.array(request.token_ids, dtype=np.int32)  # a copy: a step message that came by pickle may be read-only
         self.token_ids[row, :tokens] = to_device(ids, self.device)
+
+    def _send_counts(self, rows: list[int]) -> None:
+        """The counts of requests that have entered these rows."""
+        entries = np.stack((rows, self.num_computed_tokens[rows], self.num_tokens[rows]))
+        device_rows, computed, known = to_device(entries, self.device).unbind()
+        self.columns.num_computed[device_rows] = computed.int()
+        self.columns.num_tokens[device_rows] = known.int()
 
     def _append_blocks(self, row: int, block_ids: list[int]) -> None:
         first = int(self.num_blocks[row])

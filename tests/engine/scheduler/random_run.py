@@ -73,7 +73,7 @@ class Device(SlowTier):
     def verify(self, device: DeviceRow, k: int, step_id: int) -> list[int]:
         wanted = len(device.token_ids) - device.num_prompt_tokens if device.has_grammar else None
         assert self.masks.get(self.num_sampled) == wanted, "the mask belongs to another token"
-        self.num_sampled += 1
+        self.num_sampled += 1 + k
         return super().verify(device, k, step_id)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
 from app.engine.sampling_params import SamplingParams
@@ -60,9 +61,10 @@ def test_against_a_loop() -> None:
             if computed + count == len(tokens[row]):
                 sampling.append((row, t - 1, len(tokens[row])))
         assert meta.query_start_loc[-1] == t == len(batch.input_ids)
-        found = zip(batch.sample_rows, batch.logits_indices.tolist(), batch.sample_lengths, strict=True)
+        found = zip(batch.sampled.rows, batch.logits_indices.tolist(), batch.sampled.lengths, strict=True)
         assert list(found) == sampling
-        assert batch.device_sample_lengths.tolist() == batch.sample_lengths.tolist()
+        assert batch.device_lengths.tolist() == batch.sampled.lengths.tolist()
+        assert batch.targets.tolist() == [row * LENGTH + length for row, _, length in sampling]
         assert meta.num_decodes == next((i for i, count in enumerate(counts) if count > 1), len(counts))
         assert (meta.max_query_len, meta.max_seq_len) == (counts.max(), meta.seq_lens.max())
         dtypes = [meta.query_start_loc, meta.seq_lens, meta.block_table], [meta.slot_mapping, batch.positions]
@@ -71,6 +73,46 @@ def test_against_a_loop() -> None:
         state.advance(message)
         for row, samples in zip(rows, counts == left, strict=True):
             assert state.num_tokens[row] == len(tokens[row]) + samples
+        assert state.columns.num_tokens.tolist() == state.num_tokens.tolist()
+        assert state.columns.num_computed.tolist() == state.num_computed_tokens.tolist()
+
+
+def test_drafts_have_logits_of_their_own() -> None:
+    """Row 4 verifies two drafts, row 1 is in the midst of its prompt, row 3 ends its own, row 2 verifies one draft."""
+    state = RowState(ROWS, LENGTH, SIZE, torch.device("cpu"))
+    known, computed = {4: 10, 1: 30, 3: 7, 2: 20}, {4: 9, 1: 4, 3: 2, 2: 19}
+    requests = [
+        NewRequest(row, np.full(n, row, np.int32), n, computed[row], [5 * row, 5 * row + 1, 5 * row + 2],
+                   SamplingParams(seed=0), 0, (), ())
+        for row, n in known.items()
+    ]  # fmt: skip
+    rows, counts = np.array(list(known), np.int32), np.array([3, 6, 5, 2], np.int32)
+    samples, drafts = np.array([True, False, True, True]), np.array([2, 0, 0, 1], np.int32)
+    step = SchedulerOutput(1, rows, counts, samples, requests, num_draft_tokens=drafts)
+    state.apply(step)
+    batch = build_input_batch(step, state)
+    assert batch.sampled.rows.tolist() == [4, 3, 2]
+    assert batch.sampled.logits_rows.tolist() == [4, 4, 4, 3, 2, 2]
+    assert batch.logits_indices.tolist() == batch.sampled.indices.tolist() == [0, 1, 2, 13, 14, 15]
+    assert batch.device_lengths.tolist() == batch.sampled.lengths.tolist() == [10, 11, 12, 7, 20, 21]
+    state.advance(step)
+    for row, tokens in {4: 13, 1: 30, 3: 8, 2: 22}.items():
+        assert state.num_tokens[row] == state.columns.num_tokens[row] == tokens
+    state.apply(SchedulerOutput(2, rows[:0], counts[:0], samples[:0], rejected_drafts=[(4, 2)]))
+    assert (state.num_tokens[4], state.num_computed_tokens[4]) == (11, 10)
+
+
+def test_a_message_that_breaks_the_rules_is_noticed() -> None:
+    state, _, _ = random_state(np.random.default_rng(3))
+    row = int(np.flatnonzero(state.num_tokens - state.num_computed_tokens > 2)[0])
+    rows, one = np.array([row], np.int32), np.array([1], np.int32)
+    for counts, samples, drafts, complaint in (
+        (one * 0, False, None, "brings no token"), (one, True, None, "exactly at the end"),
+        (one * LENGTH, True, None, "lacks blocks"), (one, True, one, "exactly at the end"),
+    ):  # fmt: skip
+        step = SchedulerOutput(1, rows, counts, np.array([samples]), num_draft_tokens=drafts)
+        with pytest.raises(AssertionError, match=complaint):
+            build_input_batch(step, state)
 
 
 def test_advance_counts_one_counter() -> None:

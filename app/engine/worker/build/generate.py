@@ -7,6 +7,9 @@ from app.engine.attention.kv_cache import KVCache, KVCacheSpec, describe_scales
 from app.engine.distributed.stage_link import StageLink
 from app.engine.models.loader import load_model
 from app.engine.row_feature import RowFeatures
+from app.engine.spec_decode import create_proposer
+from app.engine.spec_decode.base import Proposer, ProposerContext
+from app.engine.spec_decode.drafting import Drafting
 from app.engine.worker.build.parts import Parts
 from app.engine.worker.cascade_choice import select_cascade
 from app.engine.worker.features import create_row_features
@@ -31,12 +34,16 @@ def build(config: EngineConfig, place: Placement) -> Parts:
     hidden_size = int(info.hf_config["hidden_size"])
     link = StageLink(ctx.groups, hidden_size, ctx.dtype, device, config.max_inflight_steps + 2)
     forward = ForwardPass(model, KVCache(spec, device), link, info.vocab_size, ctx.dtype)
-    features = create_row_features(FeatureContext(config, forward, state))
-    head: Head = SamplingHead(forward, state) if link.is_last else RelayHead(link, state)
-    all_features = RowFeatures([*features, *head.features])
+    context = FeatureContext(config, forward, state)
+    features = create_row_features(context)
+    proposer = create_proposer(ProposerContext(config, model, state, link.is_last))
+    head = _head(config, forward, state, proposer)
+    all_features = RowFeatures([*features, *([] if proposer is None else [proposer]), *head.features])
     cascade = select_cascade(config, state, model.attention_layers, ctx.dtype)
     shares = cascade is not None
-    graphs = GraphSetup(config, forward, state, ctx.groups.tp, all_features, shares_prefixes=shares)
+    graphs = GraphSetup(
+        config, forward, state, ctx.groups.tp, all_features, shares_prefixes=shares, drafts=proposer is not None
+    )
     plan = generation_plan(config, ctx.max_model_len, on_gpu=device.type == "cuda", compiles=forward.is_capturable)
     return Parts(
         config=config,
@@ -49,3 +56,13 @@ def build(config: EngineConfig, place: Placement) -> Parts:
         graphs=graphs,
         notes=[*describe_scales(model.attention_layers), *([cascade.note] if cascade is not None else [])],
     )
+
+
+def _head(config: EngineConfig, forward: ForwardPass, state: RowState, proposer: Proposer | None) -> Head:
+    """The end of this stage's steps."""
+    link, num_drafts = forward.link, 0 if proposer is None else proposer.num_draft_tokens
+    if not link.is_last:
+        return RelayHead(link, state, num_drafts)
+    drafting = None if proposer is None else Drafting(proposer, state.columns, link)
+    # Steps of which the host has not heard when it writes a message: those in flight, and one held back by the worker.
+    return SamplingHead(forward, state, drafting, slack=num_drafts * (config.max_inflight_steps + 1))

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from app.engine.distributed.stage_link import StageLink
 from app.engine.row_feature import RowFeature
+from app.engine.spec_decode.feedback import unpack, width_of
 from app.engine.step import SchedulerOutput
 from app.engine.to_device import to_device
 from app.engine.worker.row_state import RowState
@@ -23,26 +24,29 @@ from app.engine.worker.row_state import RowState
 GONE = -1
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, frozen=True)
 class ExpectedTokens:
     """Tokens of one step: row GONE where the request has left its row since."""
 
     rows: NDArray[np.int64]  # [N]
-    lengths: NDArray[np.int64]  # [N] absolute positions of the tokens
+    num_drafts: NDArray[np.int64]  # [N] that the step verifies
 
 
 class TokenFeedback(RowFeature):
-    """Used by the first of several stages: `expect` after a step, `before` the next one's message is applied."""
+    """Used by a stage before the last one: `expect` after a step, `before` the next one's message is applied."""
 
-    def __init__(self, link: StageLink, state: RowState) -> None:
+    def __init__(self, link: StageLink, state: RowState, num_draft_tokens: int = 0) -> None:
+        """`num_draft_tokens`: that follow the new tokens of each row."""
         self._link = link
         self._state = state
+        self._num_draft_tokens = num_draft_tokens
         self._expected: deque[ExpectedTokens] = deque()
 
-    def expect(self, rows: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
-        """A step's rows will sample, each at its position, in the last stage."""
+    def expect(self, rows: NDArray[np.int64], num_drafts: NDArray[np.int64] | None) -> None:
+        """A step's rows will sample in the last stage; None: they verify no drafts."""
         if len(rows):
-            self._expected.append(ExpectedTokens(rows.copy(), lengths.copy()))
+            drafts = np.zeros_like(rows) if num_drafts is None else num_drafts
+            self._expected.append(ExpectedTokens(rows.copy(), drafts))
 
     def before(self, step: SchedulerOutput) -> None:
         """Forget tokens of rows that the message frees, then wait for those that its step computes with, and for those
@@ -57,12 +61,16 @@ class TokenFeedback(RowFeature):
             self._take_in(self._expected.popleft())
 
     def _take_in(self, expected: ExpectedTokens) -> None:
-        tokens = self._link.receive_tokens(len(expected.rows))
+        k, device, columns = self._num_draft_tokens, self._state.device, self._state.columns
+        width = (width_of(k),) if k else ()
+        tokens = self._link.receive_tokens(len(expected.rows), *width)
         here = np.flatnonzero(expected.rows != GONE)
         if not len(here):
             return
-        device = self._state.device
         if len(here) < len(expected.rows):
             tokens = tokens[to_device(here, device)]
-        rows, lengths = (to_device(array[here], device) for array in (expected.rows, expected.lengths))
-        self._state.token_ids[rows, lengths] = tokens
+        rows, drafts = to_device(np.stack((expected.rows[here], expected.num_drafts[here])), device).unbind()
+        if k:
+            unpack(columns, rows, drafts, tokens, k)
+        else:  # the step has counted them
+            columns.flat_token_ids[rows * columns.width + columns.num_tokens[rows] - 1] = tokens

@@ -86,7 +86,7 @@ class CudaGraphs:
         began = told = time.monotonic()
         with _no_collection():
             for done, size in enumerate(sorted(sizes, reverse=True)):
-                self.step.inputs.pad_all(size)
+                self.step.inputs.pad_all()
                 self._forward[size] = self._captured(self.step.forward, size)
                 if size in self.step.cascade_sizes:
                     self._cascade[size] = self._captured(partial(self.step.forward, cascade=True), size)

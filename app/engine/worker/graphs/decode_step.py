@@ -21,6 +21,7 @@ from app.engine.worker.forward_pass import ForwardPass
 from app.engine.worker.graphs.decode_inputs import DecodeInputs
 from app.engine.worker.row_state import RowState
 from app.kernels.attention import AttentionMetadata
+from app.kernels.rows import StepTensors, begin_step
 from app.kernels.sampling import sample_tokens
 
 
@@ -55,7 +56,8 @@ class DecodeStep:
     ) -> None:
         self.sizes = sorted(sizes)
         self.cascade_sizes = sorted(cascade_sizes)
-        self.inputs = DecodeInputs(self.sizes[-1], state)
+        self.inputs = DecodeInputs(self.sizes[-1], state.device)
+        self.tensors = StepTensors.zeros(self.sizes[-1], self.sizes[-1], state.device)
         link, dtype, most = forward.link, forward.dtype, self.sizes[-1]
         new_hidden = partial(torch.zeros, most, link.hidden_size, dtype=dtype, device=state.device)
         self.received = None if link.is_first else new_hidden()  # from the stage before
@@ -77,27 +79,28 @@ class DecodeStep:
         index = bisect_left(sizes, num_rows)
         return sizes[index] if index < len(sizes) else None
 
-    def load(self, rows: NDArray[np.int64], parameters: HostParameters | None, size: int) -> None:
-        """Send the inputs of a step of these rows; `parameters` may be None where `sample` is not run."""
-        self.inputs.load(rows, parameters, size)
+    def load(self, rows: NDArray[np.int64], parameters: HostParameters | None) -> None:
+        """Say which rows the step is for; `parameters` may be None where `sample` is not run."""
+        self.inputs.load(rows, parameters)
 
     def forward(self, size: int, *, cascade: bool = False) -> None:
-        """Input tokens, or received[:size] -> logits[:size], or sent[:size]; keys and values go into the cache."""
-        state, fields = self._state, self.inputs.view(size)
+        """Input tokens, or received[:size] -> logits[:size], or sent[:size]; keys and values go into the cache, and the
+        rows' counts move on."""
+        state, tensors, starts = self._state, self.tensors.first(size), self._starts[: size + 1]
+        begin_step(self.inputs.view(size).rows, starts, state.columns, tensors)
         meta = AttentionMetadata(
-            query_start_loc=self._starts[: size + 1],
-            seq_lens=fields.seq_lens,
-            block_table=state.block_table.index_select(0, fields.rows),
-            slot_mapping=fields.slots,
+            query_start_loc=starts,
+            seq_lens=tensors.seq_lens,
+            block_table=state.block_table.index_select(0, tensors.rows),
+            slot_mapping=tensors.slots,
             max_query_len=1,
             max_seq_len=state.token_ids.shape[1],
             num_decodes=size,
             is_static=True,
             cascade=cascade,
         )
-        input_ids = state.flat_token_ids.index_select(0, fields.sources)
         received = None if self.received is None else self.received[:size]
-        hidden = self._forward.compute(input_ids, fields.positions, meta, received)
+        hidden = self._forward.compute(tensors.input_ids, tensors.positions, meta, received)
         if self.sent is not None:
             self.sent[:size].copy_(hidden)
             return
@@ -105,7 +108,7 @@ class DecodeStep:
 
     def sample(self, size: int) -> None:
         """Sample in the last stage: logits[:size] -> token_ids[:size], and into the rows' token ids."""
-        f = self.inputs.view(size)
-        sampled, _ = sample_tokens(self.logits[:size], f.temperature, f.top_k, f.top_p, f.min_p, f.keys, f.lengths)
+        f, made = self.inputs.view(size), self.tensors.first(size)
+        sampled, _ = sample_tokens(self.logits[:size], f.temperature, f.top_k, f.top_p, f.min_p, f.keys, made.lengths)
         self.token_ids[:size].copy_(sampled)
-        self._state.flat_token_ids.index_copy_(0, f.targets, sampled.int())
+        self._state.flat_token_ids.index_copy_(0, made.targets, sampled.int())

@@ -34,6 +34,7 @@ class GraphSetup:
         features: RowFeatures,
         *,
         shares_prefixes: bool,
+        drafts: bool = False,
     ) -> None:
         self._config = config
         self._tp = tp
@@ -43,6 +44,8 @@ class GraphSetup:
         refused = refusal(config, state.device, is_capturable=forward.is_capturable)
         if refused is None and features.gives_inputs:
             refused = "a feature of this engine gives inputs to layers, which static tensors do not hold"
+        if refused is None and drafts:
+            refused = "steps that verify drafts bring several tokens a row, which static tensors do not hold"
         if refused is None:
             sizes = cuda_graphs.graph_sizes(config)
             self.step = DecodeStep(forward, state, sizes, cuda_graphs.cascade_sizes(sizes) if shares_prefixes else [])

@@ -21,21 +21,23 @@ from app.engine.worker.row_state import RowState
 
 
 class RelayHead(Head):
-    """The first stage embeds the tokens that the last one samples, so it expects them back."""
+    """The first stage embeds the tokens that the last one samples, so it expects them back. Where drafts are verified,
+    every stage must hear how many a row got."""
 
-    def __init__(self, link: StageLink, state: RowState) -> None:
+    def __init__(self, link: StageLink, state: RowState, num_draft_tokens: int = 0) -> None:
         super().__init__(state.device)
         self._link = link
-        self._feedback = TokenFeedback(link, state) if link.is_first else None
+        listens = link.is_first or num_draft_tokens > 0
+        self._feedback = TokenFeedback(link, state, num_draft_tokens) if listens else None
 
     @property
     def features(self) -> Sequence[RowFeature]:
-        """The features of this head: token feedback, in the first stage."""
+        """Token feedback, where it is needed."""
         return [] if self._feedback is None else [self._feedback]
 
     def finish(self, step: SchedulerOutput, batch: InputBatch, hidden: torch.Tensor) -> StepResults:
-        """Nothing is left to do: `ForwardPass.run` has sent the hidden states."""
-        return self._elsewhere(step.step_id, batch.sample_rows, batch.sample_lengths)
+        """`ForwardPass.run` has sent the hidden states."""
+        return self._elsewhere(step.step_id, batch.sampled.rows, batch.sampled.num_drafts)
 
     def parameters(self, rows: NDArray[np.int64]) -> HostParameters | None:
         """Nothing is sampled here."""
@@ -54,10 +56,10 @@ class RelayHead(Head):
         sent = decode.step.sent
         assert sent is not None
         self._link.send_hidden(sent[: len(rows)].clone())  # the next step may overwrite it before it has left
-        return self._elsewhere(step_id, rows, lengths)
+        return self._elsewhere(step_id, rows, None)
 
-    def _elsewhere(self, step_id: int, rows: NDArray[np.int64], lengths: NDArray[np.int64]) -> StepResults:
-        """The empty result; the last stage will send the tokens of `rows`."""
+    def _elsewhere(self, step_id: int, rows: NDArray[np.int64], num_drafts: NDArray[np.int64] | None) -> StepResults:
+        """The last stage gives `rows` their tokens."""
         if self._feedback is not None:
-            self._feedback.expect(rows, lengths)
+            self._feedback.expect(rows, num_drafts)
         return self.empty(step_id)

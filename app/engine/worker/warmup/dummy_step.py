@@ -47,14 +47,12 @@ def dummy_forward(
 
 def launch_static(step: DecodeStep) -> None:
     """What a capture will launch, at sizes that have all its kernels between them."""
+    step.inputs.pad_all()
     for size in cuda_graphs.telling_sizes(step.sizes):
-        step.inputs.pad_all(size)
         step.forward(size)
     for size in cuda_graphs.telling_sizes(step.cascade_sizes):
-        step.inputs.pad_all(size)
         step.forward(size, cascade=True)
     if step.sent is None:
-        step.inputs.pad_all(step.sizes[0])  # the inputs of another size would say other places
         step.sample(step.sizes[0])
 
 

@@ -35,8 +35,9 @@ class WarmUp:
         `measured_blocks` of KV cache.
 
         Inside `compile_ahead` kernels do not run, and what torch computes from their uninitialised results is thrown
-        away. So no value that a kernel would have written may serve as an index: steps read token 0 throughout, and
-        draws go where only the padding of a static step writes (decode_inputs.py) and nobody reads.
+        away. So no value that a kernel would have written may serve as an index, unless it lies in memory that was
+        zeroed before (StepTensors.zeros): steps read token 0 throughout, and draws go to the first token of row 0,
+        which every request that enters the row overwrites.
 
         Collective over all ranks: of several, one that fails raises, as the others wait for it. A single one goes on:
         what failed here will fail again where it is met and handled.

@@ -128,7 +128,7 @@ def test_steps_that_share_prefixes_have_graphs_of_their_own(driver: Driver, monk
             ("sample", 2), ("forward", 1), ("sample", 1),
         ]  # fmt: skip
         assert [graphs.size_for(n, cascade=True) for n in (1, 2, 3, 5)] == [2, 2, 4, None]
-        step.inputs.pad_all(4)
+        step.inputs.pad_all()
         graphs.forward(4, cascade=True)
         graphs.forward(4)
     assert fake.replayed == [("forward cascade", 4), ("forward", 4)]

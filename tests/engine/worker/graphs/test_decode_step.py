@@ -21,7 +21,6 @@ from app.engine.worker.graphs.cuda_graphs import graph_sizes
 from app.engine.worker.graphs.decode_inputs import DecodeInputs
 from app.engine.worker.graphs.decode_step import DecodeStep
 from app.engine.worker.graphs.graph_setup import GraphSetup, refusal
-from app.engine.worker.row_state import RowState
 from app.errors import ConfigError
 from tests.engine.worker_driver import Driver, Run, decode_statically, greedy
 from tests.tiny_models import hf_greedy, hf_model, tiny_model
@@ -142,67 +141,73 @@ def test_more_rows_than_the_largest_size(
     assert set(step.forwards) == {2}
 
 
-def state_with_rows(rows: int, width: int) -> RowState:
-    state = RowState(rows, width, 4, torch.device("cpu"))
-    for row in range(rows):
-        state.num_tokens[row], state.num_computed_tokens[row] = row + 3, row + 2
-        state.num_blocks[row] = -(-(row + 3) // 4)
-        state.host_block_table[row, : state.num_blocks[row]] = 10 * (row + 1) + np.arange(state.num_blocks[row])
-    return state
+def parameters(size: int) -> HostParameters:
+    rows, ones = np.arange(size), np.ones(size, dtype=np.float32)
+    return HostParameters(ones * 2, ones * 3, ones * 4, rows + 5, np.stack((rows + 100, rows + 200), axis=1))
 
 
 def test_inputs_field_by_field() -> None:
-    inputs = DecodeInputs(8, state_with_rows(6, 20))
-    parameters = HostParameters(
+    inputs = DecodeInputs(8, torch.device("cpu"))
+    given = HostParameters(
         np.array([0.5, 0.0, 2.0], dtype=np.float32), np.array([0.9, 1.0, 0.1], dtype=np.float32),
         np.array([0.0, 0.2, 0.3], dtype=np.float32), np.array([4, 0, 1]), np.array([[2**62, 1], [7, 0], [-5, 3]]),
     )  # fmt: skip
-    inputs.load(np.array([5, 0, 2]), parameters, 4)
+    inputs.load(np.arange(8), parameters(8))
+    inputs.load(np.array([5, 0, 2]), given)
     f = inputs.view(4)
-    assert f.positions.tolist() == [7, 2, 4, 0]
-    assert f.lengths.tolist() == [8, 3, 5, 1]
-    assert f.seq_lens.tolist() == [8, 3, 5, 1]
-    assert f.rows.tolist() == [5, 0, 2, 0]
-    assert f.slots.tolist() == [61 * 4 + 3, 10 * 4 + 2, 31 * 4, -1]
-    assert f.sources.tolist() == [107, 2, 44, 120]
-    assert f.targets.tolist() == [108, 3, 45, 121]
+    assert f.rows.tolist() == [5, 0, 2, -1]
     assert f.keys.tolist() == [[2**62, 1], [7, 0], [-5, 3], [0, 0]]
     assert f.temperature.tolist() == [0.5, 0.0, 2.0, 0.0]
     assert f.top_p.tolist() == pytest.approx([0.9, 1.0, 0.1, 1.0])
     assert f.min_p.tolist() == pytest.approx([0.0, 0.2, 0.3, 0.0])
     assert f.top_k.tolist() == [4, 0, 1, 0]
+    inputs.load(np.array([5, 0, 2]), None)
+    assert f.rows.tolist() == [5, 0, 2, -1]
+    assert f.temperature.tolist() == [0.0] * 4
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 6])
 def test_fields_do_not_overlap_and_are_aligned(size: int) -> None:
-    inputs = DecodeInputs(8, state_with_rows(6, 20))
-    rows = np.arange(size)
-    ones = np.ones(size, dtype=np.float32)
-    keys = np.stack((rows + 100, rows + 200), axis=1)
-    inputs.load(rows, HostParameters(ones * 2, ones * 3, ones * 4, rows + 5, keys), size)
+    inputs = DecodeInputs(6, torch.device("cpu"))
+    given = parameters(size)
+    inputs.load(np.arange(size), given)
     f = inputs.view(size)
-    assert f.positions.tolist() == (rows + 2).tolist()
-    assert f.targets.tolist() == (rows * 20 + rows + 3).tolist()
-    assert f.keys.tolist() == keys.tolist()
-    assert (f.seq_lens.tolist(), f.rows.tolist()) == ((rows + 3).tolist(), rows.tolist())
-    assert [x.tolist() for x in (f.temperature, f.top_p, f.min_p)] == [[2.0] * size, [3.0] * size, [4.0] * size]
-    assert f.top_k.tolist() == (rows + 5).tolist()
-    base = f.positions.data_ptr()
+    assert f.rows.tolist() == list(range(size))
+    for name in ("keys", "temperature", "top_p", "min_p", "top_k"):
+        assert getattr(f, name).tolist() == getattr(given, name).tolist()
+    base = f.keys.data_ptr()
     assert all((getattr(f, name).data_ptr() - base) % 16 == 0 for name in f.__slots__)
-    assert f.slots.is_contiguous()
-    assert f.keys.is_contiguous()
+    assert all(getattr(f, name).is_contiguous() for name in f.__slots__)
 
 
 def test_every_size_reads_the_same_memory() -> None:
-    """A captured graph reads the addresses of its capture: a later load of that size must arrive there."""
-    inputs = DecodeInputs(8, state_with_rows(6, 20))
-    inputs.load(np.array([1]), None, 2)
+    """A captured graph reads the addresses of its capture: a later load must arrive there."""
+    inputs = DecodeInputs(8, torch.device("cpu"))
+    inputs.load(np.array([1]), None)
     kept = inputs.view(2)
     addresses = [getattr(kept, name).data_ptr() for name in kept.__slots__]
-    inputs.load(np.array([0, 1, 2, 3, 4]), None, 8)
-    inputs.load(np.array([3, 4]), None, 2)
-    assert kept.positions.tolist() == [5, 6]
+    inputs.load(np.array([0, 1, 2, 3, 4]), None)
+    inputs.load(np.array([3, 4]), None)
+    assert kept.rows.tolist() == [3, 4]
     assert [getattr(inputs.view(2), name).data_ptr() for name in kept.__slots__] == addresses
+
+
+def test_a_step_like_the_one_before_sends_nothing() -> None:
+    """Of the host's work on a decode step that is all; a request that comes or goes changes rows or parameters."""
+    inputs, first, other = DecodeInputs(8, torch.device("cpu")), parameters(3), parameters(3)
+    rows, sent = np.array([4, 1, 2]), []
+    inputs._ring[0].sent = lambda: sent.append(1)  # type: ignore[method-assign]
+    steps = [
+        (rows, first),
+        (rows.copy(), first),
+        (rows, other),
+        (rows[::-1], other),
+        (rows[::-1], None),
+        (rows[:0], None),
+    ]
+    for numbers, given in steps:
+        inputs.load(numbers, given)
+    assert len(sent) == len(steps) - 1
 
 
 def test_sizes() -> None:

@@ -1,0 +1,204 @@
+"""Steps that bring several tokens a row give the very tokens of plain decoding: alone, in pipelines, over transports.
+
+The proposer is not of this tree (prophet.py). It knows the answers but for every fifth position, so drafts are accepted
+and rejected all the time; pools are small, so that requests are preempted and find their prefixes again.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from app.config import EngineConfig
+from app.engine.core import EngineCore
+from app.engine.executor.base import Executor
+from app.engine.executor.in_process import InProcessExecutor
+from app.engine.executor.ray_workers import RayWorkersExecutor
+from app.engine.model_info import ModelInfo
+from app.engine.request import EngineRequest
+from app.engine.sampling_params import SamplingParams
+from app.engine.spec_decode import PROPOSERS
+from tests.engine.core_driver import KEY, Results, assert_idle, run
+from tests.engine.executor.forked_executor import ForkedExecutor
+from tests.engine.spec_decode.prophet import ENTRY, NAME, ProphetWorker, key_of, model_with_prophet
+from tests.tiny_models import hf_greedy, hf_model, tiny_model
+
+WORKER = f"{ProphetWorker.__module__}:{ProphetWorker.__name__}"
+SHAPE: dict[str, Any] = {"num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+NUM_PROMPTS, MAX_TOKENS = 16, 20
+WISHES: list[dict[str, Any]] = [
+    {"temperature": 0.0, "logprobs": 2, "prompt_logprobs": 0},
+    {"temperature": 1.0, "top_p": 0.9, "logprobs": 0},
+    {"temperature": 0.8, "top_k": 20, "presence_penalty": 0.7, "frequency_penalty": 0.4},
+    {"temperature": 0.0, "repetition_penalty": 1.3, "logit_bias": {7: 3.0}},
+    {"temperature": 1.0, "min_p": 0.05, "min_tokens": 12, "stop_token_ids": tuple(range(3, 120))},
+    {"temperature": 0.9, "stop_token_ids": tuple(range(3, 40))},
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Any:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def directory() -> Path:
+    return tiny_model("qwen2", **SHAPE)
+
+
+def prompts() -> list[list[int]]:
+    rng = np.random.default_rng(7)
+    shared = rng.integers(3, 331, 20).tolist()
+    made = [rng.integers(3, 331, int(length)).tolist() for length in rng.integers(1, 40, NUM_PROMPTS)]
+    return [shared + prompt if number % 2 else prompt for number, prompt in enumerate(made)]
+
+
+def requests(wishes: list[dict[str, Any]]) -> list[EngineRequest]:
+    """Each prompt with one of the wishes after the other."""
+    common: dict[str, Any] = {"seed": 3, "max_tokens": MAX_TOKENS, "ignore_eos": True}
+    return [
+        EngineRequest(
+            f"{number}",
+            prompt,
+            SamplingParams(**{**common, **wishes[number % len(wishes)]}),
+            choice_index=number,
+            bad_words_token_ids=((9,), (17, 30)) if number % 3 == 0 else (),
+        )
+        for number, prompt in enumerate(prompts())
+    ]
+
+
+def make_config(model: Path, **options: Any) -> EngineConfig:
+    """Chunked prompts, blocks for about a third of the requests, and rows for half of them."""
+    sizes = {"max_model_len": 96, "block_size": 4, "num_blocks": 48, "max_num_seqs": 8, "max_num_batched_tokens": 40}
+    return EngineConfig(model=str(model), device="cpu", num_threads=1, **{**sizes, "executor": "in_process", **options})
+
+
+class KeepsLogprobs(Results):
+    """Results, and what was said of every token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.logprobs: dict[str, list[Any]] = {}
+
+    def take(self, outputs: Any) -> None:
+        outputs = list(outputs)
+        super().take(outputs)
+        for output in outputs:
+            self.logprobs.setdefault(output.request_id, []).extend(output.logprobs or [])
+            assert len(output.logprobs or output.new_token_ids) == len(output.new_token_ids)
+
+
+def generate(config: EngineConfig, executor: Executor, wishes: list[dict[str, Any]]) -> tuple[KeepsLogprobs, int]:
+    """The results, and how many steps they took."""
+    core = EngineCore(config, ModelInfo.from_directory(config.model), executor, KEY)
+    core.start()
+    try:
+        results = KeepsLogprobs()
+        run(core, requests(wishes), results=results)
+        assert_idle(core)
+        stats = core.stats()
+        assert stats.preemptions_total > 0, "nothing was preempted"
+        assert stats.prefix_cache_hits_total > 0, "no prefix was found"
+        return results, stats.steps_total
+    finally:
+        core.shutdown()
+
+
+@pytest.fixture(scope="module")
+def plain(directory: Path) -> tuple[KeepsLogprobs, int]:
+    """Token by token."""
+    config = make_config(directory)
+    return generate(config, InProcessExecutor(config), WISHES)
+
+
+def answers_of(results: Results) -> dict[str, list[int]]:
+    return {key_of(n, prompt): results.tokens[f"{n}"] for n, prompt in enumerate(prompts())}
+
+
+@pytest.fixture
+def in_this_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path / "model"))
+    monkeypatch.setitem(PROPOSERS._table, NAME, ENTRY)
+    monkeypatch.delitem(sys.modules, "prophet_proposer", raising=False)
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_greedy_tokens_are_those_of_transformers(directory: Path, tmp_path: Path) -> None:
+    model = hf_model(directory)
+    truth = [hf_greedy(model, prompt, MAX_TOKENS) for prompt in prompts()]
+    answers = {key_of(n, prompt): truth[n] for n, prompt in enumerate(prompts())}
+    config = make_config(model_with_prophet(directory, tmp_path, answers))
+    core = EngineCore(config, ModelInfo.from_directory(config.model), InProcessExecutor(config), KEY)
+    assert core.start().num_draft_tokens == 3
+    params = SamplingParams(temperature=0.0, seed=1, max_tokens=MAX_TOKENS, ignore_eos=True)
+    results = run(core, [EngineRequest(f"{n}", p, params, choice_index=n) for n, p in enumerate(prompts())])
+    core.shutdown()
+    assert [results.tokens[f"{n}"] for n in range(NUM_PROMPTS)] == truth
+
+
+@pytest.mark.usefixtures("in_this_process")
+@pytest.mark.parametrize("max_inflight_steps", [1, 2, 4])
+def test_every_wish_is_met_in_fewer_steps(
+    directory: Path, tmp_path: Path, plain: tuple[KeepsLogprobs, int], max_inflight_steps: int
+) -> None:
+    """The same tokens, logprobs and ends as token by token."""
+    expected, num_steps = plain
+    model = model_with_prophet(directory, tmp_path, answers_of(expected))
+    config = make_config(model, max_inflight_steps=max_inflight_steps)
+    results, fewer = generate(config, InProcessExecutor(config), WISHES)
+    assert_same(results, expected)
+    assert fewer < 0.75 * num_steps
+
+
+def assert_same(results: KeepsLogprobs, expected: KeepsLogprobs) -> None:
+    assert results.tokens == expected.tokens
+    for name, final in expected.final.items():
+        found = results.final[name]
+        assert (found.finish_reason, found.stop_reason) == (final.finish_reason, final.stop_reason)
+        for ours, theirs in zip(results.logprobs[name], expected.logprobs[name], strict=True):
+            assert ours.token_ids == theirs.token_ids
+            np.testing.assert_allclose(ours.logprobs, theirs.logprobs, atol=1e-4)
+
+
+@pytest.mark.parametrize(("tp", "pp"), [(1, 3), pytest.param(2, 2, marks=pytest.mark.slow)])
+def test_stages_of_a_pipeline_agree_on_what_was_accepted(
+    directory: Path, tmp_path: Path, plain: tuple[KeepsLogprobs, int], tp: int, pp: int
+) -> None:
+    """All of them: the first embeds drafts that the last one proposed, one in the midst needs the counts alone."""
+    model = model_with_prophet(directory, tmp_path, answers_of(plain[0]))
+    sizes = {"tensor_parallel_size": tp, "pipeline_parallel_size": pp}
+    config = make_config(model, executor="local_processes", **sizes)
+    results, _ = generate(config, ForkedExecutor(config, WORKER), WISHES)
+    assert_same(results, plain[0])
+
+
+@pytest.mark.usefixtures("ray_cluster")
+@pytest.mark.parametrize("transport", ["socket", "compiled_graph"])
+def test_over_both_transports(
+    directory: Path, tmp_path: Path, plain: tuple[KeepsLogprobs, int], transport: str
+) -> None:
+    model = model_with_prophet(directory, tmp_path, answers_of(plain[0]))
+    options: dict[str, Any] = {"executor": "ray_workers", "step_transport": transport}
+    config = make_config(model, **options)
+    results, fewer = generate(config, RayWorkersExecutor(config, WORKER), WISHES)
+    assert_same(results, plain[0])
+    assert fewer < 0.75 * plain[1]
+
+
+def test_static_decodes_are_ruled_out_and_why(
+    directory: Path, tmp_path: Path, in_this_process: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.engine.worker.graphs.graph_setup.refusal", lambda *_, **__: None)
+    worker = ProphetWorker(make_config(model_with_prophet(directory, tmp_path, {})), 0, 1, 0, None)
+    worker.start()
+    assert worker._runner is not None
+    assert worker._runner._decode is None
