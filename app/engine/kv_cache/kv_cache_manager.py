@@ -145,6 +145,13 @@ class KVCacheManager:
         request.block_ids += blocks
         return blocks
 
+    def grow_each(self, requests: list[Request]) -> list[int]:
+        """One more block for each of these requests, of which there must be enough: the block ids."""
+        blocks = self.pool.take(len(requests))
+        for request, block in zip(requests, blocks, strict=True):
+            request.block_ids.append(block)
+        return blocks
+
     def publish(self, request: Request, num_computed_tokens: int) -> None:
         """Make the full blocks among the first `num_computed_tokens` tokens findable; those tokens must be known."""
         if not self.enable_prefix_caching:

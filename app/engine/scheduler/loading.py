@@ -22,7 +22,7 @@ class LoadingRequests:
         """The request has entered a row; step message `step_id` carries its loads."""
         request.load_step = step_id
         request.is_loading = True
-        self._rows.runnable[request.row] = False
+        self._rows.set_runnable(request.row, False)
         self._by_generation[int(self._rows.generation[request.row])] = request
 
     def left(self, generation: int, request: Request) -> None:
@@ -50,4 +50,4 @@ class LoadingRequests:
     def _release(self, generation: int, request: Request) -> None:
         del self._by_generation[generation]
         request.is_loading = False
-        self._rows.runnable[request.row] = not request.paused
+        self._rows.set_runnable(request.row, not request.paused)

@@ -40,6 +40,7 @@ class RowTable:
         self.has_grammar = np.zeros(num_rows, np.bool_)  # computes nothing while a token of it is in flight (I2)
         self.watches_eos = np.zeros(num_rows, np.bool_)
         self.last_token_time = np.zeros(num_rows, np.float64)  # 0 before the first token
+        self.num_changes = 0  # requests that came, went, were held or let go on
         self._free = list(range(num_rows - 1, -1, -1))
         self._next_generation = 1
 
@@ -73,6 +74,11 @@ class RowTable:
             pending *= ~self.has_grammar | (self.num_known == self.num_tokens)
         return pending
 
+    def set_runnable(self, row: int, runnable: bool) -> None:
+        """Whether the request in the row may be in a step."""
+        self.num_changes += 1
+        self.runnable[row] = runnable
+
     def enter(self, request: Request, num_computed: int, capacity: int, next_publish: int) -> int:
         """Give `request` a free row with `num_computed` tokens already in the cache; returns the row."""
         row = self._free.pop()
@@ -80,7 +86,7 @@ class RowTable:
         self.requests[row] = request
         self.generation[row] = self._next_generation
         self._next_generation += 1
-        self.runnable[row] = not request.paused
+        self.set_runnable(row, not request.paused)
         self.num_tokens[row] = self.num_known[row] = request.num_tokens
         self.num_computed[row] = self.num_confirmed[row] = num_computed
         self.num_prompt[row] = request.num_prompt_tokens
@@ -105,7 +111,8 @@ class RowTable:
             request.last_token = float(self.last_token_time[row])
         self.requests[row] = None
         self.generation[row] = 0
-        self.runnable[row] = self.has_grammar[row] = False
+        self.set_runnable(row, False)
+        self.has_grammar[row] = False
         request.row = -1
         self._free.append(row)
         return row

@@ -16,27 +16,25 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
 
 import numpy as np
-from numpy.typing import NDArray
 
 from app.engine.kv_cache.kv_cache_manager import KVCacheManager
 from app.engine.outputs import EngineOutput, FinishReason
 from app.engine.request import Request, RequestStatus
-from app.engine.scheduler.in_flight import InFlightStep
 from app.engine.scheduler.loading import LoadingRequests
 from app.engine.scheduler.micro_batches import micro_batch
 from app.engine.scheduler.output_updater import OutputUpdater
 from app.engine.scheduler.pending_diffs import PendingDiffs
 from app.engine.scheduler.row_table import IntArray, RowTable
 from app.engine.scheduler.statistics import Statistics
+from app.engine.scheduler.steady_decode import SteadyDecode
 from app.engine.scheduler.step_plan import StepPlan, TokenBudget
-from app.engine.scheduler.token_masks import token_masks
+from app.engine.scheduler.step_writer import StepWriter
 from app.engine.scheduler.waiting_queue import WaitingQueue
 from app.engine.stats import EngineStats, StatsRecorder, StepStats
-from app.engine.step import Int32Array, ModelRunnerOutput, SchedulerOutput
+from app.engine.step import ModelRunnerOutput, SchedulerOutput
 
 logger = logging.getLogger("manta.engine")
 
@@ -72,11 +70,12 @@ class Scheduler:
         self._num_draft_tokens = num_draft_tokens  # that the workers propose for a row
         self._num_stages = num_stages  # the pipeline's
         self._clock = clock
+        self._needs_plans = num_draft_tokens > 0 or num_stages > 1  # each step takes other rows, or other drafts
         self._pending_diffs = PendingDiffs()
         self._output_updater = OutputUpdater(self.rows, kv, self._pending_diffs, eos_token_ids, self.finish, clock)
         self._loading = LoadingRequests(self.rows)
-        self._in_flight: deque[InFlightStep] = deque()
-        self._next_step_id = 1
+        self._writer = StepWriter(self.rows, kv, self._pending_diffs, num_draft_tokens)
+        self._steady: SteadyDecode | None = None  # the last step, if the next one is likely to be another like it
         self._last_returned = 0
         self._num_added = 0
         self._failed: list[EngineOutput] = []  # final outputs of requests that could not be scheduled
@@ -105,7 +104,7 @@ class Scheduler:
         request.paused = paused
         self._statistics.num_paused += 1 if paused else -1
         if request.row >= 0:
-            self.rows.runnable[request.row] = not paused and not request.is_loading
+            self.rows.set_runnable(request.row, not paused and not request.is_loading)
         else:
             self.waiting.load.num_paused += 1 if paused else -1
 
@@ -148,11 +147,11 @@ class Scheduler:
     @property
     def num_unreturned(self) -> int:
         """Step messages whose output has not come back."""
-        return len(self._in_flight)
+        return len(self._writer.in_flight)
 
     def has_work(self) -> bool:
         """Whether a step can bring anything: a step message is out, or a request is not held by its client."""
-        if self._in_flight or self._failed:
+        if self._writer.in_flight or self._failed:
             return True
         return len(self.requests) > self._statistics.num_paused
 
@@ -160,8 +159,8 @@ class Scheduler:
 
     def schedule(self) -> SchedulerOutput | None:
         """The next step message, or None when nothing can be computed before more has come back."""
-        step_message = self._plan_step(in_turns=self._num_stages > 1)
-        if step_message is not None or self._in_flight:
+        step_message = self._next_steady_step() or self._plan_step(in_turns=self._num_stages > 1)
+        if step_message is not None or self._writer.in_flight:
             return step_message
         # Nothing is out that could bring a block back. The request of the highest rank can always go on, but its turn
         # may be another micro-batch's, while the rows of this one lack blocks and may take none from it.
@@ -170,13 +169,25 @@ class Scheduler:
             step_message = self._plan_step()
         return step_message
 
+    def _next_steady_step(self) -> SchedulerOutput | None:
+        """The fast path: the rows of the last step once more; None: the step needs a plan."""
+        steady, self._steady = self._steady, None
+        if steady is None or len(self.waiting) or not steady.goes_on(self.rows):
+            return None
+        if not self._grow_each(steady.at_block_edge(self.rows)):
+            return None
+        self._steady = steady
+        return self._writer.write_next(steady)
+
     def _plan_step(self, in_turns: bool = False) -> SchedulerOutput | None:
         """A step message of what can be computed now; `in_turns`: of the decodes, one micro-batch of the pipeline."""
         plan = StepPlan(TokenBudget(self._max_num_batched_tokens, whole_prompts=self._whole_prompts))
         pending = self.rows.pending()
         ready = np.flatnonzero(pending == 1)
         if in_turns:
-            ready = micro_batch(ready, self.rows.last_step, self._next_step_id, self._last_returned, self._num_stages)
+            ready = micro_batch(
+                ready, self.rows.last_step, self._writer.next_step_id, self._last_returned, self._num_stages
+            )
         decodes = self._grant_decodes(ready, plan)
         plan.has_decodes = bool(decodes.size)
         behind = np.flatnonzero((pending > 1) & self.rows.runnable)  # some may just have been preempted
@@ -188,9 +199,15 @@ class Scheduler:
             else:  # while running requests lack blocks, nobody new gets in
                 self._admit_waiting(plan)
             self._spend_rest(plan)
+        elif decodes.size and decodes.size == ready.size and not self._needs_plans:
+            step_message = self._writer.write(decodes, plan, is_alone=True)
+            self._steady = self._writer.remember()
+            return step_message
         if self._num_draft_tokens:
             decodes = self._grant_drafts(decodes, plan)
-        return self._write_step_message(decodes, plan) if decodes.size or plan.chunks else None
+        if not decodes.size and not plan.chunks:
+            return None
+        return self._writer.write(decodes, plan, is_alone=not len(self.waiting))
 
     @property
     def has_failed(self) -> bool:
@@ -204,8 +221,7 @@ class Scheduler:
 
     def flush_message(self) -> SchedulerOutput:
         """An empty step message that brings back every output still on the device; it expects none of its own."""
-        empty = np.empty(0, np.int32)
-        return self._step_message(empty, empty, np.empty(0, np.bool_), flush=True)
+        return self._writer.flush()
 
     def _grant_decodes(self, decodes: IntArray, plan: StepPlan) -> IntArray:
         """Rows that compute one token; only those at a block edge need a look."""
@@ -214,7 +230,7 @@ class Scheduler:
             first = self._in_order(decodes)[: plan.budget.left]
             decodes = np.sort(np.array([request.row for request in first], np.intp))
         short = decodes[rows.num_computed[decodes] >= rows.capacity[decodes]]
-        if short.size:
+        if not self._grow_each(short):
             for request in self._in_order(short):
                 if request.row >= 0:  # not preempted by one before it
                     self._ensure_slots(request, int(rows.num_computed[request.row]) + 1, plan)
@@ -331,7 +347,7 @@ class Scheduler:
             self._statistics.request_started(request, computed)
         request.status = RequestStatus.RUNNING
         if waits:
-            self._loading.add(request, self._next_step_id)
+            self._loading.add(request, self._writer.next_step_id)
             return
         plan.chunks[request] = chunk
         plan.budget.spend(chunk, remaining)
@@ -365,6 +381,19 @@ class Scheduler:
         if blocks:
             self.rows.capacity[request.row] = len(request.block_ids) * self.kv.block_size
             self._pending_diffs.blocks_added(request.row, blocks)
+        return True
+
+    def _grow_each(self, rows: IntArray) -> bool:
+        """One more block for each of these rows; False, with nothing changed, where there are too few."""
+        if not rows.size:
+            return True
+        if rows.size > self.kv.pool.num_free:
+            return False
+        numbers = rows.tolist()
+        blocks = self.kv.grow_each([self.rows.request_at(row) for row in numbers])
+        self.rows.capacity[rows] += self.kv.block_size
+        for row, block in zip(numbers, blocks, strict=True):
+            self._pending_diffs.blocks_added(row, [block])
         return True
 
     def _victim(self, request: Request) -> Request | None:
@@ -402,82 +431,17 @@ class Scheduler:
     def _in_order(self, rows: IntArray) -> list[Request]:
         return sorted((self.rows.request_at(row) for row in rows.tolist()), key=lambda request: request.key)
 
-    # ---- step messages
-
-    def _write_step_message(self, decodes: IntArray, plan: StepPlan) -> SchedulerOutput:
-        table = self.rows
-        rows = decodes.astype(np.int32)
-        counts = np.ones(decodes.size, np.int32) if plan.drafts is None else plan.drafts + np.int32(1)
-        if plan.chunks:
-            rows = np.concatenate([rows, np.array([request.row for request in plan.chunks], np.int32)])
-            counts = np.concatenate([counts, np.array(list(plan.chunks.values()), np.int32)])
-        computed = table.num_computed[rows] + counts
-        samples: NDArray[np.bool_] = computed >= table.num_tokens[rows]
-        table.num_computed[rows] = computed
-        table.num_tokens[rows] = np.maximum(table.num_tokens[rows], computed + samples)
-        step_message = self._step_message(rows, counts, samples, flush=False)
-        step_message.num_draft_tokens = self._write_drafts(rows, samples, plan)
-        drafts = step_message.num_draft_tokens
-        step_message.masks = token_masks(table, rows[samples], None if drafts is None else drafts[samples])
-        step_message.flush = self._only_waits(step_message)
-        table.last_step[rows] = step_message.step_id
-        num_decode_tokens = decodes.size + (0 if plan.drafts is None else int(plan.drafts.sum()))
-        self._in_flight.append(
-            InFlightStep(
-                step_message.step_id,
-                rows,
-                counts,
-                samples,
-                table.generation[rows],
-                num_tokens=num_decode_tokens + sum(plan.chunks.values()),
-                num_decode_tokens=num_decode_tokens,
-                num_draft_tokens=step_message.num_draft_tokens,
-            )
-        )
-        return step_message
-
-    def _write_drafts(self, rows: Int32Array, samples: NDArray[np.bool_], plan: StepPlan) -> Int32Array | None:
-        """Drafts of all rows of the step, whose rows that sample will have new ones; None: there are none."""
-        if not self._num_draft_tokens:
-            return None
-        sampled = rows[samples]
-        self.rows.num_drafts[sampled] = self._num_draft_tokens * self.rows.may_draft[sampled]
-        if plan.drafts is None:
-            return None
-        return np.concatenate([plan.drafts, np.zeros(len(rows) - len(plan.drafts), np.int32)])
-
-    def _only_waits(self, step_message: SchedulerOutput) -> bool:
-        """Whether no further step message can be written before this one's tokens are back, which its masks are to
-        blame for: then they are wanted at once, not with the next step message."""
-        return step_message.masks is not None and not len(self.waiting) and not self.rows.pending().any()
-
-    def _step_message(
-        self, rows: Int32Array, counts: Int32Array, samples: NDArray[np.bool_], flush: bool
-    ) -> SchedulerOutput:
-        step_id = self._next_step_id
-        self._next_step_id += 1
-        return SchedulerOutput(
-            step_id,
-            rows,
-            counts,
-            samples,
-            new_requests=self._pending_diffs.take_new_requests(),
-            new_blocks=self._pending_diffs.take_new_blocks(),
-            freed_rows=self._pending_diffs.take_freed_rows(),
-            rejected_drafts=self._pending_diffs.take_rejected_drafts(),
-            transfers=self.kv.take_transfers(),
-            flush=flush,
-        )
+    # ---- outputs
 
     def update_from_output(self, output: ModelRunnerOutput) -> list[EngineOutput]:
         """Take in what a step brought; outputs of steps come in their order, an empty step message may bring none."""
-        while self._in_flight and self._in_flight[0].step_id < output.step_id:
-            missing = self._in_flight.popleft()
+        while self._writer.in_flight and self._writer.in_flight[0].step_id < output.step_id:
+            missing = self._writer.in_flight.popleft()
             raise RuntimeError(f"the workers returned step {output.step_id} but never step {missing.step_id}")
-        if not self._in_flight or self._in_flight[0].step_id > output.step_id:
+        if not self._writer.in_flight or self._writer.in_flight[0].step_id > output.step_id:
             assert not len(output.sampled_token_ids), f"tokens from step {output.step_id}, which asked for none"
             return []
-        step_message = self._in_flight.popleft()
+        step_message = self._writer.in_flight.popleft()
         self._last_returned = step_message.step_id
         self.kv.pool.step_returned(step_message.step_id)
         self._loading.returned(step_message.step_id, output.loading_since)

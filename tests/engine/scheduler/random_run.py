@@ -86,11 +86,13 @@ class Sent:
 
 @dataclass
 class RandomRun:
-    """`RandomRun(seed, monkeypatch).play()`; `num_stages` fixes what the seed would draw."""
+    """`RandomRun(seed, monkeypatch).play()`; `num_stages` fixes what the seed would draw. A plain one has steps that
+    need no plan: nobody drafts, has a grammar, or waits for long."""
 
     seed: int
     monkeypatch: pytest.MonkeyPatch
     num_stages: int | None = None
+    is_plain: bool = False
     each_step: Callable[[EngineCore], None] | None = None
     results: Results = field(default_factory=Results)
     sent: dict[str, Sent] = field(default_factory=dict)
@@ -116,7 +118,8 @@ class RandomRun:
             scheduling_policy=rng.choice(["fcfs", "priority"]),
         )
         late, delay = rng.random() < 0.5, rng.randint(0, 5)
-        drafts = {"num_draft_tokens": rng.choice([0, 1, 4]), "draft_quality": rng.choice([0.0, 0.5, 0.9, 1.0])}
+        most_drafts = 0 if self.is_plain else rng.choice([0, 1, 4])
+        drafts = {"num_draft_tokens": most_drafts, "draft_quality": rng.choice([0.0, 0.5, 0.9, 1.0])}
         device = Device(num_blocks, num_slots, block_size, late=late, delay=delay, seed=self.seed, **drafts)
         device.max_num_batched_tokens = budget
         self.device = device
@@ -175,7 +178,7 @@ class RandomRun:
 
     def send(self, request: EngineRequest, most: int) -> None:
         prepared = self.core.prepare(request)
-        if self.rng.random() < 0.3:
+        if self.rng.random() < 0.3 and not self.is_plain:
             prepared.matcher = CountingMatcher(self.rng.randint(1, 40))
             most = min(most, prepared.matcher.length)
         self.core.enqueue(prepared)
