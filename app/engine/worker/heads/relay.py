@@ -36,7 +36,7 @@ class RelayHead(Head):
         return [] if self._feedback is None else [self._feedback]
 
     def finish(self, step: SchedulerOutput, batch: InputBatch, hidden: torch.Tensor) -> StepResults:
-        """`ForwardPass.run` has sent the hidden states."""
+        """Nothing is left to do: `ForwardPass.run` has sent the hidden states."""
         return self._elsewhere(step.step_id, batch.sampled.rows, batch.sampled.num_drafts)
 
     def parameters(self, rows: NDArray[np.int64]) -> HostParameters | None:
@@ -59,7 +59,7 @@ class RelayHead(Head):
         return self._elsewhere(step_id, rows, None)
 
     def _elsewhere(self, step_id: int, rows: NDArray[np.int64], num_drafts: NDArray[np.int64] | None) -> StepResults:
-        """The last stage gives `rows` their tokens."""
+        """The empty result; the last stage will send the tokens of `rows`."""
         if self._feedback is not None:
             self._feedback.expect(rows, num_drafts)
         return self.empty(step_id)
