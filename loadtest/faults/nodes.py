@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks.serve_process import ServeProcess, free_port
+from benchmarks.serve_process import RAY_ENVIRON, ServeProcess, free_port
 from loadtest.faults.relay import HERE, THERE, enter_new_network
 from loadtest.faults.shapes import Shape
 
@@ -44,7 +44,7 @@ class RayNodes:
         """Start the head, then the others, and let the deployment join them."""
         if not self._shape.num_nodes:
             return
-        self._environ = {**os.environ, **server.environ, "RAY_AUTH_MODE": "token"}
+        self._environ = {**os.environ, **RAY_ENVIRON, **server.environ, "RAY_AUTH_MODE": "token"}
         self._environ.pop("RAY_ADDRESS", None)
         if self._shape.redis:
             self._environ["RAY_REDIS_ADDRESS"] = self._start_redis()
