@@ -31,6 +31,7 @@ from app import LLM, SamplingParams
 from app.config import EngineConfig
 from app.engine.kv_cache.block_pool import BlockPool
 from app.engine.model_info import resolve_model
+from app.engine.request import EngineRequest
 from app.engine.step import NewRequest, SchedulerOutput
 from app.engine.worker.worker import Worker
 from benchmarks.serve_process import ROOT
@@ -58,16 +59,15 @@ class Batch:
         """All prompts, at most CHUNK tokens a step; returns the seconds they took."""
         rng = np.random.default_rng(0)
         per_step = max(1, CHUNK // self._context)
-        seconds = 0.0
+        seconds, spec = 0.0, EngineRequest("r", [], GREEDY)
         for first in range(0, len(self._rows), per_step):
             rows = self._rows[first : first + per_step]
             new = [
                 NewRequest(
-                    int(row), rng.integers(0, VOCAB, self._context, dtype=np.int32), self._context, 0, [], GREEDY, 0,
-                    (), (),
+                    int(row), rng.integers(0, VOCAB, self._context, dtype=np.int32), self._context, 0, [], spec, ()
                 )
                 for row in rows
-            ]  # fmt: skip
+            ]
             seconds += self._step(rows, self._context, new)
         return seconds
 

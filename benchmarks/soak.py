@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from app import LLM, SamplingParams
-from app.engine.request import Request
+from app.engine.scheduler.request import Request
 from benchmarks.offline import arguments, make_llm, random_prompt, write
 
 MIB = 1 << 20
@@ -84,7 +84,7 @@ class Soak:
             self.tally.aborted += 1
             return
         self.tally.finished += 1
-        if error is not None or made != request.sampling_params.max_tokens:
+        if error is not None or made != request.sampling.max_tokens:
             self.tally.faults.append(f"{request.request_id}: {reason}, {made} tokens, {error}")
 
 

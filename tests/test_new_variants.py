@@ -118,7 +118,7 @@ from app.engine.logits_processors.base import LogitsProcessor
 
 class Variant(LogitsProcessor):
     def read(self, request):
-        return request.sampling_params.seed == 77 or None
+        return request.spec.sampling.seed == 77 or None
 
     def build(self, indices, states):
         self.indices = indices

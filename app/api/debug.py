@@ -12,7 +12,8 @@ from app.api.body import describe_body, read_body
 from app.api.engine_client import EngineClient
 from app.api.openai.protocol import TokenizeRequest
 from app.api.openai.tokenize import prompt_token_ids
-from app.api.render import cache_root, find_model
+from app.api.placement import cache_root
+from app.api.render import find_model
 from app.api.work_pool import work_of
 from app.bounds import Count
 from app.config import RequestLimits

@@ -16,6 +16,7 @@ from app.engine.model_info import ModelInfo
 from app.engine.outputs import EngineOutput
 from app.engine.pooling.info import PoolingInfo
 from app.engine.request import EngineRequest
+from app.engine.request_bounds import RequestBounds
 from app.text.chat_template import ChatTemplate
 from app.text.tokenizer import Tokenizer
 
@@ -37,6 +38,12 @@ class ServedModel:
     pooling: PoolingInfo | None = None  # set for a model that gives vectors; None: it generates
     tool_parser: str = "auto"  # as ModelConfig has them
     reasoning_parser: str = "auto"
+
+    @property
+    def bounds(self) -> RequestBounds:
+        """What one request may ask of it."""
+        info = self.info
+        return RequestBounds(info.vocab_size, info.eos_token_ids, self.max_model_len, self.max_kv_tokens, self.pooling)
 
     @property
     def max_running(self) -> int:
@@ -64,11 +71,9 @@ class PromptPlace:
 
 @dataclass(slots=True)
 class RouteInfo:
-    """`place` and `session` are given to EngineClient.generate; it fills in who serves the request before the first
-    output."""
+    """`place` is given to EngineClient.generate; it fills in who serves the request before the first output."""
 
     replica_id: str | None = None
-    session: str = ""  # what the client says belongs together; a routing policy may keep it on one replica
     place: PromptPlace = field(default_factory=PromptPlace)
     extra: dict[str, str] = field(default_factory=dict)
 

@@ -54,11 +54,9 @@ class EventStream:
         choices: Sequence[Choice],
         receive: Receive,
         names: Mapping[str, str] = _OWN_NAMES,  # what the dialect calls our fields, for errors
-        session: str = "",
         interval: int = 1,  # tokens that one event gathers, of a choice
     ) -> None:
         self.choices = list(choices)
-        self._session = session
         self._places = {choice.prompt_index: PromptPlace() for choice in self.choices}
         self.route = self._new_route(self.choices[0])
         self._client = client
@@ -124,7 +122,7 @@ class EventStream:
             await _close(outputs)
 
     def _new_route(self, choice: Choice) -> RouteInfo:
-        return RouteInfo(session=self._session, place=self._places[choice.prompt_index])
+        return RouteInfo(place=self._places[choice.prompt_index])
 
     async def _pull_from(self, outputs: AsyncIterator[EngineOutput], choice: Choice, route: RouteInfo) -> None:
         gatherer = Gatherer(self._interval) if self._interval > 1 else None

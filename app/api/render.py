@@ -6,32 +6,25 @@ model's own sampling defaults) and turns text options into token ids.
 
 from __future__ import annotations
 
-import hashlib
-import secrets
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 from pydantic import ValidationError
 
 from app.api.engine_client import EngineClient, ServedModel
 from app.api.errors import validation_error
-from app.api.parsers.thinking import FIELD as BUDGET
-from app.api.parsers.thinking import served_budget
+from app.api.request_builder import OWN_NAMES, RequestBuilder
 from app.api.work_pool import DECODE_S_PER_TOKEN, TOKENISE_S_PER_CHAR, RequestWork
 from app.config import RequestLimits
-from app.engine.request import EngineRequest
+from app.engine.request import ANYWHERE, EngineRequest, Placement
 from app.engine.sampling_params import SamplingParams
 from app.engine.structured.reasoning import ReasoningSpan
 from app.errors import InvalidRequestError, ModelNotFoundError, PromptTooLongError, UnsupportedError
-from app.text.bad_words import bad_words_token_ids
 from app.text.prompt_size import TextRoom
-from app.text.stop_tokens import with_tokenizer_eos
 from app.text.tokenizer import Tokenizer
 
 _TOKEN_ID_FIELDS = ("logit_bias", "stop_token_ids")
-_OWN_NAMES: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(slots=True, frozen=True)
@@ -106,24 +99,17 @@ def prompt_room(
 ) -> TextRoom:
     """What a prompt may have, or what is kept of a longer one: its last `limit` tokens, or its first where it is cut on
     the right; -1 means as many as leave room for `max_tokens`, at least for one."""
-    most, what = context_of(model)
+    most = model.bounds.max_total_tokens
     if limit is None or limit > most:
-        return TextRoom(most, what=what, field=field)
+        return TextRoom(most, what=model.bounds.holder, field=field)
     if limit == -1:
         limit = max(1, most - (max_tokens or 1))
-    return TextRoom(limit, "first" if side == "right" else "last", what, field)
+    return TextRoom(limit, "first" if side == "right" else "last", model.bounds.holder, field)
 
 
 def counting_room(model: ServedModel, field: str) -> TextRoom:
     """Room for counting the tokens of a text: it may be somewhat too long for the model."""
     return TextRoom(2 * model.max_model_len, what="a count of at most twice the model's context", field=field)
-
-
-def context_of(model: ServedModel) -> tuple[int, str]:
-    """Most tokens of one request, output included, and what holds them."""
-    if model.max_kv_tokens is not None and model.max_kv_tokens < model.max_model_len:
-        return model.max_kv_tokens, "the whole KV cache"
-    return model.max_model_len, "the model's context"
 
 
 def truncate(prompt: Prompt, room: TextRoom) -> Prompt:
@@ -139,84 +125,27 @@ def engine_requests(
     limits: RequestLimits,
     prompts: Sequence[Prompt],
     params: SamplingParams,
+    placement: Placement = ANYWHERE,
     *,
     request_id: str,
-    names: Mapping[str, str] = _OWN_NAMES,
-    priority: int = 0,
-    cache_salt: str | None = None,
-    tenant: str = "",
+    names: Mapping[str, str] = OWN_NAMES,
     reasoning: ReasoningSpan | None = None,
     inside: bool | None = None,
 ) -> list[EngineRequest]:
-    """`n` requests for each prompt, in order.
+    """`n` requests for each prompt, in order, within the server's limits; see RequestBuilder.
 
-    Raises InvalidRequestError or PromptTooLongError, naming the field; `names` says what the dialect calls a field of
-    ours, where it has a word of its own. Structured outputs begin after the `reasoning`, if there is any. `inside` says
-    whether answers begin inside the reasoning; None: the prompt's end tells.
+    Raises InvalidRequestError or PromptTooLongError, naming the field.
     """
     check_limits(params, limits, names)
     check_number(len(prompts), params.n, limits, names)
-    _check_token_ids(params, model)
-    params = with_tokenizer_eos(params, model.tokenizer, model.info.eos_token_ids)
-    bad_words = bad_words_token_ids(params.bad_words, model.tokenizer)
-    root = cache_root(tenant, cache_salt)
-    requests = []
-    for i, prompt in enumerate(prompts):
-        _check_prompt(prompt, model, names.get("prompt", "prompt"))
-        seed = params.seed if params.seed is not None else secrets.randbits(63)
-        thinking = served_budget(model, prompt.token_ids, params, names.get(BUDGET, BUDGET), inside)
-        own = params.model_copy(update={"seed": seed, "max_tokens": max_tokens(prompt, params, model, names)})
-        for choice in range(params.n):
-            name = f"{request_id}-{i}-{choice}"
-            requests.append(
-                EngineRequest(
-                    name,
-                    prompt.token_ids,
-                    own,
-                    choice,
-                    bad_words,
-                    priority,
-                    root,
-                    reasoning=reasoning,
-                    thinking_budget=thinking,
-                    tenant=tenant,
-                )
-            )
-    return requests
+    usual = model.info.generation_config.get("max_new_tokens")
+    builder = RequestBuilder(
+        model, params, placement, names=names, reasoning=reasoning, inside=inside, usual_max_tokens=usual
+    )
+    return [one for i, prompt in enumerate(prompts) for one in builder.choices(f"{request_id}-{i}", prompt.token_ids)]
 
 
-def cache_root(tenant: str, cache_salt: str | None) -> bytes:
-    """What a request's prefix blocks are hashed with, so that only equal tenants with equal salt share them (I5)."""
-    if not tenant and cache_salt is None:
-        return b""
-    names = f"{len(tenant)}:{tenant}{cache_salt or ''}"
-    return hashlib.blake2b(names.encode(), digest_size=16).digest()
-
-
-def max_tokens(
-    prompt: Prompt, params: SamplingParams, model: ServedModel, names: Mapping[str, str] = _OWN_NAMES
-) -> int:
-    """Most tokens to generate: what was asked for when it fits, else all that the context and the KV cache hold."""
-    num_prompt = len(prompt.token_ids)
-    limit, what = context_of(model)
-    asked = params.max_tokens
-    if num_prompt + (asked or 1) > limit:
-        field = names.get("max_tokens", "max_tokens")
-        wanted = f"{field}={asked}" if asked else "at least 1 token of output"
-        raise PromptTooLongError(
-            f"{what} holds {limit} tokens, but the request needs {num_prompt + (asked or 1)}: "
-            f"{num_prompt} in the prompt and {wanted}",
-            param=field if asked and num_prompt < limit else names.get("prompt", "prompt"),
-        )
-    most = asked or min(limit - num_prompt, model.info.generation_config.get("max_new_tokens") or limit)
-    if params.min_tokens > most:
-        raise InvalidRequestError(
-            f"min_tokens={params.min_tokens} is more than the {most} tokens there is room for", param="min_tokens"
-        )
-    return most
-
-
-def check_limits(params: SamplingParams, limits: RequestLimits, names: Mapping[str, str] = _OWN_NAMES) -> None:
+def check_limits(params: SamplingParams, limits: RequestLimits, names: Mapping[str, str] = OWN_NAMES) -> None:
     """Refuse what exceeds the server's limits for one request."""
     if params.n > limits.max_n:
         field = names.get("n", "n")
@@ -252,26 +181,3 @@ def check_number(num_prompts: int, n: int, limits: RequestLimits, names: Mapping
             f"{num_prompts} prompts with {field}={n} are {num_prompts * n} choices; at most {most} in one request",
             param=field if num_prompts <= most else names.get("prompt", "prompt"),
         )
-
-
-def _check_prompt(prompt: Prompt, model: ServedModel, field: str) -> None:
-    if not prompt.token_ids:
-        raise InvalidRequestError("the prompt is empty", param=field)
-    if min(prompt.token_ids) < 0 or max(prompt.token_ids) >= model.info.vocab_size:
-        raise InvalidRequestError(f"token ids must be from 0 to {model.info.vocab_size - 1}", param=field)
-
-
-def _check_token_ids(params: SamplingParams, model: ServedModel) -> None:
-    """Every token id must be one of the model's."""
-    fields: dict[str, Collection[int]] = {
-        "logit_bias": params.logit_bias or (),
-        "allowed_token_ids": params.allowed_token_ids or (),
-        "stop_token_ids": params.stop_token_ids,
-        "logprob_token_ids": params.logprob_token_ids or (),
-    }
-    for name, token_ids in fields.items():
-        for token_id in (min(token_ids), max(token_ids)) if token_ids else ():
-            if not 0 <= token_id < model.info.vocab_size:
-                raise InvalidRequestError(
-                    f"{name}: token id {token_id} is not in 0..{model.info.vocab_size - 1}", param=name
-                )

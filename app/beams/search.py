@@ -2,7 +2,7 @@
 
 The engine knows nothing of beams. At each step every beam is a request of its own for one token and the most likely
 tokens there; beams that grew from one prefix share its blocks through the prefix cache, so a step computes no more than
-the last, unfilled block of each. Whoever drives a search (`LLM`, the HTTP API) sends `prompts` and returns what came
+the last, unfilled block of each. Whoever drives a search (`LLM`, the HTTP API) sends `requests` and returns what came
 to `advance`, until there are no more.
 
 Which beams stay, when a search ends and how finished ones are ordered is what transformers' `generate(num_beams=k,
@@ -12,14 +12,16 @@ do_sample=False)` does, so both give the same tokens: a finished beam's score is
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from pydantic import Field
 
 from app.engine.outputs import EngineOutput
 from app.engine.params import Params
+from app.engine.request import EngineRequest
 from app.engine.sampling_params import SamplingParams
 from app.engine.step import TokenLogprobs
 
@@ -50,11 +52,15 @@ class BeamSearchParams(Params):
 class Beam:
     """A continuation of the prompt, running or finished."""
 
-    token_ids: list[int]  # output only
     cumulative_logprob: float
-    logprobs: list[TokenLogprobs]  # one per token
+    logprobs: list[TokenLogprobs]  # one per token of the output, which each begins with
     finish_reason: Literal["stop", "length"] | None = None
     score: float = 0.0  # what a finished one is ranked by
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Its output, as a new list."""
+        return [entry.token_ids[0] for entry in self.logprobs]
 
     def grown(self, entry: TokenLogprobs, place: int, num_shown: int) -> Beam:
         """This beam and the token at `place` of `entry`, with the `num_shown` most likely beside it."""
@@ -66,7 +72,7 @@ class Beam:
             [entry.ranks[place], *entry.ranks[shown]],
         )
         total = self.cumulative_logprob + logprob
-        return Beam([*self.token_ids, token_id], total, [*self.logprobs, logprobs])
+        return Beam(total, [*self.logprobs, logprobs])
 
 
 @dataclass(slots=True)
@@ -82,22 +88,41 @@ class BeamSearch:
     max_tokens: int
     vocab_size: int
     num_shown: int = 0
-    running: list[Beam] = field(default_factory=lambda: [Beam([], 0.0, [])])  # best first; empty once the search ended
+    running: list[Beam] = field(default_factory=lambda: [Beam(0.0, [])])  # best first; empty once the search ended
     finished: list[Beam] = field(default_factory=list)  # best first, at most beam_width
 
-    def step_params(self) -> SamplingParams:
+    def _step_params(self, prompt_logprobs: int | None) -> SamplingParams:
         """What each beam asks of the engine: one token, and enough likely ones that no candidate is missed.
 
         The token itself is not used, so nothing but the logprobs depends on these parameters.
         """
         wanted = max(self._num_candidates + len(self.end_token_ids), self.num_shown)
         return SamplingParams(
-            temperature=0.0, max_tokens=1, ignore_eos=True, seed=0, logprobs=min(wanted, self.vocab_size)
+            temperature=0.0,
+            max_tokens=1,
+            ignore_eos=True,
+            seed=0,
+            logprobs=min(wanted, self.vocab_size),
+            prompt_logprobs=prompt_logprobs,
         )
 
-    def prompts(self) -> list[list[int]]:
-        """What to ask the engine for next, one prompt for each running beam; [] when the search has ended."""
-        return [self.prompt_token_ids + beam.token_ids for beam in self.running]
+    def requests(self, asked: EngineRequest, number: int) -> list[EngineRequest]:
+        """What to ask the engine for next, one request for each running beam; [] when the search has ended.
+
+        They are like `asked`, the request for the whole search, and numbered from `number` on, which begins with 0.
+        """
+        work = self._step_params(None if number else asked.sampling.prompt_logprobs)
+        return [
+            replace(
+                asked,
+                request_id=f"{asked.request_id}-{number + i}",
+                prompt_token_ids=self.prompt_token_ids + beam.token_ids,
+                work=work,
+                choice_index=0,
+                arrival_time=time.time(),
+            )
+            for i, beam in enumerate(self.running)
+        ]
 
     @property
     def _num_candidates(self) -> int:
@@ -105,9 +130,9 @@ class BeamSearch:
         return max(2, 1 + len(self.end_token_ids)) * self.params.beam_width
 
     def advance(self, entries: Sequence[TokenLogprobs]) -> None:
-        """One step: `entries[i]` are the logprobs that the engine gave for `prompts()[i]`, chosen token first."""
+        """One step: `entries[i]` are the logprobs that the engine gave for `requests()[i]`, chosen token first."""
         candidates = self._candidates(entries)
-        num_tokens = len(candidates[0].token_ids)
+        num_tokens = len(candidates[0].logprobs)
         width = self.params.beam_width
         self._take_finished(candidates[:width])
         self.running = [beam for beam in candidates if not self._ends(beam)][:width]
@@ -117,7 +142,7 @@ class BeamSearch:
     def _candidates(self, entries: Sequence[TokenLogprobs]) -> list[Beam]:
         """The most likely continuations of all running beams, best first."""
         barred: frozenset[int] = frozenset()
-        if len(self.running[0].token_ids) < self.params.min_tokens:
+        if len(self.running[0].logprobs) < self.params.min_tokens:
             barred = self.end_token_ids
         found = [
             (beam.cumulative_logprob + entry.logprobs[place], beam, entry, place)
@@ -129,16 +154,16 @@ class BeamSearch:
         return [beam.grown(entry, place, self.num_shown) for _, beam, entry, place in found[: self._num_candidates]]
 
     def _ends(self, beam: Beam) -> bool:
-        return beam.token_ids[-1] in self.end_token_ids
+        return beam.logprobs[-1].token_ids[0] in self.end_token_ids
 
     def _take_finished(self, best: list[Beam]) -> None:
         """Only the best `beam_width` candidates may finish: the others are there to go on with."""
-        is_last_step = len(best[0].token_ids) >= self.max_tokens
+        is_last_step = len(best[0].logprobs) >= self.max_tokens
         for beam in best:
             if self._ends(beam) or is_last_step:
-                score = beam.cumulative_logprob / len(beam.token_ids) ** self.params.length_penalty
+                score = beam.cumulative_logprob / len(beam.logprobs) ** self.params.length_penalty
                 reason: Literal["stop", "length"] = "stop" if self._ends(beam) else "length"
-                self.finished.append(Beam(beam.token_ids, beam.cumulative_logprob, beam.logprobs, reason, score))
+                self.finished.append(Beam(beam.cumulative_logprob, beam.logprobs, reason, score))
         self.finished.sort(key=lambda beam: -beam.score)
         del self.finished[self.params.beam_width :]
 
@@ -159,7 +184,7 @@ class BeamSearch:
 
 def as_output(request_id: str, beam: Beam, search: BeamSearch, eos_token_ids: Sequence[int]) -> EngineOutput:
     """A finished beam as an engine that generated it would have reported it, all at once."""
-    last = beam.token_ids[-1]
+    last = beam.logprobs[-1].token_ids[0]
     is_eos = last in eos_token_ids and not search.params.ignore_eos
     stop_reason = last if beam.finish_reason == "stop" and not is_eos else None
     return EngineOutput(request_id, beam.token_ids, beam.finish_reason, stop_reason, logprobs=beam.logprobs)

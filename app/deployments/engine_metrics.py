@@ -51,7 +51,7 @@ class EngineMetrics:
     def record_finished(self, timings: RequestTimings) -> None:
         """See StatsRecorder."""
         recorder = self._recorder
-        reason = self._reasons.pop(timings.request_id, timings.finish_reason)
+        reason = self._reasons.pop(timings.spec.request_id, timings.finish_reason)
         recorder.increment("vllm:request_success_total", 1.0, reason)
         recorder.increment("vllm:prompt_tokens_cached_total", timings.num_cached_tokens)
         recorder.observe("vllm:e2e_request_latency_seconds", max(0.0, timings.e2e_s))
@@ -60,8 +60,8 @@ class EngineMetrics:
         recorder.observe("vllm:request_max_num_generation_tokens", timings.max_tokens)
         recorder.observe("vllm:request_params_max_tokens", timings.max_tokens)
         recorder.observe("vllm:request_num_preemptions", timings.num_preemptions)
-        if timings.choice_index == 0:
-            recorder.observe("vllm:request_params_n", timings.n)
+        if timings.spec.choice_index == 0:  # once a request
+            recorder.observe("vllm:request_params_n", timings.spec.num_choices)
         for name, attribute in _TIMINGS:
             seconds = getattr(timings, attribute)
             if seconds is not None:

@@ -35,6 +35,7 @@ from app.engine.kv_cache.model_revision import model_revision
 from app.engine.model_info import ModelInfo
 from app.engine.outputs import EngineOutput
 from app.engine.request import EngineRequest
+from app.engine.sampling_params import SamplingParams
 from app.engine.worker_info import WorkerInfo
 from app.errors import EngineDeadError, MantaError
 from app.telemetry.metrics import MetricsRecorder
@@ -168,10 +169,12 @@ class EngineReplica:
 
     async def _add(self, request: EngineRequest, is_long: bool) -> MantaError | None:
         try:
-            grammar = request.sampling_params.structured_outputs
+            work = request.work
+            grammar = work.structured_outputs if isinstance(work, SamplingParams) else None
             if grammar is not None and not self._engine.knows_grammar(grammar):
-                work = self._grammar_work.submit(request.tenant, 0.0, lambda: self._compile_and_add(request))
-                await asyncio.wrap_future(work)
+                tenant = request.placement.tenant
+                waiting = self._grammar_work.submit(tenant, 0.0, lambda: self._compile_and_add(request))
+                await asyncio.wrap_future(waiting)
             elif grammar is not None or is_long:
                 await asyncio.to_thread(self._engine.add_request, request)
             else:

@@ -220,7 +220,7 @@ class Ingress:
         async with place.lock:
             live = self._live(model, failed)
             if place.replica_id not in live:
-                decision = None if failed else await self._ask_router(model, request, route.session)
+                decision = None if failed else await self._ask_router(model, request)
                 live = self._live(model, failed)
                 query = RouteQuery.of_prompt(request)
                 level: Level = "ingress"
@@ -239,13 +239,13 @@ class Ingress:
             raise EngineDeadError(f"no engine replica of model {model!r} can take requests at the moment")
         return live
 
-    async def _ask_router(self, model: str, request: EngineRequest, session: str) -> Decision | None:
+    async def _ask_router(self, model: str, request: EngineRequest) -> Decision | None:
         """The Router's choice; None when it has none or does not answer in time."""
         if time.monotonic() < self._router_asleep_until:
             return None
         load = self._pools[model].load
-        hashes = await self._hasher.hash_prompt(request.prompt_token_ids, request.cache_root, load)
-        query = dataclasses.replace(RouteQuery.of_prompt(request), block_hashes=hashes, session=session)
+        hashes = await self._hasher.hash_prompt(request.prompt_token_ids, request.placement.cache_root, load)
+        query = dataclasses.replace(RouteQuery.of_prompt(request), block_hashes=hashes)
         timeout_s = self._config.ingress.route_timeout_s
         try:
             choice: Decision | None = await call(self._router, *_arguments(model, query), timeout_s=timeout_s)

@@ -22,8 +22,10 @@ from app.engine.model_info import ModelInfo
 from app.engine.outputs import EngineOutput
 from app.engine.parallel_plan import check_parallel_sizes
 from app.engine.pooling.info import pooling_info, step_budget
-from app.engine.request import EngineRequest, Request
+from app.engine.request import EngineRequest
+from app.engine.request_bounds import RequestBounds
 from app.engine.scheduler.admission import Admission
+from app.engine.scheduler.request import Request
 from app.engine.scheduler.scheduler import Scheduler
 from app.engine.stats import EngineStats, StatsRecorder
 from app.engine.step import SchedulerOutput
@@ -91,13 +93,10 @@ class EngineCore:
         self._grammars = _grammar_compiler(self.config, self.info)
         self._admission = Admission(
             kv,
+            RequestBounds(self.info.vocab_size, self.info.eos_token_ids, max_model_len, pooling=pooling),
             model=model_revision(self.info, self.config),
-            vocab_size=self.info.vocab_size,
-            eos_token_ids=self.info.eos_token_ids,
-            max_model_len=max_model_len,
             block_hash_key=self._block_hash_key,
             grammars=self._grammars,
-            pooling=pooling,
         )
         return worker_info
 
@@ -133,9 +132,9 @@ class EngineCore:
         return self._scheduler
 
     @property
-    def max_total_tokens(self) -> int:
-        """Most tokens, prompt and output together, that one request may have."""
-        return self._started_admission.max_total_tokens
+    def bounds(self) -> RequestBounds:
+        """What a request may ask for."""
+        return self._started_admission.bounds
 
     @property
     def _started_admission(self) -> Admission:

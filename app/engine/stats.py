@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from app.engine.kv_connector.base import ConnectorStats
 from app.engine.outputs import FinishReason
-from app.engine.request import Request
+from app.engine.request import EngineRequest
+from app.engine.scheduler.request import Request
 
 EWMA_WEIGHT = 0.1  # the newest sample's: about the last twenty steps count
 TYPICAL_OUTPUT_TOKENS = 128.0  # expected length of an answer before any has ended
@@ -59,15 +60,13 @@ class EngineStats:
 class RequestTimings:
     """One finished request, for the histograms. A duration is None when the request did not get so far."""
 
-    request_id: str
+    spec: EngineRequest
     finish_reason: FinishReason
     num_prompt_tokens: int
     num_generation_tokens: int
     num_cached_tokens: int
     num_preemptions: int
     max_tokens: int
-    n: int
-    choice_index: int  # `n` belongs into a histogram once a request: at choice 0
     e2e_s: float  # arrival at the API layer to the end
     ttft_s: float | None  # arrival at the API layer to the first token
     queue_s: float | None  # arrival at the engine to the first step
@@ -79,17 +78,14 @@ class RequestTimings:
     def of(cls, request: Request, reason: FinishReason, now: float) -> RequestTimings:
         """Timings of a request that ends at `now` (monotonic)."""
         started, first, last = request.first_scheduled, request.first_token, request.last_token
-        params = request.sampling_params
         return cls(
-            request_id=request.request_id,
+            spec=request.spec,
             finish_reason=reason,
             num_prompt_tokens=request.num_prompt_tokens,
             num_generation_tokens=request.num_output_tokens,
             num_cached_tokens=request.num_cached_tokens,
             num_preemptions=request.num_preemptions,
             max_tokens=request.max_total_tokens - request.num_prompt_tokens,
-            n=params.n,
-            choice_index=request.choice_index,
             e2e_s=now - request.arrival,
             ttft_s=None if first is None else first - request.arrival,
             queue_s=None if started is None else started - request.queued,

@@ -26,9 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from app.engine.pooling.params import PoolingParams
-from app.engine.sampling_params import SamplingParams
-from app.engine.thinking_budget import ThinkingBudget
+from app.engine.request import EngineRequest
 
 Int32Array = NDArray[np.int32]
 Float32Array = NDArray[np.float32]
@@ -43,13 +41,9 @@ class NewRequest:
     num_prompt_tokens: int
     num_computed_tokens: int  # prefix-cache hit: their KV is in the first blocks already
     block_ids: list[int]
-    sampling_params: SamplingParams  # `seed` is always set by now
-    choice_index: int  # which of the request's `n` choices: part of the random key (I6)
+    spec: EngineRequest  # as admitted: its tokens are in `token_ids`, its seed and max_tokens are set
     eos_token_ids: tuple[int, ...]  # masked until min_tokens, with stop_token_ids
-    bad_words_token_ids: tuple[tuple[int, ...], ...]
     has_grammar: bool = False  # step messages may carry masks for the row
-    pooling_params: PoolingParams | None = None  # set for a pooling model, whose rows never sample
-    thinking_budget: ThinkingBudget | None = None
 
 
 @dataclass(slots=True)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tqdm import tqdm
 
+from app.api.engine_client import ServedModel
+from app.api.request_builder import RequestBuilder
 from app.beams.search import Beam, BeamSearch, BeamSearchParams, as_output
 from app.engine.core import EngineCore
 from app.engine.outputs import CompletionOutput, EngineOutput
@@ -17,7 +18,6 @@ from app.engine.step import TokenLogprobs
 from app.errors import InvalidRequestError, MantaError
 from app.offline.pooling import Prompt
 from app.text.output_processor import OutputProcessor
-from app.text.stop_tokens import with_tokenizer_eos
 from app.text.tokenizer import Tokenizer
 
 
@@ -51,7 +51,8 @@ class _Job:
 
     search: BeamSearch
     result: BeamSearchOutput
-    text_params: SamplingParams  # what the text of its beams depends on
+    asked: EngineRequest  # for the whole search
+    num_sent: int = 0  # requests for its steps
     came: dict[int, TokenLogprobs] = field(default_factory=dict)  # by beam, of the step under way
 
 
@@ -60,6 +61,7 @@ class BeamSearchMethods:
 
     tokenizer: Tokenizer
     _core: EngineCore
+    _model: ServedModel
 
     def _parse(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         """(text or None, token ids) of a prompt in any of its forms."""
@@ -77,14 +79,13 @@ class BeamSearchMethods:
         if several and isinstance(several[0], int):
             several = [several]  # type: ignore[list-item]
         jobs = [self._begin_search(i, prompt, params) for i, prompt in enumerate(several)]
-        names = (f"beam-{number}" for number in itertools.count())
         waiting: dict[str, tuple[_Job, int]] = {}  # by request: whose beam it computes, and which
         try:
             with tqdm(total=len(jobs), desc="Prompts", unit="prompt", disable=not use_tqdm) as bar:
                 for job in jobs:
-                    self._send_step(job, names, waiting)
+                    self._send_step(job, waiting)
                 while self._core.has_work():
-                    bar.update(sum(self._take_step(output, names, waiting) for output in self._core.step()))
+                    bar.update(sum(self._take_step(output, waiting) for output in self._core.step()))
         finally:  # after an interrupt, the next call finds an empty engine
             self._core.abort_requests(list(waiting))
             while self._core.has_work():
@@ -96,33 +97,32 @@ class BeamSearchMethods:
     def _begin_search(self, index: int, prompt: Prompt, params: BeamSearchParams) -> _Job:
         text, token_ids = self._parse(prompt)
         info = self._core.info
-        text_params = with_tokenizer_eos(
-            SamplingParams(
-                max_tokens=params.max_tokens,
-                ignore_eos=params.ignore_eos,
-                stop_token_ids=params.stop_token_ids,
-                include_stop_str_in_output=params.include_stop_str_in_output,
-            ),
-            self.tokenizer,
-            info.eos_token_ids,
+        text_params = SamplingParams(
+            max_tokens=params.max_tokens,
+            ignore_eos=params.ignore_eos,
+            stop_token_ids=params.stop_token_ids,
+            include_stop_str_in_output=params.include_stop_str_in_output,
         )
-        ends = frozenset(text_params.stop_token_ids) | frozenset(() if params.ignore_eos else info.eos_token_ids)
         try:  # the whole of it must fit, although it is asked for token by token
-            whole = self._core.prepare(EngineRequest("beam", token_ids, text_params))
+            [asked] = RequestBuilder(self._model, text_params).choices(f"beam-{index}", token_ids)
         except InvalidRequestError as error:
             raise type(error)(f"prompts[{index}]: {error.message}", param=error.param) from error
-        search = BeamSearch(token_ids, params, ends, whole.max_total_tokens - len(token_ids), info.vocab_size)
-        return _Job(search, BeamSearchOutput(text, token_ids, []), text_params)
+        max_tokens = asked.sampling.max_tokens
+        assert max_tokens is not None, "settled"
+        eos = () if params.ignore_eos else info.eos_token_ids
+        ends = frozenset((*asked.sampling.stop_token_ids, *eos))
+        search = BeamSearch(token_ids, params, ends, max_tokens, info.vocab_size)
+        return _Job(search, BeamSearchOutput(text, token_ids, []), asked)
 
-    def _send_step(self, job: _Job, names: Iterator[str], waiting: dict[str, tuple[_Job, int]]) -> None:
+    def _send_step(self, job: _Job, waiting: dict[str, tuple[_Job, int]]) -> None:
         """Ask the engine for the next step of a search."""
-        step = job.search.step_params()
-        for i, token_ids in enumerate(job.search.prompts()):
-            name = next(names)
-            self._core.add_request(EngineRequest(name, token_ids, step))
-            waiting[name] = job, i
+        requests = job.search.requests(job.asked, job.num_sent)
+        job.num_sent += len(requests)
+        for i, request in enumerate(requests):
+            self._core.add_request(request)
+            waiting[request.request_id] = job, i
 
-    def _take_step(self, output: EngineOutput, names: Iterator[str], waiting: dict[str, tuple[_Job, int]]) -> bool:
+    def _take_step(self, output: EngineOutput, waiting: dict[str, tuple[_Job, int]]) -> bool:
         """Add what came to its search; True when that search has ended."""
         if output.request_id not in waiting:
             return False
@@ -132,19 +132,19 @@ class BeamSearchMethods:
         del waiting[output.request_id]
         job.came[i] = output.logprobs[0]
         job.result.num_cached_tokens += output.num_cached_tokens
-        num_tokens = len(job.search.prompt_token_ids) + len(job.search.running[i].token_ids)
+        num_tokens = len(job.search.prompt_token_ids) + len(job.search.running[i].logprobs)
         job.result.num_computed_tokens += num_tokens - output.num_cached_tokens
         if len(job.came) < len(job.search.running):
             return False
         job.search.advance([job.came[beam] for beam in range(len(job.came))])
         job.came.clear()
-        self._send_step(job, names, waiting)
+        self._send_step(job, waiting)
         return not job.search.running
 
     def _beam_shown(self, beam: Beam, job: _Job) -> BeamSearchSequence:
         token_ids = job.result.prompt_token_ids
         shown = CompletionOutput(0)
-        processor = OutputProcessor(self.tokenizer, job.text_params, token_ids)
+        processor = OutputProcessor(self.tokenizer, job.asked.sampling, token_ids)
         processor.process(as_output("", beam, job.search, self._core.info.eos_token_ids)).add_to(shown)
         return BeamSearchSequence(
             [*token_ids, *beam.token_ids],

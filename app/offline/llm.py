@@ -18,26 +18,22 @@ from typing import Any, Self, cast
 from pydantic import ValidationError
 from tqdm import tqdm
 
-from app.api.parsers.thinking import thinking_budget
+from app.api.engine_client import ServedModel
+from app.api.request_builder import RequestBuilder
 from app.config import EngineConfig
 from app.engine.core import EngineCore
 from app.engine.executor import create_executor
 from app.engine.models.model_check import check_model
 from app.engine.outputs import CompletionOutput, EngineOutput, RequestOutput
-from app.engine.pooling.info import pooling_info
-from app.engine.request import EngineRequest, Request
-from app.engine.sampling_params import MAX_SEED, SamplingParams
+from app.engine.sampling_params import SamplingParams
+from app.engine.scheduler.request import Request
 from app.engine.stats import EngineStats
-from app.engine.thinking_budget import ThinkingBudget
 from app.errors import ConfigError, InvalidRequestError
 from app.offline.beam_search import BeamSearchMethods
 from app.offline.pooling import PoolingMethods
-from app.parser_tables import REASONING_PARSERS, reasoning_parser_name
 from app.registry import suggestion
-from app.text.bad_words import bad_words_token_ids
 from app.text.chat_template import ChatTemplate
 from app.text.output_processor import OutputProcessor
-from app.text.stop_tokens import with_tokenizer_eos
 from app.text.tokenizer import Tokenizer
 
 DEFAULT_MAX_TOKENS = 16  # where no parameters are given at all; vLLM's
@@ -63,7 +59,6 @@ class LLM(BeamSearchMethods, PoolingMethods):
         self.tokenizer = Tokenizer.from_directory(directory)
         self._chat_template = ChatTemplate.from_directory(directory, self.tokenizer, chat_template)
         self._core = EngineCore(self.config, info, create_executor(self.config), secrets.token_bytes(32))
-        self._pooling = pooling_info(self.config, info)
         self._num_requests = 0
         self._profiling = False
         try:
@@ -71,6 +66,11 @@ class LLM(BeamSearchMethods, PoolingMethods):
         except BaseException:
             self._core.shutdown()
             raise
+        bounds = self._core.bounds
+        self._model = ServedModel(
+            *(str(model), info, self.tokenizer, self._chat_template, bounds.max_model_len, bounds.max_kv_tokens),
+            pooling=bounds.pooling,
+        )
 
     # ---- life
 
@@ -222,40 +222,17 @@ class LLM(BeamSearchMethods, PoolingMethods):
 
     def _job(self, index: int, text: str | None, token_ids: list[int], params: SamplingParams) -> list[_Choice]:
         """The `n` choices of one prompt, checked and ready to be enqueued."""
-        seed = params.seed if params.seed is not None else secrets.randbelow(MAX_SEED)
-        params = with_tokenizer_eos(params, self.tokenizer, self._core.info.eos_token_ids)
-        params = params.model_copy(update={"seed": seed})
         self._num_requests += 1
         result = RequestOutput(str(self._num_requests - 1), text, token_ids, [], finished=False)
         try:
-            bad_words = bad_words_token_ids(params.bad_words, self.tokenizer)
-            thinking = self._thinking_budget(token_ids, params)
-            for choice in range(params.n):
-                result.outputs.append(CompletionOutput(choice))
+            choices = RequestBuilder(self._model, params).choices(result.request_id, token_ids)
+            result.outputs += [CompletionOutput(choice.choice_index) for choice in choices]
             return [
-                _Choice(
-                    self._core.prepare(
-                        EngineRequest(
-                            f"{result.request_id}-{choice}",
-                            token_ids,
-                            params,
-                            choice,
-                            bad_words,
-                            thinking_budget=thinking,
-                        )
-                    ),
-                    OutputProcessor(self.tokenizer, params, token_ids),
-                    result,
-                )
-                for choice in range(params.n)
+                _Choice(self._core.prepare(choice), OutputProcessor(self.tokenizer, choice.sampling, token_ids), result)
+                for choice in choices
             ]
         except InvalidRequestError as error:
             raise type(error)(f"prompts[{index}]: {error.message}", param=error.param) from error
-
-    def _thinking_budget(self, token_ids: list[int], params: SamplingParams) -> ThinkingBudget | None:
-        name = reasoning_parser_name(self._chat_template.source)
-        parser = REASONING_PARSERS.load(name) if name is not None else None
-        return thinking_budget(self.tokenizer, parser, token_ids, params)
 
     def _take(self, outputs: list[EngineOutput], choices: dict[str, _Choice], progress: _Progress | None) -> None:
         """Feed a step's outputs to their choices; what ended is taken out of `choices`."""
@@ -285,7 +262,7 @@ class _Choice:
         """Add an output to the result; True when the engine has to be told that the request has ended here."""
         result = self.result
         delta = self.processor.process(output)
-        delta.add_to(result.outputs[self.request.choice_index])
+        delta.add_to(result.outputs[self.request.spec.choice_index])
         if delta.prompt_logprobs is not None and result.prompt_logprobs is None:
             result.prompt_logprobs = delta.prompt_logprobs
         result.num_cached_tokens = max(result.num_cached_tokens, output.num_cached_tokens)

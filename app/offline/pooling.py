@@ -7,11 +7,12 @@ from typing import Any, cast
 
 from tqdm import tqdm
 
+from app.api.engine_client import ServedModel
+from app.api.request_builder import pooling_request
 from app.engine.core import EngineCore
 from app.engine.outputs import EngineOutput
 from app.engine.pooling.info import PoolingInfo
-from app.engine.pooling.params import NO_SAMPLING, PoolingParams, PoolingTask
-from app.engine.request import EngineRequest
+from app.engine.pooling.params import PoolingParams, PoolingTask
 from app.engine.step import Float32Array
 from app.errors import InvalidRequestError, MantaError, UnsupportedError
 from app.offline.pooling_outputs import (
@@ -39,7 +40,7 @@ class PoolingMethods:
 
     tokenizer: Tokenizer
     _core: EngineCore
-    _pooling: PoolingInfo | None
+    _model: ServedModel
     _num_requests: int
 
     def embed(
@@ -113,12 +114,12 @@ class PoolingMethods:
         return results
 
     def _pools(self) -> PoolingInfo:
-        if self._pooling is None:
+        if self._model.pooling is None:
             raise UnsupportedError("the model generates text; runner='pooling' gives embeddings of it", param="runner")
-        return self._pooling
+        return self._model.pooling
 
     def _limit(self, truncate_prompt_tokens: int | None) -> int | None:
-        most = self._core.max_total_tokens
+        most = self._core.bounds.max_total_tokens
         if truncate_prompt_tokens is None:
             return None
         if truncate_prompt_tokens < -1 or truncate_prompt_tokens == 0:
@@ -135,7 +136,6 @@ class PoolingMethods:
     ) -> list[tuple[str, list[int], Float32Array]]:
         if params.task != task:
             raise InvalidRequestError(f"pooling_params: task is {params.task!r}, not {task!r}", param="pooling_params")
-        self._pools().check(params)
         limit = self._limit(truncate_prompt_tokens)
         several: list[Any] = [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
         if several and isinstance(several[0], int):
@@ -151,12 +151,8 @@ class PoolingMethods:
         self._num_requests += len(prompts)
         prepared = []
         for i, (name, prompt) in enumerate(zip(names, prompts, strict=True)):
-            marks = self._pools().has_token_types and prompt.second_text_at is not None
-            own = params.model_copy(update={"second_text_at": prompt.second_text_at}) if marks else params
             try:
-                prepared.append(
-                    self._core.prepare(EngineRequest(name, prompt.token_ids, NO_SAMPLING, pooling_params=own))
-                )
+                prepared.append(self._core.prepare(pooling_request(self._model, name, prompt, params)))
             except InvalidRequestError as error:
                 raise type(error)(f"prompts[{i}]: {error.message}", param=error.param) from error
         found: dict[str, Float32Array] = {}

@@ -44,7 +44,7 @@ def create_harmful_engine(
     add_request = engine.add_request
 
     def add(request: EngineRequest) -> None:
-        if request.sampling_params.seed == POISON_SEED:
+        if request.sampling.seed == POISON_SEED:
             os.kill(os.getpid(), signal.SIGKILL)
         add_request(request)
 

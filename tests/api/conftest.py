@@ -124,7 +124,7 @@ class ScriptedClient:
             self.num_running -= 1
 
     def _outputs(self, model: ServedModel, request: EngineRequest) -> Iterator[EngineOutput]:
-        params = request.sampling_params
+        params = request.sampling
         eos = model.info.eos_token_ids[0]
         assert params.max_tokens is not None
         assert params.seed is not None

@@ -115,7 +115,7 @@ def test_tenants_share_no_prefix_blocks(app: Any, client: Any) -> None:
             body = {"input": "hi"}
         answer = call(app, "POST", path, {"x-api-key": key}, json={**body, **fields})
         assert answer.status_code == 200, answer.text
-        return bytes(client.requests[-1].cache_root)
+        return bytes(client.requests[-1].placement.cache_root)
 
     alice = root("key-of-alice")
     assert alice

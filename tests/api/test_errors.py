@@ -86,8 +86,8 @@ def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
         ({"bad_words": [" "]}, "bad_words", "not a word"),
         ({"min_tokens": 9, "max_tokens": 3}, "min_tokens", "9 is more than max_tokens=3"),
         ({"min_tokens": 9, "max_completion_tokens": 3}, "min_tokens", "9 is more than max_tokens=3"),
-        ({"max_completion_tokens": 600}, "max_completion_tokens", "max_completion_tokens=600"),
-        ({"min_tokens": 9999}, "min_tokens", "room"),
+        ({"max_completion_tokens": 600}, "max_completion_tokens", "600 of output"),
+        ({"min_tokens": 9999}, "min_tokens", "9999 of output"),
         ({"seed": 2**64}, "seed", "less than"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "stream=true"),
         ({"stream": True, "stream_options": {"what": 1}}, "stream_options.what", "unknown field"),
@@ -244,7 +244,7 @@ def test_what_the_kv_cache_can_never_hold_is_refused(
     # Without max_tokens a chat takes what there is.
     httpx.post(serve(client).url + CHAT, json={"messages": HI})
     request = client.requests[-1]
-    assert request.sampling_params.max_tokens == 64 - len(request.prompt_token_ids)
+    assert request.sampling.max_tokens == 64 - len(request.prompt_token_ids)
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -96,9 +96,7 @@ def make_stream(client: Any, receive: Any, n: int = 1, **params: Any) -> EventSt
     model = client.models["m"]
     sampling = SamplingParams(n=n, max_tokens=400, **params)
     requests = engine_requests(model, RequestLimits(), [Prompt([50])], sampling, request_id="r")
-    choices = [
-        Choice(i, 0, own, OutputProcessor(model.tokenizer, own.sampling_params)) for i, own in enumerate(requests)
-    ]
+    choices = [Choice(i, 0, own, OutputProcessor(model.tokenizer, own.sampling)) for i, own in enumerate(requests)]
     return EventStream(client, "m", choices, receive)
 
 
@@ -179,9 +177,7 @@ def test_the_choices_of_a_prompt_share_a_place(client: Any) -> None:
     requests = engine_requests(
         model, RequestLimits(), [Prompt([50]), Prompt([51])], SamplingParams(n=3, max_tokens=4), request_id="r"
     )
-    choices = [
-        Choice(i, i // 3, own, OutputProcessor(model.tokenizer, own.sampling_params)) for i, own in enumerate(requests)
-    ]
+    choices = [Choice(i, i // 3, own, OutputProcessor(model.tokenizer, own.sampling)) for i, own in enumerate(requests)]
     assert len(asyncio.run(collect(EventStream(client, "m", choices, never)))) == 6
     assert [len(shared) for shared in places.values()] == [3, 3]
     assert [len({id(place) for place in shared}) for shared in places.values()] == [1, 1]

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from app.api.placement import cache_root
 from app.api.render import Prompt, decode, encode, engine_requests, prompt_room, truncate
 from app.api.work_pool import INLINE_S, TOKENISE_S_PER_CHAR, RequestWork, WorkPool
 from app.config import RequestLimits
+from app.engine.request import Placement
 from app.engine.sampling_params import SamplingParams
 from app.errors import InvalidRequestError
 from app.text.prompt_size import TextRoom
@@ -75,7 +77,8 @@ def test_lists_of_texts(served_model: Any) -> None:
 
 def requests_for(model: Any, prompts: list[Prompt], salt: str | None = None, **params: Any) -> Any:
     options = SamplingParams(**params)
-    return engine_requests(model, RequestLimits(), prompts, options, request_id="r", cache_salt=salt)
+    placement = Placement(cache_root=cache_root("", salt))
+    return engine_requests(model, RequestLimits(), prompts, options, placement, request_id="r")
 
 
 def test_one_request_for_each_choice(served_model: Any) -> None:
@@ -86,8 +89,8 @@ def test_one_request_for_each_choice(served_model: Any) -> None:
         ("r-1-0", 0, [60]),
         ("r-1-1", 1, [60]),
     ]
-    assert all(0 <= r.sampling_params.seed < 1 << 63 for r in requests)
-    assert {r.sampling_params.seed for r in requests_for(served_model, [Prompt([50])] * 2, seed=3)} == {3}
+    assert all(0 <= r.sampling.seed < 1 << 63 for r in requests)
+    assert {r.sampling.seed for r in requests_for(served_model, [Prompt([50])] * 2, seed=3)} == {3}
 
 
 def test_more_choices_than_may_ever_be_in_flight_are_refused(served_model: Any) -> None:
@@ -105,7 +108,7 @@ def test_more_choices_than_may_ever_be_in_flight_are_refused(served_model: Any) 
 
 
 def test_the_salt_makes_the_cache_root(served_model: Any) -> None:
-    roots = [requests_for(served_model, [Prompt([50])], salt)[0].cache_root for salt in (None, "a", "a", "b")]
+    roots = [requests_for(served_model, [Prompt([50])], salt)[0].placement.cache_root for salt in (None, "a", "a", "b")]
     assert roots[0] == b""
     assert roots[1] == roots[2]
     assert len(set(roots)) == 3
@@ -113,7 +116,7 @@ def test_the_salt_makes_the_cache_root(served_model: Any) -> None:
 
 def test_max_tokens_is_the_room_that_is_left(served_model: Any) -> None:
     first, second = requests_for(served_model, [Prompt([50] * 500), Prompt([50] * 10)])
-    assert (first.sampling_params.max_tokens, second.sampling_params.max_tokens) == (12, 502)
+    assert (first.sampling.max_tokens, second.sampling.max_tokens) == (12, 502)
 
 
 def test_truncation_keeps_the_end(served_model: Any) -> None:

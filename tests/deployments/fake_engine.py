@@ -80,7 +80,7 @@ class FakeEngine:
         return WorkerInfo(NUM_BLOCKS, "none", "none", ["fake engine: no model at all"])
 
     def add_request(self, request: EngineRequest) -> None:
-        if request.sampling_params.seed == REFUSED_SEED:
+        if request.sampling.seed == REFUSED_SEED:
             raise InvalidRequestError("the fake engine refuses this seed", param="seed")
         num_cached = self._cache(request)
         with self._lock:
@@ -89,7 +89,7 @@ class FakeEngine:
 
     def _cache(self, request: EngineRequest) -> int:
         """Cached tokens of the prompt, all of whose blocks are cached from now on."""
-        root = root_hash(self._key, model=self._revision, cache_root=request.cache_root)
+        root = root_hash(self._key, model=self._revision, cache_root=request.placement.cache_root)
         hashes = hash_blocks(self._key, root, request.prompt_token_ids, self._config.block_size)
         new = [block_hash for block_hash in hashes if block_hash not in self._cached]
         self._cached.update(dict.fromkeys(new))
@@ -121,7 +121,7 @@ class FakeEngine:
     def stats(self) -> EngineStats:
         with self._lock:
             running = list(self._requests.values())
-        left = sum((r.request.sampling_params.max_tokens or 16) - r.num_tokens for r in running)
+        left = sum((r.request.sampling.max_tokens or 16) - r.num_tokens for r in running)
         return EngineStats(
             num_running=len(running),
             num_waiting=0,
@@ -170,7 +170,7 @@ class FakeEngine:
         outputs: list[EngineOutput] = []
         with self._lock:
             for request_id, running in list(self._requests.items()):
-                held = running.request.sampling_params.seed == HOLD_SEED and time.monotonic() - running.begin < HOLD_S
+                held = running.request.sampling.seed == HOLD_SEED and time.monotonic() - running.begin < HOLD_S
                 if not running.paused and not held:
                     outputs.append(self._token(request_id, running))
         if outputs:
@@ -184,7 +184,7 @@ class FakeEngine:
         return outputs
 
     def _token(self, request_id: str, running: _Running) -> EngineOutput:
-        request, params = running.request, running.request.sampling_params
+        request, params = running.request, running.request.sampling
         token = request.prompt_token_ids[running.num_tokens % len(request.prompt_token_ids)]
         running.num_tokens += 1
         running.last = time.monotonic()
@@ -211,15 +211,13 @@ class FakeEngine:
         now = time.monotonic()
         self._recorder.record_finished(
             RequestTimings(
-                request_id=running.request.request_id,
+                spec=running.request,
                 finish_reason=reason,  # type: ignore[arg-type]
                 num_prompt_tokens=len(running.request.prompt_token_ids),
                 num_generation_tokens=running.num_tokens,
                 num_cached_tokens=0,
                 num_preemptions=0,
-                max_tokens=running.request.sampling_params.max_tokens or 16,
-                n=1,
-                choice_index=0,
+                max_tokens=running.request.sampling.max_tokens or 16,
                 e2e_s=now - running.begin,
                 ttft_s=running.first - running.begin if running.first else None,
                 queue_s=0.0,

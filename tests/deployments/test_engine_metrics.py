@@ -12,21 +12,21 @@ from prometheus_client.parser import text_string_to_metric_families
 from app.deployments import engine_metrics
 from app.deployments.engine_metrics import EngineMetrics
 from app.engine.outputs import FinishReason
+from app.engine.request import EngineRequest
+from app.engine.sampling_params import SamplingParams
 from app.engine.stats import EngineStats, RequestTimings
 from app.telemetry.metrics import MetricsRecorder, decode_snapshot, render
 
 
 def timings(request_id: str, reason: FinishReason) -> RequestTimings:
     return RequestTimings(
-        request_id=request_id,
+        spec=EngineRequest(request_id, [], SamplingParams()),
         finish_reason=reason,
         num_prompt_tokens=3,
         num_generation_tokens=5,
         num_cached_tokens=0,
         num_preemptions=0,
         max_tokens=16,
-        n=1,
-        choice_index=0,
         e2e_s=1.0,
         ttft_s=0.1,
         queue_s=0.01,

@@ -14,7 +14,7 @@ from app.config import EngineConfig, IngressConfig, ModelConfig, RouterConfig
 from app.deployments import engine_replica
 from app.deployments.channel.wire import ControlMessage, encode
 from app.deployments.engine_replica import LONG_PROMPT_TOKENS, EngineReplica
-from app.engine.request import EngineRequest
+from app.engine.request import EngineRequest, Placement
 from app.engine.sampling_params import SamplingParams
 from app.engine.structured.structured_outputs import StructuredOutputs
 from app.errors import EngineDeadError, InvalidRequestError, MantaError, OverloadedError
@@ -34,7 +34,7 @@ class GatedEngine(FakeEngine):
 
     def add_request(self, request: EngineRequest) -> None:
         self.threads.append(threading.current_thread())
-        grammar = request.sampling_params.structured_outputs
+        grammar = request.sampling.structured_outputs
         if len(request.prompt_token_ids) > LONG_PROMPT_TOKENS or (grammar and not self.knows_grammar(grammar)):
             assert self.gate.wait(limits.patience_s())
         self.added.append(request)
@@ -192,7 +192,7 @@ def test_an_abort_that_overtakes_a_long_prompt_finds_it(play: Any, how: str) -> 
 
 def grammar_request(number: int, regex: str, tenant: str) -> EngineRequest:
     params = SamplingParams(seed=number, max_tokens=2, structured_outputs=StructuredOutputs(regex=regex))
-    return EngineRequest(f"g{number}", [10, 11, 12], params, tenant=tenant)
+    return EngineRequest(f"g{number}", [10, 11, 12], params, placement=Placement(tenant=tenant))
 
 
 def test_known_grammars_go_first_and_tenants_take_turns_with_new_ones(play: Any) -> None:
@@ -212,7 +212,7 @@ def test_known_grammars_go_first_and_tenants_take_turns_with_new_ones(play: Any)
         await until(lambda: replica._grammar_work.num_waiting == 4)
         replica.engine.gate.set()
         assert await asyncio.gather(*hostile, neighbour) == [None] * 5
-        assert [own.sampling_params.seed for own in replica.engine.added] == [4, 0, 1, 5, 2, 3]
+        assert [own.sampling.seed for own in replica.engine.added] == [4, 0, 1, 5, 2, 3]
         await frames.aclose()
 
     play(scene)

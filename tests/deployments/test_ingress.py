@@ -29,7 +29,7 @@ from app.deployments.routing.policies.base import Decision, RouteQuery
 from app.deployments.routing.prompt_hasher import PromptHasher
 from app.engine.kv_cache.block_hash import hash_blocks, root_hash
 from app.engine.outputs import EngineOutput
-from app.engine.request import EngineRequest
+from app.engine.request import EngineRequest, Placement
 from app.engine.sampling_params import SamplingParams
 from app.errors import EngineDeadError, MantaError, PoisonedRequestError
 from app.telemetry.metrics import MetricsRecorder, decode_snapshot
@@ -288,8 +288,10 @@ def test_the_router_is_told_the_hashes_of_the_engines_own_making(play: Any) -> N
         for channel in stage.pool.live().values():
             channel.load = msgspec.structs.replace(load, model_revision="weights")
         prompt = list(range(48))
-        request = EngineRequest("y", prompt, SamplingParams(max_tokens=5, seed=0), cache_root=b"tenant")
-        async with aclosing(stage.ingress._attempts("m", request, RouteInfo(session="s"))) as outputs:
+        request = EngineRequest(
+            "y", prompt, SamplingParams(max_tokens=5, seed=0), placement=Placement(cache_root=b"tenant", session="s")
+        )
+        async with aclosing(stage.ingress._attempts("m", request, RouteInfo())) as outputs:
             assert [output.new_token_ids async for output in outputs] == [[1]]
         root = root_hash(KEY, model="weights", cache_root=b"tenant")
         assert stage.router.hashes[-1] == b"".join(hash_blocks(KEY, root, prompt, 16)[:2])

@@ -10,7 +10,7 @@ from app.config import EngineConfig
 from app.engine.core import EngineCore
 from app.engine.model_info import ModelInfo
 from app.engine.outputs import EngineOutput
-from app.engine.request import EngineRequest
+from app.engine.request import EngineRequest, Placement
 from app.engine.sampling_params import SamplingParams
 from tests.engine.fake_executor import VOCAB, FakeExecutor
 
@@ -55,7 +55,7 @@ def make_request(
 ) -> EngineRequest:
     params.setdefault("seed", 7)
     params.setdefault("max_tokens", 16)
-    return EngineRequest(request_id, prompt, SamplingParams(**params), choice_index, priority=priority)
+    return EngineRequest(request_id, prompt, SamplingParams(**params), choice_index, placement=Placement(priority))
 
 
 class Results:

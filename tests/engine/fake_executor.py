@@ -224,7 +224,7 @@ class FakeExecutor(Executor):
     def enter(self, new: NewRequest) -> None:
         assert new.row not in self.rows, "a row given away before it was freed"
         assert 0 <= new.num_computed_tokens < len(new.token_ids)
-        assert new.sampling_params.seed is not None
+        assert new.spec.sampling.seed is not None
         self.num_occupants += 1
         self.host_counts[new.row] = new.num_computed_tokens
         self.rows[new.row] = DeviceRow(
@@ -232,9 +232,9 @@ class FakeExecutor(Executor):
             new.num_prompt_tokens,
             new.num_computed_tokens,
             list(new.block_ids),
-            new.sampling_params,
+            new.spec.sampling,
             self.num_occupants,
-            new.choice_index,
+            new.spec.choice_index,
             new.has_grammar,
         )
 

@@ -13,7 +13,7 @@ import pytest
 
 from app.config import EngineConfig
 from app.engine.core import EngineCore
-from app.engine.request import EngineRequest
+from app.engine.request import EngineRequest, Placement
 from app.engine.step import ModelRunnerOutput, SchedulerOutput, TokenLogprobs
 from app.errors import ConfigError, EngineDeadError, InvalidRequestError, PromptTooLongError
 from tests import limits
@@ -35,7 +35,7 @@ def workload(count: int, seed: int = 0, *, shared: int = 0) -> list[EngineReques
 
 def check(requests: list[EngineRequest], results: Results) -> None:
     for request in requests:
-        params = request.sampling_params
+        params = request.sampling
         assert params.seed is not None
         assert params.max_tokens is not None
         expected = expected_tokens(request.prompt_token_ids, params.seed, params.max_tokens)
@@ -139,12 +139,12 @@ def test_a_second_request_with_the_same_prefix_hits_the_cache() -> None:
     assert second.tokens["b"] == first.tokens["a"]
     stats = core.stats()
     assert (stats.prefix_cache_queries_total, stats.prefix_cache_hits_total) == (60, 28)
-    salted = EngineRequest("c", prompt, first_params(), cache_root=b"another tenant")
+    salted = EngineRequest("c", prompt, first_params(), placement=Placement(cache_root=b"another tenant"))
     assert run(core, [salted]).final["c"].num_cached_tokens == 0
 
 
 def first_params() -> Any:
-    return make_request("x", [1], max_tokens=3).sampling_params
+    return make_request("x", [1], max_tokens=3).sampling
 
 
 def test_a_chat_turn_hits_the_blocks_of_the_answer_before_it() -> None:
@@ -249,7 +249,7 @@ def test_abort_at_any_step_frees_everything(inflight: int, late: bool) -> None:
         run(core, requests, results=results, each_step=abort)
         assert len(results.final) == 6
         for request in requests:
-            name, params = request.request_id, request.sampling_params
+            name, params = request.request_id, request.sampling
             assert params.seed is not None
             assert params.max_tokens is not None
             expected = expected_tokens(request.prompt_token_ids, params.seed, params.max_tokens)
@@ -263,7 +263,7 @@ def test_abort_at_any_step_frees_everything(inflight: int, late: bool) -> None:
 
 def test_requests_are_refused_before_they_meet_others() -> None:
     core = make_core(num_blocks=10, block_size=4)
-    with pytest.raises(PromptTooLongError, match=r"41 tokens.*holds 40"):
+    with pytest.raises(PromptTooLongError, match=r"holds 40 tokens.*needs 42: 41 in the prompt"):
         core.add_request(make_request("r", [1] * 41))
     with pytest.raises(InvalidRequestError, match="vocabulary"):
         core.add_request(make_request("r", [VOCAB]))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from app.engine.request import Request
+from app.engine.request import EngineRequest
 from app.engine.sampling_params import SamplingParams
+from app.engine.scheduler.request import Request
 from app.engine.stats import EngineCounters, RequestTimings, StepCosts, StepStats
 from tests.engine.core_driver import make_core, make_request, run
 
@@ -54,7 +55,7 @@ def test_timings_add_up() -> None:
     run(make_core(recorder=recorder), [make_request("r", [1, 2, 3], max_tokens=9)])
     (timings,) = recorder.finished
     assert (timings.num_prompt_tokens, timings.num_generation_tokens, timings.max_tokens) == (3, 9, 9)
-    assert (timings.n, timings.choice_index, timings.finish_reason) == (1, 0, "length")
+    assert (timings.spec.num_choices, timings.spec.choice_index, timings.finish_reason) == (1, 0, "length")
     assert timings.queue_s is not None
     assert timings.prefill_s is not None
     assert timings.decode_s is not None
@@ -65,10 +66,10 @@ def test_timings_add_up() -> None:
 
 
 def test_timings_of_a_request_that_never_ran() -> None:
-    request = Request("r", SamplingParams(n=3), [1], 1, 9, (), frozenset(), b"", choice_index=2, arrival=5.0)
+    request = Request(EngineRequest("r", [], SamplingParams(n=3), 2), [1], 1, 9, (), frozenset(), b"", arrival=5.0)
     timings = RequestTimings.of(request, "abort", 7.0)
     assert (timings.e2e_s, timings.ttft_s, timings.queue_s, timings.inference_s) == (2.0, None, None, None)
-    assert (timings.n, timings.choice_index) == (3, 2)
+    assert (timings.spec.num_choices, timings.spec.choice_index) == (3, 2)
 
 
 def test_outstanding_work_is_what_is_left() -> None:

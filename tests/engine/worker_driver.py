@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from app.config import EngineConfig
+from app.engine.request import EngineRequest
 from app.engine.sampling_params import SamplingParams
 from app.engine.step import ModelRunnerOutput, NewRequest, SchedulerOutput, TokenLogprobs
 from app.engine.worker.graphs.decode_step import DecodeStep
@@ -94,10 +95,8 @@ class Driver:
             num_prompt_tokens=len(run.prompt),
             num_computed_tokens=0,
             block_ids=[],
-            sampling_params=run.params,
-            choice_index=run.choice_index,
+            spec=EngineRequest("r", [], run.params, run.choice_index, run.bad_words_token_ids),
             eos_token_ids=run.eos_token_ids,
-            bad_words_token_ids=run.bad_words_token_ids,
         )
 
     def _step_message(

@@ -191,7 +191,7 @@ def test_bad_words_never_come(llm: LLM) -> None:
 def test_errors_name_the_prompt_and_leave_nothing_behind(llm: LLM) -> None:
     with pytest.raises(PromptTooLongError, match=r"prompts\[1\]: .* tokens"):
         llm.generate(["fine", [5] * 100_000], GREEDY, use_tqdm=False)
-    with pytest.raises(InvalidRequestError, match=r"prompts\[0\]: prompt: must hold at least one token"):
+    with pytest.raises(InvalidRequestError, match=r"prompts\[0\]: prompt: is empty; it must hold at least one token"):
         llm.generate([[]], GREEDY, use_tqdm=False)
     with pytest.raises(InvalidRequestError, match="prompt_token_ids"):
         llm.generate({"text": "x"}, GREEDY, use_tqdm=False)

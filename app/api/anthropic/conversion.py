@@ -61,8 +61,8 @@ def to_chat(body: CountTokensRequest, model: ServedModel) -> MessagesChat:
 
 
 def _sampling(body: MessagesRequest) -> dict[str, Any]:
-    names = ("max_tokens", "temperature", "top_p", "top_k", "cache_salt", "priority", "stream")
-    fields = {name: getattr(body, name) for name in names}
+    names = ("max_tokens", "temperature", "top_p", "top_k", "stream")
+    fields = {name: getattr(body, name) for name in names} | body.placement_fields()
     given = {name: value for name, value in fields.items() if value is not None}
     if body.thinking is not None and body.thinking.budget_tokens is not None:
         given["thinking_token_budget"] = body.thinking.budget_tokens

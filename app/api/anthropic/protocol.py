@@ -9,9 +9,9 @@ from pydantic import Field, model_validator
 
 from app.api.chat.call_arguments import FunctionName
 from app.api.errors import ThreadUnsupportedError
+from app.api.placement import PlacementFields
 from app.api.strict_models import History, StrictModel
 from app.bounds import Count, Items, JsonObject, Text
-from app.engine.request import Priority
 from app.errors import InvalidRequestError, UnsupportedError
 
 REFUSED: Mapping[str, str] = {
@@ -203,7 +203,7 @@ class CountTokensRequest(StrictModel):
         return self
 
 
-class MessagesRequest(CountTokensRequest):
+class MessagesRequest(PlacementFields, CountTokensRequest):
     """Body of POST /v1/messages."""
 
     max_tokens: Count = Field(ge=1, description="Most tokens to generate, reasoning included.")
@@ -214,5 +214,3 @@ class MessagesRequest(CountTokensRequest):
     top_k: Count | None = Field(None, ge=-1, description="Keep the k most likely tokens; 0 or -1 keeps all.")
     metadata: Metadata | None = Field(None, description="Accepted; changes nothing.")
     service_tier: Literal["auto", "standard_only"] | None = Field(None, description="Accepted; there is one tier.")
-    cache_salt: str | None = Field(None, min_length=1, description="Only requests of equal salt share prefix blocks.")
-    priority: Priority | None = Field(None, description="Lower goes first, where the engine schedules by priority.")

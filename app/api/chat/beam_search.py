@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncGenerator, AsyncIterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from app.api.engine_client import EngineClient, RouteInfo, ServedModel
 from app.beams.search import BeamSearch, BeamSearchParams, as_output
@@ -83,33 +82,20 @@ class BeamSearchClient:
     async def _search(self, model: str, request: EngineRequest, route: RouteInfo) -> _Found:
         search = _begin(request, self._params, self.models[model])
         found = _Found(search)
-        asks = search.step_params()
-        first = asks.model_copy(update={"prompt_logprobs": request.sampling_params.prompt_logprobs})
         number = 0
-        while prompts := search.prompts():
-            requests = [
-                replace(
-                    request,
-                    request_id=f"{request.request_id}-{number + i}",
-                    prompt_token_ids=prompt,
-                    sampling_params=asks if number else first,
-                    choice_index=0,
-                    arrival_time=time.time(),
-                )
-                for i, prompt in enumerate(prompts)
-            ]
+        while requests := search.requests(request, number):
             outputs = await self._step(model, requests, route)
             if not number:
                 found.num_cached_tokens = outputs[0].num_cached_tokens
                 found.prompt_logprobs = outputs[0].prompt_logprobs
-            number += len(prompts)
+            number += len(requests)
             search.advance([(output.logprobs or [])[0] for output in outputs])
         return found
 
     async def _step(self, model: str, requests: list[EngineRequest], route: RouteInfo) -> list[EngineOutput]:
         """One token's output for each request, all at once; the others end when one fails."""
         # The response's own route is for one request at a time; the others share its place.
-        routes = [route, *(RouteInfo(session=route.session, place=route.place) for _ in requests[1:])]
+        routes = [route, *(RouteInfo(place=route.place) for _ in requests[1:])]
         tasks = [
             asyncio.create_task(self._one(self._client.generate(model, request, own)))
             for request, own in zip(requests, routes, strict=True)
@@ -145,7 +131,7 @@ class BeamSearchClient:
 
 
 def _begin(request: EngineRequest, params: BeamSearchParams, model: ServedModel) -> BeamSearch:
-    own: SamplingParams = request.sampling_params
+    own: SamplingParams = request.sampling
     assert own.max_tokens is not None, "the API layer has set it"
     ends = frozenset(own.stop_token_ids) | frozenset(() if own.ignore_eos else model.info.eos_token_ids)
     params = params.model_copy(update={"min_tokens": own.min_tokens, "ignore_eos": own.ignore_eos})

@@ -52,11 +52,9 @@ def open_stream(
         limits,
         prompts,
         params,
+        body.placement(request.state.tenant, _session(request, body)),
         request_id=envelope.id,
         names=body.field_names(),
-        priority=body.priority,
-        cache_salt=body.cache_salt,
-        tenant=request.state.tenant,
         reasoning=reasoning,
         inside=inside,
     )
@@ -65,14 +63,14 @@ def open_stream(
             i,
             i // params.n,
             own,
-            OutputProcessor(model.tokenizer, own.sampling_params, own.prompt_token_ids, shown),
+            OutputProcessor(model.tokenizer, own.sampling, own.prompt_token_ids, shown),
         )
         for i, own in enumerate(requests)
     ]
     if body.use_beam_search:
         client = BeamSearchClient(client, beam_search_params(body, limits, len(prompts), params))
-    session, interval = _session(request, body), body.stream_interval if body.stream else 1
-    return EventStream(client, model.name, choices, request.receive, body.field_names(), session, interval)
+    interval = body.stream_interval if body.stream else 1
+    return EventStream(client, model.name, choices, request.receive, body.field_names(), interval)
 
 
 def _session(request: Request, body: GenerationBody) -> str:

@@ -13,10 +13,10 @@ from pydantic_core import PydanticCustomError
 
 from app.api.chat.beam_fields import check_beam_fields
 from app.api.chat.response_format import ResponseFormat
-from app.api.strict_models import FirstFault, StrictModel
+from app.api.placement import PlacementFields
+from app.api.strict_models import StrictModel
 from app.beams.search import EarlyStopping
 from app.bounds import Count
-from app.engine.request import Priority
 from app.engine.sampling_params import SamplingParams
 from app.errors import InvalidRequestError, UnsupportedError
 
@@ -51,7 +51,7 @@ REFUSED_EVERYWHERE = {
 }
 
 
-class GenerationBody(FirstFault, SamplingParams):
+class GenerationBody(PlacementFields, SamplingParams):
     """What both ways of asking for text have in common, beyond SamplingParams."""
 
     refused: ClassVar[dict[str, str]] = REFUSED_EVERYWHERE
@@ -74,8 +74,6 @@ class GenerationBody(FirstFault, SamplingParams):
         None, min_length=1, description="Names the session, for routing policies that keep one on a replica."
     )
     return_token_ids: bool = Field(False, description="Add token_ids to each choice and prompt_token_ids.")
-    priority: Priority = Field(0, description="Lower goes first, where the engine schedules by priority.")
-    cache_salt: str | None = Field(None, min_length=1, description="Only requests of equal salt share prefix blocks.")
     request_id: str | None = Field(None, description="Echoed as x-request-id.", pattern=r"^[\x21-\x7e]{1,256}$")
 
     response_format: ResponseFormat | None = Field(

@@ -54,7 +54,7 @@ class ResponseAnswer:
         self._names = names if body.wants_logprobs else None
         self._described: dict[int, list[dict[str, Any]]] = {}  # logprobs by block, each token's written once
         self._created = int(time.time())
-        self._asked = _asked(body, model, choice.request.sampling_params)
+        self._asked = _asked(body, model, choice.request.sampling)
         self._ids: dict[tuple[str, int], str] = {}
 
     def response(self, status: str | None = None, error: MantaError | None = None) -> dict[str, Any]:

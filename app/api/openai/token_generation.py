@@ -20,13 +20,13 @@ from app.api.errors import in_words_of
 from app.api.events import Collected, Event, collect
 from app.api.json_response import json_response
 from app.api.openai.logprobs import TokenIdNames, chat_logprobs, prompt_logprobs, writing_cost_s, written_chat_logprobs
+from app.api.placement import PlacementFields
 from app.api.render import Prompt, find_model
 from app.api.sse import DONE, EventFormat, EventStreamResponse
 from app.api.strict_models import StrictModel
 from app.api.work_pool import work_of
 from app.bounds import TokenIds
 from app.config import RequestLimits
-from app.engine.request import Priority
 from app.engine.sampling_params import SamplingParams
 from app.errors import UnsupportedError
 
@@ -38,7 +38,7 @@ _DEFAULT_MAX_TOKENS = 16
 _NAMES = TokenIdNames()
 
 
-class TokensRequest(StrictModel):
+class TokensRequest(PlacementFields, StrictModel):
     """Body of POST /inference/v1/generate."""
 
     refused: ClassVar[Mapping[str, str]] = {
@@ -51,8 +51,6 @@ class TokensRequest(StrictModel):
     sampling_params: SamplingParams = Field(description="How tokens are chosen, and when the answer ends.")
     model: str | None = Field(None, description="Which model; the server's first one when not given.")
     stream: bool = Field(False, description="Answer as server-sent events while tokens come.")
-    cache_salt: str | None = Field(None, min_length=1, description="Only requests of equal salt share prefix blocks.")
-    priority: Priority = Field(0, description="Lower goes first, where the engine schedules by priority.")
     request_id: str | None = Field(None, description="Echoed as x-request-id.", pattern=r"^[\x21-\x7e]{1,256}$")
 
     @model_validator(mode="before")
@@ -67,7 +65,8 @@ class TokensRequest(StrictModel):
         """The same request as other routes state it."""
         own = {name: getattr(self.sampling_params, name) for name in self.sampling_params.model_fields_set}
         own.setdefault("max_tokens", _DEFAULT_MAX_TOKENS)
-        names = ("model", "stream", "cache_salt", "priority", "request_id")
+        own |= self.placement_fields()
+        names = ("model", "stream", "request_id")
         with in_words_of(_WORDS):
             return TokensBody.of({**own, **{name: getattr(self, name) for name in names}})
 

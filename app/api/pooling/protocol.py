@@ -8,17 +8,17 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from app.api.chat.messages import ChatMessage
+from app.api.placement import PlacementFields
 from app.api.prompt_field import PromptField
 from app.api.strict_models import StrictModel
 from app.bounds import Count, Items, Text
 from app.engine.pooling.params import PoolingTask
-from app.engine.request import Priority
 from app.errors import InvalidRequestError
 
 EncodingFormat = Literal["float", "base64"]
 
 
-class PoolingBody(StrictModel):
+class PoolingBody(PlacementFields, StrictModel):
     """What every request for vectors or scores has."""
 
     model: str | None = Field(None, description="Which model; the server's first one when not given.")
@@ -32,8 +32,6 @@ class PoolingBody(StrictModel):
         None,
         description="Length 1 for embeddings, probabilities for classes; the model's own choice when not given.",
     )
-    priority: Priority = Field(0, description="Lower goes first, where the engine schedules by priority.")
-    cache_salt: str | None = Field(None, min_length=1, description="Only requests of equal salt share prefix blocks.")
     request_id: str | None = Field(None, description="Echoed as x-request-id.", pattern=r"^[\x21-\x7e]{1,256}$")
     user: str | None = Field(None, description="Accepted; changes nothing.")
 

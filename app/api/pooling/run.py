@@ -14,14 +14,15 @@ from app.api.chat.prompt import render_chat
 from app.api.engine_client import EngineClient, RouteInfo, ServedModel
 from app.api.errors import ClientDisconnected
 from app.api.pooling.protocol import InputBody, PoolingBody
-from app.api.render import cache_root, check_total_chars, context_of, encode
+from app.api.render import check_total_chars, encode
+from app.api.request_builder import pooling_request
 from app.api.work_pool import TOKENISE_S_PER_CHAR, RequestWork
 from app.config import RequestLimits
 from app.engine.outputs import PooledResult
 from app.engine.pooling.info import PoolingInfo
-from app.engine.pooling.params import NO_SAMPLING, PoolingParams
+from app.engine.pooling.params import PoolingParams
 from app.engine.request import EngineRequest
-from app.errors import EngineDeadError, InvalidRequestError, MantaError, PromptTooLongError, UnsupportedError
+from app.errors import EngineDeadError, InvalidRequestError, MantaError, UnsupportedError
 from app.text.pooling_prompt import PoolingPrompt, TextPair, pooling_prompts
 from app.text.prompt_size import TextRoom
 from app.text.tokenizer import Tokenizer
@@ -42,7 +43,7 @@ def pooled_room(body: PoolingBody, model: ServedModel, field: str) -> TextRoom:
     """The tokens that a prompt is cut to, at its end, or above which it is refused."""
     wanted = body.truncate_prompt_tokens
     if wanted is None:
-        return TextRoom(context_of(model)[0], field=field)
+        return TextRoom(model.bounds.max_total_tokens, field=field)
     return TextRoom(model.max_model_len if wanted == -1 else min(wanted, model.max_model_len), "first", field=field)
 
 
@@ -118,44 +119,14 @@ async def pool(
     Raises InvalidRequestError, PromptTooLongError and UnsupportedError before anything runs, then what the engine
     raises; ClientDisconnected when nobody waits any more. In each case, what still runs is aborted.
     """
-    pooling = pooling_of(model)
-    pooling.check(params)
     if body.request_id is not None:
         request.state.request_id = body.request_id
-    root = cache_root(request.state.tenant, body.cache_salt)
-    requests = []
-    for i, prompt in enumerate(prompts):
-        _check(prompt, model, field)
-        second = prompt.second_text_at if pooling.has_token_types else None
-        own = params.model_copy(update={"second_text_at": second}) if second is not None else params
-        requests.append(
-            EngineRequest(
-                f"{request_id}-{i}",
-                prompt.token_ids,
-                NO_SAMPLING,
-                priority=body.priority,
-                cache_root=root,
-                pooling_params=own,
-            )
-        )
+    placement, names = body.placement(request.state.tenant), {"prompt": field}
+    requests = [
+        pooling_request(model, f"{request_id}-{i}", prompt, params, placement, names=names)
+        for i, prompt in enumerate(prompts)
+    ]
     return await _gather(client, request, model, requests)
-
-
-def _check(prompt: PoolingPrompt, model: ServedModel, field: str) -> None:
-    ids = prompt.token_ids
-    if not ids:
-        raise InvalidRequestError("a prompt is empty", param=field)
-    if min(ids) < 0 or max(ids) >= model.info.vocab_size:
-        raise InvalidRequestError(f"token ids must be from 0 to {model.info.vocab_size - 1}", param=field)
-    limit = model.max_model_len
-    if model.max_kv_tokens is not None:
-        limit = min(limit, model.max_kv_tokens)
-    if len(ids) > limit:
-        raise PromptTooLongError(
-            f"a prompt has {len(ids)} tokens, the model {model.name!r} takes {limit}; truncate_prompt_tokens=-1 would "
-            "cut it",
-            param=field,
-        )
 
 
 async def _gather(

@@ -13,7 +13,7 @@ from app.engine.kv_cache.block_hash import hash_blocks
 from app.engine.kv_cache.block_pool import BlockPool
 from app.engine.kv_cache.kv_events import KVEventSink
 from app.engine.kv_connector.base import KVConnector
-from app.engine.request import Request
+from app.engine.scheduler.request import Request
 from app.engine.step import KVTransfers
 
 

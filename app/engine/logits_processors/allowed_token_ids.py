@@ -16,7 +16,7 @@ class AllowedTokenIds(LogitsProcessor):
 
     def read(self, request: NewRequest) -> Int32Array | None:
         """The bits of the allowed ids, int32 [ceil(V / 32)]; see TokenMasks."""
-        allowed = request.sampling_params.allowed_token_ids
+        allowed = request.spec.sampling.allowed_token_ids
         if allowed is None:
             return None
         ids = np.array(allowed, np.int64)

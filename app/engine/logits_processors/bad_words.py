@@ -33,7 +33,7 @@ class BadWords(LogitsProcessor):
 
     def read(self, request: NewRequest) -> _State | None:
         """The words, as token ids."""
-        words = [word for word in request.bad_words_token_ids if word and all(map(self.in_vocabulary, word))]
+        words = [word for word in request.spec.bad_words_token_ids if word and all(map(self.in_vocabulary, word))]
         if not words:
             return None
         lengths = np.array([len(word) - 1 for word in words], np.int64)

@@ -16,7 +16,7 @@ class LogitBias(LogitsProcessor):
 
     def read(self, request: NewRequest) -> tuple[NDArray[np.int64], Float32Array] | None:
         """Token ids and their biases, [n] each."""
-        bias = request.sampling_params.logit_bias or {}
+        bias = request.spec.sampling.logit_bias or {}
         known = {token: value for token, value in bias.items() if self.in_vocabulary(token)}
         return (np.array(list(known), np.int64), np.array(list(known.values()), np.float32)) if known else None
 

@@ -24,7 +24,7 @@ class MinTokens(LogitsProcessor):
 
     def read(self, request: NewRequest) -> _State | None:
         """Where ending becomes possible, and what it would end with."""
-        params = request.sampling_params
+        params = request.spec.sampling
         stop_ids = {*request.eos_token_ids, *params.stop_token_ids}
         usable = sorted(token for token in stop_ids if self.in_vocabulary(token))
         if params.min_tokens == 0 or not usable:

@@ -27,7 +27,7 @@ class Penalties(LogitsProcessor):
 
     def read(self, request: NewRequest) -> _State | None:
         """The three penalties; None when all are neutral."""
-        p = request.sampling_params
+        p = request.spec.sampling
         if p.presence_penalty == 0.0 and p.frequency_penalty == 0.0 and p.repetition_penalty == 1.0:
             return None
         return _State(request.num_prompt_tokens, p.presence_penalty, p.frequency_penalty, p.repetition_penalty)

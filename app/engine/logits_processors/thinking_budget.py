@@ -33,7 +33,7 @@ class ThinkingBudget(LogitsProcessor):
 
     def read(self, request: NewRequest) -> _State | None:
         """Where the budget ends, and the markers."""
-        budget = request.thinking_budget
+        budget = request.spec.thinking_budget
         if budget is None or not budget.closing or not all(map(self.in_vocabulary, budget.closing)):
             return None
         first = request.num_prompt_tokens + len(budget.opening) + budget.num_tokens

@@ -8,12 +8,8 @@ from pydantic import Field
 
 from app.bounds import Count
 from app.engine.params import Params
-from app.engine.sampling_params import SamplingParams
 
 PoolingTask = Literal["embed", "token_embed", "classify"]
-
-# A pooling request takes the way of a request that would generate one token, and ends where that one would be sampled.
-NO_SAMPLING = SamplingParams(max_tokens=1, temperature=0.0, seed=0, ignore_eos=True)
 
 
 class PoolingParams(Params):

@@ -45,9 +45,10 @@ class Pooler(RowFeature):
 
     def enter(self, row: int, request: NewRequest) -> None:
         """A request entered its row."""
-        assert request.pooling_params is not None, "a request without pooling parameters at a pooling model"
+        params = request.spec.pooling
+        assert params is not None, "a request without pooling parameters at a pooling model"
         self.leave(row)
-        self._params[row] = request.pooling_params
+        self._params[row] = params
 
     def leave(self, row: int) -> None:
         """The row was freed."""

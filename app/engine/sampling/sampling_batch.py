@@ -76,12 +76,12 @@ class SamplingRows:
 
     def add(self, request: NewRequest) -> None:
         """A request entered its row."""
-        params, row = request.sampling_params, request.row
-        assert params.seed is not None, "the API layer draws the seed"
+        params, row = request.spec.sampling, request.row
+        assert params.seed is not None, "the door draws the seed"
         greedy = params.temperature < GREEDY_BELOW
         self._floats[:, row] = (0.0 if greedy else params.temperature, max(params.top_p, MIN_TOP_P), params.min_p)
         top_k = params.top_k if 0 < params.top_k < self._vocab_size else 0
-        self._ints[:, row] = (params.seed, request.choice_index, top_k)
+        self._ints[:, row] = (params.seed, request.spec.choice_index, top_k)
         self._logprob_token_ids.pop(row, None)
         count = num_logprobs(params.logprobs, self._vocab_size)
         if params.logprob_token_ids is not None:

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from app.engine.kv_cache.kv_cache_manager import KVCacheManager
 from app.engine.outputs import EngineOutput, FinishReason, PooledResult
-from app.engine.request import Request
 from app.engine.scheduler.in_flight import InFlightStep
 from app.engine.scheduler.pending_diffs import PendingDiffs
+from app.engine.scheduler.request import Request
 from app.engine.scheduler.row_table import NEVER, RowTable, needs_slow_path
 from app.engine.scheduler.sampled_tokens import SampledTokens
 from app.engine.scheduler.stopping import append_tokens
@@ -159,7 +159,7 @@ class OutputUpdater:
                 outputs.append(self._deliver_slow_path(request, tokens, sampled.logprobs_of(index), stats, now))
             else:
                 request.token_ids += tokens
-                outputs.append(EngineOutput(request.request_id, tokens))
+                outputs.append(EngineOutput(request.spec.request_id, tokens))
         return outputs
 
     def _deliver_mixed(
@@ -232,7 +232,7 @@ class OutputUpdater:
         generation, row = int(step.generations[index]), int(step.rows[index])
         here = int(self._rows.generation[row]) == generation
         request = self._rows.requests[row] if here else self._preempted_in_flight.get(generation)
-        if request is None or request.prompt_logprobs_delivered or request.sampling_params.prompt_logprobs is None:
+        if request is None or not request.owes_prompt_logprobs:
             return
         if request.prompt_logprobs is None:
             request.prompt_logprobs = [None] * request.num_prompt_tokens
@@ -241,9 +241,9 @@ class OutputUpdater:
 
     def _take_prompt_logprobs(self, request: Request) -> list[TokenLogprobs | None] | None:
         """The whole prompt's entries, once, with the first token: then every chunk has been computed."""
-        if request.sampling_params.prompt_logprobs is None or request.prompt_logprobs_delivered:
+        if not request.owes_prompt_logprobs:
             return None
-        request.prompt_logprobs_delivered = True
+        request.owes_prompt_logprobs = False
         found, request.prompt_logprobs = request.prompt_logprobs, None
         complete = found or [None] * request.num_prompt_tokens
         if any(entry is None for entry in complete[1:]):
@@ -255,7 +255,7 @@ def _wanted_logprobs(
     request: Request, logprobs: list[TokenLogprobs | None] | None, num_tokens: int
 ) -> list[TokenLogprobs] | None:
     """The first `num_tokens` entries; None: the request did not ask."""
-    if request.sampling_params.logprobs is None:
+    if not request.spec.wants_logprobs:
         return None
     wanted = [entry for entry in (logprobs or ())[:num_tokens] if entry is not None]
     if len(wanted) < num_tokens:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from app.engine.request import Request
+from app.engine.scheduler.request import Request
 from app.engine.step import Int32Array, NewRequest
 
 
@@ -70,12 +70,8 @@ class PendingDiffs:
                 num_prompt_tokens=request.num_prompt_tokens,
                 num_computed_tokens=num_computed_tokens,
                 block_ids=list(request.block_ids),
-                sampling_params=request.sampling_params,
-                choice_index=request.choice_index,
+                spec=request.spec,
                 eos_token_ids=request.eos_token_ids,
-                bad_words_token_ids=request.bad_words_token_ids,
-                pooling_params=request.pooling_params,
-                thinking_budget=request.thinking_budget,
                 has_grammar=request.matcher is not None,
             )
             for row, (request, num_computed_tokens) in entered.items()

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from app.engine.request import Request
+from app.engine.scheduler.request import Request
 
 REFRESHED_PER_STEP = 4
 NUM_COLUMNS = 3  # tokens to compute, tokens that may still be generated, tokens generated

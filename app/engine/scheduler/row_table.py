@@ -12,7 +12,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from app.engine.request import Request
+from app.engine.sampling_params import SamplingParams
+from app.engine.scheduler.request import Request
 
 NEVER = np.iinfo(np.int32).max
 IntArray = NDArray[np.intp]
@@ -82,7 +83,7 @@ class RowTable:
     def enter(self, request: Request, num_computed: int, capacity: int, next_publish: int) -> int:
         """Give `request` a free row with `num_computed` tokens already in the cache; returns the row."""
         row = self._free.pop()
-        params = request.sampling_params
+        work = request.spec.work
         self.requests[row] = request
         self.generation[row] = self._next_generation
         self._next_generation += 1
@@ -98,7 +99,7 @@ class RowTable:
         self.last_step[row] = 0
         self.slow_path[row] = needs_slow_path(request)
         self.has_grammar[row] = request.matcher is not None
-        self.watches_eos[row] = not params.ignore_eos
+        self.watches_eos[row] = isinstance(work, SamplingParams) and not work.ignore_eos
         self.last_token_time[row] = request.last_token or 0.0
         request.row = row
         return row
@@ -121,11 +122,11 @@ class RowTable:
 def may_draft(request: Request) -> bool:
     """Whether a step may bring the request several tokens: the masks of a grammar are made for the next one alone, and
     a thinking budget counts on exact lengths."""
-    return request.matcher is None and request.thinking_budget is None and request.pooling_params is None
+    spec = request.spec
+    return request.matcher is None and spec.thinking_budget is None and spec.pooling is None
 
 
 def needs_slow_path(request: Request) -> bool:
     """Whether the request's next token needs more than an append: its first one, stop tokens, logprobs, a grammar."""
     first = request.first_token is None
-    wants_logprobs = request.sampling_params.logprobs is not None
-    return first or wants_logprobs or bool(request.stop_token_ids) or request.matcher is not None
+    return first or request.spec.wants_logprobs or bool(request.stop_token_ids) or request.matcher is not None

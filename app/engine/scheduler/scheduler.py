@@ -22,11 +22,11 @@ import numpy as np
 
 from app.engine.kv_cache.kv_cache_manager import KVCacheManager
 from app.engine.outputs import EngineOutput, FinishReason
-from app.engine.request import Request, RequestStatus
 from app.engine.scheduler.loading import LoadingRequests
 from app.engine.scheduler.micro_batches import micro_batch
 from app.engine.scheduler.output_updater import OutputUpdater
 from app.engine.scheduler.pending_diffs import PendingDiffs
+from app.engine.scheduler.request import Request, RequestStatus
 from app.engine.scheduler.row_table import IntArray, RowTable
 from app.engine.scheduler.statistics import Statistics
 from app.engine.scheduler.steady_decode import SteadyDecode
@@ -86,7 +86,7 @@ class Scheduler:
         """Take a request in; its id must be new."""
         assert request.request_id not in self.requests
         self._num_added += 1
-        request.key = (request.priority if self._by_priority else 0, self._num_added)
+        request.key = (request.spec.placement.priority if self._by_priority else 0, self._num_added)
         request.queued = self._clock()
         self.requests[request.request_id] = request
         self.waiting.push(request)

@@ -6,8 +6,8 @@ import numpy as np
 
 from app.engine.kv_cache.kv_cache_manager import KVCacheManager
 from app.engine.outputs import FinishReason
-from app.engine.request import Request
 from app.engine.scheduler.queue_load import expected_rest
+from app.engine.scheduler.request import Request
 from app.engine.scheduler.row_table import RowTable
 from app.engine.scheduler.waiting_queue import WaitingQueue
 from app.engine.stats import EngineCounters, EngineStats, RequestTimings, StatsRecorder, StepCosts, StepStats

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from app.engine.request import Request
+from app.engine.scheduler.request import Request
 from app.engine.step import Int32Array
 
 

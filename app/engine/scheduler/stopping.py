@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from app.engine.outputs import FinishReason
-from app.engine.request import Request
+from app.engine.scheduler.request import Request
 
 
 @dataclass(slots=True, frozen=True)
@@ -33,7 +33,7 @@ def check_stop(request: Request) -> tuple[FinishReason, int | None] | None:
     Stop tokens count from `min_tokens` on; the model's own end token leaves the stop reason empty. The length limit
     covers max_tokens and the context.
     """
-    params = request.sampling_params
+    params = request.spec.sampling
     token = request.token_ids[-1]
     if request.num_output_tokens >= params.min_tokens:
         if not params.ignore_eos and token in request.eos_token_ids:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
 
-from app.engine.request import Request
 from app.engine.scheduler.queue_load import QueueLoad
+from app.engine.scheduler.request import Request
 
 
 def _key(request: Request) -> tuple[int, int]:

@@ -159,7 +159,7 @@ def test_an_assistant_s_last_message_is_continued(claude: anthropic.Anthropic, s
 def test_sampling(claude: anthropic.Anthropic, client: Any) -> None:
     extra = {"temperature": 0.5, "top_p": 0.9, "top_k": 7}
     ask(claude, extra_body=extra, metadata={"user_id": "u"})
-    params = client.requests[-1].sampling_params
+    params = client.requests[-1].sampling
     assert (params.temperature, params.top_p, params.top_k, params.max_tokens) == (0.5, 0.9, 7, 200)
 
 

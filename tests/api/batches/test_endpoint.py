@@ -134,7 +134,7 @@ def test_a_batch(sdk: openai.OpenAI, client: Any, wait_for: Wait) -> None:
     assert response["body"]["choices"][0]["message"]["content"] == TEXT
     assert bad["wrong"]["response"]["status_code"] == 400
     assert bad["wrong"]["response"]["body"]["error"]["param"] == "foo"
-    assert all(request.priority > 0 for request in client.requests)
+    assert all(request.placement.priority > 0 for request in client.requests)
     assert [found.id for found in sdk.batches.list()] == [batch.id]
     assert sdk.files.retrieve(done.output_file_id).purpose == "batch_output"
     with pytest.raises(openai.BadRequestError, match="purpose"):

@@ -134,7 +134,10 @@ def test_what_goes_with_the_request(
     monkeypatch.setattr(engine, "generate", spy)
     complete(sdk, priority=-3, session_id="mine")
     raw = sdk.completions.with_raw_response.create(model="tiny-chat", prompt="x", extra_body={"request_id": "r-1"})
-    assert [(request.priority, route.session) for request, route in seen] == [(-3, "mine"), (0, "")]
+    assert [(request.placement.priority, request.placement.session) for request, route in seen] == [
+        (-3, "mine"),
+        (0, ""),
+    ]
     assert raw.headers["x-request-id"] == "r-1"
 
 

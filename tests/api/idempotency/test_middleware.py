@@ -205,11 +205,11 @@ def test_a_lost_server_s_answer_is_made_anew_with_the_same_seed(
     asyncio.run(begin_and_die())
     answer = replica(clients[1]).post(CHAT, json=BODY, headers=key)
     assert answer.status_code == 200
-    seeds = [client.requests[0].sampling_params.seed for client in clients]
+    seeds = [client.requests[0].sampling.seed for client in clients]
     assert seeds[0] == seeds[1] == request.seed
     given = replica(clients[1]).post(CHAT, json={**BODY, "seed": 7}, headers={"Idempotency-Key": "given"})
     assert given.status_code == 200
-    assert clients[1].requests[-1].sampling_params.seed == 7
+    assert clients[1].requests[-1].sampling.seed == 7
 
 
 def sent(key: dict[str, str]) -> IdempotentRequest:
@@ -242,7 +242,7 @@ def test_a_long_answer_is_not_kept_but_whole(
     assert first.endswith("data: [DONE]\n\n")
     assert second.count("data:") == first.count("data:")
     assert len(client.requests) == 2
-    assert client.requests[0].sampling_params.seed == client.requests[1].sampling_params.seed
+    assert client.requests[0].sampling.seed == client.requests[1].sampling.seed
 
 
 def test_an_answer_is_forgotten_in_time(

@@ -146,8 +146,8 @@ def test_n_choices(sdk: openai.OpenAI, client: Any) -> None:
     for i, choice in enumerate(whole.choices):
         assert choice.message.content == joined(chunks, i) == f"choice {i} says the fox"
     assert len({request.request_id for request in client.requests[:4]}) == 4
-    assert len({request.sampling_params.seed for request in client.requests[:4]}) == 1, "one seed, four choices"
-    assert client.requests[0].sampling_params.seed != client.requests[4].sampling_params.seed
+    assert len({request.sampling.seed for request in client.requests[:4]}) == 1, "one seed, four choices"
+    assert client.requests[0].sampling.seed != client.requests[4].sampling.seed
     assert whole.usage is not None
     one = sdk.chat.completions.create(model="m", messages=HI)
     assert one.usage is not None
@@ -222,21 +222,21 @@ def test_sampling_parameters_reach_the_engine(sdk: openai.OpenAI, client: Any) -
         },
     )
     request = client.requests[-1]
-    params = request.sampling_params
+    params = request.sampling
     assert (params.temperature, params.top_p, params.presence_penalty, params.frequency_penalty) == (0.5, 0.9, 0.1, 0.2)
     assert (params.logit_bias, params.seed, params.stop, params.max_tokens) == ({5: -3.0}, 7, ("x",), 9)
     assert (params.top_k, params.min_p, params.repetition_penalty, params.ignore_eos) == (3, 0.1, 1.1, True)
     assert (params.min_tokens, params.stop_token_ids, params.allowed_token_ids) == (2, (4,), (1, 2, 3))
     assert (params.skip_special_tokens, params.include_stop_str_in_output) == (False, True)
-    assert request.priority == -2
-    assert request.cache_root
+    assert request.placement.priority == -2
+    assert request.placement.cache_root
     assert request.bad_words_token_ids
     sdk.chat.completions.create(model="m", messages=HI)
     plain = client.requests[-1]
-    assert plain.cache_root == b""
+    assert plain.placement.cache_root == b""
     prompt_room = 512 - len(plain.prompt_token_ids)
-    assert plain.sampling_params.max_tokens == prompt_room, "a chat may use all the room there is"
-    assert plain.sampling_params.seed is not None
+    assert plain.sampling.max_tokens == prompt_room, "a chat may use all the room there is"
+    assert plain.sampling.seed is not None
 
 
 def test_model_defaults_apply_unless_given(
@@ -246,10 +246,10 @@ def test_model_defaults_apply_unless_given(
     client = make_client(serve_model(path))
     url = serve(client).url + "/v1/chat/completions"
     httpx.post(url, json={"messages": HI})
-    params = client.requests[-1].sampling_params
+    params = client.requests[-1].sampling
     assert (params.temperature, params.top_p, params.top_k, params.max_tokens) == (0.6, 0.95, 20, 40)
     httpx.post(url, json={"messages": HI, "temperature": 0, "top_p": None, "max_tokens": 50})
-    params = client.requests[-1].sampling_params
+    params = client.requests[-1].sampling
     assert (params.temperature, params.top_p, params.top_k, params.max_tokens) == (0.0, 0.95, 20, 50)
 
 

@@ -63,7 +63,7 @@ def test_many_prompts_and_choices_keep_their_order(sdk: openai.OpenAI, client: A
         assert streamed(sdk, i, prompt=prompts, n=2, max_tokens=50)[0] == expected[i]
     assert whole.usage is not None
     assert whole.usage.prompt_tokens == sum(len(tokenizer.encode(prompt)) for prompt in prompts)
-    seeds = [request.sampling_params.seed for request in client.requests[-6:]]
+    seeds = [request.sampling.seed for request in client.requests[-6:]]
     assert len(set(seeds)) == 3, "a seed for each prompt, shared by its choices"
 
 

@@ -236,7 +236,7 @@ def test_long_conversations_are_converted_off_the_event_loop(
         ({"include": ["file_search_call.results"]}, "include.0", "encrypted_content"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format", "schema"),
         ({"temperature": -1}, "temperature", "greater than or equal to 0"),
-        ({"max_output_tokens": 600}, "max_output_tokens", "max_output_tokens=600"),
+        ({"max_output_tokens": 600}, "max_output_tokens", "600 of output"),
         ({"metadata": {"k": "v" * 513}}, "metadata.k", "512"),
         ({"previous_response_id": "resp_none"}, "previous_response_id", "not kept"),
         ({"stop": ["a", "b", "c", "d", "e"]}, "stop", "at most 4"),
@@ -338,7 +338,7 @@ def test_sampling_extensions_reach_the_engine(sdk: openai.OpenAI, client: Any, s
         "logit_bias": {"7": 1.0}, "bad_words": ["zz"], "allowed_token_ids": list(range(300)), "cache_salt": "s",
     }  # fmt: skip
     ask(sdk, extra_body=extra)
-    params = client.requests[-1].sampling_params
+    params = client.requests[-1].sampling
     got = {name: getattr(params, name) for name in extra if hasattr(params, name)}
     assert got == {
         **{name: value for name, value in extra.items() if name in got},
@@ -346,7 +346,7 @@ def test_sampling_extensions_reach_the_engine(sdk: openai.OpenAI, client: Any, s
         **{"stop_token_ids": params.stop_token_ids, "allowed_token_ids": tuple(range(300))},
     }
     assert 5 in params.stop_token_ids
-    assert client.requests[-1].priority == 3
+    assert client.requests[-1].placement.priority == 3
 
 
 def test_every_sampling_parameter_is_given_on_or_refused() -> None:

@@ -26,7 +26,7 @@ def test_tokens_in_tokens_out(http: httpx.Client, client: Any) -> None:
     answer = http.post(ROUTE, json={**body, "request_id": "mine", "cache_salt": "s", "priority": 3})
     assert answer.headers["x-request-id"] == answer.json()["request_id"] == "mine"
     request = client.requests[-1]
-    assert (request.prompt_token_ids, request.priority, request.sampling_params.max_tokens) == ([5, 6, 7], 3, 16)
+    assert (request.prompt_token_ids, request.placement.priority, request.sampling.max_tokens) == ([5, 6, 7], 3, 16)
     choices = answer.json()["choices"]
     assert [choice["token_ids"] for choice in choices] == [[30, 31, 32, eos]] * 2
     assert [entry["token"] for entry in choices[0]["logprobs"]["content"]] == [

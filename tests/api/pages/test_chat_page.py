@@ -87,7 +87,7 @@ def test_settings_reach_the_engine(page: Page, browser: Browser) -> None:
     for name, value in {"temperature": "0.25", "top_p": "0.5", "max_tokens": "7", "seed": "11"}.items():
         browser.type(f"[name={name}]", value)
     page.ask("Go")
-    params = page.client.requests[-1].sampling_params
+    params = page.client.requests[-1].sampling
     assert (params.temperature, params.top_p, params.max_tokens, params.seed) == (0.25, 0.5, 7, 11)
     assert "cut at the token limit" in browser.texts(".figures")[0]
 

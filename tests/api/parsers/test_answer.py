@@ -197,7 +197,7 @@ def test_markers_that_are_special_tokens(harmony: tuple[Any, str]) -> None:
         assert plain.message.content == '{"a": 1}', "a call that nobody offered is what the model says"
         required = sdk.chat.completions.create(model="m", messages=WORDS, tools=[TOOL], tool_choice="required")
         assert required.choices[0].finish_reason == "tool_calls"
-    grammar = client.requests[-1].sampling_params.structured_outputs.grammar
+    grammar = client.requests[-1].sampling.structured_outputs.grammar
     ids = {marker: tokenizer.token_to_id(marker) for marker in TOOL_PARSERS.load("harmony").markers}
     assert f'<[{ids["<|channel|>"]}]> "commentary to=functions.now " <[{ids["<|constrain|>"]}]> "json"' in grammar
     assert client.requests[-1].reasoning is None

@@ -159,8 +159,8 @@ def test_unknown_model(http: httpx.Client) -> None:
 
 def test_a_cache_salt_keeps_tenants_apart(http: httpx.Client, engines: PoolingEngines) -> None:
     post(http, model="embed", input="a")
-    plain = engines.requests[-1].cache_root
+    plain = engines.requests[-1].placement.cache_root
     post(http, model="embed", input="a", cache_salt="s", priority=3)
-    assert engines.requests[-1].cache_root != plain
-    assert engines.requests[-1].priority == 3
+    assert engines.requests[-1].placement.cache_root != plain
+    assert engines.requests[-1].placement.priority == 3
     engines.wait_idle()

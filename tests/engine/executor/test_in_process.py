@@ -10,6 +10,7 @@ import pytest
 from app.config import EngineConfig
 from app.engine.executor import create_executor
 from app.engine.executor.in_process import InProcessExecutor
+from app.engine.request import EngineRequest
 from app.engine.step import NewRequest, SchedulerOutput
 from app.errors import CheckpointError, EngineDeadError
 from tests.engine.worker_driver import greedy
@@ -24,7 +25,7 @@ def config(model: str) -> EngineConfig:
 
 def step(step_id: int, tokens: int, new: bool = False) -> SchedulerOutput:
     ids = np.array(PROMPT, dtype=np.int32)
-    requests = [NewRequest(0, ids, len(ids), 0, [3, 5], greedy(8), 0, (), ())] if new else []
+    requests = [NewRequest(0, ids, len(ids), 0, [3, 5], EngineRequest("r", [], greedy(8)), ())] if new else []
     return SchedulerOutput(
         step_id, np.array([0], dtype=np.int32), np.array([tokens], dtype=np.int32), np.array([True]), requests
     )

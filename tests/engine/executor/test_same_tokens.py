@@ -12,7 +12,7 @@ from app.config import EngineConfig
 from app.engine.core import EngineCore
 from app.engine.executor import create_executor
 from app.engine.model_info import ModelInfo
-from app.engine.pooling.params import NO_SAMPLING, PoolingParams
+from app.engine.pooling.params import PoolingParams
 from app.engine.request import EngineRequest
 from app.engine.sampling_params import SamplingParams
 from app.text.tokenizer import Tokenizer
@@ -94,7 +94,7 @@ def test_embeddings_come_from_worker_actors_too() -> None:
         core.start()
         params = PoolingParams(task="token_embed", use_activation=False)
         for number, ids in enumerate(asked):
-            core.add_request(EngineRequest(str(number), ids, NO_SAMPLING, pooling_params=params))
+            core.add_request(EngineRequest(str(number), ids, params))
         while core.has_work():
             found |= {output.request_id: output.pooled for output in core.step()}
     finally:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from app.engine.kv_cache.kv_cache_manager import KVCacheManager
-from app.engine.request import Request
+from app.engine.request import EngineRequest
 from app.engine.sampling_params import SamplingParams
+from app.engine.scheduler.request import Request
 
 
 def make(num_blocks: int = 16, **options: bool) -> KVCacheManager:
@@ -13,14 +14,14 @@ def make(num_blocks: int = 16, **options: bool) -> KVCacheManager:
 
 def make_request(kv: KVCacheManager, tokens: list[int], root: bytes = b"r" * 16, **params: int) -> Request:
     request = Request(
-        request_id="r",
-        sampling_params=SamplingParams(seed=0, max_tokens=8, **params),
+        EngineRequest("r", [], SamplingParams(seed=0, max_tokens=8, **params)),
         token_ids=list(tokens),
         num_prompt_tokens=len(tokens),
         max_total_tokens=len(tokens) + 8,
         eos_token_ids=(),
         stop_token_ids=frozenset(),
         root_hash=root,
+        owes_prompt_logprobs="prompt_logprobs" in params,
     )
     kv.hash_prompt(request)
     return request
@@ -57,7 +58,7 @@ def test_prompt_logprobs_skip_the_read_until_they_are_delivered() -> None:
     compute(kv, make_request(kv, list(range(9))))
     request = make_request(kv, list(range(9)), prompt_logprobs=1)
     assert kv.find_prefix(request) == []
-    request.prompt_logprobs_delivered = True
+    request.owes_prompt_logprobs = False
     assert len(kv.find_prefix(request)) == 2
 
 

@@ -26,7 +26,7 @@ def prompt(group: int, length: int, tail: int = 0) -> list[int]:
 
 def check(requests: list[EngineRequest], results: Results) -> None:
     for request in requests:
-        params = request.sampling_params
+        params = request.sampling
         assert params.seed is not None
         assert params.max_tokens is not None
         wanted = expected_tokens(request.prompt_token_ids, params.seed, params.max_tokens)

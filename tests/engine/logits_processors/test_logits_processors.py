@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from app.engine.logits_processors import LOGITS_PROCESSORS, create_logits_processors
 from app.engine.logits_processors.base import SamplingStep
+from app.engine.request import EngineRequest
 from app.engine.sampling_params import SamplingParams
 from app.engine.step import NewRequest
 
@@ -43,10 +44,8 @@ class Row:
             num_prompt_tokens=self.num_prompt,
             num_computed_tokens=0,
             block_ids=[],
-            sampling_params=SamplingParams(seed=0, **self.params),
-            choice_index=0,
+            spec=EngineRequest("r", [], SamplingParams(seed=0, **self.params), bad_words_token_ids=self.bad_words),
             eos_token_ids=self.eos,
-            bad_words_token_ids=self.bad_words,
         )
 
 

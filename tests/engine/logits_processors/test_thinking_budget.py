@@ -8,6 +8,7 @@ import torch
 
 from app.engine.logits_processors.base import SamplingStep
 from app.engine.logits_processors.thinking_budget import ThinkingBudget as Processor
+from app.engine.request import EngineRequest
 from app.engine.sampling_params import SamplingParams
 from app.engine.step import NewRequest
 from app.engine.thinking_budget import ThinkingBudget
@@ -22,8 +23,8 @@ def continued(prompts: list[list[int]], budgets: list[ThinkingBudget | None], sa
     table = torch.randint(0, 10, (6, 64), dtype=torch.int32)  # what lies beyond a row's tokens is left over
     for place, prompt, budget in zip(places, prompts, budgets, strict=True):
         ids = np.array(prompt, np.int32)
-        params = SamplingParams(seed=0)
-        request = NewRequest(place, ids, len(prompt), 0, [], params, 0, (), (), thinking_budget=budget)
+        spec = EngineRequest("r", [], SamplingParams(seed=0), thinking_budget=budget)
+        request = NewRequest(place, ids, len(prompt), 0, [], spec, ())
         processor.enter(place, request)
         table[place, : len(prompt)] = torch.tensor(prompt)
     processor.select(np.array(places))

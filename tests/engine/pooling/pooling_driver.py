@@ -11,7 +11,7 @@ from app.engine.core import EngineCore
 from app.engine.executor import create_executor
 from app.engine.model_info import ModelInfo
 from app.engine.pooling.info import PoolingInfo
-from app.engine.pooling.params import NO_SAMPLING, PoolingParams
+from app.engine.pooling.params import PoolingParams
 from app.engine.request import EngineRequest
 from app.engine.step import Float32Array
 from app.text.pooling_prompt import pooling_prompts
@@ -51,7 +51,7 @@ class PoolingDriver:
                     own["second_text_at"] = made.second_text_at
             names.append(f"r{self.num_requests}")
             self.num_requests += 1
-            self.core.add_request(EngineRequest(names[-1], ids, NO_SAMPLING, pooling_params=PoolingParams(**own)))
+            self.core.add_request(EngineRequest(names[-1], ids, PoolingParams(**own)))
         found: dict[str, Float32Array] = {}
         while self.core.has_work():
             self.num_steps += 1

@@ -67,7 +67,7 @@ def test_a_text_longer_than_the_context_is_refused() -> None:
     with PoolingDriver(tiny_encoder("roberta")) as driver:
         longest = driver.pool([[5] * 128], task="embed")  # 130 positions, of which two are the padding's
         assert longest[0].shape == (48,)
-        with pytest.raises(PromptTooLongError, match=r"129 tokens.*128"):
+        with pytest.raises(PromptTooLongError, match=r"holds 128 tokens.*129"):
             driver.pool([[5] * 129], task="embed")
 
 

@@ -13,6 +13,7 @@ from scipy.special import log_softmax
 from scipy.stats import chisquare
 
 from app.engine.logits_processors.base import SamplingStep
+from app.engine.request import EngineRequest
 from app.engine.sampling.sampler import Sampler, SamplerOutput
 from app.engine.sampling.sampling_batch import GREEDY_BELOW
 from app.engine.sampling_params import (
@@ -35,10 +36,8 @@ def enter(sampler: Sampler, row: int, choice_index: int = 0, **params: Any) -> N
         num_prompt_tokens=1,
         num_computed_tokens=0,
         block_ids=[],
-        sampling_params=SamplingParams(**{"seed": 0, **params}),
-        choice_index=choice_index,
+        spec=EngineRequest("r", [], SamplingParams(**{"seed": 0, **params}), choice_index),
         eos_token_ids=(),
-        bad_words_token_ids=(),
     )
     for feature in sampler.features:
         feature.enter(row, request)

@@ -206,8 +206,8 @@ class RandomRun:
         assert self.results.final.keys() == self.sent.keys()
         for name, sent in self.sent.items():
             request, final, tokens = sent.request, self.results.final[name], self.results.tokens[name]
-            assert request.sampling_params.seed is not None
-            key = sampling_key(request.sampling_params.seed, request.choice_index)
+            assert request.sampling.seed is not None
+            key = sampling_key(request.sampling.seed, request.choice_index)
             wanted = expected_tokens(request.prompt_token_ids, key, sent.length)
             if final.finish_reason == "abort":
                 assert sent.aborted

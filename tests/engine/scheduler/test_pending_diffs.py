@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from app.engine.request import Request
+from app.engine.request import EngineRequest
 from app.engine.sampling_params import SamplingParams
 from app.engine.scheduler.pending_diffs import PendingDiffs
+from app.engine.scheduler.request import Request
 
 
 def request(row: int, blocks: list[int]) -> Request:
-    made = Request("r", SamplingParams(seed=1), [1, 2, 3], 2, 9, (7,), frozenset(), b"")
+    made = Request(EngineRequest("r", [], SamplingParams(seed=1)), [1, 2, 3], 2, 9, (7,), frozenset(), b"")
     made.row, made.block_ids = row, blocks
     return made
 

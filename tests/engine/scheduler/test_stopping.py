@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from app.engine.request import Request
+from app.engine.request import EngineRequest
 from app.engine.sampling_params import SamplingParams
+from app.engine.scheduler.request import Request
 from app.engine.scheduler.stopping import check_stop
 
 EOS, STOP = 2, 9
@@ -16,7 +17,9 @@ EOS, STOP = 2, 9
 def stopped(output: list[int], *, max_total: int = 100, **params: Any) -> tuple[str, int | None] | None:
     sampling = SamplingParams(**params)
     tokens = [1, 1, 1, *output]
-    return check_stop(Request("r", sampling, tokens, 3, max_total, (EOS,), frozenset(sampling.stop_token_ids), b""))
+    return check_stop(
+        Request(EngineRequest("r", [], sampling), tokens, 3, max_total, (EOS,), frozenset(sampling.stop_token_ids), b"")
+    )
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 
-from app.engine.request import Request
+from app.engine.request import EngineRequest
 from app.engine.sampling_params import SamplingParams
+from app.engine.scheduler.request import Request
 from app.engine.scheduler.waiting_queue import WaitingQueue
 
 
 def request(key: tuple[int, int]) -> Request:
-    made = Request("r", SamplingParams(), [1], 1, 2, (), frozenset(), b"")
+    made = Request(EngineRequest("r", [], SamplingParams()), [1], 1, 2, (), frozenset(), b"")
     made.key = key
     return made
 

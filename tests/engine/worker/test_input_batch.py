@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from app.engine.request import EngineRequest
 from app.engine.sampling_params import SamplingParams
 from app.engine.step import NewRequest, SchedulerOutput
 from app.engine.worker.input_batch import build_input_batch
@@ -26,7 +27,9 @@ def random_state(rng: np.random.Generator) -> tuple[RowState, dict[int, list[int
         ids = np.array(tokens[row], dtype=np.int32)
         computed = int(rng.integers(0, len(tokens[row])))
         kept = blocks[row][: rng.integers(0, len(blocks[row]) + 1)]
-        requests.append(NewRequest(row, ids, len(ids), computed, kept, SamplingParams(seed=0), 0, (), ()))
+        requests.append(
+            NewRequest(row, ids, len(ids), computed, kept, EngineRequest("r", [], SamplingParams(seed=0)), ())
+        )
     nothing = np.zeros(0, dtype=np.int32)
     new_blocks = [(r.row, blocks[r.row][len(r.block_ids) :]) for r in requests]
     state.apply(SchedulerOutput(0, nothing, nothing, nothing.astype(bool), requests, new_blocks))
@@ -81,11 +84,11 @@ def test_drafts_have_logits_of_their_own() -> None:
     """Row 4 verifies two drafts, row 1 is in the midst of its prompt, row 3 ends its own, row 2 verifies one draft."""
     state = RowState(ROWS, LENGTH, SIZE, torch.device("cpu"))
     known, computed = {4: 10, 1: 30, 3: 7, 2: 20}, {4: 9, 1: 4, 3: 2, 2: 19}
+    spec = EngineRequest("r", [], SamplingParams(seed=0))
     requests = [
-        NewRequest(row, np.full(n, row, np.int32), n, computed[row], [5 * row, 5 * row + 1, 5 * row + 2],
-                   SamplingParams(seed=0), 0, (), ())
+        NewRequest(row, np.full(n, row, np.int32), n, computed[row], [5 * row, 5 * row + 1, 5 * row + 2], spec, ())
         for row, n in known.items()
-    ]  # fmt: skip
+    ]
     rows, counts = np.array(list(known), np.int32), np.array([3, 6, 5, 2], np.int32)
     samples, drafts = np.array([True, False, True, True]), np.array([2, 0, 0, 1], np.int32)
     step = SchedulerOutput(1, rows, counts, samples, requests, num_draft_tokens=drafts)

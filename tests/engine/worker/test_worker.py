@@ -14,6 +14,7 @@ import torch
 from transformers import PreTrainedModel
 
 from app.config import EngineConfig
+from app.engine.request import EngineRequest
 from app.engine.sampling_params import SamplingParams
 from app.engine.step import ModelRunnerOutput, NewRequest, SchedulerOutput
 from app.engine.worker.worker import Worker
@@ -42,7 +43,7 @@ def worker(directory: Path, **options: Any) -> Worker:
 def request(row: int, tokens: list[int], block_ids: list[int], computed: int = 0, prompt: int = 0) -> NewRequest:
     ids = np.array(tokens, dtype=np.int32)
     ids.flags.writeable = False  # as after a pickle with out-of-band buffers
-    return NewRequest(row, ids, prompt or len(tokens), computed, block_ids, greedy(50), 0, (), ())
+    return NewRequest(row, ids, prompt or len(tokens), computed, block_ids, EngineRequest("r", [], greedy(50)), ())
 
 
 def step_message(step_id: int, steps: dict[int, tuple[int, bool]], **diffs: Any) -> SchedulerOutput:

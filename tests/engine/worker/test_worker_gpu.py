@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from app.config import EngineConfig
+from app.engine.request import EngineRequest
 from app.engine.step import NewRequest, SchedulerOutput
 from app.engine.worker.worker import Worker
 from tests.engine.worker_driver import greedy
@@ -30,7 +31,15 @@ def start(**options: Any) -> tuple[Worker, str]:
 def step_messages(steps: int) -> list[SchedulerOutput]:
     rows = np.arange(len(PROMPTS), dtype=np.int32)
     requests = [
-        NewRequest(i, np.array(p, dtype=np.int32), len(p), 0, list(range(8 * i, 8 * i + 8)), greedy(50), 0, (), ())
+        NewRequest(
+            i,
+            np.array(p, dtype=np.int32),
+            len(p),
+            0,
+            list(range(8 * i, 8 * i + 8)),
+            EngineRequest("r", [], greedy(50)),
+            (),
+        )
         for i, p in enumerate(PROMPTS)
     ]
     counts = np.array([len(prompt) for prompt in PROMPTS], dtype=np.int32)

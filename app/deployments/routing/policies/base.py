@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
@@ -36,14 +36,15 @@ class RouteQuery:
     @classmethod
     def of(cls, request: EngineRequest) -> RouteQuery:
         """Few requests use all of a large `max_tokens`, so no more than EXPECTED_TOKENS of it counts."""
-        most = request.sampling_params.max_tokens or EXPECTED_TOKENS
-        return cls(len(request.prompt_token_ids), min(most, EXPECTED_TOKENS))
+        most = request.max_tokens or EXPECTED_TOKENS
+        num_prompt_tokens, session = len(request.prompt_token_ids), request.placement.session
+        return cls(num_prompt_tokens, min(most, EXPECTED_TOKENS), session=session)
 
     @classmethod
     def of_prompt(cls, request: EngineRequest) -> RouteQuery:
         """The same for all `n` choices of the request's prompt: they share its KV, each generates its own tokens."""
         query = cls.of(request)
-        return cls(query.num_prompt_tokens, query.max_tokens * request.sampling_params.n)
+        return replace(query, max_tokens=query.max_tokens * request.num_choices)
 
     @property
     def num_tokens(self) -> int:

@@ -27,7 +27,7 @@ class PromptLogprobs(RowFeature):
     def enter(self, row: int, request: NewRequest) -> None:
         """A request entered its row."""
         self._counts.pop(row, None)
-        count = num_logprobs(request.sampling_params.prompt_logprobs, self._forward.vocab_size)
+        count = num_logprobs(request.spec.sampling.prompt_logprobs, self._forward.vocab_size)
         if count is not None:
             self._counts[row] = count
 

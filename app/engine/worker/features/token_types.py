@@ -23,7 +23,7 @@ class TokenTypes(RowFeature):
 
     def enter(self, row: int, request: NewRequest) -> None:
         """A request entered its row."""
-        params = request.pooling_params
+        params = request.spec.pooling
         at = None if params is None else params.second_text_at
         self._second_text_at[row] = LONGEST if at is None else at
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from app.engine.pooling.params import NO_SAMPLING, PoolingParams
+from app.engine.pooling.params import PoolingParams
+from app.engine.request import EngineRequest
 from app.engine.sampling_params import SamplingParams
 from app.engine.step import NewRequest, SchedulerOutput
 from app.engine.worker.forward_pass import ForwardPass
@@ -78,8 +79,8 @@ def run_requests(
     requests, first = [], 0
     for row, length in enumerate(prompts):
         blocks = list(range(first, first + -(-length // block_size)))
-        ids, params = np.zeros(length, dtype=np.int32), GENERATED if pooling is None else NO_SAMPLING
-        requests.append(NewRequest(row, ids, length, 0, blocks, params, 0, (), (), pooling_params=pooling))
+        spec = EngineRequest("warm-up", [], GENERATED if pooling is None else pooling)
+        requests.append(NewRequest(row, np.zeros(length, dtype=np.int32), length, 0, blocks, spec, ()))
         first += len(blocks)
     rows, counts = np.arange(len(prompts), dtype=np.int32), np.array(prompts, dtype=np.int32)
     samples, none = np.ones(len(rows), dtype=np.bool_), rows[:0]

@@ -13,6 +13,7 @@ import torch
 from app.config import EngineConfig
 from app.engine.attention.kv_cache import KVCacheSpec
 from app.engine.layers.cache_spec import LayerCacheSpec
+from app.engine.request import EngineRequest
 from app.engine.sampling_params import SamplingParams
 from app.engine.step import KVTransfers, NewRequest, SchedulerOutput
 from app.engine.worker.host_tier.host_pool import HostPool
@@ -156,8 +157,8 @@ class Device:
                 self.block[block] = self.slot[slot]
                 self.unread.add(block)
             self.rows[row] = mine
-            params = SamplingParams(seed=0)
-            new.append(NewRequest(row, np.zeros(9, np.int32), 9, 2 * len(slots), mine, params, 0, (), ()))
+            spec = EngineRequest("r", [], SamplingParams(seed=0))
+            new.append(NewRequest(row, np.zeros(9, np.int32), 9, 2 * len(slots), mine, spec, ()))
         computed = [row for row in self.rows if rng.random() < 0.4]
         asked = transfers(stored, loads) if stored or loads else None
         sent = step_message(step_id, asked, computed)
@@ -217,7 +218,8 @@ def test_steps_of_other_rows_go_on_while_a_load_is_under_way() -> None:
     device.rows = {0: [0, 1, 2, 3]}
     device.transfer.execute(step_message(1, transfers([(20, 1)], [])))
     device.drain()
-    enter = NewRequest(1, np.zeros(9, np.int32), 9, 2, [20, 21, 22, 23], SamplingParams(seed=0), 0, (), ())
+    spec = EngineRequest("r", [], SamplingParams(seed=0))
+    enter = NewRequest(1, np.zeros(9, np.int32), 9, 2, [20, 21, 22, 23], spec, ())
     loading = step_message(2, transfers([], [(1, 20)]), [0])
     loading.new_requests = [enter]
     device.transfer.execute(loading)

@@ -1,0 +1,158 @@
+"""What a model, and the KV cache under it, take of a request: the one place where that is checked and settled.
+
+Who makes requests (ingress, `LLM`) asks before anything runs, so that the client is told at once; the engine asks again
+when one arrives, because a single bad one must not take the others with it (I7), and then knows its cache for sure.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from app.engine.pooling.info import PoolingInfo
+from app.engine.pooling.params import PoolingParams
+from app.engine.request import EngineRequest
+from app.engine.sampling_params import MAX_SEED, SamplingParams
+from app.errors import InvalidRequestError, PromptTooLongError, UnsupportedError
+
+MAX_BAD_WORDS_TOKENS = 16_384  # of one request
+
+
+@dataclass(slots=True, frozen=True)
+class RequestBounds:
+    """Limits of one engine, or of all replicas of a model."""
+
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    max_model_len: int
+    max_kv_tokens: int | None = None  # that the whole KV cache holds; None while unknown
+    pooling: PoolingInfo | None = None  # of a model that gives vectors; None: it generates
+
+    @property
+    def max_total_tokens(self) -> int:
+        """Most tokens, prompt and output together, of one request."""
+        return self.max_model_len if self.max_kv_tokens is None else min(self.max_model_len, self.max_kv_tokens)
+
+    @property
+    def holder(self) -> str:
+        """What holds no more than `max_total_tokens`, for errors."""
+        return "the model's context" if self.max_total_tokens == self.max_model_len else "the whole KV cache"
+
+    def settled(self, request: EngineRequest, usual_max_tokens: int | None = None) -> EngineRequest:
+        """The request with what it leaves open filled in: a seed, and as `max_tokens` the room that is left, at most
+        `usual_max_tokens`. One that is settled comes back as it is.
+
+        Raises InvalidRequestError naming the field, PromptTooLongError with the length asked for and the limit,
+        UnsupportedError for what this model does not do.
+        """
+        self._check_prompt(request.prompt_token_ids)
+        work = request.work
+        if isinstance(work, PoolingParams):
+            self._check_pooling(work, len(request.prompt_token_ids))
+            return request
+        if self.pooling is not None:
+            raise UnsupportedError("the model gives embeddings or scores; it generates no text", param="model")
+        self._check_params(work)
+        self._check_bad_words(request.bad_words_token_ids)
+        self._check_some_allowed(work, request.bad_words_token_ids)
+        max_tokens = self._max_tokens(len(request.prompt_token_ids), work, usual_max_tokens)
+        if work.seed is not None and work.max_tokens == max_tokens:
+            return request
+        seed = secrets.randbelow(MAX_SEED) if work.seed is None else work.seed
+        return replace(request, work=work.model_copy(update={"seed": seed, "max_tokens": max_tokens}))
+
+    def _check_prompt(self, token_ids: list[int]) -> None:
+        if not len(token_ids):
+            raise InvalidRequestError("prompt: is empty; it must hold at least one token", param="prompt")
+        try:
+            array = np.asarray(token_ids)
+        except (ValueError, OverflowError) as error:
+            raise InvalidRequestError("prompt: must be a list of token ids", param="prompt") from error
+        if array.ndim != 1 or array.dtype.kind not in "iu":
+            raise InvalidRequestError("prompt: must be a list of token ids", param="prompt")
+        self._check_ids((int(array.min()), int(array.max())), "prompt")
+
+    def _check_pooling(self, params: PoolingParams, num_prompt_tokens: int) -> None:
+        if self.pooling is None:
+            raise UnsupportedError("the model generates text; it gives no embeddings and scores", param="model")
+        self.pooling.check(params)
+        if num_prompt_tokens > self.max_total_tokens:
+            raise PromptTooLongError(
+                f"prompt: {self.holder} holds {self.max_total_tokens} tokens, but the prompt has {num_prompt_tokens};"
+                " truncate_prompt_tokens would cut it",
+                param="prompt",
+            )
+
+    def _check_params(self, params: SamplingParams) -> None:
+        for field in ("stop_token_ids", "allowed_token_ids", "logit_bias", "logprob_token_ids"):
+            if token_ids := getattr(params, field):
+                self._check_ids(token_ids, field)
+        for field in ("logprobs", "prompt_logprobs"):
+            wanted = getattr(params, field)
+            if wanted is not None and wanted > self.vocab_size:
+                raise InvalidRequestError(
+                    f"{field}: {wanted} is more than the vocabulary holds ({self.vocab_size})", param=field
+                )
+        if params.structured_outputs is not None and params.allowed_token_ids is not None:
+            raise InvalidRequestError("allowed_token_ids: excludes structured_outputs", param="allowed_token_ids")
+
+    def _check_ids(self, token_ids: Collection[int], field: str) -> None:
+        for token_id in (min(token_ids), max(token_ids)):
+            if not 0 <= token_id < self.vocab_size:
+                last = self.vocab_size - 1
+                raise InvalidRequestError(f"{field}: token ids must be from 0 to {last}, not {token_id}", param=field)
+
+    def _check_bad_words(self, words: Sequence[tuple[int, ...]]) -> None:
+        for word in words:
+            if not 0 < len(word) <= self.max_total_tokens:
+                what = f"{len(word)} tokens; from 1 to {self.max_total_tokens} fit what can be generated"
+                raise InvalidRequestError(f"bad_words: a word has {what}", param="bad_words")
+            self._check_ids(word, "bad_words")
+        total = sum(map(len, words))
+        if total > MAX_BAD_WORDS_TOKENS:
+            most = f"at most {MAX_BAD_WORDS_TOKENS} are compared with the output at every step"
+            raise InvalidRequestError(f"bad_words: the words have {total} tokens in all; {most}", param="bad_words")
+
+    def _check_some_allowed(self, params: SamplingParams, bad_words: Sequence[tuple[int, ...]]) -> None:
+        """There must be a token to choose from, whatever the output: none of the beginnings of bad words may be one
+        after which every allowed token would complete a bad word (or end the output too soon)."""
+        if params.allowed_token_ids is None:
+            return
+        allowed = set(params.allowed_token_ids)
+        words = [word for word in bad_words if allowed.issuperset(word)]
+        ends = allowed.intersection((*self.eos_token_ids, *params.stop_token_ids)) if params.min_tokens else set()
+        if len(allowed) > len(words) + len(ends):
+            return
+        for output in {(), *(word[:-1] for word in words)}:
+            forbidden = {word[-1] for word in words if _ends_with(output, word[:-1])}
+            if forbidden | (ends if len(output) < params.min_tokens else set()) >= allowed:
+                raise InvalidRequestError(
+                    "allowed_token_ids: all of them can be forbidden at once, by bad_words or, before min_tokens, as an"
+                    " end of the output",
+                    param="allowed_token_ids",
+                )
+
+    def _max_tokens(self, num_prompt_tokens: int, params: SamplingParams, usual: int | None) -> int:
+        """Tokens that the request may generate: what it asks for, or the room that is left."""
+        limit, asked = self.max_total_tokens, params.max_tokens
+        wanted = asked if asked is not None else max(1, params.min_tokens)
+        if num_prompt_tokens + wanted <= limit:
+            return asked if asked is not None else max(wanted, min(limit - num_prompt_tokens, usual or limit))
+        if num_prompt_tokens >= limit:
+            field, wanted, what = "prompt", 1, "at least 1 of output"
+        elif asked is not None:
+            field, what = "max_tokens", f"{asked} of output"
+        else:
+            field, what = "min_tokens", f"{wanted} of output"
+        raise PromptTooLongError(
+            f"{field}: {self.holder} holds {limit} tokens, but the request needs {num_prompt_tokens + wanted}:"
+            f" {num_prompt_tokens} in the prompt and {what}",
+            param=field,
+        )
+
+
+def _ends_with(output: tuple[int, ...], tail: tuple[int, ...]) -> bool:
+    return len(tail) <= len(output) and output[len(output) - len(tail) :] == tail

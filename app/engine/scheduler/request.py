@@ -1,0 +1,92 @@
+"""A request as the scheduler keeps it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from app.engine.request import EngineRequest
+from app.engine.step import TokenLogprobs
+from app.engine.structured.matcher import Matcher
+
+
+class RequestStatus(Enum):
+    """Where a request is in the scheduler."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """What changes about a request, beside its `spec`, which does not. Counts that change with every step live in
+    RowTable while it runs.
+
+    Times are of `time.monotonic()`, in seconds; `arrival` is when the API layer took the request in.
+    """
+
+    spec: EngineRequest  # as admitted: without its tokens and its grammar's text
+    token_ids: list[int]  # prompt, then every output token that has come back
+    num_prompt_tokens: int
+    max_total_tokens: int  # prompt + max_tokens, within the context
+    eos_token_ids: tuple[int, ...]
+    stop_token_ids: frozenset[int]
+    root_hash: bytes
+    arrival: float = 0.0
+
+    needs_all_tokens: bool = False  # its result is made of the hidden states of every token of the prompt
+    matcher: Matcher | None = None  # where its output stands in its grammar; None: it has none
+    key: tuple[int, int] = (0, 0)  # place in the order of service: smaller goes first; set by Scheduler.add
+    status: RequestStatus = RequestStatus.WAITING
+    paused: bool = False
+    row: int = -1  # -1 while it has none
+    load_step: int = 0  # the step message that loads blocks it holds: until its return they may be written
+    is_loading: bool = False  # has a row, but waits for those blocks
+    resume_after_step: int = 0  # step messages up to this one must return before it may enter a row again
+
+    block_ids: list[int] = field(default_factory=list)
+    block_hashes: list[bytes] = field(default_factory=list)  # of the full blocks of known tokens hashed so far
+    num_published_blocks: int = 0  # leading blocks that are findable by hash
+
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    prompt_logprobs: list[TokenLogprobs | None] | None = None  # collected chunk by chunk, until delivered
+    owes_prompt_logprobs: bool = False  # they are wanted, and have not been delivered
+
+    queued: float = 0.0  # when the engine took it in
+    first_scheduled: float | None = None
+    first_token: float | None = None
+    last_token: float | None = None
+
+    @property
+    def request_id(self) -> str:
+        """Unique in the engine."""
+        return self.spec.request_id
+
+    @property
+    def num_tokens(self) -> int:
+        """Known tokens: prompt and output."""
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Output tokens that have come back."""
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        """Output tokens that have come back, as a new list."""
+        return self.token_ids[self.num_prompt_tokens :]
+
+    @property
+    def skips_cache_read(self) -> bool:
+        """Prompt logprobs and most poolings need every prompt token computed: cached blocks are of no use to them until
+        those are delivered."""
+        return self.needs_all_tokens or self.owes_prompt_logprobs
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the final output has been made."""
+        return self.status is RequestStatus.FINISHED
