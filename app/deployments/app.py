@@ -65,6 +65,7 @@ def _router(config: ServeConfig, engines: dict[str, serve.Application]) -> serve
         num_replicas=config.router.num_replicas,
         max_ongoing_requests=MAX_ONGOING_REQUESTS,
         ray_actor_options={"num_cpus": config.router.num_cpus},
+        max_surge_percent=_surge(config.router.num_cpus),
         graceful_shutdown_timeout_s=5.0,
         graceful_shutdown_wait_loop_s=DRAIN_CHECK_S,
         health_check_period_s=HEALTH_PERIOD_S,
@@ -79,11 +80,18 @@ def _ingress(config: ServeConfig) -> Any:
         num_replicas=config.ingress.num_replicas,
         max_ongoing_requests=MAX_ONGOING_REQUESTS,
         ray_actor_options={"num_cpus": config.ingress.num_cpus},
+        max_surge_percent=_surge(config.ingress.num_cpus),
         graceful_shutdown_timeout_s=max(model.graceful_shutdown_timeout_s for model in config.models),
         graceful_shutdown_wait_loop_s=DRAIN_CHECK_S,
         health_check_period_s=HEALTH_PERIOD_S,
         health_check_timeout_s=HEALTH_TIMEOUT_S,
     )
+
+
+def _surge(num_cpus: float) -> int:
+    """Extra replicas in an update, in percent: what reserves nothing fits beside what it replaces, so that the new one
+    is there before the old one goes. Where that needs room, who has it says so under `deployments:`."""
+    return 0 if num_cpus else 100
 
 
 def _engine(config: ServeConfig, model: ModelConfig, factory: EngineFactory | None) -> serve.Application:

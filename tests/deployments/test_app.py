@@ -82,3 +82,16 @@ def test_placement_reaches_serve(strategy: str) -> None:
     assert replica.placement_group_strategy == strategy
     assert replica.placement_group_bundles == [{"CPU": 0.1}, {"CPU": 1.0, "GPU": 1.0}, {"CPU": 1.0, "GPU": 1.0}]
     assert engine_deployment(application, "b")._replica_config.placement_group_strategy == "STRICT_PACK"
+
+
+def test_what_needs_no_room_is_replaced_by_what_is_there_already() -> None:
+    """A changed configuration leaves no moment without an ingress, also where there is one only."""
+
+    def surges(**ingress: float) -> list[int]:
+        application = build({"models": [{"name": "a"}], "ingress": ingress})
+        bound = application._bound_deployment
+        deployments = [bound, bound.init_args[1]._bound_deployment, engine_deployment(application, "a")]
+        return [deployment._deployment_config.max_surge_percent for deployment in deployments]
+
+    assert surges() == [100, 100, 0]
+    assert surges(num_cpus=1.0) == [0, 100, 0]
