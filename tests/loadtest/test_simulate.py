@@ -125,6 +125,13 @@ def test_policies_that_know_the_caches_win_where_it_is_clear_cut() -> None:
     assert all(result.hit_rate <= result.ideal_hit_rate + 1e-9 for result in results.values())
 
 
+@pytest.mark.parametrize("trace", ["agents", "documents"])
+def test_siblings_find_their_prefix_as_often_as_at_a_router_that_never_spreads(trace: str) -> None:
+    tree, ours = (simulate(Setting(trace, 8, 0.4, policy, 16)) for policy in ("approximate_tree", "prefix_aware"))
+    assert ours.hit_rate > tree.hit_rate - 0.02
+    assert ours.ttft_p99_s < 1.1 * tree.ttft_p99_s
+
+
 def test_the_approximate_tree_keeps_no_more_than_a_cache_would() -> None:
     trace = create_trace("documents", 60, 2, seed=1)
     fleet = Fleet("approximate_tree", 2, num_blocks=700)

@@ -94,6 +94,7 @@ class Cost(NamedTuple):
     prefill_s: float = 0.0  # its own prompt, less what is cached there
     decode_s: float = 0.0  # decode load that it adds
     eviction_s: float = 0.0  # expected recomputing of what its blocks push out
+    delay_s: float = 0.0  # what those who come after it wait for its prefill
 
 
 @dataclass(slots=True, frozen=True)

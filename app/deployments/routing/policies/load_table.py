@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from app.deployments.routing.policies.base import ReplicaLoad
 
 FloatArray = NDArray[np.float64]
-NUM_COLUMNS = 8
+NUM_COLUMNS = 9
 
 
 class LoadTable(Sequence[ReplicaLoad]):
@@ -33,6 +33,7 @@ class LoadTable(Sequence[ReplicaLoad]):
         self.prefill_token_s: FloatArray = next(columns)
         self.decode_step_s: FloatArray = next(columns)
         self.block_size: FloatArray = next(columns)
+        self.max_num_seqs: FloatArray = next(columns)
         self.position = {load.report.replica_id: i for i, load in enumerate(self._loads)}
         for i in range(len(self._loads)):
             self.refresh(i)
@@ -55,6 +56,7 @@ class LoadTable(Sequence[ReplicaLoad]):
             report.prefill_token_s,
             report.decode_step_s,
             report.block_size,
+            report.max_num_seqs,
         )
 
     def __len__(self) -> int:

@@ -3,6 +3,8 @@
     queue    prefill tokens queued there x seconds per prefill token
     prefill  tokens of the prompt that are not cached there x seconds per prefill token; tokens in host memory count
              as a quarter of computed ones, since they come back by a copy
+    delay    half of that again, for those who come after it and wait until it is done; shared by the replicas that hold
+             as much of the prompt: what several hold is asked for often, and one more copy will serve others
     decode   expected output tokens x seconds per decode step x a tenth of how full the replica is: the part of a
              decode step that grows with the batch, for as long as the request decodes
     eviction its new blocks push out as many others where the cache is full; half of them are expected back
@@ -10,8 +12,10 @@
 Seconds are measured by the replicas, and told in heartbeats. They are noisy, and a replica that looks slow gets few
 requests to show that it no longer is; so up to a factor of two from the median counts as equal, and of more than that
 only what is beyond. What was routed after the last report is added. A hot prefix spreads by itself: once the queue at
-its home costs more than a second prefill elsewhere, elsewhere is cheaper. Beside that, a replica with more than twice
-the mean number of requests is passed over while others are not: the decode load is an estimate, this is a bound.
+its home costs more than a second prefill elsewhere, elsewhere is cheaper. Beside that, a replica is passed over while
+it has more than twice the mean number of requests, and more above the mean than a quarter of its seats: the decode load
+is an estimate, this is a bound. (It is none for a group of siblings: those of an agent come four to eight at a time, to
+a replica that has few others, and would lose their prefix.)
 
 The shape of the cost (uncached prefill plus decode load, both in one unit) follows NVIDIA Dynamo's router.
 """
@@ -35,12 +39,15 @@ from app.deployments.routing.policies.base import (
 from app.deployments.routing.policies.load_table import FloatArray, LoadTable
 
 HOST_CREDIT = 0.75  # what a block in host memory counts, against one on the device
+DELAY_WEIGHT = 0.5  # of a prefill, for what others wait; 1 piles prefixes up on few of 64 replicas
+AS_MUCH = 0.9  # of the longest match
 EVICTION_WEIGHT = 0.5  # share of evicted blocks that somebody asks for again; tuned with loadtest.simulate
 DECODE_GROWTH = 0.1  # how much longer a decode step takes at a full cache; more tears prefixes apart (docs/routing.md)
 NOISE = 2.0  # times slower or faster than the median that a replica may seem by chance
 MOST_UNEQUAL = 4.0  # times slower or faster than the median that a replica may count as
 OVERLOAD = 2.0  # times the mean number of requests
-OVERLOAD_SLACK = 4  # requests above the mean that are never an overload
+OVERLOAD_SEATS = 0.25  # of a replica: so many requests above the mean are never an overload ...
+OVERLOAD_SLACK = 4  # ... nor are so many
 SAME_S = 1e-6  # costs closer than this are equal
 UNMEASURED_PREFILL_TOKEN_S = 1e-4
 UNMEASURED_DECODE_STEP_S = 0.02
@@ -77,16 +84,19 @@ class PrefixAware(RoutingPolicy):
 
 
 def _estimates(table: LoadTable, query: RouteQuery, matches: Matches) -> FloatArray:
-    """Queue, prefill, decode and eviction seconds of each replica: [4, R]."""
+    """Queue, prefill, decode, eviction and delay seconds of each replica: [5, R]."""
     token_s = _believed(table.prefill_token_s, UNMEASURED_PREFILL_TOKEN_S)
     step_s = _believed(table.decode_step_s, UNMEASURED_DECODE_STEP_S)
-    parts = np.empty((4, len(table)))
-    queue_s, prefill_s, decode_s, eviction_s = parts
+    parts = np.empty((5, len(table)))
+    queue_s, prefill_s, decode_s, eviction_s, delay_s = parts
     np.multiply(table.queued_prefill_tokens, token_s, out=queue_s)
-    np.multiply(query.num_prompt_tokens - _cached_tokens(table, matches), token_s, out=prefill_s)
+    cached = _cached_tokens(table, matches)
+    np.multiply(query.num_prompt_tokens - cached, token_s, out=prefill_s)
     np.maximum(prefill_s, token_s, out=prefill_s)  # the last token is always computed
     np.multiply(table.fullness, (query.max_tokens * DECODE_GROWTH) * step_s, out=decode_s)
     np.multiply(table.cache_share, EVICTION_WEIGHT * prefill_s, out=eviction_s)
+    num_holders = np.count_nonzero(cached >= AS_MUCH * cached.max()) if cached.any() else 1
+    np.multiply(prefill_s, DELAY_WEIGHT / num_holders, out=delay_s)
     return parts
 
 
@@ -116,7 +126,8 @@ def _believed(measured_s: FloatArray, unmeasured_s: float) -> FloatArray:
 
 
 def _overloaded(table: LoadTable) -> NDArray[np.bool_]:
-    """Those with more than twice the mean number of requests; never all."""
+    """Those with more than twice the mean number of requests, and many for their seats; never all."""
     mean = table.num_requests.mean()
-    found: NDArray[np.bool_] = table.num_requests > max(OVERLOAD * mean, mean + OVERLOAD_SLACK)
+    slack = np.maximum(OVERLOAD_SEATS * table.max_num_seqs, OVERLOAD_SLACK)
+    found: NDArray[np.bool_] = table.num_requests > np.maximum(OVERLOAD * mean, mean + slack)
     return found
