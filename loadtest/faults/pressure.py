@@ -14,7 +14,7 @@ from loadtest.faults.shapes import LITTLE_MEMORY
 from loadtest.faults.site import Site
 
 _CGROUP = Path("/sys/fs/cgroup/memory")
-_MORE_BYTES = 4 << 20
+_MORE_BYTES = 256 << 10
 _ENDS_S = 20.0
 _LONG = {"model": MODEL, "prompt": [300 + number % 500 for number in range(600)], "max_tokens": 300, "stream": True}
 
@@ -27,7 +27,7 @@ async def _kv_exhausted(site: Site, rng: random.Random) -> list[str]:
 
 
 async def _memory_exhausted(site: Site, rng: random.Random) -> list[str]:
-    """A worker may take a few megabytes more and no further, so the kernel ends it within its next steps."""
+    """A worker may take a few pages more and no further, so the kernel ends it within its next steps."""
     worker = rng.choice(site.part("worker"))
     group = site.notes["group"] = _CGROUP / f"manta-faults-{os.getpid()}"
     group.mkdir(exist_ok=True)
