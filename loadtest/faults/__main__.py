@@ -66,7 +66,10 @@ class Series:
         if self._site is None or self._goldens is None or self._site.shape is not shape:
             self._close()
             self._site = self._stack.enter_context(Site(shape))
-            self._goldens = asyncio.run(Goldens.record(self._site.base_url, self._asks, GOLDEN_S))
+            try:
+                self._goldens = asyncio.run(Goldens.record(self._site.base_url, self._asks, GOLDEN_S))
+            except RuntimeError as error:
+                raise RuntimeError(f"{error}\n{self._site.log()[-4000:]}") from error
         return self._site, self._goldens
 
     def _close(self) -> None:

@@ -25,6 +25,8 @@ class Shape:
     import_path: str = ""
     environ: Mapping[str, str] = field(default_factory=dict)  # `{tmp}` is the deployment's directory
     library: Path | None = None  # a file of C, which is built as `{tmp}/library.so`
+    num_replicas: int = 2  # engines, and ingresses
+    num_workers: int = 2  # of all engines
     num_nodes: int = 0
     node_cpus: float = 2
     redis: bool = False
@@ -60,7 +62,7 @@ _PATIENT = {"RAY_gcs_rpc_server_reconnect_timeout_s": "300"}
 _OWN_CLOCK = {"LD_PRELOAD": "{tmp}/library.so", "MANTA_CLOCK": "{tmp}/clock"}
 
 PAIR = Shape("pair")
-WORKER_GROUP = Shape("worker_group", _worker_group)
+WORKER_GROUP = Shape("worker_group", _worker_group, num_workers=4)
 LITTLE_MEMORY = Shape("little memory", _little_memory)
 NODES = Shape("two nodes", num_nodes=2, node_cpus=1, environ=_WATCHFUL)
 FAR_NODES = Shape("far nodes", num_nodes=2, node_cpus=1, environ=_WATCHFUL, has_link=True)

@@ -122,7 +122,9 @@ class Site:
     def _is_settled(self) -> bool:
         """Whether every part is there, and as often as at the last look: what it is from now on to have."""
         before, self._full = self._full, self.counts()
-        return before == self._full and min(self._full.values()) > 0
+        replicas, workers = self.shape.num_replicas, self.shape.num_workers
+        least = dict.fromkeys(PARTS, 1) | {"engine": replicas, "ingress": replicas, "worker": workers}
+        return before == self._full and all(self._full[part] >= count for part, count in least.items())
 
     def surplus(self) -> list[str]:
         """Parts of which more processes are there than belong."""
