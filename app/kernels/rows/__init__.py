@@ -46,7 +46,7 @@ class StepTensors:
 
     @classmethod
     def empty(cls, num_tokens: int, num_rows: int, device: torch.device) -> StepTensors:
-        """For `begin_step` to fill."""
+        """Empty tensors for `begin_step` to fill."""
         tokens = [torch.empty(num_tokens, dtype=dtype, device=device) for dtype in PER_TOKEN]
         return cls(*tokens, *(torch.empty(num_rows, dtype=torch.int32, device=device) for _ in range(2)))
 
@@ -59,7 +59,7 @@ class StepTensors:
         return made
 
     def first(self, size: int) -> StepTensors:
-        """Of a step of `size` rows with one token each: the same memory."""
+        """Those of a step of `size` rows with one token each: the same memory."""
         return StepTensors(*(getattr(self, field.name)[:size] for field in fields(self)))
 
 

@@ -62,7 +62,7 @@ def begin_step_kernel(
 
 
 def begin_step(rows: torch.Tensor, starts: torch.Tensor, columns: RowColumns, out: StepTensors) -> None:
-    """As `reference.begin_step`: int32 [R], int32 [R + 1]."""
+    """The same as `reference.begin_step`: int32 [R], int32 [R + 1]."""
     begin_step_kernel[(len(rows),)](
         rows,
         starts,
