@@ -21,7 +21,6 @@ MAX_PARAMETERS = 8  # of a function on the host, without `self`
 MANY_PARAMETERS = {
     "app.api.chat.generation.open_stream",
     "app.api.render.engine_requests",
-    "app.engine.scheduler.scheduler.__init__",
 }
 
 

@@ -26,7 +26,7 @@ from app.engine.request import EngineRequest
 from app.engine.request_bounds import RequestBounds
 from app.engine.scheduler.admission import Admission
 from app.engine.scheduler.request import Request
-from app.engine.scheduler.scheduler import Scheduler
+from app.engine.scheduler.scheduler import Scheduler, StepRules
 from app.engine.stats import EngineStats, StatsRecorder
 from app.engine.step import SchedulerOutput
 from app.engine.structured.compiler import GrammarCompiler
@@ -79,17 +79,15 @@ class EngineCore:
             sink=self._kv_event_sink,
             connector=create_connector(self.config.kv_connector, worker_info, self._kv_event_sink),
         )
-        self._scheduler = Scheduler(
-            kv,
+        rules = StepRules(
             max_num_seqs=self.config.max_num_seqs,
             max_num_batched_tokens=budget,
-            eos_token_ids=self.info.eos_token_ids,
             by_priority=self.config.scheduling_policy == "priority",
             whole_prompts=not self.info.is_causal,
             num_draft_tokens=worker_info.num_draft_tokens,
             num_stages=self.config.pipeline_parallel_size,
-            recorder=self._recorder,
         )
+        self._scheduler = Scheduler(kv, rules, self.info.eos_token_ids, self._recorder)
         self._grammars = _grammar_compiler(self.config, self.info)
         self._admission = Admission(
             kv,

@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -42,39 +43,42 @@ MAX_PASSED_OVER = 16  # waiting requests that a step looks behind for one that c
 MIN_SHARED_TOKENS = 128  # computing fewer tokens twice is better than waiting a step or two for another's blocks
 
 
+@dataclass(slots=True, frozen=True)
+class StepRules:
+    """What bounds and shapes the steps of an engine."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    by_priority: bool = False
+    whole_prompts: bool = False  # the model computes a prompt in one step
+    num_draft_tokens: int = 0  # that the workers propose for a row
+    num_stages: int = 1  # the pipeline's
+
+
 class Scheduler:
     """All requests of an engine: who runs, who waits, what the next step message says."""
 
     def __init__(
         self,
         kv: KVCacheManager,
-        *,
-        max_num_seqs: int,
-        max_num_batched_tokens: int,
+        rules: StepRules,
         eos_token_ids: tuple[int, ...] = (),
-        by_priority: bool = False,
-        whole_prompts: bool = False,
-        num_draft_tokens: int = 0,
-        num_stages: int = 1,
         recorder: StatsRecorder | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.kv = kv
-        self.rows = RowTable(max_num_seqs)
+        self.rows = RowTable(rules.max_num_seqs)
         self.waiting = WaitingQueue(kv.num_known_tokens)
         self.requests: dict[str, Request] = {}
         self._statistics = Statistics(recorder)
-        self._max_num_batched_tokens = max_num_batched_tokens
-        self._by_priority = by_priority
-        self._whole_prompts = whole_prompts
-        self._num_draft_tokens = num_draft_tokens  # that the workers propose for a row
-        self._num_stages = num_stages  # the pipeline's
+        self._rules = rules
         self._clock = clock
-        self._needs_plans = num_draft_tokens > 0 or num_stages > 1  # each step takes other rows, or other drafts
+        # Each step takes other rows, or other drafts.
+        self._needs_plans = rules.num_draft_tokens > 0 or rules.num_stages > 1
         self._pending_diffs = PendingDiffs()
         self._output_updater = OutputUpdater(self.rows, kv, self._pending_diffs, eos_token_ids, self.finish, clock)
         self._loading = LoadingRequests(self.rows)
-        self._writer = StepWriter(self.rows, kv, self._pending_diffs, num_draft_tokens)
+        self._writer = StepWriter(self.rows, kv, self._pending_diffs, rules.num_draft_tokens)
         self._steady: SteadyDecode | None = None  # the last step, if the next one is likely to be another like it
         self._last_returned = 0
         self._num_added = 0
@@ -86,7 +90,7 @@ class Scheduler:
         """Take a request in; its id must be new."""
         assert request.request_id not in self.requests
         self._num_added += 1
-        request.key = (request.spec.placement.priority if self._by_priority else 0, self._num_added)
+        request.key = (request.spec.placement.priority if self._rules.by_priority else 0, self._num_added)
         request.queued = self._clock()
         self.requests[request.request_id] = request
         self.waiting.push(request)
@@ -159,12 +163,12 @@ class Scheduler:
 
     def schedule(self) -> SchedulerOutput | None:
         """The next step message, or None when nothing can be computed before more has come back."""
-        step_message = self._next_steady_step() or self._plan_step(in_turns=self._num_stages > 1)
+        step_message = self._next_steady_step() or self._plan_step(in_turns=self._rules.num_stages > 1)
         if step_message is not None or self._writer.in_flight:
             return step_message
         # Nothing is out that could bring a block back. The request of the highest rank can always go on, but its turn
         # may be another micro-batch's, while the rows of this one lack blocks and may take none from it.
-        step_message = self._plan_step() if self._num_stages > 1 else None
+        step_message = self._plan_step() if self._rules.num_stages > 1 else None
         if step_message is None and self._loading.release_all():
             step_message = self._plan_step()
         return step_message
@@ -181,12 +185,12 @@ class Scheduler:
 
     def _plan_step(self, in_turns: bool = False) -> SchedulerOutput | None:
         """A step message of what can be computed now; `in_turns`: of the decodes, one micro-batch of the pipeline."""
-        plan = StepPlan(TokenBudget(self._max_num_batched_tokens, whole_prompts=self._whole_prompts))
+        plan = StepPlan(TokenBudget(self._rules.max_num_batched_tokens, whole_prompts=self._rules.whole_prompts))
         pending = self.rows.pending()
         ready = np.flatnonzero(pending == 1)
         if in_turns:
             ready = micro_batch(
-                ready, self.rows.last_step, self._writer.next_step_id, self._last_returned, self._num_stages
+                ready, self.rows.last_step, self._writer.next_step_id, self._last_returned, self._rules.num_stages
             )
         decodes = self._grant_decodes(ready, plan)
         plan.has_decodes = bool(decodes.size)
@@ -203,7 +207,7 @@ class Scheduler:
             step_message = self._writer.write(decodes, plan, is_alone=True)
             self._steady = self._writer.remember()
             return step_message
-        if self._num_draft_tokens:
+        if self._rules.num_draft_tokens:
             decodes = self._grant_drafts(decodes, plan)
         if not decodes.size and not plan.chunks:
             return None
