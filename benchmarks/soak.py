@@ -72,7 +72,7 @@ class Soak:
         options |= rng.choice(({}, {}, {}, {"logprobs": 5}, {"prompt_logprobs": 2}))
         options["max_tokens"] = rng.randint(1, self._longest // 2)
         params = SamplingParams(ignore_eos=True, seed=rng.randint(0, 1 << 30), **options)
-        for choice in self._llm._job(self.tally.started, None, prompt, params):
+        for choice in self._llm._generation.job(self.tally.started, None, prompt, params):
             self._llm._core.enqueue(choice.request)
             self.requests[choice.request.request_id] = choice.request
             self.tally.started += 1

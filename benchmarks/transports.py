@@ -34,7 +34,7 @@ def step_times(llm: LLM, shape: str, batch: int, steps: int) -> dict[str, float]
     """Median us of a step in which the whole batch decodes, and of the device in it."""
     core, rng = llm._core, random.Random(0)
     params = SamplingParams(temperature=1.0, ignore_eos=True, max_tokens=steps + 4)
-    jobs = [llm._job(i, None, random_prompt(rng, PROMPT, shape), params)[0].request for i in range(batch)]
+    jobs = [llm._generation.job(i, None, random_prompt(rng, PROMPT, shape), params)[0].request for i in range(batch)]
     device: list[float] = []
     collect = core.executor.collect
 

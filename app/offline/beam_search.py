@@ -10,15 +10,15 @@ from tqdm import tqdm
 from app.api.engine_client import ServedModel
 from app.api.request_builder import RequestBuilder
 from app.beams.search import Beam, BeamSearch, BeamSearchParams, as_output
-from app.engine.core import EngineCore
 from app.engine.outputs import CompletionOutput, EngineOutput
 from app.engine.request import EngineRequest
 from app.engine.sampling_params import SamplingParams
+from app.engine.scheduler.request import Request
 from app.engine.step import TokenLogprobs
-from app.errors import InvalidRequestError, MantaError
-from app.offline.pooling import Prompt
+from app.errors import MantaError
+from app.offline.engine_loop import EngineLoop
+from app.offline.prompts import at_prompt
 from app.text.output_processor import OutputProcessor
-from app.text.tokenizer import Tokenizer
 
 
 @dataclass(slots=True)
@@ -55,58 +55,57 @@ class _Job:
     num_sent: int = 0  # requests for its steps
     came: dict[int, TokenLogprobs] = field(default_factory=dict)  # by beam, of the step under way
 
+    def take(self, beam: int, output: EngineOutput) -> bool:
+        """Add what came for a running beam; True when the step is complete, and the search is one further."""
+        if not output.logprobs:
+            raise MantaError(f"request {output.request_id} failed: {output.error or output.finish_reason}")
+        self.came[beam] = output.logprobs[0]
+        self.result.num_cached_tokens += output.num_cached_tokens
+        num_tokens = len(self.search.prompt_token_ids) + len(self.search.running[beam].logprobs)
+        self.result.num_computed_tokens += num_tokens - output.num_cached_tokens
+        if len(self.came) < len(self.search.running):
+            return False
+        self.search.advance([self.came[i] for i in range(len(self.came))])
+        self.came.clear()
+        return True
 
-class BeamSearchMethods:
-    """`beam_search`, for a model that generates."""
 
-    tokenizer: Tokenizer
-    _core: EngineCore
-    _model: ServedModel
+class BeamSearches:
+    """Searches with one model that generates."""
 
-    def _parse(self, prompt: Prompt) -> tuple[str | None, list[int]]:
-        """(text or None, token ids) of a prompt in any of its forms."""
-        raise NotImplementedError
+    def __init__(self, loop: EngineLoop, model: ServedModel) -> None:
+        self._loop = loop
+        self._model = model
 
-    def beam_search(
-        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, use_tqdm: bool = False
+    def run(
+        self, prompts: Sequence[tuple[str | None, list[int]]], params: BeamSearchParams, use_tqdm: bool
     ) -> list[BeamSearchOutput]:
-        """The `params.beam_width` best continuations of each prompt; prompts have the forms of `generate`.
-
-        Raises InvalidRequestError or PromptTooLongError, before anything runs, naming the prompt at fault, and
-        MantaError when the engine fails on one.
-        """
-        several: list[Prompt] = [prompts] if isinstance(prompts, str | dict) else list(prompts)  # type: ignore[arg-type]
-        if several and isinstance(several[0], int):
-            several = [several]  # type: ignore[list-item]
-        jobs = [self._begin_search(i, prompt, params) for i, prompt in enumerate(several)]
+        """The best continuations of each prompt (text or None, token ids), see LLM.beam_search."""
+        jobs = [self._begin(i, text, token_ids, params) for i, (text, token_ids) in enumerate(prompts)]
         waiting: dict[str, tuple[_Job, int]] = {}  # by request: whose beam it computes, and which
-        try:
-            with tqdm(total=len(jobs), desc="Prompts", unit="prompt", disable=not use_tqdm) as bar:
-                for job in jobs:
-                    self._send_step(job, waiting)
-                while self._core.has_work():
-                    bar.update(sum(self._take_step(output, waiting) for output in self._core.step()))
-        finally:  # after an interrupt, the next call finds an empty engine
-            self._core.abort_requests(list(waiting))
-            while self._core.has_work():
-                self._core.step()
+        with tqdm(total=len(jobs), desc="Prompts", unit="prompt", disable=not use_tqdm) as bar:
+
+            def take(output: EngineOutput) -> None:
+                job, i = waiting.pop(output.request_id)
+                if job.take(i, output):
+                    self._loop.send(self._step(job, waiting))
+                    bar.update(not job.search.running)
+
+            self._loop.run((request for job in jobs for request in self._step(job, waiting)), take)
         for job in jobs:
-            job.result.sequences = [self._beam_shown(beam, job) for beam in job.search.finished]
+            job.result.sequences = [self._shown(beam, job) for beam in job.search.finished]
         return [job.result for job in jobs]
 
-    def _begin_search(self, index: int, prompt: Prompt, params: BeamSearchParams) -> _Job:
-        text, token_ids = self._parse(prompt)
-        info = self._core.info
+    def _begin(self, index: int, text: str | None, token_ids: list[int], params: BeamSearchParams) -> _Job:
+        info = self._model.info
         text_params = SamplingParams(
             max_tokens=params.max_tokens,
             ignore_eos=params.ignore_eos,
             stop_token_ids=params.stop_token_ids,
             include_stop_str_in_output=params.include_stop_str_in_output,
         )
-        try:  # the whole of it must fit, although it is asked for token by token
-            [asked] = RequestBuilder(self._model, text_params).choices(f"beam-{index}", token_ids)
-        except InvalidRequestError as error:
-            raise type(error)(f"prompts[{index}]: {error.message}", param=error.param) from error
+        with at_prompt(index):  # the whole of it must fit, although it is asked for token by token
+            [asked] = RequestBuilder(self._model, text_params).choices(f"beam-{self._loop.new_id()}", token_ids)
         max_tokens = asked.sampling.max_tokens
         assert max_tokens is not None, "settled"
         eos = () if params.ignore_eos else info.eos_token_ids
@@ -114,38 +113,18 @@ class BeamSearchMethods:
         search = BeamSearch(token_ids, params, ends, max_tokens, info.vocab_size)
         return _Job(search, BeamSearchOutput(text, token_ids, []), asked)
 
-    def _send_step(self, job: _Job, waiting: dict[str, tuple[_Job, int]]) -> None:
-        """Ask the engine for the next step of a search."""
+    def _step(self, job: _Job, waiting: dict[str, tuple[_Job, int]]) -> list[Request]:
+        """What the engine is asked for next in a search; `waiting` says what each request is for."""
         requests = job.search.requests(job.asked, job.num_sent)
         job.num_sent += len(requests)
-        for i, request in enumerate(requests):
-            self._core.add_request(request)
-            waiting[request.request_id] = job, i
+        waiting.update({request.request_id: (job, i) for i, request in enumerate(requests)})
+        return [self._loop.core.prepare(request) for request in requests]
 
-    def _take_step(self, output: EngineOutput, waiting: dict[str, tuple[_Job, int]]) -> bool:
-        """Add what came to its search; True when that search has ended."""
-        if output.request_id not in waiting:
-            return False
-        job, i = waiting[output.request_id]
-        if not output.logprobs:
-            raise MantaError(f"request {output.request_id} failed: {output.error or output.finish_reason}")
-        del waiting[output.request_id]
-        job.came[i] = output.logprobs[0]
-        job.result.num_cached_tokens += output.num_cached_tokens
-        num_tokens = len(job.search.prompt_token_ids) + len(job.search.running[i].logprobs)
-        job.result.num_computed_tokens += num_tokens - output.num_cached_tokens
-        if len(job.came) < len(job.search.running):
-            return False
-        job.search.advance([job.came[beam] for beam in range(len(job.came))])
-        job.came.clear()
-        self._send_step(job, waiting)
-        return not job.search.running
-
-    def _beam_shown(self, beam: Beam, job: _Job) -> BeamSearchSequence:
+    def _shown(self, beam: Beam, job: _Job) -> BeamSearchSequence:
         token_ids = job.result.prompt_token_ids
         shown = CompletionOutput(0)
-        processor = OutputProcessor(self.tokenizer, job.asked.sampling, token_ids)
-        processor.process(as_output("", beam, job.search, self._core.info.eos_token_ids)).add_to(shown)
+        processor = OutputProcessor(self._model.tokenizer, job.asked.sampling, token_ids)
+        processor.process(as_output("", beam, job.search, self._model.info.eos_token_ids)).add_to(shown)
         return BeamSearchSequence(
             [*token_ids, *beam.token_ids],
             beam.logprobs,

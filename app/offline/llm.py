@@ -1,50 +1,53 @@
 """`LLM`: the engine in this process, without Ray or HTTP, over the same EngineCore that replicas run.
 
 It plays the ingress (I4): tokenises, renders chats, expands `n` into one engine request per choice, draws seeds,
-looks for stop strings and aborts what runs past them. One thread at a time may use an LLM.
+looks for stop strings and aborts what runs past them. Generation, pooling and beam search are parts over one loop of
+the engine. One thread at a time may use an LLM.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import secrets
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, Self, cast
 
 from pydantic import ValidationError
-from tqdm import tqdm
 
 from app.api.engine_client import ServedModel
-from app.api.request_builder import RequestBuilder
+from app.beams.search import BeamSearchParams
 from app.config import EngineConfig
 from app.engine.core import EngineCore
 from app.engine.executor import create_executor
 from app.engine.models.model_check import check_model
-from app.engine.outputs import CompletionOutput, EngineOutput, RequestOutput
+from app.engine.outputs import RequestOutput
+from app.engine.pooling.params import PoolingParams
 from app.engine.sampling_params import SamplingParams
-from app.engine.scheduler.request import Request
 from app.engine.stats import EngineStats
 from app.errors import ConfigError, InvalidRequestError
-from app.offline.beam_search import BeamSearchMethods
-from app.offline.pooling import PoolingMethods
+from app.offline.beam_search import BeamSearches, BeamSearchOutput
+from app.offline.engine_loop import EngineLoop
+from app.offline.generation import Generation
+from app.offline.pooling import Pooling
+from app.offline.pooling_outputs import (
+    ClassificationOutput,
+    EmbeddingOutput,
+    PoolingOutput,
+    PoolingRequestOutput,
+    ScoringOutput,
+)
+from app.offline.prompts import Prompt, as_list, text_or_ids
 from app.registry import suggestion
 from app.text.chat_template import ChatTemplate
-from app.text.output_processor import OutputProcessor
 from app.text.tokenizer import Tokenizer
 
 DEFAULT_MAX_TOKENS = 16  # where no parameters are given at all; vLLM's
 
-logger = logging.getLogger(__name__)
-
-Prompt = str | Sequence[int] | Mapping[str, Any]
 Conversation = Sequence[Mapping[str, Any]]
 
 
-class LLM(BeamSearchMethods, PoolingMethods):
+class LLM:
     """A model ready to generate, or to give vectors and scores. Keywords besides `model` are options of EngineConfig.
 
     Raises ConfigError for a wrong option and CheckpointError for an unusable model directory.
@@ -59,7 +62,6 @@ class LLM(BeamSearchMethods, PoolingMethods):
         self.tokenizer = Tokenizer.from_directory(directory)
         self._chat_template = ChatTemplate.from_directory(directory, self.tokenizer, chat_template)
         self._core = EngineCore(self.config, info, create_executor(self.config), secrets.token_bytes(32))
-        self._num_requests = 0
         self._profiling = False
         try:
             self.worker_info = self._core.start()
@@ -71,6 +73,10 @@ class LLM(BeamSearchMethods, PoolingMethods):
             *(str(model), info, self.tokenizer, self._chat_template, bounds.max_model_len, bounds.max_kv_tokens),
             pooling=bounds.pooling,
         )
+        loop = EngineLoop(self._core)
+        self._generation = Generation(loop, self._model)
+        self._beams = BeamSearches(loop, self._model)
+        self._pooling = Pooling(loop, self._model)
 
     # ---- life
 
@@ -114,7 +120,7 @@ class LLM(BeamSearchMethods, PoolingMethods):
         """The sampling that the model's own generation_config.json asks for."""
         return SamplingParams(**self._core.info.sampling_defaults)
 
-    # ---- work
+    # ---- work of models that generate
 
     def generate(
         self,
@@ -128,8 +134,8 @@ class LLM(BeamSearchMethods, PoolingMethods):
         with vLLM. Results are in the order of the prompts. Raises InvalidRequestError (before anything runs) naming the
         prompt at fault.
         """
-        parsed = [self._parse(prompt) for prompt in _as_list(prompts)]
-        return self._run([(text, ids) for text, ids in parsed], sampling_params, use_tqdm)
+        encoded = [self._encoded(prompt) for prompt in as_list(prompts)]
+        return self._generation.run(encoded, self._params_for(len(encoded), sampling_params), use_tqdm)
 
     def chat(
         self,
@@ -155,7 +161,7 @@ class LLM(BeamSearchMethods, PoolingMethods):
             )
             for conversation in conversations
         ]
-        return self._run(prompts, sampling_params, use_tqdm)
+        return self._generation.run(prompts, self._params_for(len(prompts), sampling_params), use_tqdm)
 
     def render_chat(self, messages: Conversation, **options: Any) -> tuple[str, list[int]]:
         """The prompt of one conversation as text and token ids; `options` are those of ChatTemplate.render.
@@ -165,39 +171,73 @@ class LLM(BeamSearchMethods, PoolingMethods):
         text = self._chat_template.render([dict(message) for message in messages], **options)
         return text, self.tokenizer.encode(text, add_special_tokens=False)
 
-    def _parse(self, prompt: Prompt) -> tuple[str | None, list[int]]:
-        """(text or None, token ids) of a prompt in any of its forms."""
-        if isinstance(prompt, Mapping):
-            unknown = set(prompt) - {"prompt", "prompt_token_ids"}
-            if unknown or len(prompt) != 1:
-                raise InvalidRequestError(
-                    f"a prompt has either prompt or prompt_token_ids, not {sorted(prompt)}", param="prompts"
-                )
-            prompt = cast("str | Sequence[int]", next(iter(prompt.values())))
-        if isinstance(prompt, str):
-            return prompt, self.tokenizer.encode(prompt)
-        return None, list(prompt)
+    def beam_search(
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, use_tqdm: bool = False
+    ) -> list[BeamSearchOutput]:
+        """The `params.beam_width` best continuations of each prompt; prompts have the forms of `generate`.
 
-    def _run(
+        Raises InvalidRequestError or PromptTooLongError, before anything runs, naming the prompt at fault, and
+        MantaError when the engine fails on one.
+        """
+        return self._beams.run([self._encoded(prompt) for prompt in as_list(prompts)], params, use_tqdm)
+
+    # ---- work of pooling models. For all four, `truncate_prompt_tokens` cuts longer prompts at their end, -1 to what
+    # the model takes; without it they are refused. InvalidRequestError, before anything runs, names the prompt at
+    # fault; UnsupportedError says that the model is not one for it.
+
+    def embed(
         self,
-        prompts: list[tuple[str | None, list[int]]],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
-        use_tqdm: bool,
-    ) -> list[RequestOutput]:
-        params = self._params_for(len(prompts), sampling_params)
-        jobs = [self._job(i, text, ids, own) for i, ((text, ids), own) in enumerate(zip(prompts, params, strict=True))]
-        choices = {choice.request.request_id: choice for job in jobs for choice in job}
-        for choice in choices.values():
-            self._core.enqueue(choice.request)
-        try:
-            with _Progress(len(prompts), use_tqdm) as progress:
-                while self._core.has_work():
-                    self._take(self._core.step(), choices, progress)
-        finally:  # after an interrupt, the next call finds an empty engine
-            self._core.abort_requests(list(choices))
-            while self._core.has_work() and choices:
-                self._take(self._core.step(), choices, None)
-        return [job[0].result for job in jobs]
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParams | None = None,
+        use_tqdm: bool = True,
+        *,
+        truncate_prompt_tokens: int | None = None,
+    ) -> list[PoolingRequestOutput[EmbeddingOutput]]:
+        """A vector for each prompt."""
+        found = self._pooling.run(prompts, pooling_params, "embed", use_tqdm, truncate_prompt_tokens)
+        return [one.shown(EmbeddingOutput(one.array.tolist())) for one in found]
+
+    def classify(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParams | None = None,
+        use_tqdm: bool = True,
+        *,
+        truncate_prompt_tokens: int | None = None,
+    ) -> list[PoolingRequestOutput[ClassificationOutput]]:
+        """Probabilities of the model's classes for each prompt."""
+        found = self._pooling.run(prompts, pooling_params, "classify", use_tqdm, truncate_prompt_tokens)
+        return [one.shown(ClassificationOutput(one.array.tolist())) for one in found]
+
+    def encode(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParams | None = None,
+        use_tqdm: bool = True,
+        *,
+        truncate_prompt_tokens: int | None = None,
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
+        """Whatever `pooling_params.task` says; a vector for each token when not given, scores of a classifier."""
+        task = self._pooling.usual_task() if pooling_params is None else pooling_params.task
+        found = self._pooling.run(prompts, pooling_params, task, use_tqdm, truncate_prompt_tokens)
+        return [one.shown(PoolingOutput(one.array)) for one in found]
+
+    def score(
+        self,
+        data_1: str | Sequence[str],
+        data_2: str | Sequence[str],
+        use_tqdm: bool = True,
+        *,
+        truncate_prompt_tokens: int | None = None,
+    ) -> list[PoolingRequestOutput[ScoringOutput]]:
+        """A score for each pair; one `data_1` goes with every `data_2`. A classifier's of one class, or the cosine of
+        two embeddings."""
+        return self._pooling.score(data_1, data_2, use_tqdm, truncate_prompt_tokens)
+
+    def _encoded(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        """(text or None, token ids) of a prompt in any of its forms."""
+        given = text_or_ids(prompt)
+        return (given, self.tokenizer.encode(given)) if isinstance(given, str) else (None, given)
 
     def _params_for(
         self, count: int, sampling_params: SamplingParams | Sequence[SamplingParams] | None
@@ -220,84 +260,6 @@ class LLM(BeamSearchMethods, PoolingMethods):
             )
         return sampling_params
 
-    def _job(self, index: int, text: str | None, token_ids: list[int], params: SamplingParams) -> list[_Choice]:
-        """The `n` choices of one prompt, checked and ready to be enqueued."""
-        self._num_requests += 1
-        result = RequestOutput(str(self._num_requests - 1), text, token_ids, [], finished=False)
-        try:
-            choices = RequestBuilder(self._model, params).choices(result.request_id, token_ids)
-            result.outputs += [CompletionOutput(choice.choice_index) for choice in choices]
-            return [
-                _Choice(self._core.prepare(choice), OutputProcessor(self.tokenizer, choice.sampling, token_ids), result)
-                for choice in choices
-            ]
-        except InvalidRequestError as error:
-            raise type(error)(f"prompts[{index}]: {error.message}", param=error.param) from error
-
-    def _take(self, outputs: list[EngineOutput], choices: dict[str, _Choice], progress: _Progress | None) -> None:
-        """Feed a step's outputs to their choices; what ended is taken out of `choices`."""
-        for output in outputs:
-            choice = choices.get(output.request_id)
-            if choice is None:
-                continue  # the end of a request that a stop string had ended already
-            if choice.take(output):
-                self._core.abort_requests([output.request_id])
-            if choice.processor.finished:
-                del choices[output.request_id]
-                if output.error is not None:
-                    logger.error("request %s failed: %s", output.request_id, output.error)
-            if progress is not None:
-                progress.note(choice, len(output.new_token_ids))
-
-
-@dataclass(slots=True)
-class _Choice:
-    """One engine request on its way, and where its text goes."""
-
-    request: Request
-    processor: OutputProcessor
-    result: RequestOutput
-
-    def take(self, output: EngineOutput) -> bool:
-        """Add an output to the result; True when the engine has to be told that the request has ended here."""
-        result = self.result
-        delta = self.processor.process(output)
-        delta.add_to(result.outputs[self.request.spec.choice_index])
-        if delta.prompt_logprobs is not None and result.prompt_logprobs is None:
-            result.prompt_logprobs = delta.prompt_logprobs
-        result.num_cached_tokens = max(result.num_cached_tokens, output.num_cached_tokens)
-        result.finished = all(choice.finish_reason is not None for choice in result.outputs)
-        return delta.must_abort
-
-
-class _Progress:
-    """A bar of finished prompts, with the tokens per second behind it."""
-
-    def __init__(self, num_prompts: int, show: bool) -> None:
-        self._bar = tqdm(total=num_prompts, desc="Prompts", unit="prompt", dynamic_ncols=True, disable=not show)
-        self._began = time.monotonic()
-        self._num_prompt_tokens = 0
-        self._num_output_tokens = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.close()
-
-    def note(self, choice: _Choice, num_new_tokens: int) -> None:
-        """Count a choice's new tokens, and its prompt once all its choices have ended."""
-        self._num_output_tokens += num_new_tokens
-        if not (choice.processor.finished and choice.result.finished):
-            return
-        self._num_prompt_tokens += len(choice.result.prompt_token_ids)
-        elapsed_s = max(time.monotonic() - self._began, 1e-9)
-        self._bar.set_postfix_str(
-            f"in {self._num_prompt_tokens / elapsed_s:.0f} tok/s, out {self._num_output_tokens / elapsed_s:.0f} tok/s",
-            refresh=False,
-        )
-        self._bar.update(1)
-
 
 def _config(options: dict[str, Any]) -> EngineConfig:
     try:
@@ -309,11 +271,3 @@ def _config(options: dict[str, Any]) -> EngineConfig:
         if first["type"] == "extra_forbidden":
             reason = f"no such option; {suggestion(str(name), EngineConfig.model_fields)}"
         raise ConfigError(f"{name or 'options'}: {reason}", param=name) from error
-
-
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """A list of prompts, from one or several."""
-    if isinstance(prompts, str | Mapping):
-        return [prompts]
-    several: list[Any] = list(prompts)
-    return [several] if several and isinstance(several[0], int) else several
