@@ -75,8 +75,6 @@ RECORDS = (
     "app.engine.pooling.info",
     "app.engine.structured.structured_outputs",
     "app.engine.structured.reasoning",
-    "app.engine.structured.matcher",
-    "app.engine.structured.vocabulary",
 )
 
 PLACES = {name: (row, cell) for row, cells in enumerate(ROWS) for cell, rooms in enumerate(cells) for name in rooms}
