@@ -178,7 +178,7 @@ class Scheduler:
         steady, self._steady = self._steady, None
         if steady is None or len(self.waiting) or not steady.goes_on(self.rows):
             return None
-        if not self._grow_each(steady.at_block_edge(self.rows)):
+        if not self._grow_each(steady.at_block_edge()):
             return None
         self._steady = steady
         return self._writer.write_next(steady)
@@ -396,8 +396,7 @@ class Scheduler:
         numbers = rows.tolist()
         blocks = self.kv.grow_each([self.rows.request_at(row) for row in numbers])
         self.rows.capacity[rows] += self.kv.block_size
-        for row, block in zip(numbers, blocks, strict=True):
-            self._pending_diffs.blocks_added(row, [block])
+        self._pending_diffs.one_block_added(numbers, blocks)
         return True
 
     def _victim(self, request: Request) -> Request | None:

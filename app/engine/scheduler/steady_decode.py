@@ -25,32 +25,43 @@ class SteadyDecode:
     step: InFlightStep  # whose arrays the next steps share
     takes_part: NDArray[np.bool_]  # [max_num_seqs]
     one_each: NDArray[np.int32]  # [max_num_seqs], 1 for each row that takes part
+    by_edge: IntArray  # its rows, by the steps after which they first need another block
+    edges: list[int]  # [block_size + 1] where in `by_edge` the rows begin that do so after 0, 1, .. steps
+    num_done: int  # steps since
     num_left: int  # further steps until one of the rows has computed all it may
     changes: int  # of the table, then
 
     @classmethod
-    def of(cls, step: InFlightStep, table: RowTable) -> SteadyDecode | None:
+    def of(cls, step: InFlightStep, table: RowTable, block_size: int) -> SteadyDecode | None:
         """After `step` was written; None: the next one needs a plan."""
         rows = step.rows
         if len(rows) != step.num_tokens or not step.samples.all() or table.has_grammar.any():
             return None
+        computed = table.num_computed[rows]
+        until_edge = table.capacity[rows] - computed
+        if until_edge.max() >= block_size:  # it has more blocks than it needs yet
+            return None
+        by_edge = rows[np.argsort(until_edge, kind="stable")].astype(np.intp)
+        edges = np.bincount(until_edge, minlength=block_size).cumsum().tolist()
         takes_part = np.zeros_like(table.runnable)
         takes_part[rows] = True
-        num_left = int((table.limit[rows] - table.num_computed[rows]).min())
-        return cls(step, takes_part, takes_part.astype(np.int32), num_left, table.num_changes)
+        num_left = int((table.limit[rows] - computed).min())
+        return cls(step, takes_part, takes_part.astype(np.int32), by_edge, [0, *edges], 0, num_left, table.num_changes)
 
     def goes_on(self, table: RowTable) -> bool:
         """Whether the next step is another one of these. Rows that did nothing have nothing to do then either: they are
         held, or wait for tokens, after which they leave."""
         return self.num_left > 0 and self.changes == table.num_changes
 
-    def at_block_edge(self, table: RowTable) -> IntArray:
-        """Rows that need one more block for their next token."""
-        return np.flatnonzero((table.num_computed >= table.capacity) & self.takes_part)
+    def at_block_edge(self) -> IntArray:
+        """Rows that need one more block for their next token: each of them once every `block_size` steps."""
+        first = self.num_done % (len(self.edges) - 1)
+        return self.by_edge[self.edges[first] : self.edges[first + 1]]
 
     def advance(self, step_id: int, table: RowTable) -> InFlightStep:
         """Count the next step, whose blocks are there."""
         self.num_left -= 1
+        self.num_done += 1
         table.num_computed += self.one_each
         table.num_tokens += self.one_each
         np.copyto(table.last_step, step_id, where=self.takes_part)

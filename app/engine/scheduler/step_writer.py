@@ -58,7 +58,7 @@ class StepWriter:
 
     def remember(self) -> SteadyDecode | None:
         """The step written last, as the first of a steady row of its like; None: the next one needs a plan."""
-        return SteadyDecode.of(self.in_flight[-1], self._rows)
+        return SteadyDecode.of(self.in_flight[-1], self._rows, self._kv.block_size)
 
     def write_next(self, steady: SteadyDecode) -> SchedulerOutput:
         """One more step of the same rows, whose blocks are there."""
