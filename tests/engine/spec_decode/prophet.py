@@ -35,8 +35,7 @@ class Prophet(Proposer):
 
     def enter(self, row, request):
         prompt = request.token_ids[: request.num_prompt_tokens].tolist()
-        choice = request.spec.choice_index if hasattr(request, "spec") else request.choice_index
-        self.by_row[row] = prompt + self.answers.get(f"{choice} {prompt}", [])
+        self.by_row[row] = prompt + self.answers.get(f"{request.spec.choice_index} {prompt}", [])
 
     def propose(self, rows):
         return torch.tensor([self.drafts_of(row, int(self.columns.num_tokens[row])) for row in rows.tolist()])
