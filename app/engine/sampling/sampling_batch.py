@@ -77,7 +77,7 @@ class SamplingRows:
     def add(self, request: NewRequest) -> None:
         """A request entered its row."""
         params, row = request.spec.sampling, request.row
-        assert params.seed is not None, "the door draws the seed"
+        assert params.seed is not None, "the API layer draws the seed"
         greedy = params.temperature < GREEDY_BELOW
         self._floats[:, row] = (0.0 if greedy else params.temperature, max(params.top_p, MIN_TOP_P), params.min_p)
         top_k = params.top_k if 0 < params.top_k < self._vocab_size else 0

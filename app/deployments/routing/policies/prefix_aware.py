@@ -13,9 +13,9 @@ Seconds are measured by the replicas, and told in heartbeats. They are noisy, an
 requests to show that it no longer is; so up to a factor of two from the median counts as equal, and of more than that
 only what is beyond. What was routed after the last report is added. A hot prefix spreads by itself: once the queue at
 its home costs more than a second prefill elsewhere, elsewhere is cheaper. Beside that, a replica is passed over while
-it has more than twice the mean number of requests, and more above the mean than a quarter of its seats: the decode load
-is an estimate, this is a bound. (It is none for a group of siblings: those of an agent come four to eight at a time, to
-a replica that has few others, and would lose their prefix.)
+it has more than twice the mean number of requests, and more above the mean than a quarter of `max_num_seqs`: the decode
+load is an estimate, this is a bound. (It is none for a group of siblings: those of an agent come four to eight at a
+time, to a replica that has few others, and would lose their prefix.)
 
 The shape of the cost (uncached prefill plus decode load, both in one unit) follows NVIDIA Dynamo's router.
 """
@@ -46,7 +46,7 @@ DECODE_GROWTH = 0.1  # how much longer a decode step takes at a full cache; more
 NOISE = 2.0  # times slower or faster than the median that a replica may seem by chance
 MOST_UNEQUAL = 4.0  # times slower or faster than the median that a replica may count as
 OVERLOAD = 2.0  # times the mean number of requests
-OVERLOAD_SEATS = 0.25  # of a replica: so many requests above the mean are never an overload ...
+OVERLOAD_SHARE = 0.25  # of `max_num_seqs`: so many requests above the mean are never an overload ...
 OVERLOAD_SLACK = 4  # ... nor are so many
 SAME_S = 1e-6  # costs closer than this are equal
 UNMEASURED_PREFILL_TOKEN_S = 1e-4
@@ -126,8 +126,8 @@ def _believed(measured_s: FloatArray, unmeasured_s: float) -> FloatArray:
 
 
 def _overloaded(table: LoadTable) -> NDArray[np.bool_]:
-    """Those with more than twice the mean number of requests, and many for their seats; never all."""
+    """Those with more than twice the mean number of requests, and many for their `max_num_seqs`; never all."""
     mean = table.num_requests.mean()
-    slack = np.maximum(OVERLOAD_SEATS * table.max_num_seqs, OVERLOAD_SLACK)
+    slack = np.maximum(OVERLOAD_SHARE * table.max_num_seqs, OVERLOAD_SLACK)
     found: NDArray[np.bool_] = table.num_requests > np.maximum(OVERLOAD * mean, mean + slack)
     return found

@@ -16,7 +16,7 @@ from app.deployments.routing.policies.prefix_aware import (
     EVICTION_WEIGHT,
     HOST_CREDIT,
     MOST_UNEQUAL,
-    OVERLOAD_SEATS,
+    OVERLOAD_SHARE,
     PrefixAware,
 )
 from app.deployments.routing.prefix_index import PrefixMatch
@@ -116,13 +116,13 @@ def test_hot_prefix_leaves_a_home_with_twice_the_mean_load() -> None:
     assert choose([load("a", num_running=2000, **quick)], cached) == "a"  # nobody else is there
 
 
-def test_siblings_stay_together_while_seats_are_free() -> None:
+def test_siblings_stay_together_while_rows_are_free() -> None:
     """An agent's steps come all at once, to a replica that has few other requests."""
     cached = {"a": PrefixMatch(95)}
     others = [load(name, num_running=1) for name in "bcdefgh"]
     for running in range(1, 30):
         assert choose([load("a", num_running=running, decode_step_s=1e-6), *others], cached) == "a"
-    assert choose([load("a", num_running=40, decode_step_s=1e-6), *others], cached) != "a"  # of 128 seats
+    assert choose([load("a", num_running=40, decode_step_s=1e-6), *others], cached) != "a"  # of max_num_seqs = 128
 
 
 def test_a_burst_of_one_prefix_is_shared_out_by_its_queue() -> None:
@@ -141,7 +141,7 @@ def test_a_burst_of_one_prefix_is_shared_out_by_its_queue() -> None:
     counts = Counter(decision.replica_id for _ in range(60) if (decision := book.route(query)) is not None)
     assert counts[first.replica_id] >= 2  # siblings follow before any event has come
     assert len(counts) >= 2
-    assert max(counts.values()) <= 60 / 4 + OVERLOAD_SEATS * 128 + 1
+    assert max(counts.values()) <= 60 / 4 + OVERLOAD_SHARE * 128 + 1
 
 
 @pytest.mark.parametrize("name", ["session_affinity", "adapter_affinity"])
