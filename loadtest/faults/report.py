@@ -36,8 +36,9 @@ def table(faults: Sequence[Fault], runs: Sequence[Run], label: str, before: str)
     lines = [_HEAD, "|" + "---|" * _HEAD.count(" | ") + "---|"]
     for fault in sorted(faults, key=lambda fault: fault.case):
         lines.append(_row(fault, _of(runs, fault, label), _of(runs, fault, before)))
-    lines += ["", "Why some requests must see an error:", ""]
-    lines += [f"- `{fault.name}`: {fault.why}." for fault in faults if fault.why]
+    lines += ["", "Why some requests saw an error:", ""]
+    harmed = [fault for fault in faults if _sum(_of(runs, fault, label), (*_ERRORS, "lost"))]
+    lines += [f"- `{fault.name}`: {fault.why or 'they need not'}." for fault in harmed] or ["- none did"]
     lines += ["", "Leaks, and what else ought not to be:", ""]
     lines += [line for fault in faults for line in _findings(fault, _of(runs, fault, label))] or ["- none"]
     return "\n".join([*lines, ""])
