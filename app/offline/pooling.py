@@ -29,7 +29,7 @@ class Pooled:
     array: Float32Array
 
     def shown(self, outputs: OutputT) -> PoolingRequestOutput[OutputT]:
-        """As the caller gets it."""
+        """The record that the caller gets, with `outputs` as its result."""
         return PoolingRequestOutput(self.request_id, self.token_ids, outputs)
 
 
