@@ -163,7 +163,7 @@ class EngineReplica:
         return dataclasses.replace(request, request_id=request_id)
 
     async def _add_all(self, taken: list[EngineRequest | MantaError]) -> list[MantaError | None]:
-        num_tokens = sum(len(request.prompt_token_ids) for request in taken if isinstance(request, EngineRequest))
+        num_tokens = sum(one.num_known_tokens for one in taken if isinstance(one, EngineRequest))
         is_long = num_tokens > LONG_PROMPT_TOKENS
         return [one if isinstance(one, MantaError) else await self._add(one, is_long) for one in taken]
 

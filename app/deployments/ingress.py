@@ -1,52 +1,49 @@
 """The Ingress deployment: the HTTP application over all models' engine replicas. It owns the requests.
 
-It asks the Router which replica shall take a prompt, hands its requests over, and streams what the replica's channel
-brings. A replica that dies before the first token costs the client nothing: the request goes to another one. A dead
+A dispatcher for each model asks the Router which replica shall take a prompt, hands its requests over, and streams what
+the replica's channel brings. A replica that dies costs the client nothing: the request goes on at another one. A dead
 Router costs placement only. The event loop is shared with Serve's control plane and is never blocked.
 """
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
-from typing import Any, cast
+from typing import Any
 
 import ray
 from fastapi import FastAPI
 from ray import serve
 
 from app.api.engine_client import RouteInfo, ServedModel
-from app.api.events import ENDED_BY
 from app.api.served_models import load_served_model
 from app.config import ServeConfig
 from app.deployments.announcement import announce
-from app.deployments.channel.channel_client import ChannelClient, RequestStream
 from app.deployments.channel.replica_finder import Discovery
 from app.deployments.channel.replica_pool import ReplicaPool
 from app.deployments.channel.serve_port import EngineHandles, call
 from app.deployments.cluster_secret import load_block_hash_key
+from app.deployments.dispatcher import Dispatcher
 from app.deployments.haproxy import warn_of_lost_settings
 from app.deployments.metrics_collector import MetricsCollector
-from app.deployments.routing.policies.base import EXPECTED_TOKENS, Decision, Level, RouteQuery
+from app.deployments.router_client import RouterClient, route_arguments
+from app.deployments.routing.policies.base import EXPECTED_TOKENS, RouteQuery
 from app.deployments.routing.prompt_hasher import PromptHasher
 from app.deployments.routing.route_explanation import RouteExplanation
 from app.deployments.serve_logs import log_to_serve_files
 from app.deployments.start_errors import logs_start_error
 from app.deployments.tenant_store import SharedStores
-from app.engine.outputs import EngineOutput, FinishReason
+from app.engine.outputs import EngineOutput
 from app.engine.request import EngineRequest
-from app.errors import EngineDeadError, ModelNotFoundError, OverloadedError, PoisonedRequestError
+from app.errors import EngineDeadError, ModelNotFoundError, OverloadedError
 from app.telemetry.metrics import MetricsRecorder
 
 PING_TIMEOUT_S = 2.0
 EXPLAIN_TIMEOUT_S = 2.0
-ROUTER_REST_S = 1.0  # a Router that did not answer is not asked again for so long
-MAX_DEATHS = 2  # engine replicas that may die under one request
 READY_WAIT_S = 60.0  # once one model can answer, the others get so long before the ingress opens without them
 
 logger = logging.getLogger("manta.ingress")
@@ -64,9 +61,7 @@ class Ingress:
     ) -> None:
         log_to_serve_files()
         self._config = config
-        self._router = router.options(method_name="route")
         self._explain = router.options(method_name="explain")
-        self._router_asleep_until = 0.0
         self._ingress_id = uuid.uuid4().hex[:12]
         self._num_requests = 0
         self._recorder = MetricsRecorder({"ingress": self._ingress_id}, scope="ingress")
@@ -81,6 +76,11 @@ class Ingress:
             for name in (model.name, *model.aliases):
                 self.models[name] = served
         self._hasher = PromptHasher(await asyncio.to_thread(load_block_hash_key))
+        routes = RouterClient(router.options(method_name="route"), self._hasher, config.ingress.route_timeout_s)
+        self._dispatchers = {
+            name: Dispatcher(pool, routes, self._recorder, num_replicas=self.models[name].num_replicas)
+            for name, pool in self._pools.items()
+        }
         self._needs_key = False
         self._stores = SharedStores(serve.get_replica_context().app_name, config.ingress)
         self._app = await asyncio.to_thread(self._create_app)  # while the engines start
@@ -133,7 +133,7 @@ class Ingress:
             served.max_kv_tokens = self._pools[served.name].kv_tokens
         self._num_requests += 1
         try:
-            async with aclosing(self._attempts(served.name, request, route or RouteInfo())) as outputs:
+            async with aclosing(self._dispatchers[served.name].outputs(request, route or RouteInfo())) as outputs:
                 async for output in outputs:
                     yield output
         finally:
@@ -164,7 +164,8 @@ class Ingress:
         hashes = await self._hasher.hash_prompt(prompt_token_ids, root, self._pools[model].load)
         query = RouteQuery(len(prompt_token_ids), min(max_tokens, EXPECTED_TOKENS), hashes, session)
         try:
-            answer: RouteExplanation = await call(self._explain, *_arguments(model, query), timeout_s=EXPLAIN_TIMEOUT_S)
+            arguments = route_arguments(model, query)
+            answer: RouteExplanation = await call(self._explain, *arguments, timeout_s=EXPLAIN_TIMEOUT_S)
         except Exception as error:
             raise EngineDeadError(f"the Router does not answer: {error}") from error
         return answer.as_json()
@@ -179,82 +180,6 @@ class Ingress:
         """Serve calls it once the replica is drained."""
         for pool in getattr(self, "_pools", {}).values():
             await pool.close()
-
-    async def _attempts(
-        self, model: str, request: EngineRequest, route: RouteInfo
-    ) -> AsyncGenerator[EngineOutput, None]:
-        """The request on one replica; on another one if the first refuses it or is lost before it said anything.
-
-        PoisonedRequestError once MAX_DEATHS replicas died with it: it may be the cause, and a third would die too.
-        """
-        failed: set[str] = set()
-        num_deaths = 0
-        while True:
-            channel = await self._choose(model, request, route, failed)
-            silent = True
-            stream: RequestStream | None = None
-            try:
-                stream = await channel.submit(request)
-                route.replica_id = channel.replica_id
-                async for output in stream.outputs():
-                    silent = False
-                    yield output
-                return
-            except EngineDeadError as error:
-                failed.add(channel.replica_id)
-                if not silent:
-                    raise
-                num_deaths += stream is not None or channel.state == "closed"
-                if num_deaths == MAX_DEATHS:
-                    raise PoisonedRequestError(
-                        f"{MAX_DEATHS} engine replicas died while this request ran on them; it may be the cause, and "
-                        f"is not sent to another one (the last said: {error.message})"
-                    ) from error
-            finally:
-                if stream is not None:
-                    stream.close(cast(FinishReason, route.extra.get(ENDED_BY, "abort")))
-
-    async def _choose(self, model: str, request: EngineRequest, route: RouteInfo, failed: set[str]) -> ChannelClient:
-        """The replica of the prompt's place; the first choice finds one, and so does who finds that one lost."""
-        pool, place = self._pools[model], route.place
-        async with place.lock:
-            live = self._live(model, failed)
-            if place.replica_id not in live:
-                decision = None if failed else await self._ask_router(model, request)
-                live = self._live(model, failed)
-                query = RouteQuery.of_prompt(request)
-                level: Level = "ingress"
-                if decision is not None and decision.replica_id in live:
-                    place.replica_id, level = decision.replica_id, decision.level
-                    pool.routed(decision.replica_id, query)
-                else:
-                    self._recorder.increment("manta:ingress_route_fallbacks_total")
-                    place.replica_id = pool.choose(query, live)
-                self._recorder.increment("manta:ingress_routes_total", 1.0, level)
-            return live[place.replica_id]
-
-    def _live(self, model: str, failed: set[str]) -> dict[str, ChannelClient]:
-        live = {name: channel for name, channel in self._pools[model].live().items() if name not in failed}
-        if not live:
-            raise EngineDeadError(f"no engine replica of model {model!r} can take requests at the moment")
-        return live
-
-    async def _ask_router(self, model: str, request: EngineRequest) -> Decision | None:
-        """The Router's choice; None when it has none or does not answer in time."""
-        if time.monotonic() < self._router_asleep_until:
-            return None
-        load = self._pools[model].load
-        hashes = await self._hasher.hash_prompt(request.prompt_token_ids, request.placement.cache_root, load)
-        query = dataclasses.replace(RouteQuery.of_prompt(request), block_hashes=hashes)
-        timeout_s = self._config.ingress.route_timeout_s
-        try:
-            choice: Decision | None = await call(self._router, *_arguments(model, query), timeout_s=timeout_s)
-        except Exception as error:
-            if time.monotonic() >= self._router_asleep_until:  # the first of those that wait for it
-                logger.info("the Router did not answer (%s); placing requests here", type(error).__name__)
-            self._router_asleep_until = time.monotonic() + ROUTER_REST_S
-            return None
-        return choice
 
     def _create_pool(self, model: str) -> ReplicaPool:
         handles = self._handles[model]
@@ -278,9 +203,3 @@ class Ingress:
         for name, pool in self._pools.items():
             self.models[name].max_kv_tokens = pool.kv_tokens
         logger.info("ingress %s ready: %s", self._ingress_id, ", ".join(self._pools))
-
-
-def _arguments(model: str, query: RouteQuery) -> tuple[str, int, int, bytes, str, str]:
-    """The arguments of Router.route: one bytes object of all hashes is cheaper to send than many."""
-    hashes = b"".join(query.block_hashes)
-    return (model, query.num_prompt_tokens, query.max_tokens, hashes, query.session, query.adapter)

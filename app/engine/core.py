@@ -154,6 +154,8 @@ class EngineCore:
         if request.request_id in self.scheduler.requests:
             raise InvalidRequestError(f"request_id: {request.request_id!r} is already in use", param="request_id")
         self.scheduler.add(request)
+        if request.matcher is not None and request.matcher.is_complete:  # cut off between its last token and its end
+            self._ready.append(self.scheduler.finish(request, "stop"))
 
     def add_request(self, request: EngineRequest) -> None:
         """`prepare` and `enqueue`."""

@@ -48,6 +48,9 @@ class EngineRequest:
     arrival_time: float = field(default_factory=time.time)  # seconds since the epoch
     reasoning: ReasoningSpan | None = None  # before a structured output; None: that begins at once
     thinking_budget: ThinkingBudget | None = None  # the params' thinking_token_budget, in the model's tokens
+    # What it generated on a replica that it left. It goes on behind that, as if it had been preempted: all that the
+    # params count (max_tokens, min_tokens, penalties, ...) counts these too, and nothing of them is sent again.
+    output_token_ids: list[int] = field(default_factory=list)
 
     @property
     def sampling(self) -> SamplingParams:
@@ -59,6 +62,11 @@ class EngineRequest:
     def pooling(self) -> PoolingParams | None:
         """What is made of the prompt's hidden states, where no tokens are generated."""
         return self.work if isinstance(self.work, PoolingParams) else None
+
+    @property
+    def num_known_tokens(self) -> int:
+        """Prompt, and what was generated elsewhere: what the next replica computes first."""
+        return len(self.prompt_token_ids) + len(self.output_token_ids)
 
     @property
     def num_choices(self) -> int:

@@ -49,6 +49,8 @@ class RequestBounds:
         UnsupportedError for what this model does not do.
         """
         self._check_prompt(request.prompt_token_ids)
+        if request.output_token_ids:
+            self._check_output(request)
         work = request.work
         if isinstance(work, PoolingParams):
             self._check_pooling(work, len(request.prompt_token_ids))
@@ -74,6 +76,15 @@ class RequestBounds:
         if array.ndim != 1 or array.dtype.kind not in "iu":
             raise InvalidRequestError("prompt: must be a list of token ids", param="prompt")
         self._check_ids((int(array.min()), int(array.max())), "prompt")
+
+    def _check_output(self, request: EngineRequest) -> None:
+        """That of a request which goes on after it has left another replica."""
+        generated, most = request.output_token_ids, request.max_tokens
+        self._check_ids((min(generated), max(generated)), "output_token_ids")
+        if most is None or len(generated) >= most:
+            raise InvalidRequestError(
+                f"output_token_ids: {len(generated)} tokens leave none of max_tokens={most}", param="output_token_ids"
+            )
 
     def _check_pooling(self, params: PoolingParams, num_prompt_tokens: int) -> None:
         if self.pooling is None:

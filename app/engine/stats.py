@@ -87,7 +87,7 @@ class RequestTimings:
             num_preemptions=request.num_preemptions,
             max_tokens=request.max_total_tokens - request.num_prompt_tokens,
             e2e_s=now - request.arrival,
-            ttft_s=None if first is None else first - request.arrival,
+            ttft_s=None if first is None or request.num_resumed_tokens else first - request.arrival,
             queue_s=None if started is None else started - request.queued,
             prefill_s=None if first is None or started is None else first - started,
             decode_s=None if first is None or last is None else last - first,

@@ -117,6 +117,8 @@ METRICS: tuple[Metric, ...] = (
     _counter("manta:ingress_rejections_total", "Requests this ingress replica turned away because it was full."),
     _counter("manta:ingress_route_fallbacks_total", "Requests placed without an answer of the Router."),
     _counter("manta:ingress_routes_total", "Prompts placed, by what the choice was informed by.", "level"),
+    _counter("manta:ingress_migrations_total", "Requests that left a replica which had taken them.", "reason"),
+    _histogram("manta:ingress_migration_stall_seconds", "From there to the next output, elsewhere.", LATENCY_S),
     _counter("manta:ingress_channels_lost_total", "Token channels that broke while in use."),
     _gauge("manta:router_feeds", "Engine replicas that this Router replica listens to.", "model_name"),
     _gauge("manta:router_index_blocks", "KV blocks in the index.", "model_name"),

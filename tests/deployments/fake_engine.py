@@ -84,7 +84,8 @@ class FakeEngine:
             raise InvalidRequestError("the fake engine refuses this seed", param="seed")
         num_cached = self._cache(request)
         with self._lock:
-            self._requests[request.request_id] = _Running(request, num_cached, begin=time.monotonic())
+            generated = len(request.output_token_ids)
+            self._requests[request.request_id] = _Running(request, num_cached, generated, begin=time.monotonic())
         self._wake.set()
 
     def _cache(self, request: EngineRequest) -> int:

@@ -1,4 +1,4 @@
-"""A worker is killed under load: readable errors, /health turns, and the replica comes back without help."""
+"""A worker is killed under load: /health turns, the replica comes back without help, and the streams go on there."""
 
 from __future__ import annotations
 
@@ -30,13 +30,16 @@ def test_kill_9_of_a_worker(quickstart: ServeProcess, record: Record) -> None:
     client = openai.OpenAI(base_url=f"{quickstart.base_url}/v1", api_key="none", max_retries=0, timeout=patience_s())
     outcomes: list[str] = []
 
+    def text() -> str:
+        sampled = {"temperature": 1.0, "seed": 5, "frequency_penalty": 0.3, "extra_body": {"ignore_eos": True}}
+        chunks = client.completions.create(model="tiny-chat", prompt="count", max_tokens=1500, stream=True, **sampled)
+        return "".join(chunk.choices[0].text for chunk in chunks)
+
+    whole = text()
+
     def stream() -> None:
         try:
-            chunks = client.completions.create(
-                model="tiny-chat", prompt="count", max_tokens=1800, extra_body={"ignore_eos": True}, stream=True
-            )
-            tokens = sum(1 for _ in chunks)
-            outcomes.append(f"finished after {tokens}")
+            outcomes.append(text())
         except openai.APIError as error:
             outcomes.append(f"error: {error.message}")
 
@@ -54,7 +57,7 @@ def test_kill_9_of_a_worker(quickstart: ServeProcess, record: Record) -> None:
     for thread in threads:
         thread.join(patience_s())
     assert len(outcomes) == 4, "a request hangs"
-    assert all(outcome.startswith("error: ") and len(outcome) > 20 for outcome in outcomes), outcomes
+    assert outcomes == [whole] * 4
     wait_until(lambda: quickstart.health() == 200, 60, "the replica is back")
     back = time.monotonic() - killed_at
     assert client.completions.create(model="tiny-chat", prompt="hello", max_tokens=4).usage.completion_tokens <= 4

@@ -1,5 +1,5 @@
-"""A rank of a two-worker replica is killed or stopped under load, again and again, over both transports: readable
-errors in time, nothing left over, and a new worker group serves without help."""
+"""A rank of a two-worker replica is killed or stopped under load, again and again, over both transports: noticed in
+time, nothing left over, a new worker group serves without help, and the streams go on there."""
 
 from __future__ import annotations
 
@@ -27,9 +27,8 @@ ROUNDS = 20
 STEP_TIMEOUT_S = 3.0
 ASKED_S = 1.0  # so long a stopped rank is asked what it is doing
 LOADED_S = 2.0  # allowance for hangs: two cores also run the server, the other streams and this test
-HANGS_S = 20.0  # a request that has not ended by then never will
-# From the signal until every request has ended with an error, so more than until it was noticed.
-ENDED_S = {
+HANGS_S = 120.0  # a request that has not ended by then never will
+NOTICED_S = {
     "socket": {"SIGKILL": 1.0, "SIGSTOP": STEP_TIMEOUT_S + ASKED_S + LOADED_S},
     "compiled_graph": {"SIGKILL": 3.0, "SIGSTOP": STEP_TIMEOUT_S + ASKED_S + LOADED_S},
 }
@@ -73,18 +72,17 @@ class Load:
         except openai.APIError as error:
             self.outcomes.append(f"error: {error.message}")
 
-    def until_all_ended(self, timeout_s: float) -> float:
+    def until_all_ended(self, timeout_s: float) -> None:
         begun = time.monotonic()
         for thread in self._threads:
             thread.join(max(0.0, timeout_s - (time.monotonic() - begun)))
         assert not any(thread.is_alive() for thread in self._threads), "a request hangs"
-        return time.monotonic() - begun
 
 
-@pytest.mark.parametrize("transport", sorted(ENDED_S))
+@pytest.mark.parametrize("transport", sorted(NOTICED_S))
 def test_kill_and_stop_of_each_rank(record: Record, transport: str) -> None:
     rng = random.Random(0)
-    ended: dict[str, list[float]] = {"SIGKILL": [], "SIGSTOP": []}
+    noticed: dict[str, list[float]] = {"SIGKILL": [], "SIGSTOP": []}
     back: list[float] = []
     segments: list[int] = []
     semaphores = graph_semaphores()
@@ -98,18 +96,21 @@ def test_kill_and_stop_of_each_rank(record: Record, transport: str) -> None:
             pids = {process.pid for process in worker_group}
             name = ("SIGKILL", "SIGSTOP")[number // 2 % 2]
             os.kill(worker_group[number % 2].pid, getattr(signal, name))
-            ended[name].append(load.until_all_ended(HANGS_S))
-            assert all(outcome.startswith("error: ") and len(outcome) > 20 for outcome in load.outcomes), load.outcomes
+            begun = time.monotonic()
+            wait_until(lambda: server.health() != 200, 30, "/health turned")
+            noticed[name].append(time.monotonic() - begun)
             begun = time.monotonic()
             wait_until(lambda pids=pids: not pids & set(psutil.pids()), 10, "no orphan")  # type: ignore[misc]
             wait_until(lambda: server.health() == 200, 90, "the replica is back")
             back.append(time.monotonic() - begun)
+            load.until_all_ended(HANGS_S)
+            assert load.outcomes == ["finished"] * 4
             assert not left_semaphores(semaphores)
             segments.append(shared_memory())
     assert max(segments[1:]) <= segments[0] + 1, f"shared memory leaks: {segments}"
-    for name, seconds in ended.items():
-        record(f"worker_group_{transport}_{name.lower()}_requests_ended_s_max", round(max(seconds), 2))
+    for name, seconds in noticed.items():
+        record(f"worker_group_{transport}_{name.lower()}_noticed_s_max", round(max(seconds), 2))
     record(f"worker_group_{transport}_back_s_max", round(max(back), 2))
     record(f"worker_group_{transport}_shared_memory_files", segments)
-    for name, seconds in ended.items():
-        assert max(seconds) < ENDED_S[transport][name], f"{name}: {seconds}"
+    for name, seconds in noticed.items():
+        assert max(seconds) < NOTICED_S[transport][name], f"{name}: {seconds}"

@@ -12,6 +12,7 @@ from app.engine.model_info import ModelInfo
 from app.engine.outputs import EngineOutput
 from app.engine.request import EngineRequest, Placement
 from app.engine.sampling_params import SamplingParams
+from app.engine.step import TokenLogprobs
 from tests.engine.fake_executor import VOCAB, FakeExecutor
 
 KEY = b"a secret for tests"
@@ -66,12 +67,18 @@ class Results:
         self.final: dict[str, EngineOutput] = {}
         self.first: dict[str, EngineOutput] = {}
         self.order: list[str] = []  # request ids as they finished
+        self.logprobs: dict[str, list[TokenLogprobs]] = {}
+        self.prompt_logprobs: dict[str, list[TokenLogprobs | None]] = {}
 
     def take(self, outputs: Iterable[EngineOutput]) -> None:
         for output in outputs:
             assert output.request_id not in self.final, f"{output.request_id} goes on after its end"
             self.first.setdefault(output.request_id, output)
             self.tokens.setdefault(output.request_id, []).extend(output.new_token_ids)
+            self.logprobs.setdefault(output.request_id, []).extend(output.logprobs or ())
+            if output.prompt_logprobs is not None:
+                assert output.request_id not in self.prompt_logprobs, "delivered once"
+                self.prompt_logprobs[output.request_id] = output.prompt_logprobs
             if output.finish_reason is not None:
                 self.final[output.request_id] = output
                 self.order.append(output.request_id)

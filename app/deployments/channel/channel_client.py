@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 import uuid
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
@@ -41,6 +42,10 @@ class ReplicaPort(SubmitPort, Protocol):
 
     async def control(self, message: bytes) -> None:
         """Send a ControlMessage. Raises when that took too long."""
+
+
+class RequestMovedError(EngineDeadError):
+    """The request has to go on at another replica, though this one has not died."""
 
 
 class RequestStream:
@@ -132,6 +137,7 @@ class ChannelClient:
         self._silent_turns = 0
         self._aborts: dict[str, FinishReason] = {}
         self._credits: dict[str, int] = {}
+        self._draining_since = 0.0
         self._dirty = asyncio.Event()
         self._opened = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -156,6 +162,10 @@ class ChannelClient:
     @property
     def _is_closed(self) -> bool:
         return self.state == "closed"
+
+    def has_drained_for(self, seconds: float) -> bool:
+        """Whether it has taken no new requests for so long."""
+        return self.state == "draining" and time.monotonic() - self._draining_since > seconds
 
     def start(self) -> None:
         """Open the channel in the background."""
@@ -209,7 +219,14 @@ class ChannelClient:
         """Serve has taken the replica out of service: finish what runs, then close the channel so that it can stop."""
         if self.state in ("opening", "live"):
             self.state = "draining"
+            self._draining_since = time.monotonic()
             self._dirty.set()
+
+    def move_requests(self, reason: str) -> None:
+        """End what runs here, so that it goes on elsewhere."""
+        for stream in list(self._streams.values()):
+            self.forget(stream, "abort")
+            stream.fail(RequestMovedError(f"engine replica {self.replica_id} is left: {reason}"))
 
     def revive(self) -> None:
         """The replica is in service after all."""

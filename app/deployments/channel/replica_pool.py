@@ -1,8 +1,9 @@
 """One model's engine replicas as one ingress sees them: finds them, keeps a channel to each, lets go of retired ones.
 
-A replica that Serve has taken out of service is no longer asked `ping`; its channel takes no new requests and is
-closed once the running ones are done, which is what Serve waits for before it stops the replica. A replica that hangs
-delays nobody: the others are found, and a channel that does not open is given up and tried again.
+A replica that Serve has taken out of service is no longer asked `ping`; its channel takes no new requests, and is
+closed once the running ones are done or, after MOVE_AFTER_S, have gone on elsewhere: Serve waits for that before it
+stops the replica. A replica that hangs delays nobody: the others are found, and a channel that does not open is given
+up and tried again.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from app.deployments.routing.policies.base import RouteQuery
 from app.deployments.routing.policies.power_of_two import PowerOfTwo
 
 OPEN_TIMEOUT_S = 10.0
+MOVE_AFTER_S = 5.0  # what runs longer on a replica that is taken out of service goes on elsewhere
 
 
 class ReplicaPool:
@@ -83,6 +85,8 @@ class ReplicaPool:
                 channel.revive()
             elif discovery.complete:
                 channel.drain()
+                if channel.has_drained_for(MOVE_AFTER_S) and self.live():
+                    channel.move_requests("it is taken out of service")
         for name in sorted(discovery.present - self._channels.keys()):
             opening = asyncio.create_task(self._see_open(self._open(name)))
             self._openings.add(opening)

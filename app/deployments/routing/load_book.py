@@ -96,6 +96,11 @@ class LoadBook:
         """Those heard of lately, in the order of their ids."""
         return list(self._candidates())
 
+    @property
+    def names(self) -> set[str]:
+        """The ids of those that it knows."""
+        return set(self._entries)
+
     def decide(
         self, query: RouteQuery, allowed: Collection[str] | None = None, *, explain: bool = False
     ) -> Choice | None:

@@ -43,14 +43,22 @@ class Router:
             pool.finder.start()
 
     async def route(
-        self, model: str, num_prompt_tokens: int, max_tokens: int, block_hashes: bytes, session: str, adapter: str
+        self,
+        model: str,
+        num_prompt_tokens: int,
+        max_tokens: int,
+        block_hashes: bytes,
+        session: str,
+        adapter: str,
+        excluded: tuple[str, ...] = (),
     ) -> Decision | None:
-        """Which replica shall serve the request; None when the Router knows none.
+        """Which replica shall serve the request, but for `excluded` ones; None when the Router knows none.
 
         `block_hashes` are those of the prompt's full blocks, one after the other.
         """
         query = RouteQuery(num_prompt_tokens, max_tokens, split_hashes(block_hashes), session, adapter)
-        return self._pools[model].book.route(query)
+        book = self._pools[model].book
+        return book.route(query, book.names - set(excluded) if excluded else None)
 
     async def explain(
         self, model: str, num_prompt_tokens: int, max_tokens: int, block_hashes: bytes, session: str, adapter: str

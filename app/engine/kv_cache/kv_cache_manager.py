@@ -42,12 +42,10 @@ class KVCacheManager:
         """Blocks that hold `num_tokens` tokens."""
         return -(-num_tokens // self.block_size)
 
-    def hash_prompt(self, request: Request) -> None:
-        """Fill `block_hashes` with the prompt's full blocks; callable from any thread."""
+    def hash_known(self, request: Request) -> None:
+        """Fill `block_hashes` with the full blocks of what a new request brings; callable from any thread."""
         if self.enable_prefix_caching:
-            request.block_hashes = hash_blocks(
-                self._hash_key, request.root_hash, request.token_ids[: request.num_prompt_tokens], self.block_size
-            )
+            request.block_hashes = hash_blocks(self._hash_key, request.root_hash, request.token_ids, self.block_size)
 
     def find_prefix(self, request: Request) -> list[int]:
         """Cached blocks that hold the longest known prefix of the request; nothing is taken yet."""

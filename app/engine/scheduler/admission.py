@@ -17,8 +17,8 @@ from app.engine.request_bounds import RequestBounds
 from app.engine.sampling_params import SamplingParams
 from app.engine.scheduler.request import Request
 from app.engine.structured.compiler import GrammarCompiler
-from app.engine.structured.matcher import Matcher
-from app.errors import UnsupportedError
+from app.engine.structured.matcher import GrammarFailure, Matcher
+from app.errors import InvalidRequestError, UnsupportedError
 
 
 class Admission:
@@ -41,31 +41,33 @@ class Admission:
 
     def admit(self, request: EngineRequest) -> Request:
         """A Request ready to be scheduled. A new grammar is compiled here, which takes milliseconds, or seconds when
-        many are waiting for it.
+        many are waiting for it, and follows what has been generated elsewhere already.
 
         Raises what RequestBounds raises, and InvalidRequestError for a grammar that is none.
         """
         request = self.bounds.settled(request)
-        prompt, work, max_tokens = request.prompt_token_ids, request.work, request.max_tokens
+        prompt, generated = request.prompt_token_ids, request.output_token_ids
+        work, max_tokens = request.work, request.max_tokens
         assert max_tokens is not None
         matcher = self._matcher(request)
         if isinstance(work, SamplingParams) and work.structured_outputs is not None:
             work = work.model_copy(update={"structured_outputs": None})  # from now on the grammar is the matcher's
         admitted = Request(
-            replace(request, prompt_token_ids=[], work=work, reasoning=None),
-            token_ids=list(prompt),
+            replace(request, prompt_token_ids=[], output_token_ids=[], work=work, reasoning=None),
+            token_ids=[*prompt, *generated],
             num_prompt_tokens=len(prompt),
             max_total_tokens=len(prompt) + max_tokens,
             eos_token_ids=self.bounds.eos_token_ids,
             stop_token_ids=frozenset(work.stop_token_ids if isinstance(work, SamplingParams) else ()),
             root_hash=root_hash(self._block_hash_key, model=self._model, cache_root=request.placement.cache_root),
             needs_all_tokens=self._needs_all_tokens(work),
-            owes_prompt_logprobs=request.wants_prompt_logprobs,
+            owes_prompt_logprobs=request.wants_prompt_logprobs and not generated,  # they come with the first token
+            num_resumed_tokens=len(generated),
             matcher=matcher,
             # The clock of who took it in is another machine's: only the time already spent is taken from it.
             arrival=time.monotonic() - max(0.0, time.time() - request.arrival_time),
         )
-        self._kv.hash_prompt(admitted)
+        self._kv.hash_known(admitted)
         return admitted
 
     def _needs_all_tokens(self, work: SamplingParams | PoolingParams) -> bool:
@@ -74,9 +76,15 @@ class Admission:
         return self.bounds.pooling.needs_all_tokens or work.task == "token_embed"
 
     def _matcher(self, request: EngineRequest) -> Matcher | None:
-        """The start of the request's grammar, if it has one."""
+        """Where the request stands in its grammar, if it has one."""
         if isinstance(request.work, PoolingParams) or request.work.structured_outputs is None:
             return None
         if self._grammars is None:
             raise UnsupportedError("structured_outputs: this engine has no grammars", param="structured_outputs")
-        return self._grammars.matcher(request.work.structured_outputs, request.reasoning)
+        matcher = self._grammars.matcher(request.work.structured_outputs, request.reasoning)
+        try:
+            for token in request.output_token_ids:
+                matcher.accept(token)
+        except GrammarFailure as error:
+            raise InvalidRequestError(f"structured_outputs: {error}", param="structured_outputs") from error
+        return matcher

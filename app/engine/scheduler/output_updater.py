@@ -193,9 +193,7 @@ class OutputUpdater:
         try:
             first = request.first_token is None
             if first:
-                request.first_token = now
-                stats.ttft_s.append(now - request.arrival)
-                stats.num_prompt_tokens += request.num_prompt_tokens
+                self._note_first_token(request, stats, now)
             request.last_token = now
             appended = append_tokens(request, tokens)
             stats.num_generation_tokens -= len(tokens) - appended.num_tokens
@@ -224,6 +222,13 @@ class OutputUpdater:
         except Exception as error:  # one request's trouble
             logger.exception("request %s failed", request.request_id)
             return self._finish(request, "error", error=f"internal error: {error}")
+
+    def _note_first_token(self, request: Request, stats: StepStats, now: float) -> None:
+        """The first one here. Prompt and time of one that comes from another replica have been counted there."""
+        request.first_token = now
+        if not request.num_resumed_tokens:
+            stats.ttft_s.append(now - request.arrival)
+            stats.num_prompt_tokens += request.num_prompt_tokens
 
     def _keep_prompt_logprobs(
         self, step: InFlightStep, index: int, position: int, entries: list[TokenLogprobs]

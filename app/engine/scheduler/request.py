@@ -50,6 +50,7 @@ class Request:
     block_hashes: list[bytes] = field(default_factory=list)  # of the full blocks of known tokens hashed so far
     num_published_blocks: int = 0  # leading blocks that are findable by hash
 
+    num_resumed_tokens: int = 0  # output that was generated, delivered and counted on another replica
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     prompt_logprobs: list[TokenLogprobs | None] | None = None  # collected chunk by chunk, until delivered

@@ -39,6 +39,7 @@ from app.engine.step import ModelRunnerOutput, SchedulerOutput
 
 logger = logging.getLogger("manta.engine")
 
+RESUMED_BEFORE = 1 << 62  # in the order of service, whom a request overtakes that comes from another replica
 MAX_PASSED_OVER = 16  # waiting requests that a step looks behind for one that can start
 MIN_SHARED_TOKENS = 128  # computing fewer tokens twice is better than waiting a step or two for another's blocks
 
@@ -90,7 +91,9 @@ class Scheduler:
         """Take a request in; its id must be new."""
         assert request.request_id not in self.requests
         self._num_added += 1
-        request.key = (request.spec.placement.priority if self._rules.by_priority else 0, self._num_added)
+        # One that was cut off elsewhere has had its turn already: its client is waiting for the next token.
+        order = self._num_added - (RESUMED_BEFORE if request.num_resumed_tokens else 0)
+        request.key = (request.spec.placement.priority if self._rules.by_priority else 0, order)
         request.queued = self._clock()
         self.requests[request.request_id] = request
         self.waiting.push(request)
@@ -347,7 +350,8 @@ class Scheduler:
         self._pending_diffs.row_entered(request, computed)
         if request.first_scheduled is None:
             request.first_scheduled = self._clock()
-            request.num_cached_tokens = computed
+            if not request.num_resumed_tokens:  # else its client has been told of the first replica's
+                request.num_cached_tokens = computed
             self._statistics.request_started(request, computed)
         request.status = RequestStatus.RUNNING
         if waits:

@@ -23,7 +23,7 @@ def make_request(kv: KVCacheManager, tokens: list[int], root: bytes = b"r" * 16,
         root_hash=root,
         owes_prompt_logprobs="prompt_logprobs" in params,
     )
-    kv.hash_prompt(request)
+    kv.hash_known(request)
     return request
 
 

@@ -36,9 +36,9 @@ class RouteQuery:
     @classmethod
     def of(cls, request: EngineRequest) -> RouteQuery:
         """Few requests use all of a large `max_tokens`, so no more than EXPECTED_TOKENS of it counts."""
-        most = request.max_tokens or EXPECTED_TOKENS
-        num_prompt_tokens, session = len(request.prompt_token_ids), request.placement.session
-        return cls(num_prompt_tokens, min(most, EXPECTED_TOKENS), session=session)
+        generated = len(request.output_token_ids)  # elsewhere: the next replica prefills it with the prompt
+        most = (request.max_tokens or EXPECTED_TOKENS + generated) - generated
+        return cls(request.num_known_tokens, min(most, EXPECTED_TOKENS), session=request.placement.session)
 
     @classmethod
     def of_prompt(cls, request: EngineRequest) -> RouteQuery:

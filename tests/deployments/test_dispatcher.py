@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import aclosing
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
@@ -18,13 +19,15 @@ from ray import cloudpickle
 
 from app.api.engine_client import PromptPlace, RouteInfo
 from app.api.errors import error_response
-from app.config import IngressConfig, ServeConfig
+from app.config import IngressConfig
 from app.deployments.channel.channel_hub import ChannelHub
 from app.deployments.channel.replica_finder import Discovery
 from app.deployments.channel.replica_pool import ReplicaPool
 from app.deployments.channel.serve_port import EngineHandles, ServePort
 from app.deployments.channel.wire import LoadReport, decode_control
-from app.deployments.ingress import Ingress
+from app.deployments.continuation import Continuation
+from app.deployments.dispatcher import Dispatcher
+from app.deployments.router_client import RouterClient
 from app.deployments.routing.policies.base import Decision, RouteQuery
 from app.deployments.routing.prompt_hasher import PromptHasher
 from app.engine.kv_cache.block_hash import hash_blocks, root_hash
@@ -49,9 +52,16 @@ class Replica:
         self.hub = ChannelHub(self, 64, 8.0)
         self.served: list[str] = []
         self.dead = False
-        self.die: Callable[[], None] | None = None  # ends the next request's replica, once it has been taken
+        self.die: Callable[[], None] | None = None  # of any request, once it has been taken
+        self.requests: list[EngineRequest] = []
+        self.running: dict[str, EngineRequest] = {}  # those that wait for `release`
+        self.holds = self.gives_up = False
+        self.tokens_at_once = 0  # not 0: a request's tokens come one by one, and tell how many came before
+        self.dies_at = 0  # so many tokens, once
 
-    def abort(self, request_ids: list[str]) -> None: ...
+    def abort(self, request_ids: list[str]) -> None:
+        for name in request_ids:
+            self.running.pop(name, None)
 
     def pause(self, request_id: str) -> None: ...
 
@@ -70,12 +80,39 @@ class Replica:
         if self.dead:
             return EngineDeadError(f"{self.name} is dead")
         self.served.append(request.request_id)
+        self.requests.append(request)
         if self.die is not None:
             asyncio.get_running_loop().call_soon(self.die)
             return None
+        request = replace(request, request_id=f"{request.request_id}/{channel_id}/{stream_id}")  # as EngineReplica
         self.hub.add(channel_id, stream_id, request.request_id)
-        self.hub.dispatch([EngineOutput(request.request_id, [1], "length")])
+        if self.holds:
+            self.running[request.request_id] = request
+        elif self.tokens_at_once:
+            asyncio.get_running_loop().call_soon(self._generate, request, len(request.output_token_ids))
+        else:
+            self._answer(request)
         return None
+
+    def _answer(self, request: EngineRequest) -> None:
+        reason: Any = "abort" if self.gives_up else "length"
+        self.hub.dispatch([EngineOutput(request.request_id, [] if self.gives_up else [1], reason)])
+
+    def _generate(self, request: EngineRequest, number: int) -> None:
+        last = number + 1 == request.max_tokens
+        self.hub.dispatch([EngineOutput(request.request_id, [number], "length" if last else None)])
+        if number + 1 == self.dies_at:
+            self.dies_at = 0
+            self.hub.fail("its engine died")
+        elif not last and self.hub.has(request.request_id):
+            asyncio.get_running_loop().call_soon(self._generate, request, number + 1)
+
+    def release(self) -> None:
+        """Answer what was held."""
+        self.holds = False
+        for request in self.running.values():
+            self._answer(request)
+        self.running.clear()
 
     async def control(self, message: bytes) -> None:
         self.hub.control(decode_control(message))
@@ -112,40 +149,36 @@ class TurningRouter:
         self.asked: list[tuple[int, int]] = []
         self.hashes: list[bytes] = []
         self.sessions: list[str] = []
+        self.excluded: list[tuple[str, ...]] = []
 
     async def remote(
-        self, model: str, num_prompt_tokens: int, max_tokens: int, hashes: bytes, session: str, adapter: str
+        self,
+        model: str,
+        num_prompt_tokens: int,
+        max_tokens: int,
+        hashes: bytes,
+        session: str,
+        adapter: str,
+        excluded: tuple[str, ...],
     ) -> Decision:
         self.asked.append((num_prompt_tokens, max_tokens))
         self.hashes.append(hashes)
         self.sessions.append(session)
+        self.excluded.append(excluded)
         await asyncio.sleep(0)
         return Decision("ab"[len(self.asked) % 2], "exact")
 
 
-class BareIngress(Ingress):
-    """One that is not stopped by the garbage collector."""
-
-    def __del__(self) -> None:  # type: ignore[override]
-        pass
-
-
 class Stage:
-    """An ingress as its constructor leaves it, but for Serve's handles."""
+    """A dispatcher as an ingress has it, but for Serve's handles."""
 
     def __init__(self, names: str = "ab") -> None:
         self.replicas = {name: Replica(name) for name in names}
         self.router = TurningRouter()
         self.pool = ReplicaPool("m", "i", IngressConfig(), self.discover, self.replicas.__getitem__)
-        self.ingress = object.__new__(BareIngress)
-        self.ingress._config = ServeConfig.model_validate(
-            {"models": [{"name": "m"}], "ingress": {"route_timeout_s": limits.patience_s()}}
-        )
-        self.ingress._router = self.router
-        self.ingress._router_asleep_until = 0.0
-        self.ingress._recorder = MetricsRecorder({"ingress": "i"}, scope="ingress")
-        self.ingress._pools = {"m": self.pool}
-        self.ingress._hasher = PromptHasher(KEY)
+        self.recorder = MetricsRecorder({"ingress": "i"}, scope="ingress")
+        self.client = RouterClient(self.router, PromptHasher(KEY), limits.patience_s())
+        self.dispatcher = Dispatcher(self.pool, self.client, self.recorder, num_replicas=len(names))
 
     async def discover(self) -> Discovery:
         return Discovery(frozenset(self.replicas), complete=True)
@@ -159,7 +192,7 @@ class Stage:
     async def _choice(self, name: str, place: PromptPlace, tokens: list[int] | None = None) -> str | None:
         request = EngineRequest(name, tokens or [1, 2, 3], SamplingParams(max_tokens=5, seed=0, n=N))
         route = RouteInfo(place=place)
-        async with aclosing(self.ingress._attempts("m", request, route)) as outputs:
+        async with aclosing(self.dispatcher.outputs(request, route)) as outputs:
             assert [output.new_token_ids async for output in outputs] == [[1]]
         return route.replica_id
 
@@ -215,26 +248,129 @@ def test_choices_move_together_when_their_replica_is_lost(play: Any) -> None:
         stage.replicas["b"].dead = True
         assert await stage.ask("x") == {"a"}
         assert len(stage.replicas["a"].served) == N
-        assert len(stage.router.asked) == 1
+        assert stage.router.excluded == [(), ("b",)]
 
     play(scene)
 
 
 def poisoned(stage: Stage, names: str) -> None:
-    """The replicas of `names` die of any request."""
+    """The replicas of `names` die of any request, and come back."""
     for name in names:
-        channel = stage.pool.live()[name]
-        stage.replicas[name].die = partial(channel.close, "its engine died")
+        replica = stage.replicas[name]
+        replica.die = partial(_die, replica)
 
 
-def test_a_request_that_two_engines_died_of_is_sent_to_no_third() -> None:
+def _die(replica: Replica) -> None:
+    replica.hub.fail("its engine died")
+
+
+async def answer(stage: Stage, request: EngineRequest, route: RouteInfo | None = None) -> list[int]:
+    async with aclosing(stage.dispatcher.outputs(request, route or RouteInfo())) as outputs:
+        return [token async for output in outputs for token in output.new_token_ids]
+
+
+def asked(name: str, prompt: list[int], max_tokens: int = 6) -> EngineRequest:
+    return EngineRequest(name, prompt, SamplingParams(max_tokens=max_tokens, seed=0))
+
+
+def counted(stage: Stage, name: str = "manta:ingress_migrations_total") -> Any:
+    return decode_snapshot(stage.recorder.snapshot()).values[name]
+
+
+def test_a_request_that_three_engines_died_of_is_refused_for_a_while() -> None:
+    """The third one has it alone, while another serves: who was there goes on elsewhere, and that is no death."""
+
     async def scene(stage: Stage) -> None:
-        poisoned(stage, "abc")
-        with pytest.raises(PoisonedRequestError, match="2 engine replicas died while this request ran on them"):
-            await stage._choice("x", PromptPlace())
-        assert sum(len(replica.served) for replica in stage.replicas.values()) == 2
+        poisoned(stage, "abcd")
+        with pytest.raises(PoisonedRequestError, match="3 engine replicas died"):
+            await answer(stage, asked("x", [1, 2, 3]))
+        assert sum(len(replica.served) for replica in stage.replicas.values()) == 3
+        with pytest.raises(PoisonedRequestError, match="refused for another"):
+            await answer(stage, asked("again", [1, 2, 3]))
+        for replica in stage.replicas.values():
+            replica.die = None
+        assert await answer(stage, asked("another", [1, 2, 4])) == [1]
+        assert stage.dispatcher._seclusion.replica_id is None
 
-    perform(scene, Stage("abc"))
+    perform(scene, Stage("abcd"))
+
+
+def test_where_no_other_replica_serves_a_suspect_is_not_tried_again() -> None:
+    async def scene(stage: Stage) -> None:
+        poisoned(stage, "a")
+        with pytest.raises(PoisonedRequestError, match="which all others need"):
+            await answer(stage, asked("x", [1, 2, 3]))
+        assert len(stage.replicas["a"].served) == 2, "it came back, and was asked once more"
+
+    perform(scene, Stage("a"))
+
+
+def test_a_suspect_shares_its_replica_with_nobody() -> None:
+    async def scene(stage: Stage) -> None:
+        for replica in stage.replicas.values():
+            replica.holds = True
+        neighbours = [
+            asyncio.create_task(answer(stage, asked(f"n{i}", [i, 5]), RouteInfo(place=PromptPlace("ab"[i % 2]))))
+            for i in range(6)
+        ]
+        await until(lambda: sum(len(replica.running) for replica in stage.replicas.values()) == 6)
+        way = Continuation(asked("suspect", [7]))
+        way.num_deaths = 2
+        channel = await stage.dispatcher._choose(way, RouteInfo())
+        secluded = stage.replicas[channel.replica_id]
+        await until(lambda: not secluded.running)
+        later = asyncio.create_task(answer(stage, asked("later", [9])))
+        await until(lambda: sum(len(replica.running) for replica in stage.replicas.values()) == 7)
+        assert not secluded.running
+        stage.dispatcher._seclusion.leave(way)
+        for replica in stage.replicas.values():
+            replica.release()
+        assert await asyncio.gather(later, *neighbours) == [[1]] * 7
+        assert counted(stage).keys() == {("moved",)}
+
+    perform(scene, Stage("ab"))
+
+
+def test_a_stream_goes_on_behind_what_its_client_has() -> None:
+    """Also over planned moves, of which there may be any number."""
+
+    async def scene(stage: Stage) -> None:
+        for replica in stage.replicas.values():
+            replica.tokens_at_once = 1
+        for _ in range(4):
+            moved = asked("x", [1, 2, 3], max_tokens=5)
+            async with aclosing(stage.dispatcher.outputs(moved, RouteInfo())) as outputs:
+                tokens = []
+                async for output in outputs:
+                    tokens += output.new_token_ids
+                    for channel in stage.pool.live().values():
+                        channel.move_requests("just so")
+            assert tokens == [0, 1, 2, 3, 4]
+        assert counted(stage) == {("moved",): 4.0 * 4}
+        stalls = decode_snapshot(stage.recorder.snapshot()).histograms["manta:ingress_migration_stall_seconds"]
+        assert stalls.count == 4 * 4
+
+    perform(scene, Stage("ab"))
+
+
+def test_one_that_lost_its_only_replica_waits_for_it_to_come_back() -> None:
+    async def scene(stage: Stage) -> None:
+        replica = stage.replicas["a"]
+        replica.tokens_at_once, replica.dies_at = 1, 3
+        assert await answer(stage, asked("x", [1, 2, 3], max_tokens=5)) == [0, 1, 2, 3, 4]
+        assert [len(request.output_token_ids) for request in replica.requests] == [0, 3]
+        assert counted(stage) == {("lost",): 1.0}
+
+    perform(scene, Stage("a"))
+
+
+def test_an_engine_that_gives_a_request_up_has_not_died() -> None:
+    async def scene(stage: Stage) -> None:
+        stage.replicas["b"].gives_up = True
+        assert await answer(stage, asked("x", [1, 2, 3]), RouteInfo(place=PromptPlace(replica_id="b"))) == [1]
+        assert counted(stage) == {("moved",): 1.0}
+
+    perform(scene, Stage("ab"))
 
 
 def test_one_death_costs_the_client_nothing() -> None:
@@ -245,7 +381,8 @@ def test_one_death_costs_the_client_nothing() -> None:
         stage.replicas["c"].dead = stage.replicas["d"].dead = True
         assert await stage._choice("x", PromptPlace(replica_id="b")) == "a"
         assert stage.replicas["b"].served == ["x"]
-        stage.replicas["a"].dead = True
+        for replica in stage.replicas.values():
+            replica.dead = True
         with pytest.raises(EngineDeadError, match="no engine replica"):
             await stage._choice("y", PromptPlace())
 
@@ -262,7 +399,7 @@ def test_sdks_do_not_repeat_a_poisoned_request() -> None:
 
 def test_without_a_router_they_stay_together(play: Any) -> None:
     async def scene(stage: Stage) -> None:
-        stage.ingress._router_asleep_until = float("inf")
+        stage.client._asleep_until = float("inf")
         first, second = await stage.ask("x"), await stage.ask("y")
         assert len(first) == len(second) == 1
         assert first != second  # the load of all N choices counts
@@ -291,12 +428,12 @@ def test_the_router_is_told_the_hashes_of_the_engines_own_making(play: Any) -> N
         request = EngineRequest(
             "y", prompt, SamplingParams(max_tokens=5, seed=0), placement=Placement(cache_root=b"tenant", session="s")
         )
-        async with aclosing(stage.ingress._attempts("m", request, RouteInfo())) as outputs:
+        async with aclosing(stage.dispatcher.outputs(request, RouteInfo())) as outputs:
             assert [output.new_token_ids async for output in outputs] == [[1]]
         root = root_hash(KEY, model="weights", cache_root=b"tenant")
         assert stage.router.hashes[-1] == b"".join(hash_blocks(KEY, root, prompt, 16)[:2])
         assert stage.router.sessions[-1] == "s"
-        counts = stage.ingress._recorder.snapshot()
+        counts = stage.recorder.snapshot()
         assert decode_snapshot(counts).values["manta:ingress_routes_total"] == {("exact",): 2.0}
 
     play(scene)
@@ -307,12 +444,11 @@ def test_a_silent_router_is_counted_and_left_alone(play: Any) -> None:
         async def never(*arguments: Any) -> None:
             await asyncio.Event().wait()
 
-        config = stage.ingress._config.ingress.model_copy(update={"route_timeout_s": 0.05})
-        stage.ingress._config = stage.ingress._config.model_copy(update={"ingress": config})
+        stage.client._timeout_s = 0.05
         stage.router.remote = never  # type: ignore[method-assign, assignment]
         for name in "xyz":
             assert len(await stage.ask(name)) == 1
-        values = decode_snapshot(stage.ingress._recorder.snapshot()).values
+        values = decode_snapshot(stage.recorder.snapshot()).values
         assert values["manta:ingress_routes_total"] == {("ingress",): 3.0}
         assert values["manta:ingress_route_fallbacks_total"] == {(): 3.0}
 

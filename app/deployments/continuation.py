@@ -1,0 +1,115 @@
+"""What an ingress remembers of a request so that it can go on elsewhere, and of those that replicas died of."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from app.engine.outputs import EngineOutput
+from app.engine.pooling.params import PoolingParams
+from app.engine.request import EngineRequest
+from app.errors import PoisonedRequestError
+
+MAX_DEATHS = 2  # of replicas under a request; then it runs once more, alone
+QUARANTINE_S = 600.0
+MAX_QUARANTINED = 256
+
+
+class Continuation:
+    """One request on its way over one replica or several."""
+
+    def __init__(self, request: EngineRequest) -> None:
+        self.num_deaths = 0
+        self.left: dict[str, str] = {}  # channels that were lost or refused it, with their replicas
+        self.lost_at: float | None = None  # monotonic; while nothing has come since it left a replica
+        self._request = request
+        self._output: list[int] = []
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether a replica that had taken it is gone, so that a client waits for it to go on."""
+        return self.num_deaths > 0 or self.lost_at is not None or bool(self._output)
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether it may be the cause of the deaths."""
+        return self.num_deaths >= MAX_DEATHS
+
+    @property
+    def request(self) -> EngineRequest:
+        """What to ask the next replica for: the rest of it."""
+        return replace(self._request, output_token_ids=list(self._output)) if self._output else self._request
+
+    def took(self, output: EngineOutput) -> None:
+        """The client is given this output."""
+        self._output += output.new_token_ids
+
+    def lost(self, *, died: bool) -> None:
+        """The replica that had taken it is gone, or has `died`."""
+        self.num_deaths += died
+        self.lost_at = time.monotonic()
+
+
+class Quarantine:
+    """Requests that are refused for QUARANTINE_S: the same prompt with the same parameters, whatever the seed."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._until: dict[bytes, float] = {}  # by digest, oldest first
+
+    def add(self, request: EngineRequest) -> PoisonedRequestError:
+        """Refuse it from now on; returns the error to raise."""
+        while len(self._until) >= MAX_QUARANTINED:
+            del self._until[next(iter(self._until))]
+        self._until[_digest(request)] = self._clock() + QUARANTINE_S
+        return PoisonedRequestError(
+            f"{MAX_DEATHS + 1} engine replicas died while this request ran on them, at the last one alone; it is the "
+            f"cause, and is refused for {QUARANTINE_S:g} s"
+        )
+
+    def check(self, request: EngineRequest) -> None:
+        """PoisonedRequestError for one that is refused."""
+        if not self._until:
+            return
+        left_s = self._until.get(digest := _digest(request), 0.0) - self._clock()
+        if left_s > 0:
+            raise PoisonedRequestError(
+                f"engine replicas died each time this request ran on them; it is refused for another {left_s:.0f} s"
+            )
+        self._until.pop(digest, None)
+
+
+def _digest(request: EngineRequest) -> bytes:
+    work = request.work
+    params = work if isinstance(work, PoolingParams) else work.model_copy(update={"seed": None})
+    prompt = np.array(request.prompt_token_ids, np.int64).tobytes()
+    return hashlib.blake2b(prompt + repr(params).encode(), digest_size=16).digest()
+
+
+class Seclusion:
+    """The replica that a suspect has for itself, as far as this ingress sends requests; one suspect at a time."""
+
+    def __init__(self) -> None:
+        self.replica_id: str | None = None
+        self._lock = asyncio.Lock()
+        self._suspect: Continuation | None = None
+
+    async def enter(self, suspect: Continuation) -> None:
+        """Wait for its turn."""
+        await self._lock.acquire()
+        self._suspect = suspect
+
+    def holds(self, continuation: Continuation) -> bool:
+        """Whether this one has a replica for itself."""
+        return self._suspect is continuation
+
+    def leave(self, continuation: Continuation) -> None:
+        """Others may go there again; nothing happens for one that was not alone."""
+        if self.holds(continuation):
+            self.replica_id = self._suspect = None
+            self._lock.release()

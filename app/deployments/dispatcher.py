@@ -1,0 +1,163 @@
+"""Takes the requests of one model to its replicas, and on to another where one is lost: the client's stream goes on.
+
+The ingress owns the request and holds what it has generated so far, so that another replica can take it up behind that,
+as an engine resumes a request that it had preempted: with the same tokens (I6). Any number of planned moves is fine. A
+request under which MAX_DEATHS replicas died may be the cause: it runs once more where it can take no other with it,
+while another replica serves these; dying there too, it is refused for a while.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from typing import cast
+
+from app.api.engine_client import RouteInfo
+from app.api.events import ENDED_BY
+from app.deployments.channel.channel_client import ChannelClient, RequestMovedError, RequestStream
+from app.deployments.channel.replica_pool import ReplicaPool
+from app.deployments.continuation import MAX_DEATHS, Continuation, Quarantine, Seclusion
+from app.deployments.router_client import RouterClient
+from app.deployments.routing.policies.base import Level, RouteQuery
+from app.engine.outputs import EngineOutput, FinishReason
+from app.engine.request import EngineRequest
+from app.errors import EngineDeadError, OverloadedError, PoisonedRequestError
+from app.telemetry.metrics import MetricsRecorder
+
+MOVE_WAIT_S = 120.0  # a request that has lost its replica waits so long for another one
+POLL_S = 0.05
+RETRY_S = 0.25  # a full replica is asked again, by a request that has run already
+
+
+class Dispatcher:
+    """One model's. Lives on one event loop."""
+
+    def __init__(
+        self, pool: ReplicaPool, router: RouterClient, recorder: MetricsRecorder, *, num_replicas: int = 1
+    ) -> None:
+        self._pool = pool
+        self._router = router
+        self._recorder = recorder
+        self._num_replicas = num_replicas  # that are meant to run
+        self._quarantine = Quarantine()
+        self._seclusion = Seclusion()
+
+    async def outputs(self, request: EngineRequest, route: RouteInfo) -> AsyncGenerator[EngineOutput, None]:
+        """The request's outputs, whichever replicas bring them.
+
+        Raises EngineDeadError when no replica can take it, PoisonedRequestError, and what the engine refuses it with.
+        """
+        self._quarantine.check(request)
+        way = Continuation(request)
+        while True:
+            channel = await self._choose(way, route)
+            stream: RequestStream | None = None
+            try:
+                stream = await channel.submit(way.request)
+                route.replica_id = channel.replica_id
+                async for output in stream.outputs():
+                    if output.finish_reason == "abort":  # nobody here has asked for that
+                        way.left[channel.channel_id] = channel.replica_id
+                        raise RequestMovedError(f"engine replica {channel.replica_id} gave the request up")
+                    if way.lost_at is not None:
+                        self._goes_on(way)
+                    way.took(output)
+                    yield output
+                return
+            except EngineDeadError as error:
+                self._note_loss(way, channel, error, ran=stream is not None)
+            except OverloadedError:
+                if not way.has_moved:
+                    raise
+                await asyncio.sleep(RETRY_S)
+            finally:
+                if stream is not None:
+                    stream.close(cast(FinishReason, route.extra.get(ENDED_BY, "abort")))
+                self._seclusion.leave(way)
+
+    def _note_loss(self, way: Continuation, channel: ChannelClient, error: EngineDeadError, *, ran: bool) -> None:
+        """The replica refused the request, or is lost under it; raises where that was once too often."""
+        died = not isinstance(error, RequestMovedError)
+        if died:
+            way.left[channel.channel_id] = channel.replica_id
+        if not ran and channel.state != "closed":
+            return  # a refusal
+        self._recorder.increment("manta:ingress_migrations_total", 1.0, "lost" if died else "moved")
+        way.lost(died=died)
+        if died and self._seclusion.holds(way):
+            raise self._quarantine.add(way.request) from error
+
+    def _goes_on(self, way: Continuation) -> None:
+        """The first output since the loss."""
+        assert way.lost_at is not None
+        self._recorder.observe("manta:ingress_migration_stall_seconds", time.monotonic() - way.lost_at)
+        way.lost_at = None
+
+    # ---- where to
+
+    async def _choose(self, way: Continuation, route: RouteInfo) -> ChannelClient:
+        """The replica of the prompt's place; the first choice finds one, and so does who finds that one lost."""
+        if way.is_suspect:
+            return await self._choose_alone(way)
+        place = route.place
+        async with place.lock:
+            live = await self._some_live(way)
+            if place.replica_id not in live:
+                place.replica_id = await self._place(way, live)
+                live = await self._some_live(way)  # it took a while
+            if place.replica_id not in live:
+                place.replica_id = self._pool.choose(RouteQuery.of_prompt(way.request), live)
+            return live[place.replica_id]
+
+    async def _place(self, way: Continuation, live: dict[str, ChannelClient]) -> str:
+        """What the Router says, or else the less loaded of two."""
+        query = RouteQuery.of_prompt(way.request)
+        level: Level = "ingress"
+        gone = {*way.left.values(), self._seclusion.replica_id or ""}
+        excluded = tuple(name for name in gone if name and name not in live)
+        decision = await self._router.place(self._pool.model, way.request, self._pool.load, excluded)
+        if decision is not None and decision.replica_id in live:
+            replica_id, level = decision.replica_id, decision.level
+            self._pool.routed(replica_id, query)
+        else:
+            self._recorder.increment("manta:ingress_route_fallbacks_total")
+            replica_id = self._pool.choose(query, live)
+        self._recorder.increment("manta:ingress_routes_total", 1.0, level)
+        return replica_id
+
+    def _live(self, way: Continuation) -> dict[str, ChannelClient]:
+        """The replicas that may take it: not those that it left, and not that of a suspect while others serve."""
+        live = {name: one for name, one in self._pool.live().items() if one.channel_id not in way.left}
+        return {name: one for name, one in live.items() if name != self._seclusion.replica_id} or live
+
+    async def _some_live(self, way: Continuation) -> dict[str, ChannelClient]:
+        """As `_live`; one that was running waits until there is a replica."""
+        deadline = time.monotonic() + MOVE_WAIT_S
+        while not (live := self._live(way)):
+            if not way.has_moved or time.monotonic() > deadline:
+                raise EngineDeadError(
+                    f"no engine replica of model {self._pool.model!r} can take requests at the moment"
+                )
+            await asyncio.sleep(POLL_S)
+        return live
+
+    async def _choose_alone(self, way: Continuation) -> ChannelClient:
+        """A replica without others, which move on; PoisonedRequestError where no second one serves them."""
+        await self._seclusion.enter(way)
+        try:
+            deadline = time.monotonic() + MOVE_WAIT_S
+            while not (live := self._live(way)) or len(self._pool.live()) < 2:
+                if self._num_replicas < 2 or time.monotonic() > deadline:
+                    raise PoisonedRequestError(
+                        f"{MAX_DEATHS} engine replicas died while this request ran on them; it may be the cause, and is"
+                        " not sent to another one, which all others need"
+                    )
+                await asyncio.sleep(POLL_S)
+        except BaseException:
+            self._seclusion.leave(way)
+            raise
+        channel = min(live.values(), key=lambda one: one.num_streams)
+        self._seclusion.replica_id = channel.replica_id
+        channel.move_requests("its replica is needed for another one alone")
+        return channel

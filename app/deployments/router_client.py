@@ -1,0 +1,55 @@
+"""How an ingress asks the Router. One that does not answer costs placement only: requests are placed without it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import replace
+from typing import Any
+
+from app.deployments.channel.serve_port import call
+from app.deployments.channel.wire import LoadReport
+from app.deployments.routing.policies.base import Decision, RouteQuery
+from app.deployments.routing.prompt_hasher import PromptHasher
+from app.engine.request import EngineRequest
+
+REST_S = 1.0  # one that did not answer is not asked again for so long
+
+logger = logging.getLogger("manta.ingress")
+
+
+class RouterClient:
+    """`handle` is Serve's, of `Router.route`."""
+
+    def __init__(self, handle: Any, hasher: PromptHasher, timeout_s: float) -> None:
+        self._handle = handle
+        self._hasher = hasher
+        self._timeout_s = timeout_s
+        self._asleep_until = 0.0
+
+    async def place(
+        self, model: str, request: EngineRequest, load: LoadReport | None, excluded: tuple[str, ...] = ()
+    ) -> Decision | None:
+        """The Router's choice for a prompt, but for `excluded` replicas; None when it has none or does not answer in
+        time. `load`: any replica's."""
+        if time.monotonic() < self._asleep_until:
+            return None
+        known = [*request.prompt_token_ids, *request.output_token_ids] if request.output_token_ids else None
+        hashes = await self._hasher.hash_prompt(known or request.prompt_token_ids, request.placement.cache_root, load)
+        query = replace(RouteQuery.of_prompt(request), block_hashes=hashes)
+        try:
+            choice: Decision | None = await call(
+                self._handle, *route_arguments(model, query), excluded, timeout_s=self._timeout_s
+            )
+        except Exception as error:
+            if time.monotonic() >= self._asleep_until:  # the first of those that wait for it
+                logger.info("the Router did not answer (%s); placing requests here", type(error).__name__)
+            self._asleep_until = time.monotonic() + REST_S
+            return None
+        return choice
+
+
+def route_arguments(model: str, query: RouteQuery) -> tuple[str, int, int, bytes, str, str]:
+    """Of Router.route: the hashes as one piece, which costs less on the way than many."""
+    hashes = b"".join(query.block_hashes)
+    return (model, query.num_prompt_tokens, query.max_tokens, hashes, query.session, query.adapter)
