@@ -21,6 +21,7 @@ from app.deployments.serve_args import parse_args
 from app.engine.kv_cache.kv_events import KVEventSink, KVTier
 from app.engine.outputs import EngineOutput
 from app.engine.request import EngineRequest
+from app.engine.sampling_params import SamplingParams
 from app.engine.stats import StatsRecorder
 
 POISON_SEED = 666_666
@@ -44,12 +45,17 @@ def create_harmful_engine(
     add_request = engine.add_request
 
     def add(request: EngineRequest) -> None:
-        if request.sampling.seed == POISON_SEED:
+        if is_poisonous(request):
             os.kill(os.getpid(), signal.SIGKILL)
         add_request(request)
 
     engine.add_request = add  # type: ignore[method-assign]
     return engine
+
+
+def is_poisonous(request: EngineRequest) -> bool:
+    """Whether this request ends the engine that takes it."""
+    return isinstance(request.work, SamplingParams) and request.work.seed == POISON_SEED
 
 
 class Garbler:
@@ -69,10 +75,6 @@ class Garbler:
     def removed(self, hashes: list[bytes], tier: KVTier = "device") -> None:
         """See KVEventSink."""
         self._tell(lambda: self._sink.removed(list(hashes), tier))
-
-    def cleared(self, tier: KVTier = "device") -> None:
-        """See KVEventSink."""
-        self._sink.cleared(tier)
 
     def _tell(self, event: Callable[[], None]) -> None:
         fate = self._random.randrange(4)

@@ -118,11 +118,11 @@ class RayNodes:
 
     def _start_node(self, number: int) -> None:
         place = ["--head", f"--port={self._port}", f"--dashboard-port={free_port()}", f"--temp-dir={self._tmp}/ray"]
-        host, within = self._host, ()
+        host, within = self._host, list[str]()
         if number:
             place = [f"--address={self._address}"]
         if number and self._relay is not None:
-            host, within = THERE, ("nsenter", f"--net=/proc/{self._relay.pid}/ns/net")
+            host, within = THERE, ["nsenter", f"--net=/proc/{self._relay.pid}/ns/net"]
         if self._redis is not None:
             place.append(f"--redis-password={_PASSWORD}")
         shared = [f"--node-ip-address={host}", "--min-worker-port=0", "--max-worker-port=0", "--disable-usage-stats"]
