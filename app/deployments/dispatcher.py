@@ -132,7 +132,7 @@ class Dispatcher:
         return {name: one for name, one in live.items() if name != self._seclusion.replica_id} or live
 
     async def _some_live(self, way: Continuation) -> dict[str, ChannelClient]:
-        """As `_live`; one that was running waits until there is a replica."""
+        """The replicas of `_live`, of which there is one at least; a request that was running waits for it."""
         deadline = time.monotonic() + MOVE_WAIT_S
         while not (live := self._live(way)):
             if not way.has_moved or time.monotonic() > deadline:

@@ -50,6 +50,6 @@ class RouterClient:
 
 
 def route_arguments(model: str, query: RouteQuery) -> tuple[str, int, int, bytes, str, str]:
-    """Of Router.route: the hashes as one piece, which costs less on the way than many."""
+    """The arguments of Router.route: one bytes object of all hashes is cheaper to send than many."""
     hashes = b"".join(query.block_hashes)
     return (model, query.num_prompt_tokens, query.max_tokens, hashes, query.session, query.adapter)
