@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from app.beams.search import BeamSearch, BeamSearchParams
+from app.engine.request import EngineRequest, Placement
+from app.engine.sampling_params import SamplingParams
 from app.engine.step import TokenLogprobs
 
 VOCABULARY, END, LENGTH = 5, 4, 3
@@ -27,6 +29,11 @@ def answer(row: np.ndarray, num_shown: int) -> TokenLogprobs:
     order = np.argsort(-row)
     shown = [int(order[0]), *map(int, order[:num_shown])]
     return TokenLogprobs(shown, [float(row[token]) for token in shown], list(range(1, len(shown) + 1)))
+
+
+def asked(prompt: list[int]) -> EngineRequest:
+    """The request for the whole search."""
+    return EngineRequest("beams", prompt, SamplingParams(seed=0, max_tokens=LENGTH), placement=Placement(priority=3))
 
 
 def every_ending(rows: np.ndarray, penalty: float) -> dict[tuple[int, ...], float]:
@@ -49,8 +56,8 @@ def test_a_search_as_wide_as_the_tree_finds_the_best(seed: int, penalty: float) 
     width = VOCABULARY**LENGTH
     params = BeamSearchParams(beam_width=width, length_penalty=penalty, early_stopping="never")
     search = BeamSearch([0], params, frozenset((END,)), LENGTH, VOCABULARY)
-    while prompts := search.prompts():
-        search.advance([answer(rows[prompt[-1]], VOCABULARY) for prompt in prompts])
+    while asks := search.requests(asked([0]), 0):
+        search.advance([answer(rows[ask.prompt_token_ids[-1]], VOCABULARY) for ask in asks])
     judged = every_ending(rows, penalty)
     assert {tuple(beam.token_ids): pytest.approx(beam.score) for beam in search.finished} == judged
     assert tuple(search.finished[0].token_ids) == max(judged, key=judged.__getitem__)
@@ -58,8 +65,10 @@ def test_a_search_as_wide_as_the_tree_finds_the_best(seed: int, penalty: float) 
 
 def test_what_the_engine_is_asked_for() -> None:
     search = BeamSearch([7, 8], BeamSearchParams(beam_width=2), frozenset((END,)), 4, VOCABULARY)
-    asks = search.step_params()
-    assert (asks.max_tokens, asks.logprobs) == (1, VOCABULARY)
-    assert search.prompts() == [[7, 8]]
+    (first,) = search.requests(asked([7, 8]), 0)
+    assert (first.sampling.max_tokens, first.sampling.logprobs, first.prompt_token_ids) == (1, VOCABULARY, [7, 8])
+    assert first.placement == asked([7, 8]).placement
     search.advance([answer(table(0)[0], VOCABULARY)])
-    assert [prompt[:2] for prompt in search.prompts()] == [[7, 8]] * len(search.running)
+    asks = search.requests(asked([7, 8]), 1)
+    assert [ask.prompt_token_ids[:2] for ask in asks] == [[7, 8]] * len(search.running)
+    assert len({first.request_id, *(ask.request_id for ask in asks)}) == 1 + len(asks)

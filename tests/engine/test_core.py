@@ -265,7 +265,7 @@ def test_requests_are_refused_before_they_meet_others() -> None:
     core = make_core(num_blocks=10, block_size=4)
     with pytest.raises(PromptTooLongError, match=r"holds 40 tokens.*needs 42: 41 in the prompt"):
         core.add_request(make_request("r", [1] * 41))
-    with pytest.raises(InvalidRequestError, match="vocabulary"):
+    with pytest.raises(InvalidRequestError, match=f"prompt: token ids must be from 0 to {VOCAB - 1}, not {VOCAB}"):
         core.add_request(make_request("r", [VOCAB]))
     assert not core.has_work()
     core.add_request(make_request("r", [1]))

@@ -82,27 +82,22 @@ def make_config(model: Path, **options: Any) -> EngineConfig:
     return EngineConfig(model=str(model), device="cpu", num_threads=1, **{**sizes, "executor": "in_process", **options})
 
 
-class KeepsLogprobs(Results):
-    """Results, and what was said of every token."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.logprobs: dict[str, list[Any]] = {}
+class WholeLogprobs(Results):
+    """Results, of which each token that has logprobs comes with its own."""
 
     def take(self, outputs: Any) -> None:
         outputs = list(outputs)
         super().take(outputs)
         for output in outputs:
-            self.logprobs.setdefault(output.request_id, []).extend(output.logprobs or [])
             assert len(output.logprobs or output.new_token_ids) == len(output.new_token_ids)
 
 
-def generate(config: EngineConfig, executor: Executor, wishes: list[dict[str, Any]]) -> tuple[KeepsLogprobs, int]:
+def generate(config: EngineConfig, executor: Executor, wishes: list[dict[str, Any]]) -> tuple[WholeLogprobs, int]:
     """The results, and how many steps they took."""
     core = EngineCore(config, ModelInfo.from_directory(config.model), executor, KEY)
     core.start()
     try:
-        results = KeepsLogprobs()
+        results = WholeLogprobs()
         run(core, requests(wishes), results=results)
         assert_idle(core)
         stats = core.stats()
@@ -114,7 +109,7 @@ def generate(config: EngineConfig, executor: Executor, wishes: list[dict[str, An
 
 
 @pytest.fixture(scope="module")
-def plain(directory: Path) -> tuple[KeepsLogprobs, int]:
+def plain(directory: Path) -> tuple[WholeLogprobs, int]:
     """Token by token."""
     config = make_config(directory)
     return generate(config, InProcessExecutor(config), WISHES)
@@ -148,7 +143,7 @@ def test_greedy_tokens_are_those_of_transformers(directory: Path, tmp_path: Path
 @pytest.mark.usefixtures("in_this_process")
 @pytest.mark.parametrize("max_inflight_steps", [1, 2, 4])
 def test_every_wish_is_met_in_fewer_steps(
-    directory: Path, tmp_path: Path, plain: tuple[KeepsLogprobs, int], max_inflight_steps: int
+    directory: Path, tmp_path: Path, plain: tuple[WholeLogprobs, int], max_inflight_steps: int
 ) -> None:
     """The same tokens, logprobs and ends as token by token."""
     expected, num_steps = plain
@@ -159,19 +154,20 @@ def test_every_wish_is_met_in_fewer_steps(
     assert fewer < 0.75 * num_steps
 
 
-def assert_same(results: KeepsLogprobs, expected: KeepsLogprobs) -> None:
+def assert_same(results: WholeLogprobs, expected: WholeLogprobs) -> None:
     assert results.tokens == expected.tokens
+    assert results.logprobs.keys() == expected.logprobs.keys()
     for name, final in expected.final.items():
         found = results.final[name]
         assert (found.finish_reason, found.stop_reason) == (final.finish_reason, final.stop_reason)
-        for ours, theirs in zip(results.logprobs[name], expected.logprobs[name], strict=True):
+        for ours, theirs in zip(results.logprobs.get(name, ()), expected.logprobs.get(name, ()), strict=True):
             assert ours.token_ids == theirs.token_ids
             np.testing.assert_allclose(ours.logprobs, theirs.logprobs, atol=1e-4)
 
 
 @pytest.mark.parametrize(("tp", "pp"), [(1, 3), pytest.param(2, 2, marks=pytest.mark.slow)])
 def test_stages_of_a_pipeline_agree_on_what_was_accepted(
-    directory: Path, tmp_path: Path, plain: tuple[KeepsLogprobs, int], tp: int, pp: int
+    directory: Path, tmp_path: Path, plain: tuple[WholeLogprobs, int], tp: int, pp: int
 ) -> None:
     """All of them: the first embeds drafts that the last one proposed, one in the midst needs the counts alone."""
     model = model_with_prophet(directory, tmp_path, answers_of(plain[0]))
@@ -184,7 +180,7 @@ def test_stages_of_a_pipeline_agree_on_what_was_accepted(
 @pytest.mark.usefixtures("ray_cluster")
 @pytest.mark.parametrize("transport", ["socket", "compiled_graph"])
 def test_over_both_transports(
-    directory: Path, tmp_path: Path, plain: tuple[KeepsLogprobs, int], transport: str
+    directory: Path, tmp_path: Path, plain: tuple[WholeLogprobs, int], transport: str
 ) -> None:
     model = model_with_prophet(directory, tmp_path, answers_of(plain[0]))
     options: dict[str, Any] = {"executor": "ray_workers", "step_transport": transport}
