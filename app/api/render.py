@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from app.api.answer_start import PLAIN, AnswerStart
 from app.api.engine_client import EngineClient, ServedModel
 from app.api.errors import validation_error
 from app.api.request_builder import OWN_NAMES, RequestBuilder
@@ -19,7 +20,6 @@ from app.api.work_pool import DECODE_S_PER_TOKEN, TOKENISE_S_PER_CHAR, RequestWo
 from app.config import RequestLimits
 from app.engine.request import ANYWHERE, EngineRequest, Placement
 from app.engine.sampling_params import SamplingParams
-from app.engine.structured.reasoning import ReasoningSpan
 from app.errors import InvalidRequestError, ModelNotFoundError, PromptTooLongError, UnsupportedError
 from app.text.prompt_size import TextRoom
 from app.text.tokenizer import Tokenizer
@@ -129,8 +129,7 @@ def engine_requests(
     *,
     request_id: str,
     names: Mapping[str, str] = OWN_NAMES,
-    reasoning: ReasoningSpan | None = None,
-    inside: bool | None = None,
+    start: AnswerStart = PLAIN,
 ) -> list[EngineRequest]:
     """`n` requests for each prompt, in order, within the server's limits; see RequestBuilder.
 
@@ -140,7 +139,13 @@ def engine_requests(
     check_number(len(prompts), params.n, limits, names)
     usual = model.info.generation_config.get("max_new_tokens")
     builder = RequestBuilder(
-        model, params, placement, names=names, reasoning=reasoning, inside=inside, usual_max_tokens=usual
+        model,
+        params,
+        placement,
+        names=names,
+        reasoning=start.reasoning,
+        inside=start.inside,
+        usual_max_tokens=usual,
     )
     return [one for i, prompt in enumerate(prompts) for one in builder.choices(f"{request_id}-{i}", prompt.token_ids)]
 

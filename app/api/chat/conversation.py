@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 from starlette.requests import Request
 
+from app.api.answer_start import AnswerStart
 from app.api.chat.chat_request import ChatRequest
 from app.api.chat.envelope import ResponseEnvelope
-from app.api.chat.generation import open_stream
+from app.api.chat.generation import Generation, open_stream
 from app.api.chat.prompt import render_chat
 from app.api.engine_client import EngineClient, ServedModel
 from app.api.errors import in_words_of
@@ -64,7 +65,8 @@ async def open_conversation(
             raise InvalidRequestError("excludes a tool_choice that requires a call", param="structured_outputs")
         fields["structured_outputs"] = plan.structured_outputs
     before = plan.reasoning_span if fields.get("structured_outputs") is not None else None
-    asked = (client, limits, request, body, model, [prompt], envelope, fields)
-    stream = open_stream(*asked, shown=plan.shown_token_ids, reasoning=before, inside=plan.inside)
+    start = AnswerStart(plan.shown_token_ids, before, plan.inside)
+    generation = Generation(model, [prompt], fields, start)
+    stream = open_stream(client, limits, request, body, envelope, generation)
     parsers = [] if plan.is_plain else [plan.new_parser() for _ in stream.choices]
     return Conversation(model, envelope, stream, plan, parsers, plan.max_calls)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.requests import Request
 
+from app.api.answer_start import PLAIN, AnswerStart
 from app.api.chat.beam_fields import beam_search_params
 from app.api.chat.beam_search import BeamSearchClient
 from app.api.chat.envelope import ResponseEnvelope
@@ -15,10 +17,19 @@ from app.api.engine_client import EngineClient, ServedModel
 from app.api.events import Choice, EventStream
 from app.api.render import Prompt, engine_requests, must_generate, sampling_params
 from app.config import RequestLimits
-from app.engine.structured.reasoning import ReasoningSpan
 from app.text.output_processor import OutputProcessor
 
 MAX_SESSION_CHARS = 256
+
+
+@dataclass(slots=True, frozen=True)
+class Generation:
+    """Answers of a model to prompts, as a body asks for them."""
+
+    model: ServedModel
+    prompts: Sequence[Prompt]
+    fields: dict[str, Any]  # sampling parameters that the body gives
+    start: AnswerStart = PLAIN
 
 
 def open_stream(
@@ -26,20 +37,11 @@ def open_stream(
     limits: RequestLimits,
     request: Request,
     body: GenerationBody,
-    model: ServedModel,
-    prompts: Sequence[Prompt],
     envelope: ResponseEnvelope,
-    fields: dict[str, Any],
-    *,
-    shown: frozenset[int] = frozenset(),
-    reasoning: ReasoningSpan | None = None,
-    inside: bool | None = None,
+    generation: Generation,
 ) -> EventStream:
-    """The stream of all choices of all prompts; raises InvalidRequestError or PromptTooLongError before it starts.
-
-    `shown` are special tokens that stay in the text; structured outputs begin after the `reasoning`; `inside`
-    says whether answers begin inside the reasoning (None: the prompt's end tells).
-    """
+    """The stream of all choices of all prompts; raises InvalidRequestError or PromptTooLongError before it starts."""
+    model, fields, shown = generation.model, generation.fields, generation.start.shown_token_ids
     must_generate(model)
     if body.request_id is not None:
         request.state.request_id = body.request_id
@@ -50,13 +52,12 @@ def open_stream(
     requests = engine_requests(
         model,
         limits,
-        prompts,
+        generation.prompts,
         params,
         body.placement(request.state.tenant, _session(request, body)),
         request_id=envelope.id,
         names=body.field_names(),
-        reasoning=reasoning,
-        inside=inside,
+        start=generation.start,
     )
     choices = [
         Choice(
@@ -68,7 +69,7 @@ def open_stream(
         for i, own in enumerate(requests)
     ]
     if body.use_beam_search:
-        client = BeamSearchClient(client, beam_search_params(body, limits, len(prompts), params))
+        client = BeamSearchClient(client, beam_search_params(body, limits, len(generation.prompts), params))
     interval = body.stream_interval if body.stream else 1
     return EventStream(client, model.name, choices, request.receive, body.field_names(), interval)
 

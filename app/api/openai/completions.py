@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from app.api.body import describe_body, read_body
 from app.api.chat.envelope import ResponseEnvelope, usage
-from app.api.chat.generation import open_stream, response_headers
+from app.api.chat.generation import Generation, open_stream, response_headers
 from app.api.endpoint import Endpoint
 from app.api.engine_client import EngineClient, ServedModel
 from app.api.events import Collected, collect
@@ -38,7 +38,9 @@ def completion_routes(client: EngineClient, limits: RequestLimits) -> APIRouter:
         work = work_of(request)
         prompts = await _prompts(work, body, model, limits)
         envelope = ResponseEnvelope.of("cmpl", model, body.model)
-        stream = open_stream(client, limits, request, body, model, prompts, envelope, body.sampling_fields())
+        stream = open_stream(
+            client, limits, request, body, envelope, Generation(model, prompts, body.sampling_fields())
+        )
         num_echoed = sum(len(prompt.token_ids) for prompt in prompts) if body.echo else 0
         echoes = await work.run(ECHO_S_PER_TOKEN * num_echoed, _echoes, body, prompts, model)
         hides_output = body.max_tokens == 0

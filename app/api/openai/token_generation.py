@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from app.api.body import describe_body, read_body
 from app.api.chat.envelope import ResponseEnvelope
-from app.api.chat.generation import open_stream, response_headers
+from app.api.chat.generation import Generation, open_stream, response_headers
 from app.api.chat.generation_body import GenerationBody
 from app.api.endpoint import Endpoint
 from app.api.engine_client import EngineClient
@@ -96,7 +96,9 @@ def token_routes(client: EngineClient, limits: RequestLimits) -> APIRouter:
         model = find_model(client, body.model)
         envelope = ResponseEnvelope.of("generate", model, body.model)
         prompts = [Prompt(asked.token_ids)]
-        stream = open_stream(client, limits, request, body, model, prompts, envelope, body.sampling_fields())
+        stream = open_stream(
+            client, limits, request, body, envelope, Generation(model, prompts, body.sampling_fields())
+        )
         request_id = request.state.request_id
         if body.stream:
             return EventStreamResponse(stream, TokenChunks(request_id, body.logprobs is not None))
