@@ -119,7 +119,7 @@ def generate(config: EngineConfig, executor: Executor) -> tuple[Results, Results
     core = EngineCore(config, ModelInfo.from_directory(config.model), executor, KEY)
     try:
         core.start()
-        greedy = KeepsLogprobs()
+        greedy = Results()
         run(core, requests(NUM_PROMPTS, temperature=0.0, logprobs=3), results=greedy)
         drawn = run(
             core, requests(NUM_PROMPTS, temperature=1.0, top_p=0.9, presence_penalty=0.5, frequency_penalty=0.3)
@@ -133,20 +133,6 @@ def generate(config: EngineConfig, executor: Executor) -> tuple[Results, Results
         return greedy, drawn
     finally:
         core.shutdown()
-
-
-class KeepsLogprobs(Results):
-    """Results, and the logprobs of every token."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.logprobs: dict[str, list[list[float]]] = {}
-
-    def take(self, outputs: Any) -> None:
-        outputs = list(outputs)
-        super().take(outputs)
-        for output in outputs:
-            self.logprobs.setdefault(output.request_id, []).extend(entry.logprobs for entry in output.logprobs or [])
 
 
 class Static(Watched):
@@ -183,10 +169,11 @@ def test_same_tokens_as_one_rank(
     greedy, drawn = generate(config, watched)
     assert [greedy.tokens[f"{number}"] for number in range(NUM_PROMPTS)] == truth
     assert drawn.tokens == {request_id: one_rank[1].tokens[request_id] for request_id in drawn.tokens}
-    assert isinstance(greedy, KeepsLogprobs)
-    assert isinstance(one_rank[0], KeepsLogprobs)
-    for request_id, logprobs in greedy.logprobs.items():
-        np.testing.assert_allclose(logprobs, one_rank[0].logprobs[request_id], atol=1e-4, rtol=0)
+    assert isinstance(greedy, Results)
+    assert isinstance(one_rank[0], Results)
+    for request_id, entries in greedy.logprobs.items():
+        theirs = [entry.logprobs for entry in one_rank[0].logprobs[request_id]]
+        np.testing.assert_allclose([entry.logprobs for entry in entries], theirs, atol=1e-4, rtol=0)
     if pp > 1:
         assert watched.most_out >= pp, "the stages idle"
         assert watched.neighbours > 20
