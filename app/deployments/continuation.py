@@ -27,6 +27,7 @@ class Continuation:
         self.num_deaths = 0
         self.left: dict[str, str] = {}  # channels that were lost or refused it, with their replicas
         self.lost_at: float | None = None  # monotonic; while nothing has come since it left a replica
+        self.refused_at: float | None = None  # monotonic; the first of the refusals since its last output
         self._request = request
         self._output: list[int] = []
 
@@ -47,6 +48,7 @@ class Continuation:
 
     def took(self, output: EngineOutput) -> None:
         """The client is given this output."""
+        self.refused_at = None
         self._output += output.new_token_ids
 
     def lost(self, *, died: bool) -> None:
@@ -56,7 +58,7 @@ class Continuation:
 
 
 class Quarantine:
-    """Requests that are refused for QUARANTINE_S: the same prompt with the same parameters, whatever the seed."""
+    """Requests that are refused for QUARANTINE_S: a tenant's same prompt and parameters, whatever the seed."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -88,7 +90,8 @@ def _digest(request: EngineRequest) -> bytes:
     work = request.work
     params = work if isinstance(work, PoolingParams) else work.model_copy(update={"seed": None})
     prompt = np.array(request.prompt_token_ids, np.int64).tobytes()
-    return hashlib.blake2b(prompt + repr(params).encode(), digest_size=16).digest()
+    beside = repr((params, request.placement.cache_root))  # whose it is, and of which adapter
+    return hashlib.blake2b(prompt + beside.encode(), digest_size=16).digest()
 
 
 class Seclusion:

@@ -68,8 +68,11 @@ class Dispatcher:
             except EngineDeadError as error:
                 self._note_loss(way, channel, error, ran=stream is not None)
             except OverloadedError:
-                if not way.has_moved:
+                way.refused_at = way.refused_at or time.monotonic()
+                if not way.has_moved or time.monotonic() - way.refused_at > MOVE_WAIT_S:
                     raise
+                if route.place.replica_id == channel.replica_id:
+                    route.place.replica_id = None  # another one may have room by then
                 await asyncio.sleep(RETRY_S)
             finally:
                 if stream is not None:
@@ -144,7 +147,11 @@ class Dispatcher:
 
     async def _choose_alone(self, way: Continuation) -> ChannelClient:
         """A replica without others, which move on; PoisonedRequestError where no second one serves them."""
-        await self._seclusion.enter(way)
+        try:
+            async with asyncio.timeout(MOVE_WAIT_S):
+                await self._seclusion.enter(way)
+        except TimeoutError:
+            raise EngineDeadError("other requests that replicas may have died of have their turn first") from None
         try:
             deadline = time.monotonic() + MOVE_WAIT_S
             while not (live := self._live(way)) or len(self._pool.live()) < 2:

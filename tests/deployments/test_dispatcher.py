@@ -34,7 +34,7 @@ from app.engine.kv_cache.block_hash import hash_blocks, root_hash
 from app.engine.outputs import EngineOutput
 from app.engine.request import EngineRequest, Placement
 from app.engine.sampling_params import SamplingParams
-from app.errors import EngineDeadError, MantaError, PoisonedRequestError
+from app.errors import EngineDeadError, MantaError, OverloadedError, PoisonedRequestError
 from app.telemetry.metrics import MetricsRecorder, decode_snapshot
 from tests import limits
 from tests.limits import run, until
@@ -55,7 +55,7 @@ class Replica:
         self.die: Callable[[], None] | None = None  # of any request, once it has been taken
         self.requests: list[EngineRequest] = []
         self.running: dict[str, EngineRequest] = {}  # those that wait for `release`
-        self.holds = self.gives_up = False
+        self.holds = self.gives_up = self.is_full = False
         self.tokens_at_once = 0  # not 0: a request's tokens come one by one, and tell how many came before
         self.dies_at = 0  # so many tokens, once
 
@@ -79,6 +79,8 @@ class Replica:
     def _submit_one(self, channel_id: str, stream_id: str, request: EngineRequest) -> MantaError | None:
         if self.dead:
             return EngineDeadError(f"{self.name} is dead")
+        if self.is_full:
+            return OverloadedError(f"{self.name} is full")
         self.served.append(request.request_id)
         self.requests.append(request)
         if self.die is not None:
@@ -362,6 +364,24 @@ def test_one_that_lost_its_only_replica_waits_for_it_to_come_back() -> None:
         assert counted(stage) == {("lost",): 1.0}
 
     perform(scene, Stage("a"))
+
+
+def test_one_that_moved_does_not_stick_to_a_full_replica() -> None:
+    async def scene(stage: Stage) -> None:
+        first, full, other = (stage.replicas[name] for name in "abc")
+        first.tokens_at_once = other.tokens_at_once = 1
+        first.dies_at, full.is_full, place = 3, True, PromptPlace("a")
+        route = RouteInfo(place=place)
+        async with aclosing(stage.dispatcher.outputs(asked("x", [1, 2, 3], max_tokens=5), route)) as outputs:
+            tokens = []
+            async for output in outputs:
+                tokens += output.new_token_ids
+                if len(tokens) == 3:
+                    place.replica_id = "b"  # as if the other choices of the prompt had gone there
+        assert tokens == [0, 1, 2, 3, 4]
+        assert len(other.served) + len(first.served) == 2
+
+    perform(scene, Stage("abc"))
 
 
 def test_an_engine_that_gives_a_request_up_has_not_died() -> None:

@@ -242,7 +242,10 @@ class LocalStore:
 
     def _check_owned(self, tenant: str, most: int) -> None:
         found = self._tenants.get(tenant)
-        number = sum(bool(entry.owner) for entry in found.entries.values()) if found is not None else 0
+        entries, now = found.entries.values() if found is not None else (), self._clock()
+        # A lost one that is kept will be gone on with; any other one runs no more.
+        keeps_lost = self._limits.keeps_lost
+        number = sum(bool(entry.owner) if keeps_lost else entry.is_held(now) for entry in entries)
         if number >= most:
             raise OverloadedError(f"{number} of yours are under way; at most {most}")
 

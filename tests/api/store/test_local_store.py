@@ -6,6 +6,7 @@ import pytest
 
 from app.api.store.entries import Birth, Lease, Seen, StorageFullError, StoreConflictError, StoreLimits
 from app.api.store.local_store import LocalStore
+from app.errors import OverloadedError
 
 
 class Clock:
@@ -147,3 +148,19 @@ def test_a_page_leaves_out_what_is_worked_on() -> None:
         store.put("t", str(i), b"", lease=Lease("me" if i > 2 else "", 1.0))
     found = store.page("t", None, 2, newest_first=True, only_finished=True)
     assert [stored.key for stored in found] == ["2", "1"]
+
+
+@pytest.mark.parametrize("keeps_lost", [False, True])
+def test_what_nobody_works_on_any_more_counts_only_where_it_waits_for_another(keeps_lost: bool) -> None:
+    clock = Clock()
+    store = LocalStore(StoreLimits(9, 900, 9, 900, evicts=True, keeps_lost=keeps_lost), clock)
+    for key in "ab":
+        store.put("t", key, b"x", lease=Lease(key, 8.0), born=Birth(max_owned=2))
+    with pytest.raises(OverloadedError, match="2 of yours are under way"):
+        store.put("t", "c", b"x", lease=Lease("c", 8.0), born=Birth(max_owned=2))
+    clock.now = 9.0  # their server died
+    if keeps_lost:
+        with pytest.raises(OverloadedError):
+            store.put("t", "c", b"x", lease=Lease("c", 8.0), born=Birth(max_owned=2))
+    else:
+        store.put("t", "c", b"x", lease=Lease("c", 8.0), born=Birth(max_owned=2))
