@@ -38,6 +38,7 @@ class AnswerHeader:
     """The header of an entry."""
 
     fingerprint: str
+    run: str = ""  # who made it: bytes of two runs do not join
     first: int = 0  # chunks before it are of an earlier run, whose server was lost
     status: int = 0  # 0: not known yet
     headers: tuple[tuple[str, str], ...] = ()
@@ -79,8 +80,8 @@ class AnswerStore:
 
         OverloadedError when too many of the tenant's are under way, StorageFullError where there is no room.
         """
-        header = AnswerHeader(request.fingerprint, 0 if lost is None else lost.num_chunks)
         place, lease = (request.tenant, request.key), Lease(uuid.uuid4().hex, self._lease_s)  # its owner is this run
+        header = AnswerHeader(request.fingerprint, lease.owner, 0 if lost is None else lost.num_chunks)
         options: dict[str, Any] = {"lease": lease, "expires_s": RUNNING_S, "born": Birth(max_owned=self._max_running)}
         seen = NEW if lost is None else Seen(lost.version, lost.num_chunks)
         try:
@@ -106,14 +107,17 @@ class AnswerStore:
             await asyncio.sleep(WRITE_S)
         headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in header.headers]
         yield {"type": "http.response.start", "status": header.status, "headers": headers}
-        async for chunk in self._chunks(request, header.first):
+        async for chunk in self._chunks(request, header):
             yield {"type": "http.response.body", "body": chunk, "more_body": True}
         yield {"type": "http.response.body", "body": b"", "more_body": False}
 
-    async def _chunks(self, request: IdempotentRequest, place: int) -> AsyncIterator[bytes]:
+    async def _chunks(self, request: IdempotentRequest, header: AnswerHeader) -> AsyncIterator[bytes]:
+        place = header.first
         while True:
             tail = await self._store.tail(request.tenant, request.key, place)
-            if tail is None or (tail.is_lost and not tail.chunks):
+            stored = await self.find(request)  # after the tail: a run that it is still, it was then
+            is_another = stored is None or AnswerHeader.load(stored.header).run != header.run
+            if tail is None or is_another or (tail.is_lost and not tail.chunks):
                 raise EngineDeadError("the server that made this answer is gone: send the request again")
             if tail.chunks:
                 place += len(tail.chunks)
@@ -133,6 +137,7 @@ class KeptAnswer:
         self._lease_s = lease_s
         self._kept_s = kept_s
         self._num_written = 0  # parts of the answer
+        self._is_unsure = False  # whether the store has more than that
 
     async def write_along(self, answer: RunningAnswer) -> None:
         """Write what comes, and prolong the lease, until the answer has ended or cannot be kept."""
@@ -150,6 +155,7 @@ class KeptAnswer:
         except StorageFullError:
             await self.drop()
         except EngineDeadError as error:
+            self._is_unsure = True
             logger.warning("the store of answers: %s", error.message)
         if not answer.is_whole:
             await self.drop()
@@ -165,6 +171,9 @@ class KeptAnswer:
 
     async def finish(self, answer: RunningAnswer) -> None:
         """Keep the whole answer for later; where that cannot be, nothing."""
+        if self._is_unsure:  # its last piece may be there, and would be there twice
+            await self.drop()
+            return
         header = self._header.of(answer).dump()
         try:
             await self._entry.write(lambda: header, self._unwritten(answer), is_last=True, expires_s=self._kept_s)

@@ -19,6 +19,7 @@ from app.api.idempotency.answer import RunningAnswer
 from app.api.idempotency.kept_answers import REPLAYED, AnswerStore, KeptAnswer
 from app.api.idempotency.key import IdempotentRequest, fingerprint_of, key_of
 from app.api.sse import BROKEN
+from app.api.store.entries import Stored
 from app.api.store.tenant_store import TenantStore
 from app.config import IngressConfig
 from app.errors import EngineDeadError, MantaError
@@ -33,6 +34,7 @@ class Idempotency:
         most = ingress.max_tenant_running_keys
         self._answers = AnswerStore(store, ingress.lease_s, ingress.idempotency_s, most)
         self._running: dict[tuple[str, str], _Run] = {}
+        self._begun: set[asyncio.Task[_Run | None]] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
@@ -79,11 +81,19 @@ class Idempotency:
             stored = await self._answers.find(request)
             if stored is not None and not stored.is_lost:
                 continue  # somebody has begun meanwhile
-            kept = await self._answers.begin(request, stored)
-            if kept is not None:
-                async for message in self._start(request, kept, scope, body).answer.follow():
+            begun = asyncio.create_task(self._begin(request, stored, scope, body))
+            self._begun.add(begun)  # or nobody would hold it when the client leaves
+            begun.add_done_callback(self._begun.discard)
+            run = await asyncio.shield(begun)
+            if run is not None:
+                async for message in run.answer.follow():
                     yield message
                 return
+
+    async def _begin(self, request: IdempotentRequest, stored: Stored | None, scope: Scope, body: bytes) -> _Run | None:
+        """From the entry to the run without a break, as an entry that nobody works on keeps others waiting."""
+        kept = await self._answers.begin(request, stored)
+        return None if kept is None else self._start(request, kept, scope, body)
 
     def _start(self, request: IdempotentRequest, kept: KeptAnswer, scope: Scope, body: bytes) -> _Run:
         run = _Run(request, kept)

@@ -1,0 +1,124 @@
+"""Answers in the store: of one run each, whole and once, whatever happens to those who write them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from app.api.idempotency.answer import RunningAnswer
+from app.api.idempotency.kept_answers import AnswerStore
+from app.api.idempotency.key import IdempotentRequest
+from app.api.idempotency.middleware import Idempotency
+from app.api.store import tenant_store
+from app.api.store.kinds import local_stores
+from app.api.store.tenant_store import TenantStore
+from app.config import IngressConfig
+from app.errors import EngineDeadError
+from tests.api.store.shaky import Fate, shaky_stores
+from tests.limits import run, until
+
+REQUEST = IdempotentRequest("tenant", "key", "fingerprint")
+START = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/plain")]}
+
+
+def part(body: bytes, more: bool = True) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": body, "more_body": more}
+
+
+def answers(store: TenantStore, lease_s: float = 8.0) -> AnswerStore:
+    return AnswerStore(store, lease_s, kept_s=600.0, max_running=4)
+
+
+def test_one_who_follows_is_not_given_the_bytes_of_another_run() -> None:
+    async def scene() -> None:
+        store = local_stores(IngressConfig())("answers")
+        kept = await answers(store, lease_s=0.3).begin(REQUEST, None)
+        answer = RunningAnswer()
+        await answer.add(START)
+        await answer.add(part(b"The quick "))
+        assert kept is not None
+        await kept._write(answer)
+        following = answers(store).replay(REQUEST)
+        assert (await anext(following))["status"] == 200
+        assert (await anext(following))["body"] == b"The quick "
+        await asyncio.sleep(0.31)  # its server is gone: the lease runs out
+        lost = await answers(store).find(REQUEST)
+        assert lost is not None
+        assert lost.is_lost
+        second = await answers(store).begin(REQUEST, lost)
+        assert second is not None
+        await second._write(answer)
+        with pytest.raises(EngineDeadError, match="send the request again"):
+            await anext(following)
+        again = answers(store).replay(REQUEST)
+        assert [(await anext(again)).get("body") for _ in range(2)] == [None, b"The quick "]
+
+    run(scene())
+
+
+def test_an_answer_whose_last_piece_may_be_there_already_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tenant_store, "PATIENCE_S", 0.0)
+    out = False
+
+    def fate(kind: str, method: str) -> Fate:
+        return "done" if out and method == "append" else ""
+
+    async def scene() -> None:
+        nonlocal out
+        store = shaky_stores(IngressConfig(), fate)("answers")
+        kept = await answers(store).begin(REQUEST, None)
+        answer = RunningAnswer()
+        assert kept is not None
+        writing = asyncio.create_task(kept.write_along(answer))
+        out = True
+        await answer.add(START)
+        await answer.add(part(b"twice?"))
+        await writing
+        out = False
+        await answer.add(part(b" no", more=False))
+        await kept.finish(answer)
+        assert await answers(store).find(REQUEST) is None, "so that the next one runs"
+
+    run(scene())
+
+
+def test_a_client_that_leaves_while_its_entry_is_made_leaves_a_run() -> None:
+    async def scene() -> None:
+        store, may_answer, asked, served = local_stores(IngressConfig())("answers"), asyncio.Event(), [], []
+
+        async def ask(method: str, *arguments: Any, **named: Any) -> Any:
+            result = await store._ask(method, *arguments, **named)
+            if method == "put" and not asked:
+                asked.append(method)
+                await may_answer.wait()
+            return result
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            served.append((await receive())["body"])
+            await send(START)
+            await send(part(b"an answer", more=False))
+
+        messages = [{"type": "http.disconnect"}, {"type": "http.request", "body": b"{}", "more_body": False}]
+
+        async def receive() -> Any:
+            if len(messages) == 1:
+                await until(lambda: asked)
+            return messages.pop()
+
+        async def send(_: Any) -> None: ...
+
+        headers = [(b"idempotency-key", b"key")]
+        scope = {"type": "http", "method": "POST", "path": "/p", "query_string": b"", "headers": headers}
+        middleware = Idempotency(app, ["/p"], TenantStore(ask), IngressConfig())
+        await middleware({**scope, "state": {"tenant": "tenant"}}, receive, send)
+        assert not served
+        may_answer.set()
+        await until(lambda: served == [b"{}"])
+        await until(lambda: not middleware._running)
+        stored = await store.get("tenant", "key")
+        assert stored is not None
+        assert not stored.owner
+
+    run(scene())
