@@ -48,6 +48,7 @@ ROWS: tuple[tuple[tuple[str, ...], ...], ...] = (
         ("app.engine.executor.transports",),
         ("app.engine.executor",),
         ("app.engine.core",),
+        ("app.engine.control",),
         ("app.engine.async_engine",),
     ),
     (

@@ -10,13 +10,14 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from app.engine.model_info import ModelInfo
 from app.engine.outputs import EngineOutput
 from app.engine.pooling.info import PoolingInfo
 from app.engine.request import EngineRequest
 from app.engine.request_bounds import RequestBounds
+from app.errors import MantaError
 from app.text.chat_template import ChatTemplate
 from app.text.tokenizer import Tokenizer
 
@@ -76,6 +77,15 @@ class RouteInfo:
     replica_id: str | None = None
     place: PromptPlace = field(default_factory=PromptPlace)
     extra: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True, frozen=True)
+class ReplicaAnswer:
+    """What one replica says to a control call (app/engine/control)."""
+
+    replica_id: str  # empty for one that did not answer at all
+    result: Any = None
+    error: MantaError | None = None
 
 
 class EngineClient(Protocol):

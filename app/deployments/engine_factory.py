@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import Any, Protocol
 
 from app.config import EngineConfig
 from app.engine.kv_cache.kv_events import KVEventSink
@@ -34,6 +35,9 @@ class ReplicaEngine(Protocol):
 
     def resume(self, request_id: str) -> None:
         """Go on with a paused request."""
+
+    def control(self, name: str, arguments: Mapping[str, Any]) -> Future[Any]:
+        """A control call, run between steps; cancelling the future takes back one that waits."""
 
     def stats(self) -> EngineStats:
         """A snapshot of the load."""

@@ -19,6 +19,7 @@ from typing import Any
 
 from ray import serve
 
+from app.api.engine_client import ReplicaAnswer
 from app.api.work_pool import WorkPool
 from app.config import EngineConfig, IngressConfig, ModelConfig, RouterConfig
 from app.deployments.channel.channel_hub import ChannelHub, TokenChannel
@@ -133,6 +134,19 @@ class EngineReplica:
         """Aborts, credits and the lease of one channel."""
         self._check_target(target)
         self._hub.control(decode_control(message))
+
+    async def run_control(self, name: str, arguments: dict[str, Any], timeout_s: float) -> ReplicaAnswer:
+        """A control call to the engine (app/engine/control), for any ingress; one that waits is taken back in time."""
+        try:
+            answer = asyncio.wrap_future(self._engine.control(name, arguments))
+            return ReplicaAnswer(self.replica_id, await asyncio.wait_for(answer, timeout_s))
+        except MantaError as error:
+            return ReplicaAnswer(self.replica_id, error=error)
+        except TimeoutError:
+            return ReplicaAnswer(self.replica_id, error=EngineDeadError(f"{name}: not done within {timeout_s:g} s"))
+        except Exception as error:  # a bug of ours ends the call, not the replica
+            logger.exception("control call %s failed", name)
+            return ReplicaAnswer(self.replica_id, error=MantaError(f"{name}: {type(error).__name__}: {error}"))
 
     async def metrics_snapshot(self) -> bytes:
         """This replica's metrics, for any ingress to render."""

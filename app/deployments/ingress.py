@@ -19,7 +19,7 @@ import ray
 from fastapi import FastAPI
 from ray import serve
 
-from app.api.engine_client import RouteInfo, ServedModel
+from app.api.engine_client import ReplicaAnswer, RouteInfo, ServedModel
 from app.api.served_models import load_served_model
 from app.config import ServeConfig
 from app.deployments.announcement import announce
@@ -138,6 +138,16 @@ class Ingress:
                     yield output
         finally:
             self._num_requests -= 1
+
+    async def control(self, model: str, name: str, arguments: dict[str, Any], timeout_s: float) -> list[ReplicaAnswer]:
+        """A control call (app/engine/control) to every running replica of a model; their answers, errors as values.
+
+        ModelNotFoundError, EngineDeadError where there is no replica.
+        """
+        served = self.models.get(model)
+        if served is None:
+            raise ModelNotFoundError(f"no model is served under the name {model!r}", param="model")
+        return await self._handles[served.name].control_all(name, arguments, timeout_s)
 
     async def is_healthy(self) -> bool:
         """True only if every served model has a replica that can make progress."""

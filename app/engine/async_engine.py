@@ -11,8 +11,12 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Mapping
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from typing import Any
 
+from app.engine import control
 from app.engine.core import EngineCore
 from app.engine.outputs import EngineOutput, FinishReason
 from app.engine.request import EngineRequest
@@ -25,6 +29,7 @@ from app.errors import EngineDeadError, InvalidRequestError
 logger = logging.getLogger("manta.engine")
 
 HANG_GRACE_S = 5.0  # the executor itself gives up a hung step at its limit, and knows which worker it was
+CONTROL_POLL_S = 0.005  # a control call that waits, with no step to wait for
 PARK_AFTER_S = 0.05  # waking a parked worker takes milliseconds, so a short gap between requests does not park
 
 
@@ -46,7 +51,8 @@ class AsyncEngine:
         self._park_after_s = park_after_s
         self._warm_grammars = warm_grammars
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-        self._condition = threading.Condition()  # guards the next five fields
+        self._condition = threading.Condition()  # guards the next six fields
+        self._controls: set[Future[Any]] = set()  # calls without an answer
         self._commands: deque[Callable[[], None]] = deque()
         self._live: set[str] = set()  # accepted requests without a final output
         self._stopping = False
@@ -103,6 +109,19 @@ class AsyncEngine:
         """Go on with a paused request."""
         with self._condition:
             self._push(lambda: self._core.resume(request_id))
+
+    def control(self, name: str, arguments: Mapping[str, Any]) -> Future[Any]:
+        """A control call (app/engine/control), run between steps; the workers have `start_timeout_s` for their part.
+
+        To cancel the future takes back a call that waits. EngineDeadError when there is no engine to run it.
+        """
+        answer: Future[Any] = Future()
+        call = control.begin(self._core, name, arguments)
+        with self._condition:
+            self._check_open()
+            self._controls.add(answer)
+            self._push(lambda: self._go_on(call, answer))
+        return answer
 
     def stats(self) -> EngineStats:
         """A snapshot of the engine's state."""
@@ -195,6 +214,36 @@ class AsyncEngine:
             command()
         return True
 
+    def _go_on(self, call: Generator[None, None, Any], answer: Future[Any]) -> None:
+        """Run a control call up to its end, or to where it waits; then it is a command of the next turn."""
+        if answer.cancelled():
+            call.close()
+            self._answer(answer, None)
+            return
+        try:
+            next(call)
+        except StopIteration as done:
+            self._answer(answer, done.value)
+        except EngineDeadError as error:
+            self._answer(answer, error)
+            raise
+        except Exception as error:
+            self._answer(answer, error)
+        else:
+            if not self._core.has_work():
+                time.sleep(CONTROL_POLL_S)
+            with self._condition:
+                self._push(lambda: self._go_on(call, answer))
+
+    def _answer(self, answer: Future[Any], result: Any) -> None:
+        with self._condition:
+            self._controls.discard(answer)
+        with suppress(InvalidStateError):  # cancelled
+            if isinstance(result, BaseException):
+                answer.set_exception(result)
+            else:
+                answer.set_result(result)
+
     def _wait_for_work(self) -> None:
         def called() -> bool:
             return self._stopping or bool(self._commands)
@@ -247,7 +296,10 @@ class AsyncEngine:
         """A final output for every live request: an error where there is a text, else an abort."""
         with self._condition:
             live, self._live = sorted(self._live), set()
+            controls = list(self._controls)
             self._commands.clear()
+        for answer in controls:
+            self._answer(answer, EngineDeadError(error or "the engine was shut down"))
         reason: FinishReason = "abort" if error is None else "error"
         self._publish([EngineOutput(request_id, [], finish_reason=reason, error=error) for request_id in live])
 

@@ -61,6 +61,7 @@ class EngineCore:
         self._grammars: GrammarCompiler | None = None
         self._num_calls = 0  # submitted and not collected
         self._ready: list[EngineOutput] = []  # final outputs made outside of a step
+        self.is_profiling = False
 
     # ---- life
 
@@ -210,13 +211,16 @@ class EngineCore:
         return outputs
 
     def call_workers(self, method: str, *arguments: Any) -> list[Any]:
-        """Call a method of every worker between two steps; its results, by rank. What the steps before it bring comes
-        with the next `step`."""
+        """Call a method of every worker between two steps; its results, by rank."""
+        self.settle()
+        return self.executor.call(method, *arguments)
+
+    def settle(self) -> None:
+        """Wait for the steps in flight; what they bring comes with the next `step`."""
         while self._num_calls:
             self._collect()
         if self.scheduler.num_unreturned:
             self._flush()
-        return self.executor.call(method, *arguments)
 
     def _flush(self) -> None:
         """Fetch what the workers hold back of the steps that they have executed."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any, Self, cast
 
 from pydantic import ValidationError
@@ -18,6 +17,7 @@ from pydantic import ValidationError
 from app.api.engine_client import ServedModel
 from app.beams.search import BeamSearchParams
 from app.config import EngineConfig
+from app.engine import control
 from app.engine.core import EngineCore
 from app.engine.executor import create_executor
 from app.engine.models.model_check import check_model
@@ -62,7 +62,6 @@ class LLM:
         self.tokenizer = Tokenizer.from_directory(directory)
         self._chat_template = ChatTemplate.from_directory(directory, self.tokenizer, chat_template)
         self._core = EngineCore(self.config, info, create_executor(self.config), secrets.token_bytes(32))
-        self._profiling = False
         try:
             self.worker_info = self._core.start()
         except BaseException:
@@ -100,20 +99,11 @@ class LLM:
         InvalidRequestError if that is being done already (without workers of their own: by any engine of this process,
         and then the same thread generates and stops it), or a worker cannot make the directory.
         """
-        if self._profiling:
-            raise InvalidRequestError("a profile is being recorded: stop it first")
-        try:
-            self._core.call_workers("start_profile", os.path.abspath(directory))
-        except InvalidRequestError:
-            with suppress(InvalidRequestError):
-                self._core.call_workers("stop_profile")  # those that have begun
-            raise
-        self._profiling = True
+        control.run(self._core, "start_profile", {"directory": os.path.abspath(directory)})
 
     def stop_profile(self) -> list[str]:
         """End the recording: a trace in `directory` for each worker, to open at ui.perfetto.dev; their paths."""
-        traces = self._core.call_workers("stop_profile")
-        self._profiling = False
+        traces: list[str] = control.run(self._core, "stop_profile", {})
         return traces
 
     def default_sampling_params(self) -> SamplingParams:

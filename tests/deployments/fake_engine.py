@@ -8,8 +8,10 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -118,6 +120,15 @@ class FakeEngine:
             if request_id in self._requests:
                 self._requests[request_id].paused = False
         self._wake.set()
+
+    def control(self, name: str, arguments: Mapping[str, Any]) -> Future[Any]:
+        """Says what it was asked; `wait` never comes to its end."""
+        answer: Future[Any] = Future()
+        if name == "refuse":
+            answer.set_exception(InvalidRequestError("not this", param="what"))
+        elif name != "wait":
+            answer.set_result([name, dict(arguments)])
+        return answer
 
     def stats(self) -> EngineStats:
         with self._lock:

@@ -235,3 +235,17 @@ def test_grammars_that_wait_are_bounded_for_each_tenant(play: Any, monkeypatch: 
         await frames.aclose()
 
     play(scene)
+
+
+def test_control_calls_are_answered_in_time(play: Callable[..., None]) -> None:
+    async def scene(replica: Replica) -> None:
+        done = await replica.run_control("reset", {"tier": "all"}, limits.patience_s())
+        assert (done.replica_id, done.result, done.error) == ("r1", ["reset", {"tier": "all"}], None)
+        refused = await replica.run_control("refuse", {}, limits.patience_s())
+        assert isinstance(refused.error, InvalidRequestError)
+        assert refused.error.param == "what"
+        late = await replica.run_control("wait", {}, limits.AT_ONCE_S)
+        assert isinstance(late.error, EngineDeadError)
+        assert "not done within" in late.error.message
+
+    play(scene)

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from app.config import EngineConfig
-from app.engine import step_limit
+from app.engine import control, step_limit
 from app.engine.async_engine import AsyncEngine
 from app.engine.core import EngineCore
 from app.engine.outputs import EngineOutput
 from app.engine.step import ModelRunnerOutput
 from app.engine.worker_info import WorkerInfo
-from app.errors import EngineDeadError, InvalidRequestError, PromptTooLongError
+from app.errors import EngineDeadError, InvalidRequestError, PromptTooLongError, UnsupportedError
 from tests import limits
 from tests.engine.core_driver import KEY, Results, assert_idle, fake_info, make_request
 from tests.engine.fake_executor import FakeExecutor, expected_tokens
@@ -323,3 +323,46 @@ def test_stats_may_be_read_while_the_engine_runs(make_engine: Callable[..., Setu
         assert 0 <= stats.num_running <= 16
         assert stats.outstanding_tokens >= 0
     assert setup.engine.stats().generation_tokens_total == 2400
+
+
+def _wait_for_the_end(core: EngineCore) -> Any:
+    """A control call that waits until nothing runs."""
+    while core.scheduler.requests:
+        yield
+    return core.call_workers("sum_up")
+
+
+@pytest.fixture
+def controls(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = {"wait_for_the_end": f"{__name__}:_wait_for_the_end"}
+    monkeypatch.setattr(control.CONTROLS, "_table", {**control.CONTROLS._table, **lines})
+
+
+@pytest.mark.usefixtures("controls")
+def test_control_calls_run_between_steps(make_engine: Callable[..., Setup]) -> None:
+    setup = make_engine()
+    setup.engine.add_request(make_request("r", [1, 2, 3], max_tokens=50))
+    done = setup.engine.control("wait_for_the_end", {})
+    assert done.result(limits.patience_s()) == [("sum_up",)]
+    assert setup.receiver.results.tokens["r"] == expected_tokens([1, 2, 3], 7, 50)
+    with pytest.raises(UnsupportedError, match="unknown control call '__init__'"):
+        setup.engine.control("__init__", {}).result(limits.patience_s())
+    with pytest.raises(InvalidRequestError, match="directory: ") as refused:
+        setup.engine.control("start_profile", {"directory": 3}).result(limits.patience_s())
+    assert refused.value.param == "directory"
+    setup.engine.check_health()
+
+
+@pytest.mark.usefixtures("controls")
+def test_a_control_call_is_taken_back_or_ends_with_the_engine(make_engine: Callable[..., Setup]) -> None:
+    setup = make_engine(Slow(step_s=0.001))
+    setup.engine.add_request(make_request("r", [1, 2, 3], max_tokens=400))
+    taken_back = setup.engine.control("wait_for_the_end", {})
+    assert taken_back.cancel()
+    waiting = setup.engine.control("wait_for_the_end", {})
+    limits.wait_until(lambda: setup.engine._controls == {waiting})
+    setup.executor.die_at_step = 1
+    with pytest.raises(EngineDeadError, match="was killed"):
+        waiting.result(limits.patience_s())
+    with pytest.raises(EngineDeadError, match="was killed"):
+        setup.engine.control("wait_for_the_end", {})

@@ -10,10 +10,11 @@ from typing import Any
 
 from ray.serve.exceptions import DeploymentUnavailableError
 
+from app.api.engine_client import ReplicaAnswer
 from app.deployments.channel.replica_finder import Discovery
 from app.deployments.channel.wire import LoadReport
 from app.engine.request import EngineRequest
-from app.errors import MantaError
+from app.errors import EngineDeadError, MantaError
 
 SUBMIT_TIMEOUT_S = 15.0
 CONTROL_TIMEOUT_S = 4.0
@@ -44,6 +45,18 @@ class EngineHandles:
     async def metrics_snapshots(self, timeout_s: float) -> list[bytes]:
         """The metrics of the replicas that answer in time."""
         return await metrics_snapshots(self._handle, timeout_s)
+
+    async def control_all(self, name: str, arguments: dict[str, Any], timeout_s: float) -> list[ReplicaAnswer]:
+        """A control call to every running replica at once; what one does not answer in time is an error of its own.
+
+        EngineDeadError where there is none.
+        """
+        try:
+            limit_s = timeout_s + CONTROL_TIMEOUT_S  # the replica's own limit says more
+            answers = await broadcast(self._handle, "run_control", name, arguments, timeout_s, timeout_s=limit_s)
+        except (DeploymentUnavailableError, TimeoutError) as error:
+            raise EngineDeadError(f"{name}: no replica could be asked ({type(error).__name__})") from error
+        return [answer if isinstance(answer, ReplicaAnswer) else _lost(name, answer) for answer in answers]
 
     def port(self, replica_id: str) -> ServePort:
         """The way to one replica."""
@@ -85,6 +98,10 @@ class ServePort:
     async def control(self, message: bytes) -> None:
         """See ReplicaPort."""
         await call(self._handles.control, message, target=self._replica_id, timeout_s=CONTROL_TIMEOUT_S)
+
+
+def _lost(name: str, error: BaseException) -> ReplicaAnswer:
+    return ReplicaAnswer("", error=EngineDeadError(f"{name}: a replica did not answer ({type(error).__name__})"))
 
 
 async def metrics_snapshots(handle: Any, timeout_s: float) -> list[bytes]:

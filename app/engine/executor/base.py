@@ -40,7 +40,8 @@ class Executor(ABC):
         """Call a method of every worker while no step is out; its results, by rank. Workers in processes of their own
         may take `start_timeout_s` for it.
 
-        What one raises is raised here, a MantaError as it is and anything else as one, and the workers go on.
+        What one raises is raised here, a MantaError as its kind and anything else as one, with the rank where there are
+        several, and the workers go on.
         """
 
     @abstractmethod

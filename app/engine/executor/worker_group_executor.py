@@ -136,7 +136,9 @@ class WorkerGroupExecutor(Executor):
         for rank, failure in failed:
             logger.error("worker rank %d: %s failed:\n%s", rank, method, failure.trace)
         for rank, failure in failed:
-            raise failure.error or MantaError(f"{method} on worker rank {rank}: {failure.message}")
+            if (error := failure.error) is not None:
+                raise type(error)(f"worker rank {rank}: {error.message}", param=error.param)
+            raise MantaError(f"{method} on worker rank {rank}: {failure.message}")
         return results
 
     def park(self) -> None:

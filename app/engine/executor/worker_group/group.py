@@ -19,6 +19,7 @@ from typing import Any
 from app.engine.executor.worker_group.connection import HANG_UP_EVENTS, ConnectionLostError, FrameConnection
 from app.engine.executor.worker_group.phase import COMPILING
 from app.engine.executor.worker_group.signs_of_life import SignsOfLife
+from app.errors import MantaError
 
 FAILED = b"\x03"  # then a pickled Failure; pickles themselves start with another byte
 
@@ -29,7 +30,7 @@ class Failure:
 
     message: str
     trace: str
-    error: Exception | None = None
+    error: MantaError | None = None
 
     def frame(self) -> bytes:
         """The rank's last frame."""
