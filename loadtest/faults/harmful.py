@@ -6,8 +6,7 @@ import asyncio
 import random
 
 from loadtest.faults.fault import Fault
-from loadtest.faults.harmful_app import POISON_SEED
-from loadtest.faults.mix import COMPLETIONS, Ask
+from loadtest.faults.mix import COMPLETIONS, POISON_SEED, Ask
 from loadtest.faults.reply import Reply, is_readable, send
 from loadtest.faults.shapes import HARMFUL
 from loadtest.faults.site import Site

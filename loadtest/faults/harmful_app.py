@@ -14,17 +14,13 @@ from typing import Any
 
 from ray import serve
 
-from app.config import EngineConfig
 from app.deployments.app import build_graph
 from app.deployments.engine_factory import ReplicaEngine, create_engine
 from app.deployments.serve_args import parse_args
 from app.engine.kv_cache.kv_events import KVEventSink, KVTier
-from app.engine.outputs import EngineOutput
 from app.engine.request import EngineRequest
 from app.engine.sampling_params import SamplingParams
-from app.engine.stats import StatsRecorder
-
-POISON_SEED = 666_666
+from loadtest.faults.mix import POISON_SEED
 
 
 def build(args: dict[str, Any]) -> serve.Application:
@@ -32,16 +28,10 @@ def build(args: dict[str, Any]) -> serve.Application:
     return build_graph(parse_args(args), create_harmful_engine)
 
 
-def create_harmful_engine(
-    config: EngineConfig,
-    block_hash_key: bytes,
-    on_outputs: Callable[[list[EngineOutput]], None],
-    on_fatal: Callable[[BaseException], None],
-    recorder: StatsRecorder,
-    kv_event_sink: KVEventSink,
-) -> ReplicaEngine:
-    """The engine with both harms."""
-    engine = create_engine(config, block_hash_key, on_outputs, on_fatal, recorder, Garbler(kv_event_sink))
+def create_harmful_engine(*parts: Any) -> ReplicaEngine:
+    """An EngineFactory: create_engine's engine with both harms."""
+    *others, sink = parts
+    engine = create_engine(*others, Garbler(sink))
     add_request = engine.add_request
 
     def add(request: EngineRequest) -> None:

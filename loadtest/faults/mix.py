@@ -14,6 +14,7 @@ from loadtest.prompts import sentences
 MODEL = "tiny-chat"
 CHAT, COMPLETIONS, GENERATE = "/v1/chat/completions", "/v1/completions", "/inference/v1/generate"
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
+POISON_SEED = 666_666  # ends every engine of harmful_app.py; of no request of ours
 
 _STORY = [{"role": "user", "content": "Tell me a long story about a ship."}]
 _ITEM = {

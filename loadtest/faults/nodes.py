@@ -45,6 +45,7 @@ class RayNodes:
         if not self._shape.num_nodes:
             return
         self._environ = {**os.environ, **RAY_ENVIRON, **server.environ, "RAY_AUTH_MODE": "token"}
+        self._environ["RAY_TMPDIR"] = f"{self._tmp}/ray"
         self._environ.pop("RAY_ADDRESS", None)
         if self._shape.redis:
             self._environ["RAY_REDIS_ADDRESS"] = self._start_redis()
@@ -161,14 +162,15 @@ class RayNodes:
 
 def enter_own_network() -> None:
     """Where it is allowed: a network that nobody else is in and nothing leaves, so that no port is taken."""
-    if no_network():
-        return
-    enter_new_network()
+    if os.geteuid() == 0:
+        enter_new_network()
 
 
 def no_network() -> str:
     """Why there can be no link here; empty when there can."""
-    return "" if os.geteuid() == 0 and os.access("/dev/net/tun", os.W_OK) else "network namespaces need root"
+    if os.geteuid():
+        return "network namespaces need root"
+    return "" if os.access("/dev/net/tun", os.W_OK) else "there is no /dev/net/tun"
 
 
 def no_redis() -> str:

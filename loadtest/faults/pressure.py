@@ -13,7 +13,7 @@ from loadtest.faults.mix import MODEL
 from loadtest.faults.shapes import LITTLE_MEMORY
 from loadtest.faults.site import Site
 
-_CGROUP = Path("/sys/fs/cgroup/memory")
+_CGROUPS = Path("/sys/fs/cgroup")
 _MORE_BYTES = 256 << 10
 _ENDS_S = 20.0
 _LONG = {"model": MODEL, "prompt": [300 + number % 500 for number in range(600)], "max_tokens": 300, "stream": True}
@@ -29,13 +29,22 @@ async def _kv_exhausted(site: Site, rng: random.Random) -> list[str]:
 async def _memory_exhausted(site: Site, rng: random.Random) -> list[str]:
     """A worker may take a few pages more and no further, so the kernel ends it within its next steps."""
     worker = rng.choice(site.part("worker"))
-    group = site.notes["group"] = _CGROUP / f"manta-faults-{os.getpid()}"
-    group.mkdir(exist_ok=True)
-    (group / "memory.limit_in_bytes").write_text(str(_MORE_BYTES))
+    group = site.notes["group"] = _limited_group()
     (group / "cgroup.procs").write_text(str(worker.pid))
     if not await site.until(lambda: not worker.is_running(), _ENDS_S):
         return ["the worker took no memory, so it did not run out of it"]
     return []
+
+
+def _limited_group() -> Path:
+    """A new memory cgroup, of version 1 or 2; only what its members take from now on counts."""
+    is_old = (_CGROUPS / "memory").is_dir()
+    if not is_old:
+        (_CGROUPS / "cgroup.subtree_control").write_text("+memory")
+    group = (_CGROUPS / "memory" if is_old else _CGROUPS) / f"manta-faults-{os.getpid()}"
+    group.mkdir(exist_ok=True)
+    (group / ("memory.limit_in_bytes" if is_old else "memory.max")).write_text(str(_MORE_BYTES))
+    return group
 
 
 async def _free_memory(site: Site) -> None:
@@ -44,7 +53,10 @@ async def _free_memory(site: Site) -> None:
 
 
 def _no_cgroup() -> str:
-    return "" if os.access(_CGROUP, os.W_OK) else "no memory cgroup may be made here"
+    controllers = _CGROUPS / "cgroup.controllers"
+    has_new = controllers.exists() and "memory" in controllers.read_text().split()
+    place = _CGROUPS if has_new else _CGROUPS / "memory"
+    return "" if os.access(place, os.W_OK) else "no memory cgroup may be made here"
 
 
 FAULTS = (

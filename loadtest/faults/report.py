@@ -1,105 +1,119 @@
-"""Writes the results' table into a page, between two marks."""
+"""Writes the results' table into a page, between two marks, from the summaries kept beside it."""
 
 from __future__ import annotations
 
-import re
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
-
+from loadtest.faults import summary
 from loadtest.faults.fault import Fault
 from loadtest.faults.judge import NEVER
 from loadtest.faults.results import Run
+from loadtest.faults.summary import Summary
+from loadtest.faults.table import FAULTS
 
 BEGIN, END = "<!-- faults: begin -->", "<!-- faults: end -->"
 _HEAD = (
     "| class | fault | runs | streams | error | lost | cut, wrong, hung | probes failed | outage, s | whole after, s "
-    "| stall of moved streams, ms | ITL p99 of the others, ms | findings |"
+    "| stall of moved streams, ms | ITL p99 of the others, ms | leaks, findings | of |"
 )
 _ERRORS = ("error", "unreadable")
+_ALL_ERRORS = (*_ERRORS, "lost")
+_EVIDENCE = 3.0  # none of n seen: with 95 % certainty at most 3 / n
+
+Summaries = Mapping[str, Summary]
 
 
-def write(page: Path, faults: Sequence[Fault], runs: Sequence[Run], label: str, before: str) -> None:
-    """Replace what is between the marks of `page`. ValueError when it has none."""
+def write(page: Path, faults: Sequence[Fault], runs: Sequence[Run], labels: Sequence[str]) -> None:
+    """Put the runs of `labels` into the summaries beside `page`, and all of those into its table.
+
+    `PAGE.json` holds the summaries, `PAGE.before.json` what to compare with. ValueError when the page has no marks.
+    """
     text = page.read_text()
     head, found, rest = text.partition(BEGIN)
     _, closed, tail = rest.partition(END)
     if not found or not closed:
         raise ValueError(f"{page} has no {BEGIN} ... {END} to write the table between")
-    page.write_text(f"{head}{BEGIN}\n{table(faults, runs, label, before)}{END}{tail}")
+    summaries = summary.read(page.with_suffix(".json"))
+    for fault in faults:
+        if mine := [run for run in runs if run.fault == fault.name and run.commit in labels]:
+            summaries[fault.name] = summary.of(mine)
+    summary.write(page.with_suffix(".json"), summaries)
+    before = summary.read(page.with_suffix(".before.json"))
+    page.write_text(f"{head}{BEGIN}\n{table(list(FAULTS.values()), summaries, before)}{END}{tail}")
 
 
-def table(faults: Sequence[Fault], runs: Sequence[Run], label: str, before: str) -> str:
-    """The table of the runs of `label`, then what is said of faults; errors of the runs of `before` in brackets."""
-    lines = [_HEAD, "|" + "---|" * _HEAD.count(" | ") + "---|"]
+def table(faults: Sequence[Fault], now: Summaries, before: Summaries) -> str:
+    """The table, then what is said of the faults; errors of `before` in brackets."""
+    sources = sorted({_source(one) for one in now.values()})
+    lines = [_HEAD, "|" + "---|" * (_HEAD.count(" | ") + 1)]
     for fault in sorted(faults, key=lambda fault: fault.case):
-        lines.append(_row(fault, _of(runs, fault, label), _of(runs, fault, before)))
+        lines.append(_row(fault, now.get(fault.name), before.get(fault.name), sources))
+    lines += ["", _total(list(now.values())), ""]
+    lines += [f"{_mark(number)}: {source}." for number, source in enumerate(sources)]
     lines += ["", "Why some requests saw an error:", ""]
-    harmed = [fault for fault in faults if _sum(_of(runs, fault, label), (*_ERRORS, "lost"))]
+    harmed = [fault for fault in faults if fault.name in now and _count(now[fault.name], _ALL_ERRORS)]
     lines += [f"- `{fault.name}`: {fault.why or 'they need not'}." for fault in harmed] or ["- none did"]
     lines += ["", "Leaks, and what else ought not to be:", ""]
-    lines += [line for fault in faults for line in _findings(fault, _of(runs, fault, label))] or ["- none"]
+    lines += [line for fault in faults if fault.name in now for line in _findings(fault, now[fault.name])] or ["- none"]
     return "\n".join([*lines, ""])
 
 
-def _findings(fault: Fault, runs: Sequence[Run]) -> list[str]:
-    found = Counter(re.sub(r"\d+(\.\d+)?", "N", finding) for run in runs for finding in run.findings)
-    wrong = [error for run in runs for error in run.errors if error.startswith(NEVER)]
-    return [f"- `{fault.name}`: {what} ({count} times)" for what, count in found.items()] + [
-        f"- `{fault.name}`: {error}" for error in wrong
-    ]
+def _findings(fault: Fault, one: Summary) -> list[str]:
+    found = [f"- `{fault.name}`: {what} ({count} times)" for what, count in one.findings.items()]
+    return found + [f"- `{fault.name}`: {error}" for error in one.never]
 
 
-def _of(runs: Sequence[Run], fault: Fault, label: str) -> list[Run]:
-    return [run for run in runs if run.fault == fault.name and run.commit == label]
-
-
-def _row(fault: Fault, runs: list[Run], before: list[Run]) -> str:
+def _row(fault: Fault, now: Summary | None, before: Summary | None, sources: list[str]) -> str:
     name = f"| {fault.case} | `{fault.name}`: {fault.what} "
-    if not runs:
+    if now is None:
         reason = f"cannot run here: {fault.obstacle()}" if fault.obstacle() else "not run"
-        return f"{name}| {reason}{_before(before, (*_ERRORS, 'lost'))} |" + " |" * 10
-    stalls = [1e3 * stall for run in runs for stall in run.stalls_s]
+        return f"{name}| {reason}{_before(before, _ALL_ERRORS)} |" + " |" * 11
     cells = [
-        str(len(runs)),
-        str(sum(sum(run.outcomes.values()) for run in runs)),
-        f"{_sum(runs, _ERRORS)}{_before(before, _ERRORS)}",
-        f"{_sum(runs, ('lost',))}{_before(before, ('lost',))}",
-        f"{', '.join(str(_sum(runs, (kind,))) for kind in NEVER)}{_before(before, NEVER)}",
-        f"{_failed(runs)} of {sum(sum(run.probes.values()) for run in runs)}",
-        _median_and_most([run.outage_s for run in runs], 1),
-        _median_and_most([run.whole_s for run in runs if run.whole_s is not None], 1),
-        _percentiles(stalls),
-        f"{_median(runs, lambda run: run.itl_p99_before_s)} -> {_median(runs, lambda run: run.itl_p99_after_s)}",
-        str(sum(len(run.findings) for run in runs)),
+        str(now.runs),
+        str(now.streams),
+        f"{_count(now, _ERRORS)}{_before(before, _ERRORS)}",
+        f"{_count(now, ('lost',))}{_before(before, ('lost',))}",
+        f"{', '.join(str(_count(now, (kind,))) for kind in NEVER)}{_before(before, NEVER)}",
+        f"{sum(count for kind, count in now.probes.items() if kind != 'ok')} of {sum(now.probes.values())}",
+        _median_and_most(now.outage_s),
+        _median_and_most(now.whole_s),
+        " / ".join(f"{1e3 * stall:.0f}" for stall in now.stalls_s) or "-",
+        " -> ".join(f"{1e3 * itl:.0f}" for itl in now.itl_p99_s),
+        f"{now.leaks}, {sum(now.findings.values()) - now.leaks}",
+        _mark(sources.index(_source(now))),
     ]
     return name + "| " + " | ".join(cells) + " |"
 
 
-def _sum(runs: Sequence[Run], kinds: Sequence[str]) -> int:
-    return sum(run.outcomes.get(kind, 0) for run in runs for kind in kinds)
+def _total(summaries: Sequence[Summary]) -> str:
+    runs, streams = sum(one.runs for one in summaries), sum(one.streams for one in summaries)
+    if not streams:
+        return "No runs yet."
+    counts = ", ".join(f"{kind} {sum(_count(one, (kind,)) for one in summaries)}" for kind in NEVER)
+    leaks = sum(one.leaks for one in summaries)
+    return (
+        f"In all {runs} runs with {streams} streams: {counts}, leaks {leaks}. What was seen 0 times happens, with 95 % "
+        f"certainty, to at most {1e4 * _EVIDENCE / streams:.1f} of 10,000 streams."
+    )
 
 
-def _before(runs: Sequence[Run], kinds: Sequence[str]) -> str:
+def _source(one: Summary) -> str:
+    return f"{', '.join(one.commits)}, on {' and '.join(one.machines)}"
+
+
+def _mark(number: int) -> str:
+    return chr(ord("A") + number)
+
+
+def _count(one: Summary, kinds: Sequence[str]) -> int:
+    return sum(one.outcomes.get(kind, 0) for kind in kinds)
+
+
+def _before(one: Summary | None, kinds: Sequence[str]) -> str:
     """What it was, as a share of the streams."""
-    if not runs:
-        return ""
-    return f" (before: {_sum(runs, kinds)} of {sum(sum(run.outcomes.values()) for run in runs)})"
+    return f" (before: {_count(one, kinds)} of {one.streams})" if one is not None else ""
 
 
-def _failed(runs: Sequence[Run]) -> int:
-    return sum(count for run in runs for kind, count in run.probes.items() if kind != "ok")
-
-
-def _median(runs: Sequence[Run], of: Callable[[Run], float]) -> str:
-    return f"{1e3 * float(np.median([of(run) for run in runs])):.0f}"
-
-
-def _median_and_most(values: Sequence[float], digits: int) -> str:
-    return f"{np.median(values):.{digits}f}, at most {max(values):.{digits}f}" if values else "-"
-
-
-def _percentiles(values: Sequence[float]) -> str:
-    return f"{np.percentile(values, 50):.0f} / {np.percentile(values, 99):.0f}" if values else "-"
+def _median_and_most(pair: Sequence[float]) -> str:
+    return f"{pair[0]:.1f}, at most {pair[1]:.1f}" if pair else "-"

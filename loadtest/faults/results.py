@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from benchmarks.serve_process import ROOT
 
@@ -33,6 +36,7 @@ class Run:
     seed: int = 0
     seconds: float = 0.0  # that the run took
     commit: str = ""
+    machine: str = field(default_factory=lambda: machine())
     time: str = field(default_factory=lambda: time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
 
 
@@ -43,6 +47,11 @@ def commit() -> str:
     ).stdout.strip()
     changed = subprocess.run(["git", "diff", "--quiet", "HEAD", "--", "app"], cwd=ROOT).returncode
     return short + ("+" if changed else "")
+
+
+def machine() -> str:
+    """What counts of the machine for times."""
+    return f"{os.cpu_count()} cores, {psutil.virtual_memory().total / 2**30:.0f} GiB"
 
 
 def append(path: Path, run: Run) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from app.engine.kv_cache.kv_events import KVEventLog
 from app.engine.request import EngineRequest
 from app.engine.sampling_params import SamplingParams
-from loadtest.faults.harmful_app import POISON_SEED, Garbler, is_poisonous
+from loadtest.faults.harmful_app import Garbler, is_poisonous
+from loadtest.faults.mix import POISON_SEED
 
 
 def test_only_its_own_seed_is_poisonous() -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from loadtest.faults import results
-from loadtest.faults.__main__ import Series
 from loadtest.faults.judge import NEVER
+from loadtest.faults.series import Series
 from loadtest.faults.table import FAULTS
 
 pytestmark = pytest.mark.timeout(300)
