@@ -87,7 +87,10 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: pytest_timeout.Setting
 
 
 # What CI need not have: reasons of skips (regular expressions) beside those that it names itself in CI_MAY_SKIP.
-_MAY_SKIP = (r"\bGPU", r"\bLinux", "Gradio is installed", "PUBLISHED_TEMPLATES", r"may open \d+ files")
+_MAY_SKIP = (
+    *(r"\bGPU", r"\bLinux", "Gradio is installed", "PUBLISHED_TEMPLATES", "KUBERAY_SCHEMAS"),
+    r"may open \d+ files",
+)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,0 +1,152 @@
+"""The chart of cluster/helm by Helm itself: lint, the schema of its values, its own rules, and what values change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+from helm_python import Chart, lint
+from helm_python.errors import HelmError
+
+from tools.cluster_manifests import CHART, render
+
+Values = dict[str, Any]
+INFO = 1  # severity: what lint says of charts without an icon
+
+
+def rendered(values: Values, kind: str) -> list[dict[str, Any]]:
+    return [each for each in yaml.safe_load_all(render(values, "other")) if each and each["kind"] == kind]
+
+
+def cluster(values: Values) -> dict[str, Any]:
+    (service,) = rendered(values, "RayService")
+    found: dict[str, Any] = service["spec"]["rayClusterConfig"]
+    return found
+
+
+def test_lint_finds_nothing() -> None:
+    report = lint(CHART, {}, strict=True)
+    assert report["total_charts_linted"] == 1
+    assert not report["errors"]
+    assert [each for each in report["messages"] if each["severity"] > INFO] == []
+
+
+@pytest.mark.parametrize(
+    ("values", "names"),
+    [
+        ({"imagge": {}}, "imagge"),
+        ({"image": {"repository": "manta", "digest": "latest"}}, "digest"),
+        ({"drain": {"deadlineSeconds": "10m"}}, "deadlineSeconds"),
+        ({"upgrade": {"type": "Rolling"}}, "type"),
+        ({"serve": {"models": []}}, "models"),
+        ({"workers": [{"name": "GPU"}]}, "workers"),
+        ({"head": {"resources": {"requests": {"memory": "4 GB"}}}}, "memory"),
+    ],
+)
+def test_the_schema_names_a_wrong_value(values: Values, names: str) -> None:
+    with Chart.load(CHART) as chart, pytest.raises(HelmError, match=names):
+        chart.validate_schema(values)
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"blockHashKey": {"existingSecret": ""}}, "blockHashKey.existingSecret: required"),
+        ({"upgrade": {"type": "NewClusterWithIncrementalUpgrade"}}, "autoscaler.enabled"),
+        (
+            {"upgrade": {"type": "NewClusterWithIncrementalUpgrade"}, "autoscaler": {"enabled": True}},
+            "upgrade.gatewayClassName",
+        ),
+        ({"upgrade": {"stepSizePercent": 50, "maxSurgePercent": 10}}, "stepSizePercent"),
+        ({"upgrade": {"deletionDelaySeconds": 60}}, "deletionDelaySeconds"),
+        ({"batchScheduler": {"type": "kueue"}}, "batchScheduler.queue"),
+        (
+            {"batchScheduler": {"type": "kueue", "queue": "q"}, "autoscaler": {"enabled": True}},
+            "Kueue admits a cluster of a fixed size",
+        ),
+        ({"redis": {"create": False}}, "redis.address"),
+        ({"models": {"source": "persistentVolumeClaim"}}, "models.claimName"),
+        ({"models": {"source": "hostPath"}}, "models.hostPath"),
+    ],
+)
+def test_values_that_contradict_each_other_are_refused(values: Values, says: str) -> None:
+    with pytest.raises(HelmError, match=says):
+        render(values)
+
+
+def test_a_digest_wins_over_a_tag() -> None:
+    digest = "sha256:" + "0" * 64
+    containers = cluster({"image": {"repository": "r", "tag": "t", "digest": digest}})["headGroupSpec"]["template"]
+    assert containers["spec"]["containers"][0]["image"] == f"r@{digest}"
+
+
+def test_redis_of_ones_own_over_tls() -> None:
+    values = {"redis": {"create": False, "address": "redis.example.org:6380", "tls": {"enabled": True}}}
+    spec = cluster(values)
+    assert spec["gcsFaultToleranceOptions"]["redisAddress"] == "rediss://redis.example.org:6380"
+    for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
+        (container,) = group["template"]["spec"]["containers"]
+        environment = {entry["name"]: entry.get("value") for entry in container["env"]}
+        assert environment["RAY_REDIS_CA_CERT"] == "/etc/manta/redis-tls/ca.crt"
+        assert "/etc/manta/redis-tls" in {mount["mountPath"] for mount in container["volumeMounts"]}
+    assert not rendered(values, "StatefulSet")
+    (policy,) = rendered(values, "NetworkPolicy")
+    assert {"ports": [{"port": 6380, "protocol": "TCP"}]} in policy["spec"]["egress"]
+
+
+def test_redis_of_the_chart_over_tls() -> None:
+    (stateful,) = rendered({"redis": {"tls": {"enabled": True}}}, "StatefulSet")
+    kubernetes_validate.validate(stateful, "1.34", strict=True)
+    (container,) = stateful["spec"]["template"]["spec"]["containers"]
+    (script,) = container["args"]
+    assert "--port 0 --tls-port 6379" in script
+    assert "requirepass" in script
+
+
+def test_without_redis_the_head_may_not_be_evicted() -> None:
+    values = {"redis": {"enabled": False}, "blockHashKey": {"existingSecret": ""}}
+    assert "gcsFaultToleranceOptions" not in cluster(values)
+    budgets = {each["metadata"]["name"]: each["spec"] for each in rendered(values, "PodDisruptionBudget")}
+    assert budgets["other-head"]["maxUnavailable"] == 0
+    assert "Without Redis" in notes(values)
+
+
+def test_keys_come_from_a_secret() -> None:
+    values = {"apiKeys": {"existingSecret": "keys"}, "rayToken": {"existingSecret": "token"}}
+    spec = cluster(values)
+    assert spec["authOptions"] == {"mode": "token", "secretName": "token"}
+    for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
+        (container,) = group["template"]["spec"]["containers"]
+        variables = {entry["name"]: entry.get("value") for entry in container["env"]}
+        assert variables["MANTA_API_KEYS_FILE"] == "/etc/manta/api-keys/keys"
+    assert "No API keys" in notes({})
+    assert "No API keys" not in notes(values)
+
+
+def test_a_batch_scheduler_takes_the_pods_together() -> None:
+    (service,) = rendered({"batchScheduler": {"type": "volcano", "queue": "q"}}, "RayService")
+    assert service["metadata"]["labels"]["volcano.sh/queue-name"] == "q"
+
+
+def test_prometheus_operator_scrapes_each_once() -> None:
+    values = {"serviceMonitor": {"enabled": True, "apiKeySecret": {"name": "scrape", "key": "key"}}}
+    (monitor,) = rendered(values, "ServiceMonitor")
+    (endpoint,) = monitor["spec"]["endpoints"]
+    assert endpoint["path"] == "/metrics"
+    assert endpoint["authorization"]["credentials"]["name"] == "scrape"
+    (pods,) = rendered(values, "PodMonitor")
+    (service,) = rendered(values, "RayService")
+    config = service["spec"]["rayClusterConfig"]
+    named = {
+        port["name"]
+        for group in (config["headGroupSpec"], *config["workerGroupSpecs"])
+        for port in group["template"]["spec"]["containers"][0]["ports"]
+    }
+    assert {endpoint["port"] for endpoint in pods["spec"]["podMetricsEndpoints"]} <= named
+
+
+def notes(values: Values) -> str:
+    with Chart.load(CHART) as chart:
+        return next(text for path, text in chart.render(values).items() if path.endswith("NOTES.txt"))
