@@ -6,7 +6,8 @@ Requests run to their end together; then each goes on behind a beginning of its 
 does on another replica when its own dies: keys and values of what it had are computed in one go (no prefix cache),
 where decoding had computed them token by token. In fp32 that may change nothing (exit 1); in bf16 rounding differs. Of
 a stream that differs only the first token that does counts; `gap` is how much likelier (in logprob, by the undisturbed
-run) the one token was than the other there. `again` is the undisturbed run once more: what differs anyway.
+run) the one token was than the other there. `again` is the undisturbed run once more; `regrouped` runs the requests in
+four groups one after the other: what other neighbours in the batch change without any move.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ def _spread(gaps: list[float]) -> dict[str, float]:
 
 
 def measure(llm: LLM, prompts: Sequence[list[int]], kind: str, num_tokens: int) -> dict[str, Any]:
-    """Undisturbed, again, and continued at a random place."""
+    """Undisturbed, again, in groups, and continued at a random place."""
     rng = random.Random(1)
     requests = requests_of(llm, prompts, kind, num_tokens)
     whole, again = run(llm, requests), run(llm, requests)
@@ -100,8 +101,11 @@ def measure(llm: LLM, prompts: Sequence[list[int]], kind: str, num_tokens: int) 
         replace(request, output_token_ids=stream.token_ids[:cut])
         for request, stream, cut in zip(requests, whole, cuts, strict=True)
     ]
+    groups = [run(llm, requests[start::4]) for start in range(4)]
+    regrouped = [groups[number % 4][number // 4] for number in range(len(requests))]
     return {
         "again": compare(whole, again, [0] * len(whole)),
+        "regrouped": compare(whole, regrouped, [0] * len(whole)),
         "continued": compare(whole, run(llm, moved), cuts),
     }
 

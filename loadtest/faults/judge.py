@@ -64,8 +64,21 @@ def _difference(answer: Answer, golden: Answer) -> str:
     names = answer.ends.keys() | golden.ends.keys() if answer.is_whole else answer.ends.keys()
     for name in names:
         if not _equal(answer.ends.get(name), golden.ends.get(name)):
-            return f"{name}: {_short(answer.ends.get(name))} for {_short(golden.ends.get(name))}"
+            return f"{name}{_where(answer.ends.get(name), golden.ends.get(name))}"
     return ""
+
+
+def _where(value: Any, golden: Any) -> str:
+    """The path to the first difference within two values that are not equal, and what is there."""
+    if isinstance(value, dict) and isinstance(golden, dict) and value.keys() == golden.keys():
+        name = next(name for name in value if not _equal(value[name], golden[name]))
+        return f".{name}{_where(value[name], golden[name])}"
+    if isinstance(value, list) and isinstance(golden, list) and len(value) == len(golden):
+        at = next(at for at, (one, other) in enumerate(zip(value, golden, strict=True)) if not _equal(one, other))
+        return f"[{at}]{_where(value[at], golden[at])}"
+    if isinstance(value, str) and isinstance(golden, str):
+        return f": {_text(value, golden, is_whole=True)}"
+    return f": {_short(value)} for {_short(golden)}"
 
 
 def _text(text: str, golden: str, is_whole: bool) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from loadtest.faults.answer import reader_of
 from loadtest.faults.judge import Kind, judge
 from loadtest.faults.mix import CHAT, MESSAGES, RESPONSES, Ask
 from loadtest.faults.reply import Reply, send
@@ -136,3 +137,21 @@ def test_logprobs_may_differ_by_rounding_only() -> None:
         first: Any = events[0]
         first["choices"][0]["logprobs"]["content"][0]["logprob"] += change
         assert verdict(received(CHAT, events), golden) == kind
+
+
+def test_where_a_collected_body_differs() -> None:
+    body = {"choices": [{"text": "a"}, {"text": "abc", "prompt_logprobs": [None, {"5": {"logprob": -1.5}}]}]}
+    golden = received_body(body)
+    for change, expected in (
+        ({"text": "axc"}, "body.choices[1].text: at character 1 of 3: 'xc' for 'bc'"),
+        ({"prompt_logprobs": [None, {"5": {"logprob": -1.7}}]}, "[1].5.logprob: -1.7 for -1.5"),
+        ({"prompt_logprobs": None}, "body.choices[1].prompt_logprobs: null for [null,"),
+    ):
+        found = judge(received_body({"choices": [body["choices"][0], {**body["choices"][1], **change}]}), golden.answer)
+        assert (found.kind, expected in found.why) == ("wrong", True), found
+
+
+def received_body(body: dict[str, Any]) -> Reply:
+    reply = Reply(Ask("x", CHAT, {}), status=200)
+    reader_of(reply.ask).push(reply.answer, json.dumps(body))
+    return reply
