@@ -43,6 +43,7 @@ class EngineStats:
     iteration_tokens: int  # tokens of the last step
     prefill_token_s: float  # average time per prefill token
     decode_step_s: float  # average time of a step that only decodes
+    prefill_s_total: float  # seconds of steps spent on prefills
     kv_connector: ConnectorStats | None = None  # the tier behind the device's prefix cache
 
     @property
@@ -54,6 +55,11 @@ class EngineStats:
     def outstanding_tokens(self) -> int:
         """Work left, in tokens: what the router balances."""
         return self.outstanding_prefill_tokens + self.outstanding_decode_tokens
+
+    @property
+    def queued_prefill_s(self) -> float:
+        """Seconds of prefill left to do; 0 until the cost of a token is measured."""
+        return self.outstanding_prefill_tokens * self.prefill_token_s
 
 
 @dataclass(slots=True, frozen=True)
@@ -147,6 +153,7 @@ class StepCosts:
     """
 
     decode_step_s: float = 0.0
+    prefill_s_total: float = 0.0  # a sum, unlike the rest
     _prefill_s: float = 0.0
     _prefill_tokens: float = 0.0
 
@@ -166,6 +173,7 @@ class StepCosts:
             return
         prefill_s = step_time_s - (self.decode_step_s if num_decodes else 0.0)
         if prefill_s > 0:
+            self.prefill_s_total += prefill_s
             self._prefill_s = _ewma(self._prefill_s, prefill_s)
             self._prefill_tokens = _ewma(self._prefill_tokens, num_prefill_tokens)
 

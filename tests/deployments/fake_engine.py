@@ -153,6 +153,7 @@ class FakeEngine:
             iteration_tokens=0,
             prefill_token_s=0.0,
             decode_step_s=STEP_S,
+            prefill_s_total=0.0,
         )
 
     def check_health(self) -> None:

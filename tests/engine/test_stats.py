@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -111,15 +113,28 @@ def test_expected_output_length_follows_what_ends() -> None:
     assert counters.output_tokens_average == pytest.approx(10, abs=0.1)
 
 
+def test_prefills_left_to_do_are_told_in_seconds() -> None:
+    core = make_core()
+    core.add_request(make_request("r", list(range(40)), max_tokens=2))
+    stats = replace(core.stats(), prefill_token_s=1e-3)
+    assert stats.outstanding_prefill_tokens == 40
+    assert stats.queued_prefill_s == pytest.approx(0.04)
+    run(core)
+    assert core.stats().queued_prefill_s == 0.0
+
+
 def test_costs_of_mixed_steps_are_taken_apart() -> None:
     costs = StepCosts()
     rng = np.random.default_rng(0)
+    prefilled = 0
     for _ in range(300):
         prefill, decodes = int(rng.integers(0, 2)) * int(rng.integers(1, 500)), int(rng.integers(0, 8))
         if prefill or decodes:
             costs.observe(prefill, decodes, (0.010 if decodes else 0.0) + prefill * 1e-4)
+            prefilled += prefill
     assert costs.decode_step_s == pytest.approx(0.010, rel=0.01)
     assert costs.prefill_token_s == pytest.approx(1e-4, rel=0.01)
+    assert costs.prefill_s_total == pytest.approx(prefilled * 1e-4, rel=0.01)
     before = costs.prefill_token_s
     costs.observe(100, 0, 0.0)  # a worker that does not measure changes nothing
     assert costs.prefill_token_s == before

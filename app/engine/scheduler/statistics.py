@@ -76,5 +76,6 @@ class Statistics:
             iteration_tokens=counters.iteration_tokens,
             prefill_token_s=costs.prefill_token_s,
             decode_step_s=costs.decode_step_s,
+            prefill_s_total=costs.prefill_s_total,
             kv_connector=None if kv.connector is None else kv.connector.stats(),
         )
