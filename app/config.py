@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
+from app.autoscaling_config import AutoscalingConfig
 from app.backends import (
     ATTENTION_BACKENDS,
     EXECUTORS,
@@ -20,18 +21,13 @@ from app.backends import (
     STEP_TRANSPORTS,
 )
 from app.bounds import MAX_TEXT_CHARS
+from app.frozen import Frozen
 from app.parser_tables import REASONING_PARSERS, TOOL_PARSERS
 from app.registry import OneOf
 
 # Environment variables for what does not belong in a file: API keys, separated by commas or spaces; a file of keys.
 KEYS_VARIABLE = "MANTA_API_KEYS"
 KEYS_FILE_VARIABLE = "MANTA_API_KEYS_FILE"
-
-
-class Frozen(BaseModel):
-    """Immutable, and closed to unknown fields."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
 
 def _kv_cache_dtype(value: Any) -> Any:
@@ -330,13 +326,23 @@ class RouterConfig(Frozen):
     )
 
 
+class SloConfig(Frozen):
+    """Service level objectives of a model's requests: what metrics call attained, and goodput."""
+
+    ttft_s: float = Field(2.0, gt=0, description="Time to the first token, from arrival at the server.")
+    itl_s: float = Field(0.1, gt=0, description="Mean time between the tokens of a request, after the first.")
+
+
 class ModelConfig(Frozen):
     """One served model: its name on the wire, its engine, its replicas."""
 
     name: str = Field(min_length=1, description="Name in `model` of a request.")
     aliases: tuple[str, ...] = Field((), description="Further names for the same model.")
     engine: EngineConfig = EngineConfig()
-    num_replicas: int = Field(1, ge=1, description="Engine replicas.")
+    num_replicas: int = Field(1, ge=1, description="Engine replicas, where their number stays the same.")
+    autoscaling: AutoscalingConfig | None = Field(
+        None, description="Let the number of engine replicas follow the load, instead of num_replicas."
+    )
     cpus_per_worker: float = Field(1.0, ge=0, description="Ray CPUs of each worker's bundle.")
     gpus_per_worker: float | None = Field(
         None, ge=0, description="Ray GPUs of each worker's bundle; 1 for device cuda, 0 for cpu."
@@ -356,8 +362,37 @@ class ModelConfig(Frozen):
         description="How the model writes its reasoning (app/api/parsers). `auto`: by the chat template; `none`: "
         "reasoning stays in the content.",
     )
+    slo: SloConfig = SloConfig()
     health_check_period_s: float = Field(2.0, gt=0, description="How often Serve asks a replica for its health.")
     graceful_shutdown_timeout_s: float = Field(600.0, ge=0, description="Time running requests get on a shutdown.")
+
+    @property
+    def min_replicas(self) -> int:
+        """Fewest engine replicas that serve at a time."""
+        return self.num_replicas if self.autoscaling is None else max(1, self.autoscaling.min_replicas)
+
+    @property
+    def max_replicas(self) -> int:
+        """Most of them."""
+        return self.num_replicas if self.autoscaling is None else self.autoscaling.max_replicas
+
+    @property
+    def start_replicas(self) -> int:
+        """Engine replicas that are started."""
+        return self.num_replicas if self.autoscaling is None else self.autoscaling.start_replicas
+
+    @property
+    def may_sleep(self) -> bool:
+        """Whether there may be no replica."""
+        return self.autoscaling is not None and self.autoscaling.min_replicas == 0
+
+    @model_validator(mode="after")
+    def _check_replicas(self) -> ModelConfig:
+        if self.autoscaling is not None and "num_replicas" in self.model_fields_set:
+            raise ValueError(
+                "num_replicas: autoscaling chooses it; for the start there is autoscaling.initial_replicas"
+            )
+        return self
 
     @field_validator("gpus_per_worker")
     @classmethod

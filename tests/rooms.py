@@ -15,9 +15,9 @@ FILES = sorted(path for path in (ROOT / "app").rglob("*.py") if "assets" not in 
 
 ROWS: tuple[tuple[tuple[str, ...], ...], ...] = (
     (
-        ("app.errors", "app.bounds"),
+        ("app.errors", "app.bounds", "app.frozen"),
         ("app.registry", "app.telemetry"),
-        ("app.backends", "app.parser_tables"),
+        ("app.backends", "app.parser_tables", "app.autoscaling_config"),
         ("app.config",),
     ),
     (("app.kernels",),),

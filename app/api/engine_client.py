@@ -35,7 +35,7 @@ class ServedModel:
     aliases: tuple[str, ...] = ()
     created: int = 0  # seconds since the epoch
     max_num_seqs: int | None = None  # requests that all replicas together run at a time; None where unknown
-    num_replicas: int = 1
+    num_replicas: int = 1  # that those are, at least
     pooling: PoolingInfo | None = None  # set for a model that gives vectors; None: it generates
     tool_parser: str = "auto"  # as ModelConfig has them
     reasoning_parser: str = "auto"

@@ -16,6 +16,7 @@ import yaml
 
 from app.cli.options import Option, options_of
 from app.config import EngineConfig, IngressConfig, ModelConfig, RouterConfig, ServeConfig
+from app.deployments.autoscaling import POLICY_FUNCTION
 from app.deployments.haproxy import ENVIRONMENT as HAPROXY_ENVIRONMENT
 from app.deployments.serve_args import parse_args
 from app.errors import ConfigError
@@ -93,6 +94,9 @@ def resolve(target: str, options: Mapping[tuple[str, ...], Any], host: str | Non
     for index, application in enumerate(configuration.document["applications"]):
         if application.get("import_path") == IMPORT_PATH:
             config = _parse(configuration, application.get("args") or {}, options)
+            if any(model.autoscaling for model in config.models) and "autoscaling_policy" not in application:
+                application["autoscaling_policy"] = {"policy_function": POLICY_FUNCTION}
+                configuration.changed = True
             if configuration.changed:
                 application["args"] = config.model_dump(mode="json", exclude_unset=True)
             configuration.applications[index] = config

@@ -101,7 +101,7 @@ def _check_resources(configs: list[ServeConfig], machine: Machine) -> None:
 def _remedies(configs: list[ServeConfig], resource: str) -> str:
     """The options that ask for more than one of something, and the share of each worker."""
     models = [model for config in configs for model in config.models]
-    names = ["num_replicas"] if any(model.num_replicas > 1 for model in models) else []
+    names = ["num_replicas"] if any(model.start_replicas > 1 for model in models) else []
     for name in ("tensor_parallel_size", "pipeline_parallel_size"):
         names += [name] if any(getattr(model.engine, name) > 1 for model in models) else []
     *others, last = [*names, f"{resource.lower()}s_per_worker"]
@@ -118,7 +118,7 @@ def _check_memory(models: list[ModelConfig], machine: Machine) -> None:
         if on_gpu:
             _check_gpu_memory(engine, weights, machine)
         else:
-            total += model.num_replicas * (weights + _cpu_kv_bytes(engine, info, dtype))
+            total += model.start_replicas * (weights + _cpu_kv_bytes(engine, info, dtype))
     if machine.free_bytes is not None and total > machine.free_bytes:
         raise ConfigError(
             f"too little memory: weights and KV caches take {total / GIB:.1f} GiB, {machine.name} has "

@@ -15,6 +15,7 @@ from ray import serve
 from ray.serve.config import RequestRouterConfig
 
 from app.config import ModelConfig, ServeConfig
+from app.deployments.autoscaling.serve_policy import engine_config, front_config
 from app.deployments.config_check import check_config
 from app.deployments.engine_factory import EngineFactory
 from app.deployments.engine_replica import EngineReplica
@@ -49,7 +50,7 @@ def build(args: Mapping[str, Any]) -> serve.Application:
 def _say_what_starts(config: ServeConfig) -> None:
     """A line for whoever waits at the console; each part says itself when it starts to work."""
     configure_logging()
-    engines = ", ".join(f"{model.num_replicas} x {model.name}" for model in config.models)
+    engines = ", ".join(f"{model.start_replicas} x {model.name}" for model in config.models)
     logger.info("starting the router, ingresses (%d) and engine replicas (%s)", config.ingress.num_replicas, engines)
 
 
@@ -77,7 +78,7 @@ def _router(config: ServeConfig, engines: dict[str, serve.Application]) -> serve
 def _ingress(config: ServeConfig) -> Any:
     return serve.deployment(serve.ingress()(Ingress)).options(
         name="Ingress",
-        num_replicas=config.ingress.num_replicas,
+        **_front_replicas(config),
         max_ongoing_requests=MAX_ONGOING_REQUESTS,
         ray_actor_options={"num_cpus": config.ingress.num_cpus},
         max_surge_percent=_surge(config.ingress.num_cpus),
@@ -86,6 +87,20 @@ def _ingress(config: ServeConfig) -> Any:
         health_check_period_s=HEALTH_PERIOD_S,
         health_check_timeout_s=HEALTH_TIMEOUT_S,
     )
+
+
+def _front_replicas(config: ServeConfig) -> dict[str, Any]:
+    """An ingress reports to the autoscaling of engines who waits for them; only then it costs something."""
+    number = config.ingress.num_replicas
+    if all(model.autoscaling is None for model in config.models):
+        return {"num_replicas": number}
+    return {"autoscaling_config": front_config(number)}
+
+
+def _replicas(model: ModelConfig) -> dict[str, Any]:
+    if model.autoscaling is None:
+        return {"num_replicas": model.num_replicas}
+    return {"autoscaling_config": engine_config(model, model.autoscaling)}
 
 
 def _surge(num_cpus: float) -> int:
@@ -99,7 +114,7 @@ def _engine(config: ServeConfig, model: ModelConfig, factory: EngineFactory | No
     own = {"num_cpus": bundles[0]["CPU"], "num_gpus": bundles[0].get("GPU", 0)}
     options = serve.deployment(EngineReplica).options(
         name=f"Engine-{re.sub(r'[^A-Za-z0-9_.-]', '-', model.name)}",
-        num_replicas=model.num_replicas,
+        **_replicas(model),
         max_ongoing_requests=MAX_ONGOING_REQUESTS,
         ray_actor_options=own,
         placement_group_bundles=bundles,

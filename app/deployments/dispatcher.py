@@ -20,6 +20,7 @@ from app.deployments.channel.replica_pool import ReplicaPool
 from app.deployments.continuation import MAX_DEATHS, Continuation, Quarantine, Seclusion
 from app.deployments.router_client import RouterClient
 from app.deployments.routing.policies.base import Level, RouteQuery
+from app.deployments.waiting_room import WaitingRoom
 from app.engine.outputs import EngineOutput, FinishReason
 from app.engine.request import EngineRequest
 from app.errors import EngineDeadError, OverloadedError, PoisonedRequestError
@@ -34,12 +35,19 @@ class Dispatcher:
     """One model's. Lives on one event loop."""
 
     def __init__(
-        self, pool: ReplicaPool, router: RouterClient, recorder: MetricsRecorder, *, num_replicas: int = 1
+        self,
+        pool: ReplicaPool,
+        router: RouterClient,
+        recorder: MetricsRecorder,
+        *,
+        num_replicas: int = 1,
+        waiting_room: WaitingRoom | None = None,
     ) -> None:
         self._pool = pool
         self._router = router
         self._recorder = recorder
         self._num_replicas = num_replicas  # that are meant to run
+        self._waiting_room = waiting_room or WaitingRoom(pool.model)
         self._quarantine = Quarantine()
         self._seclusion = Seclusion()
 
@@ -135,10 +143,14 @@ class Dispatcher:
         return {name: one for name, one in live.items() if name != self._seclusion.replica_id} or live
 
     async def _some_live(self, way: Continuation) -> dict[str, ChannelClient]:
-        """The replicas of `_live`, of which there is one at least; a request that was running waits for it."""
+        """The replicas of `_live`, of which there is one at least; a request that was running waits for it, and so
+        does one that may wake the model."""
         deadline = time.monotonic() + MOVE_WAIT_S
         while not (live := self._live(way)):
-            if not way.has_moved or time.monotonic() > deadline:
+            if not way.has_moved:
+                await self._waiting_room.wait(way.request, lambda: bool(self._live(way)))
+                continue
+            if time.monotonic() > deadline:
                 raise EngineDeadError(
                     f"no engine replica of model {self._pool.model!r} can take requests at the moment"
                 )

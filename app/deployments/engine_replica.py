@@ -22,6 +22,7 @@ from ray import serve
 from app.api.engine_client import ReplicaAnswer
 from app.api.work_pool import WorkPool
 from app.config import EngineConfig, IngressConfig, ModelConfig, RouterConfig
+from app.deployments.autoscaling.figures import engine_figures
 from app.deployments.channel.channel_hub import ChannelHub, TokenChannel
 from app.deployments.channel.feed_hub import FeedHub
 from app.deployments.channel.wire import LoadReport, decode_control
@@ -63,6 +64,7 @@ class EngineReplica:
         engine_factory: EngineFactory | None = None,
     ) -> None:
         log_to_serve_files()
+        began = time.monotonic()
         context = serve.get_replica_context()
         self.replica_id: str = context.replica_id.unique_id
         self._model = model
@@ -85,6 +87,7 @@ class EngineReplica:
         self._engine = await asyncio.to_thread(self._create_engine, engine_factory or create_engine)
         self._hub = ChannelHub(self._engine, ingress.credit_window_tokens, ingress.lease_s, self._metrics.ended)
         info = await asyncio.to_thread(self._start_engine)
+        self._start_s = time.monotonic() - began
         self._num_blocks = info.num_blocks
         self._revision = await asyncio.to_thread(_revision, model.engine)
         max_model_len = await asyncio.to_thread(_max_model_len, model.engine)
@@ -151,6 +154,10 @@ class EngineReplica:
     async def metrics_snapshot(self) -> bytes:
         """This replica's metrics, for any ingress to render."""
         return self._metrics.snapshot(self._engine.stats())
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Serve asks for it where the number of replicas follows the load."""
+        return engine_figures(self._engine.stats(), self._hub.num_streams, self._start_s)
 
     async def check_health(self) -> None:
         """Serve's health check: EngineDeadError when the engine cannot make progress."""

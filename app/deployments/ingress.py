@@ -23,6 +23,7 @@ from app.api.engine_client import ReplicaAnswer, RouteInfo, ServedModel
 from app.api.served_models import load_served_model
 from app.config import ServeConfig
 from app.deployments.announcement import announce
+from app.deployments.autoscaling.figures import ingress_figures
 from app.deployments.channel.replica_finder import Discovery
 from app.deployments.channel.replica_pool import ReplicaPool
 from app.deployments.channel.serve_port import EngineHandles, call
@@ -37,6 +38,7 @@ from app.deployments.routing.route_explanation import RouteExplanation
 from app.deployments.serve_logs import log_to_serve_files
 from app.deployments.start_errors import logs_start_error
 from app.deployments.tenant_store import SharedStores
+from app.deployments.waiting_room import WaitingRoom
 from app.engine.outputs import EngineOutput
 from app.engine.request import EngineRequest
 from app.errors import EngineDeadError, ModelNotFoundError, OverloadedError
@@ -68,6 +70,7 @@ class Ingress:
         self._handles = {name: EngineHandles(handle) for name, handle in engines.items()}
         self._metrics = MetricsCollector(self._recorder.labels, self._snapshot, self._handles, router)
         self._pools = {name: self._create_pool(name) for name in self._handles}
+        self._may_sleep = {model.name: model.may_sleep for model in config.models}
         for pool in self._pools.values():
             pool.finder.start()
         self.models: dict[str, ServedModel] = {}
@@ -75,11 +78,18 @@ class Ingress:
             served = await asyncio.to_thread(load_served_model, model)
             for name in (model.name, *model.aliases):
                 self.models[name] = served
+        self._waiting_rooms = {model.name: WaitingRoom(model.name, model.autoscaling) for model in config.models}
         self._hasher = PromptHasher(await asyncio.to_thread(load_block_hash_key))
         routes = RouterClient(router.options(method_name="route"), self._hasher, config.ingress.route_timeout_s)
         self._dispatchers = {
-            name: Dispatcher(pool, routes, self._recorder, num_replicas=self.models[name].num_replicas)
-            for name, pool in self._pools.items()
+            model.name: Dispatcher(
+                self._pools[model.name],
+                routes,
+                self._recorder,
+                num_replicas=model.max_replicas,
+                waiting_room=self._waiting_rooms[model.name],
+            )
+            for model in config.models
         }
         self._needs_key = False
         self._stores = SharedStores(serve.get_replica_context().app_name, config.ingress)
@@ -150,8 +160,8 @@ class Ingress:
         return await self._handles[served.name].control_all(name, arguments, timeout_s)
 
     async def is_healthy(self) -> bool:
-        """True only if every served model has a replica that can make progress."""
-        return all(pool.live() for pool in self._pools.values())
+        """True only if every served model has a replica that can make progress, or may sleep."""
+        return all(pool.live() or self._may_sleep[name] for name, pool in self._pools.items())
 
     async def metrics_text(self) -> str:
         """The metrics of all engine, Router and ingress replicas."""
@@ -165,7 +175,14 @@ class Ingress:
         self._recorder.set("manta:ingress_requests", self._num_requests)
         self._recorder.set("manta:ingress_channels", sum(len(pool.live()) for pool in self._pools.values()))
         self._recorder.set("manta:ingress_channels_lost_total", sum(pool.num_lost for pool in self._pools.values()))
+        for name, room in self._waiting_rooms.items():
+            self._recorder.set("manta:ingress_waiting_requests", room.num_requests, name)
         return self._recorder.snapshot()
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Serve asks for it where the number of replicas follows the load."""
+        rooms = self._waiting_rooms.items()
+        return ingress_figures({name: (room.num_requests, room.num_tokens) for name, room in rooms})
 
     async def explain_route(
         self, model: str, prompt_token_ids: list[int], root: bytes, max_tokens: int, session: str
@@ -200,10 +217,10 @@ class Ingress:
         return ReplicaPool(model, self._ingress_id, self._config.ingress, discover, handles.port)
 
     async def _wait_ready(self) -> None:
-        """Begin to accept only when requests can be answered."""
+        """Begin to accept only when requests can be answered, or can wait for a replica that is started for them."""
         logger.info("ingress %s waits for replicas of %s", self._ingress_id, ", ".join(self._pools))
         deadline: float | None = None
-        while missing := [name for name, pool in self._pools.items() if not pool.live()]:
+        while missing := [name for name, pool in self._pools.items() if not (pool.live() or self._may_sleep[name])]:
             if len(missing) < len(self._pools) and deadline is None:
                 deadline = time.monotonic() + READY_WAIT_S
             if deadline is not None and time.monotonic() > deadline:

@@ -137,7 +137,7 @@ def _demands(config: ServeConfig, total: Resources) -> list[Demand]:
         replica = _sum(replica_bundles(model, total))
         for resource in replica:
             who = f"model {model.name!r} ({_options(model, resource, total)})"
-            demands.append(Demand(resource, model.num_replicas * replica[resource], who))
+            demands.append(Demand(resource, model.start_replicas * replica[resource], who))
     return demands
 
 
@@ -152,7 +152,8 @@ def _options(model: ModelConfig, resource: str, total: Resources) -> str:
         replica = f"{workers} x gpus_per_worker={_gpus_per_worker(model, total):g}"
     else:
         replica = f"(replica_cpus={model.replica_cpus:g} + {workers} x cpus_per_worker={model.cpus_per_worker:g})"
-    return f"num_replicas={model.num_replicas} x {replica}"
+    option = "num_replicas" if model.autoscaling is None else "autoscaling.initial_replicas"
+    return f"{option}={model.start_replicas} x {replica}"
 
 
 def _sum(bundles: Iterable[Resources]) -> dict[str, float]:

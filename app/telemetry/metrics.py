@@ -113,6 +113,7 @@ METRICS: tuple[Metric, ...] = (
     _gauge("manta:num_requests_paused", "Requests held back because their clients are slow."),
     _gauge("manta:outstanding_tokens", "Tokens that the replica still has to process."),
     _gauge("manta:ingress_requests", "Requests in flight in this ingress replica."),
+    _gauge("manta:ingress_waiting_requests", "Requests that wait for a model's first replica.", "model_name"),
     _gauge("manta:ingress_channels", "Engine replicas that this ingress replica can send requests to."),
     _counter("manta:ingress_rejections_total", "Requests this ingress replica turned away because it was full."),
     _counter("manta:ingress_route_fallbacks_total", "Requests placed without an answer of the Router."),

@@ -9,6 +9,7 @@ import yaml
 from ray import serve
 
 from app.deployments.app import build
+from app.deployments.autoscaling import POLICY_FUNCTION
 from app.errors import ConfigError
 from benchmarks.serve_process import ROOT
 
@@ -17,6 +18,10 @@ CONFIGS = sorted((ROOT / "configs/serve").glob("*.yaml"))
 
 def args(**changes: Any) -> dict[str, Any]:
     return {"models": [{"name": "tiny-chat"}], **changes}
+
+
+def scaled(**autoscaling: Any) -> dict[str, Any]:
+    return {"models": [{"name": "a", "autoscaling": autoscaling}]}
 
 
 @pytest.mark.parametrize(
@@ -35,6 +40,23 @@ def args(**changes: Any) -> dict[str, Any]:
         (
             {"models": [{"name": "a", "gpus_per_worker": 1.5, "engine": {"pipeline_parallel_size": 2}}]},
             r"args\.models\.0\.gpus_per_worker: ",
+        ),
+        (
+            scaled(min_replicas=3, max_replicas=2),
+            r"args\.models\.0\.autoscaling: min_replicas: 3 is more than max",
+        ),
+        (scaled(max_replicas=2, initial_replicas=0), r"autoscaling: initial_replicas: 0 is not within min_replicas=1"),
+        (scaled(max_replicas=2, idle_s=60), r"autoscaling: idle_s: min_replicas=1 keeps a replica"),
+        (scaled(max_replicas=2, floor_by_hour={"8": 3}), r"autoscaling: floor_by_hour: 3 from 8 o'clock"),
+        (scaled(max_replicas=2, floor_by_hour={"24": 1}), r"autoscaling\.floor_by_hour\.24"),
+        (
+            scaled(max_replica=2),
+            r"args\.models\.0\.autoscaling\.max_replica: no such option; did you mean max_replicas",
+        ),
+        (scaled(min_replicas=1), r"args\.models\.0\.autoscaling\.max_replicas: this option is required"),
+        (
+            {"models": [{"name": "a", "num_replicas": 2, "autoscaling": {"max_replicas": 2}}]},
+            r"args\.models\.0: num_replicas: autoscaling chooses it",
         ),
         (args(ingress={"limits": {"max_body": 1}}), r"args\.ingress\.limits\.max_body: no such"),
         (args(router={"policy": "best"}), r"args\.router\.policy: unknown routing policy 'best'; known: adapter"),
@@ -95,3 +117,24 @@ def test_what_needs_no_room_is_replaced_by_what_is_there_already() -> None:
 
     assert surges() == [100, 100, 0]
     assert surges(num_cpus=1.0) == [0, 100, 0]
+
+
+def test_replicas_that_follow_the_load_are_asked_of_serve_and_nobody_else_is_scaled() -> None:
+    scaling = {"min_replicas": 0, "max_replicas": 4, "initial_replicas": 2, "floor_by_hour": {"8": 3}}
+    models = [{"name": "a", "autoscaling": scaling, "slo": {"itl_s": 0.2}}, {"name": "b", "num_replicas": 2}]
+    application = build({"models": models, "ingress": {"num_replicas": 3}})
+    engine = engine_deployment(application, "a")._deployment_config.autoscaling_config
+    assert (engine.min_replicas, engine.initial_replicas, engine.max_replicas) == (0, 2, 4)
+    assert (engine.upscale_delay_s, engine.downscale_delay_s) == (0, 0), "the policy has delays of its own"
+    policy = engine.policy.get_policy()(**engine.policy.policy_kwargs)
+    assert (policy.settings.floors, policy.settings.itl_slo_s) == (((8, 3),), 0.2)
+    ingress = application._bound_deployment._deployment_config.autoscaling_config
+    assert (ingress.min_replicas, ingress.max_replicas) == (3, 3), "it reports who waits"
+    fixed = engine_deployment(application, "b")._deployment_config
+    assert (fixed.num_replicas, fixed.autoscaling_config) == (2, None)
+    assert build(args())._bound_deployment._deployment_config.autoscaling_config is None
+
+
+def test_the_shipped_autoscaling_names_the_policy_of_the_application() -> None:
+    (application,) = yaml.safe_load((ROOT / "configs/serve/autoscaling.yaml").read_text())["applications"]
+    assert application["autoscaling_policy"] == {"policy_function": POLICY_FUNCTION}
