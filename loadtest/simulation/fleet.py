@@ -26,7 +26,6 @@ FEED_S = 0.002  # a frame of a feed on its way, and in the Router's queue
 LOSS_S = 0.02  # until a death is noticed by whoever holds a stream from the replica
 IDLE_HEARTBEAT_S = 1.0
 RETRY_S = 0.1  # while no replica is known
-HEARTBEAT_S: float = RouterConfig().heartbeat_s
 
 
 def create_policy(name: str, seed: int) -> RoutingPolicy:
@@ -42,7 +41,13 @@ class Fleet:
     """`run` sends a trace of `length_s` seconds and returns once every request has ended."""
 
     def __init__(
-        self, policy: str, num_replicas: int, num_blocks: int, seed: int = 0, speeds: Speeds | None = None
+        self,
+        policy: str,
+        num_replicas: int,
+        num_blocks: int,
+        seed: int = 0,
+        speeds: Speeds | None = None,
+        heartbeat_s: float = RouterConfig().heartbeat_s,
     ) -> None:
         self.now = 0.0
         self.replicas: dict[str, SimReplica] = {}
@@ -50,6 +55,7 @@ class Fleet:
         self.decision_s: list[float] = []  # CPU seconds of each decision
         self.events_s = 0.0  # CPU seconds spent on feeding the index
         self.num_replaced = 0  # requests that were placed again, because their replica died
+        self._heartbeat_s = heartbeat_s
         self._num_blocks = num_blocks
         self._speeds = speeds or Speeds()
         self._random = random.Random(seed)
@@ -148,12 +154,14 @@ class Fleet:
         name = f"replica-{number:04d}"
         replica = self.replicas[name] = SimReplica(name, f"{number:08d}", self._num_blocks, self._speeds)
         self._tell(replica, FeedFrame(replica.report(self.now), replica.events.snapshot()))
-        self._at(self.now + HEARTBEAT_S * self._random.random(), self._heartbeat, replica)
+        self._at(self.now + self._heartbeat_s * self._random.random(), self._heartbeat, replica)
 
     def _die(self) -> None:
-        if len(self.replicas) < 2:
-            return
-        name = self._random.choice(sorted(self.replicas))
+        if len(self.replicas) > 1:
+            self._leave(self._random.choice(sorted(self.replicas)))
+
+    def _leave(self, name: str) -> None:
+        """A replica goes; what it ran goes on elsewhere, behind the tokens that it had generated."""
         replica = self.replicas.pop(name)
         self.retired.append(replica)
         self._version[name] = -1  # its step never ends
@@ -176,7 +184,7 @@ class Fleet:
         if batch is not None or last is None or report != last[0] or self.now - last[1] >= IDLE_HEARTBEAT_S:
             self._last_report[replica.name] = report, self.now
             self._at(self.now + FEED_S, self._tell, replica, FeedFrame(report, batch))
-        self._at(self.now + HEARTBEAT_S, self._heartbeat, replica)
+        self._at(self.now + self._heartbeat_s, self._heartbeat, replica)
 
     def _tell(self, replica: SimReplica, frame: FeedFrame) -> None:
         """What FeedPool does with a frame."""

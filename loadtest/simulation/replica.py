@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from app.deployments.channel.wire import LoadReport
 from app.engine.kv_cache.block_pool import BlockPool
 from app.engine.kv_cache.kv_events import KVEventLog
-from app.engine.stats import EWMA_WEIGHT, TYPICAL_OUTPUT_TOKENS, StepCosts
+from app.engine.stats import EWMA_WEIGHT, TYPICAL_OUTPUT_TOKENS, EngineStats, StepCosts
 from loadtest.simulation.speeds import Speeds
 from loadtest.simulation.traffic import BLOCK_SIZE, SimRequest
 
@@ -222,6 +222,31 @@ class SimReplica:
         return low * BLOCK_SIZE
 
     # ---- what it tells
+
+    def stats(self, now: float) -> EngineStats:
+        """What its engine would say of itself; what is no concern of the simulation is 0."""
+        load = self.report(now)
+        return EngineStats(
+            num_running=load.num_running,
+            num_waiting=load.num_waiting,
+            num_paused=0,
+            num_deferred=0,
+            num_blocks=self.num_blocks,
+            num_free_blocks=self._pool.num_free,
+            num_cached_blocks=self._pool.num_cached,
+            outstanding_prefill_tokens=load.queued_prefill_tokens,
+            outstanding_decode_tokens=load.outstanding_tokens - load.queued_prefill_tokens,
+            prompt_tokens_total=0,
+            generation_tokens_total=0,
+            preemptions_total=0,
+            prefix_cache_queries_total=0,
+            prefix_cache_hits_total=0,
+            steps_total=self._step,
+            iteration_tokens=0,
+            prefill_token_s=load.prefill_token_s,
+            decode_step_s=load.decode_step_s,
+            prefill_s_total=self._costs.prefill_s_total,
+        )
 
     def num_generated(self, job: Job, now: float) -> int:
         """Tokens of the answer that are known at `now`, here or from before."""

@@ -8,6 +8,7 @@ from pathlib import Path
 import yaml
 
 from app.cli.configuration import resolve
+from app.deployments.autoscaling import POLICY_FUNCTION
 from benchmarks.serve_process import ROOT
 from tests.cli.conftest import Manta
 
@@ -48,6 +49,15 @@ def test_file_and_options(manta: Manta) -> None:
             None,
         ).effective()
     )
+
+
+def test_replicas_by_the_load_bring_the_policy_of_the_application() -> None:
+    plain = resolve("tiny-chat", {}, None, None).document["applications"][0]
+    assert "autoscaling_policy" not in plain
+    scaled = resolve("tiny-chat", {("models", "0", "autoscaling"): {"max_replicas": 2}}, None, None)
+    assert scaled.document["applications"][0]["autoscaling_policy"] == {"policy_function": POLICY_FUNCTION}
+    shipped = resolve(str(ROOT / "configs/serve/autoscaling.yaml"), {}, None, None)
+    assert not shipped.changed, "it names the policy already"
 
 
 def test_every_line_with_a_value_has_an_origin(manta: Manta) -> None:

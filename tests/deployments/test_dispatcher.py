@@ -19,6 +19,7 @@ from ray import cloudpickle
 
 from app.api.engine_client import PromptPlace, RouteInfo
 from app.api.errors import error_response
+from app.autoscaling_config import AutoscalingConfig
 from app.config import IngressConfig
 from app.deployments.channel.channel_hub import ChannelHub
 from app.deployments.channel.replica_finder import Discovery
@@ -30,6 +31,7 @@ from app.deployments.dispatcher import Dispatcher
 from app.deployments.router_client import RouterClient
 from app.deployments.routing.policies.base import Decision, RouteQuery
 from app.deployments.routing.prompt_hasher import PromptHasher
+from app.deployments.waiting_room import WaitingRoom
 from app.engine.kv_cache.block_hash import hash_blocks, root_hash
 from app.engine.outputs import EngineOutput
 from app.engine.request import EngineRequest, Placement
@@ -382,6 +384,19 @@ def test_one_that_moved_does_not_stick_to_a_full_replica() -> None:
         assert len(other.served) + len(first.served) == 2
 
     perform(scene, Stage("abc"))
+
+
+def test_a_request_waits_for_the_first_replica_of_a_model_that_sleeps() -> None:
+    async def scene(stage: Stage) -> None:
+        room = WaitingRoom("m", AutoscalingConfig(min_replicas=0, max_replicas=1, wake_wait_s=1e6))
+        stage.dispatcher = Dispatcher(stage.pool, stage.client, stage.recorder, waiting_room=room)
+        first = asyncio.create_task(stage._choice("x", PromptPlace()))
+        await until(lambda: room.num_requests == 1)
+        stage.replicas["a"] = Replica("a")  # who waited has started it
+        assert await first == "a"
+        assert room.num_requests == 0
+
+    perform(scene, Stage(""))
 
 
 def test_an_engine_that_gives_a_request_up_has_not_died() -> None:
