@@ -83,7 +83,7 @@ def test_help_holds_description_and_default() -> None:
     ("group", "model", "skip"),
     [
         ("engine", EngineConfig, {"model"}),
-        ("model", ModelConfig, {"engine"}),
+        ("model", ModelConfig, {"engine", "slo"}),
         ("ingress", IngressConfig, {"limits"}),
         ("router", RouterConfig, set()),
     ],
