@@ -257,6 +257,12 @@ class IngressConfig(Frozen):
         512, ge=1, description="Tokens of one request that may wait for a slow client before the engine holds it."
     )
     lease_s: float = Field(8.0, gt=0, description="An engine aborts the requests of an ingress silent for so long.")
+    move_after_s: float = Field(
+        5.0, ge=0, description="What runs longer on a replica that is taken out of service goes on at another one."
+    )
+    graceful_shutdown_timeout_s: float = Field(
+        600.0, ge=0, description="Time an ingress replica that is taken out of service has for its streams to end."
+    )
     admin: bool = Field(False, description="Open the administrator's routes (/debug/..., /server_info).")
     tokenizer_info: bool = Field(False, description="Open /tokenizer_info: tokenizer_config.json and chat template.")
     api_keys_file: str | None = Field(
@@ -364,7 +370,13 @@ class ModelConfig(Frozen):
     )
     slo: SloConfig = SloConfig()
     health_check_period_s: float = Field(2.0, gt=0, description="How often Serve asks a replica for its health.")
-    graceful_shutdown_timeout_s: float = Field(600.0, ge=0, description="Time running requests get on a shutdown.")
+    graceful_shutdown_timeout_s: float = Field(
+        30.0,
+        ge=0,
+        description="Time a replica gets that is taken out of service: what runs there goes on elsewhere meanwhile, "
+        "the last of it at two thirds of the time, also where it has to wait for another replica. A node's drain with "
+        "more time than this starts the replacement first.",
+    )
 
     @property
     def min_replicas(self) -> int:

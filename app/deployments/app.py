@@ -82,7 +82,7 @@ def _ingress(config: ServeConfig) -> Any:
         max_ongoing_requests=MAX_ONGOING_REQUESTS,
         ray_actor_options={"num_cpus": config.ingress.num_cpus},
         max_surge_percent=_surge(config.ingress.num_cpus),
-        graceful_shutdown_timeout_s=max(model.graceful_shutdown_timeout_s for model in config.models),
+        graceful_shutdown_timeout_s=config.ingress.graceful_shutdown_timeout_s,
         graceful_shutdown_wait_loop_s=DRAIN_CHECK_S,
         health_check_period_s=HEALTH_PERIOD_S,
         health_check_timeout_s=HEALTH_TIMEOUT_S,

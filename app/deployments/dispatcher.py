@@ -27,6 +27,7 @@ from app.errors import EngineDeadError, OverloadedError, PoisonedRequestError
 from app.telemetry.metrics import MetricsRecorder
 
 MOVE_WAIT_S = 120.0  # a request that has lost its replica waits so long for another one
+PLANNED_WAIT_S = 600.0  # one whose replica was taken out of service: the next one may have a large model to load
 POLL_S = 0.05
 RETRY_S = 0.25  # a full replica is asked again, by a request that has run already
 
@@ -145,7 +146,7 @@ class Dispatcher:
     async def _some_live(self, way: Continuation) -> dict[str, ChannelClient]:
         """The replicas of `_live`, of which there is one at least; a request that was running waits for it, and so
         does one that may wake the model."""
-        deadline = time.monotonic() + MOVE_WAIT_S
+        deadline = time.monotonic() + (MOVE_WAIT_S if way.num_deaths else PLANNED_WAIT_S)
         while not (live := self._live(way)):
             if not way.has_moved:
                 await self._waiting_room.wait(way.request, lambda: bool(self._live(way)))

@@ -32,6 +32,7 @@ from app.deployments.engine_metrics import EngineMetrics
 from app.deployments.serve_logs import log_to_serve_files
 from app.deployments.stall_watch import StallWatch
 from app.deployments.start_errors import logs_start_error
+from app.deployments.termination import Termination
 from app.engine.kv_cache.kv_events import KVEventLog
 from app.engine.kv_cache.model_revision import model_revision
 from app.engine.model_info import ModelInfo
@@ -95,6 +96,7 @@ class EngineReplica:
         self._busy = asyncio.Event()  # a request came: the heartbeat wakes from its idle pace
         self._exit_task: asyncio.Task[None] | None = None
         self._heartbeat_task = asyncio.create_task(self._heartbeats())
+        self._termination = Termination(self._on_sigterm)
 
     async def ping(self, asker_id: str) -> LoadReport:
         """Answer an ingress or a Router that looks for replicas. Serve hands it to running replicas only."""
@@ -169,6 +171,7 @@ class EngineReplica:
         """Serve calls it once the replica is drained."""
         if hasattr(self, "_heartbeat_task"):
             self._heartbeat_task.cancel()
+            self._termination.close()
             await asyncio.to_thread(self._engine.shutdown)
 
     def _take(self, channel_id: str, stream_id: str, request: EngineRequest, target: str) -> EngineRequest | MantaError:
@@ -258,6 +261,17 @@ class EngineReplica:
         logger.error("%s", self._fatal)
         channels = list(self._hub.channels)
         self._hub.fail(self._fatal)
+        self._feeds.close()
+        self._exit_task = asyncio.create_task(self._exit(channels))
+
+    def _on_sigterm(self) -> None:
+        """Let every request go on elsewhere, then end the process: Serve starts another one at once."""
+        if self._fatal is not None:
+            return
+        self._fatal = f"engine replica {self.replica_id} ends, as SIGTERM asks"
+        logger.warning("SIGTERM: %d requests go on elsewhere", self._hub.num_streams)
+        channels = list(self._hub.channels)
+        self._hub.give_up()
         self._feeds.close()
         self._exit_task = asyncio.create_task(self._exit(channels))
 

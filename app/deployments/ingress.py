@@ -8,7 +8,9 @@ Router costs placement only. The event loop is shared with Serve's control plane
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import os
 import time
 import uuid
 from collections.abc import AsyncIterator, Mapping
@@ -38,6 +40,7 @@ from app.deployments.routing.route_explanation import RouteExplanation
 from app.deployments.serve_logs import log_to_serve_files
 from app.deployments.start_errors import logs_start_error
 from app.deployments.tenant_store import SharedStores
+from app.deployments.termination import Termination
 from app.deployments.waiting_room import WaitingRoom
 from app.engine.outputs import EngineOutput
 from app.engine.request import EngineRequest
@@ -46,6 +49,8 @@ from app.telemetry.metrics import MetricsRecorder
 
 PING_TIMEOUT_S = 2.0
 EXPLAIN_TIMEOUT_S = 2.0
+SIGTERM_GRACE_S = 25.0  # streams get so long to end; Kubernetes sends SIGKILL after 30
+LAST_BYTES_S = 0.5  # an answer that has ended is on its way for so long
 READY_WAIT_S = 60.0  # once one model can answer, the others get so long before the ingress opens without them
 
 logger = logging.getLogger("manta.ingress")
@@ -66,6 +71,8 @@ class Ingress:
         self._explain = router.options(method_name="explain")
         self._ingress_id = uuid.uuid4().hex[:12]
         self._num_requests = 0
+        self._idle = asyncio.Event()  # while there is none
+        self._idle.set()
         self._recorder = MetricsRecorder({"ingress": self._ingress_id}, scope="ingress")
         self._handles = {name: EngineHandles(handle) for name, handle in engines.items()}
         self._metrics = MetricsCollector(self._recorder.labels, self._snapshot, self._handles, router)
@@ -97,6 +104,8 @@ class Ingress:
         await self._wait_ready()
         self._app.state.batch_runner.start(self._stores.exists)
         self._announcement = self._announce()
+        self._leaving: asyncio.Task[None] | None = None
+        self._termination = Termination(self._on_sigterm)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Serve calls it after the constructor."""
@@ -142,12 +151,15 @@ class Ingress:
         if served.max_kv_tokens is None:  # the ingress opened without a replica of this model
             served.max_kv_tokens = self._pools[served.name].kv_tokens
         self._num_requests += 1
+        self._idle.clear()
         try:
             async with aclosing(self._dispatchers[served.name].outputs(request, route or RouteInfo())) as outputs:
                 async for output in outputs:
                     yield output
         finally:
             self._num_requests -= 1
+            if not self._num_requests:
+                self._idle.set()
 
     async def control(self, model: str, name: str, arguments: dict[str, Any], timeout_s: float) -> list[ReplicaAnswer]:
         """A control call (app/engine/control) to every running replica of a model; their answers, errors as values.
@@ -208,13 +220,30 @@ class Ingress:
         for pool in getattr(self, "_pools", {}).values():
             await pool.close()
 
+    def _on_sigterm(self) -> None:
+        if self._leaving is None:
+            logger.warning("SIGTERM: %d requests get %g s to end", self._num_requests, SIGTERM_GRACE_S)
+            self._leaving = asyncio.create_task(self._leave())
+
+    async def _leave(self) -> None:
+        """End the process once its streams have ended: their connections cannot move. Serve starts another one."""
+        with contextlib.suppress(Exception):
+            async with asyncio.timeout(SIGTERM_GRACE_S):
+                if self._config.ingress.num_replicas > 1:  # others take what is new: HAProxy is told to send no more
+                    await ray.get_runtime_context().current_actor.perform_graceful_shutdown.remote()
+                await self._idle.wait()
+                await asyncio.sleep(LAST_BYTES_S)
+        logging.shutdown()
+        os._exit(1)
+
     def _create_pool(self, model: str) -> ReplicaPool:
         handles = self._handles[model]
 
         async def discover() -> Discovery:
             return await handles.ping(self._ingress_id, PING_TIMEOUT_S)
 
-        return ReplicaPool(model, self._ingress_id, self._config.ingress, discover, handles.port)
+        shutdown_s = next(one.graceful_shutdown_timeout_s for one in self._config.models if one.name == model)
+        return ReplicaPool(model, self._ingress_id, self._config.ingress, discover, handles.port, shutdown_s)
 
     async def _wait_ready(self) -> None:
         """Begin to accept only when requests can be answered, or can wait for a replica that is started for them."""

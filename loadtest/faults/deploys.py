@@ -6,6 +6,7 @@ import asyncio
 import random
 from typing import Any
 
+from loadtest.faults.crowd import crowded
 from loadtest.faults.fault import Fault
 from loadtest.faults.shapes import NODES
 from loadtest.faults.site import Site
@@ -27,7 +28,9 @@ async def _update(site: Site, rng: random.Random) -> list[str]:
     return []
 
 
-async def _scale_down(site: Site, rng: random.Random) -> list[str]:
+async def scale_down(site: Site, rng: random.Random) -> list[str]:
+    """One replica instead of two; returns once the other's process is gone."""
+
     def change(application: dict[str, Any]) -> None:
         application["deployments"] = [{"name": "Engine-tiny-chat", "num_replicas": 1}]
 
@@ -52,9 +55,9 @@ async def _drain(site: Site, rng: random.Random) -> list[str]:
 
 
 FAULTS = (
-    Fault("rolling_update", 20, "`serve deploy` of a changed engine option", _update, keeps_on=True, is_long=True),
-    Fault("scale_down", 20, "`serve deploy` of one replica instead of two", _scale_down, _scale_up, keeps_on=True,
+    Fault("rolling_update", 20, "`serve deploy` of a changed engine option", crowded(_update), keeps_on=True, is_long=True),
+    Fault("scale_down", 20, "`serve deploy` of one replica instead of two", crowded(scale_down), _scale_up, keeps_on=True,
           is_long=True),
-    Fault("node_drained", 20, "a node is taken back: `ray drain-node`", _drain, shape=NODES, keeps_on=True,
+    Fault("node_drained", 20, "a node is taken back: `ray drain-node`", crowded(_drain), shape=NODES, keeps_on=True,
           ends_site=True, is_long=True),
 )  # fmt: skip

@@ -52,6 +52,11 @@ def kill(name: str, case: int, what: str, *parts: str, why: str = "", **options:
     return Fault(name, case, what, strike, why=why, **options)  # type: ignore[arg-type]
 
 
+def end(name: str, case: int, what: str, part: str, why: str = "") -> Fault:
+    """SIGTERM: what an operator's `kill` sends, and a machine that is being switched off."""
+    return Fault(name, case, what, send(signal.SIGTERM, part), why=why)
+
+
 def stop(name: str, case: int, what: str, part: str, why: str = "", **options: object) -> Fault:
     """SIGSTOP; SIGCONT once the streams have ended."""
     return Fault(name, case, what, send(signal.SIGSTOP, part), _resume(), why=why, **options)  # type: ignore[arg-type]
@@ -65,8 +70,11 @@ FAULTS = (
         "all_engines_killed", 3, "both engine replicas: SIGKILL", "engine", every=True,
         why="no replica is left until a new one has started",
     ),
+    end("engine_ended", 2, "an engine replica: SIGTERM", "engine"),
+    end("worker_ended", 1, "the worker of a replica: SIGTERM", "worker"),
     kill("router_killed", 4, "the Router: SIGKILL", "router"),
     kill("ingress_killed", 5, "one of two ingresses: SIGKILL", "ingress", why=_OWN_CONNECTIONS),
+    end("ingress_ended", 5, "one of two ingresses: SIGTERM", "ingress"),
     kill("haproxy_killed", 6, "the node's only HAProxy: SIGKILL", "haproxy", why=_OWN_CONNECTIONS),
     kill("haproxy_manager_killed", 6, "the actor that looks after HAProxy: SIGKILL", "haproxy_manager"),
     kill("controller_killed", 7, "the Serve controller: SIGKILL", "controller"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import threading
 from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
@@ -12,14 +14,14 @@ import pytest
 
 from app.config import EngineConfig, IngressConfig, ModelConfig, RouterConfig
 from app.deployments import engine_replica
-from app.deployments.channel.wire import ControlMessage, encode
+from app.deployments.channel.wire import ControlMessage, decode_frame, encode
 from app.deployments.engine_replica import LONG_PROMPT_TOKENS, EngineReplica
 from app.engine.request import EngineRequest, Placement
 from app.engine.sampling_params import SamplingParams
 from app.engine.structured.structured_outputs import StructuredOutputs
 from app.errors import EngineDeadError, InvalidRequestError, MantaError, OverloadedError
 from tests import limits
-from tests.deployments.fake_engine import REFUSED_SEED, FakeEngine
+from tests.deployments.fake_engine import HOLD_SEED, REFUSED_SEED, FakeEngine
 from tests.limits import run, until
 
 
@@ -247,5 +249,27 @@ def test_control_calls_are_answered_in_time(play: Callable[..., None]) -> None:
         late = await replica.run_control("wait", {}, limits.AT_ONCE_S)
         assert isinstance(late.error, EngineDeadError)
         assert "not done within" in late.error.message
+
+    play(scene)
+
+
+def test_sigterm_gives_every_request_up_and_then_ends_the_process(play: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    exits: list[int] = []
+    monkeypatch.setattr(engine_replica.os, "_exit", exits.append)
+
+    async def scene(replica: Replica) -> None:
+        frames = [await replica.channel(name, f"i-{name}") for name in ("c1", "c2")]
+        for number, name in enumerate(("c1", "c2", "c2")):
+            assert await replica.submit_one(name, str(number), request(seed=HOLD_SEED)) is None
+        os.kill(os.getpid(), signal.SIGTERM)
+        outputs = [
+            [one for frame in [decode_frame(data) async for data in of] for one in frame.outputs] for of in frames
+        ]
+        given_up = [[one.request_id for one in of if one.finish_reason == "abort"] for of in outputs]
+        assert given_up == [["0"], ["1", "2"]]
+        assert not await replica.accepting()
+        assert isinstance(await replica.submit_one("c1", "9", request()), EngineDeadError)
+        await until(lambda: exits == [1])
+        assert replica.engine.stats().num_running == 0
 
     play(scene)

@@ -198,6 +198,15 @@ class ChannelHub:
         self._channels.clear()
         self._streams.clear()
 
+    def give_up(self) -> None:
+        """This replica ends though its engine is well: let every request go on elsewhere, and close the channels."""
+        for channel in list(self._channels.values()):
+            streams = list(channel.streams.values())
+            channel.send([EngineOutput(stream.stream_id, [], "abort") for stream in streams])
+            self._abort([(stream, "abort") for stream in streams])
+            channel.close()
+        self._channels.clear()
+
     def heartbeat(self, load: LoadReport) -> None:
         """Tell every ingress how busy this replica is."""
         for channel in self._channels.values():

@@ -1,9 +1,9 @@
 """One model's engine replicas as one ingress sees them: finds them, keeps a channel to each, lets go of retired ones.
 
 A replica that Serve has taken out of service is no longer asked `ping`; its channel takes no new requests, and is
-closed once the running ones are done or, after MOVE_AFTER_S, have gone on elsewhere: Serve waits for that before it
-stops the replica. A replica that hangs delays nobody: the others are found, and a channel that does not open is given
-up and tried again.
+closed once the running ones are done or, after `move_after_s`, have gone on elsewhere: Serve waits for that before it
+stops the replica. Where no other one serves they stay as long as Serve lets them, and then wait for one. A replica that
+hangs delays nobody: the others are found, and a channel that does not open is given up and tried again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from app.deployments.routing.policies.base import RouteQuery
 from app.deployments.routing.policies.power_of_two import PowerOfTwo
 
 OPEN_TIMEOUT_S = 10.0
-MOVE_AFTER_S = 5.0  # what runs longer on a replica that is taken out of service goes on elsewhere
+LAST_PART = 2 / 3  # of the time that Serve gives a replica: then everything leaves it
 
 
 class ReplicaPool:
@@ -33,12 +33,16 @@ class ReplicaPool:
         config: IngressConfig,
         discover: Discover,
         connect: Callable[[str], ReplicaPort],
+        shutdown_s: float = 30.0,
     ) -> None:
+        """`shutdown_s`: what Serve gives a replica to end in."""
         self.model = model
         self.num_lost = 0  # channels that broke while in use
         self._ingress_id = ingress_id
         self._config = config
         self._connect = connect
+        self._leave_after_s = LAST_PART * shutdown_s
+        self._move_after_s = min(config.move_after_s, self._leave_after_s)
         self._book = LoadBook(PowerOfTwo())
         self._channels: dict[str, ChannelClient] = {}
         self._openings: set[asyncio.Task[None]] = set()
@@ -84,13 +88,19 @@ class ReplicaPool:
             elif name in discovery.present:
                 channel.revive()
             elif discovery.complete:
-                channel.drain()
-                if channel.has_drained_for(MOVE_AFTER_S) and self.live():
-                    channel.move_requests("it is taken out of service")
+                self._let_go(channel)
         for name in sorted(discovery.present - self._channels.keys()):
             opening = asyncio.create_task(self._see_open(self._open(name)))
             self._openings.add(opening)
             opening.add_done_callback(self._openings.discard)
+
+    def _let_go(self, channel: ChannelClient) -> None:
+        """Serve has taken the replica out of service."""
+        if channel.state != "draining":
+            channel.drain()
+            self.finder.lost_one()  # look often: for another one, and whether it is time to move
+        if channel.has_drained_for(self._move_after_s if self.live() else self._leave_after_s):
+            channel.move_requests("it is taken out of service")
 
     async def _see_open(self, channel: ChannelClient) -> None:
         if not await channel.wait_open(OPEN_TIMEOUT_S):

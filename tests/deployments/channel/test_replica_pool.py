@@ -9,6 +9,7 @@ import pytest
 
 from app.config import IngressConfig
 from app.deployments.channel import replica_pool
+from app.deployments.channel.channel_client import RequestMovedError, RequestStream
 from app.deployments.channel.channel_hub import ChannelHub
 from app.deployments.channel.replica_finder import Discovery
 from app.deployments.channel.replica_pool import ReplicaPool
@@ -64,12 +65,13 @@ class Replica:
 class Cluster:
     """The replicas that Serve says are running, but for those that hang and so do not answer."""
 
-    def __init__(self, *names: str) -> None:
+    def __init__(self, *names: str, shutdown_s: float = 3600.0, **options: float) -> None:
         self.replicas = {name: Replica(name) for name in names}
         self.running = list(names)
         self.hanging: set[str] = set()
         self.num_searches = 0
-        self.pool = ReplicaPool("m", "ingress", IngressConfig(), self.discover, self.replicas.__getitem__)
+        config = IngressConfig(**options)  # type: ignore[arg-type]
+        self.pool = ReplicaPool("m", "ingress", config, self.discover, self.replicas.__getitem__, shutdown_s)
 
     async def discover(self) -> Discovery:
         self.num_searches += 1
@@ -126,6 +128,57 @@ def test_retired_replica_is_drained() -> None:
         stream.close()
         await until(lambda: not list(cluster.replicas["a"].hub.channels))
         assert cluster.replicas["a"].num_opened == 1
+        await cluster.pool.close()
+
+    run(main())
+
+
+async def is_moved(stream: RequestStream) -> bool:
+    """Whether the request ends here, to go on elsewhere; False while it runs."""
+    outputs = asyncio.ensure_future(anext(stream.outputs()))  # type: ignore[arg-type]
+    done, _ = await asyncio.wait([outputs], timeout=0)
+    if not done:
+        outputs.cancel()
+        return False
+    assert isinstance(outputs.exception(), RequestMovedError)
+    return True
+
+
+@pytest.mark.parametrize("move_after_s", [limits.AT_ONCE_S, 3000.0])
+def test_what_still_runs_on_a_retired_replica_after_a_while_goes_on_elsewhere(move_after_s: float) -> None:
+    async def main() -> None:
+        cluster = Cluster("a", "b", move_after_s=move_after_s)
+        await cluster.start()
+        stream = await cluster.pool.live()["a"].submit(request())
+        cluster.running = ["b"]
+        await until(lambda: cluster.replicas["a"].told_draining)
+        if move_after_s > limits.AT_ONCE_S:
+            searches = cluster.num_searches
+            await until(lambda: cluster.num_searches >= searches + 2)
+            assert not await is_moved(stream), "what ends soon may end there"
+        else:
+            await until(lambda: not list(cluster.replicas["a"].hub.channels))
+            assert await is_moved(stream)
+        await cluster.pool.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize("shutdown_s", [limits.AT_ONCE_S, 3000.0])
+def test_with_no_other_replica_it_stays_until_just_before_serve_ends_that_one(shutdown_s: float) -> None:
+    async def main() -> None:
+        cluster = Cluster("a", shutdown_s=shutdown_s, move_after_s=0.0)
+        await cluster.start()
+        stream = await cluster.pool.live()["a"].submit(request())
+        cluster.running = []
+        await until(lambda: cluster.replicas["a"].told_draining)
+        if shutdown_s > limits.AT_ONCE_S:
+            searches = cluster.num_searches
+            await until(lambda: cluster.num_searches >= searches + 2)
+            assert not await is_moved(stream)
+        else:
+            await until(lambda: not list(cluster.replicas["a"].hub.channels))
+            assert await is_moved(stream)
         await cluster.pool.close()
 
     run(main())
