@@ -55,9 +55,10 @@ async def _drain(site: Site, rng: random.Random) -> list[str]:
 
 
 FAULTS = (
-    Fault("rolling_update", 20, "`serve deploy` of a changed engine option", crowded(_update), keeps_on=True, is_long=True),
-    Fault("scale_down", 20, "`serve deploy` of one replica instead of two", crowded(scale_down), _scale_up, keeps_on=True,
+    Fault("rolling_update", 20, "`serve deploy` of a changed engine option", crowded(_update), keeps_on=True,
           is_long=True),
+    Fault("scale_down", 20, "`serve deploy` of one replica instead of two", crowded(scale_down), _scale_up,
+          keeps_on=True, is_long=True),
     Fault("node_drained", 20, "a node is taken back: `ray drain-node`", crowded(_drain), shape=NODES, keeps_on=True,
           ends_site=True, is_long=True),
 )  # fmt: skip
