@@ -23,6 +23,7 @@ COMMANDS: Registry[Command] = Registry(
         "generate": "app.cli.generate:COMMAND",
         "run-batch": "app.cli.batch.command:COMMAND",
         "bench": "app.cli.bench.command:COMMAND",
+        "drain": "app.cli.drain:COMMAND",
         "config": "app.cli.config:COMMAND",
         "collect-env": "app.cli.collect_env:COMMAND",
     },

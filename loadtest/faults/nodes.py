@@ -108,14 +108,18 @@ class RayNodes:
             subprocess.Popen(command, env=environ, stdout=log, stderr=log, start_new_session=True)
         self.lost.clear()
 
-    def drain(self, deadline_s: int) -> None:
-        """Announce the end of the youngest node as a cloud does that takes it back. RuntimeError when Ray refuses."""
-        node = self._ray("-c", _LAST_NODE.format(address=self._address)).strip().splitlines()[-1]
-        self._command(
-            "drain-node", "--address", self._address, "--node-id", node,
-            "--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "taken back",
-            "--deadline-remaining-seconds", str(deadline_s),
-        )  # fmt: skip
+    def others(self) -> list[str]:
+        """Ids of the nodes beside the head that are there."""
+        return self._ray("-c", _OTHER_NODES.format(address=self._address)).strip().splitlines()[-1].split()
+
+    def drain(self, node: str, deadline_s: int) -> None:
+        """Announce the end of a node as a cloud does that takes it back, and wait until it has left the cluster.
+
+        RuntimeError says why it did not.
+        """
+        self._ray(
+            "-m", "app.cli", "drain", "--address", self._address, "--node-id", node, "--deadline-s", str(deadline_s)
+        )
 
     def _start_node(self, number: int) -> None:
         place = ["--head", f"--port={self._port}", f"--dashboard-port={free_port()}", f"--temp-dir={self._tmp}/ray"]
@@ -130,17 +134,12 @@ class RayNodes:
         size = [f"--num-cpus={self._shape.node_cpus}", "--object-store-memory=200000000"]
         self._ray("-m", "ray.scripts.scripts", "start", *place, *shared, *size, within=within)
 
-    def _command(self, *arguments: str) -> str:
-        return self._ray("-m", "ray.scripts.scripts", *arguments)
-
     def _ray(self, *arguments: str, within: Sequence[str] = ()) -> str:
         done = subprocess.run(
             [*within, sys.executable, *arguments], env=self._environ, capture_output=True, text=True, timeout=_START_S
         )
         if done.returncode:
-            raise RuntimeError(
-                f"ray {' '.join(arguments[2:])} ended with {done.returncode}: {done.stdout}{done.stderr}"
-            )
+            raise RuntimeError(f"{' '.join(arguments[1:])} ended with {done.returncode}: {done.stdout}{done.stderr}")
         return done.stdout
 
     def _start_redis(self) -> str:
@@ -178,9 +177,9 @@ def no_redis() -> str:
     return "" if shutil.which("redis-server") else "no redis-server is installed"
 
 
-_LAST_NODE = """
+_OTHER_NODES = """
 import ray
 ray.init(address={address!r}, log_to_driver=False, logging_level="ERROR")
 head = ray.get_runtime_context().get_node_id()
-print([node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeID"] != head][-1])
+print(*[node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeID"] != head])
 """

@@ -1,0 +1,89 @@
+"""`manta drain`, over a cluster of nodes that leave when they are told, or do not."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.core.generated import autoscaler_pb2
+from ray.core.generated.gcs_pb2 import GcsNodeInfo
+
+from app.cli import drain, main
+
+HERE, THERE = "ab" * 28, "cd" * 28
+
+
+class Gcs:
+    """Of two nodes; one that drains is gone `looks` looks later, if at all."""
+
+    def __init__(self) -> None:
+        self.addresses = {HERE: "10.0.0.1", THERE: "10.0.0.2"}
+        self.drained: list[tuple[str, int, int]] = []
+        self.looks = 3
+        self.accepts = True
+
+    def get_all_node_info(self, timeout: float) -> dict[bytes, Any]:
+        self.looks -= bool(self.drained)
+        gone = {node for node, _, _ in self.drained} if self.looks < 0 else set()
+        states = {True: GcsNodeInfo.DEAD, False: GcsNodeInfo.ALIVE}
+        return {
+            bytes.fromhex(node): SimpleNamespace(node_manager_address=address, state=states[node in gone])
+            for node, address in self.addresses.items()
+        }
+
+    def drain_node(self, node_id: str, reason: int, message: str, deadline_ms: int, timeout: float) -> tuple[bool, str]:
+        self.drained.append((node_id, reason, deadline_ms))
+        return self.accepts, "it must not"
+
+
+@pytest.fixture
+def gcs(monkeypatch: pytest.MonkeyPatch) -> Gcs:
+    gcs = Gcs()
+    monkeypatch.setattr(drain, "probe", lambda address: SimpleNamespace(address=address))
+    monkeypatch.setattr(drain, "_connect", lambda address: gcs)
+    monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "10.0.0.1")
+    monkeypatch.setattr(drain.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(drain.time, "time", lambda: 1000.0)
+    return gcs
+
+
+def test_it_waits_until_this_machines_node_has_left(gcs: Gcs, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["drain", "--address", "10.0.0.1:6379", "--deadline-s", "25"]) == 0
+    assert gcs.drained == [(HERE, autoscaler_pb2.DrainNodeReason.DRAIN_NODE_REASON_PREEMPTION, 1_025_000)]
+    assert "has left the cluster" in capsys.readouterr().out
+
+
+def test_a_node_that_stays_is_said_at_the_deadline(
+    gcs: Gcs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gcs.looks = 10**9
+    clock = iter(range(1000, 2000))
+    monkeypatch.setattr(drain.time, "time", lambda: float(next(clock)))
+    assert main(["drain", "--address", "x:1", "--node-id", THERE]) == 1
+    assert [node for node, _, _ in gcs.drained] == [THERE]
+    assert "still in use at the deadline" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("addresses", "arguments", "code", "said"),
+    [
+        ({}, ["--deadline-s", "0"], 2, "--deadline-s"),
+        ({}, ["--node-id", "ef" * 28], 2, "no node"),
+        ({THERE: "10.0.0.1"}, [], 2, "2 nodes of the cluster run at 10.0.0.1"),
+        ({HERE: "10.0.0.3"}, [], 2, "0 nodes"),
+    ],
+)
+def test_mistakes_are_named(
+    gcs: Gcs, addresses: dict[str, str], arguments: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gcs.addresses |= addresses
+    assert main(["drain", "--address", "x:1", *arguments]) == code
+    assert said in capsys.readouterr().err
+    assert gcs.drained == []
+
+
+def test_a_refusal_of_ray_is_an_error(gcs: Gcs, capsys: pytest.CaptureFixture[str]) -> None:
+    gcs.accepts = False
+    assert main(["drain", "--address", "x:1"]) == 1
+    assert "it must not" in capsys.readouterr().err
