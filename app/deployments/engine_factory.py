@@ -42,6 +42,9 @@ class ReplicaEngine(Protocol):
     def stats(self) -> EngineStats:
         """A snapshot of the load."""
 
+    def step_limit_s(self) -> float:
+        """How long a step may take, in seconds, before it counts as hung."""
+
     def check_health(self) -> None:
         """Raise EngineDeadError when the engine cannot make progress."""
 

@@ -44,7 +44,6 @@ from app.errors import EngineDeadError, MantaError
 from app.telemetry.metrics import MetricsRecorder
 
 IDLE_HEARTBEAT_S = 1.0
-STALL_S = 30.0  # requests waiting and no step finished for so long: takes nothing new, and /health says so
 ERROR_GRACE_S = 0.05  # an error output waits so long: the engine may be about to say that it died
 MAX_WAITING_GRAMMARS = 256  # that are to be compiled, a quarter of them of one tenant
 LONG_PROMPT_TOKENS = 8192  # to check and hash more prompt tokens takes milliseconds: not on the event loop
@@ -75,7 +74,7 @@ class EngineReplica:
         self._feeds = FeedHub(self._kv_events)
         self._index = context.rank.rank if context.rank is not None else 0
         self._fatal: str | None = None
-        self._stall_watch = StallWatch(STALL_S)
+        self._stall_watch = StallWatch()
         self._metrics = EngineMetrics(
             MetricsRecorder(
                 {"model_name": model.name, "engine": str(self._index)},
@@ -318,7 +317,7 @@ class EngineReplica:
 
     def _report(self) -> LoadReport:
         stats = self._engine.stats()
-        progresses = self._stall_watch.progresses(stats.steps_total, self._hub.num_unpaused)
+        progresses = self._stall_watch.progresses(stats.steps_total, self._hub.num_unpaused, self._engine.step_limit_s)
         return LoadReport(
             model=self._model.name,
             replica_id=self.replica_id,

@@ -127,6 +127,10 @@ class AsyncEngine:
         """A snapshot of the engine's state."""
         return self._core.stats()
 
+    def step_limit_s(self) -> float:
+        """How long a step may take, in seconds, before it counts as hung; by the steps that there were."""
+        return self._step_limit.limit_s(self._core.stats().prefill_token_s)
+
     def check_health(self) -> None:
         """Raise EngineDeadError when the engine cannot make progress: thread or worker gone, or a step that hangs."""
         with self._condition:
@@ -154,7 +158,7 @@ class AsyncEngine:
         most_s = self._step_limit.most_s
         if age_s > most_s + min(most_s, HANG_GRACE_S):
             raise EngineDeadError(f"a step has been running for more than step_timeout_s={most_s:g} s")
-        limit_s = self._step_limit.limit_s(self._core.stats().prefill_token_s)
+        limit_s = self.step_limit_s()
         if limit_s < min(age_s, most_s):
             self._core.executor.give_up_step(f"has been running a step for more than {limit_s:.1f} s: it hangs")
 

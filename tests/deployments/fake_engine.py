@@ -156,6 +156,9 @@ class FakeEngine:
             prefill_s_total=0.0,
         )
 
+    def step_limit_s(self) -> float:
+        return 30.0
+
     def check_health(self) -> None:
         if self._dead is not None:
             raise EngineDeadError(self._dead)

@@ -3,41 +3,61 @@
 from __future__ import annotations
 
 from app.deployments.stall_watch import StallWatch
+from app.engine.step_limit import FLOOR_S
+
+LIMIT_S = 2 * FLOOR_S
 
 
-class Clock:
-    """Seconds, as the test says."""
+class Stage:
+    """A watch that is looked at every half second."""
 
-    now = 100.0
+    def __init__(self, limit_s: float = LIMIT_S) -> None:
+        self.now = 100.0
+        self.watch = StallWatch(lambda: self.now)
+        self.limit_s = limit_s
 
-    def __call__(self) -> float:
-        return self.now
+    def look(self, num_steps: int = 7, num_waiting: int = 1, later_s: float = 0.5) -> bool:
+        self.now += later_s
+        return self.watch.progresses(num_steps, num_waiting, lambda: self.limit_s)
+
+    def seconds(self) -> float:
+        """Until it says that nothing is done."""
+        began = self.now
+        while self.look():
+            assert self.now < began + 1000
+        return self.now - began
 
 
-def test_a_step_in_time_is_progress() -> None:
-    clock = Clock()
-    watch = StallWatch(30.0, clock)
-    for step in range(5):
-        clock.now += 29.0
-        assert watch.progresses(step + 1, num_waiting=1)
+def test_steps_in_time_are_progress() -> None:
+    stage = Stage()
+    assert all(stage.look(num_steps=step // 19) for step in range(200)), "one step in 9.5 s"
 
 
 def test_no_step_while_a_request_waits_is_a_stall_until_the_next_step() -> None:
-    clock = Clock()
-    watch = StallWatch(30.0, clock)
-    assert watch.progresses(7, num_waiting=2)
-    clock.now += 29.9
-    assert watch.progresses(7, num_waiting=2)
-    clock.now += 0.2
-    assert not watch.progresses(7, num_waiting=2)
-    assert watch.progresses(8, num_waiting=2)
+    stage = Stage()
+    assert stage.look()
+    assert stage.seconds() == LIMIT_S
+    assert not stage.look()
+    assert stage.look(num_steps=8)
+
+
+def test_the_limit_is_that_of_a_hung_step_and_never_below_its_floor() -> None:
+    for limit_s, seconds in ((0.1, FLOOR_S), (30.0, 30.0)):
+        stage = Stage(limit_s)
+        assert stage.look()
+        assert stage.seconds() == seconds
 
 
 def test_without_a_waiting_request_nothing_stalls() -> None:
-    clock = Clock()
-    watch = StallWatch(30.0, clock)
-    for _ in range(10):
-        clock.now += 20.0
-        assert watch.progresses(7, num_waiting=0)
-    clock.now += 29.0
-    assert watch.progresses(7, num_waiting=1), "the time counts from the last look at which nobody waited"
+    stage = Stage()
+    assert all(stage.look(num_waiting=0) for _ in range(100))
+    assert stage.seconds() == LIMIT_S, "the time counts from the last look at which nobody waited"
+
+
+def test_a_process_that_stood_still_itself_blames_nobody_for_that() -> None:
+    """As on a machine with far more to do than it can: looks come late, and so do steps."""
+    stage = Stage()
+    assert stage.look()
+    assert stage.look(later_s=3600.0)
+    assert all(stage.look(later_s=4.0) for _ in range(int(LIMIT_S) - 2)), "two turns of one second have passed"
+    assert not stage.look(later_s=4.0)
