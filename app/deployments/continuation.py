@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -16,6 +16,7 @@ from app.engine.request import EngineRequest
 from app.errors import PoisonedRequestError
 
 MAX_DEATHS = 2  # of replicas under a request; then it runs once more, alone
+OUTLIVED_TOKENS = 32  # so much further than when a replica died, alone: others may join it, and the next has its turn
 QUARANTINE_S = 600.0
 MAX_QUARANTINED = 256
 
@@ -30,6 +31,13 @@ class Continuation:
         self.refused_at: float | None = None  # monotonic; the first of the refusals since its last output
         self._request = request
         self._output: list[int] = []
+        self._had_come = 0  # tokens, at the last death
+
+    @property
+    def has_outlived(self) -> bool:
+        """Whether a suspect has come well past the place where replicas died. Believed once only: what kills late
+        would be let out again and again."""
+        return self.num_deaths == MAX_DEATHS and len(self._output) >= self._had_come + OUTLIVED_TOKENS
 
     @property
     def has_moved(self) -> bool:
@@ -54,25 +62,49 @@ class Continuation:
     def lost(self, *, died: bool) -> None:
         """The replica that had taken it is gone, or has `died`."""
         self.num_deaths += died
+        if died:
+            self._had_come = len(self._output)
         self.lost_at = time.monotonic()
 
 
-class Quarantine:
-    """Requests that are refused for QUARANTINE_S: a tenant's same prompt and parameters, whatever the seed."""
+def _tell_nobody(digest: bytes) -> None:
+    """The default of a quarantine that is nobody else's."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+
+class Quarantine:
+    """Requests that are refused for QUARANTINE_S: a tenant's same prompt and parameters, whatever the seed.
+
+    `tell` is told the digest of each that is added here, for the other ingresses.
+    """
+
+    def __init__(
+        self, tell: Callable[[bytes], None] = _tell_nobody, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._tell = tell
         self._clock = clock
         self._until: dict[bytes, float] = {}  # by digest, oldest first
 
     def add(self, request: EngineRequest) -> PoisonedRequestError:
         """Refuse it from now on; returns the error to raise."""
-        while len(self._until) >= MAX_QUARANTINED:
-            del self._until[next(iter(self._until))]
-        self._until[_digest(request)] = self._clock() + QUARANTINE_S
+        digest = _digest(request)
+        self.refuse({digest: QUARANTINE_S})
+        self._tell(digest)
         return PoisonedRequestError(
             f"{MAX_DEATHS + 1} engine replicas died while this request ran on them, at the last one alone; it is the "
             f"cause, and is refused for {QUARANTINE_S:g} s"
         )
+
+    def refuse(self, seconds: Mapping[bytes, float]) -> None:
+        """Refuse the requests with these digests for so long."""
+        for digest, left_s in seconds.items():
+            while len(self._until) >= MAX_QUARANTINED:
+                del self._until[next(iter(self._until))]
+            self._until[digest] = self._clock() + left_s
+
+    def refused(self) -> dict[bytes, float]:
+        """How long each is still refused, in seconds."""
+        now = self._clock()
+        return {digest: until - now for digest, until in self._until.items() if until > now}
 
     def check(self, request: EngineRequest) -> None:
         """PoisonedRequestError for one that is refused."""

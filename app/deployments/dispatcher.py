@@ -3,7 +3,8 @@
 The ingress owns the request and holds what it has generated so far, so that another replica can take it up behind that,
 as an engine resumes a request that it had preempted: with the same tokens (I6). Any number of planned moves is fine. A
 request under which MAX_DEATHS replicas died may be the cause: it runs once more where it can take no other with it,
-while another replica serves these; dying there too, it is refused for a while.
+while another replica serves these; dying there too, it is refused for a while. One that comes past the place where they
+died shares its replica again: where a whole replica's requests are suspects, each takes a moment to be cleared.
 """
 
 from __future__ import annotations
@@ -43,13 +44,14 @@ class Dispatcher:
         *,
         num_replicas: int = 1,
         waiting_room: WaitingRoom | None = None,
+        quarantine: Quarantine | None = None,
     ) -> None:
         self._pool = pool
         self._router = router
         self._recorder = recorder
         self._num_replicas = num_replicas  # that are meant to run
         self._waiting_room = waiting_room or WaitingRoom(pool.model)
-        self._quarantine = Quarantine()
+        self._quarantine = quarantine or Quarantine()
         self._seclusion = Seclusion()
 
     async def outputs(self, request: EngineRequest, route: RouteInfo) -> AsyncGenerator[EngineOutput, None]:
@@ -72,6 +74,8 @@ class Dispatcher:
                     if way.lost_at is not None:
                         self._goes_on(way)
                     way.took(output)
+                    if way.has_outlived:
+                        self._seclusion.leave(way)
                     yield output
                 return
             except EngineDeadError as error:

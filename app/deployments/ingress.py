@@ -33,6 +33,7 @@ from app.deployments.cluster_secret import load_block_hash_key
 from app.deployments.dispatcher import Dispatcher
 from app.deployments.haproxy import warn_of_lost_settings
 from app.deployments.metrics_collector import MetricsCollector
+from app.deployments.peers import Peers, Refused, SharedQuarantines
 from app.deployments.router_client import RouterClient, route_arguments
 from app.deployments.routing.policies.base import EXPECTED_TOKENS, RouteQuery
 from app.deployments.routing.prompt_hasher import PromptHasher
@@ -75,7 +76,9 @@ class Ingress:
         self._idle.set()
         self._recorder = MetricsRecorder({"ingress": self._ingress_id}, scope="ingress")
         self._handles = {name: EngineHandles(handle) for name, handle in engines.items()}
-        self._metrics = MetricsCollector(self._recorder.labels, self._snapshot, self._handles, router)
+        peers = Peers()
+        self._quarantines = SharedQuarantines(peers, self._handles)
+        self._metrics = MetricsCollector(self._recorder.labels, self._snapshot, self._handles, router, peers)
         self._pools = {name: self._create_pool(name) for name in self._handles}
         self._may_sleep = {model.name: model.may_sleep for model in config.models}
         for pool in self._pools.values():
@@ -95,6 +98,7 @@ class Ingress:
                 self._recorder,
                 num_replicas=model.max_replicas,
                 waiting_room=self._waiting_rooms[model.name],
+                quarantine=self._quarantines.of[model.name],
             )
             for model in config.models
         }
@@ -103,6 +107,7 @@ class Ingress:
         self._app = await asyncio.to_thread(self._create_app)  # while the engines start
         await self._wait_ready()
         self._app.state.batch_runner.start(self._stores.exists)
+        self._quarantines.learn()
         self._announcement = self._announce()
         self._leaving: asyncio.Task[None] | None = None
         self._termination = Termination(self._on_sigterm)
@@ -182,6 +187,14 @@ class Ingress:
     async def metrics_snapshot(self) -> bytes:
         """The metrics of this ingress replica, for another one's page."""
         return self._snapshot()
+
+    async def refuse(self, refused: Refused) -> None:
+        """Another ingress replica has found requests that engines die of."""
+        self._quarantines.refuse(refused)
+
+    async def refused(self) -> Refused:
+        """Those that are known here, for a new ingress replica."""
+        return self._quarantines.refused()
 
     def _snapshot(self) -> bytes:
         self._recorder.set("manta:ingress_requests", self._num_requests)

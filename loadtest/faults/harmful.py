@@ -13,20 +13,29 @@ from loadtest.faults.site import Site
 from loadtest.faults.traffic import client
 
 _OBSERVED_S = 10.0
+_AGAIN = 6
 
 
 async def _poison(site: Site, rng: random.Random) -> list[str]:
-    """Its client is told, and at most two replicas are lost."""
+    """Its client is told, and at most two replicas are lost; asked again, by whichever ingress, none is."""
     before = {process.pid for process in site.part("engine")}
-    reply = Reply(Ask("poison", COMPLETIONS, {"prompt": "harm", "seed": POISON_SEED, "max_tokens": 5}))
-    async with client(site.base_url) as http:
-        await send(http, reply, 60.0)
+    reply = await _ask(site)
     await asyncio.to_thread(site.look)
     lost = before - {process.pid for process in site.part("engine")}
     found = [] if len(lost) <= 2 else [f"{len(lost)} replicas lost to one request"]
+    again = [await _ask(site) for _ in range(_AGAIN)]
+    if any("refused for another" not in one.refusal for one in again) and "which all others need" not in reply.refusal:
+        found.append(f"asked again: {[one.refusal or one.broke for one in again]}"[:300])
     if reply.status != 500 or not is_readable(reply.refusal) or reply.headers.get("x-should-retry") != "false":
         found.append(f"the poisonous request got {reply.status}: {reply.refusal or reply.broke or reply.end}"[:200])
     return found
+
+
+async def _ask(site: Site) -> Reply:
+    reply = Reply(Ask("poison", COMPLETIONS, {"prompt": "harm", "seed": POISON_SEED, "max_tokens": 5}))
+    async with client(site.base_url) as http:
+        await send(http, reply, 60.0)
+    return reply
 
 
 async def _observe(site: Site, rng: random.Random) -> list[str]:

@@ -188,7 +188,7 @@ def request(prompt: list[int], **params: Any) -> EngineRequest:
 
 def test_quarantine_knows_a_request_by_prompt_and_parameters() -> None:
     now = 0.0
-    quarantine = Quarantine(lambda: now)
+    quarantine = Quarantine(clock=lambda: now)
     quarantine.check(request([1]))
     assert "refused for 600 s" in str(quarantine.add(request([1, 2], seed=1, max_tokens=3)))
     quarantine.add(EngineRequest("p", [1, 2], PoolingParams()))
@@ -208,3 +208,19 @@ def test_quarantine_is_bounded() -> None:
     quarantine.check(request([0]))
     with pytest.raises(PoisonedRequestError):
         quarantine.check(request([1]))
+
+
+def test_a_quarantine_is_told_and_learns() -> None:
+    now, told = 0.0, list[bytes]()
+    mine = Quarantine(told.append, clock=lambda: now)
+    other = Quarantine(clock=lambda: now)
+    mine.add(request([1, 2]))
+    now = 100.0
+    assert mine.refused() == {told[0]: QUARANTINE_S - 100.0}
+    other.refuse(mine.refused())
+    with pytest.raises(PoisonedRequestError, match="refused for another 500 s"):
+        other.check(request([1, 2]))
+    assert len(told) == 1, "what is learnt is not told on"
+    now = QUARANTINE_S
+    assert mine.refused() == {}
+    other.check(request([1, 2]))

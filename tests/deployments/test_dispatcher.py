@@ -26,7 +26,7 @@ from app.deployments.channel.replica_finder import Discovery
 from app.deployments.channel.replica_pool import ReplicaPool
 from app.deployments.channel.serve_port import EngineHandles, ServePort
 from app.deployments.channel.wire import LoadReport, decode_control
-from app.deployments.continuation import Continuation
+from app.deployments.continuation import OUTLIVED_TOKENS, Continuation
 from app.deployments.dispatcher import Dispatcher
 from app.deployments.router_client import RouterClient
 from app.deployments.routing.policies.base import Decision, RouteQuery
@@ -333,6 +333,40 @@ def test_a_suspect_shares_its_replica_with_nobody() -> None:
         assert counted(stage).keys() == {("moved",)}
 
     perform(scene, Stage("ab"))
+
+
+def test_suspects_take_turns_until_they_have_outlived_the_place_and_not_until_they_end() -> None:
+    """Both are innocent; each reads on only once the other has come as far, which takes its own turn."""
+
+    async def scene(stage: Stage) -> None:
+        for replica in stage.replicas.values():
+            replica.tokens_at_once, replica.dies_at = 1, 5
+        stage.replicas["b"].dies_at = 8
+        both = asyncio.Barrier(2)
+
+        async def read(name: str) -> list[int]:
+            tokens: list[int] = []
+            route = RouteInfo(place=PromptPlace("a"))
+            async with aclosing(stage.dispatcher.outputs(asked(name, [len(name)], 100), route)) as outputs:
+                async for output in outputs:
+                    tokens += output.new_token_ids
+                    if len(tokens) == 8 + OUTLIVED_TOKENS:
+                        await both.wait()
+            return tokens
+
+        streams = await asyncio.gather(read("x"), read("xx"))
+        assert streams == [list(range(100))] * 2
+        assert counted(stage) == {("lost",): 4.0}, "two deaths, two streams"
+
+    perform(scene, Stage("ab"))
+
+
+def test_what_dies_late_is_let_out_once_only() -> None:
+    way = Continuation(asked("x", [1]))
+    for num_deaths in (1, 2, 3):
+        way.lost(died=True)
+        way.took(EngineOutput("x", [1] * OUTLIVED_TOKENS, None))
+        assert way.has_outlived == (num_deaths == 2)
 
 
 def test_a_stream_goes_on_behind_what_its_client_has() -> None:
