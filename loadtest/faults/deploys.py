@@ -13,7 +13,7 @@ from loadtest.faults.shapes import NODES
 from loadtest.faults.site import Site
 
 _LIMIT_S = 700.0  # more than Serve gives a replica to end
-_DEADLINE_S = 60
+_DEADLINE_S = 300
 
 
 async def _update(site: Site, rng: random.Random) -> list[str]:
@@ -46,16 +46,20 @@ async def _scale_up(site: Site) -> None:
 
 
 async def _drain(site: Site, rng: random.Random) -> list[str]:
-    """`manta drain` of a node that has a minute; another one is there for what it had."""
+    """`manta drain` of a node; another one is there for what it had. Its ingress stays until its streams have ended."""
+    old = await asyncio.to_thread(site.replicas)
     (node,) = await asyncio.to_thread(site.nodes.others)
     await asyncio.to_thread(site.nodes.add)
     began = time.monotonic()
+    command = asyncio.create_task(asyncio.to_thread(site.nodes.drain, node, _DEADLINE_S))
+    gone = await site.until(lambda: len(old & site.replicas()) == 1, _DEADLINE_S)
+    print(f"the replica was out of service after {time.monotonic() - began:.1f} s", flush=True)
     try:
-        await asyncio.to_thread(site.nodes.drain, node, _DEADLINE_S)
+        await command
     except RuntimeError as error:
         return [str(error)[-200:]]
-    print(f"the node left the cluster after {time.monotonic() - began:.1f} s")
-    return []
+    print(f"the node left the cluster after {time.monotonic() - began:.1f} s", flush=True)
+    return [] if gone else ["the replica did not go"]
 
 
 FAULTS = (

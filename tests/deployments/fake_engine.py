@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,8 +32,9 @@ STEP_S = float(os.environ.get("MANTA_FAKE_STEP_S", "0.004"))
 FATAL_SEED = 666_001  # kills the engine at the request's fifth token
 REFUSED_SEED = 666_002
 ERROR_SEED = 666_003  # the request alone fails
-HOLD_SEED = 666_004  # no token before HOLD_S
-HOLD_S = float(os.environ.get("MANTA_FAKE_HOLD_S", "1.5"))
+HOLD_SEED = 666_004  # no token as long as the file HOLD is there
+HOLD = Path(os.environ.get("MANTA_FAKE_HOLD", "/nowhere"))
+HOLD_POLL_S = 0.1
 NUM_BLOCKS = 4096
 
 
@@ -179,14 +181,14 @@ class FakeEngine:
             if outputs:
                 time.sleep(STEP_S)
             else:
-                self._wake.wait(HOLD_S / 10)  # those that are held wake nobody
+                self._wake.wait(HOLD_POLL_S)  # those that are held wake nobody
                 self._wake.clear()
 
     def _step(self) -> list[EngineOutput]:
         outputs: list[EngineOutput] = []
         with self._lock:
             for request_id, running in list(self._requests.items()):
-                held = running.request.sampling.seed == HOLD_SEED and time.monotonic() - running.begin < HOLD_S
+                held = running.request.sampling.seed == HOLD_SEED and HOLD.exists()
                 if not running.paused and not held:
                     outputs.append(self._token(request_id, running))
         if outputs:

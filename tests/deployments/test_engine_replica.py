@@ -21,7 +21,7 @@ from app.engine.sampling_params import SamplingParams
 from app.engine.structured.structured_outputs import StructuredOutputs
 from app.errors import EngineDeadError, InvalidRequestError, MantaError, OverloadedError
 from tests import limits
-from tests.deployments.fake_engine import HOLD_SEED, REFUSED_SEED, FakeEngine
+from tests.deployments.fake_engine import REFUSED_SEED, FakeEngine
 from tests.limits import run, until
 
 
@@ -260,7 +260,7 @@ def test_sigterm_gives_every_request_up_and_then_ends_the_process(play: Any, mon
     async def scene(replica: Replica) -> None:
         frames = [await replica.channel(name, f"i-{name}") for name in ("c1", "c2")]
         for number, name in enumerate(("c1", "c2", "c2")):
-            assert await replica.submit_one(name, str(number), request(seed=HOLD_SEED)) is None
+            assert await replica.submit_one(name, str(number), request()) is None
         os.kill(os.getpid(), signal.SIGTERM)
         outputs = [
             [one for frame in [decode_frame(data) async for data in of] for one in frame.outputs] for of in frames

@@ -10,11 +10,14 @@ import contextlib
 import itertools
 import json
 import secrets
+import shutil
 import signal
 import socket
+import tempfile
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -33,13 +36,14 @@ from tests.limits import wait_until
 pytestmark = pytest.mark.timeout(300)
 
 PROMPT = list(range(300, 340))
+HOLD = Path(tempfile.mkdtemp(prefix="mnt")) / "hold"  # while it is there, requests of HOLD_SEED get no token
 
 
 def edit(config: dict[str, Any]) -> None:
     """The quickstart's file, over the fake engine."""
     application = config["applications"][0]
     application["import_path"] = "tests.deployments.fake_app:build"
-    application["runtime_env"]["env_vars"]["MANTA_FAKE_HOLD_S"] = str(limits.scaled_s(1.5))
+    application["runtime_env"]["env_vars"]["MANTA_FAKE_HOLD"] = str(HOLD)
     shared = {"cpus_per_worker": 0.01, "replica_cpus": 0.01, "health_check_period_s": limits.scaled_s(1.0)}
     shared["graceful_shutdown_timeout_s"] = limits.patience_s()
     application["args"] = {
@@ -64,6 +68,7 @@ def server() -> Iterator[ServeProcess]:
     ) as process:
         wait_until(lambda: num_channels(process) == 3, "all replicas are found")
         yield process
+    shutil.rmtree(HOLD.parent)
 
 
 @pytest.fixture(scope="module")
@@ -168,10 +173,11 @@ def text_of(chunks: list[str]) -> str:
     return "".join(choice["text"] for choice in choices)
 
 
-def migrations(server: ServeProcess) -> float:
-    """Requests that went on at another replica."""
+def migrations(server: ServeProcess, reason: str = "") -> float:
+    """Requests that went on at another replica, of all or of one reason."""
     name = "manta:ingress_migrations_total"
-    return sum(s.value for f in metrics(server) for s in f.samples if s.name == name)
+    found = [s for f in metrics(server) for s in f.samples if s.name == name]
+    return sum(sample.value for sample in found if reason in sample.labels["reason"])
 
 
 def open_stream(server: ServeProcess, **body: Any) -> socket.socket:
@@ -449,31 +455,41 @@ def test_hung_replica_is_not_ready(server: ServeProcess) -> None:
 
 
 def test_requests_without_a_token_move_to_another_replica(server: ServeProcess) -> None:
+    def wait_for_tokens(number: int) -> list[str]:
+        return list(stream(server, prompt=[800 + number] * 40, max_tokens=5, seed=HOLD_SEED))
+
+    HOLD.touch()
     with ThreadPoolExecutor(8) as pool:
-        waiting = [pool.submit(lambda: list(stream(server, max_tokens=5, seed=HOLD_SEED))) for _ in range(8)]
-        wait_until(lambda: num_running(server) == 8, "all wait")
-        assert both_run(server)
+        waiting = [pool.submit(wait_for_tokens, number) for number in range(8)]
+        wait_until(lambda: num_running(server) == 8 and both_run(server), "all wait, on both")
+        moved = migrations(server)
         replicas(server, "Engine-fast")[0].kill()
+        wait_until(lambda: migrations(server) > moved, "the dead one's move")
+        HOLD.unlink()
         results = [future.result(limits.patience_s()) for future in waiting]
     assert [json.loads(chunks[-2])["choices"][0]["finish_reason"] for chunks in results] == ["length"] * 8
     until_both_serve(server)
 
 
-def test_killed_replica(server: ServeProcess, client: openai.OpenAI) -> None:
-    """kill -9: streams of that replica go on at the other one without a gap, and so do new requests."""
+@pytest.mark.parametrize(
+    ("number", "reason"), [(signal.SIGKILL, "lost"), pytest.param(signal.SIGTERM, "moved", marks=pytest.mark.slow)]
+)
+def test_killed_replica(server: ServeProcess, client: openai.OpenAI, number: signal.Signals, reason: str) -> None:
+    """Streams of that replica go on at the other one without a gap, and so do new requests. SIGTERM is no death."""
     whole = text_of(list(stream(server, max_tokens=900)))
-    moved = migrations(server)
+    moved, all_moved = migrations(server, reason), migrations(server)
     with ThreadPoolExecutor(8) as pool:
         running = [pool.submit(lambda: list(stream(server, max_tokens=900))) for _ in range(8)]
         wait_until(lambda: both_run(server), "both run")
         victim = replicas(server, "Engine-fast")[0]
-        victim.send_signal(signal.SIGKILL)
+        victim.send_signal(number)
         with limits.soon(15.0, "answers of the other replica"):  # no request waits for the dead one
             for _ in range(10):
                 assert client.completions.create(model="fast", prompt=PROMPT, max_tokens=3).choices[0].text
         results = [future.result(limits.patience_s()) for future in running]
     assert [text_of(chunks) for chunks in results] == [whole] * 8
-    assert 1 <= migrations(server) - moved <= 7
+    assert 1 <= migrations(server, reason) - moved <= 7
+    assert migrations(server, reason) - moved == migrations(server) - all_moved
     assert server.health() == 200
     until_both_serve(server)
 
