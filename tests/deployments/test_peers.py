@@ -47,6 +47,7 @@ def test_what_one_refuses_all_refuse_and_those_too_that_come_later() -> None:
     async def main() -> None:
         application = Application()
         first, second = application.add(), application.add()
+        await until(lambda: not first._tasks and not second._tasks)  # they have asked each other
         first.of["m"].add(POISON)
         await until(lambda: is_refused(second))
         late = application.add()
