@@ -34,7 +34,6 @@ REFUSED_SEED = 666_002
 ERROR_SEED = 666_003  # the request alone fails
 HOLD_SEED = 666_004  # no token as long as the file HOLD is there
 HOLD = Path(os.environ.get("MANTA_FAKE_HOLD", "/nowhere"))
-HOLD_POLL_S = 0.1
 NUM_BLOCKS = 4096
 
 
@@ -181,7 +180,7 @@ class FakeEngine:
             if outputs:
                 time.sleep(STEP_S)
             else:
-                self._wake.wait(HOLD_POLL_S)  # those that are held wake nobody
+                self._wake.wait(STEP_S * 10)  # those that are held wake nobody
                 self._wake.clear()
 
     def _step(self) -> list[EngineOutput]:
