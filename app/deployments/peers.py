@@ -63,7 +63,7 @@ class SharedQuarantines:
                 self.of[model].refuse(seconds)
 
     def refused(self) -> Refused:
-        """For another ingress."""
+        """What another ingress is told that asks."""
         return {model: quarantine.refused() for model, quarantine in self.of.items()}
 
     def learn(self) -> None:
