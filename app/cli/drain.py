@@ -2,12 +2,13 @@
 
 For a spot notice, for an operator, and for what runs before a pod is stopped. Ray marks the node as draining; Serve
 starts replacements elsewhere and takes the node's replicas out of service once they run, or when the time is up; the
-ingresses carry the streams over. A node on which nothing runs any more leaves the cluster by itself.
+ingresses carry the streams over. A node on which nothing at all runs any more leaves the cluster by itself.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import time
 from typing import Any
 
@@ -17,6 +18,7 @@ from app.errors import ConfigError
 
 RPC_TIMEOUT_S = 10.0
 POLL_S = 1.0
+REPLICA = "SERVE_REPLICA::"  # how Serve names its actors
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Returns once the node has left the cluster; CommandError when that takes longer than the deadline."""
+    """Returns once no replica is left on the node; CommandError when that takes longer than the deadline."""
     if args.deadline_s <= 0:
         raise ConfigError(f"--deadline-s: {args.deadline_s} is not above 0")
     address = args.address or cluster_address()
@@ -40,11 +42,11 @@ def run(args: argparse.Namespace) -> int:
     deadline = time.time() + args.deadline_s
     _announce(gcs, node_id, deadline)
     print(f"node {node_id} drains, {args.deadline_s} s at most")
-    while node_id in _alive(gcs):
+    while replicas := asyncio.run(_replicas(gcs, node_id)):
         if time.time() > deadline:
-            raise CommandError(f"node {node_id} is still in use at the deadline")
+            raise CommandError(f"node {node_id} still has {', '.join(replicas)} at the deadline")
         time.sleep(POLL_S)
-    print(f"node {node_id} has left the cluster")
+    print(f"node {node_id} has no replica any more")
     return 0
 
 
@@ -73,6 +75,13 @@ def _alive(gcs: Any) -> dict[str, str]:
     return {
         node_id.hex(): node.node_manager_address for node_id, node in nodes.items() if node.state == GcsNodeInfo.ALIVE
     }
+
+
+async def _replicas(gcs: Any, node_id: str) -> list[str]:
+    """Serve's replicas on the node, by name."""
+    actors = await gcs.async_get_all_actor_info(actor_state_name="ALIVE", timeout=RPC_TIMEOUT_S)
+    found = [actor.name for actor in actors.values() if actor.address.node_id.hex() == node_id]
+    return sorted(name.removeprefix(REPLICA) for name in found if name.startswith(REPLICA))
 
 
 def _own_node(gcs: Any) -> str:

@@ -58,7 +58,7 @@ async def _drain(site: Site, rng: random.Random) -> list[str]:
         await command
     except RuntimeError as error:
         return [str(error)[-200:]]
-    print(f"the node left the cluster after {time.monotonic() - began:.1f} s", flush=True)
+    print(f"the node had no replica after {time.monotonic() - began:.1f} s", flush=True)
     return [] if gone else ["the replica did not go"]
 
 

@@ -113,7 +113,7 @@ class RayNodes:
         return self._ray("-c", _OTHER_NODES.format(address=self._address)).strip().splitlines()[-1].split()
 
     def drain(self, node: str, deadline_s: int) -> None:
-        """Announce the end of a node as a cloud does that takes it back, and wait until it has left the cluster.
+        """Announce the end of a node as a cloud does that takes it back, and wait until no replica is on it.
 
         RuntimeError says why it did not.
         """

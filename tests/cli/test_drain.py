@@ -15,7 +15,7 @@ HERE, THERE = "ab" * 28, "cd" * 28
 
 
 class Gcs:
-    """Of two nodes; one that drains is gone `looks` looks later, if at all."""
+    """Of two nodes with a replica each; one that drains has none `looks` looks later, if at all."""
 
     def __init__(self) -> None:
         self.addresses = {HERE: "10.0.0.1", THERE: "10.0.0.2"}
@@ -24,12 +24,20 @@ class Gcs:
         self.accepts = True
 
     def get_all_node_info(self, timeout: float) -> dict[bytes, Any]:
-        self.looks -= bool(self.drained)
-        gone = {node for node, _, _ in self.drained} if self.looks < 0 else set()
-        states = {True: GcsNodeInfo.DEAD, False: GcsNodeInfo.ALIVE}
         return {
-            bytes.fromhex(node): SimpleNamespace(node_manager_address=address, state=states[node in gone])
+            bytes.fromhex(node): SimpleNamespace(node_manager_address=address, state=GcsNodeInfo.ALIVE)
             for node, address in self.addresses.items()
+        }
+
+    async def async_get_all_actor_info(self, actor_state_name: str, **_: Any) -> dict[int, Any]:
+        assert actor_state_name == "ALIVE"
+        self.looks -= 1
+        gone = {node for node, _, _ in self.drained} if self.looks < 0 else set()
+        names = {node: f"SERVE_REPLICA::manta#Engine#{node[:2]}" for node in self.addresses if node not in gone}
+        actors = [*names.items(), *((node, "a store") for node in self.addresses)]
+        return {
+            number: SimpleNamespace(name=name, address=SimpleNamespace(node_id=bytes.fromhex(node)))
+            for number, (node, name) in enumerate(actors)
         }
 
     def drain_node(self, node_id: str, reason: int, message: str, deadline_ms: int, timeout: float) -> tuple[bool, str]:
@@ -48,10 +56,11 @@ def gcs(monkeypatch: pytest.MonkeyPatch) -> Gcs:
     return gcs
 
 
-def test_it_waits_until_this_machines_node_has_left(gcs: Gcs, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_waits_until_this_machines_node_has_no_replica(gcs: Gcs, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["drain", "--address", "10.0.0.1:6379", "--deadline-s", "25"]) == 0
     assert gcs.drained == [(HERE, autoscaler_pb2.DrainNodeReason.DRAIN_NODE_REASON_PREEMPTION, 1_025_000)]
-    assert "has left the cluster" in capsys.readouterr().out
+    assert gcs.looks < 0
+    assert "has no replica any more" in capsys.readouterr().out
 
 
 def test_a_node_that_stays_is_said_at_the_deadline(
@@ -62,7 +71,7 @@ def test_a_node_that_stays_is_said_at_the_deadline(
     monkeypatch.setattr(drain.time, "time", lambda: float(next(clock)))
     assert main(["drain", "--address", "x:1", "--node-id", THERE]) == 1
     assert [node for node, _, _ in gcs.drained] == [THERE]
-    assert "still in use at the deadline" in capsys.readouterr().err
+    assert "still has manta#Engine#cd at the deadline" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
