@@ -13,6 +13,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 from pathlib import Path
@@ -27,10 +28,11 @@ from loadtest.simulation.speeds import H200_DECODE_MS, Speeds
 from loadtest.simulation.traffic import Trace
 
 SLOWER = 5  # times than 8B on an H200, so that few requests fill a replica: the larger model's are as many hours
+_H200 = Speeds()
 SPEEDS = Speeds(
-    token_s=SLOWER * Speeds.token_s,
-    pair_s=SLOWER * Speeds.pair_s,
-    resident_token_s=SLOWER * Speeds.resident_token_s,
+    token_s=SLOWER * _H200.token_s,
+    pair_s=SLOWER * _H200.pair_s,
+    resident_token_s=SLOWER * _H200.resident_token_s,
     decode_ms=tuple((num, SLOWER * ms) for num, ms in H200_DECODE_MS),
 )
 NUM_BLOCKS = 2048  # of 128 tokens
@@ -119,7 +121,7 @@ def _run(trace: Trace, policy: str, scaler: Scaler, start: int, length_s: float,
 
 
 def _oracle(trace_name: str, seed: int, length_s: float) -> Result:
-    """Of schedules that know all arrivals and ask a cold start ahead, the cheapest that attains ENOUGH, or the best."""
+    """The cheapest that attains ENOUGH of schedules that know all arrivals and ask a cold start ahead, or the best."""
     results = []
     for load in ORACLE_LOADS:
         trace = create_load(trace_name, MOST_PER_S, length_s, seed)
@@ -170,9 +172,11 @@ def main(argv: Sequence[str] | None = None) -> list[Result]:
     parser.add_argument("--out", type=Path, default=Path("results/autoscale"), help="path without suffix")
     options = parser.parse_args(argv)
     cells = [(trace, policy, options.seed, options.length_s) for trace in options.trace for policy in options.policy]
-    with get_context("spawn").Pool(options.jobs) as pool:
-        results = []
-        for result in pool.starmap(simulate, cells, chunksize=1):
+    results = []
+    with (
+        ThreadPoolExecutor(1) if options.jobs == 1 else ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool
+    ):
+        for result in pool.map(simulate, *zip(*cells, strict=True)):
             results.append(result)
             print(f"{result.trace} {result.policy}: {result.attained:.1%}", file=sys.stderr, flush=True)
     command = "python -m loadtest.autoscale " + " ".join(argv if argv is not None else sys.argv[1:])

@@ -142,7 +142,7 @@ def _context(
 
 
 class QueueRule:
-    """As KEDA drives a horizontal pod autoscaler by the number of waiting requests, with their defaults.
+    """A horizontal pod autoscaler that KEDA drives by the number of waiting requests, with their defaults.
 
     A metric per replica: desired = ceil(waiting / threshold), looked at every 15 s; up by 4 or to the double at most,
     down to the most that was desired within 300 s.

@@ -33,7 +33,7 @@ Series = Sequence[Point]
 
 
 def engine_figures(stats: EngineStats, num_requests: int, start_s: float) -> dict[str, float]:
-    """Of one engine replica, which took `start_s` seconds to start and has so many requests of clients."""
+    """What one engine replica tells, which took `start_s` seconds to start and has so many requests of clients."""
     is_decoding = stats.outstanding_decode_tokens > 0 and stats.num_running > stats.num_paused
     return {
         # All prefill that ever came: it grows by what arrives, whether it is done or waits.
@@ -48,7 +48,7 @@ def engine_figures(stats: EngineStats, num_requests: int, start_s: float) -> dic
 
 
 def ingress_figures(waiting: Mapping[str, tuple[int, int]]) -> dict[str, float]:
-    """Of one ingress, from the numbers of requests that wait for a replica and of their tokens, by model."""
+    """What one ingress tells, from the numbers of requests that wait for a replica and of their tokens, by model."""
     figures: dict[str, float] = {}
     for model, (num_requests, num_tokens) in waiting.items():
         figures[WAITING + model] = float(num_requests)

@@ -154,7 +154,7 @@ _REPORTS: dict[str, Any] = {
 
 
 def _model_policy(ctx: Context) -> ModelPolicy | None:
-    """Of an engine deployment; None of another one."""
+    """The policy of an engine deployment; None for another one."""
     options = ctx.config.policy.policy_kwargs
     return ModelPolicy(**options) if options else None
 
