@@ -12,9 +12,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
+from itertools import starmap
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -161,6 +162,14 @@ def markdown(results: Sequence[Result]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _all(cells: Sequence[tuple[str, str, int, float]], jobs: int) -> Iterator[Result]:
+    if jobs == 1:
+        yield from starmap(simulate, cells)
+        return
+    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+        yield from pool.map(simulate, *zip(*cells, strict=True))
+
+
 def main(argv: Sequence[str] | None = None) -> list[Result]:
     """Run all cells, write both files, print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -173,12 +182,9 @@ def main(argv: Sequence[str] | None = None) -> list[Result]:
     options = parser.parse_args(argv)
     cells = [(trace, policy, options.seed, options.length_s) for trace in options.trace for policy in options.policy]
     results = []
-    with (
-        ThreadPoolExecutor(1) if options.jobs == 1 else ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool
-    ):
-        for result in pool.map(simulate, *zip(*cells, strict=True)):
-            results.append(result)
-            print(f"{result.trace} {result.policy}: {result.attained:.1%}", file=sys.stderr, flush=True)
+    for result in _all(cells, options.jobs):
+        results.append(result)
+        print(f"{result.trace} {result.policy}: {result.attained:.1%}", file=sys.stderr, flush=True)
     command = "python -m loadtest.autoscale " + " ".join(argv if argv is not None else sys.argv[1:])
     options.out.parent.mkdir(parents=True, exist_ok=True)
     whole = {"command": command.strip(), "cells": [asdict(result) for result in results]}
