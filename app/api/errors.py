@@ -12,9 +12,8 @@ import json
 import logging
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fastapi import FastAPI, Request
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
@@ -22,6 +21,9 @@ from starlette.types import Scope
 
 from app.api.route_hint import route_hint
 from app.errors import InvalidRequestError, MantaError, PoisonedRequestError, UnsupportedError
+
+if TYPE_CHECKING:  # `LLM` comes through here, and FastAPI is a third of a second of its import
+    from fastapi import FastAPI, Request
 
 logger = logging.getLogger("manta.api")
 

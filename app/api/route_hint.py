@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from fastapi import Request
+from typing import TYPE_CHECKING
+
 from starlette.routing import Match
+
+if TYPE_CHECKING:  # as in errors.py
+    from fastapi import Request
 
 MAX_PATH = 1024  # characters; a longer path is no slip and is not looked at
 

@@ -33,6 +33,11 @@ def test_importing_app_is_cheap() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_llm_imports_no_web_framework() -> None:
+    code = "import sys, app.offline.llm; assert not {'torch', 'ray', 'fastapi'} & set(sys.modules), 'heavy import'"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_an_unknown_name_in_app_is_an_attribute_error() -> None:
     import app
 
