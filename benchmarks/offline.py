@@ -39,7 +39,7 @@ def make_llm(shape: str, **options: Any) -> LLM:
     with tempfile.TemporaryDirectory() as folder:
         directory = str(write_shape(shape, Path(folder)))
         common = {"tokenizer": str(ROOT / "app/assets/tiny-chat"), "load_format": "dummy", **BASELINE}
-        return LLM(directory, **{**common, **options})
+        return LLM(**{"model": directory, **common, **options})
 
 
 def random_prompt(rng: random.Random, length: int, shape: str) -> list[int]:

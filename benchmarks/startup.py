@@ -1,9 +1,9 @@
-"""Seconds from a fresh process to the first token, with what the engine says about its choices.
+"""Seconds from a fresh process to the first token, by phase, with what the engine says about its choices.
 
-    python -m benchmarks.startup --shape qwen3-0.6b [--cold] [--out results/startup.json]
+    python -m benchmarks.startup --shape qwen3-0.6b [--checkpoint DIRECTORY] [--cold] [--out results/startup.json]
 
-Random weights are made on the device, so no checkpoint is read. `--cold` gives Triton an empty cache, so that every
-kernel is compiled; without it the user's own cache serves.
+Without `--checkpoint` random weights are made on the device, and none are read. `--cold` gives Triton an empty cache,
+so that every kernel is compiled; without it the user's own cache serves.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 from benchmarks.offline import arguments, write
@@ -23,13 +24,15 @@ _CHILD = """
 import json, sys, time
 began, shape, options = float(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
 from benchmarks.offline import make_llm, timed
+from benchmarks.startup_phases import watched_phases
 imported = time.time() - began
-llm = make_llm(shape, **options)
+with watched_phases() as phases:
+    llm = make_llm(shape, **options)
 ready = time.time() - began
 timed(llm, [[1] * 32], [1])
 first = time.time() - began
 seconds = {"imported_s": imported, "ready_s": ready, "first_token_s": first}
-print("FIGURES" + json.dumps({**seconds, "notes": llm.worker_info.notes}))
+print("FIGURES" + json.dumps({**seconds, "phases": phases, "notes": llm.worker_info.notes}))
 """
 
 
@@ -49,10 +52,13 @@ def measure(shape: str, options: dict[str, Any], *, cold: bool) -> dict[str, Any
 def main() -> None:
     """Measure, print, write JSON."""
     parser = arguments(__doc__)
+    parser.add_argument("--checkpoint", type=Path, help="read these weights of the shape (benchmarks.checkpoint)")
     parser.add_argument("--cold", action="store_true", help="with an empty Triton cache")
     args = parser.parse_args()
-    figures = measure(args.shape, args.engine, cold=args.cold)
+    read = {"model": str(args.checkpoint), "load_format": "auto"} if args.checkpoint else {}
+    figures = measure(args.shape, {**read, **args.engine}, cold=args.cold)
     print(*figures["notes"], sep="\n")
+    print(*(f"{name:>12} {seconds:6.2f} s" for name, seconds in figures["phases"].items()), sep="\n")
     names = ("imported_s", "ready_s", "first_token_s")
     print(f"{args.shape} start: " + ", ".join(f"{name} {figures[name]:.2f}" for name in names))
     write(args.out, {"shape": args.shape, "cold": args.cold, **figures})
