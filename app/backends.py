@@ -29,6 +29,17 @@ QUANT_METHODS: Registry[Any] = Registry(
     },
 )
 
+# Where weights come from: classes of LoadFormat (app/engine/models/load_formats).
+LOAD_FORMATS: Registry[Any] = Registry(
+    "load format",
+    {
+        "safetensors": "app.engine.models.load_formats.safetensors:Safetensors",
+        "pt": "app.engine.models.load_formats.pt:Pt",
+        "sharded_state": "app.engine.models.load_formats.sharded_state:ShardedState",
+        "dummy": "app.engine.models.load_formats.dummy:Dummy",
+    },
+)
+
 # Tiers of KV blocks behind the device's prefix cache: classes of KVConnector (app/engine/kv_connector).
 KV_CONNECTORS: Registry[Any] = Registry(
     "KV connector", {"host_memory": "app.engine.kv_connector.host_memory:HostMemory"}

@@ -15,6 +15,7 @@ from app.backends import (
     ATTENTION_BACKENDS,
     EXECUTORS,
     KV_CONNECTORS,
+    LOAD_FORMATS,
     OWN_PROCESS,
     QUANT_METHODS,
     ROUTING_POLICIES,
@@ -39,11 +40,24 @@ class EngineConfig(Frozen):
     """One engine: a model, its KV cache, its scheduler and the workers that run it."""
 
     model: str = Field(
-        "tiny-chat", description="Model directory (Hugging Face layout) or the name of a built-in model."
+        "tiny-chat",
+        description="Model directory (Hugging Face layout), the name of a built-in model, or organisation/name of a "
+        "model on a hub (HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE), of which what is needed is downloaded.",
     )
-    tokenizer: str | None = Field(None, description="Tokenizer directory; the model directory when not given.")
-    load_format: Literal["safetensors", "dummy"] = Field(
-        "safetensors", description="`dummy` fills the weights with random numbers on the device: no checkpoint is read."
+    tokenizer: str | None = Field(
+        None, description="Tokenizer directory, or name on a hub; the model's own when not given."
+    )
+    revision: str | None = Field(
+        None, description="Branch, tag or commit of a model that a hub is asked for; its main branch when not given."
+    )
+    download_dir: str | None = Field(
+        None, description="Where models of a hub are kept; huggingface_hub's own cache (HF_HOME) when not given."
+    )
+    load_format: Annotated[str, OneOf(LOAD_FORMATS, ("auto",))] = Field(
+        "auto",
+        description="Where the weights come from. `safetensors`; `pt`: pytorch_model.bin, of which only tensors are "
+        "read; `sharded_state`: each rank's own, as `manta save-sharded` wrote them; `dummy`: random numbers, no "
+        "checkpoint is read. `auto`: the first of these that the directory holds, sharded_state before all.",
     )
     runner: Literal["auto", "generate", "pooling"] = Field(
         "auto",

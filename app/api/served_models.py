@@ -7,7 +7,7 @@ from pathlib import Path
 
 from app.api.engine_client import ServedModel
 from app.config import ModelConfig
-from app.engine.model_info import ModelInfo
+from app.engine.model_info import ModelInfo, tokenizer_directory
 from app.engine.models.model_check import check_model
 from app.engine.pooling.info import pooling_info
 from app.errors import CheckpointError, ConfigError
@@ -20,7 +20,7 @@ def check_served_model(config: ModelConfig) -> ModelInfo:
     UnsupportedError what we do not run, ConfigError an option that does not fit.
     """
     info = check_model(config.engine)
-    tokenizer = Path(config.engine.tokenizer).expanduser() if config.engine.tokenizer else info.directory
+    tokenizer = tokenizer_directory(config.engine, info)
     if not (tokenizer / "tokenizer.json").is_file():
         raise CheckpointError(
             f"tokenizer: {tokenizer} holds no tokenizer.json; set --tokenizer to a directory that does",
@@ -37,7 +37,7 @@ def check_served_model(config: ModelConfig) -> ModelInfo:
 def load_served_model(config: ModelConfig) -> ServedModel:
     """Read a model's tokenizer and template; takes up to a second. Errors are those of `check_served_model`."""
     info = check_served_model(config)
-    directory = config.engine.tokenizer or info.directory
+    directory = tokenizer_directory(config.engine, info)
     tokenizer = Tokenizer.from_directory(directory)
     return ServedModel(
         name=config.name,

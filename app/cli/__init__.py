@@ -25,6 +25,7 @@ COMMANDS: Registry[Command] = Registry(
         "bench": "app.cli.bench.command:COMMAND",
         "drain": "app.cli.drain:COMMAND",
         "config": "app.cli.config:COMMAND",
+        "save-sharded": "app.cli.save_sharded:COMMAND",
         "collect-env": "app.cli.collect_env:COMMAND",
     },
 )

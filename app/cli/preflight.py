@@ -111,10 +111,10 @@ def _remedies(configs: list[ServeConfig], resource: str) -> str:
 def _check_memory(models: list[ModelConfig], machine: Machine) -> None:
     total = 0
     for model in models:
-        engine, info = model.engine, ModelInfo.from_directory(model.engine.model)
+        engine, info = model.engine, ModelInfo.of(model.engine)
         on_gpu = _on_gpu(engine, machine)
         dtype = compute_dtype(engine, info, on_gpu)
-        weights = weights_bytes(info, dtype) if engine.load_format == "safetensors" else 0
+        weights = weights_bytes(info, dtype, engine.load_format)
         if on_gpu:
             _check_gpu_memory(engine, weights, machine)
         else:

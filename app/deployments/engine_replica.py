@@ -344,9 +344,9 @@ class EngineReplica:
 
 def _revision(config: EngineConfig) -> str:
     """What this engine's block hashes begin with; empty when it caches nothing. Reads files."""
-    return model_revision(ModelInfo.from_directory(config.model), config) if config.enable_prefix_caching else ""
+    return model_revision(ModelInfo.of(config), config) if config.enable_prefix_caching else ""
 
 
 def _max_model_len(config: EngineConfig) -> int:
     """Tokens of the longest request. Reads files."""
-    return config.max_model_len or ModelInfo.from_directory(config.model).max_position_embeddings
+    return config.max_model_len or ModelInfo.of(config).max_position_embeddings

@@ -9,7 +9,6 @@ fetches it.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from app.config import EngineConfig
@@ -18,7 +17,7 @@ from app.engine.kv_cache.kv_cache_manager import KVCacheManager
 from app.engine.kv_cache.kv_events import KVEventSink
 from app.engine.kv_cache.model_revision import model_revision
 from app.engine.kv_connector import create_connector
-from app.engine.model_info import ModelInfo
+from app.engine.model_info import ModelInfo, tokenizer_directory
 from app.engine.outputs import EngineOutput
 from app.engine.parallel_plan import check_parallel_sizes
 from app.engine.pooling.info import pooling_info, step_budget
@@ -245,6 +244,5 @@ def _grammar_compiler(config: EngineConfig, info: ModelInfo) -> GrammarCompiler:
     limits = GrammarLimits(
         config.grammar_max_bytes, config.grammar_max_depth, config.grammar_timeout_s, config.grammar_memory_bytes
     )
-    directory = Path(config.tokenizer or info.directory)
-    source = TokenizerVocabulary(directory, info.vocab_size, info.eos_token_ids)
+    source = TokenizerVocabulary(tokenizer_directory(config, info), info.vocab_size, info.eos_token_ids)
     return GrammarCompiler(source, limits, config.grammar_cache_size)

@@ -8,6 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from app.config import EngineConfig
+from app.engine.hub import commit_of, fetch_description, fetch_weights, is_hub_id
 from app.errors import CheckpointError, ConfigError
 
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
@@ -18,18 +20,24 @@ ENCODERS = ("bert", "roberta", "xlm-roberta")
 Runner = Literal["generate", "pooling"]
 
 
-def resolve_model(model: str) -> Path:
-    """Directory of a model given by path or by the name of a built-in one; CheckpointError says why it is none."""
+def resolve_model(model: str, revision: str | None = None, download_dir: str | None = None) -> Path:
+    """Directory of a model given by path, by the name of a built-in one or by that of a hub's, whose description (all
+    but the weights) is downloaded; CheckpointError says why it is none."""
     path = ASSETS / model if model in BUILT_IN_MODELS else Path(model).expanduser()
+    if not path.exists() and is_hub_id(model):
+        path = fetch_description(model, revision, download_dir)
+    elif revision is not None:
+        raise ConfigError(f"revision={revision}: model {model!r} is a directory, not of a hub", param="revision")
     if path.is_file():
         raise CheckpointError(
             f"model {model!r} is a file: give the directory that holds config.json, {str(path.parent)!r}", param="model"
         )
     if not path.is_dir():
         known = ", ".join(BUILT_IN_MODELS)
-        hub = model.count("/") == 1 and not model.startswith((".", "~", "/"))
-        advice = "; models of a hub must be downloaded first" if hub else ""
-        raise CheckpointError(f"model {model!r}: no such path, nor a built-in model ({known}){advice}", param="model")
+        raise CheckpointError(
+            f"model {model!r}: no such path, nor a built-in model ({known}), nor organisation/name of a hub",
+            param="model",
+        )
     if not (path / "config.json").is_file():
         raise CheckpointError(
             f"model {model!r} is not a model directory: it holds no config.json (Hugging Face layout)", param="model"
@@ -46,9 +54,14 @@ class ModelInfo:
     generation_config: dict[str, Any]
 
     @classmethod
-    def from_directory(cls, model: str) -> ModelInfo:
+    def of(cls, config: EngineConfig) -> ModelInfo:
+        """The description of a configuration's model; CheckpointError says why there is none."""
+        return cls.from_directory(config.model, config.revision, config.download_dir)
+
+    @classmethod
+    def from_directory(cls, model: str, revision: str | None = None, download_dir: str | None = None) -> ModelInfo:
         """Read a model's description; CheckpointError names an unreadable file."""
-        path = resolve_model(model)
+        path = resolve_model(model, revision, download_dir)
         return cls(path, _read_json(path / "config.json"), _read_json(path / "generation_config.json", optional=True))
 
     @property
@@ -134,6 +147,21 @@ class ModelInfo:
         if eos is None:
             return ()
         return tuple(eos) if isinstance(eos, list) else (int(eos),)
+
+
+def fetch_model_weights(config: EngineConfig, info: ModelInfo) -> None:
+    """Download the weights of a hub's model into the directory of `info`; nothing where the model is a directory."""
+    if commit_of(info.directory) is not None and is_hub_id(config.model):
+        fetch_weights(config.model, info.directory, config.download_dir, config.load_format)
+
+
+def tokenizer_directory(config: EngineConfig, info: ModelInfo) -> Path:
+    """Where the tokenizer of a configuration's model is: a directory, a hub's model or the model's own."""
+    if config.tokenizer is None:
+        return info.directory
+    if is_hub_id(config.tokenizer):
+        return fetch_description(config.tokenizer, None, config.download_dir)
+    return Path(config.tokenizer).expanduser()
 
 
 def _read_json(path: Path, optional: bool = False) -> dict[str, Any]:

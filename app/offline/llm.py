@@ -20,6 +20,7 @@ from app.config import EngineConfig
 from app.engine import control
 from app.engine.core import EngineCore
 from app.engine.executor import create_executor
+from app.engine.model_info import tokenizer_directory
 from app.engine.models.model_check import check_model
 from app.engine.outputs import RequestOutput
 from app.engine.pooling.params import PoolingParams
@@ -58,7 +59,7 @@ class LLM:
         executor = "local_processes" if several else "in_process"
         self.config = _config({"model": model, "executor": executor, **options})
         info = check_model(self.config)
-        directory = self.config.tokenizer or info.directory
+        directory = tokenizer_directory(self.config, info)
         self.tokenizer = Tokenizer.from_directory(directory)
         self._chat_template = ChatTemplate.from_directory(directory, self.tokenizer, chat_template)
         self._core = EngineCore(self.config, info, create_executor(self.config), secrets.token_bytes(32))

@@ -36,6 +36,7 @@ Manta = Callable[..., Done]
 def manta(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Manta:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("RAY_ADDRESS", "local")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # tests have no network
     for name in ("RAY_SERVE_HAPROXY_STATS_PORT", "RAY_SERVE_HAPROXY_METRICS_PORT"):  # a server may run beside the tests
         monkeypatch.setenv(name, str(free_port()))
     for name in KEY_VARIABLES:

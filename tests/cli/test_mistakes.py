@@ -59,7 +59,7 @@ def yaml_file(folder: Path, **args: object) -> Path:
 
 def test_no_such_model(manta: Manta) -> None:
     assert "no such path" in manta("serve", "/nowhere/model").mistake
-    assert "downloaded first" in manta("serve", "some/model").mistake
+    assert "HF_HUB_OFFLINE forbids" in manta("serve", "some/model").mistake
 
 
 def test_no_such_yaml(manta: Manta) -> None:
@@ -74,12 +74,12 @@ def test_not_a_model_directory(manta: Manta, tmp_path: Path) -> None:
 
 def test_weights_are_missing(manta: Manta, model: Path) -> None:
     (model / "model.safetensors").unlink()
-    assert "holds neither model.safetensors nor" in manta("serve", model).mistake
+    assert "holds no weights: none of model.safetensors" in manta("serve", model).mistake
 
 
 def test_weights_are_no_safetensors(manta: Manta, model: Path) -> None:
     (model / "model.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
-    assert "model.safetensors is no safetensors file" in manta("serve", model).mistake
+    assert "model.safetensors: it is no safetensors file" in manta("serve", model).mistake
 
 
 def test_unknown_architecture(manta: Manta, model: Path) -> None:

@@ -13,14 +13,17 @@ import json
 from collections.abc import Iterator
 from hashlib import blake2b
 from io import FileIO
+from pathlib import Path
 
 from app.config import EngineConfig
+from app.engine.hub import commit_of
 from app.engine.model_info import ModelInfo
+from app.engine.safetensors_header import SafetensorsHeader
+from app.errors import CheckpointError
 
-MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 SAMPLE_BYTES = 64
 MAX_SAMPLED_TENSORS = 8192  # in all files together; a read each, three where a tensor is large
-WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")
+WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json")
 
 
 def model_revision(info: ModelInfo, config: EngineConfig) -> str:
@@ -29,40 +32,49 @@ def model_revision(info: ModelInfo, config: EngineConfig) -> str:
     digest = blake2b(digest_size=16)
     is_dummy = config.load_format == "dummy"
     kinds = [config.dtype, config.quantization, config.kv_cache_dtype]
-    options = [*kinds, config.load_format, config.seed if is_dummy else 0]
+    options = [*kinds, is_dummy, config.seed if is_dummy else 0]
     _add(digest, json.dumps([info.hf_config, options], sort_keys=True).encode())
-    paths = [] if is_dummy else sorted(path for name in WEIGHT_FILES for path in info.directory.glob(name))
+    commit = commit_of(info.directory)
+    if commit is not None:  # a hub's, the same everywhere; there need be no weights on this node
+        _add(digest, commit.encode())
+    paths = (
+        []
+        if is_dummy or commit is not None
+        else sorted(path for name in WEIGHT_FILES for path in info.directory.glob(name))
+    )
     for path in paths:
         _add(digest, path.name.encode())
         _add(digest, path.stat().st_size.to_bytes(8, "little"))
         with path.open("rb", buffering=0) as file:
             is_index = path.suffix == ".json"
-            for part in [file.read()] if is_index else _samples(file, MAX_SAMPLED_TENSORS // len(paths) + 1):
+            for part in [file.read()] if is_index else _samples(file, path, MAX_SAMPLED_TENSORS // len(paths) + 1):
                 _add(digest, part)
     return digest.hexdigest()
 
 
-def _samples(file: FileIO, most: int) -> Iterator[bytes]:
-    """What tells a safetensors file from others: its header (names, types, places of tensors) and samples of `most`
-    tensors, evenly chosen."""
-    size = int.from_bytes(file.read(8), "little")
-    header = file.read(min(size, MAX_HEADER_BYTES))
-    yield header
-    places = _places(header)
+def _samples(file: FileIO, path: Path, most: int) -> Iterator[bytes]:
+    """What tells a file of weights from others: a safetensors file's header (names, types, places of tensors), and
+    samples of `most` tensors, evenly chosen; of other files samples of `most` places."""
+    places = _places(path)
+    if places:
+        yield file.read(places[0][0])
+    else:
+        size = path.stat().st_size
+        step = -(-size // most) or 1
+        places = [(begin, min(begin + step, size)) for begin in range(0, size, step)]
     for begin, end in places[:: -(-len(places) // most) or 1]:
         middle, last = (begin + end) // 2, max(begin, end - SAMPLE_BYTES)
         for place in sorted({begin, middle, last}):
-            file.seek(8 + size + place)
+            file.seek(place)
             yield file.read(min(SAMPLE_BYTES, end - place))
 
 
-def _places(header: bytes) -> list[tuple[int, int]]:
+def _places(path: Path) -> list[tuple[int, int]]:
     """Where each tensor's data begin and end; nothing of a file that is none (a pointer to one, say): the workers have
     loaded what they need by now."""
     try:
-        entries = json.loads(header)
-        return sorted(tuple(entry["data_offsets"]) for name, entry in entries.items() if name != "__metadata__")
-    except (ValueError, AttributeError, KeyError, TypeError):
+        return [(entry.begin, entry.end) for entry in SafetensorsHeader.read(path).tensors.values()]
+    except CheckpointError:
         return []
 
 

@@ -75,14 +75,14 @@ class Linear(Layer):
         raise NotImplementedError
 
     def load(self, dims: Sequence[Dim], weight: Weight, tensor: CheckpointTensor, shard_id: str) -> None:
-        """Copy this rank's share of a stored tensor. No more than that is read."""
+        """Have this rank's share of a stored tensor read. No more than that is read."""
         shares = [self.share(dim.axis, shard_id).entries(dim.per) for dim in dims]
         expect_shape(tensor, *(share.whole for share in shares))
         target, split = weight.data, 0
         for number, share in enumerate(shares):
             target = target.narrow(number, share.offset, share.size)
             split = number if share.size < share.whole else split
-        target.copy_(tensor.narrow(split, shares[split].start, shares[split].size))
+        tensor.read_into(target, split, shares[split].start)
 
     def load_bias(self, weight: Weight, tensor: CheckpointTensor, shard_id: str) -> None:
         """Load a bias as `load` does a weight."""
@@ -186,6 +186,8 @@ class RowLinear(Linear):
 
     def load_bias(self, weight: Weight, tensor: CheckpointTensor, shard_id: str) -> None:
         """The bias is added once: by rank 0."""
-        super().load_bias(weight, tensor, shard_id)
-        if self.tp.rank > 0:
+        if self.tp.rank == 0:
+            super().load_bias(weight, tensor, shard_id)
+        else:
+            expect_shape(tensor, self.output_size)
             weight.data.zero_()

@@ -32,7 +32,7 @@ class VocabShard(Layer):
         held = max(0, min(self.rows, self.vocab_size - self.first))
         weight.data[held:].zero_()
         if held:
-            weight.data[:held].copy_(tensor.narrow(0, self.first, held))
+            tensor.read_into(weight.data[:held], 0, self.first)
 
 
 class VocabEmbedding(VocabShard):

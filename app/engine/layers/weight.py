@@ -23,11 +23,17 @@ class CheckpointTensor(Protocol):
         ...
 
     def narrow(self, dim: int, start: int, length: int) -> torch.Tensor:
-        """Read `length` entries from `start` along `dim`."""
+        """Read `length` entries from `start` along `dim`, now: for what cannot be read in place."""
         ...
 
+    def read_into(self, target: torch.Tensor, dim: int = 0, start: int = 0) -> None:
+        """Have the entries from `start` along `dim`, as many as `target` has there, read into `target`, which is a view
+        of a parameter. It may be filled later, by the threads of a `Reader`; here it is at once."""
+        target.copy_(self.narrow(dim, start, target.shape[dim]))
 
-# Copies this rank's share of the tensor into the parameter; shard_id says which part of a fused parameter it is.
+
+# Asks for this rank's share of the tensor to be read into the parameter; shard_id says which part of a fused parameter
+# it is. What it writes itself must be places of the parameter that it has nothing read into.
 WeightLoader = Callable[["Weight", CheckpointTensor, str], None]
 
 
@@ -56,7 +62,7 @@ class Weight(nn.Parameter):
         return weight
 
     def weight_loader(self, tensor: CheckpointTensor, shard_id: str = "") -> None:
-        """Copy this rank's share of `tensor` into the parameter; ShapeMismatch when it cannot be a share of it."""
+        """Have this rank's share of `tensor` read into the parameter; ShapeMismatch when it cannot be a share of it."""
         self.spec.loader(self, tensor, shard_id)
 
     def materialize(self, device: torch.device) -> Weight:
@@ -74,7 +80,7 @@ def expect_shape(tensor: CheckpointTensor, *shape: int) -> None:
 def load_replicated(weight: Weight, tensor: CheckpointTensor, shard_id: str) -> None:
     """Every rank holds the whole tensor."""
     expect_shape(tensor, *weight.shape)
-    weight.data.copy_(tensor.narrow(0, 0, weight.shape[0]))
+    tensor.read_into(weight.data)
 
 
 REPLICATED = WeightSpec(load_replicated)

@@ -22,6 +22,10 @@ class EngineModel(Layer, ABC):
         """Hidden states [N, C] of the rows that need them -> [N, V] in the model's type; in the last stage."""
         raise AssertionError("a model without a language head")
 
+    def own_name(self, name: str) -> str | None:
+        """What a tensor of the checkpoint is called here; None for one that the model has no use for."""
+        return name
+
     @property
     def attention_layers(self) -> list[AttentionLayer]:
         """The attention layers in the order of their `layer_index`."""

@@ -1,83 +1,86 @@
-"""A directory of safetensors files as one table of tensors, read slice by slice.
-
-A single `model.safetensors`, or the shards that `model.safetensors.index.json` lists.
-"""
+"""Tensors of a checkpoint by name, of which only what is asked for is read: at once, or by the reader's threads."""
 
 from __future__ import annotations
 
-import json
+import os
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 
+from app.engine.models.reader import PIECE_BYTES, Fill, Piece, Reader
 from app.errors import CheckpointError
 
-INDEX = "model.safetensors.index.json"
-SINGLE = "model.safetensors"
+
+class DataFile:
+    """A file that several threads read from, each at places of its own."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise CheckpointError(f"cannot read {path}: {error.strerror}", param="model") from None
+        weakref.finalize(self, os.close, self._descriptor)
+
+    def read_into(self, buffer: torch.Tensor, offset: int) -> None:
+        """Fill a contiguous tensor on the CPU with the bytes at `offset`; CheckpointError where they are not there."""
+        left = buffer.view(-1).view(torch.uint8).numpy().data
+        while left:
+            try:
+                count = os.preadv(self._descriptor, [left], offset)
+            except OSError as error:
+                raise CheckpointError(f"cannot read {self.path}: {error.strerror}", param="model") from None
+            if not count:
+                raise CheckpointError(f"cannot read {self.path}: it became shorter meanwhile", param="model")
+            left, offset = left[count:], offset + count
 
 
 @dataclass(slots=True, frozen=True)
-class SlicedTensor:
-    """One tensor in a file; only what is asked for is read."""
+class StoredTensor:
+    """One tensor in a file.
+
+    `mapped` is all of it on the CPU, of which nothing is read yet and to which nobody may write. It begins at the byte
+    `begin` of its file; where its bytes lie there as they are, `data` reads them, which is faster than the map.
+    """
 
     name: str
     file: Path
-    handle: Any  # safetensors' lazy slice
+    mapped: torch.Tensor
+    begin: int
+    reader: Reader
+    data: DataFile | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the whole tensor."""
-        return tuple(self.handle.get_shape())
+        return tuple(self.mapped.shape)
 
     def narrow(self, dim: int, start: int, length: int) -> torch.Tensor:
-        """Read `length` entries from `start` along `dim`."""
-        return self._read((slice(None),) * dim + (slice(start, start + length),))
+        """Read `length` entries from `start` along `dim`, now."""
+        return self.mapped.narrow(dim, start, length).clone()
 
     def whole(self) -> torch.Tensor:
-        """Read all of it, also where it has no dimensions."""
-        return self._read(...)
+        """Read all of it, now; also where it has no dimensions."""
+        return self.mapped.clone()
 
-    def _read(self, index: Any) -> torch.Tensor:
-        try:
-            part: torch.Tensor = self.handle[index]
-        except SafetensorError as error:
-            raise CheckpointError(f"cannot read {self.name} from {self.file}: {error}", param="model") from error
-        return part
+    def read_into(self, target: torch.Tensor, dim: int = 0, start: int = 0) -> None:
+        """Have the entries from `start` along `dim`, as many as `target` has there, read into it by `Reader.read`."""
+        if not target.numel():
+            return
+        source = self.mapped.narrow(dim, start, target.shape[dim]) if target.ndim else self.mapped
+        if source.is_contiguous() and target.is_contiguous():
+            source, target = source.view(-1), target.view(-1)
+        rows = max(1, PIECE_BYTES // (source[0].numel() * source.itemsize))
+        for first in range(0, len(source), rows):
+            part = source[first : first + rows]
+            offset = self.begin + int(part.storage_offset() - self.mapped.storage_offset()) * part.itemsize
+            place = target[first : first + rows]
+            self.reader.add(Piece(self.file, offset, part.dtype, place, self._fill(part, offset)))
 
-
-class Checkpoint:
-    """All tensors of a model directory by name. CheckpointError names an unusable file."""
-
-    def __init__(self, directory: Path) -> None:
-        self.tensors: dict[str, SlicedTensor] = {}
-        for file in _files(directory):
-            self._open(file)
-
-    def _open(self, file: Path) -> None:
-        if not file.is_file():
-            raise CheckpointError(f"{file} is missing, although {INDEX} lists it", param="model")
-        try:
-            # The handle keeps the file mapped for as long as one of its slices lives.
-            handle: Any = safe_open(file, framework="pt", device="cpu")
-            for name in handle.keys():  # noqa: SIM118 (not a dict)
-                if name in self.tensors:
-                    raise CheckpointError(f"{name} is both in {self.tensors[name].file} and {file}", param="model")
-                self.tensors[name] = SlicedTensor(name, file, handle.get_slice(name))
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"cannot read {file}: {error}", param="model") from error
-
-
-def _files(directory: Path) -> list[Path]:
-    index = directory / INDEX
-    if not index.is_file():
-        if not (directory / SINGLE).is_file():
-            raise CheckpointError(f"{directory} holds neither {SINGLE} nor {INDEX}", param="model")
-        return [directory / SINGLE]
-    try:
-        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    except (OSError, json.JSONDecodeError, KeyError, AttributeError) as error:
-        raise CheckpointError(f"cannot read {index}: {error!r}", param="model") from error
-    return [directory / name for name in sorted(names)]
+    def _fill(self, part: torch.Tensor, offset: int) -> Fill:
+        data = self.data
+        if data is None or not part.is_contiguous():
+            return lambda buffer: buffer.copy_(part)
+        return lambda buffer: data.read_into(buffer, offset)

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from app.engine.layers.attention import Attention
-from app.engine.models.checkpoint import SlicedTensor
+from app.engine.models.checkpoint import StoredTensor
 from app.errors import CheckpointError
 
 _NAME = re.compile(r"(.+\.self_attn)\.(?:attn\.|[kv]_proj\.|qkv_proj\.)?(k|v|kv|q|prob)_scale")
@@ -23,17 +23,15 @@ _ROWS = {"kv": (0, 1), "k": (0,), "v": (1,), "q": (), "prob": ()}
 
 
 def take_kv_scales(
-    model: nn.Module, tensors: Mapping[str, SlicedTensor], names: Collection[str]
-) -> dict[str, SlicedTensor]:
+    model: nn.Module, tensors: Mapping[str, StoredTensor], names: Collection[str]
+) -> dict[str, StoredTensor]:
     """The tensors that are no such scales; the others go to their layers, or nowhere without a quantized cache.
 
     `names` are those of the whole model's tensors: a scale beside none of them is left among the rest.
     CheckpointError names a scale that is none.
     """
     layers = {name: module for name, module in model.named_modules() if isinstance(module, Attention)}
-    found = {
-        name: match for name in tensors if (match := _NAME.fullmatch(name)) and f"{match[1]}.q_proj.weight" in names
-    }
+    found = find_kv_scales(tensors, names)
     for name in sorted(found, key=lambda name: list(_ROWS).index(found[name][2])):  # a common one first
         layer = layers.get(found[name][1])
         if layer is not None and layer.kv_scales is not None and _ROWS[found[name][2]]:
@@ -41,7 +39,14 @@ def take_kv_scales(
     return {name: tensor for name, tensor in tensors.items() if name not in found}
 
 
-def _share(layer: Attention, tensor: SlicedTensor) -> torch.Tensor:
+def find_kv_scales(tensors: Collection[str], names: Collection[str]) -> dict[str, re.Match[str]]:
+    """Which of `tensors` are such scales, beside one of `names`."""
+    return {
+        name: match for name in tensors if (match := _NAME.fullmatch(name)) and f"{match[1]}.q_proj.weight" in names
+    }
+
+
+def _share(layer: Attention, tensor: StoredTensor) -> torch.Tensor:
     """Scales of this rank's KV heads, fp32 [Hkv]."""
     scales = tensor.whole().float().flatten()
     qkv = layer.qkv_proj

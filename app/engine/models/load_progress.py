@@ -6,6 +6,7 @@ A model that loads within SILENT_S is loaded without a word.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable
 
@@ -16,27 +17,27 @@ INTERVAL_S = 2.0
 
 
 class LoadProgress:
-    """Counts tensors and bytes of `num_tensors` and `num_bytes`; `clock` gives seconds."""
+    """Counts the bytes that were read of `num_bytes`, from any thread; `clock` gives seconds."""
 
-    def __init__(self, num_tensors: int, num_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._num_tensors = num_tensors
+    def __init__(self, num_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._num_bytes = num_bytes
         self._clock = clock
         self._began = clock()
         self._next = self._began + SILENT_S
         self._done = 0
+        self._lock = threading.Lock()
 
-    def tensor(self) -> None:
-        """Count one loaded tensor."""
-        self._done += 1
-        now = self._clock()
-        if now < self._next:
-            return
-        self._next = now + INTERVAL_S
-        share = self._done / self._num_tensors
+    def add(self, num_bytes: int) -> None:
+        """Count bytes that were read."""
+        with self._lock:
+            self._done += num_bytes
+            now = self._clock()
+            if now < self._next or not self._done:
+                return
+            self._next = now + INTERVAL_S
+            share = self._done / self._num_bytes
         elapsed_s = now - self._began
         logger.info(
-            "weights: %3.0f %% of %.1f GiB, %d of %d tensors, %.0f s, about %.0f s left",
-            *(100 * share, self._num_bytes / 2**30, self._done, self._num_tensors),
-            *(elapsed_s, elapsed_s * (1 - share) / share),
+            "weights: %3.0f %% of %.1f GiB, %.0f s, about %.0f s left",
+            *(100 * share, self._num_bytes / 2**30, elapsed_s, elapsed_s * (1 - share) / share),
         )

@@ -22,7 +22,7 @@ def check_model(config: EngineConfig) -> ModelInfo:
 
     CheckpointError names an unusable file, UnsupportedError what we do not run, ConfigError the option at fault.
     """
-    info = ModelInfo.from_directory(config.model)
+    info = ModelInfo.of(config)
     pools = info.runner(config.runner) == "pooling"
     _check_architecture(info, pools)
     most = _check_sizes(info)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from app.engine.models.checkpoint import Checkpoint
+from app.engine.models.load_formats import open_checkpoint
 from app.engine.pooling.info import DenseInfo, PoolingInfo
 from app.engine.pooling.params import PoolingParams
 from app.errors import CheckpointError
@@ -34,7 +34,7 @@ class Dense:
             self.weight = torch.randn(shape, device=device, generator=generator) * info.in_features**-0.5
             self.bias = torch.zeros(shape[0], device=device) if info.bias else None
             return
-        tensors = Checkpoint(info.directory).tensors
+        tensors = open_checkpoint(info.directory)
         wanted = {"linear.weight": shape} | ({"linear.bias": shape[:1]} if info.bias else {})
         for name, expected in wanted.items():
             found = tensors[name].shape if name in tensors else None

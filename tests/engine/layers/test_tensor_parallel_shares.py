@@ -40,6 +40,9 @@ class Recorded:
         self.read += part.numel()
         return part
 
+    def read_into(self, target: torch.Tensor, dim: int = 0, start: int = 0) -> None:
+        target.copy_(self.narrow(dim, start, target.shape[dim]))
+
 
 def context(rank: int, size: int) -> BuildContext:
     # No collective is called here, so any object will do for a process group.

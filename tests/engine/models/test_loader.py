@@ -17,7 +17,7 @@ from app.engine.attention.backend import select_attention
 from app.engine.distributed.parallel_groups import ParallelGroups, RankGroup
 from app.engine.layers.context import BuildContext
 from app.engine.model_info import ModelInfo
-from app.engine.models.checkpoint import SlicedTensor
+from app.engine.models.checkpoint import StoredTensor
 from app.engine.models.decoder import CausalLM
 from app.engine.models.loader import load_model
 from app.engine.parallel_plan import stage_layers
@@ -27,7 +27,7 @@ from tests.tiny_models import hf_model, tiny_model
 CPU = torch.device("cpu")
 
 
-def load(directory: Path, load_format: str = "safetensors", seed: int = 0) -> CausalLM:
+def load(directory: Path, load_format: str = "auto", seed: int = 0) -> CausalLM:
     ctx = BuildContext(torch.float32, CPU, 64, select_attention("torch", CPU)[0], ParallelGroups())
     return load_model(ModelInfo.from_directory(str(directory)), ctx, load_format, seed)
 
@@ -114,14 +114,15 @@ def test_ranks_read_every_weight_once_between_them(monkeypatch: pytest.MonkeyPat
     directory = tiny_model("llama", num_attention_heads=4, num_key_value_heads=2, head_dim=16)
     info = ModelInfo.from_directory(str(directory))
     read: dict[str, int] = {}
-    whole_read = SlicedTensor._read
+    read_into = StoredTensor.read_into
 
-    def count(tensor: SlicedTensor, index: Any) -> torch.Tensor:
-        part = whole_read(tensor, index)
-        read[tensor.name] = read.get(tensor.name, 0) + part.numel()
-        return part
+    def count(tensor: StoredTensor, target: torch.Tensor, dim: int = 0, start: int = 0) -> None:
+        pieces = tensor.reader._pieces
+        before = len(pieces)
+        read_into(tensor, target, dim, start)
+        read[tensor.name] = read.get(tensor.name, 0) + sum(piece.target.numel() for piece in pieces[before:])
 
-    monkeypatch.setattr(SlicedTensor, "_read", count)
+    monkeypatch.setattr(StoredTensor, "read_into", count)
     channel: Any = object()  # loading sends nothing to other ranks
     for rank, stage in itertools.product(range(tp), range(pp)):
         groups = ParallelGroups(tp=RankGroup(rank, tp, channel), pp=RankGroup(stage, pp, channel if pp > 1 else None))
@@ -135,7 +136,10 @@ def test_ranks_read_every_weight_once_between_them(monkeypatch: pytest.MonkeyPat
 
 def test_no_weights_at_all(copy: Path) -> None:
     (copy / "model.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=r"holds neither model\.safetensors nor model\.safetensors\.index\.json"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"holds no weights: none of model\.safetensors, .*\.json, pytorch_model",
+    ):
         load(copy)
 
 

@@ -1,0 +1,55 @@
+"""PyTorch's own files: `pytorch_model.bin`, or those that `pytorch_model.bin.index.json` lists.
+
+Only tensors are unpickled (`weights_only`): such a file cannot run code.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+
+from app.engine.models.checkpoint import StoredTensor
+from app.engine.models.load_formats.base import NamedTensors
+from app.engine.models.reader import Reader
+from app.engine.weight_files import NAMED_FILES, check_map, weight_files
+from app.errors import CheckpointError
+
+
+class Pt(NamedTensors):
+    """Mapped, so that a rank reads its shares only; files older than PyTorch 1.6 are read whole."""
+
+    def tensors(self, directory: Path, reader: Reader) -> dict[str, StoredTensor]:
+        """All tensors of a directory, unread. CheckpointError names an unusable file."""
+        tensors: dict[str, StoredTensor] = {}
+        for file in weight_files(directory, "pt"):
+            for name, tensor in _load(file).items():
+                if name in tensors:
+                    raise CheckpointError(f"{name} is both in {tensors[name].file} and {file}", param="model")
+                if not isinstance(tensor, torch.Tensor):
+                    kind = type(tensor).__name__
+                    raise CheckpointError(f"{file}: {name} is a {kind}, not a tensor", param="model")
+                tensors[name] = StoredTensor(name, file, tensor.detach(), tensor.data_ptr(), reader)
+        check_map(directory / NAMED_FILES["pt"][1], {name: tensor.file for name, tensor in tensors.items()})
+        return tensors
+
+
+def _load(file: Path) -> dict[str, Any]:
+    try:
+        with file.open("rb") as opened:
+            is_zip = opened.read(4) == b"PK\x03\x04"  # what PyTorch 1.6 and later write, and only that can be mapped
+        loaded = torch.load(file, map_location="cpu", mmap=is_zip, weights_only=True)
+    except UnpicklingError:
+        raise CheckpointError(
+            f"{file} holds more than tensors, and what it holds could run code: it is not read. Save the weights as "
+            "safetensors",
+            param="model",
+        ) from None
+    except Exception as error:  # of what is no such file, unpickling raises anything
+        reason = (str(error).splitlines() or [""])[0]
+        raise CheckpointError(f"cannot read {file}: {type(error).__name__} {reason}".rstrip(), param="model") from None
+    if not isinstance(loaded, dict):
+        raise CheckpointError(f"{file} holds a {type(loaded).__name__}, not tensors by name", param="model")
+    return loaded

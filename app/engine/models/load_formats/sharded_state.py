@@ -1,0 +1,125 @@
+"""Sharded state: what each rank of one layout (TP, PP) holds, in files of its own, which it reads without a cut.
+
+Rank r has `model-rank-R-part-P.safetensors`, under the names of Manta's own parameters; `sharded_state.json` says for
+which layout they were saved. The idea and the files' names are vLLM's (`load_format=sharded_state`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from app.engine.layers.context import BuildContext
+from app.engine.layers.weight import expect_shape
+from app.engine.models.base import EngineModel
+from app.engine.models.kv_scales import take_kv_scales
+from app.engine.models.load_formats.base import LoadFormat, LoadRequest, listed, named, targets
+from app.engine.models.load_formats.safetensors import open_files
+from app.engine.models.reader import Reader
+from app.engine.weight_files import SHARDED_MANIFEST
+from app.errors import CheckpointError, ConfigError
+
+MOST_FILE_BYTES = 5 << 30
+
+
+@dataclass(slots=True, frozen=True)
+class Layout:
+    """How a model is laid over ranks: layers a stage, ranks a stage."""
+
+    tensor_parallel_size: int
+    pipeline_parallel_size: int
+    pipeline_partition: tuple[int, ...]
+
+    def __str__(self) -> str:
+        stages = "+".join(map(str, self.pipeline_partition))
+        return f"TP {self.tensor_parallel_size} x PP {self.pipeline_parallel_size} (layers {stages})"
+
+    def save(self, directory: Path) -> None:
+        """Written last: a directory without it is not complete."""
+        (directory / SHARDED_MANIFEST).write_text(json.dumps(asdict(self), indent=2) + "\n")
+
+    @classmethod
+    def read(cls, directory: Path) -> Layout:
+        """CheckpointError where the directory has none."""
+        file = directory / SHARDED_MANIFEST
+        try:
+            fields = json.loads(file.read_text())
+            return cls(**{**fields, "pipeline_partition": tuple(fields["pipeline_partition"])})
+        except FileNotFoundError:
+            raise CheckpointError(
+                f"{directory} holds no {SHARDED_MANIFEST}: save it with `manta save-sharded`", param="load_format"
+            ) from None
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise CheckpointError(f"cannot read {file}: {error!r}", param="model") from None
+
+    def check(self, ctx: BuildContext, directory: Path) -> None:
+        """ConfigError where this rank's place is none of this layout."""
+        groups = ctx.groups
+        sizes = (groups.tp.size, groups.pp.size) == (self.tensor_parallel_size, self.pipeline_parallel_size)
+        if sizes and (ctx.stage_layers is None or len(ctx.stage_layers) == self.pipeline_partition[groups.pp.rank]):
+            return
+        here = f"TP {groups.tp.size} x PP {groups.pp.size}"
+        layers = "" if ctx.stage_layers is None else f" ({len(ctx.stage_layers)} layers in stage {groups.pp.rank})"
+        raise ConfigError(
+            f"{directory} was saved for {self}, this is {here}{layers}: set tensor_parallel_size, "
+            "pipeline_parallel_size and pipeline_partition as then, or save it again with `manta save-sharded`",
+            param="tensor_parallel_size",
+        )
+
+
+class ShardedState(LoadFormat):
+    """Reads what `save_rank` wrote."""
+
+    def fill(self, model: EngineModel, request: LoadRequest) -> None:
+        """ConfigError names the layout of the directory where this is another."""
+        Layout.read(request.directory).check(request.ctx, request.directory)
+        reader = Reader()
+        tensors = open_files(_files(request), reader)
+        tensors = take_kv_scales(model, tensors, targets(model).keys())
+        parameters = dict(model.named_parameters())
+        if parameters.keys() != tensors.keys():
+            odd = sorted(parameters.keys() ^ tensors.keys())
+            raise CheckpointError(
+                f"the sharded state in {request.directory} is of another model: {listed(odd)}", param="model"
+            )
+        for name, parameter in parameters.items():
+            with named(tensors[name]):
+                expect_shape(tensors[name], *parameter.shape)
+            tensors[name].read_into(parameter.data)
+        reader.read()
+
+
+def save_rank(model: nn.Module, ctx: BuildContext, directory: Path, scales: dict[str, torch.Tensor]) -> None:
+    """Write what this rank's filled model holds. `scales` are those of the KV cache, under the checkpoint's names."""
+    held = {name: parameter.data for name, parameter in model.named_parameters()}
+    for number, part in enumerate(_parts({**held, **scales})):
+        save_file(part, directory / f"model-rank-{_rank(ctx)}-part-{number}.safetensors", {"format": "pt"})
+
+
+def _parts(tensors: dict[str, torch.Tensor]) -> Iterator[dict[str, torch.Tensor]]:
+    """Files of a size that any file system takes."""
+    part: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        if part and sum(other.nbytes for other in part.values()) + tensor.nbytes > MOST_FILE_BYTES:
+            yield part
+            part = {}
+        part[name] = tensor
+    yield part
+
+
+def _rank(ctx: BuildContext) -> int:
+    return ctx.groups.pp.rank * ctx.groups.tp.size + ctx.groups.tp.rank
+
+
+def _files(request: LoadRequest) -> list[Path]:
+    pattern = f"model-rank-{_rank(request.ctx)}-part-*.safetensors"
+    files = sorted(request.directory.glob(pattern))
+    if not files:
+        raise CheckpointError(f"{request.directory} holds no {pattern}", param="model")
+    return files

@@ -1,0 +1,82 @@
+"""Saves a model as its ranks hold it, so that each rank of that layout reads nothing but its own file.
+
+One process makes all ranks' models, one after another on the CPU: what a rank holds follows from its number alone.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from app.config import EngineConfig
+from app.engine.attention.backend import select_attention
+from app.engine.distributed.parallel_groups import ParallelGroups, RankGroup
+from app.engine.layers.context import BuildContext
+from app.engine.model_info import ModelInfo, fetch_model_weights
+from app.engine.models.kv_scales import find_kv_scales
+from app.engine.models.load_formats import open_checkpoint
+from app.engine.models.load_formats.base import targets
+from app.engine.models.load_formats.sharded_state import Layout, save_rank
+from app.engine.models.loader import fill_model, fill_pooling_model
+from app.engine.parallel_plan import refuse_stages, stage_layers
+from app.engine.quantization import select_quantization
+from app.engine.worker.device import DTYPES, select_dtype
+from app.errors import ConfigError
+
+CPU = torch.device("cpu")
+WEIGHTS = shutil.ignore_patterns("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.index.json", ".*")
+
+
+def save_sharded(config: EngineConfig, output: Path, done: Callable[[int], object] = lambda rank: None) -> None:
+    """Write every rank's state and the model's other files into `output`; `done` hears of each rank.
+
+    ConfigError where `output` is not empty; else as a start with this configuration.
+    """
+    info = ModelInfo.of(config)
+    fetch_model_weights(config, info)
+    pools = info.runner(config.runner) == "pooling"
+    if pools:
+        refuse_stages(config)
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise ConfigError(f"{output} is not empty: name a new directory", param="output")
+    stored = open_checkpoint(info.directory)
+    shutil.copytree(info.directory, output, ignore=_of_top(info.directory), dirs_exist_ok=True)
+    fill = fill_pooling_model if pools else fill_model
+    for rank, ctx in enumerate(rank_contexts(config, info)):
+        model = fill(info, ctx, config.load_format, config.seed)
+        scales = {name: stored[name].whole() for name in find_kv_scales(stored, targets(model).keys())}
+        save_rank(model, ctx, output, scales)
+        done(rank)
+    stages = stage_layers(info.num_layers, config.pipeline_parallel_size, config.pipeline_partition)
+    partition = tuple(len(layers) for layers in stages)
+    Layout(config.tensor_parallel_size, config.pipeline_parallel_size, partition).save(output)
+
+
+def _of_top(directory: Path) -> Callable[[str, list[str]], set[str]]:
+    """Leave out the weights of the model itself; its folders (dense layers of sentence-transformers) stay whole."""
+    return lambda folder, names: WEIGHTS(folder, names) if Path(folder) == directory else set()
+
+
+def rank_contexts(config: EngineConfig, info: ModelInfo) -> Iterator[BuildContext]:
+    """Contexts of all ranks, in their order."""
+    name = info.dtype if config.dtype == "auto" and info.dtype in DTYPES else config.dtype
+    dtype, _ = select_dtype(name, CPU, info)
+    quantization, _ = select_quantization(None, info.hf_config.get("quantization_config") or {}, CPU, dtype)
+    attention, _ = select_attention("torch", CPU)
+    stages = stage_layers(info.num_layers, config.pipeline_parallel_size, config.pipeline_partition)
+    length = config.max_model_len or info.max_position_embeddings
+    for stage, layers in enumerate(stages):
+        for rank in range(config.tensor_parallel_size):
+            groups = ParallelGroups(tp=_group(rank, config.tensor_parallel_size), pp=_group(stage, len(stages)))
+            yield BuildContext(dtype, CPU, length, attention, groups, layers, quantization)
+
+
+def _group(rank: int, size: int) -> RankGroup:
+    """Loading sends nothing to other ranks, so none need be there."""
+    if size == 1:
+        return RankGroup()
+    return RankGroup(rank, size, dist.ProcessGroup(dist.HashStore(), rank, size))  # type: ignore[attr-defined]

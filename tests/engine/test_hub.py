@@ -1,0 +1,112 @@
+"""A model by its name on a hub, from a local server of the hub's HTTP API: only what is needed is downloaded, once."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+
+from app import LLM, SamplingParams
+from app.config import EngineConfig
+from app.engine import hub
+from app.engine.kv_cache.model_revision import model_revision
+from app.engine.model_info import ASSETS, ModelInfo, fetch_model_weights
+from app.errors import CheckpointError, ConfigError
+from tests.engine.hub_mirror import COMMIT, TOKEN, Mirror, served
+
+MODEL = "org/model"
+
+
+@pytest.fixture
+def mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mirror]:
+    directory = Path(shutil.copytree(ASSETS / "tiny-chat", tmp_path / "repository"))
+    for name in ("modeling_tiny.py", "pytorch_model.bin", "onnx/model.onnx", "onnx/config.json", "README.md"):
+        (directory / name).parent.mkdir(exist_ok=True)
+        (directory / name).write_text("{}")
+    for name in ("HF_TOKEN", "HF_HUB_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)  # it is read when that is imported
+    hub.fetch_description.cache_clear()
+    with served(directory) as mirror:
+        monkeypatch.setenv("HF_ENDPOINT", mirror.url)
+        yield mirror
+    hub.fetch_description.cache_clear()
+
+
+def config(tmp_path: Path, model: str = MODEL, **options: str) -> EngineConfig:
+    return EngineConfig.model_validate({"model": model, "download_dir": str(tmp_path / "cache"), **options})
+
+
+def test_a_hubs_model_answers_as_its_directory_does(mirror: Mirror, tmp_path: Path) -> None:
+    options = {"num_blocks": 64, "max_num_seqs": 4}
+    params = SamplingParams(temperature=0, max_tokens=8)
+    answers = []
+    for model, where in ((MODEL, {"download_dir": str(tmp_path / "cache")}), ("tiny-chat", {})):
+        with LLM(model, **options, **where) as llm:
+            answers.append(llm.generate("The capital of France", params, use_tqdm=False)[0].outputs[0].token_ids)
+    assert answers[0] == answers[1]
+    wanted = {path.name for path in (ASSETS / "tiny-chat").iterdir()}
+    assert set(mirror.downloaded) == {name for name in wanted if name.endswith((".json", ".jinja", ".safetensors"))}
+    assert len(mirror.downloaded) == len(set(mirror.downloaded))
+
+
+def test_a_host_process_downloads_no_weights(mirror: Mirror, tmp_path: Path) -> None:
+    info = ModelInfo.of(config(tmp_path))
+    assert info.directory.name == COMMIT
+    assert "model.safetensors" not in mirror.downloaded
+    before = model_revision(info, config(tmp_path))
+    fetch_model_weights(config(tmp_path), info)
+    assert mirror.downloaded.count("model.safetensors") == 1
+    assert model_revision(info, config(tmp_path)) == before  # the same on nodes with and without weights
+
+
+def test_bin_files_where_there_is_nothing_better(mirror: Mirror, tmp_path: Path) -> None:
+    (mirror.directory / "model.safetensors").unlink()
+    info = ModelInfo.of(config(tmp_path))
+    fetch_model_weights(config(tmp_path), info)
+    assert (info.directory / "pytorch_model.bin").is_file()
+    (mirror.directory / "pytorch_model.bin").unlink()
+
+
+def test_what_is_downloaded_serves_without_a_network(
+    mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = ModelInfo.of(config(tmp_path))
+    hub.fetch_description.cache_clear()
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    requests = mirror.requests
+    assert ModelInfo.of(config(tmp_path)).directory == info.directory
+    with pytest.raises(CheckpointError, match="HF_HUB_OFFLINE forbids"):  # its weights are not there
+        fetch_model_weights(config(tmp_path), info)
+    assert mirror.requests == requests
+
+
+def test_gated_models_need_the_token(mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(CheckpointError, match=r"'org/gated': gated on .*HF_TOKEN"):
+        ModelInfo.of(config(tmp_path, "org/gated"))
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    assert ModelInfo.of(config(tmp_path, "org/gated")).vocab_size > 0
+
+
+def test_mistakes_are_named(mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(CheckpointError, match=r"'org/other': no such path, and no such repository on http"):
+        ModelInfo.of(config(tmp_path, "org/other"))
+    with pytest.raises(CheckpointError, match=r"has no revision 'v9'") as caught:
+        ModelInfo.of(config(tmp_path, revision="v9"))
+    assert caught.value.param == "revision"
+    assert ModelInfo.of(config(tmp_path, revision="v1")).directory.name == COMMIT
+    with pytest.raises(ConfigError, match="revision=v1: model 'tiny-chat' is a directory"):
+        ModelInfo.of(config(tmp_path, "tiny-chat", revision="v1"))
+    hub.fetch_description.cache_clear()
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(CheckpointError, match=r"not downloaded yet, and http://127\.0\.0\.1:9 cannot be reached"):
+        ModelInfo.of(config(tmp_path / "empty"))
+
+
+def test_a_path_is_no_name_of_a_hub(tmp_path: Path) -> None:
+    assert [hub.is_hub_id(name) for name in ("a/b", "/a/b", "./a", "a", "a/b/c", "~/a", "../b", str(tmp_path))] == [
+        True, False, False, False, False, False, False, False,
+    ]  # fmt: skip

@@ -1,0 +1,43 @@
+"""Sharded state: what is written beside the weights, and what is refused; what ranks hold: models/load_formats/."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from app.cli import main
+from app.config import EngineConfig
+from app.engine.layers.attention import Attention
+from app.engine.worker.save_sharded import save_sharded
+from tests.engine.models.load_formats.formats import contexts, fill
+from tests.tiny_models import tiny_model
+
+SHAPE: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+
+
+def test_the_command_saves_what_can_be_served(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, output = tiny_model("llama", **SHAPE), tmp_path / "out"
+    assert main(["save-sharded", str(source), str(output), "--tensor-parallel-size", "2"]) == 0
+    assert f"manta serve {output} --tensor-parallel-size 2" in capsys.readouterr().out
+    assert (output / "config.json").read_bytes() == (source / "config.json").read_bytes()
+    assert main(["save-sharded", str(source), str(output)]) == 2
+    assert "is not empty" in capsys.readouterr().err
+
+
+def test_scales_of_a_quantized_cache_come_along(tmp_path: Path) -> None:
+    source = Path(shutil.copytree(tiny_model("llama", **SHAPE), tmp_path / "source"))
+    scales = {f"model.layers.{layer}.self_attn.k_scale": torch.tensor([0.5, 2.0]) + layer for layer in range(2)}
+    save_file({**load_file(source / "model.safetensors"), **scales}, source / "model.safetensors")
+    sizes = {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}
+    save_sharded(EngineConfig(model=str(source), **sizes), tmp_path / "out")
+    for rank, ctx in enumerate(contexts(source, 2, 2)):
+        model = fill(tmp_path / "out", ctx=replace(ctx, kv_dtype=torch.float8_e4m3fn))
+        (layer,) = (module for module in model.modules() if isinstance(module, Attention))
+        assert layer.kv_scales is not None
+        assert layer.kv_scales[0].tolist() == [(0.5, 2.0)[rank % 2] + rank // 2]
