@@ -383,6 +383,12 @@ class ModelConfig(Frozen):
         "reasoning stays in the content.",
     )
     slo: SloConfig = SloConfig()
+    canary_interval_s: float = Field(
+        5.0,
+        ge=0,
+        description="A replica that has given no output for so long asks itself for one token, so that /ready knows "
+        "whether it still answers; 0: never.",
+    )
     health_check_period_s: float = Field(2.0, gt=0, description="How often Serve asks a replica for its health.")
     graceful_shutdown_timeout_s: float = Field(
         30.0,

@@ -8,6 +8,7 @@
     |- ModelNotFoundError           404
     |- OverloadedError              429
     |- EngineDeadError              503  the replica is gone or cannot make progress
+    |- NotReadyError                503  said by /ready: requests are better sent elsewhere
     |- PoisonedRequestError         500  engines died with it, one after another
     |- ConfigError                  (start-up) names the option and what to change
     `- CheckpointError              (start-up) names the file or the tensor
@@ -102,6 +103,14 @@ class EngineDeadError(MantaError):
     status = 503
     type = "service_unavailable_error"
     code = "engine_unavailable"
+
+
+class NotReadyError(MantaError):
+    """This server should be sent nothing at the moment."""
+
+    status = 503
+    type = "service_unavailable_error"
+    code = "not_ready"
 
 
 class PoisonedRequestError(MantaError):

@@ -51,6 +51,9 @@ class _NoMetrics:
     def record_finished(self, timings: RequestTimings) -> None:
         """Nothing is recorded."""
 
+    def record_phases(self, schedule_s: float, wait_s: float, update_s: float) -> None:
+        """Nobody asks."""
+
 
 @serve.deployment
 class PlainEngine:

@@ -26,7 +26,7 @@ ROWS: tuple[tuple[tuple[str, ...], ...], ...] = (
         ("app.engine",),
         ("app.text", "app.beams", "app.engine.structured"),
         ("app.engine.scheduler.request", "app.engine.kv_cache.block_hash"),
-        ("app.engine.kv_cache.kv_events",),
+        ("app.engine.kv_cache.kv_events", "app.engine.kv_cache.block_residency"),
         ("app.engine.kv_connector",),
         ("app.engine.stats", "app.engine.kv_cache"),
         ("app.engine.scheduler",),
@@ -57,7 +57,7 @@ ROWS: tuple[tuple[tuple[str, ...], ...], ...] = (
         ("app.api",),
         ("app.api.chat", "app.api.idempotency"),
         ("app.api.openai", "app.api.anthropic", "app.api.pooling", "app.api.batches", "app.api.pages"),
-        ("app.api.debug", "app.api.app"),
+        ("app.api.debug", "app.api.fleet", "app.api.app"),
     ),
     (
         ("app.deployments.channel.wire", "app.deployments.start_errors", "app.deployments.serve_logs", "app.offline"),

@@ -32,10 +32,10 @@ that the route speaks: OpenAI's `{"error": {"message", "type", "param", "code"}}
 `{"type": "error", "error": {"type", "message"}, "request_id"}`. Every answer carries the server's name for the request
 in `x-request-id` and `request-id`.
 
-Where the server has API keys, every route but `/health`, `/ping` and the pages (`/`, `/status`) asks for one, as
-`Authorization: Bearer KEY` or `x-api-key: KEY`. Keys come from `ingress.api_keys_file` (one a line, `[tenant=]key` or
-`[tenant=]sha256:HEX`), from `ingress.api_key_hashes`, and from the environment of the ingress replicas
-(`MANTA_API_KEYS`, `MANTA_API_KEYS_FILE`). Tenants share neither cached prefixes nor kept responses.
+Where the server has API keys, every route but `/health`, `/live`, `/ready`, `/ping` and the pages (`/`, `/status`) asks
+for one, as `Authorization: Bearer KEY` or `x-api-key: KEY`. Keys come from `ingress.api_keys_file` (one a line,
+`[tenant=]key` or `[tenant=]sha256:HEX`), from `ingress.api_key_hashes`, and from the environment of the ingress
+replicas (`MANTA_API_KEYS`, `MANTA_API_KEYS_FILE`). Tenants share neither cached prefixes nor kept responses.
 
 The routes that generate (chat, completions, responses, messages, `/v1/chat/completions/batch` and
 `/inference/v1/generate`) heed the header `Idempotency-Key`: a request that is sent again with its key gets the first

@@ -85,6 +85,16 @@ BOARDS: dict[str, tuple[Panel, ...]] = {
         gauge("Requests that run", "vllm:num_requests_running", "model_name"),
         gauge("Requests that wait", "vllm:num_requests_waiting", "model_name"),
         gauge("Requests in each ingress", "manta:ingress_requests", "ingress", where=""),
+        Panel("Service level objectives attained", "percentunit",
+              ((f"avg by (model_name, slo) (manta:slo_attainment{{{ENGINE}}})", "{{model_name}} {{slo}}"),)),
+        Panel("Requests by objective met", "reqps",
+              ((f"sum by (slo, met) (rate(manta:slo_requests_total{{{ENGINE}}}[$__rate_interval]))",
+                "{{slo}}: {{met}}"),)),
+        rate("Goodput", "manta:goodput_tokens_total", "model_name", "tps"),
+        rate("Tokens of tenants", "manta:tenant_tokens_total", "tenant", "tps"),
+        rate("HTTP answers", "http_requests_total", "status", where=""),
+        quantiles("Time of HTTP requests", "http_request_duration_seconds", "handler", where=""),
+        Panel("Uptime", "s", (("time() - min by (ingress) (process_start_time_seconds)", "{{ingress}}"),)),
     ),
     "routing": (
         rate("Choices, by what informed them", "manta:ingress_routes_total", "level", where=""),
@@ -121,6 +131,9 @@ BOARDS: dict[str, tuple[Panel, ...]] = {
         rate("Bytes to host memory", "manta:kv_host_stored_bytes_total", "engine", "Bps"),
         rate("Bytes from host memory", "manta:kv_host_loaded_bytes_total", "engine", "Bps"),
         quantiles("Prompt tokens of a request", "vllm:request_prompt_tokens", unit="short"),
+        quantiles("Life of a KV block", "vllm:kv_block_lifetime_seconds", "engine"),
+        quantiles("Idle time before eviction", "vllm:kv_block_idle_before_evict_seconds", "engine"),
+        quantiles("Between two uses of a cached block", "vllm:kv_block_reuse_gap_seconds", "engine"),
     ),
     "failover": (
         gauge("Replicas that each ingress reaches", "manta:ingress_channels", "ingress", where=""),
@@ -133,6 +146,8 @@ BOARDS: dict[str, tuple[Panel, ...]] = {
         rate("Choices without the Router", "manta:ingress_route_fallbacks_total", "ingress", where=""),
         rate("KV events that were missing", "manta:router_event_gaps_total", "model_name", "ops", MODEL),
         gauge("Replicas that the Router hears", "manta:router_feeds", "model_name", where=MODEL),
+        gauge("Silence of each replica", "manta:canary_age_seconds", "engine", "s"),
+        gauge("Engines by state of sleep", "vllm:engine_sleep_state", "sleep_state"),
     ),
     "engine": (
         rate("Steps", "vllm:iteration_tokens_total_count", "engine", "ops"),
@@ -149,6 +164,9 @@ BOARDS: dict[str, tuple[Panel, ...]] = {
         mean("Most tokens a request asked for", "vllm:request_params_max_tokens", unit="short"),
         mean("Choices of a request", "vllm:request_params_n", unit="short"),
         mean("Preemptions of a request", "vllm:request_num_preemptions", unit="short"),
+        mean("Prompt tokens computed for a request", "vllm:request_prefill_kv_computed_tokens", unit="short"),
+        rate("Prompt tokens by source", "vllm:prompt_tokens_by_source_total", "source", "tps"),
+        mean("Time of a step by phase", "manta:step_seconds", "phase"),
     ),
 }  # fmt: skip
 

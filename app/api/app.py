@@ -65,7 +65,9 @@ def create_app(
 
 def _own_routes(app: FastAPI) -> Post:
     """Posts to the app's own routes, in the name of a tenant that has been let in."""
-    routes = RequestContext(ExceptionMiddleware(AsyncExitStackMiddleware(app.router), app.exception_handlers))
+    routes = RequestContext(
+        ExceptionMiddleware(AsyncExitStackMiddleware(app.router), app.exception_handlers), is_counted=False
+    )
 
     async def post(path: str, payload: bytes, tenant: str) -> Answer:
         work, scope = RequestWork(app.state.work_pool, tenant), {"app": app, "state": {"tenant": tenant}}

@@ -32,7 +32,7 @@ ANONYMOUS = ""  # the tenant of a server without keys
 
 _TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_OPEN_PATHS = frozenset({"/health", "/ping", "/", "/status"})
+_OPEN_PATHS = frozenset({"/health", "/live", "/ready", "/ping", "/", "/status"})
 _OPEN_FOLDER = "/pages/"  # the files of the pages, which ask for the key
 
 

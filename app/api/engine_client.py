@@ -18,6 +18,7 @@ from app.engine.pooling.info import PoolingInfo
 from app.engine.request import EngineRequest
 from app.engine.request_bounds import RequestBounds
 from app.errors import MantaError
+from app.telemetry.request_record import GenerationRecord
 from app.text.chat_template import ChatTemplate
 from app.text.tokenizer import Tokenizer
 
@@ -77,6 +78,7 @@ class RouteInfo:
     replica_id: str | None = None
     place: PromptPlace = field(default_factory=PromptPlace)
     extra: dict[str, str] = field(default_factory=dict)
+    record: GenerationRecord | None = None  # what the request's log line and spans are made of
 
 
 @dataclass(slots=True, frozen=True)

@@ -7,9 +7,7 @@ Pure ASGI: nothing is copied or buffered.
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
-import time
 import uuid
 from collections import Counter
 from collections.abc import Mapping
@@ -19,16 +17,15 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.api.errors import BodyTimeoutError, BodyTooLargeError, HeadersTooLargeError, as_manta_error, error_response
+from app.api.request_log import begin_record, end_record
 from app.config import RequestLimits
 from app.errors import OverloadedError
-
-access_log = logging.getLogger("manta.access")
+from app.telemetry.request_record import CURRENT
 
 _SAFE_ID = re.compile(r"[\x21-\x7e]{1,256}")
 NO_STATUS = 499  # the client left before there was a status
 _NO_PATHS: Mapping[str, int] = MappingProxyType({})
 SMALL_BODY_BYTES = 1 << 16
-QUIET_PATHS = frozenset({"/health", "/ping", "/load", "/metrics"})
 
 
 def new_request_id(given: str | None) -> str:
@@ -39,17 +36,20 @@ def new_request_id(given: str | None) -> str:
 class RequestContext:
     """Gives each request an id (`x-request-id`, echoed), turns surprises into a 500, and writes the access log."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, *, is_counted: bool = True) -> None:
+        """`is_counted`: the metrics of HTTP requests count what passes."""
         self._app = app
+        self._is_counted = is_counted
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        started = time.perf_counter()
-        state = scope.setdefault("state", {})
-        state["request_id"] = new_request_id(Headers(scope=scope).get("x-request-id"))
+        state, headers = scope.setdefault("state", {}), Headers(scope=scope)
+        state["request_id"] = new_request_id(headers.get("x-request-id"))
+        record = begin_record(scope, headers)
+        CURRENT.set(record)  # each request has a context of its own
         status = NO_STATUS
 
         async def send_with_id(message: Message) -> None:
@@ -69,10 +69,8 @@ class RequestContext:
                 raise
             await error_response(as_manta_error(error), scope)(scope, receive, send_with_id)
         finally:
-            if scope["path"] not in QUIET_PATHS:
-                elapsed_ms = (time.perf_counter() - started) * 1e3
-                line = (scope["method"], scope["path"], status, elapsed_ms, state["request_id"])
-                access_log.info("%s %s %d %.1f ms %s", *line)
+            if record is not None:
+                end_record(record, scope, status, is_counted=self._is_counted)
 
 
 class HeaderLimit:

@@ -1,4 +1,4 @@
-"""Routes about the server itself: /health, /ping, /load, /metrics, /version."""
+"""Routes about the server itself: /health, /live, /ping, /load, /metrics, /version."""
 
 from __future__ import annotations
 
@@ -23,6 +23,11 @@ def service_routes(client: EngineClient) -> APIRouter:
         if not await client.is_healthy():
             raise EngineDeadError("no replica of some model can make progress")
         return JSONResponse({"status": "ok"})
+
+    @router.get("/live")
+    async def live() -> JSONResponse:
+        """200 as long as this process answers, whatever becomes of the engines and while it drains: for liveness."""
+        return JSONResponse({"status": "alive"})
 
     for method in ("GET", "POST"):  # SageMaker asks by either
         router.add_api_route("/ping", health, methods=[method], description="As /health.", name=f"ping_{method}")

@@ -14,6 +14,7 @@ from app.engine.outputs import EngineOutput
 from app.engine.pooling.params import PoolingParams
 from app.engine.request import EngineRequest
 from app.errors import PoisonedRequestError
+from app.telemetry.request_record import GenerationRecord, Leg
 
 MAX_DEATHS = 2  # of replicas under a request; then it runs once more, alone
 OUTLIVED_TOKENS = 32  # so much further than when a replica died, alone: others may join it, and the next has its turn
@@ -24,11 +25,14 @@ MAX_QUARANTINED = 256
 class Continuation:
     """One request on its way over one replica or several."""
 
-    def __init__(self, request: EngineRequest) -> None:
+    def __init__(self, request: EngineRequest, record: GenerationRecord | None = None) -> None:
         self.num_deaths = 0
         self.left: dict[str, str] = {}  # channels that were lost or refused it, with their replicas
         self.lost_at: float | None = None  # monotonic; while nothing has come since it left a replica
         self.refused_at: float | None = None  # monotonic; the first of the refusals since its last output
+        self.leg = Leg(time.monotonic(), 0.0, "")  # the replica that has it, or is being looked for
+        self.is_silent = True  # nothing has come from that one
+        self.record = record or GenerationRecord("", request.request_id, len(request.prompt_token_ids))
         self._request = request
         self._output: list[int] = []
         self._had_come = 0  # tokens, at the last death
@@ -53,6 +57,32 @@ class Continuation:
     def request(self) -> EngineRequest:
         """What to ask the next replica for: the rest of it."""
         return replace(self._request, output_token_ids=list(self._output)) if self._output else self._request
+
+    def looks(self) -> None:
+        """A replica is being looked for."""
+        self.leg = Leg(time.monotonic(), 0.0, "", num_before=len(self._output))
+
+    def sent(self, replica_id: str, at: float) -> None:
+        """That replica was chosen for it at `at`, and has taken it."""
+        self.leg.replica_id, self.leg.sent_at, self.is_silent = replica_id, at, True
+        self.record.legs.append(self.leg)
+
+    def speaks(self, output: EngineOutput) -> None:
+        """The first output of that replica has come."""
+        self.is_silent = False
+        self.leg.first_at = time.monotonic()
+        self.leg.queue_s = output.queue_time_s
+        self.leg.num_cached_tokens = output.num_cached_tokens
+
+    def left_replica(self, last: EngineOutput | None, reason: str) -> None:
+        """It has ended at that replica, with that output if any, or has left it; `reason` counts without one."""
+        self.record.num_output_tokens = len(self._output)
+        if last is not None and last.finish_reason is not None:
+            reason = last.finish_reason
+        self.record.finish_reason = reason
+        if self.leg.ended_at is None:
+            self.leg.ended_at = time.monotonic()
+            self.leg.times = None if last is None else last.times
 
     def took(self, output: EngineOutput) -> None:
         """The client is given this output."""

@@ -60,19 +60,23 @@ class Dispatcher:
         Raises EngineDeadError when no replica can take it, PoisonedRequestError, and what the engine refuses it with.
         """
         self._quarantine.check(request)
-        way = Continuation(request)
+        way = Continuation(request, route.record)
         while True:
+            way.looks()
             channel = await self._choose(way, route)
+            chosen_at = time.monotonic()
             stream: RequestStream | None = None
+            output: EngineOutput | None = None
             try:
                 stream = await channel.submit(way.request)
                 route.replica_id = channel.replica_id
+                way.sent(channel.replica_id, chosen_at)
                 async for output in stream.outputs():
                     if output.finish_reason == "abort":  # nobody here has asked for that
                         way.left[channel.channel_id] = channel.replica_id
                         raise RequestMovedError(f"engine replica {channel.replica_id} gave the request up")
-                    if way.lost_at is not None:
-                        self._goes_on(way)
+                    if way.is_silent:
+                        self._goes_on(way, output)
                     way.took(output)
                     if way.has_outlived:
                         self._seclusion.leave(way)
@@ -89,7 +93,9 @@ class Dispatcher:
                 await asyncio.sleep(RETRY_S)
             finally:
                 if stream is not None:
-                    stream.close(cast(FinishReason, route.extra.get(ENDED_BY, "abort")))
+                    ended_by = cast(FinishReason, route.extra.get(ENDED_BY, "abort"))
+                    stream.close(ended_by)
+                    way.left_replica(output, ended_by)
                 self._seclusion.leave(way)
 
     def _note_loss(self, way: Continuation, channel: ChannelClient, error: EngineDeadError, *, ran: bool) -> None:
@@ -101,12 +107,16 @@ class Dispatcher:
             return  # a refusal
         self._recorder.increment("manta:ingress_migrations_total", 1.0, "lost" if died else "moved")
         way.lost(died=died)
+        if ran:
+            way.leg.left_because = "lost" if died else "moved"
         if died and self._seclusion.holds(way):
             raise self._quarantine.add(way.request) from error
 
-    def _goes_on(self, way: Continuation) -> None:
-        """The first output since the loss."""
-        assert way.lost_at is not None
+    def _goes_on(self, way: Continuation, output: EngineOutput) -> None:
+        """The first output of a replica, maybe since the loss of another one."""
+        way.speaks(output)
+        if way.lost_at is None:
+            return
         self._recorder.observe("manta:ingress_migration_stall_seconds", time.monotonic() - way.lost_at)
         way.lost_at = None
 
@@ -135,10 +145,13 @@ class Dispatcher:
         decision = await self._router.place(self._pool.model, way.request, self._pool.load, excluded)
         if decision is not None and decision.replica_id in live:
             replica_id, level = decision.replica_id, decision.level
+            if (load := self._pool.load) is not None:
+                way.leg.num_hit_tokens = sum(decision.match) * load.block_size
             self._pool.routed(replica_id, query)
         else:
             self._recorder.increment("manta:ingress_route_fallbacks_total")
             replica_id = self._pool.choose(query, live)
+        way.leg.level = level
         self._recorder.increment("manta:ingress_routes_total", 1.0, level)
         return replica_id
 

@@ -23,12 +23,14 @@ from app.api.engine_client import ReplicaAnswer
 from app.api.work_pool import WorkPool
 from app.config import EngineConfig, IngressConfig, ModelConfig, RouterConfig
 from app.deployments.autoscaling.figures import engine_figures
+from app.deployments.canary import GENERATE_ONE, Canary
 from app.deployments.channel.channel_hub import ChannelHub, TokenChannel
 from app.deployments.channel.feed_hub import FeedHub
 from app.deployments.channel.wire import LoadReport, decode_control
 from app.deployments.cluster_secret import load_block_hash_key
 from app.deployments.engine_factory import EngineFactory, ReplicaEngine, create_engine
 from app.deployments.engine_metrics import EngineMetrics
+from app.deployments.ray_metrics import RayMirror
 from app.deployments.serve_logs import log_to_serve_files
 from app.deployments.stall_watch import StallWatch
 from app.deployments.start_errors import logs_start_error
@@ -37,6 +39,8 @@ from app.engine.kv_cache.kv_events import KVEventLog
 from app.engine.kv_cache.model_revision import model_revision
 from app.engine.model_info import ModelInfo
 from app.engine.outputs import EngineOutput
+from app.engine.pooling.info import pooling_info
+from app.engine.pooling.params import PoolingParams
 from app.engine.request import EngineRequest
 from app.engine.sampling_params import SamplingParams
 from app.engine.worker_info import WorkerInfo
@@ -79,7 +83,8 @@ class EngineReplica:
             MetricsRecorder(
                 {"model_name": model.name, "engine": str(self._index)},
                 max_tokens=model.engine.max_model_len or 1 << 20,
-            )
+            ),
+            model.slo,
         )
         # Grammars are compiled one at a time; those that wait must not hold up the rest.
         self._grammar_work = WorkPool(1, MAX_WAITING_GRAMMARS, MAX_WAITING_GRAMMARS // 4)
@@ -92,6 +97,9 @@ class EngineReplica:
         self._revision = await asyncio.to_thread(_revision, model.engine)
         max_model_len = await asyncio.to_thread(_max_model_len, model.engine)
         self._metrics.kv_cache(model.engine.block_size, info.num_blocks, max_model_len)
+        work = await asyncio.to_thread(_canary_work, model.engine)
+        self._canary = Canary(model.canary_interval_s, self._engine.add_request, work)
+        self._mirror = RayMirror(self._metrics.labels)
         self._busy = asyncio.Event()  # a request came: the heartbeat wakes from its idle pace
         self._exit_task: asyncio.Task[None] | None = None
         self._heartbeat_task = asyncio.create_task(self._heartbeats())
@@ -152,9 +160,9 @@ class EngineReplica:
             logger.exception("control call %s failed", name)
             return ReplicaAnswer(self.replica_id, error=MantaError(f"{name}: {type(error).__name__}: {error}"))
 
-    async def metrics_snapshot(self) -> bytes:
+    async def metrics_snapshot(self, target: str = "") -> bytes:
         """This replica's metrics, for any ingress to render."""
-        return self._metrics.snapshot(self._engine.stats())
+        return self._metrics.snapshot(self._engine.stats(), self._canary.age_s)
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Serve asks for it where the number of replicas follows the load."""
@@ -250,6 +258,8 @@ class EngineReplica:
         if errors:
             outputs = [output for output in outputs if output.finish_reason != "error"]
             self._loop.call_later(ERROR_GRACE_S, self._hub.dispatch, errors)
+        if outputs:
+            self._canary.heard()
         self._hub.dispatch(outputs)
 
     def _on_fatal(self, error: BaseException) -> None:
@@ -314,6 +324,9 @@ class EngineReplica:
             self._engine.check_health()
         except EngineDeadError as error:
             self._on_fatal(error)
+            return
+        self._canary.tick()
+        self._mirror.publish(self._metrics.refresh(self._engine.stats(), self._canary.age_s))
 
     def _report(self) -> LoadReport:
         stats = self._engine.stats()
@@ -334,6 +347,7 @@ class EngineReplica:
             max_num_seqs=self._model.engine.max_num_seqs,
             prefill_token_s=stats.prefill_token_s,
             decode_step_s=stats.decode_step_s,
+            answers=self._canary.answers,
             model_revision=self._revision,
         )
 
@@ -345,6 +359,12 @@ class EngineReplica:
 def _revision(config: EngineConfig) -> str:
     """What this engine's block hashes begin with; empty when it caches nothing. Reads files."""
     return model_revision(ModelInfo.of(config), config) if config.enable_prefix_caching else ""
+
+
+def _canary_work(config: EngineConfig) -> SamplingParams | PoolingParams:
+    """Something that the engine's model does. Reads files."""
+    pooling = pooling_info(config, ModelInfo.from_directory(config.model))
+    return GENERATE_ONE if pooling is None else PoolingParams(task=pooling.tasks[0])
 
 
 def _max_model_len(config: EngineConfig) -> int:

@@ -22,6 +22,7 @@ from fastapi import FastAPI
 from ray import serve
 
 from app.api.engine_client import ReplicaAnswer, RouteInfo, ServedModel
+from app.api.request_log import note_generation
 from app.api.served_models import load_served_model
 from app.config import ServeConfig
 from app.deployments.announcement import announce
@@ -34,6 +35,7 @@ from app.deployments.dispatcher import Dispatcher
 from app.deployments.haproxy import warn_of_lost_settings
 from app.deployments.metrics_collector import MetricsCollector
 from app.deployments.peers import Peers, Refused, SharedQuarantines
+from app.deployments.readiness import why_not_ready
 from app.deployments.router_client import RouterClient, route_arguments
 from app.deployments.routing.policies.base import EXPECTED_TOKENS, RouteQuery
 from app.deployments.routing.prompt_hasher import PromptHasher
@@ -45,8 +47,9 @@ from app.deployments.termination import Termination
 from app.deployments.waiting_room import WaitingRoom
 from app.engine.outputs import EngineOutput
 from app.engine.request import EngineRequest
-from app.errors import EngineDeadError, ModelNotFoundError, OverloadedError
+from app.errors import EngineDeadError, MantaError, ModelNotFoundError, OverloadedError
 from app.telemetry.metrics import MetricsRecorder
+from app.telemetry.tracing import Tracing
 
 PING_TIMEOUT_S = 2.0
 EXPLAIN_TIMEOUT_S = 2.0
@@ -59,6 +62,8 @@ logger = logging.getLogger("manta.ingress")
 
 class Ingress:
     """Implements EngineClient. `engines` and `router` are Serve handles."""
+
+    _tracing: Tracing | None = None
 
     @logs_start_error("the ingress")
     async def __init__(  # type: ignore[misc]  # Serve awaits an asynchronous constructor
@@ -121,6 +126,8 @@ class Ingress:
         from app.api.app import create_app
         from app.api.auth import ApiKeys
         from app.api.debug import debug_routes
+        from app.api.fleet import fleet_routes
+        from app.api.http_metrics import HttpMetrics
         from app.api.server_info import server_info_routes
 
         ingress = self._config.ingress
@@ -132,6 +139,9 @@ class Ingress:
         if ingress.admin:
             app.include_router(debug_routes(self, ingress.limits))
             app.include_router(server_info_routes(self._config))
+        app.include_router(fleet_routes(self))
+        app.state.tracing = self._tracing = Tracing.from_environment()
+        app.state.http_metrics = HttpMetrics(self._recorder)
         return app
 
     def _announce(self) -> asyncio.Task[None] | None:
@@ -150,17 +160,23 @@ class Ingress:
         served = self.models.get(model)
         if served is None:
             raise ModelNotFoundError(f"no model is served under the name {model!r}", param="model")
-        if self._num_requests >= self._config.ingress.limits.max_waiting_requests:
+        if self._is_full:
             self._recorder.increment("manta:ingress_rejections_total")
             raise OverloadedError(f"{self._num_requests} requests are in flight in this ingress replica; try later")
         if served.max_kv_tokens is None:  # the ingress opened without a replica of this model
             served.max_kv_tokens = self._pools[served.name].kv_tokens
+        route = route or RouteInfo()
+        route.record = note_generation(served.name, request)
         self._num_requests += 1
         self._idle.clear()
         try:
-            async with aclosing(self._dispatchers[served.name].outputs(request, route or RouteInfo())) as outputs:
+            async with aclosing(self._dispatchers[served.name].outputs(request, route)) as outputs:
                 async for output in outputs:
                     yield output
+        except MantaError as error:
+            if route.record is not None:
+                route.record.error = type(error).__name__
+            raise
         finally:
             self._num_requests -= 1
             if not self._num_requests:
@@ -179,6 +195,23 @@ class Ingress:
     async def is_healthy(self) -> bool:
         """True only if every served model has a replica that can make progress, or may sleep."""
         return all(pool.live() or self._may_sleep[name] for name, pool in self._pools.items())
+
+    def why_not_ready(self) -> str | None:
+        """See Fleet.why_not_ready."""
+        required = {name: pool for name, pool in self._pools.items() if not self._may_sleep[name]}
+        return why_not_ready(required, is_full=self._is_full, is_leaving=self._leaving is not None)
+
+    @property
+    def _is_full(self) -> bool:
+        return self._num_requests >= self._config.ingress.limits.max_waiting_requests
+
+    async def replica_names(self) -> list[str]:
+        """See Fleet.replica_names."""
+        return await self._metrics.names(self._pools)
+
+    async def replica_metrics(self, name: str) -> str | None:
+        """See Fleet.replica_metrics."""
+        return await self._metrics.one(name, self._pools)
 
     async def metrics_text(self) -> str:
         """The metrics of all engine, Router and ingress replicas."""
@@ -232,6 +265,8 @@ class Ingress:
         """Serve calls it once the replica is drained."""
         for pool in getattr(self, "_pools", {}).values():
             await pool.close()
+        if self._tracing is not None:
+            await asyncio.to_thread(self._tracing.close)
 
     def _on_sigterm(self) -> None:
         if self._leaving is None:

@@ -1,4 +1,4 @@
-"""The engine's heart: requests in, steps out to the executor, outputs back. No threads, no clock of its own.
+"""The engine's heart: requests in, steps out to the executor, outputs back. No threads; its clock is for metrics only.
 
 Up to `max_inflight_steps` step messages are in flight (I2): while the workers compute one step, the next one is being
 scheduled. With 1, every step message asks for its own output at once: synchronous stepping, with the same tokens. A
@@ -8,6 +8,7 @@ fetches it.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -61,6 +62,7 @@ class EngineCore:
         self._num_calls = 0  # submitted and not collected
         self._ready: list[EngineOutput] = []  # final outputs made outside of a step
         self.is_profiling = False
+        self._wait_s = self._update_s = 0.0  # of this step
 
     # ---- life
 
@@ -193,12 +195,15 @@ class EngineCore:
         EngineDeadError from the executor is final. Anything else raised here is a bug in this process.
         """
         scheduler = self.scheduler
+        began = time.monotonic()
+        self._wait_s = self._update_s = 0.0
         while scheduler.num_unreturned < self.config.max_inflight_steps:
             step_message = scheduler.schedule()
             if step_message is None:
                 break
             step_message.flush = step_message.flush or self.config.max_inflight_steps == 1
             self._submit(step_message)
+        schedule_s = time.monotonic() - began
         if self._num_calls == 0 and scheduler.num_unreturned:
             self._flush()
         elif self._num_calls:
@@ -207,6 +212,8 @@ class EngineCore:
             raise RuntimeError("nothing can be scheduled, although requests wait and no step is out")
         outputs = self._ready + scheduler.take_failed()
         self._ready = []
+        if self._recorder is not None:
+            self._recorder.record_phases(schedule_s, self._wait_s, self._update_s)
         return outputs
 
     def call_workers(self, method: str, *arguments: Any) -> list[Any]:
@@ -233,10 +240,14 @@ class EngineCore:
         self._num_calls += 1
 
     def _collect(self) -> None:
+        began = time.monotonic()
         returned = self.executor.collect()
+        came = time.monotonic()
         self._num_calls -= 1
         for output in returned:
             self._ready += self.scheduler.update_from_output(output)
+        self._wait_s += came - began
+        self._update_s += time.monotonic() - came
 
 
 def _grammar_compiler(config: EngineConfig, info: ModelInfo) -> GrammarCompiler:

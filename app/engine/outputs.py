@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from app.engine.step import Float32Array, TokenLogprobs
+from app.telemetry.request_record import EngineTimes
 
 FinishReason = Literal["stop", "length", "tool_calls", "abort", "error"]
 
@@ -48,6 +49,7 @@ class EngineOutput(msgspec.Struct, omit_defaults=True, gc=False, rename={"reques
     num_preemptions: int = 0
     queue_time_s: float = 0.0  # arrival at the engine to first being scheduled; on the first output
     pooled: PooledResult | None = None  # what a pooling request asked for, with its only output
+    times: EngineTimes | None = None  # with the finish_reason, of a request that was scheduled
     error_param: str | None = None  # with `error`: the field of the request that is to blame; None: the engine is
 
     def first(self, count: int) -> Self:

@@ -13,6 +13,7 @@ from app.engine.sampling_params import SamplingParams
 from app.engine.structured.reasoning import ReasoningSpan
 from app.engine.thinking_budget import ThinkingBudget
 
+CANARY_TENANT = "\0canary"  # no key's tenant: whose requests ask whether an engine answers (no name begins so)
 MAX_PRIORITY = (1 << 63) - 1
 # A body's field: what a client may ask for.
 Priority = Annotated[int, Field(ge=-MAX_PRIORITY - 1, le=MAX_PRIORITY)]

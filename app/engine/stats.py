@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from app.engine.kv_cache.block_residency import ResidencySamples
 from app.engine.kv_connector.base import ConnectorStats
 from app.engine.outputs import FinishReason
 from app.engine.request import EngineRequest
@@ -44,6 +45,10 @@ class EngineStats:
     prefill_token_s: float  # average time per prefill token
     decode_step_s: float  # average time of a step that only decodes
     prefill_s_total: float  # seconds of steps spent on prefills
+    # Prompt tokens by where they came from: computed, found on the device, brought back by the connector.
+    computed_tokens_total: int = 0
+    found_tokens_total: int = 0
+    loaded_tokens_total: int = 0
     kv_connector: ConnectorStats | None = None  # the tier behind the device's prefix cache
 
     @property
@@ -72,6 +77,7 @@ class RequestTimings:
     num_generation_tokens: int
     num_cached_tokens: int
     num_preemptions: int
+    num_resumed_tokens: int  # output tokens that another replica generated and counted
     max_tokens: int
     e2e_s: float  # arrival at the API layer to the end
     ttft_s: float | None  # arrival at the API layer to the first token
@@ -79,6 +85,17 @@ class RequestTimings:
     prefill_s: float | None  # first step to first token
     decode_s: float | None  # first to last token
     inference_s: float | None  # first step to last token
+
+    @property
+    def num_own_tokens(self) -> int:
+        """Tokens that were generated here."""
+        return self.num_generation_tokens - self.num_resumed_tokens
+
+    @property
+    def per_token_s(self) -> float | None:
+        """Mean time of a token after the first."""
+        own = self.num_own_tokens
+        return self.decode_s / (own - 1) if own > 1 and self.decode_s is not None else None
 
     @classmethod
     def of(cls, request: Request, reason: FinishReason, now: float) -> RequestTimings:
@@ -91,6 +108,7 @@ class RequestTimings:
             num_generation_tokens=request.num_output_tokens,
             num_cached_tokens=request.num_cached_tokens,
             num_preemptions=request.num_preemptions,
+            num_resumed_tokens=request.num_resumed_tokens,
             max_tokens=request.max_total_tokens - request.num_prompt_tokens,
             e2e_s=now - request.arrival,
             ttft_s=None if first is None or request.num_resumed_tokens else first - request.arrival,
@@ -110,9 +128,18 @@ class StepStats:
     num_running: int
     num_waiting: int
     step_time_s: float  # as the worker saw it
-    num_prompt_tokens: int = 0  # prompts that were completed in the step
+    num_prompt_tokens: int = 0  # of prompts that were completed in the step
+    num_cached_tokens: int = 0  # those of them that were not computed
+    num_loaded_tokens: int = 0  # those of the latter that the connector brought back
+    residency: ResidencySamples | None = None  # of blocks, since the last step
     ttft_s: list[float] = field(default_factory=list)  # one for each request that got its first token
     itl_s: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))  # since each other request's last token
+
+    def prompt_done(self, request: Request) -> None:
+        """The step completed a request's prompt."""
+        self.num_prompt_tokens += request.num_prompt_tokens
+        self.num_cached_tokens += request.num_cached_tokens
+        self.num_loaded_tokens += request.num_loaded_tokens
 
 
 class StatsRecorder(Protocol):
@@ -124,12 +151,18 @@ class StatsRecorder(Protocol):
     def record_finished(self, timings: RequestTimings) -> None:
         """Record the end of a request."""
 
+    def record_phases(self, schedule_s: float, wait_s: float, update_s: float) -> None:
+        """Record what a turn of the engine's loop took: writing step messages, waiting for workers, taking outputs."""
+
 
 @dataclass(slots=True)
 class EngineCounters:
     """Running totals, kept by the scheduler."""
 
     prompt_tokens: int = 0
+    computed_tokens: int = 0
+    found_tokens: int = 0
+    loaded_tokens: int = 0
     generation_tokens: int = 0
     preemptions: int = 0
     prefix_cache_queries: int = 0

@@ -1,26 +1,21 @@
-"""Every metric of Manta, declared in one table under vLLM's names, with a recorder, a snapshot and an exposition.
+"""Every metric of Manta, declared in one table under vLLM's names, with a recorder and a snapshot.
 
-Each engine replica records its own (Ray's metric API drops names with a colon, so this does not go through it); any
-ingress replica collects the snapshots of all and renders them. A series is told apart by its labels `model_name` and
-`engine` (the replica's index); ingress series by `ingress`.
+Each replica records its own (Ray's metric API drops names with a colon, so this does not go through it); any ingress
+replica collects the snapshots of all and renders them (`exposition`). A series is told apart by its labels `model_name`
+and `engine` (the replica's index); ingress series by `ingress`. The values of further labels are few: see LABEL_VALUES.
 """
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import Literal
 
 import msgspec
 import numpy as np
+import psutil
 from numpy.typing import NDArray
-from prometheus_client import generate_latest
-from prometheus_client.metrics_core import Metric as Family
-from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
 
 LATENCY_S = (
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
@@ -37,10 +32,38 @@ ITL_S = (
 ITERATION_TOKENS = (1.0, *(float(2**power) for power in range(3, 15)))
 N_CHOICES = (1.0, 2.0, 5.0, 10.0, 20.0)
 PREEMPTIONS = (1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0)
+KV_RESIDENCY_S = (
+    *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0),
+    *(60.0, 120.0, 300.0, 600.0, 1200.0, 1800.0),
+)
+STEP_S = (*(0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5), *(1.0, 2.0, 5.0, 10.0))
+HTTP_S = (0.01, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 300.0)
 TOKENS = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5))  # cut at max_model_len
 
+_PROCESS_START_S = psutil.Process().create_time()
 Kind = Literal["counter", "gauge", "histogram"]
 Scope = Literal["engine", "ingress", "router"]
+
+# The values that a label may take; a text says what bounds those that are not known beforehand.
+LABEL_VALUES: dict[str, tuple[str, ...] | str] = {
+    "reason": ("capacity", "deferred", "lost", "moved"),
+    "finished_reason": ("stop", "length", "tool_calls", "abort", "error"),
+    "source": ("local_compute", "local_cache_hit", "external_kv_transfer"),
+    "sleep_state": ("awake", "weights_offloaded", "discard_all"),
+    "phase": ("schedule", "wait", "update", "device"),
+    "slo": ("ttft", "itl"),
+    "met": ("yes", "no"),
+    "kind": ("prompt", "output"),
+    "status": ("2xx", "3xx", "4xx", "5xx"),
+    "method": ("GET", "POST", "DELETE", "OPTIONS", "HEAD", "PUT", "PATCH", "other"),
+    "handler": "the paths of the server's routes, and `none`",
+    "level": "what routing policies can be informed by",
+    "model_name": "the served models",
+    "tenant": "digests of the tenants with most tokens, at most 32 for an engine, and `other`",
+    **dict.fromkeys(
+        ("block_size", "num_gpu_blocks", "kv_cache_size_tokens", "kv_cache_max_concurrency"), "one for an engine"
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +77,13 @@ class Metric:
     buckets: tuple[float, ...] = ()
 
     @property
-    def scope(self) -> Scope:
-        """Which kind of replica counts it."""
+    def scopes(self) -> tuple[Scope, ...]:
+        """Which kinds of replica count it."""
+        if self.name.startswith("process_"):
+            return ("engine", "ingress", "router")
         if self.name.startswith("manta:router_"):
-            return "router"
-        return "ingress" if self.name.startswith("manta:ingress_") else "engine"
+            return ("router",)
+        return ("ingress",) if self.name.startswith(("manta:ingress_", "http_")) else ("engine",)
 
 
 def _counter(name: str, help: str, *labels: str) -> Metric:
@@ -69,8 +94,8 @@ def _gauge(name: str, help: str, *labels: str) -> Metric:
     return Metric(name, "gauge", help, labels)
 
 
-def _histogram(name: str, help: str, buckets: tuple[float, ...]) -> Metric:
-    return Metric(name, "histogram", help, (), buckets)
+def _histogram(name: str, help: str, buckets: tuple[float, ...], *labels: str) -> Metric:
+    return Metric(name, "histogram", help, labels, buckets)
 
 
 METRICS: tuple[Metric, ...] = (
@@ -81,6 +106,9 @@ METRICS: tuple[Metric, ...] = (
     _counter("vllm:num_preemptions_total", "Requests that had to give their KV blocks back."),
     _counter("vllm:prompt_tokens_total", "Prompt tokens processed."),
     _counter("vllm:prompt_tokens_cached_total", "Prompt tokens found in the prefix cache."),
+    _counter(
+        "vllm:prompt_tokens_by_source_total", "Prompt tokens: computed, found on the device, or brought back.", "source"
+    ),
     _counter("vllm:generation_tokens_total", "Tokens generated."),
     _counter("vllm:prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache."),
     _counter("vllm:prefix_cache_hits_total", "Prompt tokens the prefix cache held."),
@@ -89,6 +117,17 @@ METRICS: tuple[Metric, ...] = (
     _gauge("manta:kv_host_usage_perc", "Share of the host-memory tier's KV blocks in use, 0 to 1."),
     _counter("manta:kv_host_stored_bytes_total", "Bytes copied from the device to the host-memory tier."),
     _counter("manta:kv_host_loaded_bytes_total", "Bytes copied back from the host-memory tier."),
+    _gauge("vllm:kv_offload_cpu_cache_usage_perc", "As manta:kv_host_usage_perc, under vLLM's name."),
+    _counter("vllm:kv_offload_store_bytes_total", "As manta:kv_host_stored_bytes_total, under vLLM's name."),
+    _counter("vllm:kv_offload_load_bytes_total", "As manta:kv_host_loaded_bytes_total, under vLLM's name."),
+    _histogram(
+        "vllm:kv_block_lifetime_seconds", "From being handed out to its eviction; 1 block in 64.", KV_RESIDENCY_S
+    ),
+    _histogram(
+        "vllm:kv_block_idle_before_evict_seconds", "From a cached block's last use to its eviction.", KV_RESIDENCY_S
+    ),
+    _histogram("vllm:kv_block_reuse_gap_seconds", "Between two uses of a cached block.", KV_RESIDENCY_S),
+    _gauge("vllm:engine_sleep_state", "1 for the state that the engine is in.", "sleep_state"),
     _counter("vllm:request_success_total", "Requests that ended, by reason.", "finished_reason"),
     _histogram("vllm:iteration_tokens_total", "Tokens of each engine step.", ITERATION_TOKENS),
     _histogram("vllm:time_to_first_token_seconds", "From arrival to the first token.", TTFT_S),
@@ -104,12 +143,23 @@ METRICS: tuple[Metric, ...] = (
     _histogram("vllm:request_max_num_generation_tokens", "Most tokens that a request might generate.", TOKENS),
     _histogram("vllm:request_params_max_tokens", "The max_tokens of a request.", TOKENS),
     _histogram("vllm:request_params_n", "The n of a request.", N_CHOICES),
+    _histogram(
+        "vllm:request_prefill_kv_computed_tokens", "Prompt tokens of a request that had to be computed.", TOKENS
+    ),
     _histogram("vllm:request_num_preemptions", "Times a request was preempted.", PREEMPTIONS),
     _gauge(
         "vllm:cache_config_info",
         "Shape of the KV cache, its tokens, and how many requests of full length it holds; always 1.",
         *("block_size", "num_gpu_blocks", "kv_cache_size_tokens", "kv_cache_max_concurrency"),
     ),
+    _histogram("manta:step_seconds", "Time of an engine step, by phase.", STEP_S, "phase"),
+    _gauge("manta:slo_attainment", "Share of the last 1000 requests that met a service level objective.", "slo"),
+    _counter(
+        "manta:slo_requests_total", "Requests that met a service level objective, and that did not.", "slo", "met"
+    ),
+    _counter("manta:goodput_tokens_total", "Output tokens of requests that met all service level objectives."),
+    _counter("manta:tenant_tokens_total", "Tokens of requests that ended, by tenant.", "tenant", "kind"),
+    _gauge("manta:canary_age_seconds", "Since the engine last gave an output to a request or to a canary."),
     _gauge("manta:num_requests_paused", "Requests held back because their clients are slow."),
     _gauge("manta:outstanding_tokens", "Tokens that the replica still has to process."),
     _gauge("manta:ingress_requests", "Requests in flight in this ingress replica."),
@@ -121,6 +171,9 @@ METRICS: tuple[Metric, ...] = (
     _counter("manta:ingress_migrations_total", "Requests that left a replica which had taken them.", "reason"),
     _histogram("manta:ingress_migration_stall_seconds", "From there to the next output, elsewhere.", LATENCY_S),
     _counter("manta:ingress_channels_lost_total", "Token channels that broke while in use."),
+    _counter("http_requests_total", "HTTP requests that were answered.", "handler", "method", "status"),
+    _histogram("http_request_duration_seconds", "Their time, to the answer's last byte.", HTTP_S, "handler", "method"),
+    _gauge("process_start_time_seconds", "When the replica's process began, in seconds since 1970."),
     _gauge("manta:router_feeds", "Engine replicas that this Router replica listens to.", "model_name"),
     _gauge("manta:router_index_blocks", "KV blocks in the index.", "model_name"),
     _gauge("manta:router_speculative_blocks", "Blocks that dispatched requests are about to store.", "model_name"),
@@ -159,7 +212,7 @@ class Snapshot(msgspec.Struct):
 
     labels: dict[str, str]
     values: dict[str, dict[tuple[str, ...], float]]
-    histograms: dict[str, Histogram]
+    histograms: dict[str, dict[tuple[str, ...], Histogram]]
 
 
 @dataclass(slots=True)
@@ -170,22 +223,27 @@ class MetricsRecorder:
     scope: Scope = "engine"  # which families this replica exposes
     max_tokens: int = 1 << 20  # largest bucket of the token counts
     _values: dict[str, dict[tuple[str, ...], float]] = field(default_factory=dict)
-    _histograms: dict[str, Histogram] = field(default_factory=dict)
+    _histograms: dict[str, dict[tuple[str, ...], Histogram]] = field(default_factory=dict)
+    _bounds: dict[str, list[float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Every unlabelled family starts at zero, so that rates work from the first scrape on."""
         for metric in METRICS:
-            if metric.scope != self.scope:
+            if self.scope not in metric.scopes:
                 continue
             if metric.kind == "histogram":
-                bounds = [b for b in metric.buckets if metric.buckets is not TOKENS or b <= self.max_tokens]
-                self._histograms[metric.name] = Histogram(bounds, [0] * (len(bounds) + 1))
+                cut = self.max_tokens if metric.buckets is TOKENS else float("inf")
+                self._bounds[metric.name] = [bound for bound in metric.buckets if bound <= cut]
+                self._histograms[metric.name] = {}
+                if not metric.labels:
+                    self.histogram(metric.name)
             else:
                 self._values[metric.name] = {} if metric.labels else {(): 0.0}
+        self.set("process_start_time_seconds", _PROCESS_START_S)
 
-    def observe(self, name: str, value: float) -> None:
+    def observe(self, name: str, value: float, *labels: str) -> None:
         """Count a value in a histogram."""
-        self._histograms[name].observe(value)
+        self.histogram(name, *labels).observe(value)
 
     def increment(self, name: str, amount: float = 1.0, *labels: str) -> None:
         """Add to a counter."""
@@ -196,50 +254,28 @@ class MetricsRecorder:
         """Set a gauge, or a counter that is counted elsewhere."""
         self._values[name][labels] = value
 
-    def histogram(self, name: str) -> Histogram:
+    def replace(self, name: str, series: Mapping[tuple[str, ...], float]) -> None:
+        """Set all series of a metric that is counted elsewhere; others end."""
+        self._values[name] = dict(series)
+
+    def histogram(self, name: str, *labels: str) -> Histogram:
         """The histogram itself, for a loop that observes often."""
-        return self._histograms[name]
+        series = self._histograms[name]
+        found = series.get(labels)
+        if found is None:
+            bounds = self._bounds[name]
+            found = series[labels] = Histogram(bounds, [0] * (len(bounds) + 1))
+        return found
+
+    def series(self) -> Snapshot:
+        """All series as they are; they go on changing."""
+        return Snapshot(self.labels, self._values, self._histograms)
 
     def snapshot(self) -> bytes:
         """All series, for `render` in another process."""
-        return msgspec.msgpack.encode(Snapshot(self.labels, self._values, self._histograms))
+        return msgspec.msgpack.encode(self.series())
 
 
 def decode_snapshot(data: bytes) -> Snapshot:
     """Read a snapshot from its bytes."""
     return msgspec.msgpack.decode(data, type=Snapshot)
-
-
-class _Collected(Collector):
-    """What several replicas counted, as a collector of Prometheus' client library."""
-
-    def __init__(self, snapshots: Sequence[Snapshot]) -> None:
-        self._snapshots = snapshots
-
-    def collect(self) -> Iterable[Family]:
-        """A family for each metric that has series."""
-        for metric in METRICS:
-            family = Family(metric.name.removesuffix("_total") if metric.kind == "counter" else metric.name,
-                            metric.help, metric.kind)  # fmt: skip
-            for snapshot in self._snapshots:
-                _add_series(family, metric, snapshot)
-            if family.samples:
-                yield family
-
-
-def render(snapshots: Iterable[Snapshot]) -> str:
-    """The Prometheus text exposition (format 0.0.4) of several replicas together."""
-    return generate_latest(_Collected(list(snapshots))).decode()
-
-
-def _add_series(family: Family, metric: Metric, snapshot: Snapshot) -> None:
-    for values, value in snapshot.values.get(metric.name, {}).items():
-        family.add_sample(metric.name, {**snapshot.labels, **dict(zip(metric.labels, values, strict=True))}, value)
-    histogram = snapshot.histograms.get(metric.name)
-    if histogram is None:
-        return
-    labels = snapshot.labels
-    for bound, total in zip([*histogram.bounds, math.inf], accumulate(histogram.counts), strict=True):
-        family.add_sample(f"{metric.name}_bucket", {**labels, "le": floatToGoString(bound)}, total)  # type: ignore[no-untyped-call]
-    family.add_sample(f"{metric.name}_sum", labels, histogram.sum)
-    family.add_sample(f"{metric.name}_count", labels, histogram.count)

@@ -40,6 +40,9 @@ def app(client: Any) -> Any:
     return create_app(client, RequestLimits(), keys=KEYS)
 
 
+OPEN = {"/health", "/live", "/ping", "/", "/status"}  # and /ready, which only a fleet has
+
+
 def test_every_route_but_health_and_the_pages_asks_for_a_key(app: Any) -> None:
     """Over the application's own table, so that a new route cannot be forgotten."""
     asked = {}
@@ -48,7 +51,7 @@ def test_every_route_but_health_and_the_pages_asks_for_a_key(app: Any) -> None:
         for method in sorted(route.methods - {"HEAD"}):
             asked[path] = call(app, method, path).status_code == 401
     opened = {path for path, is_asked in asked.items() if not is_asked}
-    assert opened - {path for path in opened if path.startswith("/pages/")} == {"/health", "/ping", "/", "/status"}
+    assert opened - {path for path in opened if path.startswith("/pages/")} == OPEN
     assert {"/v1/chat/completions", "/v1/messages", "/v1/responses", "/metrics", "/tokenize", "/docs"} <= asked.keys()
     assert call(app, "GET", "/nowhere").status_code == 401
 

@@ -234,6 +234,7 @@ class FakeEngine:
                 num_generation_tokens=running.num_tokens,
                 num_cached_tokens=0,
                 num_preemptions=0,
+                num_resumed_tokens=0,
                 max_tokens=running.request.sampling.max_tokens or 16,
                 e2e_s=now - running.begin,
                 ttft_s=running.first - running.begin if running.first else None,

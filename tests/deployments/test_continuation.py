@@ -167,7 +167,7 @@ def test_a_stream_goes_on_where_its_replica_was_lost(engines: TwoEngines, name: 
     counts = play(engines, scene)
     lost = counts.values["manta:ingress_migrations_total"][("lost",)]
     assert lost >= 1
-    assert counts.histograms["manta:ingress_migration_stall_seconds"].count == lost
+    assert counts.histograms["manta:ingress_migration_stall_seconds"][()].count == lost
 
 
 def test_a_stream_outlives_two_losses(engines: TwoEngines) -> None:

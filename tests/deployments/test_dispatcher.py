@@ -385,7 +385,7 @@ def test_a_stream_goes_on_behind_what_its_client_has() -> None:
                         channel.move_requests("just so")
             assert tokens == [0, 1, 2, 3, 4]
         assert counted(stage) == {("moved",): 4.0 * 4}
-        stalls = decode_snapshot(stage.recorder.snapshot()).histograms["manta:ingress_migration_stall_seconds"]
+        stalls = decode_snapshot(stage.recorder.snapshot()).histograms["manta:ingress_migration_stall_seconds"][()]
         assert stalls.count == 4 * 4
 
     perform(scene, Stage("ab"))

@@ -10,12 +10,17 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.deployments import engine_metrics
+from app.deployments.canary import GENERATE_ONE
 from app.deployments.engine_metrics import EngineMetrics
+from app.engine.core import EngineCore
 from app.engine.outputs import FinishReason
-from app.engine.request import EngineRequest
+from app.engine.request import CANARY_TENANT, EngineRequest, Placement
 from app.engine.sampling_params import SamplingParams
 from app.engine.stats import EngineStats, RequestTimings
-from app.telemetry.metrics import MetricsRecorder, decode_snapshot, render
+from app.telemetry.exposition import render
+from app.telemetry.metrics import MetricsRecorder, decode_snapshot
+from app.telemetry.tenant_tokens import tenant_label
+from tests.engine.core_driver import make_core, make_request
 
 
 def timings(request_id: str, reason: FinishReason) -> RequestTimings:
@@ -26,6 +31,7 @@ def timings(request_id: str, reason: FinishReason) -> RequestTimings:
         num_generation_tokens=5,
         num_cached_tokens=0,
         num_preemptions=0,
+        num_resumed_tokens=0,
         max_tokens=16,
         e2e_s=1.0,
         ttft_s=0.1,
@@ -48,6 +54,62 @@ def test_why_requests_wait() -> None:
     values = decode_snapshot(metrics.snapshot(stats(num_waiting=5, num_deferred=2))).values
     assert values["vllm:num_requests_waiting_by_reason"] == {("capacity",): 3.0, ("deferred",): 2.0}
     assert values["vllm:num_requests_waiting"] == {(): 5.0}
+
+
+def run_all(core: EngineCore, request: EngineRequest) -> int:
+    """Steps until the request has ended."""
+    core.add_request(request)
+    num_steps = 0
+    while core.has_work():
+        core.step()
+        num_steps += 1
+    return num_steps
+
+
+def test_prompt_tokens_by_source_add_up() -> None:
+    """The second request finds two of the three blocks of the first, which were full; the last token is computed."""
+    metrics = EngineMetrics(MetricsRecorder({"model_name": "m", "engine": "0"}))
+    core = make_core(recorder=metrics)
+    prompt = list(range(1, 13))
+    num_steps = sum(run_all(core, make_request(name, prompt, max_tokens=3)) for name in ("a", "b"))
+    series = metrics.refresh(core.stats())
+    values = series.values
+    by_source = values["vllm:prompt_tokens_by_source_total"]
+    assert by_source == {("local_compute",): 16, ("local_cache_hit",): 8, ("external_kv_transfer",): 0}
+    assert sum(by_source.values()) == values["vllm:prompt_tokens_total"][()]
+    assert values["vllm:prompt_tokens_cached_total"][()] == 8
+    assert series.histograms["vllm:request_prefill_kv_computed_tokens"][()].sum == 16
+    assert values["manta:tenant_tokens_total"] == {(tenant_label(""), "prompt"): 24, (tenant_label(""), "output"): 6}
+    phases = series.histograms["manta:step_seconds"]
+    assert [phases[(phase,)].count for phase in ("schedule", "wait", "update")] == [num_steps] * 3
+
+
+def test_canaries_count_in_nothing_but_steps() -> None:
+    metrics = EngineMetrics(MetricsRecorder({"model_name": "m", "engine": "0"}))
+    core = make_core(recorder=metrics)
+    run_all(core, make_request("a", [1, 2, 3], max_tokens=3))
+
+    def counted() -> Any:
+        told = decode_snapshot(metrics.snapshot(core.stats()))
+        requests = {name: one for name, one in told.histograms.items() if name not in OF_STEPS}
+        return told.values, {name: [h.count for h in one.values()] for name, one in requests.items()}
+
+    before = counted()
+    own = Placement(tenant=CANARY_TENANT)
+    assert run_all(core, EngineRequest("canary-1", [0], GENERATE_ONE, placement=own)) > 0
+    assert counted() == before
+
+
+OF_STEPS = ("manta:step_seconds", "vllm:iteration_tokens_total")
+
+
+def test_the_state_of_sleep() -> None:
+    metrics = EngineMetrics(MetricsRecorder({"model_name": "m", "engine": "0"}))
+    for level, state in enumerate(("awake", "weights_offloaded", "discard_all")):
+        metrics.sleeps(level)
+        told = metrics.refresh(stats()).values["vllm:engine_sleep_state"]
+        assert [name for (name,), value in told.items() if value] == [state]
+        assert len(told) == 3
 
 
 def test_the_shape_of_the_kv_cache() -> None:

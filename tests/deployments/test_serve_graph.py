@@ -321,6 +321,30 @@ def test_metrics_count_all_replicas(server: ServeProcess, client: openai.OpenAI)
     assert sum(samples(server, "vllm:e2e_request_latency_seconds_count").values()) == sum(after.values())
 
 
+def test_ready_and_a_page_for_each_replica(server: ServeProcess) -> None:
+    """What a balancer and Prometheus ask: /live, /ready, and targets whose pages hold that replica's series alone."""
+    assert httpx.get(f"{server.base_url}/live").status_code == 200
+    ready = httpx.get(f"{server.base_url}/ready")
+    assert ready.status_code == 200, ready.text
+    targets = httpx.get(f"{server.base_url}/metrics/targets", timeout=limits.patience_s()).json()
+    names = [target["labels"]["instance"] for target in targets]
+    assert {name for name in names if name.startswith("engine:")} == {
+        "engine:fast:0",
+        "engine:fast:1",
+        "engine:single:0",
+    }
+    assert sorted(name.partition(":")[0] for name in names if not name.startswith("engine:")) == ["ingress", "router"]
+    for target, name in zip(targets, names, strict=True):
+        url = f"http://{target['targets'][0]}{target['labels']['__metrics_path__']}"
+        families = text_string_to_metric_families(httpx.get(url, timeout=limits.patience_s()).text)
+        series = [sample.labels for family in families for sample in family.samples]
+        assert series
+        own = {":".join(("engine", one["model_name"], one["engine"])) for one in series if "engine" in one}
+        assert own == ({name} if name.startswith("engine:") else set())
+    counted = [s for f in metrics(server) for s in f.samples if s.name == "http_requests_total"]
+    assert any(sample.labels["handler"] == "/v1/completions" for sample in counted)
+
+
 def test_one_request_id(server: ServeProcess) -> None:
     """Serve's middleware adds the header; ours is not to add it again."""
     headers = httpx.get(

@@ -9,6 +9,7 @@ from contextlib import aclosing
 from typing import Any
 
 from app.api.engine_client import RouteInfo, ServedModel
+from app.api.request_log import note_generation
 from app.config import EngineConfig, IngressConfig
 from app.deployments.channel.channel_hub import ChannelHub
 from app.deployments.channel.replica_finder import Discovery
@@ -161,7 +162,9 @@ class TwoEngines:
     async def generate(
         self, model: str, request: EngineRequest, route: RouteInfo | None = None
     ) -> AsyncIterator[EngineOutput]:
-        async with aclosing(self.dispatcher.outputs(request, route or RouteInfo())) as outputs:
+        route = route or RouteInfo()
+        route.record = note_generation(model, request)  # as the ingress does
+        async with aclosing(self.dispatcher.outputs(request, route)) as outputs:
             async for output in outputs:
                 yield output
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from app.errors import ConfigError
-from app.telemetry.logging import configure_logging
+from app.telemetry.logging import JsonFormatter, configure_logging, log_formatter
 
 
 def test_idempotent() -> None:
@@ -29,4 +29,12 @@ def test_the_engine_s_loggers_are_below_manta() -> None:
 def test_unknown_level(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MANTA_LOG_LEVEL", "chatty")
     with pytest.raises(ConfigError, match="MANTA_LOG_LEVEL: unknown level 'CHATTY'"):
+        configure_logging()
+
+
+def test_the_form_of_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MANTA_LOG_FORMAT", "JSON")
+    assert isinstance(log_formatter(), JsonFormatter)
+    monkeypatch.setenv("MANTA_LOG_FORMAT", "xml")
+    with pytest.raises(ConfigError, match="MANTA_LOG_FORMAT: unknown format 'xml'; text or json"):
         configure_logging()

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
+import time
 
 import numpy as np
 import prometheus_client
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.telemetry.metrics import ITL_S, METRICS, MetricsRecorder, decode_snapshot, render
+from app.telemetry.exposition import render
+from app.telemetry.metrics import ITL_S, LABEL_VALUES, METRICS, MetricsRecorder, decode_snapshot
 
 # The series that vLLM's own dashboards query.
 DASHBOARDS = {
@@ -73,7 +75,7 @@ def test_replicas_are_merged_under_their_labels() -> None:
 def test_each_family_is_described_once() -> None:
     text = render([decode_snapshot(recorder(str(i)).snapshot()) for i in range(3)])
     types = [line for line in text.splitlines() if line.startswith("# TYPE")]
-    assert len(types) == len(set(types)) == sum(metric.scope == "engine" and not metric.labels for metric in METRICS)
+    assert len(types) == len(set(types)) == sum("engine" in metric.scopes and not metric.labels for metric in METRICS)
 
 
 def test_histogram_equals_the_client_library() -> None:
@@ -117,3 +119,25 @@ def test_undeclared_name_is_an_error() -> None:
 
 def test_nothing_to_render() -> None:
     assert render([]) == ""
+
+
+def test_the_values_of_each_label_are_known_or_bounded() -> None:
+    labels = {label for metric in METRICS for label in metric.labels}
+    assert labels == LABEL_VALUES.keys()
+
+
+def test_histograms_with_labels() -> None:
+    mine = recorder()
+    mine.observe("manta:step_seconds", 0.003, "wait")
+    mine.observe("manta:step_seconds", 0.2, "update")
+    samples = parse(mine)
+    own = (("engine", "0"), ("model_name", "m"))
+    assert samples["manta:step_seconds_count"] == {(*own, ("phase", "wait")): 1, (*own, ("phase", "update")): 1}
+    wait = {key: value for key, value in samples["manta:step_seconds_bucket"].items() if ("phase", "wait") in key}
+    assert {dict(key)["le"]: value for key, value in wait.items()}["0.005"] == 1
+
+
+def test_every_process_says_when_it_began() -> None:
+    for scope in ("engine", "ingress", "router"):
+        began = MetricsRecorder({"x": "y"}, scope=scope).series().values["process_start_time_seconds"][()]
+        assert 0 < time.time() - began < 7 * 86400

@@ -28,6 +28,7 @@ class EngineHandles:
         self.open_channel = handle.options(method_name="open_channel", stream=True)
         self.submit = handle.options(method_name="submit")
         self.control = handle.options(method_name="control")
+        self._metrics_snapshot = handle.options(method_name="metrics_snapshot")
         self.open_feed = handle.options(method_name="open_feed", stream=True)
 
     async def ping(self, ingress_id: str, timeout_s: float) -> Discovery:
@@ -57,6 +58,14 @@ class EngineHandles:
         except (DeploymentUnavailableError, TimeoutError) as error:
             raise EngineDeadError(f"{name}: no replica could be asked ({type(error).__name__})") from error
         return [answer if isinstance(answer, ReplicaAnswer) else _lost(name, answer) for answer in answers]
+
+    async def metrics_snapshot_of(self, replica_id: str, timeout_s: float) -> bytes | None:
+        """The metrics of one replica; None when it does not answer in time."""
+        try:
+            answer: bytes = await call(self._metrics_snapshot, target=replica_id, timeout_s=timeout_s)
+        except (MantaError, DeploymentUnavailableError, TimeoutError):
+            return None
+        return answer
 
     def port(self, replica_id: str) -> ServePort:
         """The way to one replica."""

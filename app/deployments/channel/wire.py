@@ -30,6 +30,7 @@ class LoadReport(msgspec.Struct, array_like=True, frozen=True):
     max_num_seqs: int = 128
     prefill_token_s: float = 0.0  # measured seconds per prefill token; 0 until there is a measurement
     decode_step_s: float = 0.0  # measured seconds of a step that only decodes
+    answers: bool = True  # it has given an output lately, if only to its own canary
     model_revision: str = ""  # the checkpoint's: what block hashes begin with; empty where nothing is cached
 
 

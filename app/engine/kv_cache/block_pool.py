@@ -9,8 +9,9 @@ returned (I2). Every operation is O(1) per block.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 
+from app.engine.kv_cache.block_residency import BlockResidency
 from app.engine.kv_cache.kv_events import KVEventSink
 
 Evicted = Callable[[list[bytes], list[int]], None]  # hashes, and the blocks that held them
@@ -25,6 +26,7 @@ class BlockPool:
         assert num_blocks > 0
         self.num_blocks = num_blocks
         self.sink = sink
+        self.residency = BlockResidency(num_blocks)
         self._on_evict = on_evict
         self._ref_counts = [0] * num_blocks
         self._hashes: list[bytes | None] = [None] * num_blocks
@@ -55,6 +57,7 @@ class BlockPool:
             taken += self._evict(count - from_blank)
         for block in taken:
             self._ref_counts[block] = 1
+        self.residency.taken(taken)
         return taken
 
     def _evict(self, count: int) -> list[int]:
@@ -66,6 +69,7 @@ class BlockPool:
             del self._by_hash[block_hash]
             self._hashes[block] = None
             removed.append(block_hash)
+        self.residency.evicted(evicted)
         if self.sink is not None:
             self.sink.removed(removed)
         if self._on_evict is not None:
@@ -80,8 +84,9 @@ class BlockPool:
         """Whether any request holds `block`."""
         return self._ref_counts[block] > 0
 
-    def touch(self, blocks: Iterable[int]) -> None:
+    def touch(self, blocks: Collection[int]) -> None:
         """One more holder for each of these cached blocks."""
+        self.residency.reused(blocks)
         for block in blocks:
             if self._ref_counts[block] == 0:
                 del self._evictable[block]

@@ -100,9 +100,8 @@ class OutputUpdater:
             if not is_here:
                 continue
             request = self._rows.request_at(row)
-            request.first_token = request.last_token = now
-            stats.ttft_s.append(now - request.arrival)
-            stats.num_prompt_tokens += request.num_prompt_tokens
+            self._note_first_token(request, stats, now)
+            request.last_token = now
             output = self._finish(request, "stop")
             output.pooled = PooledResult.of(result)
             output.queue_time_s = (request.first_scheduled or now) - request.queued
@@ -196,7 +195,7 @@ class OutputUpdater:
                 self._note_first_token(request, stats, now)
             request.last_token = now
             appended = append_tokens(request, tokens)
-            stats.num_generation_tokens -= len(tokens) - appended.num_tokens
+            stats.num_generation_tokens -= len(tokens) - (0 if request.is_canary else appended.num_tokens)
             prompt_logprobs = self._take_prompt_logprobs(request)
             chosen = _wanted_logprobs(request, logprobs, appended.num_tokens)
             if appended.stop is not None:
@@ -226,9 +225,9 @@ class OutputUpdater:
     def _note_first_token(self, request: Request, stats: StepStats, now: float) -> None:
         """The first one here. Prompt and time of one that comes from another replica have been counted there."""
         request.first_token = now
-        if not request.num_resumed_tokens:
+        if not request.num_resumed_tokens and not request.is_canary:
             stats.ttft_s.append(now - request.arrival)
-            stats.num_prompt_tokens += request.num_prompt_tokens
+            stats.prompt_done(request)
 
     def _keep_prompt_logprobs(
         self, step: InFlightStep, index: int, position: int, entries: list[TokenLogprobs]

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-from app.engine.request import EngineRequest
+from app.engine.request import CANARY_TENANT, EngineRequest
 from app.engine.step import TokenLogprobs
 from app.engine.structured.matcher import Matcher
+from app.telemetry.request_record import EngineTimes
 
 
 class RequestStatus(Enum):
@@ -52,7 +53,9 @@ class Request:
 
     num_resumed_tokens: int = 0  # output that was generated, delivered and counted on another replica
     num_cached_tokens: int = 0
+    num_loaded_tokens: int = 0  # those of them that the connector brought back
     num_preemptions: int = 0
+    preempted_at: list[float] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs | None] | None = None  # collected chunk by chunk, until delivered
     owes_prompt_logprobs: bool = False  # they are wanted, and have not been delivered
 
@@ -65,6 +68,19 @@ class Request:
     def request_id(self) -> str:
         """Unique in the engine."""
         return self.spec.request_id
+
+    @property
+    def times(self) -> EngineTimes | None:
+        """What became of it, in seconds since the engine took it in; None before it was scheduled."""
+        if self.first_scheduled is None:
+            return None
+        first, last = self.first_token, self.last_token
+        return EngineTimes(
+            self.first_scheduled - self.queued,
+            None if first is None else first - self.queued,
+            None if last is None else last - self.queued,
+            [at - self.queued for at in self.preempted_at],
+        )
 
     @property
     def num_tokens(self) -> int:
@@ -86,6 +102,11 @@ class Request:
         """Prompt logprobs and most poolings need every prompt token computed: cached blocks are of no use to them until
         those are delivered."""
         return self.needs_all_tokens or self.owes_prompt_logprobs
+
+    @property
+    def is_canary(self) -> bool:
+        """Whether the server asks itself, so that nobody's metrics count it."""
+        return self.spec.placement.tenant == CANARY_TENANT
 
     @property
     def is_finished(self) -> bool:

@@ -40,6 +40,7 @@ from app.engine.step import ModelRunnerOutput, SchedulerOutput
 logger = logging.getLogger("manta.engine")
 
 RESUMED_BEFORE = 1 << 62  # in the order of service, whom a request overtakes that comes from another replica
+MAX_PREEMPTIONS_NOTED = 16  # of one request, with their times
 MAX_PASSED_OVER = 16  # waiting requests that a step looks behind for one that can start
 MIN_SHARED_TOKENS = 128  # computing fewer tokens twice is better than waiting a step or two for another's blocks
 
@@ -137,6 +138,7 @@ class Scheduler:
             error=error,
             num_cached_tokens=request.num_cached_tokens,
             num_preemptions=request.num_preemptions,
+            times=request.times,
         )
 
     def _leave_row(self, request: Request) -> int:
@@ -352,6 +354,7 @@ class Scheduler:
             request.first_scheduled = self._clock()
             if not request.num_resumed_tokens:  # else its client has been told of the first replica's
                 request.num_cached_tokens = computed
+                request.num_loaded_tokens = num_loads * self.kv.block_size
             self._statistics.request_started(request, computed)
         request.status = RequestStatus.RUNNING
         if waits:
@@ -430,6 +433,8 @@ class Scheduler:
             self._output_updater.preempted_in_flight(generation, request)
         request.status = RequestStatus.PREEMPTED
         request.num_preemptions += 1
+        if len(request.preempted_at) < MAX_PREEMPTIONS_NOTED:
+            request.preempted_at.append(self._clock())
         self._statistics.request_preempted()
         plan.preempted = True
         plan.chunks.pop(request, None)
@@ -455,6 +460,7 @@ class Scheduler:
         stats = StepStats(step_message.num_tokens, 0, 0, 0, output.step_time_s)
         outputs = self._output_updater.update_from_output(step_message, output, stats)
         self.waiting.load.refresh()
+        stats.residency = self.kv.pool.residency.take_samples()
         stats.num_running, stats.num_waiting = self.rows.num_occupied, len(self.waiting)
         self._statistics.step_returned(stats, step_message.num_decode_tokens)
         return outputs

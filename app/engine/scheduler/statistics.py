@@ -24,6 +24,8 @@ class Statistics:
 
     def request_started(self, request: Request, num_cached_tokens: int) -> None:
         """A request was scheduled for the first time, with this many tokens found in the prefix cache."""
+        if request.is_canary:
+            return
         self.counters.prefix_cache_queries += request.num_tokens
         self.counters.prefix_cache_hits += num_cached_tokens
 
@@ -34,7 +36,7 @@ class Statistics:
     def request_finished(self, request: Request, reason: FinishReason, now: float) -> None:
         """A request ended at `now`."""
         self.counters.request_finished(reason, request.num_output_tokens)
-        if self._recorder is not None:
+        if self._recorder is not None and not request.is_canary:
             self._recorder.record_finished(RequestTimings.of(request, reason, now))
 
     def step_returned(self, step: StepStats, num_decode_tokens: int) -> None:
@@ -44,6 +46,9 @@ class Statistics:
         counters.iteration_tokens = step.num_tokens
         counters.generation_tokens += step.num_generation_tokens
         counters.prompt_tokens += step.num_prompt_tokens
+        counters.computed_tokens += step.num_prompt_tokens - step.num_cached_tokens
+        counters.found_tokens += step.num_cached_tokens - step.num_loaded_tokens
+        counters.loaded_tokens += step.num_loaded_tokens
         self.costs.observe(step.num_tokens - num_decode_tokens, num_decode_tokens, step.step_time_s)
         if self._recorder is not None:
             self._recorder.record_step(step)
@@ -77,5 +82,8 @@ class Statistics:
             prefill_token_s=costs.prefill_token_s,
             decode_step_s=costs.decode_step_s,
             prefill_s_total=costs.prefill_s_total,
+            computed_tokens_total=counters.computed_tokens,
+            found_tokens_total=counters.found_tokens,
+            loaded_tokens_total=counters.loaded_tokens,
             kv_connector=None if kv.connector is None else kv.connector.stats(),
         )

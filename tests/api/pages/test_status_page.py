@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from app.telemetry.metrics import MetricsRecorder, decode_snapshot, render
+from app.telemetry.exposition import render
+from app.telemetry.metrics import MetricsRecorder, decode_snapshot
 from tests.api.pages.browser import ENTER, Browser
 
 

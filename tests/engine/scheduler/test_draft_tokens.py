@@ -30,6 +30,9 @@ class Recorder:
     def record_finished(self, timings: RequestTimings) -> None:
         """Not looked at here."""
 
+    def record_phases(self, schedule_s: float, wait_s: float, update_s: float) -> None:
+        """Nobody asks."""
+
 
 @pytest.mark.parametrize(("quality", "most_steps"), [(1.0, 6), (0.0, 30)])
 @pytest.mark.parametrize("late", [False, True])

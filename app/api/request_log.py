@@ -1,0 +1,63 @@
+"""The end of each HTTP request: a line in the access log, its counters, its spans."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from starlette.datastructures import Headers
+from starlette.types import Scope
+
+from app.api.http_metrics import HttpMetrics, handler_of
+from app.api.sse import BROKEN
+from app.engine.request import EngineRequest
+from app.engine.sampling_params import SamplingParams
+from app.telemetry.logging import FIELDS
+from app.telemetry.request_record import CURRENT, GenerationRecord, RequestRecord, TraceParent
+from app.telemetry.tracing import Tracing
+
+access_log = logging.getLogger("manta.access")
+
+# What machines ask every few seconds: neither logged nor counted nor traced.
+QUIET_PATHS = frozenset({"/health", "/live", "/ready", "/ping", "/load", "/metrics", "/metrics/targets"})
+
+
+def begin_record(scope: Scope, headers: Headers) -> RequestRecord | None:
+    """What will be remembered of a request; None for those that nobody wants to see."""
+    if scope["path"] in QUIET_PATHS:
+        return None
+    parent = TraceParent.parse(headers.get("traceparent"), headers.get("tracestate"))
+    record = RequestRecord(scope["method"], scope["path"], parent)
+    if parent is not None or getattr(scope["app"].state, "tracing", None) is not None:
+        record.begin_trace()
+    return record
+
+
+def note_generation(model: str, request: EngineRequest) -> GenerationRecord:
+    """A request goes to an engine on behalf of the HTTP request whose context this is."""
+    work = request.work
+    seed = work.seed if isinstance(work, SamplingParams) else None
+    num_prompt_tokens = len(request.prompt_token_ids)
+    generation = GenerationRecord(model, request.request_id, num_prompt_tokens, request.max_tokens, seed)
+    if (record := CURRENT.get()) is not None:
+        record.add(generation)
+    return generation
+
+
+def end_record(record: RequestRecord, scope: Scope, status: int, *, is_counted: bool) -> None:
+    """Log, count and trace a request that was answered with `status`."""
+    state, app_state = scope["state"], scope["app"].state
+    record.ended = time.monotonic()
+    record.status, record.request_id = status, state["request_id"]
+    record.tenant, record.is_broken = state.get("tenant", ""), bool(state.get(BROKEN))
+    elapsed_s = record.ended - record.started
+    if access_log.isEnabledFor(logging.INFO):
+        line = (record.method, record.path, status, elapsed_s * 1e3, record.request_id)
+        access_log.info("%s %s %d %.1f ms %s", *line, extra={FIELDS: record.log_fields()})
+    http_metrics: HttpMetrics | None = getattr(app_state, "http_metrics", None)
+    if http_metrics is not None and is_counted:
+        http_metrics.count(scope, status, elapsed_s)
+    tracing: Tracing | None = getattr(app_state, "tracing", None)
+    if tracing is not None:
+        record.handler = handler_of(scope)
+        tracing.export(record)

@@ -1,0 +1,70 @@
+"""How long KV blocks stay, for the metrics: one block in EVERY is watched, so that the others cost nothing.
+
+A watched block's life begins when it is handed out and ends when its content is evicted for another one. Those that
+were never cached, or whose request still runs, say nothing about the prefix cache and are not counted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+
+EVERY = 64
+
+
+@dataclass(slots=True)
+class ResidencySamples:
+    """What watched blocks showed, each in seconds."""
+
+    lifetime_s: list[float] = field(default_factory=list)
+    idle_s: list[float] = field(default_factory=list)
+    reuse_gap_s: list[float] = field(default_factory=list)
+
+
+class BlockResidency:
+    """Watches the blocks of one pool; called on the engine's thread."""
+
+    def __init__(self, num_blocks: int, clock: Callable[[], float] = time.monotonic, every: int = EVERY) -> None:
+        self._watched = frozenset(range(0, num_blocks, every))
+        self._clock = clock
+        self._born: dict[int, float] = {}
+        self._used: dict[int, float] = {}
+        self._samples: ResidencySamples | None = None
+
+    def taken(self, blocks: Collection[int]) -> None:
+        """These blocks were handed out."""
+        if self._watched.isdisjoint(blocks):
+            return
+        now = self._clock()
+        for block in self._watched.intersection(blocks):
+            self._born[block] = self._used[block] = now
+
+    def reused(self, blocks: Collection[int]) -> None:
+        """A prefix hit takes these cached blocks."""
+        if self._watched.isdisjoint(blocks):
+            return
+        now = self._clock()
+        for block in self._watched.intersection(blocks):
+            self._note().reuse_gap_s.append(now - self._used[block])
+            self._used[block] = now
+
+    def evicted(self, blocks: Collection[int]) -> None:
+        """The content of these cached blocks is given up."""
+        if self._watched.isdisjoint(blocks):
+            return
+        now = self._clock()
+        for block in self._watched.intersection(blocks):
+            samples = self._note()
+            samples.lifetime_s.append(now - self._born[block])
+            samples.idle_s.append(now - self._used[block])
+
+    def take_samples(self) -> ResidencySamples | None:
+        """What was seen since the last call; None: nothing."""
+        samples, self._samples = self._samples, None
+        return samples
+
+    def _note(self) -> ResidencySamples:
+        if self._samples is None:
+            self._samples = ResidencySamples()
+        return self._samples
