@@ -278,6 +278,11 @@ class IngressConfig(Frozen):
         600.0, ge=0, description="Time an ingress replica that is taken out of service has for its streams to end."
     )
     admin: bool = Field(False, description="Open the administrator's routes (/debug/..., /server_info).")
+    profile_directory: str | None = Field(
+        None,
+        description="Folder on the engines' nodes that /start_profile and /memory_snapshot write into; they are routes "
+        "of the administrator, and refused where this is not set.",
+    )
     tokenizer_info: bool = Field(False, description="Open /tokenizer_info: tokenizer_config.json and chat template.")
     api_keys_file: str | None = Field(
         None,

@@ -128,6 +128,7 @@ class Ingress:
         from app.api.debug import debug_routes
         from app.api.fleet import fleet_routes
         from app.api.http_metrics import HttpMetrics
+        from app.api.profile import profile_routes
         from app.api.server_info import server_info_routes
 
         ingress = self._config.ingress
@@ -139,6 +140,7 @@ class Ingress:
         if ingress.admin:
             app.include_router(debug_routes(self, ingress.limits))
             app.include_router(server_info_routes(self._config))
+            app.include_router(profile_routes(self, ingress))
         app.include_router(fleet_routes(self))
         app.state.tracing = self._tracing = Tracing.from_environment()
         app.state.http_metrics = HttpMetrics(self._recorder)

@@ -62,6 +62,7 @@ class EngineCore:
         self._num_calls = 0  # submitted and not collected
         self._ready: list[EngineOutput] = []  # final outputs made outside of a step
         self.is_profiling = False
+        self.last_traces: list[str] = []  # of a profile that has ended by itself
         self._wait_s = self._update_s = 0.0  # of this step
 
     # ---- life

@@ -23,6 +23,8 @@ CONTROLS: Registry[Callable[..., Any]] = Registry(
     {
         "start_profile": "app.engine.control.profile:start_profile",
         "stop_profile": "app.engine.control.profile:stop_profile",
+        "record_profile": "app.engine.control.profile:record_profile",
+        "memory_snapshot": "app.engine.control.profile:memory_snapshot",
     },
 )
 

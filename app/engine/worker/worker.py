@@ -19,6 +19,7 @@ from app.engine.step import ModelRunnerOutput, SchedulerOutput
 from app.engine.worker import kv_sizing
 from app.engine.worker.build import build
 from app.engine.worker.device import enter_thread, num_threads
+from app.engine.worker.memory_snapshot import dump_memory
 from app.engine.worker.model_runner import ModelRunner
 from app.engine.worker.pending_step import PendingStep
 from app.engine.worker.placement import place
@@ -99,6 +100,10 @@ class Worker:
         path = self._profile.stop()
         self._profile = None
         return path
+
+    def memory_snapshot(self, directory: str) -> str:
+        """The path of a dump of what CUDA's allocator holds; UnsupportedError on a CPU."""
+        return dump_memory(directory, self._rank, self._device.type)
 
     def shutdown(self) -> None:
         """Free the model and the KV cache; idempotent."""
