@@ -30,6 +30,7 @@ class Fault:
     heal: Heal | None = None
     shape: Shape = PAIR
     ends_site: bool = False  # its deployment is of no further use
+    leaves_marks: bool = False  # in a deployment that is whole again (a quarantine, say): the next run gets a new one
     keeps_on: bool = False
     is_long: bool = False  # a run takes more than a minute
     restore_s: float = 90.0  # what is not whole so long after the streams and the healing will not become so

@@ -45,7 +45,7 @@ async def _observe(site: Site, rng: random.Random) -> list[str]:
 
 
 FAULTS = (
-    Fault("poison", 19, "a request that ends every engine that takes it", _poison, shape=HARMFUL,
+    Fault("poison", 19, "a request that ends every engine that takes it", _poison, shape=HARMFUL, leaves_marks=True,
           why="the poisonous request itself; and where it meets the last replica, all others wait for a new one"),
     Fault("garbled_kv_events", 22, "what the Routers hear of the caches is lost, doubled, late or made up", _observe,
           shape=HARMFUL, keeps_on=True),

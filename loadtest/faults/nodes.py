@@ -53,7 +53,7 @@ class RayNodes:
             self._start_relay()
         for number in range(self._shape.num_nodes):
             self._start_node(number)
-        server.environ["RAY_ADDRESS"] = self._address
+        server.environ |= {"RAY_ADDRESS": self._address, "RAY_AUTH_MODE": "token"}
 
     @property
     def _address(self) -> str:

@@ -14,7 +14,7 @@ from loadtest.faults.shapes import LITTLE_MEMORY
 from loadtest.faults.site import Site
 
 _CGROUPS = Path("/sys/fs/cgroup")
-_MORE_BYTES = 256 << 10
+_MORE_BYTES = 4 << 10  # a page: a worker that has met all its shapes hardly takes more
 _ENDS_S = 20.0
 _LONG = {"model": MODEL, "prompt": [300 + number % 500 for number in range(600)], "max_tokens": 300, "stream": True}
 

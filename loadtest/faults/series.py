@@ -41,7 +41,7 @@ class Series:
             self._close()
             raise
         outcome.commit = self._label
-        if fault.ends_site or outcome.whole_s is None:
+        if fault.ends_site or fault.leaves_marks or outcome.whole_s is None:
             self._close()
         return outcome
 

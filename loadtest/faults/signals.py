@@ -76,7 +76,10 @@ FAULTS = (
     kill("ingress_killed", 5, "one of two ingresses: SIGKILL", "ingress", why=_OWN_CONNECTIONS),
     end("ingress_ended", 5, "one of two ingresses: SIGTERM", "ingress"),
     kill("haproxy_killed", 6, "the node's only HAProxy: SIGKILL", "haproxy", why=_OWN_CONNECTIONS),
-    kill("haproxy_manager_killed", 6, "the actor that looks after HAProxy: SIGKILL", "haproxy_manager"),
+    kill(
+        "haproxy_manager_killed", 6, "the actor that looks after HAProxy: SIGKILL", "haproxy_manager",
+        why="Ray's new manager starts HAProxy anew, and connections end with the old one",
+    ),
     kill("controller_killed", 7, "the Serve controller: SIGKILL", "controller"),
     kill(
         "controller_and_engine_killed", 7, "the controller, then an engine while it is down: SIGKILL",

@@ -61,7 +61,7 @@ def of(runs: Sequence[Run]) -> Summary:
         leaks=sum(finding.startswith("leak") for finding in findings),
         findings=dict(Counter(findings)),
         errors=list(dict.fromkeys(error for error in errors if not error.startswith(NEVER)))[:_SHOWN],
-        never=[error for error in errors if error.startswith(NEVER)][:_SHOWN],
+        never=[error for error in errors if error.startswith(NEVER) and ": probe: " not in error][:_SHOWN],
     )
 
 

@@ -151,6 +151,14 @@ def test_where_a_collected_body_differs() -> None:
         assert (found.kind, expected in found.why) == ("wrong", True), found
 
 
+@pytest.mark.parametrize(("rank", "kind"), [(116, "ok"), (119, "wrong"), (1, "wrong")])
+def test_ranks_of_unlikely_tokens_may_swap(rank: int, kind: Kind) -> None:
+    """Seen in fp32 where a prompt is computed in other chunks: -13.611286 is the 115th, -13.611292 the 116th."""
+    entries = [{"70": {"logprob": -13.611286, "rank": 115}}, {"70": {"logprob": -13.611292, "rank": rank}}]
+    golden, reply = (received_body({"choices": [{"prompt_logprobs": [None, entry]}]}) for entry in entries)
+    assert verdict(reply, golden) == kind
+
+
 def received_body(body: dict[str, Any]) -> Reply:
     reply = Reply(Ask("x", CHAT, {}), status=200)
     reader_of(reply.ask).push(reply.answer, json.dumps(body))
