@@ -17,6 +17,7 @@ RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 POISON_SEED = 666_666  # ends every engine of harmful_app.py; of no request of ours
 
 _STORY = [{"role": "user", "content": "Tell me a long story about a ship."}]
+_QUESTION = [{"role": "user", "content": "Who are you?"}]
 _ITEM = {
     "type": "object",
     "properties": {
@@ -72,6 +73,7 @@ def mixed(num_tokens: int) -> list[Ask]:
         Ask("chat schema", CHAT, {**_without_least(sampled), "seed": 16, **_chat_schema()}),
         Ask("chat tools", CHAT, {**_without_least(sampled), "seed": 17, **_chat_tools()}),
         Ask("chat whole", CHAT, {**_collected(sampled), "seed": 18, "n": 2}),
+        Ask("chat batch", f"{CHAT}/batch", {**_collected(sampled), "seed": 19, "messages": [_STORY, _QUESTION]}),
         *_completions(num_tokens),
         *_other_dialects(num_tokens),
     ]
