@@ -14,21 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    LlamaConfig,
-    MistralConfig,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen3Config,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-CONFIGS: dict[str, type[Any]] = {
-    "llama": LlamaConfig,
-    "mistral": MistralConfig,
-    "qwen2": Qwen2Config,
-    "qwen3": Qwen3Config,
-}
 DEFAULTS: dict[str, Any] = {
     "vocab_size": 331,  # no multiple of 64
     "hidden_size": 64,
@@ -46,7 +33,7 @@ DEFAULTS: dict[str, Any] = {
 
 
 def tiny_model(family: str = "llama", seed: int = 0, dtype: str = "float32", **changes: Any) -> Path:
-    """Directory of a random model; `changes` override DEFAULTS in its configuration."""
+    """Directory of a random model; `changes` override DEFAULTS in its configuration, but for those of `without`."""
     return _save(family, seed, dtype, json.dumps(changes, sort_keys=True))
 
 
@@ -61,12 +48,15 @@ def _root() -> Path:
 def _save(family: str, seed: int, dtype: str, changes: str) -> Path:
     options = {**DEFAULTS, **json.loads(changes)}
     max_shard_size = options.pop("max_shard_size", "1GB")
-    config = CONFIGS[family](**options)
+    for name in options.pop("without", ()):
+        del options[name]
+    config = AutoConfig.for_model(family, **options)
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config).to(getattr(torch, dtype))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if parameter.ndim == 1:  # biases and norms would otherwise be all 0 or all 1 and hide a mix-up
+            # Biases and norms would otherwise be all 0 or all 1, and hide a mix-up.
+            if parameter.ndim == 1 or "norm" in name:
                 parameter.add_(torch.randn_like(parameter) * (0.2 if "norm" in name else 0.5))
     directory = Path(tempfile.mkdtemp(prefix=f"{family}-", dir=_root()))
     model.save_pretrained(directory, max_shard_size=max_shard_size)

@@ -18,6 +18,15 @@ SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penal
 BUILT_IN_MODELS = ("tiny-chat", "tiny-chat-draft")
 ENCODERS = ("bert", "roberta", "xlm-roberta")
 Runner = Literal["generate", "pooling"]
+# What older families call the sizes.
+_OTHER_NAMES = {
+    "hidden_size": ("n_embd",),
+    "num_hidden_layers": ("n_layer",),
+    "num_attention_heads": ("n_head",),
+    "num_key_value_heads": ("num_kv_heads", "n_head_kv"),
+    "intermediate_size": ("n_inner", "ffn_dim", "ffn_hidden_size"),
+    "max_position_embeddings": ("n_positions",),
+}
 
 
 def resolve_model(model: str, revision: str | None = None, download_dir: str | None = None) -> Path:
@@ -62,7 +71,8 @@ class ModelInfo:
     def from_directory(cls, model: str, revision: str | None = None, download_dir: str | None = None) -> ModelInfo:
         """Read a model's description; CheckpointError names an unreadable file."""
         path = resolve_model(model, revision, download_dir)
-        return cls(path, _read_json(path / "config.json"), _read_json(path / "generation_config.json", optional=True))
+        config = _text_part(_read_json(path / "config.json"))
+        return cls(path, config, _read_json(path / "generation_config.json", optional=True))
 
     @property
     def architecture(self) -> str:
@@ -78,29 +88,43 @@ class ModelInfo:
         return int(self.hf_config["vocab_size"])
 
     @property
+    def hidden_size(self) -> int:
+        """Width of the hidden states, C."""
+        return int(self._size("hidden_size"))
+
+    @property
+    def intermediate_size(self) -> int:
+        """Width of the feed-forward layers; GPT-2 and Falcon may leave it out and mean four times the hidden size."""
+        if not self.hf_config.keys().isdisjoint(("n_embd", "multi_query")):
+            return int(self._find("intermediate_size") or 4 * self.hidden_size)
+        return int(self._size("intermediate_size"))
+
+    @property
     def num_layers(self) -> int:
         """Decoder layers."""
-        return int(self.hf_config["num_hidden_layers"])
+        return int(self._size("num_hidden_layers"))
 
     @property
     def num_heads(self) -> int:
         """Query heads."""
-        return int(self.hf_config["num_attention_heads"])
+        return int(self._size("num_attention_heads"))
 
     @property
     def num_kv_heads(self) -> int:
         """Key/value heads."""
-        return int(self.hf_config.get("num_key_value_heads") or self.num_heads)
+        if self.hf_config.get("multi_query") and not self.hf_config.get("new_decoder_architecture"):
+            return 1  # Falcon, whatever the number says
+        return int(self._find("num_key_value_heads") or self.num_heads)
 
     @property
     def head_dim(self) -> int:
         """Width of one head."""
-        return int(self.hf_config.get("head_dim") or self.hf_config["hidden_size"] // self.num_heads)
+        return int(self.hf_config.get("head_dim") or self.hidden_size // self.num_heads)
 
     @property
     def max_position_embeddings(self) -> int:
         """Context length, in tokens: of an embedding model, what it was trained on; of RoBERTa, less its offset."""
-        length = int(self.hf_config.get("max_position_embeddings", 2048)) - self.position_offset
+        length = int(self._find("max_position_embeddings") or 2048) - self.position_offset
         trained = _read_json(self.directory / "sentence_bert_config.json", optional=True).get("max_seq_length")
         return min(length, int(trained)) if trained else length
 
@@ -147,6 +171,24 @@ class ModelInfo:
         if eos is None:
             return ()
         return tuple(eos) if isinstance(eos, list) else (int(eos),)
+
+    def _size(self, name: str) -> Any:
+        """A number that must be there; KeyError says that it is not."""
+        value = self._find(name)
+        if value is None:
+            raise KeyError(name)
+        return value
+
+    def _find(self, name: str) -> Any:
+        """A number under the name that the family gives it; None: there is none."""
+        values = (self.hf_config.get(one) for one in (name, *_OTHER_NAMES[name]))
+        return next((value for value in values if value is not None), None)
+
+
+def _text_part(config: dict[str, Any]) -> dict[str, Any]:
+    """The language model of a model that also sees, under its own architecture's name; any other as it is."""
+    text = config.get("text_config")
+    return {**text, **{name: config[name] for name in config if name != "text_config"}} if text else config
 
 
 def fetch_model_weights(config: EngineConfig, info: ModelInfo) -> None:

@@ -50,8 +50,7 @@ def check_parallel_sizes(config: EngineConfig, info: ModelInfo) -> None:
     if tp == 1:
         return
     sizes = {"num_attention_heads": info.num_heads}
-    if info.hf_config.get("intermediate_size"):
-        sizes["intermediate_size"] = int(info.hf_config["intermediate_size"])
+    sizes["intermediate_size"] = info.intermediate_size
     for name, size in sizes.items():
         if size % tp:
             raise ConfigError(f"tensor_parallel_size={tp} does not divide {name}={size}", param="tensor_parallel_size")

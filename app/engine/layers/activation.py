@@ -22,7 +22,9 @@ ACTIVATIONS: dict[str, Activation] = {
     "gelu": F.gelu,
     "gelu_pytorch_tanh": _gelu_tanh,
     "gelu_new": _gelu_tanh,
+    "gelu_fast": _gelu_tanh,
     "relu": F.relu,
+    "relu2": lambda x: F.relu(x).square(),
 }
 
 

@@ -16,6 +16,7 @@ from app.engine.layers.context import BuildContext, ForwardContext
 from app.engine.layers.epilogue import Epilogue, ResultT
 from app.engine.layers.linear import QKVLinear, RowLinear
 from app.engine.layers.norm import RMSNorm
+from app.engine.layers.query_key_norm import QUERY_KEY_NORMS, HeadShare, QueryKeyNorm
 from app.engine.layers.rotary import RotaryEmbedding
 from app.kernels.attention import AttentionMetadata
 from app.kernels.fused import HeadNorm, fused_ops
@@ -32,8 +33,11 @@ class AttentionSettings:
     head_dim: int
     qkv_bias: bool
     output_bias: bool
-    qk_norm_eps: float | None  # None: queries and keys are not normalised
-    sliding_window: int | None  # tokens seen, the token itself included; None: all
+    norm_eps: float
+    qk_norm: QueryKeyNorm | None = None
+    scale: float | None = None  # of the scores; None: D^-0.5
+    soft_cap: float | None = None
+    sliding_window: int | None = None  # tokens seen, the token itself included; None: all
 
 
 class Attention(AttentionLayer):
@@ -46,11 +50,14 @@ class Attention(AttentionLayer):
         s = settings
         self.qkv_proj = QKVLinear(ctx, s.hidden_size, s.head_dim, s.num_heads, s.num_kv_heads, s.qkv_bias)
         self.o_proj = RowLinear(ctx, s.num_heads * s.head_dim, s.hidden_size, s.output_bias)
-        self.q_norm = RMSNorm(ctx, s.head_dim, s.qk_norm_eps) if s.qk_norm_eps is not None else None
-        self.k_norm = RMSNorm(ctx, s.head_dim, s.qk_norm_eps) if s.qk_norm_eps is not None else None
         self.num_heads, self.num_kv_heads = self.qkv_proj.num_heads, self.qkv_proj.num_kv_heads
-        self.head_dim, self.scale = s.head_dim, s.head_dim**-0.5
-        self.sliding_window = s.sliding_window
+        self.q_norm = self.k_norm = None
+        if s.qk_norm is not None:
+            make, tp = QUERY_KEY_NORMS[s.qk_norm], ctx.groups.tp
+            self.q_norm = make(ctx, HeadShare(tp, s.num_heads, self.num_heads), s.head_dim, s.norm_eps)
+            self.k_norm = make(ctx, HeadShare(tp, s.num_kv_heads, self.num_kv_heads), s.head_dim, s.norm_eps)
+        self.head_dim, self.scale = s.head_dim, s.head_dim**-0.5 if s.scale is None else s.scale
+        self.sliding_window, self.soft_cap = s.sliding_window, s.soft_cap
         self.layer_index = layer_index
         self.rotary = rotary
         # Scales of a quantized cache, [2, Hkv]: keys, values. The loader sets what the checkpoint says.
@@ -67,12 +74,20 @@ class Attention(AttentionLayer):
         kv_cache, meta = ctx.kv_caches[self.layer_index], ctx.attention[self.layer_index]
         qkv = self.qkv_proj(x)
         heads = qkv.view(qkv.shape[0], -1, self.head_dim)
-        rotation, norm, scales = self.rotary.of_step(ctx), self._head_norm(), self.kv_scales
+        rotation, norm, scales = self.rotary.of_step(ctx), self._head_norm(heads), self.kv_scales
         query = self.fused.rotate_and_write(
             heads, rotation.cos, rotation.sin, norm, kv_cache, meta.slot_mapping, scales
         )
+        if rotation.query_scale is not None:
+            query = query * rotation.query_scale
         out = self.ops.paged_attention(
-            query, kv_cache, meta, scale=self.scale, sliding_window=self.sliding_window, kv_scales=scales
+            query,
+            kv_cache,
+            meta,
+            scale=self.scale,
+            sliding_window=self.sliding_window,
+            soft_cap=self.soft_cap,
+            kv_scales=scales,
         )
         return self.o_proj(out.reshape(out.shape[0], -1), epilogue)  # type: ignore[no-any-return]
 
@@ -95,7 +110,13 @@ class Attention(AttentionLayer):
         """Keys and values of this rank's KV heads."""
         return LayerCacheSpec((2, self.num_kv_heads), self.head_dim, self.kv_dtype, self.sliding_window)
 
-    def _head_norm(self) -> HeadNorm | None:
+    def _head_norm(self, heads: torch.Tensor) -> HeadNorm | None:
+        """What the rotating kernel shall norm with; None where `heads` [T, Hq + 2 Hkv, D] need no norm or have it."""
         if self.q_norm is None or self.k_norm is None:
             return None
-        return HeadNorm(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
+        if isinstance(self.q_norm, RMSNorm) and isinstance(self.k_norm, RMSNorm):
+            return HeadNorm(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
+        query, key = heads[:, : self.num_heads], heads[:, self.num_heads :][:, : self.num_kv_heads]
+        query.copy_(self.q_norm(query))
+        key.copy_(self.k_norm(key))
+        return None

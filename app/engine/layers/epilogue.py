@@ -61,17 +61,19 @@ class AddNorm:
 
     residual: torch.Tensor  # [T, N]
     norm: Norm | None
+    scale: float = 1.0  # of the product
 
     def joined(
         self, ops: LinearOps, x: Activations, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> tuple[Activations, torch.Tensor]:
         """Sum with the product, and its norm."""
-        if self.norm is None:
+        if self.norm is None or self.scale != 1.0:
             return self.after(ops.linear(x, weight, bias))
         return self.norm.after_product(ops, x, weight, bias, self.residual)
 
     def after(self, y: torch.Tensor) -> tuple[Activations, torch.Tensor]:
         """Sum with y, and its norm."""
+        y = y if self.scale == 1.0 else y * self.scale
         if self.norm is None:
             total = y + self.residual
             return total, total

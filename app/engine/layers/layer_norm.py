@@ -1,4 +1,4 @@
-"""Layer normalisation (Ba, Kiros and Hinton, 2016) with weight and bias, as encoders have it."""
+"""Layer normalisation (Ba, Kiros and Hinton, 2016)."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from app.engine.layers.weight import REPLICATED, Weight
 
 
 class LayerNorm(Norm):
-    """(x - mean) / std * weight + bias over the last dimension."""
+    """(x - mean) / std * weight + bias over the last dimension; some families have no bias."""
 
-    def __init__(self, ctx: BuildContext, size: int, eps: float) -> None:
+    def __init__(self, ctx: BuildContext, size: int, eps: float, *, bias: bool = True) -> None:
         super().__init__()
         self.weight = Weight(torch.ones(size, dtype=ctx.dtype), REPLICATED)
-        self.bias = Weight(torch.zeros(size, dtype=ctx.dtype), REPLICATED)
+        self.bias = Weight(torch.zeros(size, dtype=ctx.dtype), REPLICATED) if bias else None
         self.size = (size,)
         self.eps = eps
 

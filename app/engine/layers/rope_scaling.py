@@ -1,9 +1,10 @@
 """Rotary frequencies, one function for each `rope_type` that a Hugging Face configuration may name.
 
 `default` (Su et al. 2021, RoFormer), `linear` (positions divided by a factor: Chen et al. 2023), `llama3`
-(long wavelengths divided, short ones kept: Llama 3.1), `yarn` (Peng et al. 2023). `dynamic` changes the frequencies
-with the length of the text, which would spoil keys that are cached already, so it is accepted only where it changes
-nothing.
+(long wavelengths divided, short ones kept: Llama 3.1), `yarn` (Peng et al. 2023), `longrope` (a factor for each
+frequency: Ding et al. 2024). `dynamic` changes the frequencies with the length of the text, which would spoil keys that
+are cached already, so it is accepted only where it changes nothing; `longrope` has two tables, and `max_model_len`
+chooses one of them for good.
 
 The order of operations is transformers', so that the frequencies are too, to the last bit: far into a long context a
 rounding error of a frequency would be an error of the angle.
@@ -12,7 +13,7 @@ rounding error of a frequency would be an error of the angle.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,7 +28,7 @@ Frequencies = tuple[torch.Tensor, float]  # inverse frequencies fp32 [D / 2], fa
 class RopeSettings:
     """What a configuration says about rotary embedding."""
 
-    head_dim: int
+    dim: int  # of a head's dimensions, those that rotate
     theta: float
     rope_type: str = "default"
     max_position_embeddings: int = 2048
@@ -35,28 +36,50 @@ class RopeSettings:
     parameters: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def from_hf(cls, hf_config: Mapping[str, Any], head_dim: int, max_model_len: int) -> RopeSettings:
+    def from_hf(
+        cls, hf_config: Mapping[str, Any], head_dim: int, max_model_len: int, layer_type: str = ""
+    ) -> RopeSettings:
         """Read `rope_parameters` (transformers 5) or `rope_theta` with `rope_scaling` (before).
 
-        UnsupportedError names a rope_type or an option that is not supported.
+        Where they differ from layer type to layer type, those of `layer_type`. UnsupportedError names a rope_type that
+        is not supported, CheckpointError what is missing.
         """
         parameters = dict(hf_config.get("rope_parameters") or hf_config.get("rope_scaling") or {})
         if any(isinstance(value, Mapping) for value in parameters.values()):
-            raise UnsupportedError("rope_parameters that differ from layer type to layer type", param="model")
-        partial = parameters.get("partial_rotary_factor", hf_config.get("partial_rotary_factor", 1.0))
-        if partial not in (None, 1.0):
-            raise UnsupportedError(f"partial_rotary_factor {partial} is not supported", param="model")
+            if not isinstance(parameters.get(layer_type), Mapping):
+                raise CheckpointError(f"config.json: rope_parameters lack {layer_type!r}", param="model")
+            parameters = dict(parameters[layer_type])
+        partial = parameters.get("partial_rotary_factor", hf_config.get("partial_rotary_factor"))
+        dim = int(head_dim * (1.0 if partial is None else float(partial)))
+        if dim < 2 or dim % 2:
+            raise UnsupportedError(f"partial_rotary_factor {partial} rotates {dim} of {head_dim}", param="model")
         theta = parameters.get("rope_theta", hf_config.get("rope_theta", 10000.0))
         rope_type = str(parameters.get("rope_type", parameters.get("type", "default")))
+        rope_type = {"su": "longrope"}.get(rope_type, rope_type)  # its name in older configurations
         if rope_type not in ROPE_TYPES:
             known = ", ".join(sorted(ROPE_TYPES))
             raise UnsupportedError(f"unknown rope_type {rope_type!r}; known: {known}", param="model")
         limit = int(hf_config.get("max_position_embeddings", 2048))
-        return cls(head_dim, float(theta), rope_type, limit, max_model_len, parameters)
+        if parameters.get("original_max_position_embeddings") is None and rope_type == "longrope":
+            parameters["original_max_position_embeddings"] = hf_config.get("original_max_position_embeddings", limit)
+        return cls(dim, float(theta), rope_type, limit, max_model_len, parameters)
+
+    @classmethod
+    def none(cls) -> RopeSettings:
+        """No rotation: of layers that know no positions, or learned ones."""
+        return cls(dim=2, theta=1.0, rope_type="none")
 
     def frequencies(self) -> Frequencies:
         """Inverse frequencies fp32 [D / 2] and the factor of cosines and sines."""
         return ROPE_TYPES[self.rope_type](self)
+
+    def query_scales(self, num_positions: int) -> torch.Tensor | None:
+        """What queries far into the text are multiplied by (Llama 4's scaling), fp32 [P]; None: nothing."""
+        if self.parameters.get("llama_4_scaling_beta") is None:
+            return None
+        original = self.number("original_max_position_embeddings")
+        turns = torch.floor(torch.arange(num_positions, dtype=torch.float32, device="cpu") / original)
+        return 1 + self.number("llama_4_scaling_beta") * torch.log(1 + turns)
 
     def number(self, name: str, default: float | None = None) -> float:
         """A number of the settings; CheckpointError when it is required and missing."""
@@ -68,12 +91,16 @@ class RopeSettings:
 
     def periods(self) -> torch.Tensor:
         """Unscaled frequencies' inverses, fp32 [D / 2]."""
-        exponents = torch.arange(0, self.head_dim, 2, dtype=torch.float32, device="cpu") / self.head_dim
+        exponents = torch.arange(0, self.dim, 2, dtype=torch.float32, device="cpu") / self.dim
         return self.theta**exponents
 
     def base(self) -> torch.Tensor:
         """Unscaled inverse frequencies, fp32 [D / 2]."""
         return 1.0 / self.periods()
+
+
+def _none(settings: RopeSettings) -> Frequencies:
+    return torch.zeros(settings.dim // 2, dtype=torch.float32, device="cpu"), 1.0
 
 
 def _default(settings: RopeSettings) -> Frequencies:
@@ -107,7 +134,7 @@ def _llama3(settings: RopeSettings) -> Frequencies:
 
 def _yarn(settings: RopeSettings) -> Frequencies:
     dim, original = (
-        settings.head_dim,
+        settings.dim,
         settings.number("original_max_position_embeddings", settings.max_position_embeddings),
     )
     factor = settings.number("factor", settings.max_position_embeddings / original)
@@ -139,10 +166,27 @@ def _yarn_attention_factor(settings: RopeSettings, factor: float) -> float:
     return mscale(1.0)
 
 
+def _longrope(settings: RopeSettings) -> Frequencies:
+    original = settings.number("original_max_position_embeddings")
+    name = "long_factor" if settings.max_model_len > original else "short_factor"
+    factors = settings.parameters.get(name)
+    if not isinstance(factors, Sequence) or len(factors) != settings.dim // 2:
+        raise CheckpointError(
+            f"config.json: rope_type 'longrope' needs {settings.dim // 2} numbers in {name!r}", param="model"
+        )
+    inv_freq = 1.0 / (torch.tensor(factors, dtype=torch.float32, device="cpu") * settings.periods())
+    if settings.parameters.get("attention_factor") is not None:
+        return inv_freq, settings.number("attention_factor")
+    stretch = settings.number("factor", settings.max_position_embeddings / original)
+    return inv_freq, 1.0 if stretch <= 1 else math.sqrt(1 + math.log(stretch) / math.log(original))
+
+
 ROPE_TYPES: dict[str, Callable[[RopeSettings], Frequencies]] = {
+    "none": _none,
     "default": _default,
     "linear": _linear,
     "dynamic": _dynamic,
     "llama3": _llama3,
     "yarn": _yarn,
+    "longrope": _longrope,
 }

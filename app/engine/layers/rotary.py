@@ -22,6 +22,7 @@ class Rotation:
 
     cos: torch.Tensor  # [T, 1, D]
     sin: torch.Tensor  # [T, 1, D], the first half negated
+    query_scale: torch.Tensor | None = None  # [T, 1, 1]: queries are multiplied by it afterwards
 
     def apply(self, x: torch.Tensor) -> torch.Tensor:
         """[T, H, D] -> [T, H, D]; layers leave it to `FusedOps.rotate_and_write`."""
@@ -37,6 +38,8 @@ class RotaryEmbedding:
         cos, sin = angles.cos() * scale, angles.sin() * scale
         self.cos = torch.cat((cos, cos), dim=-1).to(device=device, dtype=dtype)
         self.sin = torch.cat((-sin, sin), dim=-1).to(device=device, dtype=dtype)
+        scales = settings.query_scales(max_model_len)
+        self.query_scales = None if scales is None else scales.to(device=device, dtype=dtype)
 
     def of_step(self, ctx: ForwardContext) -> Rotation:
         """Angles of the step's tokens: gathered when the first layer asks."""
@@ -47,4 +50,5 @@ class RotaryEmbedding:
 
     def at(self, positions: torch.Tensor) -> Rotation:
         """Angles of the step's tokens, positions int64 [T]."""
-        return Rotation(self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1))
+        scale = None if self.query_scales is None else self.query_scales[positions].view(-1, 1, 1)
+        return Rotation(self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1), scale)

@@ -28,7 +28,7 @@ class VocabShard(Layer):
 
     def load_weight(self, weight: Weight, tensor: CheckpointTensor, shard_id: str) -> None:
         """Load this rank's rows; padding rows are zero."""
-        expect_shape(tensor, self.vocab_size, weight.shape[1])
+        expect_shape(tensor, self.vocab_size, *weight.shape[1:])
         held = max(0, min(self.rows, self.vocab_size - self.first))
         weight.data[held:].zero_()
         if held:
@@ -51,8 +51,9 @@ class VocabEmbedding(VocabShard):
 class LMHead(VocabShard):
     """Hidden states to logits."""
 
-    def __init__(self, ctx: BuildContext, vocab_size: int, hidden_size: int) -> None:
+    def __init__(self, ctx: BuildContext, vocab_size: int, hidden_size: int, bias: bool = False) -> None:
         super().__init__(ctx, vocab_size, hidden_size)
+        self.bias = Weight(torch.empty(self.rows, dtype=ctx.dtype), WeightSpec(self.load_weight)) if bias else None
         self.tied = False
         self.packed: PackedWeight | None = None
         self.ops = linear_ops(ctx.device)
@@ -74,8 +75,8 @@ class LMHead(VocabShard):
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[N, C] -> [N, V], the whole vocabulary on every rank."""
         if self.packed is None:
-            local = self.ops.linear(hidden, self.weight, None)
+            local = self.ops.linear(hidden, self.weight, self.bias)
         else:
-            local = self.packed.linear(hidden, None)
+            local = self.packed.linear(hidden, self.bias)
         logits = self.tp.all_gather(local)
         return logits[:, : self.vocab_size]

@@ -13,10 +13,33 @@ if TYPE_CHECKING:  # the table alone needs no torch
 MODELS: Registry[type[CausalLM]] = Registry(
     "model architecture",
     {
+        "Cohere2ForCausalLM": "app.engine.models.cohere:Cohere2ForCausalLM",
+        "CohereForCausalLM": "app.engine.models.cohere:CohereForCausalLM",
+        "Exaone4ForCausalLM": "app.engine.models.exaone4:Exaone4ForCausalLM",
+        "FalconForCausalLM": "app.engine.models.falcon:FalconForCausalLM",
+        "GPT2LMHeadModel": "app.engine.models.gpt2:GPT2LMHeadModel",
+        "GPTNeoXForCausalLM": "app.engine.models.gpt_neox:GPTNeoXForCausalLM",
+        "Gemma2ForCausalLM": "app.engine.models.gemma2:Gemma2ForCausalLM",
+        "Gemma3ForCausalLM": "app.engine.models.gemma3:Gemma3ForCausalLM",
+        "Gemma3ForConditionalGeneration": "app.engine.models.gemma3:Gemma3ForCausalLM",  # text only
+        "GemmaForCausalLM": "app.engine.models.gemma:GemmaForCausalLM",
+        "Glm4ForCausalLM": "app.engine.models.glm4:Glm4ForCausalLM",
+        "GlmForCausalLM": "app.engine.models.glm4:GlmForCausalLM",
+        "GraniteForCausalLM": "app.engine.models.granite:GraniteForCausalLM",
         "LlamaForCausalLM": "app.engine.models.llama:LlamaForCausalLM",
+        "Ministral3ForCausalLM": "app.engine.models.ministral:Ministral3ForCausalLM",
+        "MinistralForCausalLM": "app.engine.models.ministral:MinistralForCausalLM",
+        "Mistral3ForConditionalGeneration": "app.engine.models.ministral:Ministral3ForCausalLM",  # text only
         "MistralForCausalLM": "app.engine.models.mistral:MistralForCausalLM",
+        "OPTForCausalLM": "app.engine.models.opt:OPTForCausalLM",
+        "Olmo2ForCausalLM": "app.engine.models.olmo2:Olmo2ForCausalLM",
+        "Olmo3ForCausalLM": "app.engine.models.olmo2:Olmo3ForCausalLM",
+        "Phi3ForCausalLM": "app.engine.models.phi3:Phi3ForCausalLM",
+        "PhiForCausalLM": "app.engine.models.phi:PhiForCausalLM",
         "Qwen2ForCausalLM": "app.engine.models.qwen2:Qwen2ForCausalLM",
         "Qwen3ForCausalLM": "app.engine.models.qwen3:Qwen3ForCausalLM",
+        "SmolLM3ForCausalLM": "app.engine.models.smollm3:SmolLM3ForCausalLM",
+        "StableLmForCausalLM": "app.engine.models.stablelm:StableLmForCausalLM",
     },
 )
 

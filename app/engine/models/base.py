@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 
 import torch
 
 from app.engine.layers.attention_layer import AttentionLayer
 from app.engine.layers.context import ForwardContext
 from app.engine.layers.layer import Layer
+from app.engine.models.checkpoint import StoredTensor
 
 
 class EngineModel(Layer, ABC):
@@ -17,6 +19,11 @@ class EngineModel(Layer, ABC):
     @abstractmethod
     def forward(self, input_ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         """int [T] -> hidden states [T, C] after the last layer."""
+
+    def own_tensors(self, name: str, tensor: StoredTensor) -> Iterable[tuple[str, StoredTensor]]:
+        """A tensor of the checkpoint under our names: itself, its parts, or nothing where it has no use."""
+        own = self.own_name(name)
+        return [] if own is None else [(own, tensor)]
 
     def raw_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden states [N, C] of the rows that need them -> [N, V] in the model's type; in the last stage."""

@@ -11,8 +11,11 @@ from torch import nn
 from app.engine.layers.attention import Attention, AttentionSettings
 from app.engine.layers.attention_layer import AttentionLayer
 from app.engine.layers.context import BuildContext
+from app.engine.layers.layer_norm import LayerNorm
 from app.engine.layers.mlp import GatedMLP
 from app.engine.layers.norm import Norm, RMSNorm
+from app.engine.layers.offset_norm import OffsetRMSNorm
+from app.engine.layers.plain_mlp import PlainMLP
 from app.engine.layers.rotary import RotaryEmbedding
 from app.engine.models.decoder_settings import DecoderSettings
 
@@ -41,7 +44,10 @@ def grouped_query_attention(ctx: BuildContext, settings: DecoderSettings, place:
         head_dim=s.head_dim,
         qkv_bias=s.qkv_bias,
         output_bias=s.output_bias,
-        qk_norm_eps=s.norm_eps if s.qk_norm else None,
+        norm_eps=s.norm_eps,
+        qk_norm=s.qk_norm,
+        scale=s.attention_scale,
+        soft_cap=s.attention_soft_cap,
         sliding_window=s.sliding_windows[place.index],
     )
     return Attention(ctx, attention, place.cache_index, place.rotary)
@@ -52,6 +58,26 @@ def gated_mlp(ctx: BuildContext, settings: DecoderSettings, place: LayerPlace) -
     return GatedMLP(ctx, settings.hidden_size, settings.intermediate_size, settings.hidden_act, settings.mlp_bias)
 
 
+def layer_norm(ctx: BuildContext, settings: DecoderSettings, before_linear: bool) -> Norm:
+    """A layer norm with weight and bias."""
+    return LayerNorm(ctx, settings.hidden_size, settings.norm_eps)
+
+
+def unbiased_layer_norm(ctx: BuildContext, settings: DecoderSettings, before_linear: bool) -> Norm:
+    """A layer norm without bias."""
+    return LayerNorm(ctx, settings.hidden_size, settings.norm_eps, bias=False)
+
+
+def offset_rms_norm(ctx: BuildContext, settings: DecoderSettings, before_linear: bool) -> Norm:
+    """Gemma's norm."""
+    return OffsetRMSNorm(ctx, settings.hidden_size, settings.norm_eps)
+
+
+def plain_mlp(ctx: BuildContext, settings: DecoderSettings, place: LayerPlace) -> nn.Module:
+    """A feed-forward layer without a gate."""
+    return PlainMLP(ctx, settings.hidden_size, settings.intermediate_size, settings.hidden_act, settings.mlp_bias)
+
+
 @dataclass(slots=True, frozen=True)
 class Blocks:
     """How each block is made. Modules keep these contracts (normed x may come as a DeferredNorm, which linear layers
@@ -59,7 +85,7 @@ class Blocks:
 
     - attention: (normed x [T, C], epilogue, ForwardContext) -> what the epilogue makes of the output;
     - mlp, plain, gated or of experts: (normed x [T, C], epilogue) -> the same;
-    - layer: as DecoderLayer, with its first norm under `input_layernorm`.
+    - layer: as DecoderLayer, with its first norm under `input_layernorm` (None: it reads x as it is).
     """
 
     norm: Callable[[BuildContext, DecoderSettings, bool], Norm] = rms_norm

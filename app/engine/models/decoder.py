@@ -1,95 +1,106 @@
-"""The decoder-only model that the Llama family shares: its variants differ by their DecoderSettings and Blocks.
+"""The decoder-only model that all families share: they differ by their DecoderSettings and Blocks.
 
-Module names are those of Hugging Face checkpoints, so a parameter's path is its name there (fused layers name their
-parts).
+Module names are those of Llama's checkpoints in Hugging Face's layout, so a parameter's path is its name there (fused
+layers name their parts); a family with other names says how they become these.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
 from app.engine.layers.context import BuildContext, ForwardContext
-from app.engine.layers.epilogue import AddNorm
 from app.engine.layers.layer import Layer
-from app.engine.layers.norm import Norm
+from app.engine.layers.replicated import ReplicatedLinear, ReplicatedTable
 from app.engine.layers.rope_scaling import RopeSettings
 from app.engine.layers.rotary import RotaryEmbedding
 from app.engine.layers.vocab import LMHead, VocabEmbedding
 from app.engine.model_info import ModelInfo
 from app.engine.models.base import EngineModel
 from app.engine.models.blocks import Blocks, LayerPlace
-from app.engine.models.decoder_settings import DecoderSettings
-from app.kernels.gemm import Activations, materialize
+from app.engine.models.checkpoint import StoredTensor
+from app.engine.models.decoder_layers.pre_norm import PreNormLayer
+from app.engine.models.decoder_settings import NO_ROPE, DecoderSettings
+from app.kernels.gemm import materialize
 
-
-class DecoderLayer(Layer):
-    """x + attention(norm(x)), then x + mlp(norm(x))."""
-
-    def __init__(self, ctx: BuildContext, settings: DecoderSettings, place: LayerPlace, blocks: Blocks) -> None:
-        super().__init__()
-        self.input_layernorm = blocks.norm(ctx, settings, True)
-        self.self_attn = blocks.attention(ctx, settings, place)
-        self.post_attention_layernorm = blocks.norm(ctx, settings, True)
-        self.mlp = blocks.mlp(ctx, settings, place)
-
-    def forward(
-        self, normed: Activations, x: torch.Tensor, next_norm: Norm | None, ctx: ForwardContext
-    ) -> tuple[Activations, torch.Tensor]:
-        """(x after `input_layernorm`, x [T, C]) -> the same of the next layer, whose norm is `next_norm`: each sum is
-        normed where it is made, so that one kernel can do both. No next norm in this stage: the sum twice."""
-        normed, x = self.self_attn(normed, AddNorm(x, self.post_attention_layernorm), ctx)
-        return self.mlp(normed, AddNorm(x, next_norm))  # type: ignore[no-any-return]
+Ropes = Callable[[str], RopeSettings]  # by layer type
 
 
 class Decoder(Layer):
     """Embedding, layers, final norm: those of this pipeline stage, under the names they have in the whole model."""
 
-    def __init__(self, ctx: BuildContext, settings: DecoderSettings, rope: RopeSettings, blocks: Blocks) -> None:
+    def __init__(self, ctx: BuildContext, settings: DecoderSettings, ropes: Ropes, blocks: Blocks) -> None:
         super().__init__()
-        s, groups = settings, ctx.groups
+        s = settings
         own = ctx.stage_layers if ctx.stage_layers is not None else range(s.num_layers)
+        self._build_ends(ctx, s, blocks)
+        # In the model's type, as the embedding that it multiplies.
+        self.embedding_scale = float(torch.tensor(s.embedding_scale, dtype=ctx.dtype, device="cpu"))
+        self.position_offset = s.position_offset
+        types = s.rope_types or ("",) * s.num_layers
+        self.rotaries = {
+            kind: RotaryEmbedding(ropes(kind), ctx.max_model_len, ctx.dtype, ctx.device)
+            for kind in dict.fromkeys(types[i] for i in own)
+        }
+        layer = blocks.layer or PreNormLayer
+        places = [LayerPlace(i, cache, self.rotaries[types[i]]) for cache, i in enumerate(own)]
+        self.layers = nn.ModuleDict({str(place.index): layer(ctx, s, place, blocks) for place in places})
+
+    def _build_ends(self, ctx: BuildContext, s: DecoderSettings, blocks: Blocks) -> None:
+        """What stands before the layers in the first stage, and after them in the last."""
+        first, last = ctx.groups.is_first_stage, ctx.groups.is_last_stage
+        size = s.embedding_size or s.hidden_size
         # A tied head is the embedding's table, so the last stage holds it too.
-        embeds = groups.is_first_stage or (groups.is_last_stage and s.tie_word_embeddings)
-        self.embed_tokens = VocabEmbedding(ctx, s.vocab_size, s.hidden_size) if embeds else None
-        self.rotary = RotaryEmbedding(rope, ctx.max_model_len, ctx.dtype, ctx.device)
-        layer = blocks.layer or DecoderLayer
-        self.layers = nn.ModuleDict(
-            {str(i): layer(ctx, s, LayerPlace(i, cache, self.rotary), blocks) for cache, i in enumerate(own)}
+        embeds = first or (last and s.tie_word_embeddings)
+        self.embed_tokens = VocabEmbedding(ctx, s.vocab_size, size) if embeds else None
+        self.embed_positions = (
+            ReplicatedTable(ctx, s.num_positions, s.hidden_size) if first and s.num_positions else None
         )
-        self.norm = blocks.norm(ctx, s, False) if groups.is_last_stage else None
+        projects = size != s.hidden_size
+        self.project_in = ReplicatedLinear(ctx, size, s.hidden_size, bias=False) if first and projects else None
+        self.norm = blocks.norm(ctx, s, False) if last and s.final_norm else None
+        self.project_out = ReplicatedLinear(ctx, s.hidden_size, size, bias=False) if last and projects else None
 
     def forward(self, input_ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         """int [T] -> hidden states [T, C]; a later stage goes on from `ctx.hidden`."""
-        x = ctx.hidden
-        if x is None:
-            assert self.embed_tokens is not None, "a later stage needs the hidden states of the one before"
-            x = self.embed_tokens(input_ids)
-        self.rotary.of_step(ctx)  # for all layers
+        x = self._embed(input_ids, ctx.positions) if ctx.hidden is None else ctx.hidden
+        for rotary in self.rotaries.values():
+            rotary.of_step(ctx)  # for all layers
         layers: list[Any] = list(self.layers.values())
         norms = [*[layer.input_layernorm for layer in layers], self.norm]  # the last is None in an earlier stage
         normed = x if norms[0] is None else norms[0](x)
         for layer, next_norm in zip(layers, norms[1:], strict=True):
             normed, x = layer(normed, x, next_norm, ctx)
-        return materialize(normed)
+        hidden = materialize(normed)
+        return hidden if self.project_out is None else self.project_out(hidden)
+
+    def _embed(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        assert self.embed_tokens is not None, "a later stage needs the hidden states of the one before"
+        x: torch.Tensor = self.embed_tokens(input_ids)
+        if self.embedding_scale != 1.0:
+            x = x * self.embedding_scale
+        if self.project_in is not None:
+            x = self.project_in(x)
+        return x if self.embed_positions is None else x + self.embed_positions(positions + self.position_offset)
 
 
 class CausalLM(EngineModel):
-    """A language model; a family overrides `settings`, and `blocks` where its layers are made of others."""
+    """A language model; a family overrides `settings`, and the others where it is not Llama's way."""
 
     blocks: ClassVar[Blocks] = Blocks()
 
     def __init__(self, ctx: BuildContext, info: ModelInfo) -> None:
         super().__init__()
-        settings = self.settings(info)
-        rope = RopeSettings.from_hf(info.hf_config, settings.head_dim, ctx.max_model_len)
-        self.model = Decoder(ctx, settings, rope, self.blocks)
+        self.decoder_settings = s = self.settings(info)
+        self.model = Decoder(ctx, s, self.ropes(info, s, ctx.max_model_len), self.blocks_of(info))
         last = ctx.groups.is_last_stage
-        self.lm_head = LMHead(ctx, settings.vocab_size, settings.hidden_size) if last else None
-        self.tied = settings.tie_word_embeddings
+        size = s.embedding_size or s.hidden_size
+        self.lm_head = LMHead(ctx, s.vocab_size, size, s.head_bias) if last else None
+        self.tied = s.tie_word_embeddings
         if self.tied and self.lm_head is not None:
             assert self.model.embed_tokens is not None
             self.lm_head.tie(self.model.embed_tokens)
@@ -99,6 +110,31 @@ class CausalLM(EngineModel):
     def settings(info: ModelInfo) -> DecoderSettings:
         """Read config.json the way this family means it."""
 
+    @classmethod
+    def blocks_of(cls, info: ModelInfo) -> Blocks:
+        """The blocks of a variant, where the configuration chooses them."""
+        return cls.blocks
+
+    @classmethod
+    def ropes(cls, info: ModelInfo, settings: DecoderSettings, max_model_len: int) -> Ropes:
+        """The rope settings of each layer type."""
+
+        def of(layer_type: str) -> RopeSettings:
+            if layer_type == NO_ROPE:
+                return RopeSettings.none()
+            return RopeSettings.from_hf(info.hf_config, settings.head_dim, max_model_len, layer_type)
+
+        return of
+
+    @staticmethod
+    def tensors(settings: DecoderSettings, name: str, tensor: StoredTensor) -> Iterable[tuple[str, StoredTensor]]:
+        """A tensor of the checkpoint under our names: itself, its parts, or nothing where it has no use."""
+        return [(name, tensor)]
+
+    def own_tensors(self, name: str, tensor: StoredTensor) -> Iterable[tuple[str, StoredTensor]]:
+        """See EngineModel.own_tensors."""
+        return self.tensors(self.decoder_settings, name, tensor)
+
     def forward(self, input_ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         """int [T] -> hidden states [T, C]."""
         return self.model(input_ids, ctx)  # type: ignore[no-any-return]
@@ -106,4 +142,9 @@ class CausalLM(EngineModel):
     def raw_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden states [N, C] of the rows that need them -> [N, V] in the model's type; in the last stage."""
         assert self.lm_head is not None, "logits are computed in the last stage"
-        return self.lm_head(hidden)  # type: ignore[no-any-return]
+        s, logits = self.decoder_settings, self.lm_head(hidden)
+        if s.logit_scale != 1.0:
+            logits = logits * s.logit_scale
+        if s.logit_soft_cap is not None:
+            logits = torch.tanh(logits / s.logit_soft_cap) * s.logit_soft_cap
+        return logits  # type: ignore[no-any-return]

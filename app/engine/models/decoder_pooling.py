@@ -5,12 +5,14 @@ The families' own decoders without their language head; for scores with a linear
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
 from app.engine.layers.context import BuildContext, ForwardContext
 from app.engine.layers.replicated import ReplicatedLinear
-from app.engine.layers.rope_scaling import RopeSettings
 from app.engine.model_info import ModelInfo
+from app.engine.models.checkpoint import StoredTensor
 from app.engine.models.decoder import CausalLM, Decoder
 from app.engine.models.llama import LlamaForCausalLM
 from app.engine.models.mistral import MistralForCausalLM
@@ -31,9 +33,9 @@ class DecoderForPooling(PoolingModel):
         hf = info.hf_config
         if hf.get("is_causal") is False or hf.get("use_bidirectional_attention"):
             raise UnsupportedError("decoders with attention in both directions are not supported", param="model")
-        settings = self.family.settings(info)
-        rope = RopeSettings.from_hf(hf, settings.head_dim, ctx.max_model_len)
-        self.model = Decoder(ctx, settings, rope, self.family.blocks)
+        self.decoder_settings = settings = self.family.settings(info)
+        ropes = self.family.ropes(info, settings, ctx.max_model_len)
+        self.model = Decoder(ctx, settings, ropes, self.family.blocks_of(info))
         self.score: ReplicatedLinear | None = None
         if info.architecture.endswith("ForSequenceClassification"):
             self.num_labels = len(PoolingInfo.of(info).labels)
@@ -47,6 +49,11 @@ class DecoderForPooling(PoolingModel):
         """Pooled hidden states [N, C] -> logits [N, num_labels]."""
         assert self.score is not None, "a model without classes"
         return self.score(pooled)  # type: ignore[no-any-return]
+
+    def own_tensors(self, name: str, tensor: StoredTensor) -> Iterable[tuple[str, StoredTensor]]:
+        """The family's, whatever the checkpoint holds the decoder as."""
+        for own, part in super().own_tensors(name, tensor):
+            yield from self.family.tensors(self.decoder_settings, own, part)
 
     def own_name(self, name: str) -> str | None:
         """Checkpoints hold the decoder as `model`, or it is all that they hold; the language head is left out."""

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from app.engine.model_info import ModelInfo
 from app.errors import UnsupportedError
 
+if TYPE_CHECKING:  # the settings alone need no torch
+    from app.engine.layers.query_key_norm import QueryKeyNorm
+
+
+NO_ROPE = "none"
+_EPS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon")
+_ACT = ("hidden_activation", "hidden_act", "activation_function", "activation")
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+
 
 @dataclass(slots=True, frozen=True)
 class DecoderSettings:
-    """Sizes and switches of a pre-norm decoder with rotary attention and a gated MLP."""
+    """Sizes and switches of a decoder."""
 
     vocab_size: int
     hidden_size: int
@@ -26,11 +37,30 @@ class DecoderSettings:
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
-    qk_norm: bool = False
+    qk_norm: QueryKeyNorm | None = None
+    attention_scale: float | None = None  # of the scores; None: head_dim^-0.5
+    attention_soft_cap: float | None = None
+    # The layer type whose rope parameters a layer takes, NO_ROPE for none at all; (): all layers take the common ones.
+    rope_types: tuple[str, ...] = ()
+    num_positions: int = 0  # rows of the table of learned positions; 0: there is none
+    position_offset: int = 0  # the row of position 0
+    embedding_size: int | None = None  # of the token table, where it is not the hidden size
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0  # of what a block adds
+    logit_scale: float = 1.0
+    logit_soft_cap: float | None = None
+    head_bias: bool = False
+    final_norm: bool = True
+    rotary_dim: int = 0  # of a head's dimensions, those that rotate, where the family must know
 
     @classmethod
-    def from_info(cls, info: ModelInfo) -> DecoderSettings:
-        """The part of config.json that all families read alike; UnsupportedError for numbers that do not fit."""
+    def from_info(
+        cls, info: ModelInfo, *, tied: bool = False, hidden_act: str = "silu", norm_eps: float = 1e-6
+    ) -> DecoderSettings:
+        """The part of config.json that all families read alike, with a family's defaults for what it may leave out.
+
+        UnsupportedError for numbers that do not fit.
+        """
         hf = info.hf_config
         if info.num_heads % info.num_kv_heads != 0:
             raise UnsupportedError(
@@ -39,29 +69,48 @@ class DecoderSettings:
             )
         return cls(
             vocab_size=info.vocab_size,
-            hidden_size=int(hf["hidden_size"]),
-            intermediate_size=int(hf["intermediate_size"]),
+            hidden_size=info.hidden_size,
+            intermediate_size=info.intermediate_size,
             num_layers=info.num_layers,
             num_heads=info.num_heads,
             num_kv_heads=info.num_kv_heads,
             head_dim=info.head_dim,
-            norm_eps=float(hf.get("rms_norm_eps", 1e-6)),
-            hidden_act=str(hf.get("hidden_act", "silu")),
-            tie_word_embeddings=bool(hf.get("tie_word_embeddings", False)),
+            norm_eps=float(_first(hf, _EPS, norm_eps)),
+            hidden_act=str(_first(hf, _ACT, hidden_act)),
+            tie_word_embeddings=bool(hf.get("tie_word_embeddings", tied)),
             sliding_windows=(None,) * info.num_layers,
         )
+
+
+def layer_types(info: ModelInfo, default: Sequence[str]) -> list[str]:
+    """What `layer_types` says of each layer, or else `default`; UnsupportedError names a type that is unknown."""
+    types = info.hf_config.get("layer_types") or list(default)
+    unknown = set(types) - {_SLIDING, _FULL}
+    if unknown or len(types) != info.num_layers:
+        raise UnsupportedError(f"layer_types: unknown {sorted(unknown)} or a wrong number of layers", param="model")
+    return list(types)
+
+
+def every_nth_full(info: ModelInfo, n: int) -> list[str]:
+    """Layer types of which every n-th sees everything, from the n-th on."""
+    return [_SLIDING if (i + 1) % n else _FULL for i in range(info.num_layers)]
+
+
+def windows_of(info: ModelInfo, types: Sequence[str], default: int | None = None) -> tuple[int | None, ...]:
+    """The sliding windows of layers of these types."""
+    window = info.hf_config.get("sliding_window", default)
+    return tuple(int(window) if kind == _SLIDING and window is not None else None for kind in types)
 
 
 def windows_by_layer_type(info: ModelInfo) -> tuple[int | None, ...]:
     """Sliding windows where `use_sliding_window` is set: of the layers that `layer_types` names, or, in older
     configurations, of those from `max_window_layers` on."""
     hf = info.hf_config
-    if not hf.get("use_sliding_window", False) or hf.get("sliding_window") is None:
+    if not hf.get("use_sliding_window", False):
         return (None,) * info.num_layers
-    window, first = int(hf["sliding_window"]), int(hf.get("max_window_layers", 28))
-    default = ["sliding_attention" if i >= first else "full_attention" for i in range(info.num_layers)]
-    types = hf.get("layer_types") or default
-    unknown = set(types) - {"sliding_attention", "full_attention"}
-    if unknown or len(types) != info.num_layers:
-        raise UnsupportedError(f"layer_types: unknown {sorted(unknown)} or a wrong number of layers", param="model")
-    return tuple(window if kind == "sliding_attention" else None for kind in types)
+    first = int(hf.get("max_window_layers", 28))
+    return windows_of(info, layer_types(info, [_SLIDING if i >= first else _FULL for i in range(info.num_layers)]))
+
+
+def _first(hf: Mapping[str, Any], names: Sequence[str], default: Any) -> Any:
+    return next((hf[name] for name in names if hf.get(name) is not None), default)

@@ -56,7 +56,7 @@ def _check_sizes(info: ModelInfo) -> int:
     file = info.directory / "config.json"
     try:
         sizes = [info.vocab_size, info.num_layers, info.num_heads, info.num_kv_heads, info.head_dim]
-        sizes += [int(info.hf_config[name]) for name in ("hidden_size", "intermediate_size")]
+        sizes += [info.hidden_size, info.intermediate_size]
         if min(*sizes, info.max_position_embeddings) < 1:
             raise ValueError("a size below 1")
         if info.is_causal:

@@ -21,6 +21,6 @@ class Qwen3ForCausalLM(CausalLM):
             head_dim=int(info.hf_config.get("head_dim") or 128),
             qkv_bias=bias,
             output_bias=bias,
-            qk_norm=True,
+            qk_norm="head_rms",
             sliding_windows=windows_by_layer_type(info),
         )

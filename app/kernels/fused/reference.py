@@ -9,12 +9,19 @@ from app.kernels.attention.reference import write_kv
 from app.kernels.fused import FusedOps, HeadNorm
 
 
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """x / rms(x) * weight over the last dimension; a weight in fp32 is multiplied before the one rounding."""
+    if weight.dtype == x.dtype:
+        return F.rms_norm(x, weight.shape, weight, eps)
+    return F.rms_norm(x.float(), weight.shape, weight, eps).to(x.dtype)
+
+
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(rms_norm(x + residual) * weight, x + residual), all [T, C]."""
     total = x + residual
-    return F.rms_norm(total, weight.shape, weight, eps), total
+    return rms_norm(total, weight, eps), total
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -44,8 +51,8 @@ def rotate_and_write(
         rotated = rotate(heads[:, : num_heads + num_kv_heads], cos, sin)
         query, key = rotated[:, :num_heads], rotated[:, num_heads:]
     else:
-        query = rotate(F.rms_norm(query, norm.query_weight.shape, norm.query_weight, norm.eps), cos, sin)
-        key = rotate(F.rms_norm(key, norm.key_weight.shape, norm.key_weight, norm.eps), cos, sin)
+        query = rotate(rms_norm(query, norm.query_weight, norm.eps), cos, sin)
+        key = rotate(rms_norm(key, norm.key_weight, norm.eps), cos, sin)
     write_kv(key, value, kv_cache, slots, kv_scales)
     return query
 

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
+from app.kernels.fused.reference import rms_norm
 from app.kernels.fused.triton_ops import add_rms_norm, silu_and_mul
 from app.kernels.gemm import Activations, DeferredNorm, LinearOps, materialize
 from app.kernels.launch import cdiv, early_launch, next_power_of_2, shared_memory
@@ -327,7 +328,7 @@ def linear_add_norm(
         return add_rms_norm(F.linear(x, weight, bias), residual, norm_weight, eps)
     is_deferred = may_defer and may_defer_norm(weight.shape[0], x.dtype)
     deferred, total = small_linear_add(x, weight, bias, residual, tile, (norm_weight, eps) if is_deferred else None)
-    return deferred or F.rms_norm(total, norm_weight.shape, norm_weight, eps), total
+    return deferred or rms_norm(total, norm_weight, eps), total
 
 
 OPS = LinearOps(linear=linear, gated_linear=gated_linear, linear_add_norm=linear_add_norm)

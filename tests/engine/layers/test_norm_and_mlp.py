@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import LlamaConfig
+from transformers import LlamaConfig, PhiConfig
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
+from transformers.models.phi.modeling_phi import PhiMLP
 
 from app.engine.attention.backend import select_attention
 from app.engine.distributed.parallel_groups import ParallelGroups
@@ -14,6 +15,7 @@ from app.engine.layers.context import BuildContext
 from app.engine.layers.epilogue import PLAIN, AddNorm
 from app.engine.layers.mlp import GatedMLP
 from app.engine.layers.norm import RMSNorm
+from app.engine.layers.plain_mlp import PlainMLP
 
 CPU = torch.device("cpu")
 
@@ -50,3 +52,15 @@ def test_mlp(name: str) -> None:
     torch.testing.assert_close(normed, norm(total))
     assert all(torch.equal(out, total) for out in ours(x, AddNorm(residual, None)))
     torch.testing.assert_close(ours(x, PLAIN), total - residual, rtol=1e-4, atol=1e-5)
+
+
+@torch.inference_mode()
+def test_plain_mlp() -> None:
+    theirs = PhiMLP(PhiConfig(hidden_size=24, intermediate_size=40, hidden_act="gelu_new"))
+    ours = PlainMLP(context(), 24, 40, "gelu_new", bias=True)
+    for mine, their in ((ours.up_proj, theirs.fc1), (ours.down_proj, theirs.fc2)):
+        mine.weight.data.copy_(their.weight)
+        assert mine.bias is not None
+        mine.bias.data.copy_(their.bias)
+    x = torch.randn(6, 24)
+    torch.testing.assert_close(ours(x, PLAIN), theirs(x), rtol=1e-4, atol=1e-5)

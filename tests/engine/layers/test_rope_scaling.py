@@ -36,6 +36,14 @@ SCALINGS: list[dict[str, Any]] = [
         "mscale_all_dim": 0.8,
     },
     {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 256, "attention_factor": 1.5},
+    {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128, "partial_rotary_factor": 0.5},
+    {
+        "rope_type": "longrope",
+        "original_max_position_embeddings": 512,
+        "factor": 4.0,
+        "short_factor": [1.0 + i / 10 for i in range(40)],
+        "long_factor": [2.0 + i / 5 for i in range(40)],
+    },
 ]
 
 
@@ -94,7 +102,9 @@ def test_dynamic_is_refused_only_where_it_would_change_something() -> None:
 def test_what_is_missing_or_unsupported_is_named() -> None:
     with pytest.raises(CheckpointError, match="'linear' needs 'factor'"):
         RopeSettings.from_hf({"rope_scaling": {"type": "linear"}}, 64, 512).frequencies()
-    with pytest.raises(UnsupportedError, match="partial_rotary_factor"):
-        RopeSettings.from_hf({"partial_rotary_factor": 0.5}, 64, 512)
-    with pytest.raises(UnsupportedError, match="layer type"):
-        RopeSettings.from_hf({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, 64, 512)
+    with pytest.raises(UnsupportedError, match=r"partial_rotary_factor 0\.55 rotates 35 of 64"):
+        RopeSettings.from_hf({"partial_rotary_factor": 0.55}, 64, 512)
+    with pytest.raises(CheckpointError, match="lack 'sliding_attention'"):
+        RopeSettings.from_hf({"rope_parameters": {"full_attention": {}}}, 64, 512, "sliding_attention")
+    with pytest.raises(CheckpointError, match="'longrope' needs 32 numbers in 'short_factor'"):
+        RopeSettings.from_hf({"rope_parameters": {"rope_type": "longrope"}}, 64, 512).frequencies()

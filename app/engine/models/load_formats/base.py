@@ -54,8 +54,8 @@ class NamedTensors(LoadFormat):
     def fill(self, model: EngineModel, request: LoadRequest) -> None:
         """Each rank reads its own shares only."""
         reader = Reader()
-        own = ((model.own_name(name), tensor) for name, tensor in self.tensors(request.directory, reader).items())
-        tensors = {name: tensor for name, tensor in own if name is not None}
+        stored = self.tensors(request.directory, reader).items()
+        tensors = {own: part for name, tensor in stored for own, part in model.own_tensors(name, tensor)}
         places, elsewhere = targets(model), request.elsewhere()
         tensors = take_kv_scales(model, tensors, places.keys() | elsewhere)
         _check_names(model, tensors, places.keys() | elsewhere)

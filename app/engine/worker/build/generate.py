@@ -31,7 +31,7 @@ def build(config: EngineConfig, place: Placement) -> Parts:
     model = load_model(info, ctx, config.load_format, config.seed)
     spec = KVCacheSpec.of(model.attention_layers, config.block_size)
     state = RowState(config.max_num_seqs, ctx.max_model_len, config.block_size, device)
-    hidden_size = int(info.hf_config["hidden_size"])
+    hidden_size = info.hidden_size
     link = StageLink(ctx.groups, hidden_size, ctx.dtype, device, config.max_inflight_steps + 2)
     forward = ForwardPass(model, KVCache(spec, device), link, info.vocab_size, ctx.dtype)
     context = FeatureContext(config, forward, state)

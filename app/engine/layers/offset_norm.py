@@ -1,0 +1,27 @@
+"""Gemma's RMS norm, whose checkpoints hold the weight less one."""
+
+from __future__ import annotations
+
+import torch
+
+from app.engine.layers.context import BuildContext
+from app.engine.layers.norm import RMSNorm
+from app.engine.layers.weight import CheckpointTensor, Weight, WeightSpec, expect_shape
+from app.kernels.fused.reference import rms_norm
+
+
+class OffsetRMSNorm(RMSNorm):
+    """x / rms(x) * (1 + weight), rounded once. The sum is kept in fp32: in 16 bits it would lose the weight's bits."""
+
+    def __init__(self, ctx: BuildContext, size: int, eps: float) -> None:
+        super().__init__(ctx, size, eps)
+        self.weight = Weight(torch.ones(size, dtype=torch.float32), WeightSpec(_load_plus_one))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., C] -> [..., C]."""
+        return rms_norm(x, self.weight, self.eps)
+
+
+def _load_plus_one(weight: Weight, tensor: CheckpointTensor, shard_id: str) -> None:
+    expect_shape(tensor, *weight.shape)
+    weight.data.copy_(tensor.narrow(0, 0, len(weight)).float() + 1.0)

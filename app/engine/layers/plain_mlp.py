@@ -1,0 +1,26 @@
+"""The feed-forward layer without a gate, as GPT-2 has it."""
+
+from __future__ import annotations
+
+from app.engine.layers.activation import activation
+from app.engine.layers.context import BuildContext
+from app.engine.layers.epilogue import Epilogue, ResultT
+from app.engine.layers.layer import Layer
+from app.engine.layers.linear import ColumnLinear, RowLinear
+from app.kernels.gemm import Activations
+
+
+class PlainMLP(Layer):
+    """down(act(up(x)))."""
+
+    def __init__(
+        self, ctx: BuildContext, hidden_size: int, intermediate_size: int, hidden_act: str, bias: bool
+    ) -> None:
+        super().__init__()
+        self.up_proj = ColumnLinear(ctx, hidden_size, intermediate_size, bias)
+        self.down_proj = RowLinear(ctx, intermediate_size, hidden_size, bias)
+        self.act = activation(hidden_act)
+
+    def forward(self, x: Activations, epilogue: Epilogue[ResultT]) -> ResultT:
+        """x [T, C] -> the output [T, C], and what follows it."""
+        return self.down_proj(self.act(self.up_proj(x)), epilogue)  # type: ignore[no-any-return]

@@ -1,0 +1,92 @@
+"""Norms of queries and keys before they are rotated, by kind.
+
+Those that work on single heads with one weight for all are made in the kernel that rotates (`HeadNorm`); the others
+change a step's projections in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from app.engine.distributed.parallel_groups import RankGroup
+from app.engine.layers.context import BuildContext
+from app.engine.layers.layer import Layer
+from app.engine.layers.norm import RMSNorm
+from app.engine.layers.offset_norm import OffsetRMSNorm
+from app.engine.layers.weight import CheckpointTensor, Weight, WeightSpec, expect_shape
+
+QueryKeyNorm = Literal["head_rms", "head_offset_rms", "projection_rms", "head_layer_norm", "head_biased_layer_norm"]
+
+
+class HeadShare:
+    """This rank's heads of a projection; ranks may share heads."""
+
+    def __init__(self, tp: RankGroup, whole: int, own: int) -> None:
+        self.tp = tp
+        self.whole = whole  # heads of the model
+        self.own = own
+        self.copies = max(1, own * tp.size // whole)  # ranks that hold the same head
+        self.first = tp.rank // self.copies * own
+
+
+class ProjectionRMSNorm(Layer):
+    """RMS norm over all heads of a projection together (OLMo 2), whose squares are summed up over the ranks."""
+
+    def __init__(self, ctx: BuildContext, heads: HeadShare, head_dim: int, eps: float) -> None:
+        super().__init__()
+        self.heads, self.head_dim, self.eps = heads, head_dim, eps
+        spec = WeightSpec(self.load_weight)
+        self.weight = Weight(torch.ones(heads.own * head_dim, dtype=ctx.dtype), spec)
+
+    def load_weight(self, weight: Weight, tensor: CheckpointTensor, shard_id: str) -> None:
+        """Load this rank's heads."""
+        expect_shape(tensor, self.heads.whole * self.head_dim)
+        weight.data.copy_(tensor.narrow(0, self.heads.first * self.head_dim, len(weight)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, H, D] -> the same, normed."""
+        squares = x.float().square().sum((1, 2))
+        if self.heads.tp.size > 1:
+            squares = self.heads.tp.all_reduce(squares) / self.heads.copies
+        factor = (squares / (self.heads.whole * self.head_dim) + self.eps).rsqrt().view(-1, 1, 1)
+        return (x * factor * self.weight.float().view(1, -1, self.head_dim)).to(x.dtype)
+
+
+class HeadLayerNorm(Layer):
+    """Layer norm of each head, with weights of its own (Cohere, StableLM) or common ones (Phi); `bias` as they have."""
+
+    def __init__(self, ctx: BuildContext, heads: HeadShare, head_dim: int, eps: float, *, bias: bool) -> None:
+        super().__init__()
+        self.heads, self.head_dim, self.eps = heads, head_dim, eps
+        spec = WeightSpec(self.load_weight)
+        self.weight = Weight(torch.ones(heads.own, head_dim, dtype=ctx.dtype), spec)
+        self.bias = Weight(torch.zeros(heads.own, head_dim, dtype=ctx.dtype), spec) if bias else None
+
+    def load_weight(self, weight: Weight, tensor: CheckpointTensor, shard_id: str) -> None:
+        """Load this rank's heads, or what is common to all."""
+        if tuple(tensor.shape) == (self.head_dim,):
+            weight.data.copy_(tensor.narrow(0, 0, self.head_dim).expand_as(weight))
+            return
+        expect_shape(tensor, self.heads.whole, self.head_dim)
+        weight.data.copy_(tensor.narrow(0, self.heads.first, self.heads.own))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, H, D] -> the same, normed."""
+        normed = F.layer_norm(x.float(), (self.head_dim,), eps=self.eps) * self.weight.float()
+        return (normed if self.bias is None else normed + self.bias.float()).to(x.dtype)
+
+
+Make = Callable[[BuildContext, HeadShare, int, float], nn.Module]
+
+QUERY_KEY_NORMS: dict[QueryKeyNorm, Make] = {
+    "head_rms": lambda ctx, heads, head_dim, eps: RMSNorm(ctx, head_dim, eps),
+    "head_offset_rms": lambda ctx, heads, head_dim, eps: OffsetRMSNorm(ctx, head_dim, eps),
+    "projection_rms": ProjectionRMSNorm,
+    "head_layer_norm": lambda ctx, heads, head_dim, eps: HeadLayerNorm(ctx, heads, head_dim, eps, bias=False),
+    "head_biased_layer_norm": lambda ctx, heads, head_dim, eps: HeadLayerNorm(ctx, heads, head_dim, eps, bias=True),
+}

@@ -1,0 +1,67 @@
+"""Falcon: attention and feed-forward layer beside each other; multi-query, grouped or plain heads, by its age."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import partial
+
+from app.engine.model_info import ModelInfo
+from app.engine.models.blocks import Blocks, layer_norm, plain_mlp
+from app.engine.models.checkpoint import StoredTensor
+from app.engine.models.decoder import CausalLM
+from app.engine.models.decoder_layers.parallel import ParallelLayer, TwoNormParallelLayer
+from app.engine.models.decoder_settings import DecoderSettings
+from app.engine.models.gpt_neox import part_of_heads
+from app.engine.models.names import renamed
+from app.engine.models.tensor_view import computed
+from app.errors import UnsupportedError
+
+_NAMES = [
+    (r"^transformer\.h\.", "model.layers."),
+    (r"^transformer\.word_embeddings\.", "model.embed_tokens."),
+    (r"^transformer\.ln_f\.", "model.norm."),
+    (r"\.ln_attn\.", ".input_layernorm."),
+    (r"\.ln_mlp\.", ".post_attention_layernorm."),
+    (r"\.self_attention\.dense\.", ".self_attn.o_proj."),
+    (r"\.mlp\.dense_h_to_4h\.", ".mlp.up_proj."),
+    (r"\.mlp\.dense_4h_to_h\.", ".mlp.down_proj."),
+]
+
+
+class FalconForCausalLM(CausalLM):
+    """`new_decoder_architecture` groups the heads, each group's queries before its key and its value."""
+
+    blocks = Blocks(norm=layer_norm, mlp=plain_mlp)
+
+    @staticmethod
+    def settings(info: ModelInfo) -> DecoderSettings:
+        """The settings of config.json. UnsupportedError for ALiBi."""
+        if info.hf_config.get("alibi"):
+            raise UnsupportedError("Falcon with alibi=True is not supported", param="model")
+        bias = bool(info.hf_config.get("bias", False))
+        settings = DecoderSettings.from_info(info, tied=True, hidden_act="gelu", norm_eps=1e-5)
+        return replace(settings, qkv_bias=bias, output_bias=bias, mlp_bias=bias)
+
+    @classmethod
+    def blocks_of(cls, info: ModelInfo) -> Blocks:
+        """Two norms in the newer ones, one in the older; one block after the other without `parallel_attn`."""
+        hf = info.hf_config
+        is_new = bool(hf.get("new_decoder_architecture", False))
+        if not is_new and not hf.get("parallel_attn", True):
+            return cls.blocks
+        num_norms = hf.get("num_ln_in_parallel_attn") or (2 if is_new else 1)
+        return replace(cls.blocks, layer=TwoNormParallelLayer if is_new and num_norms == 2 else ParallelLayer)
+
+    @staticmethod
+    def tensors(settings: DecoderSettings, name: str, tensor: StoredTensor) -> Iterable[tuple[str, StoredTensor]]:
+        """Our names, `query_key_value` taken apart."""
+        own = renamed(name, _NAMES)
+        head, found, leaf = own.rpartition(".self_attention.query_key_value.")
+        if not found:
+            yield own, tensor
+            return
+        queries = settings.num_heads // settings.num_kv_heads
+        for part, first, count in (("q_proj", 0, queries), ("k_proj", queries, 1), ("v_proj", queries + 1, 1)):
+            take = partial(part_of_heads, head_dim=settings.head_dim, group=queries + 2, first=first, count=count)
+            yield f"{head}.self_attn.{part}.{leaf}", computed(tensor, take)

@@ -1,0 +1,69 @@
+"""GLM-4: norms before and after the blocks (the first ones before only), half of each head turned, in pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from app.engine.layers.rope_scaling import RopeSettings
+from app.engine.model_info import ModelInfo
+from app.engine.models.blocks import Blocks
+from app.engine.models.checkpoint import StoredTensor
+from app.engine.models.decoder import CausalLM, Ropes
+from app.engine.models.decoder_layers.sandwich import SandwichLayer
+from app.engine.models.decoder_settings import DecoderSettings
+from app.engine.models.names import renamed
+from app.engine.models.phi3 import split_gate_up
+from app.engine.models.tensor_view import pairs_to_halves
+
+_ROTATED = 0.5
+_NAMES = [
+    (r"\.post_attention_layernorm\.", ".pre_feedforward_layernorm."),
+    (r"\.post_self_attn_layernorm\.", ".post_attention_layernorm."),
+    (r"\.post_mlp_layernorm\.", ".post_feedforward_layernorm."),
+]
+
+
+class GlmForCausalLM(CausalLM):
+    """GLM-4 of 2024 (`glm-4-9b-hf`); GLM-Edge."""
+
+    @staticmethod
+    def settings(info: ModelInfo) -> DecoderSettings:
+        """The settings of config.json; a head is 128 wide where it does not say."""
+        head_dim = int(info.hf_config.get("head_dim") or 128)
+        return replace(
+            DecoderSettings.from_info(info, norm_eps=1.5625e-7),
+            head_dim=head_dim,
+            rotary_dim=RopeSettings.from_hf({"partial_rotary_factor": _ROTATED} | info.hf_config, head_dim, 1).dim,
+            qkv_bias=bool(info.hf_config.get("attention_bias", True)),
+        )
+
+    @classmethod
+    def ropes(cls, info: ModelInfo, settings: DecoderSettings, max_model_len: int) -> Ropes:
+        """Half of a head turns, where config.json does not say."""
+        hf = {"partial_rotary_factor": _ROTATED} | info.hf_config
+        return lambda layer_type: RopeSettings.from_hf(hf, settings.head_dim, max_model_len, layer_type)
+
+    @staticmethod
+    def tensors(settings: DecoderSettings, name: str, tensor: StoredTensor) -> Iterable[tuple[str, StoredTensor]]:
+        """Dimensions of queries and keys in our order, gate and up apart."""
+        if ".q_proj." in name or ".k_proj." in name:
+            return [(name, pairs_to_halves(tensor, settings.head_dim, settings.rotary_dim))]
+        return split_gate_up(settings, name, tensor)
+
+
+class Glm4ForCausalLM(GlmForCausalLM):
+    """GLM-4-0414 and later, with four norms a layer."""
+
+    blocks = Blocks(layer=SandwichLayer)
+
+    @staticmethod
+    def settings(info: ModelInfo) -> DecoderSettings:
+        """The settings of config.json."""
+        bias = bool(info.hf_config.get("attention_bias", False))
+        return replace(GlmForCausalLM.settings(info), qkv_bias=bias)
+
+    @staticmethod
+    def tensors(settings: DecoderSettings, name: str, tensor: StoredTensor) -> Iterable[tuple[str, StoredTensor]]:
+        """The same, and the norms' names."""
+        return GlmForCausalLM.tensors(settings, renamed(name, _NAMES), tensor)

@@ -1,0 +1,78 @@
+"""GPT-NeoX and Pythia: attention and feed-forward layer beside each other, each with its norm; partial rotation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from app.engine.layers.rope_scaling import RopeSettings
+from app.engine.model_info import ModelInfo
+from app.engine.models.blocks import Blocks, layer_norm, plain_mlp
+from app.engine.models.checkpoint import StoredTensor
+from app.engine.models.decoder import CausalLM, Ropes
+from app.engine.models.decoder_layers.parallel import TwoNormParallelLayer
+from app.engine.models.decoder_settings import DecoderSettings
+from app.engine.models.names import renamed
+from app.engine.models.tensor_view import computed
+
+_NAMES = [
+    (r"^gpt_neox\.", "model."),
+    (r"^embed_out\.", "lm_head."),
+    (r"^model\.embed_in\.", "model.embed_tokens."),
+    (r"^model\.final_layer_norm\.", "model.norm."),
+    (r"\.attention\.dense\.", ".self_attn.o_proj."),
+    (r"\.mlp\.dense_h_to_4h\.", ".mlp.up_proj."),
+    (r"\.mlp\.dense_4h_to_h\.", ".mlp.down_proj."),
+]
+_BUFFERS = (".attention.bias", ".attention.masked_bias", ".attention.rotary_emb.inv_freq")
+
+
+def part_of_heads(x: torch.Tensor, head_dim: int, group: int, first: int, count: int) -> torch.Tensor:
+    """The rows of one projection: heads `first` to `first + count` of each group of `group` heads [.., D]."""
+    heads = x.reshape(-1, group, head_dim, *x.shape[1:])
+    return heads[:, first : first + count].reshape(-1, *x.shape[1:])
+
+
+class GPTNeoXForCausalLM(CausalLM):
+    """One matrix holds query, key and value of each head side by side."""
+
+    blocks = Blocks(norm=layer_norm, mlp=plain_mlp, layer=TwoNormParallelLayer)
+
+    @staticmethod
+    def settings(info: ModelInfo) -> DecoderSettings:
+        """The settings of config.json."""
+        bias = bool(info.hf_config.get("attention_bias", True))
+        settings = DecoderSettings.from_info(info, hidden_act="gelu", norm_eps=1e-5)
+        return replace(settings, qkv_bias=bias, output_bias=bias, mlp_bias=True)
+
+    @classmethod
+    def blocks_of(cls, info: ModelInfo) -> Blocks:
+        """One block after the other where `use_parallel_residual` is off."""
+        return cls.blocks if info.hf_config.get("use_parallel_residual", True) else replace(cls.blocks, layer=None)
+
+    @classmethod
+    def ropes(cls, info: ModelInfo, settings: DecoderSettings, max_model_len: int) -> Ropes:
+        """A quarter of a head turns, where config.json does not say; it has names of its own for both numbers."""
+        hf = info.hf_config
+        old = {
+            "partial_rotary_factor": hf.get("rotary_pct", 0.25),
+            "rope_theta": hf.get("rotary_emb_base", 10000.0),
+        }
+        return lambda layer_type: RopeSettings.from_hf(old | hf, settings.head_dim, max_model_len, layer_type)
+
+    @staticmethod
+    def tensors(settings: DecoderSettings, name: str, tensor: StoredTensor) -> Iterable[tuple[str, StoredTensor]]:
+        """Our names, `query_key_value` taken apart."""
+        if name.endswith(_BUFFERS):
+            return
+        own = renamed(name, _NAMES)
+        head, found, leaf = own.rpartition(".attention.query_key_value.")
+        if not found:
+            yield own, tensor
+            return
+        for first, part in enumerate(("q_proj", "k_proj", "v_proj")):
+            take = partial(part_of_heads, head_dim=settings.head_dim, group=3, first=first, count=1)
+            yield f"{head}.self_attn.{part}.{leaf}", computed(tensor, take)

@@ -1,0 +1,61 @@
+"""Ministral: Mistral with windows on some layers; the third one with YaRN and queries that grow with the position."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from app.engine.layers.rope_scaling import RopeSettings
+from app.engine.model_info import ModelInfo
+from app.engine.models.checkpoint import StoredTensor
+from app.engine.models.decoder import CausalLM, Ropes
+from app.engine.models.decoder_settings import DecoderSettings, layer_types, windows_of
+from app.engine.models.names import text_name
+
+_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 1_000_000.0,
+    "factor": 16.0,
+    "original_max_position_embeddings": 16_384,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
+
+
+class MinistralForCausalLM(CausalLM):
+    """Ministral 8B of 2024."""
+
+    @staticmethod
+    def settings(info: ModelInfo) -> DecoderSettings:
+        """The settings of config.json."""
+        types = layer_types(info, ["sliding_attention"] * info.num_layers)
+        return replace(DecoderSettings.from_info(info), sliding_windows=windows_of(info, types, 4096))
+
+
+class Ministral3ForCausalLM(CausalLM):
+    """Ministral 3, also where its checkpoint sees images: these parts are left out."""
+
+    @staticmethod
+    def settings(info: ModelInfo) -> DecoderSettings:
+        """The settings of config.json; a head is 128 wide where it does not say."""
+        window = info.hf_config.get("sliding_window")
+        return replace(
+            DecoderSettings.from_info(info, norm_eps=1e-5),
+            head_dim=int(info.hf_config.get("head_dim") or 128),
+            sliding_windows=(int(window) if window is not None else None,) * info.num_layers,
+        )
+
+    @classmethod
+    def ropes(cls, info: ModelInfo, settings: DecoderSettings, max_model_len: int) -> Ropes:
+        """The family's scaling, where config.json does not say."""
+        hf = {"rope_parameters": _ROPE} | info.hf_config
+        return lambda layer_type: RopeSettings.from_hf(hf, settings.head_dim, max_model_len, layer_type)
+
+    @staticmethod
+    def tensors(settings: DecoderSettings, name: str, tensor: StoredTensor) -> Iterable[tuple[str, StoredTensor]]:
+        """What sees images is left out."""
+        own = text_name(name)
+        return [] if own is None else [(own, tensor)]

@@ -1,0 +1,26 @@
+"""Names of a checkpoint's tensors, turned into ours."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+Rule = tuple[str, str]  # a pattern anywhere in the name, and what stands there instead
+
+_TEXT: list[Rule] = [
+    (r"^(?:model\.language_model|language_model\.model)\.", "model."),
+    (r"^language_model\.lm_head\.", "lm_head."),
+]
+_IMAGES = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
+
+
+def renamed(name: str, rules: Sequence[Rule]) -> str:
+    """`name` after all rules, one after the other."""
+    for pattern, own in rules:
+        name = re.sub(pattern, own, name)
+    return name
+
+
+def text_name(name: str) -> str | None:
+    """Our name in a checkpoint that may hold more than its language model; None for what sees images."""
+    return None if name.startswith(_IMAGES) else renamed(name, _TEXT)

@@ -1,0 +1,29 @@
+"""SmolLM 3: Llama whose every fourth layer knows no positions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from app.engine.model_info import ModelInfo
+from app.engine.models.decoder import CausalLM
+from app.engine.models.decoder_settings import NO_ROPE, DecoderSettings, layer_types, windows_of
+from app.engine.models.llama import LlamaForCausalLM
+
+
+class SmolLM3ForCausalLM(CausalLM):
+    """`no_rope_layers` says, against its name, 1 for the layers that have positions."""
+
+    @staticmethod
+    def settings(info: ModelInfo) -> DecoderSettings:
+        """The settings of config.json."""
+        hf = info.hf_config
+        interval = int(hf.get("no_rope_layer_interval") or 4)
+        turns = hf.get("no_rope_layers") or [(i + 1) % interval != 0 for i in range(info.num_layers)]
+        slides = bool(hf.get("use_sliding_window", False))
+        types = layer_types(info, ["sliding_attention" if slides and not one else "full_attention" for one in turns])
+        return replace(
+            LlamaForCausalLM.settings(info),
+            tie_word_embeddings=bool(hf.get("tie_word_embeddings", True)),
+            rope_types=tuple("" if one else NO_ROPE for one in turns),
+            sliding_windows=windows_of(info, types) if slides else (None,) * info.num_layers,
+        )

@@ -1,0 +1,101 @@
+"""Each kind of layer joins its blocks as its formula says; the families that take it are held to transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from app.engine.layers.norm import Norm
+from app.engine.models.blocks import Blocks
+from app.engine.models.decoder_layers.parallel import ParallelLayer, TwoNormParallelLayer
+from app.engine.models.decoder_layers.post_norm import NormedSumLayer, PostNormLayer
+from app.engine.models.decoder_layers.pre_norm import PreNormLayer
+from app.engine.models.decoder_layers.sandwich import SandwichLayer
+
+WIDTH = 6
+
+
+class Times(Norm):
+    """A norm that multiplies, each one by a number of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = torch.rand(()) + 0.5
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.factor
+
+
+class Block(nn.Module):
+    """A product, and what follows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.matrix = torch.randn(WIDTH, WIDTH)
+
+    def __call__(self, x: torch.Tensor, epilogue: Any = None, ctx: Any = None) -> Any:
+        return x @ self.matrix if epilogue is None else epilogue.after(x @ self.matrix)
+
+
+class Settings:
+    residual_scale = 0.25
+
+
+BLOCKS = Blocks(norm=lambda *_: Times(), attention=lambda *_: Block(), mlp=lambda *_: Block())  # type: ignore[arg-type, return-value]
+Formula = Callable[[Any, torch.Tensor], torch.Tensor]
+
+
+def pre_norm(layer: Any, x: torch.Tensor) -> torch.Tensor:
+    x = x + 0.25 * layer.self_attn(layer.input_layernorm(x))
+    return x + 0.25 * layer.mlp(layer.post_attention_layernorm(x))
+
+
+def sandwich(layer: Any, x: torch.Tensor) -> torch.Tensor:
+    x = x + layer.post_attention_layernorm(layer.self_attn(layer.input_layernorm(x)))
+    return x + layer.post_feedforward_layernorm(layer.mlp(layer.pre_feedforward_layernorm(x)))
+
+
+def post_norm(layer: Any, x: torch.Tensor) -> torch.Tensor:
+    x = x + layer.post_attention_layernorm(layer.self_attn(x))
+    return x + layer.post_feedforward_layernorm(layer.mlp(x))
+
+
+def normed_sum(layer: Any, x: torch.Tensor) -> torch.Tensor:
+    x = layer.post_attention_layernorm(x + layer.self_attn(x))
+    return layer.post_feedforward_layernorm(x + layer.mlp(x))
+
+
+def parallel(layer: Any, x: torch.Tensor) -> torch.Tensor:
+    normed = layer.input_layernorm(x)
+    return x + layer.self_attn(normed) + layer.mlp(normed)
+
+
+def two_norms(layer: Any, x: torch.Tensor) -> torch.Tensor:
+    return x + layer.self_attn(layer.input_layernorm(x)) + layer.mlp(layer.post_attention_layernorm(x))
+
+
+@pytest.mark.parametrize(
+    ("kind", "formula"),
+    [
+        (PreNormLayer, pre_norm),
+        (SandwichLayer, sandwich),
+        (PostNormLayer, post_norm),
+        (NormedSumLayer, normed_sum),
+        (ParallelLayer, parallel),
+        (TwoNormParallelLayer, two_norms),
+    ],
+    ids=lambda value: value.__name__,
+)
+@pytest.mark.parametrize("is_last_of_stage", [False, True])
+def test_formula(kind: Any, formula: Formula, is_last_of_stage: bool) -> None:
+    layer = kind(None, Settings(), None, BLOCKS)
+    x, next_norm = torch.randn(3, WIDTH), None if is_last_of_stage else Times()
+    normed = x if layer.input_layernorm is None else layer.input_layernorm(x)
+    normed, total = layer(normed, x, next_norm, None)
+    expected = formula(layer, x)
+    torch.testing.assert_close(total, expected)
+    torch.testing.assert_close(normed, expected if next_norm is None else next_norm(expected))

@@ -1,0 +1,129 @@
+"""Logits and greedy tokens of every family and its variants equal transformers', on tiny random checkpoints."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.engine.worker_driver import Driver, Run, greedy
+from tests.tiny_models import hf_greedy, hf_model, tiny_model
+
+OLD = {"without": ["num_key_value_heads", "head_dim", "intermediate_size"]}
+GPT2 = {**OLD, "n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 128, "n_inner": 100}
+OPT = {**OLD, "ffn_dim": 100, "word_embed_proj_dim": 64, "max_position_embeddings": 128}
+NEOX = {"without": ["num_key_value_heads", "head_dim"], "num_attention_heads": 4, "max_position_embeddings": 128}
+FALCON = {**OLD, "num_attention_heads": 4, "ffn_hidden_size": 100, "alibi": False, "max_position_embeddings": 128}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "original_max_position_embeddings": 64,
+    "short_factor": [1.0 + i / 10 for i in range(16)],
+    "long_factor": [2.0 + i / 5 for i in range(16)],
+}
+PARTIAL = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.75}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1000.0,
+    "factor": 16.0,
+    "original_max_position_embeddings": 32,
+    "llama_4_scaling_beta": 0.4,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+}
+MULTIPLIERS = {
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.4,
+    "attention_multiplier": 0.1,
+    "logits_scaling": 2.0,
+}
+FOUR = {"num_hidden_layers": 4, "sliding_window": 9}
+PAD = {"pad_token_id": 0}
+# name: (transformers' model type, changes to the tiny configuration)
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma": ("gemma", {}),
+    "gemma2": ("gemma2", {"sliding_window": 9, "query_pre_attn_scalar": 20, "final_logit_softcapping": 5.0}),
+    "gemma2-no-caps": ("gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None}),
+    "gemma3": ("gemma3_text", {"sliding_window": 9, "num_hidden_layers": 7, "query_pre_attn_scalar": 40}),
+    "phi": ("phi", {"num_key_value_heads": 2}),
+    "phi-qk-norm": ("phi", {"qk_layernorm": True}),
+    "phi3": ("phi3", {**PAD, "sliding_window": 11}),
+    "phi4-mini": ("phi3", {**PAD, "tie_word_embeddings": True, "rope_parameters": PARTIAL}),
+    "gpt2": ("gpt2", GPT2),
+    "gpt2-relu": ("gpt2", {**GPT2, "n_inner": None, "activation_function": "relu"}),
+    "gpt_neox": ("gpt_neox", NEOX),
+    "gpt_neox-serial": ("gpt_neox", {**NEOX, "use_parallel_residual": False, "attention_bias": False}),
+    "opt": ("opt", OPT),
+    "opt-350m": ("opt", {**OPT, "do_layer_norm_before": False, "word_embed_proj_dim": 48}),
+    "falcon": ("falcon", {**FALCON, "multi_query": True, "bias": False}),
+    "falcon-plain-heads": ("falcon", {**FALCON, "multi_query": False, "bias": True, "parallel_attn": False}),
+    "falcon-new": ("falcon", {**FALCON, "new_decoder_architecture": True, "num_kv_heads": 2, "bias": True}),
+    "stablelm": ("stablelm", {"use_qkv_bias": True}),
+    "stablelm-parallel": ("stablelm", {"use_parallel_residual": True}),
+    "cohere": ("cohere", {"logit_scale": 0.3}),
+    "cohere-plus": ("cohere", {"use_qk_norm": True, "num_attention_heads": 4, "num_key_value_heads": 2}),
+    "cohere2": ("cohere2", FOUR),
+    "olmo2": ("olmo2", {"num_attention_heads": 4, "num_key_value_heads": 2}),
+    "olmo3": ("olmo3", FOUR),
+    "granite": ("granite", MULTIPLIERS),
+    "glm": ("glm", PAD),
+    "glm4": ("glm4", {**PAD, "attention_bias": True}),
+    "exaone4": ("exaone4", {**FOUR, "sliding_window_pattern": 2}),
+    "exaone4-full": ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 2}),
+    "smollm3": ("smollm3", {**PAD, "num_hidden_layers": 4}),
+    "smollm3-windows": ("smollm3", {**PAD, **FOUR, "use_sliding_window": True}),
+    "ministral": ("ministral", {"sliding_window": 9, "layer_types": ["full_attention", "sliding_attention"]}),
+    "ministral3": ("ministral3", {"rope_parameters": YARN}),
+}
+
+
+def prompts(lengths: tuple[int, ...]) -> list[list[int]]:
+    rng = random.Random(7)
+    return [[rng.randrange(3, 331) for _ in range(length)] for length in lengths]
+
+
+@pytest.mark.parametrize("name", list(VARIANTS))
+def test_tokens_and_logits_equal_transformers(name: str) -> None:
+    family, changes = VARIANTS[name]
+    check(tiny_model(family, **changes), (3, 16, 37, 70), 128)
+
+
+@pytest.mark.parametrize(("lengths", "max_model_len"), [((3, 16, 40), 64), ((66, 80), 128)])
+def test_longrope_has_one_table_for_each_context(lengths: tuple[int, ...], max_model_len: int) -> None:
+    """transformers takes the table by the text's length; here the context decides, so that cached keys stay true."""
+    changes = {"original_max_position_embeddings": 64, "max_position_embeddings": 256}
+    check(tiny_model("phi3", **PAD, **changes, rope_parameters=LONGROPE), lengths, max_model_len)
+
+
+def check(directory: Path, lengths: tuple[int, ...], max_model_len: int) -> None:
+    judge = hf_model(directory)
+    asked = prompts(lengths)
+    expected = [hf_greedy(judge, prompt, 8) for prompt in asked]
+    assert len({tuple(tokens) for tokens in expected}) == len(asked), "the model says the same whatever it is asked"
+    driver = Driver(str(directory), chunk=20, max_model_len=max_model_len)
+    assert [run.tokens for run in driver.run([Run(prompt, greedy(8)) for prompt in asked])] == expected
+    logits = all_logits(driver, asked[-1])
+    with torch.inference_mode():
+        exact = judge(torch.tensor([asked[-1]])).logits[0]
+    assert logits.shape == exact.shape
+    assert (logits - exact).abs().max() < 1e-3
+
+
+def all_logits(driver: Driver, prompt: list[int]) -> torch.Tensor:
+    """Logits [T, V] of every token of a prompt, through the worker's own steps."""
+    found: list[torch.Tensor] = []
+    assert driver.worker._runner is not None
+    forward = driver.worker._runner._forward
+    run = forward.run
+
+    def spy(*args: Any) -> torch.Tensor:
+        hidden = run(*args)
+        found.append(forward.logits(hidden))
+        return hidden
+
+    forward.run = spy  # type: ignore[method-assign]
+    driver.run([Run(prompt, greedy(1))])
+    return torch.cat(found)
