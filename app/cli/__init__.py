@@ -26,6 +26,7 @@ COMMANDS: Registry[Command] = Registry(
         "drain": "app.cli.drain:COMMAND",
         "config": "app.cli.config:COMMAND",
         "save-sharded": "app.cli.save_sharded:COMMAND",
+        "convert": "app.cli.convert:COMMAND",
         "collect-env": "app.cli.collect_env:COMMAND",
     },
 )

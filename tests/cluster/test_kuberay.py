@@ -16,7 +16,9 @@ import pytest
 import yaml
 from ray.serve.schema import ServeDeploySchema
 
+from app.cli import COMMANDS
 from app.cli.configuration import IMPORT_PATH, THROUGHPUT_MODE
+from app.cli.parser import build_parser, parse
 from app.config import ServeConfig
 from app.deployments.haproxy import lost_settings
 from app.deployments.resources import replica_bundles
@@ -157,9 +159,11 @@ def test_the_replicas_fit_into_the_pods(variant: str) -> None:
     """Bundles of all engine replicas, laid into the pods one by one as their strategy allows."""
     config = parse_args(serve_document(variant)["applications"][0]["args"])
     pods = [room for group in groups(variant)[1:] for room in _pods(group)]
+    if not service(variant)["spec"]["rayClusterConfig"]["enableInTreeAutoscaling"]:
+        assert all(group["replicas"] == group["maxReplicas"] for group in groups(variant)[1:])
     total = {kind: sum(pod[kind] for pod in pods) for kind in ("CPU", "GPU")}
     for model in config.models:
-        for _ in range(model.num_replicas):
+        for _ in range(model.max_replicas):
             bundles = replica_bundles(model, total)
             assert _lay(bundles, pods, model.placement_strategy), f"{model.name}: no room for {bundles} in {pods}"
     assert config.ingress.num_replicas <= len(pods)  # one a node
@@ -168,7 +172,7 @@ def test_the_replicas_fit_into_the_pods(variant: str) -> None:
 def _pods(group: Manifest) -> list[dict[str, float]]:
     requests = container(group)["resources"]["requests"]
     room = {"CPU": float(requests["cpu"]), "GPU": float(requests.get("nvidia.com/gpu", 0))}
-    return [dict(room) for _ in range(group["replicas"] * group["numOfHosts"])]
+    return [dict(room) for _ in range(group["maxReplicas"] * group["numOfHosts"])]
 
 
 def _lay(bundles: list[dict[str, float]], pods: list[dict[str, float]], strategy: str) -> bool:
@@ -207,10 +211,12 @@ def test_the_head_runs_no_replica_and_may_be_lost(variant: str) -> None:
 def test_a_pod_leaves_its_node_before_it_is_killed(variant: str) -> None:
     spec = service(variant)["spec"]
     for group in groups(variant)[1:]:
-        command, deadline = container(group)["lifecycle"]["preStop"]["exec"]["command"]
-        assert command == "manta-leave-node"
-        assert group["template"]["spec"]["terminationGracePeriodSeconds"] > int(deadline)
-        assert spec["rayClusterDeletionDelaySeconds"] >= int(deadline)
+        command = container(group)["lifecycle"]["preStop"]["exec"]["command"]
+        parsed = parse(build_parser(COMMANDS), command[1:])
+        assert (command[0], parsed.command) == ("manta", "drain")
+        deadline = parsed.deadline_s
+        assert group["template"]["spec"]["terminationGracePeriodSeconds"] > deadline
+        assert spec["rayClusterDeletionDelaySeconds"] >= deadline
         probes = {"livenessProbe", "readinessProbe", "startupProbe"} & container(group).keys()
         assert not probes  # KubeRay's know when Serve's proxy may be asked
 

@@ -14,10 +14,9 @@ from typing import Any
 import pytest
 import yaml
 from ray.autoscaler._private.util import prepare_config, validate_config
-from ray.scripts.scripts import drain_node
 from ray.scripts.scripts import start as ray_start
 
-from tests.limits import patience_s, wait_until
+from tests.limits import patience_s
 from tools.cluster_manifests import ROOT
 
 RAY = ROOT / "cluster/ray"
@@ -80,31 +79,6 @@ def test_what_would_leave_the_cluster_open_stops_the_start(
     assert found.returncode != 0
     assert missing in found.stderr
     assert not Path(environment["CALLED"]).exists()
-
-
-def test_a_node_waits_for_its_replicas(environment: dict[str, str], tmp_path: Path) -> None:
-    process = tmp_path / "proc/17"
-    process.mkdir(parents=True)
-    (process / "cmdline").write_bytes(b"ray::ServeReplica:manta:Ingress\0")
-    environment["MANTA_PROC"] = str(tmp_path / "proc")
-    with subprocess.Popen(["bash", RAY / "leave-node.sh", "600"], env=environment) as leaving:
-        wait_until(Path(environment["CALLED"]).exists)
-        assert leaving.poll() is None
-        (process / "cmdline").write_bytes(b"raylet\0")
-        assert leaving.wait(patience_s()) == 0
-    command, *options = called(environment)
-    assert command == "drain-node"
-    given = drain_node.make_context("ray drain-node", options).params
-    assert given["deadline_remaining_seconds"] == 600
-    assert given["reason"] == "DRAIN_NODE_REASON_PREEMPTION"
-
-
-def test_a_node_waits_no_longer_than_it_may(environment: dict[str, str], tmp_path: Path) -> None:
-    process = tmp_path / "proc/17"
-    process.mkdir(parents=True)
-    (process / "cmdline").write_bytes(b"ray::ServeReplica:manta:Ingress\0")
-    environment["MANTA_PROC"] = str(tmp_path / "proc")
-    assert run("leave-node.sh", environment, "1").returncode == 0
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
