@@ -118,6 +118,7 @@ BOARDS: dict[str, tuple[Panel, ...]] = {
         quantiles("Time in the queue", "vllm:request_queue_time_seconds", "engine"),
         rate("Requests that gave their blocks back", "vllm:num_preemptions_total", "engine", "ops"),
         gauge("Requests held for slow clients", "manta:num_requests_paused", "engine"),
+        gauge("Requests that wait for a first replica", "manta:ingress_waiting_requests", "model_name", where=MODEL),
         Panel(
             "Requests of full length that fit",
             "short",
