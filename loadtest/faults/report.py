@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -45,7 +46,10 @@ def write(page: Path, faults: Sequence[Fault], runs: Sequence[Run], labels: Sequ
 
 def table(faults: Sequence[Fault], now: Summaries, before: Summaries) -> str:
     """The table, then what is said of the faults; errors of `before` in brackets."""
-    sources = sorted({_source(one) for one in now.values()})
+    sizes: Counter[str] = Counter()
+    for one in now.values():
+        sizes[_source(one)] += one.runs
+    sources = [source for source, _ in sizes.most_common()]
     lines = [_HEAD, "|" + "---|" * (_HEAD.count(" | ") + 1)]
     for fault in sorted(faults, key=lambda fault: fault.case):
         lines.append(_row(fault, now.get(fault.name), before.get(fault.name), sources))

@@ -15,7 +15,7 @@ from loadtest.faults.fault import Fault, Strike
 from loadtest.faults.site import Site
 
 _EVERY_S, _FOR_S, _STOPPED_S = 20.0, 1800.0, 10.0
-# Those that leave a client's own connection alone: every request then has to end well.
+# Those that leave a client's own connection alone, but for HAProxy's manager.
 _KINDS = (
     "worker_killed", "engine_killed", "router_killed", "controller_killed", "controller_and_engine_killed",
     "haproxy_manager_killed", "engine_stopped", "worker_stopped", "router_stopped", "controller_stopped",
@@ -52,5 +52,7 @@ _CHOSEN = [_BY_NAME[name] for name in _KINDS]
 
 FAULTS = (
     Fault("soak", 24, f"a random fault every {_EVERY_S:.0f} s for {_FOR_S / 60:.0f} minutes",
-          soak(_CHOSEN, _FOR_S, _EVERY_S), keeps_on=True, is_long=True),
+          soak(_CHOSEN, _FOR_S, _EVERY_S), keeps_on=True, is_long=True,
+          why="connections end with HAProxy (haproxy_manager_killed), and a request under which three replicas were"
+          " killed is held to be the cause"),
 )  # fmt: skip
