@@ -39,11 +39,11 @@ SPEEDS = Speeds(
 NUM_BLOCKS = 2048  # of 128 tokens
 MAX_REPLICAS = 10
 MOST_PER_S = 6.0  # requests at the peak
-LENGTH_S = 3600.0
+LENGTH_S = 1800.0
 COLD_START_S = 45.0
 TTFT_S, ITL_S = 4.0, 0.15
 ENOUGH = 0.99  # attainment that the oracle has to reach, or else as much as it can
-ORACLE_LOADS = (0.7, 0.85, 1.0, 1.2, 1.5, 2.0)  # requests per second and replica that its schedules plan with
+ORACLE_LOADS = (0.7, 1.0, 1.3)  # requests per second and replica that its schedules plan with
 ORACLE_WINDOW_S = 60
 """A schedule holds for whole windows, as replicas that would come and go within seconds are none that anybody has."""
 

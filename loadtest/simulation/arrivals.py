@@ -8,12 +8,12 @@ from collections.abc import Callable
 
 from loadtest.simulation.traffic import SimRequest, Text, Trace, answered
 
-NUM_DAYS = 2
+NUM_DAYS = 1
 NUM_BURSTS = 6
 BURST_SHARE = 0.03  # of the trace's length
 NUM_BATCHES = 3
 BATCH_SHARE = 0.1  # of all requests, in each batch
-NUM_PHASES = 3  # of silence and of load
+NUM_PHASES = 2  # of silence and of load
 
 Rate = Callable[[float], float]  # requests in a moment of the trace (0 to 1), 1: the most
 
