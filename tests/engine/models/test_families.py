@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from app import LLM, SamplingParams
+from app.engine.model_info import ASSETS
 from tests.engine.worker_driver import Driver, Run, greedy
 from tests.tiny_models import hf_greedy, hf_model, tiny_model
 
@@ -127,3 +129,29 @@ def all_logits(driver: Driver, prompt: list[int]) -> torch.Tensor:
     forward.run = spy  # type: ignore[method-assign]
     driver.run([Run(prompt, greedy(1))])
     return torch.cat(found)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", list(VARIANTS))
+def test_on_a_gpu(name: str) -> None:
+    """Logprobs of prompts in chunks, and of tokens from replayed CUDA graphs, through the Triton kernels."""
+    family, changes = VARIANTS[name]
+    directory = tiny_model(family, **changes)
+    judge, asked = hf_model(directory), prompts((3, 16, 37, 70))
+    options: dict[str, Any] = {"dtype": "float32", "max_num_seqs": 4, "max_num_batched_tokens": 32, "num_blocks": 64}
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=0, prompt_logprobs=0)
+    with LLM(str(directory), tokenizer=str(ASSETS / "tiny-chat"), device="cuda", max_model_len=128, **options) as llm:
+        answers = llm.generate(asked, params, use_tqdm=False)
+    for prompt, answer in zip(asked, answers, strict=True):
+        tokens = [*prompt, *answer.outputs[0].token_ids]
+        with torch.inference_mode():
+            exact = torch.log_softmax(judge(torch.tensor([tokens])).logits[0], dim=-1)
+        assert answer.prompt_logprobs is not None
+        assert answer.outputs[0].logprobs is not None
+        found = [*answer.prompt_logprobs[1:], *answer.outputs[0].logprobs]
+        for token, line, entry in zip(tokens[1:], exact, found, strict=True):
+            assert entry is not None
+            assert entry[token].logprob == pytest.approx(float(line[token]), abs=2e-2)
+        behind = exact[len(prompt) - 1 : -1]
+        chosen = behind.gather(1, torch.tensor(tokens[len(prompt) :])[:, None])[:, 0]
+        assert (behind.max(dim=1).values - chosen).max() < 2e-2, "not the most likely token"
