@@ -25,6 +25,7 @@ COMMANDS: Registry[Command] = Registry(
         "bench": "app.cli.bench.command:COMMAND",
         "drain": "app.cli.drain:COMMAND",
         "config": "app.cli.config:COMMAND",
+        "models": "app.cli.models:COMMAND",
         "save-sharded": "app.cli.save_sharded:COMMAND",
         "convert": "app.cli.convert:COMMAND",
         "collect-env": "app.cli.collect_env:COMMAND",

@@ -1,0 +1,29 @@
+"""`manta models` and docs/models.md say what the tables hold."""
+
+from __future__ import annotations
+
+import pytest
+
+from app.cli import main
+from app.engine.models import MODELS, POOLING_MODELS
+from tests.engine.models.test_families import VARIANTS
+from tests.rooms import ROOT
+
+
+def test_every_architecture_has_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models"]) == 0
+    lines = dict(line.split(None, 1) for line in capsys.readouterr().out.splitlines())
+    assert lines.keys() == set(MODELS) | set(POOLING_MODELS)
+    assert lines["LlamaForCausalLM"] == "generate, pooling"
+    assert lines["GPT2LMHeadModel"] == "generate"
+    assert main(["models", "--runner", "pooling"]) == 0
+    assert {line.split()[0] for line in capsys.readouterr().out.splitlines()} == set(POOLING_MODELS)
+
+
+def test_the_page_names_every_architecture_and_every_variant() -> None:
+    page = (ROOT / "docs" / "models.md").read_text()
+    rows = [line.split("|") for line in page.splitlines() if line.startswith("| ")]
+    named = {name.strip(" `") for row in rows for name in row[2].split(",")}
+    assert {*MODELS} <= named
+    variants = {name.strip() for row in rows for name in row[3].split(",")}
+    assert {*VARIANTS} <= variants
