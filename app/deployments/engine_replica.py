@@ -363,7 +363,7 @@ def _revision(config: EngineConfig) -> str:
 
 def _canary_work(config: EngineConfig) -> SamplingParams | PoolingParams:
     """Something that the engine's model does. Reads files."""
-    pooling = pooling_info(config, ModelInfo.from_directory(config.model))
+    pooling = pooling_info(config, ModelInfo.of(config))
     return GENERATE_ONE if pooling is None else PoolingParams(task=pooling.tasks[0])
 
 

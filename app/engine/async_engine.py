@@ -220,11 +220,11 @@ class AsyncEngine:
 
     def _go_on(self, call: Generator[None, None, Any], answer: Future[Any]) -> None:
         """Run a control call up to its end, or to where it waits; then it is a command of the next turn."""
-        if answer.cancelled():
-            call.close()
-            self._answer(answer, None)
-            return
         try:
+            if answer.cancelled():
+                call.close()
+                self._answer(answer, None)
+                return
             next(call)
         except StopIteration as done:
             self._answer(answer, done.value)

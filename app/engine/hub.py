@@ -102,7 +102,12 @@ def _clear_errors(repository: str, revision: str | None) -> Iterator[None]:
             raise fail("not (wholly) downloaded yet, and HF_HUB_OFFLINE forbids to do so now") from None
         raise fail(f"no such path, not downloaded yet, and {hub} cannot be reached") from None
     except (errors.HfHubHTTPError, HTTPError, OSError) as error:
-        raise fail(f"cannot be downloaded from {hub}: {str(error).splitlines()[0]}") from None
+        raise fail(f"cannot be downloaded from {hub}: {_reason(error)}") from None
+
+
+def _reason(error: Exception) -> str:
+    """What an error says in one line; its name where it says nothing, as timeouts do."""
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 def _is_offline() -> bool:

@@ -167,7 +167,8 @@ class ModelInfo:
     @cached_property
     def eos_token_ids(self) -> tuple[int, ...]:
         """Token ids that end an answer, from generation_config.json first."""
-        eos = self.generation_config.get("eos_token_id", self.hf_config.get("eos_token_id"))
+        eos = self.generation_config.get("eos_token_id")
+        eos = self.hf_config.get("eos_token_id") if eos is None else eos
         if eos is None:
             return ()
         return tuple(eos) if isinstance(eos, list) else (int(eos),)

@@ -51,9 +51,9 @@ class SafetensorsHeader:
                     raise ValueError(f"it is no safetensors file, or damaged: a header of {length} bytes in {size}")
                 entries = json.loads(opened.read(length))
             metadata = entries.pop("__metadata__", None) or {}
-            tensors = dict(sorted(_entries(entries, 8 + length), key=lambda item: item[1].begin))
+            tensors = dict(sorted(_entries(entries, 8 + length), key=_place))
             _check_places(tensors, 8 + length, size)
-        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        except (OSError, ValueError, ArithmeticError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise CheckpointError(f"cannot read {file}: {_reason(error)}", param="model") from None
         return cls(tensors, metadata)
 
@@ -68,6 +68,11 @@ def _entries(entries: Mapping[str, Any], base: int) -> Iterator[tuple[str, Tenso
         if min(shape, default=0) < 0 or end - begin != math.prod(shape) * ITEM_BYTES[dtype]:
             raise ValueError(f"{name} is {dtype} {list(shape)}, but has {end - begin} bytes")
         yield name, TensorEntry(dtype, shape, base + begin, base + end)
+
+
+def _place(item: tuple[str, TensorEntry]) -> tuple[int, int]:
+    """An empty tensor lies before the one that begins where it does."""
+    return item[1].begin, item[1].end
 
 
 def _check_places(tensors: Mapping[str, TensorEntry], base: int, size: int) -> None:
@@ -86,6 +91,6 @@ def _check_places(tensors: Mapping[str, TensorEntry], base: int, size: int) -> N
 def _reason(error: Exception) -> str:
     if isinstance(error, json.JSONDecodeError | UnicodeDecodeError):
         return "it is no safetensors file, or damaged: its header is no JSON"
-    if isinstance(error, KeyError | TypeError | AttributeError | RecursionError):
+    if isinstance(error, ArithmeticError | LookupError | TypeError | AttributeError | RecursionError):
         return f"its header is not as the format has it ({error!r})"
     return error.strerror or str(error) if isinstance(error, OSError) else str(error)

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,8 @@ from app.config import EngineConfig, IngressConfig, ModelConfig, RouterConfig
 from app.deployments import engine_replica
 from app.deployments.channel.wire import ControlMessage, decode_frame, encode
 from app.deployments.engine_replica import LONG_PROMPT_TOKENS, EngineReplica
+from app.engine import model_info
+from app.engine.model_info import ASSETS
 from app.engine.request import EngineRequest, Placement
 from app.engine.sampling_params import SamplingParams
 from app.engine.structured.structured_outputs import StructuredOutputs
@@ -273,3 +276,17 @@ def test_sigterm_gives_every_request_up_and_then_ends_the_process(play: Any, mon
         assert replica.engine.stats().num_running == 0
 
     play(scene)
+
+
+def test_all_that_is_read_of_a_hubs_model_is_of_its_revision(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def fetch(*place: str | None) -> Path:
+        asked.append(place)
+        return ASSETS / "tiny-chat"
+
+    monkeypatch.setattr(model_info, "fetch_description", fetch)
+    config = EngineConfig(model="org/model", revision="v1", download_dir="/models")
+    for read in (engine_replica._revision, engine_replica._canary_work, engine_replica._max_model_len):
+        read(config)
+    assert asked == [("org/model", "v1", "/models")] * 3

@@ -332,9 +332,18 @@ def _wait_for_the_end(core: EngineCore) -> Any:
     return core.call_workers("sum_up")
 
 
+def _fail_at_the_end(core: EngineCore) -> Any:
+    """A control call that waits for good, and cannot clean up."""
+    try:
+        while True:
+            yield
+    finally:
+        raise OSError("no space left on device")
+
+
 @pytest.fixture
 def controls(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = {"wait_for_the_end": f"{__name__}:_wait_for_the_end"}
+    lines = {call.__name__[1:]: f"{__name__}:{call.__name__}" for call in (_wait_for_the_end, _fail_at_the_end)}
     monkeypatch.setattr(control.CONTROLS, "_table", {**control.CONTROLS._table, **lines})
 
 
@@ -366,3 +375,14 @@ def test_a_control_call_is_taken_back_or_ends_with_the_engine(make_engine: Calla
         waiting.result(limits.patience_s())
     with pytest.raises(EngineDeadError, match="was killed"):
         setup.engine.control("wait_for_the_end", {})
+
+
+@pytest.mark.usefixtures("controls")
+def test_a_control_call_that_fails_as_it_is_taken_back_ends_no_engine(make_engine: Callable[..., Setup]) -> None:
+    setup = make_engine()
+    call = setup.engine.control("fail_at_the_end", {})
+    setup.engine.add_request(make_request("r", [1, 2, 3], max_tokens=3))
+    setup.receiver.wait_final("r")  # the call waits: it has been gone on with
+    assert call.cancel()
+    limits.wait_until(lambda: not setup.engine._controls)
+    setup.engine.check_health()

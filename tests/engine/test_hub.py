@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import huggingface_hub
 import pytest
 
@@ -110,3 +111,13 @@ def test_a_path_is_no_name_of_a_hub(tmp_path: Path) -> None:
     assert [hub.is_hub_id(name) for name in ("a/b", "/a/b", "./a", "a", "a/b/c", "~/a", "../b", str(tmp_path))] == [
         True, False, False, False, False, False, False, False,
     ]  # fmt: skip
+
+
+def test_an_error_that_says_nothing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def times_out(*args: object, **options: object) -> None:
+        raise httpx.ReadTimeout("")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", times_out)
+    hub.fetch_description.cache_clear()
+    with pytest.raises(CheckpointError, match=r"cannot be downloaded from .*: ReadTimeout"):
+        ModelInfo.of(config(tmp_path))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -49,3 +50,13 @@ def test_types_of_the_header_and_of_torch_agree() -> None:
 def test_a_directory_is_no_file(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=f"cannot read {tmp_path}"):
         SafetensorsHeader.read(tmp_path)
+
+
+def test_an_empty_tensor_may_be_named_behind_one_that_begins_where_it_does(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    one = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
+    header = json.dumps({"one": one, "none": {**one, "shape": [0], "data_offsets": [0, 0]}}).encode()
+    file.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    with safe_open(file, framework="pt") as judge:
+        assert judge.get_tensor("none").shape == (0,)
+    assert list(SafetensorsHeader.read(file).tensors) == ["none", "one"]

@@ -61,6 +61,10 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "a list as header": (lambda f: f.write_bytes((2).to_bytes(8, "little") + b"[]"), "not as the format has it"),
     "an unknown type": (with_header(lambda h: first(h).update(dtype="F4")), "has the unknown type F4"),
     "a shape of other bytes": (with_header(lambda h: first(h)["shape"].append(2)), r"but has \d+ bytes"),
+    "a size beyond all numbers": (
+        with_header(lambda h: first(h).update(shape=[float("inf")])),  # type: ignore[list-item]
+        "not as the format has it",
+    ),
     "tensors that overlap": (
         with_header(lambda h: first(h).update(data_offsets=[o + 4 for o in first(h)["data_offsets"]])),
         "not behind the tensor before it",
