@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from app.deployments.channel.channel_client import ChannelClient
 from app.engine.outputs import EngineOutput
 from app.engine.pooling.params import PoolingParams
 from app.engine.request import EngineRequest
@@ -18,6 +19,7 @@ from app.telemetry.request_record import GenerationRecord, Leg
 
 MAX_DEATHS = 2  # of replicas under a request; then it runs once more, alone
 OUTLIVED_TOKENS = 32  # so much further than when a replica died, alone: others may join it, and the next has its turn
+ALONE_S = 60.0  # longest time alone: a client that does not read must not keep a replica from all others
 QUARANTINE_S = 600.0
 MAX_QUARANTINED = 256
 
@@ -157,24 +159,46 @@ def _digest(request: EngineRequest) -> bytes:
 
 
 class Seclusion:
-    """The replica that a suspect has for itself, as far as this ingress sends requests; one suspect at a time."""
+    """The turn of a suspect to have a replica for itself: one of this ingress at a time. The replica itself keeps all
+    others out, those of other ingresses too (`ChannelHub.seclude`)."""
 
     def __init__(self) -> None:
-        self.replica_id: str | None = None
         self._lock = asyncio.Lock()
         self._suspect: Continuation | None = None
+        self._channel: ChannelClient | None = None
+        self._stream_id: str | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
     async def enter(self, suspect: Continuation) -> None:
         """Wait for its turn."""
         await self._lock.acquire()
         self._suspect = suspect
 
+    async def take(self, channel: ChannelClient) -> bool:
+        """Whether the suspect has that replica for itself from now on."""
+        self._stream_id = await channel.seclude()
+        if self._stream_id is None:
+            return False
+        self._channel, suspect = channel, self._suspect
+        assert suspect is not None
+        self._timer = asyncio.get_running_loop().call_later(ALONE_S, lambda: self.leave(suspect))
+        return True
+
     def holds(self, continuation: Continuation) -> bool:
-        """Whether this one has a replica for itself."""
+        """Whether it is this one's turn."""
         return self._suspect is continuation
 
+    def stream_id(self, continuation: Continuation) -> str | None:
+        """The stream under which it has its replica for itself."""
+        return self._stream_id if self.holds(continuation) else None
+
     def leave(self, continuation: Continuation) -> None:
-        """Others may go there again; nothing happens for one that was not alone."""
-        if self.holds(continuation):
-            self.replica_id = self._suspect = None
-            self._lock.release()
+        """Others may go there again; nothing happens for one whose turn it is not."""
+        if not self.holds(continuation):
+            return
+        if self._channel is not None and self._stream_id is not None:
+            self._channel.share(self._stream_id)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._suspect = self._channel = self._stream_id = self._timer = None
+        self._lock.release()

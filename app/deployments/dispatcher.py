@@ -68,7 +68,7 @@ class Dispatcher:
             stream: RequestStream | None = None
             output: EngineOutput | None = None
             try:
-                stream = await channel.submit(way.request)
+                stream = await channel.submit(way.request, self._seclusion.stream_id(way))
                 route.replica_id = channel.replica_id
                 way.sent(channel.replica_id, chosen_at)
                 async for output in stream.outputs():
@@ -78,7 +78,7 @@ class Dispatcher:
                     if way.is_silent:
                         self._goes_on(way, output)
                     way.took(output)
-                    if way.has_outlived:
+                    if self._seclusion.holds(way) and (way.has_outlived or not self._others(channel)):
                         self._seclusion.leave(way)
                     yield output
                 return
@@ -109,8 +109,12 @@ class Dispatcher:
         way.lost(died=died)
         if ran:
             way.leg.left_because = "lost" if died else "moved"
-        if died and self._seclusion.holds(way):
+        if not died or not self._seclusion.holds(way):
+            return
+        if ran:
             raise self._quarantine.add(way.request) from error
+        if way.num_deaths > MAX_DEATHS + 1:  # each time before the replica could say whether it had the request
+            raise PoisonedRequestError(f"{way.num_deaths} engine replicas died, each when this request was sent there")
 
     def _goes_on(self, way: Continuation, output: EngineOutput) -> None:
         """The first output of a replica, maybe since the loss of another one."""
@@ -140,8 +144,8 @@ class Dispatcher:
         """What the Router says, or else the less loaded of two."""
         query = RouteQuery.of_prompt(way.request)
         level: Level = "ingress"
-        gone = {*way.left.values(), self._seclusion.replica_id or ""}
-        excluded = tuple(name for name in gone if name and name not in live)
+        gone = {*way.left.values(), *self._pool.live()}
+        excluded = tuple(name for name in gone if name not in live)
         decision = await self._router.place(self._pool.model, way.request, self._pool.load, excluded)
         if decision is not None and decision.replica_id in live:
             replica_id, level = decision.replica_id, decision.level
@@ -156,16 +160,25 @@ class Dispatcher:
         return replica_id
 
     def _live(self, way: Continuation) -> dict[str, ChannelClient]:
-        """The replicas that may take it: not those that it left, and not that of a suspect while others serve."""
-        live = {name: one for name, one in self._pool.live().items() if one.channel_id not in way.left}
-        return {name: one for name, one in live.items() if name != self._seclusion.replica_id} or live
+        """The replicas that may take it: not those that it left, and not that of a suspect."""
+        live = self._shared()
+        return {name: one for name, one in live.items() if one.channel_id not in way.left}
+
+    def _shared(self) -> dict[str, ChannelClient]:
+        """The replicas that no request has for itself."""
+        return {name: one for name, one in self._pool.live().items() if not one.is_secluded}
+
+    def _others(self, channel: ChannelClient) -> bool:
+        """Whether another replica serves."""
+        return bool(self._pool.live().keys() - {channel.replica_id})
 
     async def _some_live(self, way: Continuation) -> dict[str, ChannelClient]:
         """The replicas of `_live`, of which there is one at least; a request that was running waits for it, and so
         does one that may wake the model."""
         deadline = time.monotonic() + (MOVE_WAIT_S if way.num_deaths else PLANNED_WAIT_S)
         while not (live := self._live(way)):
-            if not way.has_moved:
+            is_kept = len(self._shared()) < len(self._pool.live())  # one is, for a suspect: not for long
+            if not way.has_moved and not is_kept:
                 await self._waiting_room.wait(way.request, lambda: bool(self._live(way)))
                 continue
             if time.monotonic() > deadline:
@@ -183,18 +196,22 @@ class Dispatcher:
         except TimeoutError:
             raise EngineDeadError("other requests that replicas may have died of have their turn first") from None
         try:
-            deadline = time.monotonic() + MOVE_WAIT_S
-            while not (live := self._live(way)) or len(self._pool.live()) < 2:
-                if self._num_replicas < 2 or time.monotonic() > deadline:
-                    raise PoisonedRequestError(
-                        f"{MAX_DEATHS} engine replicas died while this request ran on them; it may be the cause, and is"
-                        " not sent to another one, which all others need"
-                    )
-                await asyncio.sleep(POLL_S)
+            return await self._seclude(way)
         except BaseException:
             self._seclusion.leave(way)
             raise
-        channel = min(live.values(), key=lambda one: one.num_streams)
-        self._seclusion.replica_id = channel.replica_id
-        channel.move_requests("its replica is needed for another one alone")
-        return channel
+
+    async def _seclude(self, way: Continuation) -> ChannelClient:
+        """Each ingress asks for the same one first, so that those who ask at the same time take turns there, and do
+        not take all replicas from the others."""
+        deadline = time.monotonic() + MOVE_WAIT_S
+        while True:
+            live = self._live(way)
+            if live and len(self._shared()) >= 2 and await self._seclusion.take(channel := live[min(live)]):
+                return channel
+            if self._num_replicas < 2 or time.monotonic() > deadline:
+                raise PoisonedRequestError(
+                    f"{MAX_DEATHS} engine replicas died while this request ran on them; it may be the cause, and is"
+                    " not sent to another one, which all others need"
+                )
+            await asyncio.sleep(POLL_S)

@@ -78,6 +78,7 @@ class EngineReplica:
         self._feeds = FeedHub(self._kv_events)
         self._index = context.rank.rank if context.rank is not None else 0
         self._fatal: str | None = None
+        self._adding: set[asyncio.Future[Any]] = set()  # requests on their way into the engine
         self._stall_watch = StallWatch()
         self._metrics = EngineMetrics(
             MetricsRecorder(
@@ -140,7 +141,21 @@ class EngineReplica:
         """
         taken = [self._take(channel_id, stream_id, request, target) for stream_id, request in requests]
         # Once they are in the hub they have to be seen through, also when the call that brought them is cancelled.
-        return await asyncio.shield(self._add_all(taken))
+        adding = asyncio.ensure_future(self._add_all(taken))
+        self._adding.add(adding)
+        adding.add_done_callback(self._adding.discard)
+        return await asyncio.shield(adding)
+
+    async def seclude(self, channel_id: str, stream_id: str, target: str) -> bool:
+        """Keep the replica for one stream; see ChannelHub. True once the engine computes nothing of any other one, so
+        that what it dies of from then on is this one. EngineDeadError when it dies before."""
+        self._check_target(target)
+        if self._fatal is not None or not self._hub.seclude(channel_id, stream_id):
+            return False
+        if self._adding:
+            await asyncio.wait(self._adding)
+        await asyncio.wrap_future(self._engine.control("settle", {}))
+        return self._fatal is None
 
     async def control(self, message: bytes, target: str) -> None:
         """Aborts, credits and the lease of one channel."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -21,6 +21,7 @@ from app.api.engine_client import PromptPlace, RouteInfo
 from app.api.errors import error_response
 from app.autoscaling_config import AutoscalingConfig
 from app.config import IngressConfig
+from app.deployments import continuation
 from app.deployments.channel.channel_hub import ChannelHub
 from app.deployments.channel.replica_finder import Discovery
 from app.deployments.channel.replica_pool import ReplicaPool
@@ -58,8 +59,11 @@ class Replica:
         self.requests: list[EngineRequest] = []
         self.running: dict[str, EngineRequest] = {}  # those that wait for `release`
         self.holds = self.gives_up = self.is_full = False
+        self.begun: dict[str, int] = {}
         self.tokens_at_once = 0  # not 0: a request's tokens come one by one, and tell how many came before
         self.dies_at = 0  # so many tokens, once
+        self.poison = "no such request"  # of which it dies at the third token
+        self.num_deaths = 0
 
     def abort(self, request_ids: list[str]) -> None:
         for name in request_ids:
@@ -105,7 +109,11 @@ class Replica:
     def _generate(self, request: EngineRequest, number: int) -> None:
         last = number + 1 == request.max_tokens
         self.hub.dispatch([EngineOutput(request.request_id, [number], "length" if last else None)])
-        if number + 1 == self.dies_at:
+        num_begun = self.begun.setdefault(request.request_id, number)
+        if request.request_id.startswith(self.poison) and number == num_begun + 2:
+            self.num_deaths += 1
+            self.hub.fail("its engine died")
+        elif number + 1 == self.dies_at:
             self.dies_at = 0
             self.hub.fail("its engine died")
         elif not last and self.hub.has(request.request_id):
@@ -117,6 +125,9 @@ class Replica:
         for request in self.running.values():
             self._answer(request)
         self.running.clear()
+
+    async def seclude(self, channel_id: str, stream_id: str) -> bool:
+        return self.hub.seclude(channel_id, stream_id)
 
     async def control(self, message: bytes) -> None:
         self.hub.control(decode_control(message))
@@ -176,10 +187,11 @@ class TurningRouter:
 class Stage:
     """A dispatcher as an ingress has it, but for Serve's handles."""
 
-    def __init__(self, names: str = "ab") -> None:
-        self.replicas = {name: Replica(name) for name in names}
+    def __init__(self, names: str = "ab", beside: Stage | None = None) -> None:
+        """`beside`: of another ingress, over the same replicas."""
+        self.replicas = beside.replicas if beside else {name: Replica(name) for name in names}
         self.router = TurningRouter()
-        self.pool = ReplicaPool("m", "i", IngressConfig(), self.discover, self.replicas.__getitem__)
+        self.pool = ReplicaPool("m", "i2" if beside else "i", IngressConfig(), self.discover, self.replicas.__getitem__)
         self.recorder = MetricsRecorder({"ingress": "i"}, scope="ingress")
         self.client = RouterClient(self.router, PromptHasher(KEY), limits.patience_s())
         self.dispatcher = Dispatcher(self.pool, self.client, self.recorder, num_replicas=len(names))
@@ -294,7 +306,7 @@ def test_a_request_that_three_engines_died_of_is_refused_for_a_while() -> None:
         for replica in stage.replicas.values():
             replica.die = None
         assert await answer(stage, asked("another", [1, 2, 4])) == [1]
-        assert stage.dispatcher._seclusion.replica_id is None
+        await until(lambda: not any(one.is_secluded for one in stage.pool.live().values()))
 
     perform(scene, Stage("abcd"))
 
@@ -332,6 +344,85 @@ def test_a_suspect_shares_its_replica_with_nobody() -> None:
         assert await asyncio.gather(later, *neighbours) == [[1]] * 7
         assert counted(stage).keys() == {("moved",)}
 
+    perform(scene, Stage("ab"))
+
+
+@asynccontextmanager
+async def another_ingress(stage: Stage) -> AsyncIterator[Stage]:
+    other = Stage(beside=stage)
+    other.pool.finder.start()
+    try:
+        await until(lambda: len(other.pool.live()) == len(stage.replicas))
+        yield other
+    finally:
+        await other.pool.close()
+
+
+def test_a_suspect_of_one_ingress_is_not_alone_with_the_poison_of_another() -> None:
+    """Two engines die under both, one more under the poison alone; the innocent stream comes to its end."""
+
+    async def scene(stage: Stage) -> None:
+        for replica in stage.replicas.values():
+            replica.tokens_at_once, replica.poison = 1, "poison"
+        async with another_ingress(stage) as other:
+            innocent = answer(stage, asked("x", [1], 300), RouteInfo(place=PromptPlace("a")))
+            poison = answer(other, asked("poison", [2], 300), RouteInfo(place=PromptPlace("a")))
+            tokens, error = await asyncio.gather(innocent, poison, return_exceptions=True)
+        assert tokens == list(range(300))
+        assert isinstance(error, PoisonedRequestError)
+        assert "3 engine replicas died" in error.message
+        assert counted(stage)["lost",] == 2.0, "the innocent one saw the first two"
+        assert sum(replica.num_deaths for replica in stage.replicas.values()) == 3
+
+    perform(scene, Stage("ab"))
+
+
+def test_a_suspect_shares_its_replica_with_no_other_ingress() -> None:
+    """Who is there goes on elsewhere, who comes goes elsewhere, and with no other replica waits."""
+
+    async def scene(stage: Stage) -> None:
+        async with another_ingress(stage) as other:
+            for replica in stage.replicas.values():
+                replica.holds = True
+            streams = [asyncio.create_task(answer(other, asked(f"n{i}", [i, 5]), RouteInfo())) for i in range(4)]
+            await until(lambda: sum(len(replica.running) for replica in stage.replicas.values()) == 4)
+            way, rival = Continuation(asked("suspect", [7])), Continuation(asked("rival", [8]))
+            way.num_deaths = rival.num_deaths = 2
+            secluded = stage.replicas[(await stage.dispatcher._choose(way, RouteInfo())).replica_id]
+            (shared,) = (replica for replica in stage.replicas.values() if replica is not secluded)
+            turn = asyncio.create_task(other.dispatcher._choose(rival, RouteInfo()))
+            streams += [asyncio.create_task(answer(other, asked(f"m{i}", [i, 6]), RouteInfo())) for i in range(4)]
+            await until(lambda: len(shared.running) == 8)
+            assert not secluded.running
+            _die(shared)
+            await until(lambda: list(other.pool.live()) == [secluded.name])
+            streams.append(asyncio.create_task(answer(other, asked("late", [9]))))
+            await until(lambda: len(other.pool.live()) == 2)
+            await until(lambda: len(shared.running) == 9 + 8)  # a fake one keeps those that died with it
+            assert not secluded.running
+            assert not turn.done(), "two would leave no replica for the others"
+            stage.dispatcher._seclusion.leave(way)
+            await turn
+            other.dispatcher._seclusion.leave(rival)
+            for replica in stage.replicas.values():
+                replica.release()
+            assert await asyncio.gather(*streams) == [[1]] * 9
+
+    perform(scene, Stage("ab"))
+
+
+def test_a_time_alone_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that does not read must not keep a replica from all others; nothing is convicted after it."""
+
+    async def scene(stage: Stage) -> None:
+        way = Continuation(asked("suspect", [7]))
+        way.num_deaths = 2
+        channel = await stage.dispatcher._choose(way, RouteInfo())
+        hub = stage.replicas[channel.replica_id].hub
+        await until(lambda: not stage.dispatcher._seclusion.holds(way))
+        await until(lambda: hub.seclude(channel.channel_id, "another"))
+
+    monkeypatch.setattr(continuation, "ALONE_S", 0.0)
     perform(scene, Stage("ab"))
 
 

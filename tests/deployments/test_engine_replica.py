@@ -15,7 +15,7 @@ import pytest
 
 from app.config import EngineConfig, IngressConfig, ModelConfig, RouterConfig
 from app.deployments import engine_replica
-from app.deployments.channel.wire import ControlMessage, decode_frame, encode
+from app.deployments.channel.wire import ControlMessage, SecludedError, decode_frame, encode
 from app.deployments.engine_replica import LONG_PROMPT_TOKENS, EngineReplica
 from app.engine import model_info
 from app.engine.model_info import ASSETS
@@ -144,6 +144,37 @@ def test_long_prompts_are_prepared_beside_the_event_loop(play: Any) -> None:
         assert replica.engine.stats().num_running == 2
         await frames.aclose()
         assert replica.engine.stats().num_running == 0
+
+    play(scene)
+
+
+def test_a_replica_is_one_streams_once_nothing_else_is_on_its_way_into_the_engine(play: Any) -> None:
+    """Also not a long prompt that is still looked at; and until its ingress shares it, or is gone."""
+
+    async def scene(replica: Replica) -> None:
+        frames = [await replica.channel("one", "ingress-1"), await replica.channel("two", "ingress-2")]
+        assert await replica.submit_one("two", "0", request()) is None
+        long = asyncio.create_task(replica.submit_one("two", "1", request(LONG_PROMPT_TOKENS + 1)))
+        await until(lambda: len(replica.engine.threads) == 2)
+        alone = asyncio.create_task(replica.seclude("one", "7", "r1"))
+        await until(lambda: replica._hub.num_streams == 0)
+        assert isinstance(await replica.submit_one("two", "2", request()), SecludedError)
+        assert not await replica.seclude("two", "3", "r1")
+        assert not alone.done()
+        replica.engine.gate.set()
+        assert await alone
+        await long
+        assert replica.engine.stats().num_running == 0
+        assert isinstance(await replica.submit_one("one", "8", request()), SecludedError)
+        assert await replica.submit_one("one", "7", request()) is None
+        await replica.control(encode(ControlMessage("one", [], [], shared=("7",))), "r1")
+        assert await replica.submit_one("two", "4", request()) is None
+        assert await replica.seclude("two", "5", "r1")
+        await frames[1].aclose()  # an ingress that is lost
+        assert await replica.submit_one("one", "9", request()) is None
+        await replica.control(encode(ControlMessage("one", [], [], shared=("10",))), "r1")  # overtakes its call
+        assert not await replica.seclude("one", "10", "r1")
+        await frames[0].aclose()
 
     play(scene)
 

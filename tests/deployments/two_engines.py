@@ -116,6 +116,9 @@ class EngineBehindChannel:
         self.num_taken += 1
         return None
 
+    async def seclude(self, channel_id: str, stream_id: str) -> bool:
+        return self.hub.seclude(channel_id, stream_id)
+
     async def control(self, message: bytes) -> None:
         self.hub.control(decode_control(message))
 

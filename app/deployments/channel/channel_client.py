@@ -16,7 +16,7 @@ from contextlib import aclosing
 from typing import Literal, Protocol
 
 from app.deployments.channel.submitter import SubmitPort, Submitter
-from app.deployments.channel.wire import ControlMessage, Frame, LoadReport, decode_frame, encode
+from app.deployments.channel.wire import ControlMessage, Frame, LoadReport, SecludedError, decode_frame, encode
 from app.deployments.routing.policies.base import RouteQuery
 from app.engine.outputs import EngineOutput, FinishReason
 from app.engine.request import EngineRequest
@@ -39,6 +39,9 @@ class ReplicaPort(SubmitPort, Protocol):
 
     def open_channel(self, channel_id: str, ingress_id: str) -> AsyncGenerator[bytes, None]:
         """The replica's frames."""
+
+    async def seclude(self, channel_id: str, stream_id: str) -> bool:
+        """Have the replica for that stream alone, once nothing else is computed there; False where another has it."""
 
     async def control(self, message: bytes) -> None:
         """Send a ControlMessage. Raises when that took too long."""
@@ -125,6 +128,7 @@ class ChannelClient:
         self.channel_id = f"{ingress_id}.{uuid.uuid4().hex[:8]}"
         self.state: State = "opening"
         self.load: LoadReport | None = None
+        self.is_secluded = False  # one request has the replica for itself, maybe another ingress'
         self.credit_step = max(1, window // 2)
         self._ingress_id = ingress_id
         self._port = port
@@ -137,6 +141,8 @@ class ChannelClient:
         self._silent_turns = 0
         self._aborts: dict[str, FinishReason] = {}
         self._credits: dict[str, int] = {}
+        self._alone_id: str | None = None  # stream of this ingress that has the replica for itself
+        self._shared: tuple[str, ...] = ()
         self._draining_since = 0.0
         self._dirty = asyncio.Event()
         self._opened = asyncio.Event()
@@ -179,12 +185,37 @@ class ChannelClient:
             return False
         return not self._is_closed
 
-    async def submit(self, request: EngineRequest) -> RequestStream:
-        """Send a request; its outputs come with the stream. Raises the engine's refusal, or EngineDeadError."""
+    async def seclude(self) -> str | None:
+        """The id of a stream that has the replica for itself until `share`; None where it could not be had."""
+        self._alone_id = stream_id = self._draw_stream_id()
+        granted = False
+        try:
+            granted = await self._port.seclude(self.channel_id, stream_id)
+        except Exception as error:
+            logger.debug("engine replica %s was not secluded: %s", self.replica_id, error)
+        finally:
+            if not granted:
+                self.share(stream_id)
+        return stream_id if granted else None
+
+    def share(self, stream_id: str) -> None:
+        """Let others join a stream that had the replica for itself."""
+        self._alone_id = None
+        self._shared += (stream_id,)
+        self._dirty.set()
+
+    def _draw_stream_id(self) -> str:
+        self._next_stream_id += 1
+        return str(self._next_stream_id - 1)
+
+    async def submit(self, request: EngineRequest, stream_id: str | None = None) -> RequestStream:
+        """Send a request; its outputs come with the stream. Raises the engine's refusal, or EngineDeadError.
+
+        `stream_id`: of `seclude`.
+        """
         if self.state != "live":
             raise EngineDeadError(f"engine replica {self.replica_id} takes no new requests")
-        stream = RequestStream(self, str(self._next_stream_id), request)
-        self._next_stream_id += 1
+        stream = RequestStream(self, stream_id or self._draw_stream_id(), request)
         self._streams[stream.stream_id] = stream  # before the call: the first token may overtake its answer
         try:
             refusal = await self._submitter.submit(stream.stream_id, request)
@@ -196,6 +227,8 @@ class ChannelClient:
             raise EngineDeadError(f"engine replica {self.replica_id} cannot be reached: {error}") from error
         if refusal is not None:
             self.forget(stream, None)
+            if isinstance(refusal, SecludedError):
+                raise RequestMovedError(f"engine replica {self.replica_id} is left: {refusal.message}")
             raise refusal
         return stream
 
@@ -224,7 +257,10 @@ class ChannelClient:
 
     def move_requests(self, reason: str) -> None:
         """End what runs here, so that it goes on elsewhere."""
-        for stream in list(self._streams.values()):
+        self._move([*self._streams.values()], reason)
+
+    def _move(self, streams: list[RequestStream], reason: str) -> None:
+        for stream in streams:
             self.forget(stream, "abort")
             stream.fail(RequestMovedError(f"engine replica {self.replica_id} is left: {reason}"))
 
@@ -277,6 +313,11 @@ class ChannelClient:
                 stream.put(output)
         if frame.fatal is not None:
             raise EngineDeadError(frame.fatal)
+        if frame.secluded is not None:
+            self.is_secluded = frame.secluded
+        if frame.secluded:
+            others = [stream for stream in self._streams.values() if stream.stream_id != self._alone_id]
+            self._move(others, "another request has it for itself")
         if frame.load is not None:
             self.load = frame.load
             self._on_load(frame.load)
@@ -307,9 +348,10 @@ class ChannelClient:
     async def _flush(self) -> None:
         aborts, self._aborts = self._aborts, {}
         credits, self._credits = self._credits, {}
+        shared, self._shared = self._shared, ()
         draining = self.state == "draining"
         done = draining and not self._streams
-        message = ControlMessage(self.channel_id, list(aborts.items()), list(credits.items()), done, draining)
+        message = ControlMessage(self.channel_id, [*aborts.items()], [*credits.items()], done, draining, shared)
         try:
             await self._port.control(encode(message))
         except Exception as error:
@@ -319,6 +361,7 @@ class ChannelClient:
             logger.debug("control call to %s failed: %s", self.replica_id, error)
             self._aborts = aborts | self._aborts
             self._credits = credits | self._credits
+            self._shared = shared + self._shared
             await asyncio.sleep(FLUSH_INTERVAL_S)
-            if aborts or credits or done:
+            if aborts or credits or shared or done:
                 self._dirty.set()

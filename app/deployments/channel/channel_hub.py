@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from app.deployments.channel.frame_queue import FrameQueue
-from app.deployments.channel.wire import ControlMessage, Frame, LoadReport, encode
+from app.deployments.channel.wire import ControlMessage, Frame, LoadReport, SecludedError, encode
 from app.engine.outputs import EngineOutput, FinishReason
 from app.errors import EngineDeadError
 
@@ -60,9 +60,15 @@ class TokenChannel(FrameQueue):
         self.draining = False  # its ingress sends no new requests
         self._sequence = 0
 
-    def send(self, outputs: list[EngineOutput], load: LoadReport | None = None, fatal: str | None = None) -> None:
+    def send(
+        self,
+        outputs: list[EngineOutput],
+        load: LoadReport | None = None,
+        fatal: str | None = None,
+        secluded: bool | None = None,
+    ) -> None:
         """Queue one frame."""
-        self.push(encode(Frame(self._sequence, outputs, load, fatal)))
+        self.push(encode(Frame(self._sequence, outputs, load, fatal, secluded)))
         self._sequence += 1
 
 
@@ -87,6 +93,7 @@ class ChannelHub:
         self._channels: dict[str, TokenChannel] = {}
         self._streams: dict[str, _Stream] = {}  # by request id
         self._retired = False
+        self._alone: tuple[str, str] | None = None  # channel and stream that has the replica for itself
 
     @property
     def channels(self) -> Iterable[TokenChannel]:
@@ -117,6 +124,8 @@ class ChannelHub:
             self.drop(old)
         channel = TokenChannel(channel_id, ingress_id)
         self._channels[channel_id] = channel
+        if self._alone is not None:
+            channel.send([], secluded=True)
         self._settle()
         return channel
 
@@ -125,18 +134,35 @@ class ChannelHub:
         if self._channels.get(channel.channel_id) is channel:
             del self._channels[channel.channel_id]
             self._settle()
+            if self._alone is not None and self._alone[0] == channel.channel_id:
+                self._set_alone(None)
         self._abort([(stream, "abort") for stream in channel.streams.values()])
         channel.close()
+
+    def seclude(self, channel_id: str, stream_id: str) -> bool:
+        """Keep the replica for one stream, which is still to come: all others go on elsewhere, whosever they are.
+
+        It ends when its ingress says `shared`, or is gone. False where another one has the replica for itself.
+        """
+        channel = self._channels.get(channel_id)
+        if self._alone is not None or self._retired or channel is None or stream_id in channel.early_aborts:
+            return False
+        self._set_alone((channel_id, stream_id))
+        self._abort([(stream, "abort") for stream in list(self._streams.values())])
+        return True
 
     def has(self, request_id: str) -> bool:
         """Whether a request has not ended."""
         return request_id in self._streams
 
     def add(self, channel_id: str, stream_id: str, request_id: str) -> None:
-        """Tie a request to its channel; EngineDeadError when that is not open here, or the request was aborted."""
+        """Tie a request to its channel; EngineDeadError when that is not open here, or the request was aborted, and
+        SecludedError when another one has the replica for itself."""
         channel = self._channels.get(channel_id)
         if channel is None:
             raise EngineDeadError(f"channel {channel_id} is not open on this replica")
+        if self._alone not in (None, (channel_id, stream_id)):
+            raise SecludedError("another request has this replica for itself")
         if stream_id in channel.early_aborts:
             raise EngineDeadError("the request was aborted before it arrived")
         stream = _Stream(channel, stream_id, request_id)
@@ -180,6 +206,11 @@ class ChannelHub:
             stream = streams.get(stream_id)
             if stream is not None:
                 self._credit(stream, num_consumed)
+        for stream_id in message.shared:
+            if self._alone == (channel.channel_id, stream_id):
+                self._set_alone(None)
+            elif stream_id not in streams:
+                channel.early_aborts.append(stream_id)  # it has overtaken the call that would seclude it
         if message.close:
             self.drop(channel)
 
@@ -197,6 +228,7 @@ class ChannelHub:
             channel.close()
         self._channels.clear()
         self._streams.clear()
+        self._alone = None
 
     def give_up(self) -> None:
         """This replica ends though its engine is well: let every request go on elsewhere, and close the channels."""
@@ -206,11 +238,17 @@ class ChannelHub:
             self._abort([(stream, "abort") for stream in streams])
             channel.close()
         self._channels.clear()
+        self._alone = None
 
     def heartbeat(self, load: LoadReport) -> None:
         """Tell every ingress how busy this replica is."""
         for channel in self._channels.values():
             channel.send([], load=load)
+
+    def _set_alone(self, stream: tuple[str, str] | None) -> None:
+        self._alone = stream
+        for channel in self._channels.values():
+            channel.send([], secluded=stream is not None)
 
     def _settle(self) -> None:
         if self._channels:

@@ -27,6 +27,7 @@ class EngineHandles:
         self._handle = handle
         self.open_channel = handle.options(method_name="open_channel", stream=True)
         self.submit = handle.options(method_name="submit")
+        self.seclude = handle.options(method_name="seclude")
         self.control = handle.options(method_name="control")
         self._metrics_snapshot = handle.options(method_name="metrics_snapshot")
         self.open_feed = handle.options(method_name="open_feed", stream=True)
@@ -103,6 +104,13 @@ class ServePort:
                 yield frame
         finally:
             response.cancel()
+
+    async def seclude(self, channel_id: str, stream_id: str) -> bool:
+        """See ReplicaPort."""
+        granted: bool = await call(
+            self._handles.seclude, channel_id, stream_id, target=self._replica_id, timeout_s=SUBMIT_TIMEOUT_S
+        )
+        return granted
 
     async def control(self, message: bytes) -> None:
         """See ReplicaPort."""

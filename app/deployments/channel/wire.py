@@ -10,6 +10,7 @@ import msgspec
 
 from app.engine.kv_cache.kv_events import KVEventBatch
 from app.engine.outputs import EngineOutput, FinishReason
+from app.errors import EngineDeadError
 
 
 class LoadReport(msgspec.Struct, array_like=True, frozen=True):
@@ -48,6 +49,7 @@ class Frame(msgspec.Struct, array_like=True):
     outputs: list[EngineOutput]  # `request_id` is the stream id
     load: LoadReport | None = None  # with the first frame, and as a heartbeat
     fatal: str | None = None  # the engine is gone; why
+    secluded: bool | None = None  # whether one request has the replica for itself; None: as before
 
 
 class ControlMessage(msgspec.Struct, array_like=True):
@@ -58,6 +60,11 @@ class ControlMessage(msgspec.Struct, array_like=True):
     credits: list[tuple[str, int]]  # stream id, tokens consumed so far
     close: bool = False  # end the channel
     draining: bool = False  # this ingress sees that Serve has taken the replica out of service
+    shared: tuple[str, ...] = ()  # streams that need not have the replica for themselves any more
+
+
+class SecludedError(EngineDeadError):
+    """The refusal of a replica that another request has for itself."""
 
 
 def encode(message: msgspec.Struct) -> bytes:

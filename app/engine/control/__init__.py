@@ -25,6 +25,7 @@ CONTROLS: Registry[Callable[..., Any]] = Registry(
         "stop_profile": "app.engine.control.profile:stop_profile",
         "record_profile": "app.engine.control.profile:record_profile",
         "memory_snapshot": "app.engine.control.profile:memory_snapshot",
+        "settle": "app.engine.control.settle:settle",
     },
 )
 

@@ -73,6 +73,9 @@ class Port:
                 self.hub.add(channel_id, stream_id, one.request_id)
         return [self.refusal] * len(requests)
 
+    async def seclude(self, channel_id: str, stream_id: str) -> bool:
+        return self.hub.seclude(channel_id, stream_id)
+
     async def control(self, message: bytes) -> None:
         self.num_controls += 1
         self.hub.control(decode_control(message))

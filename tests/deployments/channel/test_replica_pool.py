@@ -56,6 +56,9 @@ class Replica:
             self.hub.add(channel_id, stream_id, one.request_id)
         return [None] * len(requests)
 
+    async def seclude(self, channel_id: str, stream_id: str) -> bool:
+        return self.hub.seclude(channel_id, stream_id)
+
     async def control(self, message: bytes) -> None:
         control = decode_control(message)
         self.told_draining |= control.draining
