@@ -17,7 +17,7 @@ export RAY_prestart_worker_first_driver ?= 0
 # Or each Ctrl-C would end with an error: Serve's controller ends itself, and Ray reports the call that asked it to.
 export RAY_enable_output_error_log_if_still_retry ?= 0
 
-.PHONY: help setup setup-dev serve test lint bench loadtest acceptance clean
+.PHONY: help setup setup-dev serve test lint docs bench loadtest acceptance clean
 .DEFAULT_GOAL := help
 
 help:  ## list the commands
@@ -33,7 +33,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,clients,cluster]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,clients,cluster,docs]'
 	@touch $@ $(VENV)/.installed
 
 setup: $(VENV)/.installed  ## make .venv and install what serving needs
@@ -52,6 +52,9 @@ lint: setup-dev  ## ruff and mypy --strict
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: setup-dev  ## build the documentation site; then python3 -m http.server -d build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 
 bench: setup-dev  ## tokens/s of the engine alone, through HTTP, and against transformers (about 6 minutes)
 	$(BIN)/python -m benchmarks.http_vs_engine --out results/bench.json

@@ -18,6 +18,7 @@ from app.api.app import create_app
 from app.api.auth import ApiKeys
 from app.api.endpoints import bodies
 from app.config import RequestLimits
+from tools.markdown import cell, table
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "api.md"
 REF = "#/components/schemas/"
@@ -55,19 +56,19 @@ def page() -> str:
     document = app.openapi()
     schemas: dict[str, Any] = document["components"]["schemas"]
     bodies = dict(_bodies(document))
-    out = [INTRODUCTION, "## Routes\n", *_table(("route", "what it does"), _routes(document))]
+    out = [INTRODUCTION, "## Routes\n", *table(("route", "what it does"), _routes(document))]
     for name, routes in bodies.items():
         out += [f"\n## {' and '.join(f'`{route}`' for route in routes)}\n"]
-        out += _table(("field", "type", "default", "meaning"), _fields(schemas[name]))
+        out += table(("field", "type", "default", "meaning"), _fields(schemas[name]))
         if refused := _refused(name):
-            out += ["", *_table(("refused", "why"), refused)]
+            out += ["", *table(("refused", "why"), refused)]
     nested = sorted(set(schemas) - set(bodies) - {"HTTPValidationError", "ValidationError"})
     out.append("\n## Objects in requests\n")
     for name in nested:
         if schemas[name].get("properties"):
             about = schemas[name].get("description", "").splitlines()
             out += [f"\n### {name}\n", *about[:1], ""]
-            out += _table(("field", "type", "default", "meaning"), _fields(schemas[name]))
+            out += table(("field", "type", "default", "meaning"), _fields(schemas[name]))
     return "\n".join(out) + "\n"
 
 
@@ -91,14 +92,14 @@ def _bodies(document: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
 def _refused(name: str) -> list[tuple[str, ...]]:
     body = next((body for body in bodies() if body.__name__ == name), None)
     refused: Mapping[str, str] = getattr(body, "refused", {})
-    return [(f"`{field}`", _cell(why)) for field, why in sorted(refused.items())]
+    return [(f"`{field}`", cell(why)) for field, why in sorted(refused.items())]
 
 
 def _fields(schema: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     required = schema.get("required", ())
     for name, field in schema["properties"].items():
         default = "required" if name in required else f"`{json.dumps(field['default'])}`" if "default" in field else ""
-        yield f"`{name}`", _type(field), "" if default == "`null`" else default, _cell(field.get("description", ""))
+        yield f"`{name}`", _type(field), "" if default == "`null`" else default, cell(field.get("description", ""))
 
 
 def _type(field: Mapping[str, Any]) -> str:
@@ -113,7 +114,7 @@ def _type(field: Mapping[str, Any]) -> str:
         return ", ".join(f"`{json.dumps(value)}`" for value in field.get("enum", [field.get("const")]))
     if field.get("type") == "array":
         return f"list of {_type(field['items'])}" if field.get("items") else "list"
-    return _cell(f"{field.get('type', 'any')}{_bounds(field)}")
+    return cell(f"{field.get('type', 'any')}{_bounds(field)}")
 
 
 def _bounds(field: Mapping[str, Any]) -> str:
@@ -121,15 +122,6 @@ def _bounds(field: Mapping[str, Any]) -> str:
     return "".join(
         f" {sign} {field[name]:g}" for name, sign in signs.items() if name in field and abs(field[name]) < 2**53
     )
-
-
-def _table(head: tuple[str, ...], rows: Any) -> list[str]:
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    return lines + ["| " + " | ".join(row) + " |" for row in rows]
-
-
-def _cell(text: str) -> str:
-    return " ".join(text.replace("|", "\\|").split())
 
 
 def main() -> int:

@@ -33,8 +33,10 @@ def build_parser(commands: Registry[Command]) -> Parser:
         command = commands.load(name)
         subparser = subparsers.add_parser(name, help=command.help, description=command.help)
         command.add_arguments(subparser)
+        positionals = subparser._get_positional_actions()
+        names = [str(action.metavar or action.dest.upper()) for action in positionals]
         places = [
-            f"[{a.metavar}]" if a.nargs in ("?", "*") else str(a.metavar) for a in subparser._get_positional_actions()
+            f"[{name}]" if action.nargs in ("?", "*") else name for name, action in zip(names, positionals, strict=True)
         ]
         subparser.usage = " ".join([f"manta {name}", *places, "[options]"])
     return parser

@@ -1,0 +1,88 @@
+"""The documentation site builds without a warning, and has what it should."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from app.cli.configuration import SERVE_OPTIONS
+from tests.docs.pages import DOCS, ROOT
+from tests.limits import patience_s
+from tools import cli_docs, config_docs
+
+pytest.importorskip("mkdocs", reason="needs the extra docs")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site as `make docs` builds it, elsewhere."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=patience_s(), check=False)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_every_page_is_in_the_navigation(site: Path) -> None:
+    pages = {f"{path.stem}.html" for path in DOCS.glob("*.md")}
+    navigation = (site / "404.html").read_text()
+    links = {Path(link).name for link in re.findall(r'href="([^"#]+\.html)"', navigation)}
+    assert pages | {"index.html", "performance.html", "contributing.html", "configuration.html", "cli.html"} <= links
+
+
+def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
+    for page in site.glob("*.html"):
+        text = page.read_text()
+        loaded = re.findall(r"<(?:script|img|iframe)[^>]*\ssrc=\"?([^\"\s>]+)", text)
+        loaded += re.findall(r"<link[^>]*rel=\"?stylesheet[^>]*href=\"?([^\"\s>]+)", text)
+        loaded += re.findall(r"<link[^>]*href=\"?([^\"\s>]+)[^>]*rel=\"?stylesheet", text)
+        assert loaded or page.name.startswith("loadtest-"), page.name
+        assert not [url for url in loaded if "//" in url], page.name
+
+
+def test_the_picture_and_the_lists(site: Path) -> None:
+    page = (site / "design.html").read_text()
+    assert 'src="graph.svg"' in page
+    assert (site / "graph.svg").exists()
+    assert "<li>Metrics: prometheus-client writes the page" in page, "a list right below its sentence"
+
+
+def test_links_between_pages_of_the_repository(site: Path) -> None:
+    index = (site / "index.html").read_text()
+    assert 'href="performance.html"' in index  # benchmarks/RESULTS.md
+    assert 'href="running.html"' in index
+    assert "examples</a>" not in index  # a folder
+
+
+def test_links_in_code_stay() -> None:
+    from tools.docs_site import site_text
+
+    text = "see [a](docs/llm.md#x), [b](app/config.py)\n- c\n```\n[a](docs/llm.md)\n- d\n```"
+    expected = "see [a](llm.md#x), b\n\n- c\n```\n[a](docs/llm.md)\n- d\n```"
+    assert site_text(text, "index.md") == expected
+    assert site_text("[a](../benchmarks/RESULTS.md) [b](https://x.org/y)", "llm.md") == (
+        "[a](performance.md) [b](https://x.org/y)"
+    )
+
+
+def test_all_options_of_a_configuration() -> None:
+    page = config_docs.page()
+    for option in (option for group in SERVE_OPTIONS.values() for option in group):
+        assert f"| `{option.flag}` | " in page, option.flag
+        assert f"| `{option.path[-1]}` | " in page
+    assert "| `block_size` | integer >= 1 | `16` | `--block-size` | Tokens per KV-cache block. |" in page
+    assert "| `scheduling_policy` | `fcfs`, `priority` |" in page
+
+
+def test_all_options_of_the_commands() -> None:
+    page = cli_docs.page()
+    for name, parser in cli_docs.subparsers().items():
+        part = page.partition(f"\n## manta {name}\n")[2].partition("\n## ")[0]
+        for action in parser._actions:
+            assert action.help is None or all(flag in part for flag in action.option_strings), (name, action.dest)
+    assert "manta convert FILE [options]" in page
+    assert "None [options]" not in page
