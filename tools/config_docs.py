@@ -56,8 +56,10 @@ def _classes(annotation: Any) -> Iterator[type[BaseModel]]:
 def _rows(path: str, model: type[BaseModel], flags: dict[str, str]) -> Iterator[tuple[str, ...]]:
     for name, field in model.model_fields.items():
         flag = flags.get(f"{path}.{name}", "")
-        kind = "section" if any(_classes(field.annotation)) else _type(field)
-        yield f"`{name}`", cell(kind), _default(field, kind), flag and f"`{flag}`", cell(field.description or "")
+        nested = next(_classes(field.annotation), None)
+        kind = "section" if nested else _type(field)
+        about = field.description or (nested.__doc__ if nested else "") or ""
+        yield f"`{name}`", cell(kind), _default(field, kind), flag and f"`{flag}`", cell(about.partition("\n")[0])
 
 
 def _type(field: FieldInfo) -> str:
