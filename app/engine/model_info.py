@@ -28,6 +28,17 @@ _OTHER_NAMES = {
     "max_position_embeddings": ("n_positions",),
 }
 
+# What the text part of a model that also sees leaves out where it is transformers' default, by the part's model type.
+_TEXT_DEFAULTS: dict[str, dict[str, Any]] = {
+    "gemma3_text": {
+        "vocab_size": 262_208,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 131_072,
+    }
+}
+
 
 def resolve_model(model: str, revision: str | None = None, download_dir: str | None = None) -> Path:
     """Directory of a model given by path, by the name of a built-in one or by that of a hub's, whose description (all
@@ -189,7 +200,10 @@ class ModelInfo:
 def _text_part(config: dict[str, Any]) -> dict[str, Any]:
     """The language model of a model that also sees, under its own architecture's name; any other as it is."""
     text = config.get("text_config")
-    return {**text, **{name: config[name] for name in config if name != "text_config"}} if text else config
+    if not isinstance(text, dict):
+        return config
+    defaults = _TEXT_DEFAULTS.get(str(text.get("model_type")), {})
+    return {**defaults, **text, **{name: config[name] for name in config if name != "text_config"}}
 
 
 def fetch_model_weights(config: EngineConfig, info: ModelInfo) -> None:

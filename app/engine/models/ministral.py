@@ -50,8 +50,9 @@ class Ministral3ForCausalLM(CausalLM):
 
     @classmethod
     def ropes(cls, info: ModelInfo, settings: DecoderSettings, max_model_len: int) -> Ropes:
-        """The family's scaling, where config.json does not say."""
-        hf = {"rope_parameters": _ROPE} | info.hf_config
+        """The family's scaling, where config.json says nothing; Mistral Small 3 has a base, and no scaling."""
+        says_nothing = info.hf_config.keys().isdisjoint(("rope_parameters", "rope_scaling", "rope_theta"))
+        hf = {"rope_parameters": _ROPE} | info.hf_config if says_nothing else info.hf_config
         return lambda layer_type: RopeSettings.from_hf(hf, settings.head_dim, max_model_len, layer_type)
 
     @staticmethod

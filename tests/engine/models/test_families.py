@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers import AutoConfig
 
 from app import LLM, SamplingParams
-from app.engine.model_info import ASSETS
+from app.engine.model_info import ASSETS, ModelInfo
+from app.engine.models.decoder import CausalLM
+from app.engine.models.gemma3 import Gemma3ForCausalLM
+from app.engine.models.ministral import Ministral3ForCausalLM
 from tests.engine.worker_driver import Driver, Run, greedy
 from tests.tiny_models import hf_greedy, hf_model, tiny_model
 
@@ -80,6 +85,51 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "ministral": ("ministral", {"sliding_window": 9, "layer_types": ["full_attention", "sliding_attention"]}),
     "ministral3": ("ministral3", {"rope_parameters": YARN}),
 }
+# The text parts of models that also see, as published: gemma-3-4b-it, gemma-3-27b-it and Mistral-Small-3.1.
+GEMMA3 = {"model_type": "gemma3_text", "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024}
+TEXT_PARTS: dict[str, tuple[str, type[CausalLM], dict[str, Any]]] = {
+    "gemma3-4b": (
+        "gemma3",
+        Gemma3ForCausalLM,
+        {**GEMMA3, "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34},
+    ),
+    "gemma3-27b": (
+        "gemma3",
+        Gemma3ForCausalLM,
+        {
+            **{**GEMMA3, "hidden_size": 5376, "intermediate_size": 21504, "num_hidden_layers": 62},
+            **{"num_attention_heads": 32, "num_key_value_heads": 16, "head_dim": 128, "query_pre_attn_scalar": 168},
+        },
+    ),
+    "mistral-small3": (
+        "mistral3",
+        Ministral3ForCausalLM,
+        {
+            **{"model_type": "mistral", "hidden_size": 5120, "intermediate_size": 32768, "num_hidden_layers": 40},
+            **{"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 131072},
+            **{"rope_theta": 1e9, "rms_norm_eps": 1e-5, "sliding_window": None, "max_position_embeddings": 131072},
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(TEXT_PARTS))
+def test_the_text_part_of_a_model_that_sees_is_what_transformers_reads(name: str, tmp_path: Path) -> None:
+    model_type, family, text = TEXT_PARTS[name]
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type, "text_config": text}))
+    judge = AutoConfig.from_pretrained(tmp_path).text_config
+    info = ModelInfo.from_directory(str(tmp_path))
+    settings = family.settings(info)
+    for size in ("vocab_size", "hidden_size", "intermediate_size", "head_dim"):
+        assert getattr(settings, size) == getattr(info, size) == getattr(judge, size), size
+    heads = judge.num_attention_heads, judge.num_key_value_heads
+    assert (settings.num_layers, settings.num_heads, settings.num_kv_heads) == (judge.num_hidden_layers, *heads)
+    assert info.max_position_embeddings == judge.max_position_embeddings
+    for layer_type in settings.rope_types or ("",):
+        rope = family.ropes(info, settings, 4096)(layer_type)
+        expected = judge.rope_parameters[layer_type] if layer_type else judge.rope_parameters
+        assert (rope.rope_type, rope.theta) == (expected["rope_type"], expected["rope_theta"])
+        assert rope.parameters.get("factor") == expected.get("factor")
 
 
 def prompts(lengths: tuple[int, ...]) -> list[list[int]]:
