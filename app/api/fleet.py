@@ -8,10 +8,9 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from app.api.engine_client import EngineClient
+from app.api.request_log import REPLICA_PATH
 from app.api.service import PROMETHEUS_TEXT
 from app.errors import ModelNotFoundError, NotReadyError
-
-REPLICA_PATH = "/metrics/replicas/"
 
 
 class Fleet(EngineClient, Protocol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from urllib.parse import quote
 
 from starlette.datastructures import Headers
 from starlette.types import Scope
@@ -20,11 +21,15 @@ access_log = logging.getLogger("manta.access")
 
 # What machines ask every few seconds: neither logged nor counted nor traced.
 QUIET_PATHS = frozenset({"/health", "/live", "/ready", "/ping", "/load", "/metrics", "/metrics/targets"})
+REPLICA_PATH = "/metrics/replicas/"  # and before the name of one
+
+MAX_PATH_CHARS = 1024  # of a path in the log
+SAFE_IN_PATHS = "/:@!$&'()*+,;=~"
 
 
 def begin_record(scope: Scope, headers: Headers) -> RequestRecord | None:
     """What will be remembered of a request; None for those that nobody wants to see."""
-    if scope["path"] in QUIET_PATHS:
+    if scope["path"] in QUIET_PATHS or scope["path"].startswith(REPLICA_PATH):
         return None
     parent = TraceParent.parse(headers.get("traceparent"), headers.get("tracestate"))
     record = RequestRecord(scope["method"], scope["path"], parent)
@@ -52,7 +57,8 @@ def end_record(record: RequestRecord, scope: Scope, status: int, *, is_counted: 
     record.tenant, record.is_broken = state.get("tenant", ""), bool(state.get(BROKEN))
     elapsed_s = record.ended - record.started
     if access_log.isEnabledFor(logging.INFO):
-        line = (record.method, record.path, status, elapsed_s * 1e3, record.request_id)
+        path = quote(record.path[:MAX_PATH_CHARS], SAFE_IN_PATHS)  # as it came: decoded, it may hold ends of lines
+        line = (record.method, path, status, elapsed_s * 1e3, record.request_id)
         access_log.info("%s %s %d %.1f ms %s", *line, extra={FIELDS: record.log_fields()})
     http_metrics: HttpMetrics | None = getattr(app_state, "http_metrics", None)
     if http_metrics is not None and is_counted:

@@ -110,6 +110,20 @@ def test_nothing_of_clients_is_logged(http: TestClient, client: Any, logs: tuple
             assert secret not in text
 
 
+def test_a_path_is_one_short_word_of_one_line(http: TestClient, logs: tuple[io.StringIO, io.StringIO]) -> None:
+    http.get("/v1/a%0a2026-11-22%20INFO%20manta.access:%20forged" + "%1b[2J" + "x" * 5000)
+    (line,) = [line for line in logs[0].getvalue().splitlines() if " manta.access: GET " in line]
+    assert "GET /v1/a%0A2026-11-22%20INFO%20manta.access:%20forged" in line
+    assert "\x1b" not in line
+    assert len(line) < 1500
+
+
+@pytest.mark.parametrize("path", ["/health", "/metrics", "/metrics/targets", "/metrics/replicas/engine:m:0"])
+def test_what_is_scraped_is_not_logged(path: str, http: TestClient, logs: tuple[io.StringIO, io.StringIO]) -> None:
+    http.get(path)
+    assert access(logs[1]) == []
+
+
 def test_each_json_line_is_one_object(logs: tuple[io.StringIO, io.StringIO]) -> None:
     logger = logging.getLogger("manta.test")
     try:
