@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.backends import QUANT_METHODS
+from app.backends import LOAD_FORMATS, QUANT_METHODS
 from app.parser_tables import REASONING_PARSERS, TOOL_PARSERS
 from app.registry import Registry
 
@@ -76,11 +76,9 @@ def _model_source(value: Any, converted: Converted) -> str | None:
     if not isinstance(value, str):
         converted.engine["model"] = "/models/" + str(converted.model.get("name", "model"))
         where = value.get("bucket_uri") if isinstance(value, dict) else value
-        return f"copy {where} to {converted.engine['model']} of every worker: Manta loads from directories"
+        return f"copy {where} to {converted.engine['model']} of every worker: Manta loads from directories and hubs"
     converted.engine["model"] = value
-    if value.startswith(("/", ".", "~")):
-        return None
-    return f"put a directory into the place of {value!r}: Manta loads from directories, and downloads nothing"
+    return None
 
 
 def _bundle(value: Any, converted: Converted) -> str | None:
@@ -127,7 +125,7 @@ def _request_router(value: Any, converted: Converted) -> str | None:
 
 
 def _env_vars(value: Any, converted: Converted) -> str | None:
-    lost = sorted(name for name in value if name.startswith(("VLLM_", "RAY_SERVE_LLM_", "HF_", "HUGGING")))
+    lost = sorted(name for name in value if name.startswith(("VLLM_", "RAY_SERVE_LLM_")))
     converted.env_vars |= {name: str(text) for name, text in value.items() if name not in lost}
     return f"{', '.join(lost)}: nothing of Manta reads them" if lost else None
 
@@ -180,13 +178,12 @@ ENGINE_KWARGS: dict[str, Rule] = {
         for name in (
             *("max_model_len", "block_size", "gpu_memory_utilization", "enable_prefix_caching", "max_num_seqs", "seed"),
             *("max_num_batched_tokens", "scheduling_policy", "tensor_parallel_size", "pipeline_parallel_size"),
-            *("tokenizer", "kv_cache_dtype", "runner"),
+            *("tokenizer", "kv_cache_dtype", "runner", "revision", "download_dir"),
         )
     },
     "dtype": to("engine", "dtype", lambda value: DTYPES.get(value, value)),
     "load_format": lambda value, c: (
-        to("engine", "load_format")(value if value == "dummy" else None, c)
-        or always("safetensors", "auto", "dummy")(value, c)
+        None if value == "auto" else one_of("engine", "load_format", LOAD_FORMATS)(value, c)
     ),
     "quantization": one_of("engine", "quantization", QUANT_METHODS),
     "num_gpu_blocks_override": to("engine", "num_blocks"),

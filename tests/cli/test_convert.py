@@ -46,7 +46,6 @@ QWEN: dict[str, Any] = {
 }
 # What has no counterpart: (where in the configuration, value, what the remark says beside the field's name).
 LOST: list[tuple[str, Any, str]] = [
-    ("model_loading_config.model_source", "Qwen/Qwen3-8B", "directories"),
     ("model_loading_config.model_source", {"bucket_uri": "s3://bucket/qwen"}, "copy s3://bucket/qwen"),
     ("lora_config", {"max_num_adapters_per_replica": 4}, "no LoRA"),
     ("engine_kwargs.enable_lora", True, "no LoRA"),
@@ -55,7 +54,7 @@ LOST: list[tuple[str, Any, str]] = [
     ("engine_kwargs.speculative_config", {"method": "ngram"}, "no counterpart"),
     ("engine_kwargs.quantization", "awq", "there are"),
     ("engine_kwargs.tool_call_parser", "no_such", "there are"),
-    ("engine_kwargs.load_format", "runai_streamer", "no counterpart"),
+    ("engine_kwargs.load_format", "runai_streamer", "there are"),
     ("deployment_config.autoscaling_config", {"max_replicas": 4, "target_ongoing_requests": 8}, "seconds of work"),
     ("deployment_config.num_replicas", "auto", "set num_replicas"),
     ("deployment_config.max_ongoing_requests", 64, "max_waiting_requests"),
@@ -151,9 +150,23 @@ def test_autoscaling_becomes_ours(tmp_path: Path) -> None:
     assert application["autoscaling_policy"]["policy_function"] == POLICY_FUNCTION
 
 
+def test_a_hubs_model_stays_one(tmp_path: Path) -> None:
+    config = {
+        "model_loading_config": {"model_id": "q", "model_source": "Qwen/Qwen3-8B"},
+        "engine_kwargs": {"revision": "v1", "download_dir": "/models", "load_format": "pt"},
+        "runtime_env": {"env_vars": {"HF_HOME": "/cache"}},
+    }
+    document, remarks = convert(written(tmp_path, config))
+    (application,) = document["applications"]
+    engine = parse_args(application["args"]).models[0].engine
+    assert (engine.model, engine.revision, engine.download_dir) == ("Qwen/Qwen3-8B", "v1", "/models")
+    assert (engine.load_format, application["runtime_env"]["env_vars"]["HF_HOME"], remarks) == ("pt", "/cache", [])
+
+
 def test_every_line_of_the_tables_is_tried() -> None:
     tried = {f"engine_kwargs.{name}" for name in QWEN["engine_kwargs"]} | {path for path, _, _ in LOST}
     plain = {"seed", "runner", "block_size", "max_num_batched_tokens", "scheduling_policy", "pipeline_parallel_size"}
+    plain |= {"revision", "download_dir"}
     plain |= {
         "tokenizer",
         "chat_template",
