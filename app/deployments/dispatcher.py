@@ -21,7 +21,7 @@ from app.deployments.channel.replica_pool import ReplicaPool
 from app.deployments.continuation import MAX_DEATHS, Continuation, Quarantine, Seclusion
 from app.deployments.router_client import RouterClient
 from app.deployments.routing.policies.base import Level, RouteQuery
-from app.deployments.waiting_room import WaitingRoom
+from app.deployments.waiting_room import WaitingRoom, no_replica_error
 from app.engine.outputs import EngineOutput, FinishReason
 from app.engine.request import EngineRequest
 from app.errors import EngineDeadError, OverloadedError, PoisonedRequestError
@@ -182,9 +182,7 @@ class Dispatcher:
                 await self._waiting_room.wait(way.request, lambda: bool(self._live(way)))
                 continue
             if time.monotonic() > deadline:
-                raise EngineDeadError(
-                    f"no engine replica of model {self._pool.model!r} can take requests at the moment"
-                )
+                raise no_replica_error(self._pool.model)
             await asyncio.sleep(POLL_S)
         return live
 

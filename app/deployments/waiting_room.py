@@ -16,6 +16,13 @@ from app.errors import EngineDeadError, OverloadedError
 POLL_S = 0.05
 
 
+def no_replica_error(model: str) -> EngineDeadError:
+    """What a client is told whose request no replica of the model takes."""
+    return EngineDeadError(
+        f"no engine replica of model {model!r} can take requests at the moment; the request may be sent again"
+    )
+
+
 class WaitingRoom:
     """One model's, in one ingress. Without `options` the number of replicas is fixed, and nobody waits."""
 
@@ -30,7 +37,7 @@ class WaitingRoom:
         many wait already."""
         options = self._options
         if options is None:
-            raise EngineDeadError(f"no engine replica of model {self._model!r} can take requests at the moment")
+            raise no_replica_error(self._model)
         if self.num_requests >= options.max_wake_waiting:
             raise OverloadedError(
                 f"{self.num_requests} requests wait for the first replica of model {self._model!r} already; try later"

@@ -493,6 +493,24 @@ def test_one_that_lost_its_only_replica_waits_for_it_to_come_back() -> None:
     perform(scene, Stage("a"))
 
 
+def test_replicas_that_go_while_the_router_is_asked_are_waited_for(play: Any) -> None:
+    async def scene(stage: Stage) -> None:
+        async def all_die(*arguments: Any) -> None:
+            if not stage.router.asked:
+                stage.router.asked.append((0, 0))
+                for replica in stage.replicas.values():
+                    _die(replica)
+                await until(lambda: not stage.pool.live())
+                stage.pool._update(Discovery(frozenset(), complete=True))
+
+        stage.router.remote = all_die  # type: ignore[method-assign, assignment]
+        way = Continuation(asked("x", [1]))
+        way.lost(died=True)
+        assert (await stage.dispatcher._choose(way, RouteInfo())).replica_id in "ab"
+
+    play(scene)
+
+
 def test_one_that_moved_does_not_stick_to_a_full_replica() -> None:
     async def scene(stage: Stage) -> None:
         first, full, other = (stage.replicas[name] for name in "abc")
@@ -543,7 +561,7 @@ def test_one_death_costs_the_client_nothing() -> None:
         assert stage.replicas["b"].served == ["x"]
         for replica in stage.replicas.values():
             replica.dead = True
-        with pytest.raises(EngineDeadError, match="no engine replica"):
+        with pytest.raises(EngineDeadError, match=r"no engine replica .* may be sent again"):
             await stage._choice("y", PromptPlace())
 
     perform(scene, Stage("abcd"))

@@ -64,11 +64,15 @@ class ReplicaPool:
         return {name: channel for name, channel in self._channels.items() if channel.is_live}
 
     def choose(self, query: RouteQuery, allowed: Collection[str]) -> str:
-        """The less loaded of two of `allowed` (live replicas, at least one), as far as this ingress can tell."""
+        """The less loaded of two of `allowed` (at least one), as far as this ingress can tell. They were live a moment
+        ago: where none is any more, one of them is named all the same."""
         decision = self._book.route(query, allowed)
         if decision is not None:
             return decision.replica_id
-        return min(allowed, key=lambda name: self._channels[name].outstanding_tokens)
+        channels = [self._channels[name] for name in allowed if name in self._channels]
+        if not channels:
+            return next(iter(allowed))
+        return min(channels, key=lambda one: one.outstanding_tokens).replica_id
 
     def routed(self, replica_id: str, query: RouteQuery) -> None:
         """Somebody else chose: remember the load."""
