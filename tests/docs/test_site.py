@@ -69,6 +69,20 @@ def test_links_in_code_stay() -> None:
     )
 
 
+def test_a_page_that_the_navigation_does_not_name(tmp_path: Path) -> None:
+    from mkdocs.config import load_config
+
+    from tools.docs_site import SECTION, on_config
+
+    for name in ("running.md", "new.md"):
+        (tmp_path / name).write_text("# A page")
+    config = load_config(str(ROOT / "mkdocs.yml"), docs_dir=str(tmp_path))
+    on_config(config)
+    how_to = next(entry[SECTION] for entry in config.nav if SECTION in entry)
+    assert how_to[-1] == "new.md"
+    assert "running.md" not in how_to
+
+
 def test_all_options_of_a_configuration() -> None:
     page = config_docs.page()
     for option in (option for group in SERVE_OPTIONS.values() for option in group):
