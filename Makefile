@@ -54,7 +54,7 @@ lint: setup-dev  ## ruff and mypy --strict
 	$(BIN)/mypy
 
 docs: setup-dev  ## build the documentation site; then python3 -m http.server -d build/site
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict  # with --quiet it would not count warnings
 
 bench: setup-dev  ## tokens/s of the engine alone, through HTTP, and against transformers (about 6 minutes)
 	$(BIN)/python -m benchmarks.http_vs_engine --out results/bench.json

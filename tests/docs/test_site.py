@@ -21,7 +21,7 @@ pytest.importorskip("mkdocs", reason="needs the extra docs")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The site as `make docs` builds it, elsewhere."""
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(folder)]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=patience_s(), check=False)
     assert done.returncode == 0, done.stderr
     return folder
