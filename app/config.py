@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
+from app.admission_config import AdmissionConfig
 from app.autoscaling_config import AutoscalingConfig
 from app.backends import (
     ATTENTION_BACKENDS,
@@ -450,6 +451,7 @@ class ServeConfig(Frozen):
     models: tuple[ModelConfig, ...] = Field(min_length=1, description="The models; the first is the default.")
     ingress: IngressConfig = IngressConfig()
     router: RouterConfig = RouterConfig()
+    admission: AdmissionConfig = AdmissionConfig()
 
     @model_validator(mode="after")
     def _check(self) -> ServeConfig:

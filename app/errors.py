@@ -6,7 +6,9 @@
     |  `- PromptTooLongError        400  says both numbers
     |- AuthenticationError          401
     |- ModelNotFoundError           404
-    |- OverloadedError              429
+    |- OverloadedError              429  says when to come back
+    |  `- ServerOverloadedError     503  whoever asks; the 429 is for one who has more under way than others
+    |- DeadlineError                504  the request's own deadline passed
     |- EngineDeadError              503  the replica is gone or cannot make progress
     |- NotReadyError                503  said by /ready: requests are better sent elsewhere
     |- PoisonedRequestError         500  engines died with it, one after another
@@ -90,11 +92,40 @@ class ModelNotFoundError(MantaError):
 
 
 class OverloadedError(MantaError):
-    """The server refuses new work for now."""
+    """The server refuses new work of this tenant for now; `retry_after_s` is when it may have room."""
 
     status = 429
     type = "rate_limit_error"
     code = "overloaded"
+
+    def __init__(self, message: str, *, param: str | None = None, retry_after_s: float = 1.0) -> None:
+        super().__init__(message, param=param)
+        self.retry_after_s = retry_after_s
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild_overloaded, (type(self), self.message, self.param, self.retry_after_s))
+
+
+def _rebuild_overloaded(
+    cls: type[OverloadedError], message: str, param: str | None, retry_after_s: float
+) -> OverloadedError:
+    return cls(message, param=param, retry_after_s=retry_after_s)
+
+
+class ServerOverloadedError(OverloadedError):
+    """The server refuses new work for now, whosever it is."""
+
+    status = 503
+    type = "service_unavailable_error"
+    code = "server_overloaded"
+
+
+class DeadlineError(MantaError):
+    """The request's deadline passed before its end."""
+
+    status = 504
+    type = "timeout_error"
+    code = "deadline"
 
 
 class EngineDeadError(MantaError):

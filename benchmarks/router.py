@@ -1,7 +1,7 @@
 """How fast and how big the router's index is: `python -m benchmarks.router [--blocks N] [--replicas R] [--depth D]`.
 
-Decisions as the Router makes them (match, cost of every replica, bookkeeping), events as replicas send them, memory
-from the process's resident size. One process, one core; no Ray.
+Decisions as the Router makes them (admission, match, cost of every replica, bookkeeping), events as replicas send them,
+memory from the process's resident size. One process, one core; no Ray.
 """
 
 from __future__ import annotations
@@ -15,11 +15,15 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from app.admission_config import AdmissionConfig
 from app.deployments.channel.wire import LoadReport
+from app.deployments.routing.admission import Admission
+from app.deployments.routing.claim import Claim
 from app.deployments.routing.load_book import LoadBook
 from app.deployments.routing.policies import create_policy
 from app.deployments.routing.policies.base import RouteQuery
 from app.deployments.routing.prefix_index import PrefixIndex
+from app.deployments.routing.retry_budget import RetryBudget
 from app.engine.kv_cache.block_hash import HASH_BYTES
 from app.engine.kv_cache.kv_events import KVEvent, KVEventBatch
 
@@ -93,6 +97,9 @@ def _fill(index: PrefixIndex, num_blocks: int, num_replicas: int) -> tuple[list[
 
 def _decisions(index: PrefixIndex, chains: list[bytes], replicas: int, depth: int, count: int) -> dict[str, float]:
     book = LoadBook(create_policy("prefix_aware"), index=index)
+    config = AdmissionConfig()
+    admission = Admission(config, book, RetryBudget(config.retry_share, config.min_retries_per_s))
+    claim = Claim(time_left_s=600.0, until_first_token=True)  # as the SDK of OpenAI asks for a stream
     rng = random.Random(1)
     reports = [_report(i, rng) for i in range(replicas)]
     times, cpu_times = [], []
@@ -102,7 +109,7 @@ def _decisions(index: PrefixIndex, chains: list[bytes], replicas: int, depth: in
                 book.report(report)
         query = _query(rng.choice(chains), depth, rng)
         began, cpu_began = time.perf_counter(), time.thread_time()
-        book.route(query)
+        admission.answer(query, claim)
         cpu_times.append(time.thread_time() - cpu_began)
         times.append(time.perf_counter() - began)
     p50, p99 = np.percentile(times, [50, 99]) * 1e6

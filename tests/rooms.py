@@ -17,7 +17,7 @@ ROWS: tuple[tuple[tuple[str, ...], ...], ...] = (
     (
         ("app.errors", "app.bounds", "app.frozen"),
         ("app.registry", "app.telemetry"),
-        ("app.backends", "app.parser_tables", "app.autoscaling_config"),
+        ("app.backends", "app.parser_tables", "app.admission_config", "app.autoscaling_config"),
         ("app.config",),
     ),
     (("app.kernels",),),

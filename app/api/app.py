@@ -9,6 +9,7 @@ from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
 from fastapi.middleware.cors import CORSMiddleware
 from starlette.middleware.exceptions import ExceptionMiddleware
 
+from app.admission_config import AdmissionConfig
 from app.api.auth import ApiKeys, Authentication
 from app.api.body import body_schemas
 from app.api.endpoint import Api
@@ -19,12 +20,14 @@ from app.api.http10 import WholeAnswers
 from app.api.idempotency.middleware import Idempotency
 from app.api.in_process import Answer, Post, post_in_process
 from app.api.middleware import BodyLimit, HeaderLimit, RequestContext
+from app.api.service_terms import DETACHED, ServiceTerms
 from app.api.store.kinds import Stores, local_stores
 from app.api.version import VERSION
 from app.api.work_pool import RequestWork, WorkPool
 from app.config import IngressConfig, RequestLimits
 
 _DEFAULTS = IngressConfig()
+_ADMISSION = AdmissionConfig()
 MAX_PROCESSES = 4  # at a time, each for one request's own chat template
 _ABOUT = """
 OpenAI's dialect, with vLLM's extension fields. Where a request leaves `temperature`, `top_p`, `top_k`, `min_p` or
@@ -40,20 +43,23 @@ def create_app(
     ingress: IngressConfig = _DEFAULTS,
     keys: ApiKeys | None = None,
     stores: Stores | None = None,
+    admission: AdmissionConfig = _ADMISSION,
 ) -> FastAPI:
     """The application over `client`; `limits` bound what one request may ask for, `ingress` says who may ask what.
 
     `keys` are the configuration's unless given; ConfigError when they cannot be read. `stores` keep what clients leave
-    here, in this process unless given.
+    here, in this process unless given; `admission` says on which terms tenants are served.
     """
     app = FastAPI(title="Manta", version=VERSION, description=_ABOUT, redoc_url=None)
     app.state.sse_keep_alive_s = ingress.sse_keep_alive_s
+    app.state.service_terms = ServiceTerms(admission)
     app.state.max_json_depth = limits.max_json_depth
     waiting = ingress.max_waiting_work, ingress.max_waiting_work_per_tenant
     app.state.work_pool = WorkPool(ingress.work_threads, *waiting)
     app.state.process_pool = WorkPool(MAX_PROCESSES, *waiting)
     install_error_handlers(app)
-    api = Api(client, limits, ingress, stores or local_stores(ingress), _own_routes(app), app.state)
+    posts = _own_routes(app), _own_routes(app, is_detached=True)
+    api = Api(client, limits, ingress, stores or local_stores(ingress), *posts, app.state)
     for endpoint in endpoints():
         if endpoint.is_open(ingress):
             app.include_router(endpoint.routes(api))
@@ -63,15 +69,15 @@ def create_app(
     return app
 
 
-def _own_routes(app: FastAPI) -> Post:
+def _own_routes(app: FastAPI, *, is_detached: bool = False) -> Post:
     """Posts to the app's own routes, in the name of a tenant that has been let in."""
     routes = RequestContext(
         ExceptionMiddleware(AsyncExitStackMiddleware(app.router), app.exception_handlers), is_counted=False
     )
 
     async def post(path: str, payload: bytes, tenant: str) -> Answer:
-        work, scope = RequestWork(app.state.work_pool, tenant), {"app": app, "state": {"tenant": tenant}}
-        return await post_in_process(routes, path, payload, scope, work)
+        scope = {"app": app, "state": {"tenant": tenant, DETACHED: is_detached}}
+        return await post_in_process(routes, path, payload, scope, RequestWork(app.state.work_pool, tenant))
 
     return post
 
@@ -96,7 +102,7 @@ def _guard(app: FastAPI, limits: RequestLimits, ingress: IngressConfig, keys: Ap
             allow_origins=ingress.cors_origins,
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
-            expose_headers=["x-request-id", "x-manta-replica", "retry-after", "idempotent-replayed"],
+            expose_headers=["x-request-id", "x-manta-replica", "retry-after", "retry-after-ms", "idempotent-replayed"],
         )
     app.add_middleware(HeaderLimit, limits=limits)
     app.add_middleware(RequestContext)

@@ -24,6 +24,7 @@ class Api:
     ingress: IngressConfig
     stores: Stores  # what clients leave here
     post: Post  # to the application's own routes
+    post_detached: Post  # the same where nobody waits for the answer
     state: State  # the application's: its pools, and what outlives a request
 
 

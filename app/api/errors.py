@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from app.api.route_hint import route_hint
-from app.errors import InvalidRequestError, MantaError, PoisonedRequestError, UnsupportedError
+from app.errors import InvalidRequestError, MantaError, OverloadedError, PoisonedRequestError, UnsupportedError
 
 if TYPE_CHECKING:  # `LLM` comes through here, and FastAPI is a third of a second of its import
     from fastapi import FastAPI, Request
@@ -104,8 +105,8 @@ def as_manta_error(error: Exception) -> MantaError:
 
 
 def error_response(error: MantaError, scope: Scope) -> Response:
-    """The HTTP response for `error` in the dialect of the route; 429 and 503 ask to come back in a second."""
-    headers = {"Retry-After": "1"} if error.status in (429, 503) else {}
+    """The HTTP response for `error` in the dialect of the route; 429 and 503 say when to come back."""
+    headers = _retry_headers(error) if error.status in (429, 503) else {}
     if isinstance(error, PoisonedRequestError):
         headers["x-should-retry"] = "false"  # read by the SDKs of OpenAI and Anthropic
     if error.status == 401:
@@ -118,6 +119,12 @@ def error_response(error: MantaError, scope: Scope) -> Response:
     else:
         body = error_body(error)
     return _json_response(body, error.status, headers or None)
+
+
+def _retry_headers(error: MantaError) -> dict[str, str]:
+    """Whole seconds for everybody, milliseconds for the SDKs of OpenAI and Anthropic."""
+    after_s = error.retry_after_s if isinstance(error, OverloadedError) else 1.0
+    return {"Retry-After": str(max(1, math.ceil(after_s))), "retry-after-ms": str(max(1, math.ceil(after_s * 1e3)))}
 
 
 def _should_name(error: MantaError) -> bool:

@@ -129,9 +129,7 @@ class EventStream:
         async for output in outputs:
             delta = choice.processor.process(output)
             if delta.finish_reason == "error":
-                if output.error_param is not None:
-                    raise InvalidRequestError(str(output.error), param=output.error_param)
-                raise MantaError(output.error or "the engine failed on this request")
+                raise output.as_error()
             gathered = gatherer.push(delta) if gatherer is not None else delta
             if gathered is None:
                 continue

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 import uuid
 from collections import Counter
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.api.errors import BodyTimeoutError, BodyTooLargeError, HeadersTooLargeError, as_manta_error, error_response
 from app.api.request_log import begin_record, end_record
+from app.api.service_terms import BEGAN
 from app.config import RequestLimits
 from app.errors import OverloadedError
 from app.telemetry.request_record import CURRENT
@@ -47,6 +49,7 @@ class RequestContext:
             await self._app(scope, receive, send)
             return
         state, headers = scope.setdefault("state", {}), Headers(scope=scope)
+        state[BEGAN] = time.monotonic()
         state["request_id"] = new_request_id(headers.get("x-request-id"))
         record = begin_record(scope, headers)
         CURRENT.set(record)  # each request has a context of its own

@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from app.admission_config import AdmissionConfig
 from app.cli.options import Option, options_of
 from app.config import EngineConfig, IngressConfig, ModelConfig, RouterConfig, ServeConfig
 from app.deployments.autoscaling import POLICY_FUNCTION
@@ -45,6 +46,7 @@ SERVE_OPTIONS: Mapping[str, tuple[Option, ...]] = {
     "engine": tuple(options_of(EngineConfig, ("models", "0", "engine"), skip=("model",))),
     "ingress": tuple(options_of(IngressConfig, ("ingress",), "ingress-")),
     "router": tuple(options_of(RouterConfig, ("router",), "router-")),
+    "admission": tuple(options_of(AdmissionConfig, ("admission",), "admission-")),
 }
 
 

@@ -72,7 +72,7 @@ def _router(config: ServeConfig, engines: dict[str, serve.Application]) -> serve
         health_check_period_s=HEALTH_PERIOD_S,
         health_check_timeout_s=HEALTH_TIMEOUT_S,
     )
-    return options.bind(config.router, engines)
+    return options.bind(config.router, engines, config.admission)
 
 
 def _ingress(config: ServeConfig) -> Any:

@@ -18,8 +18,12 @@ from app.api.engine_client import RouteInfo
 from app.api.events import ENDED_BY
 from app.deployments.channel.channel_client import ChannelClient, RequestMovedError, RequestStream
 from app.deployments.channel.replica_pool import ReplicaPool
+from app.deployments.circuit_breaker import CircuitBreaker
+from app.deployments.claims import claim_of, rejection_error
 from app.deployments.continuation import MAX_DEATHS, Continuation, Quarantine, Seclusion
 from app.deployments.router_client import RouterClient
+from app.deployments.routing.admission import Answer
+from app.deployments.routing.claim import Claim, Rejection, Wait
 from app.deployments.routing.policies.base import Level, RouteQuery
 from app.deployments.waiting_room import WaitingRoom, no_replica_error
 from app.engine.outputs import EngineOutput, FinishReason
@@ -45,6 +49,7 @@ class Dispatcher:
         num_replicas: int = 1,
         waiting_room: WaitingRoom | None = None,
         quarantine: Quarantine | None = None,
+        breaker_faults: int = 3,
     ) -> None:
         self._pool = pool
         self._router = router
@@ -53,11 +58,13 @@ class Dispatcher:
         self._waiting_room = waiting_room or WaitingRoom(pool.model)
         self._quarantine = quarantine or Quarantine()
         self._seclusion = Seclusion()
+        self._breaker = CircuitBreaker(breaker_faults)
 
     async def outputs(self, request: EngineRequest, route: RouteInfo) -> AsyncGenerator[EngineOutput, None]:
         """The request's outputs, whichever replicas bring them.
 
-        Raises EngineDeadError when no replica can take it, PoisonedRequestError, and what the engine refuses it with.
+        Raises EngineDeadError when no replica can take it, OverloadedError when none can in time, DeadlineError,
+        PoisonedRequestError, and what the engine refuses it with.
         """
         self._quarantine.check(request)
         way = Continuation(request, route.record)
@@ -67,6 +74,7 @@ class Dispatcher:
             chosen_at = time.monotonic()
             stream: RequestStream | None = None
             output: EngineOutput | None = None
+            self._breaker.sent(channel.replica_id)
             try:
                 stream = await channel.submit(way.request, self._seclusion.stream_id(way))
                 route.replica_id = channel.replica_id
@@ -81,6 +89,7 @@ class Dispatcher:
                     if self._seclusion.holds(way) and (way.has_outlived or not self._others(channel)):
                         self._seclusion.leave(way)
                     yield output
+                self._breaker.success(channel.replica_id)
                 return
             except EngineDeadError as error:
                 self._note_loss(way, channel, error, ran=stream is not None)
@@ -101,6 +110,10 @@ class Dispatcher:
     def _note_loss(self, way: Continuation, channel: ChannelClient, error: EngineDeadError, *, ran: bool) -> None:
         """The replica refused the request, or is lost under it; raises where that was once too often."""
         died = not isinstance(error, RequestMovedError)
+        if died and (ran or channel.state == "closed"):
+            self._breaker.fault(channel.replica_id, channel.channel_id)
+        elif died and error.__cause__ is not None:  # else it has answered
+            self._breaker.fault(channel.replica_id)
         if died:
             way.left[channel.channel_id] = channel.replica_id
         if not ran and channel.state != "closed":
@@ -141,28 +154,41 @@ class Dispatcher:
             return live[place.replica_id]
 
     async def _place(self, way: Continuation, live: dict[str, ChannelClient]) -> str:
-        """What the Router says, or else the less loaded of two."""
+        """What the Router says, or else the less loaded of two; waits while the Router says so."""
         query = RouteQuery.of_prompt(way.request)
-        level: Level = "ingress"
         gone = {*way.left.values(), *self._pool.live()}
         excluded = tuple(name for name in gone if name not in live)
-        decision = await self._router.place(self._pool.model, way.request, self._pool.load, excluded)
-        if decision is not None and decision.replica_id in live:
-            replica_id, level = decision.replica_id, decision.level
+        name = way.request.placement.service_class.name
+        decision = "admitted"
+        while isinstance(answer := await self._ask(way, excluded, claim := claim_of(way)), Wait):
+            decision = "waited"
+            await asyncio.sleep(answer.wait_s)
+        if isinstance(answer, Rejection):
+            self._recorder.increment("manta:admission_total", 1.0, name, f"rejected_{answer.reason}")
+            raise rejection_error(answer)
+        level: Level = "ingress"
+        if answer is not None and answer.replica_id in live:
+            replica_id, level = answer.replica_id, answer.level
             if (load := self._pool.load) is not None:
-                way.leg.num_hit_tokens = sum(decision.match) * load.block_size
+                way.leg.num_hit_tokens = sum(answer.match) * load.block_size
             self._pool.routed(replica_id, query)
         else:
             self._recorder.increment("manta:ingress_route_fallbacks_total")
-            replica_id = self._pool.choose(query, live)
+            replica_id, decision = self._pool.choose(query, live), "local"
         way.leg.level = level
         self._recorder.increment("manta:ingress_routes_total", 1.0, level)
+        if claim is not None:
+            self._recorder.increment("manta:admission_total", 1.0, name, decision)
         return replica_id
+
+    async def _ask(self, way: Continuation, excluded: tuple[str, ...], claim: Claim | None) -> Answer | None:
+        return await self._router.place(self._pool.model, way.request, self._pool.load, excluded, claim)
 
     def _live(self, way: Continuation) -> dict[str, ChannelClient]:
         """The replicas that may take it: not those that it left, and not that of a suspect."""
         live = self._shared()
-        return {name: one for name, one in live.items() if one.channel_id not in way.left}
+        live = {name: one for name, one in live.items() if one.channel_id not in way.left}
+        return {name: live[name] for name in self._breaker.usable(live)}
 
     def _shared(self) -> dict[str, ChannelClient]:
         """The replicas that no request has for itself."""

@@ -30,6 +30,9 @@ class ReplicaEngine(Protocol):
     def abort(self, request_ids: list[str]) -> None:
         """End these requests."""
 
+    def end_late(self) -> None:
+        """End requests whose deadline has passed."""
+
     def pause(self, request_id: str) -> None:
         """Schedule nothing for this request until it is resumed."""
 

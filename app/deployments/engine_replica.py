@@ -320,6 +320,7 @@ class EngineReplica:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._busy.wait(), IDLE_HEARTBEAT_S)
             self._busy.clear()
+            self._engine.end_late()
             now = time.monotonic()
             report = self._report()
             if self._feeds.publish(report, force=report != last or now - sent_s >= IDLE_HEARTBEAT_S):
@@ -364,6 +365,8 @@ class EngineReplica:
             decode_step_s=stats.decode_step_s,
             answers=self._canary.answers,
             model_revision=self._revision,
+            queued=stats.queued,
+            begun_rate=stats.begun_rate,
         )
 
     def _check_target(self, target: str) -> None:

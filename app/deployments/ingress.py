@@ -13,6 +13,7 @@ import logging
 import os
 import time
 import uuid
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
 from typing import Any
@@ -46,7 +47,7 @@ from app.deployments.tenant_store import SharedStores
 from app.deployments.termination import Termination
 from app.deployments.waiting_room import WaitingRoom
 from app.engine.outputs import EngineOutput
-from app.engine.request import EngineRequest
+from app.engine.request import EngineRequest, Placement
 from app.errors import EngineDeadError, MantaError, ModelNotFoundError, OverloadedError
 from app.telemetry.metrics import MetricsRecorder
 from app.telemetry.tracing import Tracing
@@ -79,6 +80,7 @@ class Ingress:
         self._num_requests = 0
         self._idle = asyncio.Event()  # while there is none
         self._idle.set()
+        self._num_of_tenant: Counter[str] = Counter()
         self._recorder = MetricsRecorder({"ingress": self._ingress_id}, scope="ingress")
         self._handles = {name: EngineHandles(handle) for name, handle in engines.items()}
         peers = Peers()
@@ -104,6 +106,7 @@ class Ingress:
                 num_replicas=model.max_replicas,
                 waiting_room=self._waiting_rooms[model.name],
                 quarantine=self._quarantines.of[model.name],
+                breaker_faults=config.admission.breaker_faults,
             )
             for model in config.models
         }
@@ -135,7 +138,7 @@ class Ingress:
         keys = ApiKeys.load(ingress)
         logger.info("API keys: %s", keys.num_keys or "none, the server is open to everybody who can reach it")
         self._needs_key = keys.required
-        app: FastAPI = create_app(self, ingress.limits, ingress, keys, self._stores.stores())
+        app: FastAPI = create_app(self, ingress.limits, ingress, keys, self._stores.stores(), self._config.admission)
         app.state.server_adds_request_id = True  # Serve's own middleware, to what it is sent
         if ingress.admin:
             app.include_router(debug_routes(self, ingress.limits))
@@ -162,15 +165,15 @@ class Ingress:
         served = self.models.get(model)
         if served is None:
             raise ModelNotFoundError(f"no model is served under the name {model!r}", param="model")
-        if self._is_full:
-            self._recorder.increment("manta:ingress_rejections_total")
-            raise OverloadedError(f"{self._num_requests} requests are in flight in this ingress replica; try later")
+        self._check_room(request.placement)
         if served.max_kv_tokens is None:  # the ingress opened without a replica of this model
             served.max_kv_tokens = self._pools[served.name].kv_tokens
+        tenant = request.placement.tenant
         route = route or RouteInfo()
         route.record = note_generation(served.name, request)
         self._num_requests += 1
         self._idle.clear()
+        self._num_of_tenant[tenant] += 1
         try:
             async with aclosing(self._dispatchers[served.name].outputs(request, route)) as outputs:
                 async for output in outputs:
@@ -183,6 +186,20 @@ class Ingress:
             self._num_requests -= 1
             if not self._num_requests:
                 self._idle.set()
+            self._num_of_tenant[tenant] -= 1
+            if not self._num_of_tenant[tenant]:
+                del self._num_of_tenant[tenant]
+
+    def _check_room(self, placement: Placement) -> None:
+        """What this ingress replica can tell by itself; OverloadedError."""
+        most = self._config.admission.of_tenant(placement.tenant).max_requests
+        if most is not None and self._num_of_tenant[placement.tenant] >= most:
+            self._recorder.increment("manta:admission_total", 1.0, placement.service_class.name, "rejected_tenant")
+            raise OverloadedError(f"{most} requests of yours are in flight, which is the most; try later")
+        if self._is_full:
+            self._recorder.increment("manta:ingress_rejections_total")
+            self._recorder.increment("manta:admission_total", 1.0, placement.service_class.name, "rejected_ingress")
+            raise OverloadedError(f"{self._num_requests} requests are in flight in this ingress replica; try later")
 
     async def control(self, model: str, name: str, arguments: dict[str, Any], timeout_s: float) -> list[ReplicaAnswer]:
         """A control call (app/engine/control) to every running replica of a model; their answers, errors as values.

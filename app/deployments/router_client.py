@@ -9,7 +9,9 @@ from typing import Any
 
 from app.deployments.channel.serve_port import call
 from app.deployments.channel.wire import LoadReport
-from app.deployments.routing.policies.base import Decision, RouteQuery
+from app.deployments.routing.admission import Answer
+from app.deployments.routing.claim import Claim
+from app.deployments.routing.policies.base import RouteQuery
 from app.deployments.routing.prompt_hasher import PromptHasher
 from app.engine.request import EngineRequest
 
@@ -28,25 +30,31 @@ class RouterClient:
         self._asleep_until = 0.0
 
     async def place(
-        self, model: str, request: EngineRequest, load: LoadReport | None, excluded: tuple[str, ...] = ()
-    ) -> Decision | None:
-        """The Router's choice for a prompt, but for `excluded` replicas; None when it has none or does not answer in
-        time. `load`: any replica's."""
+        self,
+        model: str,
+        request: EngineRequest,
+        load: LoadReport | None,
+        excluded: tuple[str, ...] = (),
+        claim: Claim | None = None,
+    ) -> Answer | None:
+        """The Router's answer for a prompt, but for `excluded` replicas; None when it knows none or does not answer in
+        time. `load`: any replica's. See Router.route."""
         if time.monotonic() < self._asleep_until:
             return None
         known = [*request.prompt_token_ids, *request.output_token_ids] if request.output_token_ids else None
         hashes = await self._hasher.hash_prompt(known or request.prompt_token_ids, request.placement.cache_root, load)
         query = replace(RouteQuery.of_prompt(request), block_hashes=hashes)
         try:
-            choice: Decision | None = await call(
-                self._handle, *route_arguments(model, query), excluded, timeout_s=self._timeout_s
+            claimed = None if claim is None else claim._replace(num_choices=query.num_choices)
+            answer: Answer | None = await call(
+                self._handle, *route_arguments(model, query), excluded, claimed, timeout_s=self._timeout_s
             )
         except Exception as error:
             if time.monotonic() >= self._asleep_until:  # the first of those that wait for it
                 logger.info("the Router did not answer (%s); placing requests here", type(error).__name__)
             self._asleep_until = time.monotonic() + REST_S
             return None
-        return choice
+        return answer
 
 
 def route_arguments(model: str, query: RouteQuery) -> tuple[str, int, int, bytes, str, str]:

@@ -100,6 +100,12 @@ class AsyncEngine:
         with self._condition:
             self._push(lambda: self._core.abort_requests(ids))
 
+    def end_late(self) -> None:
+        """End requests whose deadline has passed. To be called every now and then: costs nothing while none has."""
+        if self._core.next_deadline_s <= time.monotonic():
+            with self._condition:
+                self._push(self._core.end_late_requests)
+
     def pause(self, request_id: str) -> None:
         """Schedule nothing more for a request until `resume`."""
         with self._condition:

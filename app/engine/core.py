@@ -172,6 +172,15 @@ class EngineCore:
         """End requests early; each gets a final output with the next step. Unknown ids are ignored."""
         self._ready += self.scheduler.abort(request_ids)
 
+    @property
+    def next_deadline_s(self) -> float:
+        """When a request may be late next (monotonic); may be asked from any thread."""
+        return self.scheduler.deadlines.next_s
+
+    def end_late_requests(self) -> None:
+        """End requests whose deadline has passed; each gets a final output with the next step."""
+        self._ready += self.scheduler.end_late()
+
     def pause(self, request_id: str) -> None:
         """Hold a request: it keeps its place, but computes nothing until `resume`."""
         self.scheduler.set_paused(request_id, True)

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from app.engine.step import Float32Array, TokenLogprobs
+from app.errors import DeadlineError, InvalidRequestError, MantaError
 from app.telemetry.request_record import EngineTimes
 
 FinishReason = Literal["stop", "length", "tool_calls", "abort", "error"]
@@ -51,6 +52,13 @@ class EngineOutput(msgspec.Struct, omit_defaults=True, gc=False, rename={"reques
     pooled: PooledResult | None = None  # what a pooling request asked for, with its only output
     times: EngineTimes | None = None  # with the finish_reason, of a request that was scheduled
     error_param: str | None = None  # with `error`: the field of the request that is to blame; None: the engine is
+    is_late: bool = False  # with `error`: the request's deadline passed
+
+    def as_error(self) -> MantaError:
+        """What the client is told, of an output with `finish_reason` "error"."""
+        if self.error_param is not None:
+            return InvalidRequestError(str(self.error), param=self.error_param)
+        return (DeadlineError if self.is_late else MantaError)(self.error or "the engine failed on this request")
 
     def first(self, count: int) -> Self:
         """The same with its first `count` tokens and what belongs to them."""

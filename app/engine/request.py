@@ -20,13 +20,35 @@ Priority = Annotated[int, Field(ge=-MAX_PRIORITY - 1, le=MAX_PRIORITY)]
 
 
 @dataclass(slots=True, frozen=True)
+class ServiceClass:
+    """How urgent a tenant's or a request's work is. Under overload, classes are served in the ratio of their shares."""
+
+    name: str = "default"
+    share: float = 1.0
+
+
+DEFAULT_CLASS = ServiceClass()
+
+
+@dataclass(slots=True, frozen=True)
+class Deadline:
+    """A request that has not ended, or got its first token, so long after its arrival ends with an error."""
+
+    timeout_s: float
+    until_first_token: bool = False  # as who reads a stream waits: for the next piece of it
+
+
+@dataclass(slots=True, frozen=True)
 class Placement:
     """Whose request it is and what it belongs with: the Router, queues and caches go by it, no worker does."""
 
-    priority: int = 0
+    priority: int = 0  # among the tenant's own
     cache_root: bytes = b""  # tenant, adapter and cache_salt: root of the block-hash chain (I5)
     session: str = ""  # what the client says belongs together; a routing policy may keep it on one replica
     tenant: str = ""  # tenants take turns where work queues
+    service_class: ServiceClass = DEFAULT_CLASS
+    num_retries: int = 0  # as the client says: it has sent the request so often before
+    deadline: Deadline | None = None
 
 
 ANYWHERE = Placement()

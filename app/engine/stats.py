@@ -7,7 +7,7 @@ incremented, so a snapshot may mix two neighbouring steps but is never torn. Tim
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,16 @@ from app.engine.scheduler.request import Request
 
 EWMA_WEIGHT = 0.1  # the newest sample's: about the last twenty steps count
 TYPICAL_OUTPUT_TOKENS = 128.0  # expected length of an answer before any has ended
+
+
+class QueuedWork(NamedTuple):
+    """What waits of one tenant in one class, in seconds of the engine's work."""
+
+    service_class: str
+    share: float
+    tenant: str
+    work_s: float
+    rate: float = 0.0  # seconds of it that begin in a second; 0 until measured
 
 
 @dataclass(slots=True, frozen=True)
@@ -50,6 +60,8 @@ class EngineStats:
     found_tokens_total: int = 0
     loaded_tokens_total: int = 0
     kv_connector: ConnectorStats | None = None  # the tier behind the device's prefix cache
+    queued: tuple[QueuedWork, ...] = ()  # those of most work
+    begun_rate: float = 0.0  # seconds of queued work that begin in a second; 0 until measured
 
     @property
     def kv_cache_usage(self) -> float:

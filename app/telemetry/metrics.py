@@ -57,6 +57,11 @@ LABEL_VALUES: dict[str, tuple[str, ...] | str] = {
     "status": ("2xx", "3xx", "4xx", "5xx"),
     "method": ("GET", "POST", "DELETE", "OPTIONS", "HEAD", "PUT", "PATCH", "other"),
     "handler": "the paths of the server's routes, and `none`",
+    "class": ("interactive", "default", "bulk"),
+    "decision": (
+        *("admitted", "waited", "local"),
+        *("rejected_tenant", "rejected_server", "rejected_retry", "rejected_ingress"),
+    ),
     "level": "what routing policies can be informed by",
     "model_name": "the served models",
     "tenant": "digests of the tenants with most tokens, at most 32 for an engine, and `other`",
@@ -81,9 +86,9 @@ class Metric:
         """Which kinds of replica count it."""
         if self.name.startswith("process_"):
             return ("engine", "ingress", "router")
-        if self.name.startswith("manta:router_"):
+        if self.name.startswith(("manta:router_", "manta:queue_seconds_")):
             return ("router",)
-        return ("ingress",) if self.name.startswith(("manta:ingress_", "http_")) else ("engine",)
+        return ("ingress",) if self.name.startswith(("manta:ingress_", "manta:admission_", "http_")) else ("engine",)
 
 
 def _counter(name: str, help: str, *labels: str) -> Metric:
@@ -168,6 +173,8 @@ METRICS: tuple[Metric, ...] = (
     _counter("manta:ingress_rejections_total", "Requests this ingress replica turned away because it was full."),
     _counter("manta:ingress_route_fallbacks_total", "Requests placed without an answer of the Router."),
     _counter("manta:ingress_routes_total", "Prompts placed, by what the choice was informed by.", "level"),
+    _counter("manta:admission_total", "Prompts, by class of service and what became of them.", "class", "decision"),
+    _gauge("manta:queue_seconds_estimated", "Time until what waits has begun.", "model_name", "class"),
     _counter("manta:ingress_migrations_total", "Requests that left a replica which had taken them.", "reason"),
     _histogram("manta:ingress_migration_stall_seconds", "From there to the next output, elsewhere.", LATENCY_S),
     _counter("manta:ingress_channels_lost_total", "Token channels that broke while in use."),

@@ -88,6 +88,7 @@ class ScriptedClient:
         self.delay_s = 0.0
         self.healthy = True
         self.fail_after: tuple[int, Exception] | None = None
+        self.fail_once: Exception | None = None  # before any output
         self.gate: asyncio.Event | None = None  # who has given `gate_after` outputs waits for it
         self.gate_after = 0
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -111,6 +112,9 @@ class ScriptedClient:
             route.replica_id = "replica-7"
         try:
             for i, output in enumerate(self._outputs(self.models[model], request)):
+                if (error := self.fail_once) is not None:
+                    self.fail_once = None
+                    raise error
                 if self.fail_after is not None and i == self.fail_after[0]:
                     raise self.fail_after[1]
                 await asyncio.sleep(self.delay_s)

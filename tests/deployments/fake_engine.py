@@ -111,6 +111,9 @@ class FakeEngine:
                 if running is not None:
                     self._finish(running, "abort")
 
+    def end_late(self) -> None:
+        """It serves at once."""
+
     def pause(self, request_id: str) -> None:
         with self._lock:
             if request_id in self._requests:

@@ -27,17 +27,20 @@ from app.deployments.channel.replica_finder import Discovery
 from app.deployments.channel.replica_pool import ReplicaPool
 from app.deployments.channel.serve_port import EngineHandles, ServePort
 from app.deployments.channel.wire import LoadReport, decode_control
+from app.deployments.claims import claim_of
 from app.deployments.continuation import OUTLIVED_TOKENS, Continuation
 from app.deployments.dispatcher import Dispatcher
 from app.deployments.router_client import RouterClient
+from app.deployments.routing.admission import Answer
+from app.deployments.routing.claim import Claim, Rejection, Wait
 from app.deployments.routing.policies.base import Decision, RouteQuery
 from app.deployments.routing.prompt_hasher import PromptHasher
 from app.deployments.waiting_room import WaitingRoom
 from app.engine.kv_cache.block_hash import hash_blocks, root_hash
 from app.engine.outputs import EngineOutput
-from app.engine.request import EngineRequest, Placement
+from app.engine.request import Deadline, EngineRequest, Placement, ServiceClass
 from app.engine.sampling_params import SamplingParams
-from app.errors import EngineDeadError, MantaError, OverloadedError, PoisonedRequestError
+from app.errors import DeadlineError, EngineDeadError, MantaError, OverloadedError, PoisonedRequestError
 from app.telemetry.metrics import MetricsRecorder, decode_snapshot
 from tests import limits
 from tests.limits import run, until
@@ -165,6 +168,8 @@ class TurningRouter:
         self.hashes: list[bytes] = []
         self.sessions: list[str] = []
         self.excluded: list[tuple[str, ...]] = []
+        self.claims: list[Claim | None] = []
+        self.answers: list[Answer] = []  # that come first
 
     async def remote(
         self,
@@ -175,7 +180,11 @@ class TurningRouter:
         session: str,
         adapter: str,
         excluded: tuple[str, ...],
-    ) -> Decision:
+        claim: Claim | None,
+    ) -> Answer:
+        self.claims.append(claim)
+        if self.answers:
+            return self.answers.pop(0)
         self.asked.append((num_prompt_tokens, max_tokens))
         self.hashes.append(hashes)
         self.sessions.append(session)
@@ -629,5 +638,92 @@ def test_a_silent_router_is_counted_and_left_alone(play: Any) -> None:
         values = decode_snapshot(stage.recorder.snapshot()).values
         assert values["manta:ingress_routes_total"] == {("ingress",): 3.0}
         assert values["manta:ingress_route_fallbacks_total"] == {(): 3.0}
+
+    play(scene)
+
+
+def admissions(stage: Stage) -> dict[tuple[str, ...], float]:
+    return decode_snapshot(stage.recorder.snapshot()).values["manta:admission_total"]
+
+
+def test_a_request_that_the_router_refuses_is_told_when_to_come_again(play: Any) -> None:
+    async def scene(stage: Stage) -> None:
+        for reason, status in (("tenant", 429), ("server", 503), ("retry", 503)):
+            stage.router.answers = [Rejection(cast(Any, reason), 12.0, 9.5)]
+            with pytest.raises(OverloadedError) as refusal:
+                await stage._choice("x", PromptPlace())
+            assert (refusal.value.status, refusal.value.retry_after_s) == (status, 9.5)
+            assert admissions(stage)["default", f"rejected_{reason}"] == 1
+        assert not stage.replicas["a"].served + stage.replicas["b"].served, "nothing was begun"
+        assert await stage._choice("y", PromptPlace()) in "ab", "it is asked again for the next one"
+
+    play(scene)
+
+
+def test_one_that_shall_wait_waits(play: Any) -> None:
+    async def scene(stage: Stage) -> None:
+        stage.router.answers = [Wait(0.0), Wait(0.0)]
+        assert await stage._choice("x", PromptPlace()) in "ab"
+        assert admissions(stage) == {("default", "waited"): 1}
+        stage.router.answers = []
+        await stage._choice("y", PromptPlace())
+        assert admissions(stage)["default", "admitted"] == 1
+
+    play(scene)
+
+
+def test_what_a_request_claims(play: Any) -> None:
+    """A new one has its class, tenant and deadline; one that a replica refused is a retry of ours; one that goes on
+    claims nothing."""
+
+    async def scene(stage: Stage) -> None:
+        placement = Placement(tenant="t", service_class=ServiceClass("bulk", 0.1), deadline=Deadline(50.0, True))
+        asked = EngineRequest("x", [1, 2, 3], SamplingParams(max_tokens=5, seed=0), placement=placement)
+        stage.replicas["b"].dead = True
+        async with aclosing(stage.dispatcher.outputs(asked, RouteInfo())) as outputs:
+            assert [output.new_token_ids async for output in outputs] == [[1]]
+        first, second = stage.router.claims
+        assert first is not None
+        assert second is not None
+        assert first[:2] == second[:2] == (placement.service_class, "t")
+        assert first.time_left_s is not None
+        assert 0 < first.time_left_s <= 50.0
+        assert (first.is_retry, first.may_wait, second.is_retry, second.may_wait) == (False, False, True, True)
+        moved = Continuation(asked)
+        moved.lost(died=True)
+        assert claim_of(moved) is None
+        late = Continuation(replace(asked, arrival_time=asked.arrival_time - 60.0))
+        with pytest.raises(DeadlineError, match="deadline of 50 s"):
+            claim_of(late)
+
+    play(scene)
+
+
+def test_without_the_router_a_request_is_placed_here_and_admissions(play: Any) -> None:
+    async def scene(stage: Stage) -> None:
+        stage.client._asleep_until = float("inf")
+        assert await stage._choice("x", PromptPlace()) in "ab"
+        assert admissions(stage) == {("default", "local"): 1}
+
+    play(scene)
+
+
+def test_a_replica_out_of_reach_is_left_alone(play: Any) -> None:
+    """After three faults in a row it is asked no more, though its channel is open; a refusal is none."""
+
+    async def scene(stage: Stage) -> None:
+        replica = stage.replicas["b"]
+        submit, calls = replica.submit, []
+
+        async def unreachable(channel_id: str, requests: Any) -> Any:
+            calls.append(channel_id)
+            raise ConnectionError("no way")
+
+        replica.submit = unreachable  # type: ignore[method-assign]
+        for i in range(10):
+            assert await stage._choice(f"x{i}", PromptPlace()) == "a"
+        assert len(calls) == 3
+        replica.submit = submit  # type: ignore[method-assign]
+        assert stage.dispatcher._breaker.usable(["b"]) == ["b"], "never the last one"
 
     play(scene)

@@ -64,6 +64,8 @@ def _sampling(body: MessagesRequest) -> dict[str, Any]:
     names = ("max_tokens", "temperature", "top_p", "top_k", "stream")
     fields = {name: getattr(body, name) for name in names} | body.placement_fields()
     given = {name: value for name, value in fields.items() if value is not None}
+    if body.service_tier == "standard_only":
+        given["service_tier"] = "default"
     if body.thinking is not None and body.thinking.budget_tokens is not None:
         given["thinking_token_budget"] = body.thinking.budget_tokens
     return given | ({"stop": body.stop_sequences} if body.stop_sequences else {})

@@ -213,4 +213,6 @@ class MessagesRequest(PlacementFields, CountTokensRequest):
     top_p: float | None = Field(None, gt=0, le=1, description="Keep the smallest set of tokens with this probability.")
     top_k: Count | None = Field(None, ge=-1, description="Keep the k most likely tokens; 0 or -1 keeps all.")
     metadata: Metadata | None = Field(None, description="Accepted; changes nothing.")
-    service_tier: Literal["auto", "standard_only"] | None = Field(None, description="Accepted; there is one tier.")
+    service_tier: Literal["auto", "standard_only"] | None = Field(  # type: ignore[assignment]  # Anthropic's words
+        None, description="`auto`: the tenant's own class of service, `standard_only`: the class default."
+    )

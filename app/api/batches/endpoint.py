@@ -22,7 +22,7 @@ def _routes(api: Api) -> APIRouter:
     starts its watch over batches that other servers left behind."""
     files, batches = FileStore(api.stores("files")), api.stores("batches")
     tools = Tools(
-        post=api.post,
+        post=api.post_detached,
         files=files,
         turns=Turns(api.ingress.max_batch_concurrency),
         pool=api.state.work_pool,

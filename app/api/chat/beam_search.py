@@ -115,7 +115,7 @@ class BeamSearchClient:
             async for output in outputs:
                 prompt_logprobs = output.prompt_logprobs or prompt_logprobs
                 if output.finish_reason == "error":
-                    raise MantaError(output.error or "the engine failed on this request")
+                    raise output.as_error()
                 if output.logprobs:
                     scored = output
                 if output.finish_reason is not None:

@@ -70,7 +70,6 @@ class ChatRequest(GenerationBody):
 
     store: bool | None = Field(None, description="Accepted; nothing is stored.")
     metadata: Metadata | None = Field(None, description="Accepted; changes nothing.")
-    service_tier: str | None = Field(None, description="Accepted; there is one tier.")
     safety_identifier: str | None = Field(None, description="Accepted; changes nothing.")
     prompt_cache_key: str | None = Field(
         None, description="Names the session for routing policies that keep one together; prefixes are always cached."

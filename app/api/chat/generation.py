@@ -54,7 +54,7 @@ def open_stream(
         limits,
         generation.prompts,
         params,
-        body.placement(request.state.tenant, _session(request, body)),
+        body.placement(request, _session(request, body), body.stream),
         request_id=envelope.id,
         names=body.field_names(),
         start=generation.start,

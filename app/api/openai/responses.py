@@ -31,6 +31,7 @@ from app.api.openai.responses_protocol import InputItem, InputTokensRequest, Res
 from app.api.query import bool_param, choice_param, int_param, list_page, text_param
 from app.api.render import counting_room, find_model
 from app.api.request_size import size_of
+from app.api.service_terms import DETACHED
 from app.api.sse import EventStreamResponse
 from app.api.store.tenant_store import TenantStore
 from app.api.work_pool import TOKENISE_S_PER_CHAR, work_of
@@ -66,6 +67,7 @@ def response_routes(
         if body.background:
             background.check_room(tenant)
             request = Request(request.scope, _stay)
+            setattr(request.state, DETACHED, True)
         answer, conversation = await _begin(client, limits, request, body, kept)
         stream = conversation.stream
         if body.background:

@@ -241,7 +241,6 @@ class ResponsesRequest(GenerationBody):
     )
     prompt_cache_retention: str | None = Field(None, description="Accepted; prefixes are always cached.")
     prompt_cache_options: JsonObject | None = Field(None, description="Accepted; prefixes are always cached.")
-    service_tier: str | None = Field(None, description="Accepted; there is one tier.")
     chat_template_kwargs: JsonObject | None = Field(None, description="Further names for the template.")
 
     @model_validator(mode="before")

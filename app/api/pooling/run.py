@@ -121,7 +121,7 @@ async def pool(
     """
     if body.request_id is not None:
         request.state.request_id = body.request_id
-    placement, names = body.placement(request.state.tenant), {"prompt": field}
+    placement, names = body.placement(request), {"prompt": field}
     requests = [
         pooling_request(model, f"{request_id}-{i}", prompt, params, placement, names=names)
         for i, prompt in enumerate(prompts)
@@ -161,7 +161,7 @@ async def _run_now(client: EngineClient, model: ServedModel, request: EngineRequ
     try:
         async for output in outputs:
             if output.finish_reason == "error":
-                raise MantaError(output.error or "the engine failed on this request")
+                raise output.as_error()
             if output.pooled is not None:
                 return output.pooled
         raise EngineDeadError("the engine ended the request without a result")

@@ -10,6 +10,7 @@ import msgspec
 
 from app.engine.kv_cache.kv_events import KVEventBatch
 from app.engine.outputs import EngineOutput, FinishReason
+from app.engine.stats import QueuedWork
 from app.errors import EngineDeadError
 
 
@@ -33,6 +34,8 @@ class LoadReport(msgspec.Struct, array_like=True, frozen=True):
     decode_step_s: float = 0.0  # measured seconds of a step that only decodes
     answers: bool = True  # it has given an output lately, if only to its own canary
     model_revision: str = ""  # the checkpoint's: what block hashes begin with; empty where nothing is cached
+    queued: tuple[QueuedWork, ...] = ()  # what waits of each tenant in each class, those of most work
+    begun_rate: float = 0.0  # seconds of queued work that begin in a second; 0 until measured
 
 
 class FeedFrame(msgspec.Struct, array_like=True):

@@ -7,12 +7,12 @@ vanishes from the book. With an index, the policy is told what of the prompt eac
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from app.deployments.channel.wire import LoadReport
+from app.deployments.routing.claim import NO_CLAIM, Claim
 from app.deployments.routing.policies.base import (
     NO_MATCHES,
     NOTHING,
@@ -21,6 +21,7 @@ from app.deployments.routing.policies.base import (
     Level,
     Matches,
     ReplicaLoad,
+    Routed,
     RouteQuery,
     RoutingPolicy,
 )
@@ -43,15 +44,15 @@ class Choice(NamedTuple):
 class _Entry:
     load: ReplicaLoad
     reported_s: float
-    routed: deque[tuple[float, int, int]] = field(default_factory=deque)  # (time, tokens, prefill tokens), oldest first
 
     def settle(self, until_s: float) -> None:
         """Forget what the replica's own report counts by now."""
-        while self.routed and self.routed[0][0] < until_s:
-            _, tokens, prefill_tokens = self.routed.popleft()
-            self.load.routed_tokens -= tokens
-            self.load.routed_prefill_tokens -= prefill_tokens
-            self.load.routed_requests -= 1
+        load = self.load
+        while load.routed and load.routed[0].at_s < until_s:
+            settled = load.routed.popleft()
+            load.routed_tokens -= settled.tokens
+            load.routed_prefill_tokens -= settled.prefill_tokens
+            load.routed_requests -= 1
 
 
 class LoadBook:
@@ -96,6 +97,10 @@ class LoadBook:
         """Those heard of lately, in the order of their ids."""
         return list(self._candidates())
 
+    def load(self, replica_id: str) -> ReplicaLoad:
+        """How busy a known replica is."""
+        return self._entries[replica_id].load
+
     @property
     def names(self) -> set[str]:
         """The ids of those that it knows."""
@@ -137,7 +142,7 @@ class LoadBook:
         """What the request would cost on each candidate, where the policy estimates that."""
         return self._policy.costs(choice.candidates, query, choice.matches)
 
-    def routed(self, replica_id: str, query: RouteQuery, match: PrefixMatch = NOTHING) -> None:
+    def routed(self, replica_id: str, query: RouteQuery, match: PrefixMatch = NOTHING, claim: Claim = NO_CLAIM) -> None:
         """Count a request as sent to a replica, which will soon have its blocks."""
         entry = self._entries.get(replica_id)
         if entry is None:
@@ -145,7 +150,7 @@ class LoadBook:
         now = self._clock()
         load = entry.load
         prefill_tokens = max(1, query.num_prompt_tokens - sum(match) * load.report.block_size)
-        entry.routed.append((now, query.num_tokens, prefill_tokens))
+        load.routed.append(Routed(now, query.num_tokens, query.num_prompt_tokens, prefill_tokens, claim))
         load.routed_tokens += query.num_tokens
         load.routed_prefill_tokens += prefill_tokens
         load.routed_requests += 1

@@ -11,15 +11,19 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
+from app.admission_config import CLASS_NAMES, AdmissionConfig
 from app.config import RouterConfig
 from app.deployments.channel.feed_pool import FeedPool
 from app.deployments.channel.replica_finder import Discovery
 from app.deployments.channel.serve_port import EngineHandles
+from app.deployments.routing.admission import Admission, Answer
+from app.deployments.routing.claim import Claim
 from app.deployments.routing.load_book import LoadBook
 from app.deployments.routing.policies import create_policy
-from app.deployments.routing.policies.base import Decision, RouteQuery
+from app.deployments.routing.policies.base import RouteQuery
 from app.deployments.routing.prefix_index import PrefixIndex
 from app.deployments.routing.prompt_hasher import split_hashes
+from app.deployments.routing.retry_budget import RetryBudget
 from app.deployments.routing.route_explanation import RouteExplanation, explain
 from app.deployments.serve_logs import log_to_serve_files
 from app.deployments.start_errors import logs_start_error
@@ -27,13 +31,16 @@ from app.errors import EngineDeadError
 from app.telemetry.metrics import MetricsRecorder
 
 PING_TIMEOUT_S = 1.0
+_ADMISSION = AdmissionConfig()
 
 
 class Router:
     """One load book with its index per model. `engines` are Serve handles by model name."""
 
     @logs_start_error("the router")
-    async def __init__(self, config: RouterConfig, engines: Mapping[str, Any]) -> None:  # type: ignore[misc]
+    async def __init__(  # type: ignore[misc]
+        self, config: RouterConfig, engines: Mapping[str, Any], admission: AdmissionConfig = _ADMISSION
+    ) -> None:
         log_to_serve_files()
         self._router_id = f"router-{uuid.uuid4().hex[:12]}"
         self._config = config
@@ -41,6 +48,8 @@ class Router:
         self._pools = {model: self._create_pool(model, EngineHandles(handle)) for model, handle in engines.items()}
         for pool in self._pools.values():
             pool.finder.start()
+        budget = RetryBudget(admission.retry_share, admission.min_retries_per_s)
+        self._admissions = {model: Admission(admission, pool.book, budget) for model, pool in self._pools.items()}
 
     async def route(
         self,
@@ -51,14 +60,17 @@ class Router:
         session: str,
         adapter: str,
         excluded: tuple[str, ...] = (),
-    ) -> Decision | None:
-        """Which replica shall serve the request, but for `excluded` ones; None when the Router knows none.
+        claim: Claim | None = None,
+    ) -> Answer | None:
+        """Which replica shall serve the request, but for `excluded` ones, or whether it has to wait or to go; None when
+        the Router knows no replica. Without a `claim` it is served in any case.
 
         `block_hashes` are those of the prompt's full blocks, one after the other.
         """
-        query = RouteQuery(num_prompt_tokens, max_tokens, split_hashes(block_hashes), session, adapter)
-        book = self._pools[model].book
-        return book.route(query, book.names - set(excluded) if excluded else None)
+        num_choices = 1 if claim is None else claim.num_choices
+        query = RouteQuery(num_prompt_tokens, max_tokens, split_hashes(block_hashes), session, adapter, num_choices)
+        allowed = self._pools[model].book.names - set(excluded) if excluded else None
+        return self._admissions[model].answer(query, claim, allowed)
 
     async def explain(
         self, model: str, num_prompt_tokens: int, max_tokens: int, block_hashes: bytes, session: str, adapter: str
@@ -74,6 +86,8 @@ class Router:
             recorder.set("manta:router_feeds", pool.num_feeds, model)
             recorder.set("manta:router_event_batches_total", pool.num_batches, model)
             recorder.set("manta:router_event_gaps_total", pool.num_gaps, model)
+            for name in CLASS_NAMES:
+                recorder.set("manta:queue_seconds_estimated", self._admissions[model].queue_s(name), model, name)
             if (index := pool.book.index) is not None:
                 recorder.set("manta:router_index_blocks", len(index), model)
                 recorder.set("manta:router_speculative_blocks", index.num_speculative, model)

@@ -39,7 +39,9 @@ class Request:
 
     needs_all_tokens: bool = False  # its result is made of the hidden states of every token of the prompt
     matcher: Matcher | None = None  # where its output stands in its grammar; None: it has none
-    key: tuple[int, int] = (0, 0)  # place in the order of service: smaller goes first; set by Scheduler.add
+    key: int = 0  # rank among running requests, and place among the tenant's own: smaller goes first
+    cost: float = 0.0  # tokens that it was expected to take when it began to wait: what its tenant is charged
+    is_charged: bool = False
     status: RequestStatus = RequestStatus.WAITING
     paused: bool = False
     row: int = -1  # -1 while it has none
@@ -107,6 +109,11 @@ class Request:
     def is_canary(self) -> bool:
         """Whether the server asks itself, so that nobody's metrics count it."""
         return self.spec.placement.tenant == CANARY_TENANT
+
+    @property
+    def is_returning(self) -> bool:
+        """Whether it has been cut off, here or on another replica, and so goes ahead of the queue."""
+        return self.status is RequestStatus.PREEMPTED or self.num_resumed_tokens > 0
 
     @property
     def is_finished(self) -> bool:

@@ -23,6 +23,8 @@ import numpy as np
 
 from app.engine.kv_cache.kv_cache_manager import KVCacheManager
 from app.engine.outputs import EngineOutput, FinishReason
+from app.engine.request import Placement
+from app.engine.scheduler.deadlines import Deadlines, missed
 from app.engine.scheduler.loading import LoadingRequests
 from app.engine.scheduler.micro_batches import micro_batch
 from app.engine.scheduler.output_updater import OutputUpdater
@@ -70,9 +72,11 @@ class Scheduler:
     ) -> None:
         self.kv = kv
         self.rows = RowTable(rules.max_num_seqs)
-        self.waiting = WaitingQueue(kv.num_known_tokens)
         self.requests: dict[str, Request] = {}
+        self.deadlines = Deadlines()
         self._statistics = Statistics(recorder)
+        counters = self._statistics.counters
+        self.waiting = WaitingQueue(kv.num_known_tokens, lambda: counters.output_tokens_average)
         self._rules = rules
         self._clock = clock
         # Each step takes other rows, or other drafts.
@@ -93,16 +97,38 @@ class Scheduler:
         assert request.request_id not in self.requests
         self._num_added += 1
         # One that was cut off elsewhere has had its turn already: its client is waiting for the next token.
-        order = self._num_added - (RESUMED_BEFORE if request.num_resumed_tokens else 0)
-        request.key = (request.spec.placement.priority if self._rules.by_priority else 0, order)
+        request.key = self._num_added - (RESUMED_BEFORE if request.num_resumed_tokens else 0)
         request.queued = self._clock()
         self.requests[request.request_id] = request
-        self.waiting.push(request)
+        if self._rules.by_priority:
+            self._deal_keys(request.spec.placement)
+        self.waiting.push(request, request.queued)
+        self.deadlines.add(request, len(self.requests))
+
+    def _deal_keys(self, placement: Placement) -> None:
+        """Of the keys that a tenant's requests have, the more urgent ones get the earlier: no other tenant notices."""
+        whose = placement.tenant, placement.service_class.name
+        own = [
+            one
+            for one in self.requests.values()
+            if (one.spec.placement.tenant, one.spec.placement.service_class.name) == whose and not one.is_returning
+        ]
+        own.sort(key=lambda one: (one.spec.placement.priority, one.key))
+        for request, key in zip(own, sorted(one.key for one in own), strict=True):
+            request.key = key
 
     def abort(self, request_ids: Iterable[str]) -> list[EngineOutput]:
         """End requests early; ids that are not here (any more) are ignored."""
         found = [self.requests[request_id] for request_id in request_ids if request_id in self.requests]
         return [self.finish(request, "abort") for request in found if not request.is_finished]
+
+    def end_late(self) -> list[EngineOutput]:
+        """End the requests whose deadline has passed."""
+        late = self.deadlines.take_late(self._clock())
+        outputs = [self.finish(request, "error", error=missed(request)) for request in late]
+        for output in outputs:
+            output.is_late = True
+        return outputs
 
     def set_paused(self, request_id: str, paused: bool) -> None:
         """Hold a request (a slow client) or let it go on; tokens in flight still arrive."""
@@ -127,6 +153,7 @@ class Scheduler:
             self.waiting.remove(request)
             self.kv.free(request, None)
         request.status = RequestStatus.FINISHED
+        self.waiting.settle(request)
         self._statistics.num_paused -= request.paused
         del self.requests[request.request_id]
         self._statistics.request_finished(request, reason, self._clock())
@@ -348,7 +375,8 @@ class Scheduler:
         assert admitted
         next_publish = self._output_updater.next_publish(request)
         self.rows.enter(request, computed, len(request.block_ids) * self.kv.block_size, next_publish)
-        self.waiting.remove(request)
+        self.waiting.load.began(request, self._statistics.work_costs(self.rows), remaining, self._clock())
+        self.waiting.take(request)
         self._pending_diffs.row_entered(request, computed)
         if request.first_scheduled is None:
             request.first_scheduled = self._clock()
@@ -438,7 +466,7 @@ class Scheduler:
         self._statistics.request_preempted()
         plan.preempted = True
         plan.chunks.pop(request, None)
-        self.waiting.push(request)
+        self.waiting.push(request, self._clock())
 
     def _in_order(self, rows: IntArray) -> list[Request]:
         return sorted((self.rows.request_at(row) for row in rows.tolist()), key=lambda request: request.key)

@@ -6,7 +6,7 @@ import numpy as np
 
 from app.engine.kv_cache.kv_cache_manager import KVCacheManager
 from app.engine.outputs import FinishReason
-from app.engine.scheduler.queue_load import expected_rest
+from app.engine.scheduler.queue_load import WorkCosts, expected_rest
 from app.engine.scheduler.request import Request
 from app.engine.scheduler.row_table import RowTable
 from app.engine.scheduler.waiting_queue import WaitingQueue
@@ -53,6 +53,10 @@ class Statistics:
         if self._recorder is not None:
             self._recorder.record_step(step)
 
+    def work_costs(self, rows: RowTable) -> WorkCosts:
+        """What a token costs while as many requests run as now."""
+        return WorkCosts(self.costs.prefill_token_s, self.costs.decode_step_s / max(1, rows.num_occupied))
+
     def snapshot(self, rows: RowTable, waiting: WaitingQueue, kv: KVCacheManager) -> EngineStats:
         """Read everything once. Reads only, and walks no requests, so any thread may call it while the engine runs."""
         counters, costs, pool = self.counters, self.costs, kv.pool
@@ -85,5 +89,7 @@ class Statistics:
             computed_tokens_total=counters.computed_tokens,
             found_tokens_total=counters.found_tokens,
             loaded_tokens_total=counters.loaded_tokens,
+            queued=waiting.load.queued(self.work_costs(rows)) if len(waiting) else (),
+            begun_rate=waiting.load.begun.rate,
             kv_connector=None if kv.connector is None else kv.connector.stats(),
         )

@@ -1,4 +1,9 @@
-"""Requests without a row, in the order of service."""
+"""Requests without a row, in the order of service.
+
+Those that had a row, here or on another replica, go first: their clients wait for the next token. Then the classes of
+service take turns, weighted by their shares, and within a class its tenants; see `tenant_turns`. A tenant's own
+requests come in the order of their keys. With one class and one tenant that is first come, first served.
+"""
 
 from __future__ import annotations
 
@@ -7,34 +12,89 @@ from collections.abc import Callable, Iterator
 
 from app.engine.scheduler.queue_load import QueueLoad
 from app.engine.scheduler.request import Request
+from app.engine.scheduler.tenant_turns import Flow, TenantTurns, Turn, in_turn
 
 
-def _key(request: Request) -> tuple[int, int]:
+def _key(request: Request) -> int:
     return request.key
 
 
 class WaitingQueue:
-    """Sorted by `Request.key`, which is unique: FCFS and priority are one order, and who returns finds their place."""
+    """Iterates in the order of service. Requests have unique keys."""
 
-    def __init__(self, num_known_tokens: Callable[[Request], int] = lambda request: 0) -> None:
-        """`num_known_tokens`: see QueueLoad."""
-        self._requests: list[Request] = []
-        self.load = QueueLoad(num_known_tokens)
+    def __init__(
+        self,
+        num_known_tokens: Callable[[Request], int] = lambda request: 0,
+        expected_output_tokens: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        """`num_known_tokens`: see QueueLoad. `expected_output_tokens()`: the usual length of an answer."""
+        self._returning: list[Request] = []
+        self._classes: dict[str, TenantTurns] = {}
+        self._round = 0  # of the last request that was served, in the classes' turns
+        self._num_known_tokens = num_known_tokens
+        self._expected_output_tokens = expected_output_tokens
+        self.load = QueueLoad(num_known_tokens, expected_output_tokens)
 
     def __len__(self) -> int:
-        return len(self._requests)
+        return len(self.load)
 
     def __iter__(self) -> Iterator[Request]:
-        return iter(self._requests)
+        yield from list(self._returning)
+        waiting = [(turns, first) for turns in self._classes.values() if (first := turns.first) is not None]
+        if len(waiting) == 1:
+            yield from waiting[0][0].in_order()
+            return
+        flows: list[tuple[Turn, Flow, Iterator[Request]]] = [
+            (turns.turn_of(first), turns, turns.in_order()) for turns, first in waiting
+        ]
+        yield from in_turn(sorted(flows, key=lambda flow: flow[0]))
 
-    def push(self, request: Request) -> None:
+    def push(self, request: Request, now: float = 0.0) -> None:
         """Add a new or preempted request at its place."""
-        insort(self._requests, request, key=_key)
-        self.load.add(request)
+        if request.is_returning:
+            insort(self._returning, request, key=_key)
+        else:
+            request.cost = self._cost(request)
+            turns = self._turns(request)
+            turns.share = request.spec.placement.service_class.share
+            if turns.first is None:
+                turns.begin(self._round)
+            turns.push(request)
+        self.load.add(request, now)
 
     def remove(self, request: Request) -> None:
         """Take out one request, from anywhere."""
-        index = bisect_left(self._requests, request.key, key=_key)
-        assert self._requests[index] is request
-        del self._requests[index]
+        if request.is_returning:
+            index = bisect_left(self._returning, request.key, key=_key)
+            assert self._returning[index] is request
+            del self._returning[index]
+        else:
+            self._turns(request).remove(request)
         self.load.remove(request)
+
+    def take(self, request: Request) -> None:
+        """Take out a request that is served now."""
+        if not request.is_charged:
+            if request.is_returning:
+                request.cost = self._cost(request)
+            request.is_charged = True
+            turns = self._turns(request)
+            self._round = max(self._round, turns.turn_of(request)[0])
+            turns.charge(request)
+        self.remove(request)
+
+    def settle(self, request: Request) -> None:
+        """A request has ended: what it took is no estimate any more."""
+        if request.is_charged:
+            num_prefilled = request.num_prompt_tokens + request.num_resumed_tokens - request.num_cached_tokens
+            num_generated = request.num_output_tokens - request.num_resumed_tokens
+            self._turns(request).settle(request, num_prefilled + num_generated - request.cost)
+
+    def _turns(self, request: Request) -> TenantTurns:
+        return self._classes.setdefault(request.spec.placement.service_class.name, TenantTurns())
+
+    def _cost(self, request: Request) -> float:
+        """Tokens to compute and to generate, at least one."""
+        room = request.max_total_tokens - request.num_tokens
+        to_compute = request.num_tokens - self._num_known_tokens(request)
+        return max(1.0, to_compute + min(room, self._expected_output_tokens()))

@@ -10,14 +10,14 @@ from app.engine.scheduler.request import Request
 from app.engine.scheduler.waiting_queue import WaitingQueue
 
 
-def request(key: tuple[int, int]) -> Request:
+def request(key: int) -> Request:
     made = Request(EngineRequest("r", [], SamplingParams()), [1], 1, 2, (), frozenset(), b"")
     made.key = key
     return made
 
 
 def test_order_is_that_of_the_keys_whatever_the_order_of_arrival() -> None:
-    requests = [request((priority, number)) for priority in (-1, 0, 5) for number in range(20)]
+    requests = [request(100 * priority + number) for priority in (-1, 0, 5) for number in range(20)]
     shuffled = random.Random(0).sample(requests, len(requests))
     queue = WaitingQueue()
     for one in shuffled:
@@ -26,7 +26,7 @@ def test_order_is_that_of_the_keys_whatever_the_order_of_arrival() -> None:
 
 
 def test_any_request_can_leave_and_find_its_place_again() -> None:
-    requests = [request((0, number)) for number in range(10)]
+    requests = [request(number) for number in range(10)]
     queue = WaitingQueue()
     for one in requests:
         queue.push(one)
@@ -47,7 +47,7 @@ def test_its_load_is_that_of_its_requests() -> None:
             gone = waiting.pop(rng.randrange(len(waiting)))
             queue.remove(gone)
         else:
-            one = request((0, number))
+            one = request(number)
             one.token_ids, one.max_total_tokens = [1] * rng.randint(1, 50), 60
             waiting.append(one)
             queue.push(one)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from app.deployments.channel.wire import LoadReport
+from app.deployments.routing.claim import Claim
 from app.deployments.routing.prefix_index import PrefixMatch
 from app.engine.request import EngineRequest
 
@@ -32,6 +34,7 @@ class RouteQuery:
     block_hashes: tuple[bytes, ...] = ()  # the prompt's full blocks, where the ingress computed them
     session: str = ""  # requests of one session, where the client names it
     adapter: str = ""  # name of the adapter that the request uses
+    num_choices: int = 1  # that `max_tokens` is for, together
 
     @classmethod
     def of(cls, request: EngineRequest) -> RouteQuery:
@@ -44,12 +47,23 @@ class RouteQuery:
     def of_prompt(cls, request: EngineRequest) -> RouteQuery:
         """The same for all `n` choices of the request's prompt: they share its KV, each generates its own tokens."""
         query = cls.of(request)
-        return replace(query, max_tokens=query.max_tokens * request.num_choices)
+        number = request.num_choices
+        return replace(query, max_tokens=query.max_tokens * number, num_choices=number)
 
     @property
     def num_tokens(self) -> int:
         """Tokens that the request puts on a replica."""
         return self.num_prompt_tokens + self.max_tokens
+
+
+class Routed(NamedTuple):
+    """One request that was sent to a replica."""
+
+    at_s: float
+    tokens: int  # prompt and output
+    prompt_tokens: int
+    prefill_tokens: int  # those of the prompt that it has to compute
+    claim: Claim
 
 
 @dataclass(slots=True)
@@ -61,6 +75,7 @@ class ReplicaLoad:
     routed_prefill_tokens: int = 0  # the part of them that it has to prefill
     routed_requests: int = 0
     indexed_blocks: int = 0  # cached blocks that the index knows of
+    routed: deque[Routed] = field(default_factory=deque)  # what the three counts are of, oldest first
 
     @property
     def outstanding_tokens(self) -> int:
@@ -71,6 +86,11 @@ class ReplicaLoad:
     def num_requests(self) -> int:
         """Best guess of the requests it has."""
         return self.report.num_running + self.report.num_waiting + self.routed_requests
+
+    @property
+    def has_queue(self) -> bool:
+        """Whether a request that comes now may have to wait for a row."""
+        return self.report.num_waiting > 0 or self.num_requests >= self.report.max_num_seqs
 
     @property
     def fullness(self) -> float:

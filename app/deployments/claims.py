@@ -1,0 +1,37 @@
+"""What an ingress says of a request to the Router's admission, and what the client is told when it is refused."""
+
+from __future__ import annotations
+
+import time
+
+from app.deployments.continuation import Continuation
+from app.deployments.routing.claim import Claim, Rejection
+from app.errors import DeadlineError, OverloadedError, ServerOverloadedError
+
+_REASONS = {
+    "tenant": "you have more work waiting than others; its turn would come in about {0:.0f} s",
+    "server": "the server has more work than it can do; the request's turn would come in about {0:.0f} s",
+    "retry": "too many requests are sent again; those that come for the first time go before",
+}
+
+
+def claim_of(way: Continuation) -> Claim | None:
+    """That of a request which no replica has begun; None for one that goes on. DeadlineError when it is too late."""
+    if way.has_moved:
+        return None
+    request = way.request
+    place, left_s = request.placement, None
+    if place.deadline is not None:
+        left_s = place.deadline.timeout_s - max(0.0, time.time() - request.arrival_time)
+        if left_s <= 0:
+            raise DeadlineError(f"no replica took the request within its deadline of {place.deadline.timeout_s:.3g} s")
+    is_retry = bool(way.left) or place.num_retries > 0
+    until_first_token = place.deadline is not None and place.deadline.until_first_token
+    return Claim(place.service_class, place.tenant, left_s, until_first_token, is_retry, may_wait=bool(way.left))
+
+
+def rejection_error(rejection: Rejection) -> OverloadedError:
+    """429 for a tenant that asks for more than the others, 503 where the server is the one that has too much."""
+    text = _REASONS[rejection.reason].format(rejection.wait_s)
+    kind = OverloadedError if rejection.reason == "tenant" else ServerOverloadedError
+    return kind(text, retry_after_s=rejection.retry_after_s)
