@@ -33,6 +33,7 @@ OWN_CLOCK = {
     "e2e/test_worker_group_faults.py": TIMED,
     "e2e/test_idle.py": TIMED,
     "engine/executor/fake_worker.py": PLAYS,
+    "engine/scheduler/test_deadlines.py": "deadlines of a clock that the test sets",
     "engine/kv_cache/test_block_hash.py": TIMED,
     "engine/scheduler/test_admission.py": "the product's own clock",
     "engine/scheduler/test_step_cost.py": TIMED,

@@ -26,7 +26,7 @@ class _Faults:
 
 
 class CircuitBreaker:
-    """Of one model's replicas, by their ids."""
+    """The circuits of one model's replicas, by their ids."""
 
     def __init__(self, num_faults: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._num_faults = num_faults

@@ -88,7 +88,7 @@ def test_a_tenant_gets_no_better_class_than_it_may(make_client: Any, served_mode
         "gold": TenantConfig(service_class="interactive"),
         "tin": TenantConfig(service_class="bulk", best_class="default"),
     }
-    config = AdmissionConfig(tenants=tenants, default_timeout_s=30.0)
+    config = AdmissionConfig.model_validate({"tenants": tenants, "default_timeout_s": 30.0})
     keys = ApiKeys(ApiKey.parse(f"{name}={name}-key-123", "test") for name in ("gold", "tin", "other"))
     client = make_client(served_model)
     http = http_to(create_app(client, RequestLimits(), IngressConfig(), keys, admission=config))

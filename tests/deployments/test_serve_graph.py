@@ -566,7 +566,8 @@ def test_lost_ingress_connection_leaves_no_request(server: ServeProcess) -> None
     threads = [threading.Thread(target=_drain_quietly, args=(server,)) for _ in range(4)]
     for thread in threads:
         thread.start()
-    wait_until(lambda: num_running(server) > 0, "they run")
+    # All of them: HAProxy gives the new ingress what it had not handed on yet, and that would end well.
+    wait_until(lambda: num_running(server) == len(threads), "they run")
     (ingress,) = replicas(server, "Ingress")
     ingress.kill()
     wait_until(lambda: server.health() == 200, "a new ingress")

@@ -87,7 +87,7 @@ class QueueWait:
 
 
 def _without_room(load: ReplicaLoad) -> Iterator[tuple[Claim, int, int]]:
-    """Of the requests sent since the last report, those for which there was no row any more."""
+    """Requests sent since the last report for which there was no row any more."""
     report = load.report
     num_free = max(0, report.max_num_seqs - report.num_running - report.num_waiting)
     for i, routed in enumerate(load.routed):

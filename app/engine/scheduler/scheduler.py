@@ -106,7 +106,7 @@ class Scheduler:
         self.deadlines.add(request, len(self.requests))
 
     def _deal_keys(self, placement: Placement) -> None:
-        """Of the keys that a tenant's requests have, the more urgent ones get the earlier: no other tenant notices."""
+        """Give the earlier of the keys that a tenant's requests have to the more urgent ones: no other tenant notices."""
         whose = placement.tenant, placement.service_class.name
         own = [
             one
