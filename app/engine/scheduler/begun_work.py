@@ -7,7 +7,7 @@ WEIGHT = 0.3  # of the newest window
 
 
 class BegunWork:
-    """The work of one queue, or of what one tenant has in it. Work is in estimated seconds; `rate` 0 means not measured."""
+    """The work of one queue, or of one tenant in it, in estimated seconds; `rate` 0 means not measured."""
 
     def __init__(self) -> None:
         self.rate = 0.0

@@ -106,7 +106,7 @@ class Scheduler:
         self.deadlines.add(request, len(self.requests))
 
     def _deal_keys(self, placement: Placement) -> None:
-        """Give the earlier of the keys that a tenant's requests have to the more urgent ones: no other tenant notices."""
+        """Give the earlier keys of a tenant's requests to the more urgent ones: no other tenant notices."""
         whose = placement.tenant, placement.service_class.name
         own = [
             one
