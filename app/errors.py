@@ -10,6 +10,7 @@
     |  `- ServerOverloadedError     503  whoever asks; the 429 is for one who has more under way than others
     |- DeadlineError                504  the request's own deadline passed
     |- EngineDeadError              503  the replica is gone or cannot make progress
+    |  `- EngineAsleepError         503  it has given its memory back, or waits for weights
     |- NotReadyError                503  said by /ready: requests are better sent elsewhere
     |- PoisonedRequestError         500  engines died with it, one after another
     |- ConfigError                  (start-up) names the option and what to change
@@ -142,6 +143,12 @@ class NotReadyError(MantaError):
     status = 503
     type = "service_unavailable_error"
     code = "not_ready"
+
+
+class EngineAsleepError(EngineDeadError):
+    """The engine has been put to sleep, or its weights have not come back; other replicas may serve."""
+
+    code = "engine_asleep"
 
 
 class PoisonedRequestError(MantaError):

@@ -35,6 +35,7 @@ class Continuation:
         self.leg = Leg(time.monotonic(), 0.0, "")  # the replica that has it, or is being looked for
         self.is_silent = True  # nothing has come from that one
         self.record = record or GenerationRecord("", request.request_id, len(request.prompt_token_ids))
+        self.revision: str | None = None  # of the weights that gave its first tokens: others must not go on with it
         self._request = request
         self._output: list[int] = []
         self._had_come = 0  # tokens, at the last death
@@ -86,9 +87,11 @@ class Continuation:
             self.leg.ended_at = time.monotonic()
             self.leg.times = None if last is None else last.times
 
-    def took(self, output: EngineOutput) -> None:
-        """The client is given this output."""
+    def took(self, output: EngineOutput, revision: str = "") -> None:
+        """The client is given this output of a replica with weights of `revision`."""
         self.refused_at = None
+        if self.revision is None and output.new_token_ids:
+            self.revision = revision
         self._output += output.new_token_ids
 
     def lost(self, *, died: bool) -> None:

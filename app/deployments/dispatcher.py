@@ -85,7 +85,7 @@ class Dispatcher:
                         raise RequestMovedError(f"engine replica {channel.replica_id} gave the request up")
                     if way.is_silent:
                         self._goes_on(way, output)
-                    way.took(output)
+                    way.took(output, _revision(channel))
                     if self._seclusion.holds(way) and (way.has_outlived or not self._others(channel)):
                         self._seclusion.leave(way)
                     yield output
@@ -185,9 +185,11 @@ class Dispatcher:
         return await self._router.place(self._pool.model, way.request, self._pool.load, excluded, claim)
 
     def _live(self, way: Continuation) -> dict[str, ChannelClient]:
-        """The replicas that may take it: not those that it left, and not that of a suspect."""
-        live = self._shared()
-        live = {name: one for name, one in live.items() if one.channel_id not in way.left}
+        """The replicas that may take it: not those that it left, nor of other weights than have given it tokens, and
+        not that of a suspect."""
+        live = {name: one for name, one in self._shared().items() if one.channel_id not in way.left}
+        if way.revision is not None:
+            live = {name: one for name, one in live.items() if _revision(one) == way.revision}
         return {name: live[name] for name in self._breaker.usable(live)}
 
     def _shared(self) -> dict[str, ChannelClient]:
@@ -239,3 +241,8 @@ class Dispatcher:
                     " not sent to another one, which all others need"
                 )
             await asyncio.sleep(POLL_S)
+
+
+def _revision(channel: ChannelClient) -> str:
+    """The revision of its replica's weights, as far as this ingress has heard."""
+    return "" if channel.load is None else channel.load.model_revision

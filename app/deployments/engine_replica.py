@@ -166,7 +166,11 @@ class EngineReplica:
         """A control call to the engine (app/engine/control), for any ingress; one that waits is taken back in time."""
         try:
             answer = asyncio.wrap_future(self._engine.control(name, arguments))
-            return ReplicaAnswer(self.replica_id, await asyncio.wait_for(answer, timeout_s))
+            result = await asyncio.wait_for(answer, timeout_s)
+            self._canary.heard()  # after a sleep the next one is sent in its time
+            self._hub.heartbeat(self._report())  # ahead of what the engine does next
+            self._busy.set()
+            return ReplicaAnswer(self.replica_id, result)
         except MantaError as error:
             return ReplicaAnswer(self.replica_id, error=error)
         except TimeoutError:
@@ -346,12 +350,13 @@ class EngineReplica:
 
     def _report(self) -> LoadReport:
         stats = self._engine.stats()
-        progresses = self._stall_watch.progresses(stats.steps_total, self._hub.num_unpaused, self._engine.step_limit_s)
+        expecting = 0 if stats.is_paused else self._hub.num_unpaused
+        progresses = self._stall_watch.progresses(stats.steps_total, expecting, self._engine.step_limit_s)
         return LoadReport(
             model=self._model.name,
             replica_id=self.replica_id,
             incarnation=self._incarnation,
-            accepting=progresses and not self._hub.retired and self._fatal is None,
+            accepting=progresses and stats.refusal is None and not self._hub.retired and self._fatal is None,
             num_running=stats.num_running,
             num_waiting=stats.num_waiting,
             outstanding_tokens=stats.outstanding_tokens,
@@ -364,7 +369,7 @@ class EngineReplica:
             prefill_token_s=stats.prefill_token_s,
             decode_step_s=stats.decode_step_s,
             answers=self._canary.answers,
-            model_revision=self._revision,
+            model_revision=stats.model_revision if self._revision and stats.model_revision else self._revision,
             queued=stats.queued,
             begun_rate=stats.begun_rate,
         )

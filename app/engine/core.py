@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from app.config import EngineConfig
+from app.engine.engine_state import EngineState, HoldReason
 from app.engine.executor.base import Executor
 from app.engine.kv_cache.kv_cache_manager import KVCacheManager
 from app.engine.kv_cache.kv_events import KVEventSink
@@ -33,7 +35,7 @@ from app.engine.structured.compiler import GrammarCompiler
 from app.engine.structured.limits import GrammarLimits
 from app.engine.structured.structured_outputs import StructuredOutputs
 from app.engine.worker_info import WorkerInfo
-from app.errors import ConfigError, EngineDeadError, InvalidRequestError
+from app.errors import ConfigError, EngineAsleepError, EngineDeadError, InvalidRequestError
 from app.text.grammar_vocabulary import TokenizerVocabulary
 
 
@@ -64,6 +66,9 @@ class EngineCore:
         self.is_profiling = False
         self.last_traces: list[str] = []  # of a profile that has ended by itself
         self._wait_s = self._update_s = 0.0  # of this step
+        self.state = EngineState()
+        self._most_inflight = config.max_inflight_steps  # 0 while frozen
+        self._held: set[str] = set()  # requests that came while new ones wait
 
     # ---- life
 
@@ -150,13 +155,19 @@ class EngineCore:
 
         Compiles the grammar of one with structured outputs: milliseconds, in which the caller waits.
         """
+        if (why := self.state.refusal) is not None:
+            raise EngineAsleepError(why)
         return self._started_admission.admit(request)
 
     def enqueue(self, request: Request) -> None:
         """Hand a prepared request to the scheduler; InvalidRequestError when its id is in use."""
         if request.request_id in self.scheduler.requests:
             raise InvalidRequestError(f"request_id: {request.request_id!r} is already in use", param="request_id")
+        self._started_admission.renew(request)
         self.scheduler.add(request)
+        if self.state.is_paused:
+            self._held.add(request.request_id)
+            self.scheduler.set_paused(request.request_id, True)
         if request.matcher is not None and request.matcher.is_complete:  # cut off between its last token and its end
             self._ready.append(self.scheduler.finish(request, "stop"))
 
@@ -187,17 +198,74 @@ class EngineCore:
 
     def resume(self, request_id: str) -> None:
         """Let a held request go on."""
-        self.scheduler.set_paused(request_id, False)
+        if request_id not in self._held:
+            self.scheduler.set_paused(request_id, False)
 
     def stats(self) -> EngineStats:
         """A snapshot of the engine's state."""
-        return self.scheduler.stats()
+        state, revision = self.state, self._started_admission.revision
+        paused, level, refusal = state.is_paused, state.sleep_level, state.refusal
+        stats = self.scheduler.stats()
+        return replace(stats, is_paused=paused, sleep_level=level, refusal=refusal, model_revision=revision)
+
+    # ---- what an operator asks for (app/engine/control), with no step out
+
+    def hold(self, reason: HoldReason) -> None:
+        """From now on new requests wait; those that are here go on, unless `freeze` follows."""
+        self.state.holds.add(reason)
+
+    def freeze(self) -> None:
+        """Compute nothing until the last hold is released."""
+        self._most_inflight = 0
+
+    def release(self, reason: HoldReason) -> None:
+        """Take a hold back; with the last one, all requests go on."""
+        self.state.holds.discard(reason)
+        if self.state.is_paused:
+            return
+        self._most_inflight = self.config.max_inflight_steps
+        for request_id in self._held:
+            self.scheduler.set_paused(request_id, False)
+        self._held.clear()
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether nothing is computed."""
+        return self._most_inflight == 0
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether all requests that are here came after the hold."""
+        return self.scheduler.requests.keys() <= self._held
+
+    def forget_prefixes(self) -> None:
+        """No block of the prefix cache is found again, in no tier."""
+        self.scheduler.kv.forget()
+
+    def use_revision(self, revision: str) -> None:
+        """The weights are others now: what is here and has given nothing yet is computed with them; see `restart`."""
+        self._started_admission.revision = revision
+        for request in self.scheduler.requests.values():
+            self._started_admission.renew(request)
+
+    def restart(self, error: str) -> None:
+        """All requests begin anew; one that has given tokens, which another run may not give, ends with `error`."""
+        self.scheduler.preempt_all()
+        self._end([request for request in self.scheduler.requests.values() if request.num_output_tokens], error)
+
+    def end_all(self, error: str) -> int:
+        """All requests end with `error`; how many there were."""
+        return self._end(list(self.scheduler.requests.values()), error)
+
+    def _end(self, requests: list[Request], error: str) -> int:
+        self._ready += [self.scheduler.finish(request, "error", error=error) for request in requests]
+        return len(requests)
 
     # ---- steps
 
     def has_work(self) -> bool:
         """Whether `step` would bring anything."""
-        return bool(self._ready) or self._num_calls > 0 or self.scheduler.has_work()
+        return bool(self._ready) or self._num_calls > 0 or (self._most_inflight > 0 and self.scheduler.has_work())
 
     def step(self) -> list[EngineOutput]:
         """Fill the workers' queue, wait for the oldest call, return the outputs it brought (possibly none).
@@ -207,7 +275,7 @@ class EngineCore:
         scheduler = self.scheduler
         began = time.monotonic()
         self._wait_s = self._update_s = 0.0
-        while scheduler.num_unreturned < self.config.max_inflight_steps:
+        while scheduler.num_unreturned < self._most_inflight:
             step_message = scheduler.schedule()
             if step_message is None:
                 break

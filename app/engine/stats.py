@@ -62,6 +62,10 @@ class EngineStats:
     kv_connector: ConnectorStats | None = None  # the tier behind the device's prefix cache
     queued: tuple[QueuedWork, ...] = ()  # those of most work
     begun_rate: float = 0.0  # seconds of queued work that begin in a second; 0 until measured
+    sleep_level: int = 0  # 0: awake; 1: weights in host memory; 2: weights dropped
+    is_paused: bool = False  # new requests wait
+    refusal: str | None = None  # why requests are refused: asleep, or without weights
+    model_revision: str = ""  # of the weights that answer
 
     @property
     def kv_cache_usage(self) -> float:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Mapping, Sequence
-from typing import Any, Self, cast
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, Self, TypeVar, cast
 
 from pydantic import ValidationError
 
@@ -45,6 +45,7 @@ from app.text.tokenizer import Tokenizer
 
 DEFAULT_MAX_TOKENS = 16  # where no parameters are given at all; vLLM's
 
+PartT = TypeVar("PartT")
 Conversation = Sequence[Mapping[str, Any]]
 
 
@@ -63,6 +64,8 @@ class LLM:
         self.tokenizer = Tokenizer.from_directory(directory)
         self._chat_template = ChatTemplate.from_directory(directory, self.tokenizer, chat_template)
         self._core = EngineCore(self.config, info, create_executor(self.config), secrets.token_bytes(32))
+        self._is_updating = False
+        self._num_updates = 0
         try:
             self.worker_info = self._core.start()
         except BaseException:
@@ -107,6 +110,47 @@ class LLM:
         traces: list[str] = control.run(self._core, "stop_profile", {})
         return traces
 
+    def sleep(self, level: Literal[1, 2] = 1) -> None:
+        """Give the memory of weights and KV cache back: the weights wait in host memory (1), or are dropped (2)."""
+        control.run(self._core, "sleep", {"level": level})
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        """Take memory again for all, or for `weights` and `kv_cache` one after the other. After level 2 the weights
+        have to come back too: `collective_rpc("reload_weights")` or `load_weights`."""
+        control.run(self._core, "wake_up", {"tags": tags})
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget the prefix cache, on the device and in host memory."""
+        self._finish_update()
+        return bool(control.run(self._core, "reset_prefix_cache", {}))
+
+    def collective_rpc(self, method: str, kwargs: Mapping[str, Any] | None = None) -> Any:
+        """A control call by its name in the table (app/engine/control); UnsupportedError lists what there is."""
+        self._finish_update()
+        return control.run(self._core, method, dict(kwargs or {}))
+
+    def load_weights(self, weights: Iterable[tuple[str, Any]]) -> None:
+        """Replace weights by tensors of torch's under their names in the checkpoint, each whole. Several calls are one
+        update, which ends with `reset_prefix_cache` or with the next work; what is left out stays as it is.
+
+        CheckpointError names a tensor that does not fit; the model then refuses work until all weights have come.
+        """
+        if not self._is_updating:
+            control.run(self._core, "start_weight_update", {"mode": "abort"})
+            self._is_updating = True
+        try:
+            for pair in weights:
+                control.run(self._core, "load_weights", {"tensors": [pair]})
+        except BaseException:
+            self._is_updating = False
+            raise
+
+    def _finish_update(self) -> None:
+        if self._is_updating:
+            self._is_updating = False
+            self._num_updates += 1
+            control.run(self._core, "finish_weight_update", {"version": str(self._num_updates)})
+
     def default_sampling_params(self) -> SamplingParams:
         """The sampling that the model's own generation_config.json asks for."""
         return SamplingParams(**self._core.info.sampling_defaults)
@@ -126,7 +170,7 @@ class LLM:
         prompt at fault.
         """
         encoded = [self._encoded(prompt) for prompt in as_list(prompts)]
-        return self._generation.run(encoded, self._params_for(len(encoded), sampling_params), use_tqdm)
+        return self._ready(self._generation).run(encoded, self._params_for(len(encoded), sampling_params), use_tqdm)
 
     def chat(
         self,
@@ -152,7 +196,7 @@ class LLM:
             )
             for conversation in conversations
         ]
-        return self._generation.run(prompts, self._params_for(len(prompts), sampling_params), use_tqdm)
+        return self._ready(self._generation).run(prompts, self._params_for(len(prompts), sampling_params), use_tqdm)
 
     def render_chat(self, messages: Conversation, **options: Any) -> tuple[str, list[int]]:
         """The prompt of one conversation as text and token ids; `options` are those of ChatTemplate.render.
@@ -170,7 +214,7 @@ class LLM:
         Raises InvalidRequestError or PromptTooLongError, before anything runs, naming the prompt at fault, and
         MantaError when the engine fails on one.
         """
-        return self._beams.run([self._encoded(prompt) for prompt in as_list(prompts)], params, use_tqdm)
+        return self._ready(self._beams).run([self._encoded(prompt) for prompt in as_list(prompts)], params, use_tqdm)
 
     # ---- work of pooling models. For all four, `truncate_prompt_tokens` cuts longer prompts at their end, -1 to what
     # the model takes; without it they are refused. InvalidRequestError, before anything runs, names the prompt at
@@ -185,7 +229,7 @@ class LLM:
         truncate_prompt_tokens: int | None = None,
     ) -> list[PoolingRequestOutput[EmbeddingOutput]]:
         """A vector for each prompt."""
-        found = self._pooling.run(prompts, pooling_params, "embed", use_tqdm, truncate_prompt_tokens)
+        found = self._ready(self._pooling).run(prompts, pooling_params, "embed", use_tqdm, truncate_prompt_tokens)
         return [one.shown(EmbeddingOutput(one.array.tolist())) for one in found]
 
     def classify(
@@ -197,7 +241,7 @@ class LLM:
         truncate_prompt_tokens: int | None = None,
     ) -> list[PoolingRequestOutput[ClassificationOutput]]:
         """Probabilities of the model's classes for each prompt."""
-        found = self._pooling.run(prompts, pooling_params, "classify", use_tqdm, truncate_prompt_tokens)
+        found = self._ready(self._pooling).run(prompts, pooling_params, "classify", use_tqdm, truncate_prompt_tokens)
         return [one.shown(ClassificationOutput(one.array.tolist())) for one in found]
 
     def encode(
@@ -210,7 +254,7 @@ class LLM:
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
         """Whatever `pooling_params.task` says; a vector for each token when not given, scores of a classifier."""
         task = self._pooling.usual_task() if pooling_params is None else pooling_params.task
-        found = self._pooling.run(prompts, pooling_params, task, use_tqdm, truncate_prompt_tokens)
+        found = self._ready(self._pooling).run(prompts, pooling_params, task, use_tqdm, truncate_prompt_tokens)
         return [one.shown(PoolingOutput(one.array)) for one in found]
 
     def score(
@@ -223,7 +267,12 @@ class LLM:
     ) -> list[PoolingRequestOutput[ScoringOutput]]:
         """A score for each pair; one `data_1` goes with every `data_2`. A classifier's of one class, or the cosine of
         two embeddings."""
-        return self._pooling.score(data_1, data_2, use_tqdm, truncate_prompt_tokens)
+        return self._ready(self._pooling).score(data_1, data_2, use_tqdm, truncate_prompt_tokens)
+
+    def _ready(self, part: PartT) -> PartT:
+        """The part that does the work, over weights that are all there."""
+        self._finish_update()
+        return part
 
     def _encoded(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         """(text or None, token ids) of a prompt in any of its forms."""

@@ -67,6 +67,7 @@ class Replica:
         self.dies_at = 0  # so many tokens, once
         self.poison = "no such request"  # of which it dies at the third token
         self.num_deaths = 0
+        self.revision = "one"  # of its weights
 
     def abort(self, request_ids: list[str]) -> None:
         for name in request_ids:
@@ -78,7 +79,8 @@ class Replica:
 
     async def open_channel(self, channel_id: str, ingress_id: str) -> Any:
         channel = self.hub.open(channel_id, ingress_id)
-        channel.send([], load=LoadReport("m", self.name, "1", True, 0, 0, 0, 64, 16, 0))
+        load = LoadReport("m", self.name, "1", True, 0, 0, 0, 64, 16, 0, model_revision=self.revision)
+        channel.send([], load=load)
         async for frame in channel.frames():
             yield frame
 
@@ -489,6 +491,24 @@ def test_a_stream_goes_on_behind_what_its_client_has() -> None:
         assert stalls.count == 4 * 4
 
     perform(scene, Stage("ab"))
+
+
+def test_a_stream_goes_on_with_the_weights_that_began_it() -> None:
+    async def scene(stage: Stage) -> None:
+        async with aclosing(stage.dispatcher.outputs(asked("x", [1, 2, 3], max_tokens=5), RouteInfo())) as outputs:
+            tokens = []
+            async for output in outputs:
+                tokens += output.new_token_ids
+                for channel in stage.pool.live().values():
+                    channel.move_requests("just so")
+        assert tokens == [0, 1, 2, 3, 4]
+        served = [replica.requests for replica in stage.replicas.values() if replica.requests]
+        assert [[len(request.output_token_ids) for request in requests] for requests in served] == [[0, 1, 2, 3, 4]]
+
+    stage = Stage("abc")
+    for replica in stage.replicas.values():
+        replica.tokens_at_once, replica.revision = 1, replica.name
+    perform(scene, stage)
 
 
 def test_one_that_lost_its_only_replica_waits_for_it_to_come_back() -> None:

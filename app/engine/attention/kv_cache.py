@@ -97,3 +97,19 @@ class KVCache:
             raise ConfigError(
                 f"num_blocks={num_blocks} needs {mib} MiB on {self._device}: {error}", param="num_blocks"
             ) from error
+
+    def free(self) -> None:
+        """Give the memory back; the tensors stay, without any."""
+        for tensor in self.tensors:
+            tensor.untyped_storage().resize_(0)
+
+    @property
+    def is_free(self) -> bool:
+        """Whether `free` took the memory."""
+        return any(tensor.untyped_storage().nbytes() == 0 for tensor in self.tensors)
+
+    def restore(self) -> None:
+        """Memory for the tensors again, zeroed as at first; elsewhere than before. OutOfMemoryError."""
+        for tensor in self.tensors:
+            tensor.untyped_storage().resize_(tensor.numel() * tensor.itemsize)
+            tensor.zero_()

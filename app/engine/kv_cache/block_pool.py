@@ -76,6 +76,17 @@ class BlockPool:
             self._on_evict(removed, evicted)
         return evicted
 
+    def forget(self) -> None:
+        """No block can be found by hash any more; who holds blocks keeps them."""
+        forgotten = list(self._by_hash)
+        for block in self._by_hash.values():
+            self._hashes[block] = None
+        self._by_hash.clear()
+        self._blank += self._evictable
+        self._evictable.clear()
+        if self.sink is not None and forgotten:
+            self.sink.removed(forgotten)
+
     def find(self, block_hash: bytes) -> int | None:
         """The block cached under `block_hash`, held or not."""
         return self._by_hash.get(block_hash)

@@ -168,6 +168,12 @@ class KVCacheManager:
         self.pool.register(parent, request.block_ids[done:full], hashes[done:full])
         request.num_published_blocks = full
 
+    def forget(self) -> None:
+        """Nothing that was computed so far is found again, in no tier. No step is out."""
+        self.pool.forget()
+        if self.connector is not None:
+            self.connector.forget()
+
     def free(self, request: Request, after_step: int | None) -> None:
         """Give all blocks back; at once, or when step message `after_step`, which may write them, has returned."""
         self._forget_coming(request, request.block_hashes[request.num_published_blocks :])

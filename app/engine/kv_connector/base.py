@@ -59,6 +59,10 @@ class KVConnector(ABC):
         """These device blocks lose their contents with the next step message, which may store them first."""
 
     @abstractmethod
+    def forget(self) -> None:
+        """Nothing that it holds is found again. No copy waits for a step message."""
+
+    @abstractmethod
     def looked_up(self, num_tokens: int, num_hit_tokens: int) -> None:
         """A request got a row that wanted so many tokens more than the device had, and loads so many of them."""
 

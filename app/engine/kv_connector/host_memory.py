@@ -82,6 +82,17 @@ class HostMemory(KVConnector):
             removed.append(victim)
         return self._slots.pop(victim)
 
+    def forget(self) -> None:
+        """See KVConnector."""
+        assert not self._stores, "a step message is being written"
+        assert not self._loads, "a step message is being written"
+        removed = list(self._slots)
+        self._free += self._slots.values()
+        self._slots.clear()
+        self._held.clear()
+        if self._sink is not None and removed:
+            self._sink.removed(removed, "host")
+
     def looked_up(self, num_tokens: int, num_hit_tokens: int) -> None:
         """See KVConnector."""
         self._query_tokens += num_tokens

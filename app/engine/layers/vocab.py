@@ -30,9 +30,9 @@ class VocabShard(Layer):
         """Load this rank's rows; padding rows are zero."""
         expect_shape(tensor, self.vocab_size, *weight.shape[1:])
         held = max(0, min(self.rows, self.vocab_size - self.first))
-        weight.data[held:].zero_()
         if held:
             tensor.read_into(weight.data[:held], 0, self.first)
+        weight.data[held:].zero_()
 
 
 class VocabEmbedding(VocabShard):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import weakref
 from dataclasses import dataclass
@@ -26,7 +27,10 @@ class DataFile:
 
     def read_into(self, buffer: torch.Tensor, offset: int) -> None:
         """Fill a contiguous tensor on the CPU with the bytes at `offset`; CheckpointError where they are not there."""
-        left = buffer.view(-1).view(torch.uint8).numpy().data
+        # Not `numpy()`, after which the tensor's storage could not be emptied (sleep).
+        left = memoryview((ctypes.c_char * (buffer.numel() * buffer.itemsize)).from_address(buffer.data_ptr())).cast(
+            "B"
+        )
         while left:
             try:
                 count = os.preadv(self._descriptor, [left], offset)

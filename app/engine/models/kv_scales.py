@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
+from typing import Protocol, TypeVar
 
 import torch
 from torch import nn
 
 from app.engine.layers.attention import Attention
-from app.engine.models.checkpoint import StoredTensor
 from app.errors import CheckpointError
 
 _NAME = re.compile(r"(.+\.self_attn)\.(?:attn\.|[kv]_proj\.|qkv_proj\.)?(k|v|kv|q|prob)_scale")
@@ -22,9 +22,33 @@ _NAME = re.compile(r"(.+\.self_attn)\.(?:attn\.|[kv]_proj\.|qkv_proj\.)?(k|v|kv|
 _ROWS = {"kv": (0, 1), "k": (0,), "v": (1,), "q": (), "prob": ()}
 
 
-def take_kv_scales(
-    model: nn.Module, tensors: Mapping[str, StoredTensor], names: Collection[str]
-) -> dict[str, StoredTensor]:
+class ScaleTensor(Protocol):
+    """A tensor of a checkpoint that may be such a scale."""
+
+    @property
+    def name(self) -> str:
+        """Its name there."""
+        ...
+
+    @property
+    def file(self) -> object:
+        """Where it comes from, for people."""
+        ...
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        ...
+
+    def whole(self) -> torch.Tensor:
+        """All of it."""
+        ...
+
+
+TensorT = TypeVar("TensorT", bound=ScaleTensor)
+
+
+def take_kv_scales(model: nn.Module, tensors: Mapping[str, TensorT], names: Collection[str]) -> dict[str, TensorT]:
     """The tensors that are no such scales; the others go to their layers, or nowhere without a quantized cache.
 
     `names` are those of the whole model's tensors: a scale beside none of them is left among the rest.
@@ -46,7 +70,7 @@ def find_kv_scales(tensors: Collection[str], names: Collection[str]) -> dict[str
     }
 
 
-def _share(layer: Attention, tensor: StoredTensor) -> torch.Tensor:
+def _share(layer: Attention, tensor: ScaleTensor) -> torch.Tensor:
     """Scales of this rank's KV heads, fp32 [Hkv]."""
     scales = tensor.whole().float().flatten()
     qkv = layer.qkv_proj

@@ -26,6 +26,7 @@ from app.engine.weight_files import format_of
 from app.errors import ConfigError
 
 ModelT = TypeVar("ModelT", CausalLM, PoolingModel)
+PackedT = TypeVar("PackedT", bound=nn.Module)
 
 
 def load_model(info: ModelInfo, ctx: BuildContext, load_format: str, seed: int) -> CausalLM:
@@ -69,7 +70,7 @@ def _filled(kind: type[ModelT], info: ModelInfo, request: LoadRequest, load_form
     return model.eval()
 
 
-def pack(model: ModelT) -> ModelT:
+def pack(model: PackedT) -> PackedT:
     """Turn what was loaded into what multiplies; returns the model."""
     for module in model.modules():
         if isinstance(module, Linear | LMHead):
@@ -86,6 +87,14 @@ def _materialize(model: nn.Module, device: torch.device) -> None:
             if parameter not in twins:
                 twins[parameter] = parameter.materialize(device)
             setattr(module, name, twins[parameter])
+
+
+def materialize_packed(model: nn.Module, device: torch.device) -> None:
+    """Memory for what layers dropped when they packed it; without contents."""
+    for module in model.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            if isinstance(parameter, Weight) and parameter.is_meta:
+                setattr(module, name, parameter.materialize(device))
 
 
 def names_of_other_stages(info: ModelInfo, ctx: BuildContext) -> set[str]:

@@ -35,7 +35,7 @@ class Admission:
     ) -> None:
         self.bounds = replace(bounds, max_kv_tokens=kv.pool.num_blocks * kv.block_size)
         self._kv = kv
-        self._model = model
+        self.revision = model  # of the weights
         self._block_hash_key = block_hash_key
         self._grammars = grammars
 
@@ -49,7 +49,7 @@ class Admission:
         prompt, generated = request.prompt_token_ids, request.output_token_ids
         work, max_tokens = request.work, request.max_tokens
         assert max_tokens is not None
-        matcher = self._matcher(request)
+        matcher, revision = self._matcher(request), self.revision
         if isinstance(work, SamplingParams) and work.structured_outputs is not None:
             work = work.model_copy(update={"structured_outputs": None})  # from now on the grammar is the matcher's
         admitted = Request(
@@ -59,7 +59,8 @@ class Admission:
             max_total_tokens=len(prompt) + max_tokens,
             eos_token_ids=self.bounds.eos_token_ids,
             stop_token_ids=frozenset(work.stop_token_ids if isinstance(work, SamplingParams) else ()),
-            root_hash=root_hash(self._block_hash_key, model=self._model, cache_root=request.placement.cache_root),
+            root_hash=root_hash(self._block_hash_key, model=revision, cache_root=request.placement.cache_root),
+            revision=revision,
             needs_all_tokens=self._needs_all_tokens(work),
             owes_prompt_logprobs=request.wants_prompt_logprobs and not generated,  # they come with the first token
             num_resumed_tokens=len(generated),
@@ -69,6 +70,14 @@ class Admission:
         )
         self._kv.hash_known(admitted)
         return admitted
+
+    def renew(self, request: Request) -> None:
+        """Let a request that has no blocks be computed with the weights that there are now."""
+        if request.revision != self.revision:
+            request.revision = self.revision
+            cache_root = request.spec.placement.cache_root
+            request.root_hash = root_hash(self._block_hash_key, model=self.revision, cache_root=cache_root)
+            self._kv.hash_known(request)
 
     def _needs_all_tokens(self, work: SamplingParams | PoolingParams) -> bool:
         if isinstance(work, SamplingParams) or self.bounds.pooling is None:

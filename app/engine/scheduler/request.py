@@ -35,6 +35,7 @@ class Request:
     eos_token_ids: tuple[int, ...]
     stop_token_ids: frozenset[int]
     root_hash: bytes
+    revision: str = ""  # of the weights, in root_hash
     arrival: float = 0.0
 
     needs_all_tokens: bool = False  # its result is made of the hidden states of every token of the prompt

@@ -468,6 +468,12 @@ class Scheduler:
         plan.chunks.pop(request, None)
         self.waiting.push(request, self._clock())
 
+    def preempt_all(self) -> None:
+        """Every request back into the queue; what it computed so far is computed again. No step is out."""
+        assert not self._writer.in_flight, "steps in flight"
+        for request in self.rows.occupants():
+            self._preempt(request, StepPlan(TokenBudget(0)))
+
     def _in_order(self, rows: IntArray) -> list[Request]:
         return sorted((self.rows.request_at(row) for row in rows.tolist()), key=lambda request: request.key)
 

@@ -61,6 +61,12 @@ class ModelRunner:
         """The newest output of a call is about to go back to the host: features add to it."""
         self._features.report(output)
 
+    def release_graphs(self) -> None:
+        """Free the graphs, whose addresses no longer hold; steps that only decode then run as all others."""
+        if self._decode is not None:
+            self._decode.release()
+            self._decode = None
+
     def close(self) -> None:
         """Free what features hold outside of the device's memory."""
         self._features.close()

@@ -10,20 +10,26 @@ import gc
 import logging
 import threading
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
 from app.config import EngineConfig
 from app.engine.distributed.process_groups import leave_groups
+from app.engine.distributed.weight_transfer import WeightReceiver
+from app.engine.models.weight_update import GivenTensor
 from app.engine.step import ModelRunnerOutput, SchedulerOutput
 from app.engine.worker import kv_sizing
 from app.engine.worker.build import build
+from app.engine.worker.build.parts import Parts
 from app.engine.worker.device import enter_thread, num_threads
 from app.engine.worker.memory_snapshot import dump_memory
 from app.engine.worker.model_runner import ModelRunner
 from app.engine.worker.pending_step import PendingStep
 from app.engine.worker.placement import place
 from app.engine.worker.profile import Profile
+from app.engine.worker.weights import Weights
 from app.engine.worker_info import RendezvousInfo, WorkerInfo
 from app.errors import InvalidRequestError
 
@@ -54,6 +60,9 @@ class Worker:
         self._runner: ModelRunner | None = None
         self._pending: deque[PendingStep] = deque()
         self._profile: Profile | None = None
+        self._parts: Parts | None = None
+        self._weights: Weights | None = None
+        self._receiver: WeightReceiver | None = None
 
     def start(self) -> WorkerInfo:
         """Place, build, size, warm: join the other ranks, load the model, allocate the KV cache, warm the first step.
@@ -67,6 +76,7 @@ class Worker:
             parts = build(self._config, placed)
             num_blocks = parts.size(placed.build.max_model_len)
             self._runner = parts.warm(num_blocks)
+        self._parts, self._weights = parts, Weights(parts.model, self._config, placed)
         notes = [*placed.notes, kv_sizing.describe(parts.cache.spec, num_blocks), *parts.notes]
         if self._device.type == "cpu":
             notes.append(f"threads: {self._threads}")
@@ -86,6 +96,92 @@ class Worker:
             if outputs:
                 self._runner.report(outputs[-1])
             return outputs
+
+    # ---- control calls, between steps
+
+    def sleep(self, level: int) -> None:
+        """Give the memory of weights and KV cache back: the weights wait in host memory (1) or are dropped (2)."""
+        with self._between_steps() as (parts, weights):
+            weights.sleep(level)
+            parts.cache.free()
+
+    def wake_up(self, tags: list[str]) -> None:
+        """Memory again for `weights` and `kv_cache`; the KV cache is empty, weights of level 2 have no contents."""
+        with self._between_steps() as (parts, weights):
+            if "weights" in tags:
+                weights.wake()
+            if "kv_cache" in tags:
+                parts.cache.restore()
+
+    def recapture(self) -> None:
+        """The graphs of decode steps over weights and KV cache as they lie now."""
+        with self._between_steps() as (parts, _):
+            self._runner = parts.again()
+
+    def check_weights(self, directory: str) -> None:
+        """CheckpointError unless a checkpoint could replace the weights."""
+        with self._weights_only() as weights:
+            weights.check(directory)
+
+    def begin_update(self, whole: bool) -> None:
+        """Weights are going to be replaced, `whole`: all of them; until `finish_update` no step may run."""
+        with self._weights_only() as weights:
+            weights.begin(whole=whole)
+
+    def load_directory(self, directory: str) -> None:
+        """Take in a whole checkpoint; the model's own where `directory` is empty."""
+        with self._weights_only() as weights:
+            weights.load_directory(directory)
+
+    def load_tensors(self, tensors: list[tuple[str, torch.Tensor]]) -> None:
+        """Take in tensors by their names in the checkpoint."""
+        with self._weights_only() as weights:
+            weights.load({name: GivenTensor(name, tensor) for name, tensor in tensors})
+
+    def finish_update(self, whole: bool) -> None:
+        """The weights are all there; `whole`: refuse less than all of them."""
+        with self._weights_only() as weights:
+            moved = weights.finish(whole=whole)
+        if moved and self._parts is not None and not self._parts.cache.is_free:
+            self.recapture()
+
+    def join_transfer(self, host: str, port: int, rank_offset: int, world_size: int) -> None:
+        """Connect to the process that sends weights; InvalidRequestError where it is not there."""
+        self._enter_thread()
+        self._receiver = WeightReceiver(host, port, rank_offset + self._rank, world_size, self._device)
+
+    def receive_tensors(self, tensors: list[tuple[str, str, list[int]]]) -> None:
+        """Take in tensors (name, type, shape) from the process that sends weights, one after another."""
+        if self._receiver is None:
+            raise InvalidRequestError("no weight transfer has been set up: init_weight_transfer_engine first")
+        with self._weights_only() as weights:
+            for name, dtype, shape in tensors:
+                weights.load({name: GivenTensor(name, self._receiver.receive(dtype, shape), "the transfer")})
+
+    def leave_transfer(self) -> None:
+        """Close the connection to the process that sends weights."""
+        self._receiver = None
+
+    @contextmanager
+    def _between_steps(self) -> Iterator[tuple[Parts, Weights]]:
+        """Memory is about to move: without graphs, which know addresses, and without what the allocator keeps."""
+        assert self._parts is not None, "a call before start"
+        assert self._runner is not None
+        with self._weights_only() as weights:
+            self._runner.release_graphs()
+            yield self._parts, weights
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)
+                gc.collect()
+                torch.cuda.empty_cache()
+
+    @contextmanager
+    def _weights_only(self) -> Iterator[Weights]:
+        assert self._weights is not None, "a call before start"
+        assert not self._pending, "a call with a step outstanding"
+        self._enter_thread()
+        with torch.inference_mode():
+            yield self._weights
 
     def start_profile(self, directory: str) -> None:
         """Record every step from now on; InvalidRequestError where that is done already."""

@@ -47,6 +47,7 @@ def build(config: EngineConfig, place: Placement) -> Parts:
     plan = generation_plan(config, ctx.max_model_len, on_gpu=device.type == "cuda", compiles=forward.is_capturable)
     return Parts(
         config=config,
+        model=model,
         forward=forward,
         state=state,
         head=head,

@@ -7,6 +7,7 @@ from functools import partial
 
 from app.config import EngineConfig
 from app.engine.attention.kv_cache import KVCache
+from app.engine.models.base import EngineModel
 from app.engine.row_feature import RowFeatures
 from app.engine.worker import kv_sizing
 from app.engine.worker.cascade_choice import CascadeChoice
@@ -24,6 +25,7 @@ class Parts:
     """The parts of a worker, all allocated but for the KV cache."""
 
     config: EngineConfig
+    model: EngineModel
     forward: ForwardPass
     state: RowState
     head: Head
@@ -59,6 +61,10 @@ class Parts:
         runner = self._runner(None if self.graphs is None else self.graphs.capture())
         self.warm_up.run(runner, num_blocks)
         return runner
+
+    def again(self) -> ModelRunner:
+        """A runner over memory that lies elsewhere than that of the one before, whose graphs have been released."""
+        return self._runner(None if self.graphs is None else self.graphs.capture())
 
     def _runner(self, decode: Decode | None) -> ModelRunner:
         return ModelRunner(self.forward, self.state, self.head, self.features, self.cascade, decode)

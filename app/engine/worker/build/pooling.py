@@ -50,6 +50,7 @@ def build(config: EngineConfig, place: Placement) -> Parts:
     task = PoolingParams(task="classify" if model.num_labels else "token_embed")
     return Parts(
         config=config,
+        model=model,
         forward=forward,
         state=state,
         head=head,

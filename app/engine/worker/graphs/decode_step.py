@@ -39,6 +39,9 @@ class Decode(Protocol):
     def sample(self, size: int) -> None:
         """Sample the tokens from the logits."""
 
+    def release(self) -> None:
+        """Free what it was captured in."""
+
 
 class DecodeStep:
     """Static tensors for up to sizes[-1] rows, and the step over them.
@@ -78,6 +81,9 @@ class DecodeStep:
         sizes = self.cascade_sizes if cascade else self.sizes
         index = bisect_left(sizes, num_rows)
         return sizes[index] if index < len(sizes) else None
+
+    def release(self) -> None:
+        """Nothing is captured here."""
 
     def load(self, rows: NDArray[np.int64], parameters: HostParameters | None) -> None:
         """Say which rows the step is for; `parameters` may be None where `sample` is not run."""

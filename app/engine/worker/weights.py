@@ -1,0 +1,123 @@
+"""A rank's weights: put to sleep, brought back, replaced in place.
+
+Level 1 keeps them in host memory (on a CPU they are there anyway), level 2 drops them. What a model holds besides its
+weights, such as tables of angles, stays where it is at both levels.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from app.config import EngineConfig
+from app.engine.layers.linear import Linear
+from app.engine.layers.vocab import LMHead
+from app.engine.models.base import EngineModel
+from app.engine.models.load_formats import open_checkpoint
+from app.engine.models.load_formats.base import LoadRequest
+from app.engine.models.load_formats.dummy import Dummy
+from app.engine.models.loader import materialize_packed, names_of_other_stages, pack
+from app.engine.models.weight_update import SourceTensor, WeightUpdate, drop_packed
+from app.engine.worker.host_copy import HostCopy, empty, storages
+from app.engine.worker.placement import Placement
+from app.errors import InvalidRequestError
+
+
+class Weights:
+    """The weights of one model. Callers hold torch.inference_mode() and let no step run meanwhile."""
+
+    def __init__(self, model: EngineModel, config: EngineConfig, place: Placement) -> None:
+        self._model = model
+        self._config = config
+        self._place = place
+        self._copy: HostCopy | None = None
+        self._emptied: list[tuple[torch.UntypedStorage, int]] = []  # what has no memory now, and how much it had
+        self._update: WeightUpdate | None = None
+        self._whole = False
+
+    @cached_property
+    def _elsewhere(self) -> frozenset[str]:
+        return frozenset(names_of_other_stages(self._place.info, self._place.build))
+
+    def sleep(self, level: int) -> None:
+        """Give the weights' memory back; from level 1 to 2 only the copy."""
+        if self._copy is not None and level == 2:
+            self._copy.close()
+            self._copy = None
+        if self._emptied or (level == 1 and self._place.device.type == "cpu"):
+            return
+        if level == 1:
+            held = storages(_tensors(self._model))
+            self._copy = HostCopy(held)
+        else:
+            drop_packed(self._model)
+            held = storages(_tensors(self._model))
+        self._emptied = empty(held)
+
+    def wake(self) -> None:
+        """Memory for the weights again; their contents too where there is a copy. OutOfMemoryError."""
+        if self._copy is not None:
+            self._copy.restore()
+            self._copy.close()
+            self._copy = None
+        for storage, size in self._emptied:
+            if storage.nbytes() != size:
+                storage.resize_(size)
+        self._emptied = []
+
+    def check(self, directory: str) -> None:
+        """CheckpointError unless the checkpoint in `directory` could replace the weights."""
+        model = self._model
+        WeightUpdate(model, self._place.device, self._elsewhere).check(open_checkpoint(Path(directory)))
+
+    def begin(self, *, whole: bool) -> None:
+        """From now on `load` replaces weights, until `finish`; `whole`: what there is now are not weights."""
+        assert not self._emptied, "the weights are asleep"
+        self._whole = whole
+        self._update = WeightUpdate(self._model, self._place.device, self._elsewhere)
+
+    def load(self, tensors: Mapping[str, SourceTensor]) -> None:
+        """Take in tensors by their names in the checkpoint; CheckpointError names one that does not fit."""
+        if self._update is None:
+            raise InvalidRequestError("no update has begun")
+        self._update.load(tensors)
+
+    def load_directory(self, directory: str) -> None:
+        """Take in all of a checkpoint; at random where the engine runs without one."""
+        if self._update is None:
+            raise InvalidRequestError("no update has begun")
+        self._update.forget_kv_scales()
+        if directory or self._config.load_format != "dummy":
+            self._update.load(open_checkpoint(Path(directory or self._place.info.directory)))
+            return
+        materialize_packed(self._model, self._place.device)
+        info, ctx = self._place.info, self._place.build
+        Dummy().fill(self._model, LoadRequest(info.directory, ctx, self._config.seed))
+        pack(self._model)
+        self._update.all_loaded()
+
+    def finish(self, *, whole: bool) -> bool:
+        """End the update; whether weights lie elsewhere than before. CheckpointError names what is missing."""
+        update, self._update = self._update, None
+        if update is None:
+            raise InvalidRequestError("no update has begun")
+        update.finish(whole=whole or self._whole)
+        return update.replaced_memory
+
+
+def _tensors(model: nn.Module) -> list[torch.Tensor]:
+    """Everything that holds weights: parameters, and what layers keep packed."""
+    found = [parameter.data for parameter in model.parameters() if not parameter.is_meta]
+    for module in model.modules():
+        if isinstance(module, Linear | LMHead) and dataclasses.is_dataclass(module.packed):
+            found += [
+                value
+                for field in dataclasses.fields(module.packed)
+                if isinstance(value := getattr(module.packed, field.name), torch.Tensor) and not value.is_mkldnn
+            ]
+    return found
