@@ -23,12 +23,12 @@ import numpy as np
 
 from app.engine.kv_cache.kv_cache_manager import KVCacheManager
 from app.engine.outputs import EngineOutput, FinishReason
-from app.engine.request import Placement
 from app.engine.scheduler.deadlines import Deadlines, missed
 from app.engine.scheduler.loading import LoadingRequests
 from app.engine.scheduler.micro_batches import micro_batch
 from app.engine.scheduler.output_updater import OutputUpdater
 from app.engine.scheduler.pending_diffs import PendingDiffs
+from app.engine.scheduler.priority_keys import deal_keys
 from app.engine.scheduler.request import Request, RequestStatus
 from app.engine.scheduler.row_table import IntArray, RowTable
 from app.engine.scheduler.statistics import Statistics
@@ -101,21 +101,9 @@ class Scheduler:
         request.queued = self._clock()
         self.requests[request.request_id] = request
         if self._rules.by_priority:
-            self._deal_keys(request.spec.placement)
+            deal_keys(self.requests.values(), request.spec.placement)
         self.waiting.push(request, request.queued)
         self.deadlines.add(request, len(self.requests))
-
-    def _deal_keys(self, placement: Placement) -> None:
-        """Give the earlier keys of a tenant's requests to the more urgent ones: no other tenant notices."""
-        whose = placement.tenant, placement.service_class.name
-        own = [
-            one
-            for one in self.requests.values()
-            if (one.spec.placement.tenant, one.spec.placement.service_class.name) == whose and not one.is_returning
-        ]
-        own.sort(key=lambda one: (one.spec.placement.priority, one.key))
-        for request, key in zip(own, sorted(one.key for one in own), strict=True):
-            request.key = key
 
     def abort(self, request_ids: Iterable[str]) -> list[EngineOutput]:
         """End requests early; ids that are not here (any more) are ignored."""
