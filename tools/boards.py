@@ -108,6 +108,8 @@ BOARDS: dict[str, tuple[Panel, ...]] = {
         gauge("Blocks in the index", "manta:router_index_blocks", "model_name", where=MODEL),
         gauge("Blocks that are about to be stored", "manta:router_speculative_blocks", "model_name", where=MODEL),
         rate("Blocks that the index gave up", "manta:router_index_evicted_total", "model_name", "ops", MODEL),
+        rate("Requests asked to be admitted, and the answers", "manta:admission_total", "decision", where=""),
+        gauge("Time until a new request's turn", "manta:queue_seconds_estimated", "class", "s", MODEL),
         rate("Batches of KV events", "manta:router_event_batches_total", "model_name", "ops", MODEL),
         rate("Batches that were missing", "manta:router_event_gaps_total", "model_name", "ops", MODEL),
     ),

@@ -211,7 +211,7 @@ class Worker:
         self._pending.clear()
         if self._runner is not None:
             self._runner.close()
-            self._runner = None
+            self._runner = self._parts = self._weights = self._receiver = None
         leave_groups()
         if self._device.type == "cuda":
             gc.collect()
