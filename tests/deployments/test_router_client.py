@@ -47,8 +47,8 @@ def test_one_that_goes_on_asks_for_all_of_its_tokens() -> None:
         root = root_hash(KEY, model="weights", cache_root=b"tenant")
         known = [*range(40), *range(12)]
         assert router.asked == [
-            ("m", 40, 2 * 20, b"".join(hash_blocks(KEY, root, known[:39], 16)), "mine", "", (), 2, None),
-            ("m", 52, 2 * 8, b"".join(hash_blocks(KEY, root, known[:51], 16)), "mine", "", ("a",), 2, None),
+            ("m", 40, 2 * 20, b"".join(hash_blocks(KEY, root, known[:39], 16)), "mine", "", (), None),
+            ("m", 52, 2 * 8, b"".join(hash_blocks(KEY, root, known[:51], 16)), "mine", "", ("a",), None),
         ]
 
     run(main())
