@@ -323,6 +323,7 @@ def test_metrics_count_all_replicas(server: ServeProcess, client: openai.OpenAI)
 
 def test_ready_and_a_page_for_each_replica(server: ServeProcess) -> None:
     """What a balancer and Prometheus ask: /live, /ready, and targets whose pages hold that replica's series alone."""
+    assert list(stream(server, max_tokens=3))[-1] == "[DONE]"  # something to count
     assert httpx.get(f"{server.base_url}/live").status_code == 200
     ready = httpx.get(f"{server.base_url}/ready")
     assert ready.status_code == 200, ready.text
