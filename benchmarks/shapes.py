@@ -24,6 +24,22 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 128,
         "vocab_size": 128256, "tie_word_embeddings": False, "rope_theta": 5e5, "eos_token_id": 128009,
     },
+    "gemma3-4b": {
+        "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "hidden_size": 2560,
+        "intermediate_size": 10240, "num_hidden_layers": 34, "num_attention_heads": 8, "num_key_value_heads": 4,
+        "head_dim": 256, "vocab_size": 262208, "tie_word_embeddings": True, "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": 256, "sliding_window": 1024,
+        "layer_types": ["full_attention" if i % 6 == 5 else "sliding_attention" for i in range(34)],
+        "rope_theta": 1e6, "rope_local_base_freq": 1e4, "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+        "attention_bias": False, "max_position_embeddings": 131072, "eos_token_id": 1,
+    },
+    "phi4": {
+        "architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "hidden_size": 5120, "intermediate_size": 17920,
+        "num_hidden_layers": 40, "num_attention_heads": 40, "num_key_value_heads": 10, "vocab_size": 100352,
+        "tie_word_embeddings": False, "rope_theta": 2.5e5, "rms_norm_eps": 1e-5, "attention_bias": False,
+        "sliding_window": None, "max_position_embeddings": 16384, "original_max_position_embeddings": 16384,
+        "pad_token_id": 0, "eos_token_id": 100265,
+    },
     "llama-100m": {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 768, "intermediate_size": 2048,
         "num_hidden_layers": 12, "num_attention_heads": 12, "num_key_value_heads": 4, "head_dim": 64,
