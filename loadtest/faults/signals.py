@@ -13,6 +13,7 @@ from loadtest.faults.fault import Fault, Heal, Strike
 from loadtest.faults.shapes import WORKER_GROUP
 from loadtest.faults.site import Site
 
+_GOES_S = 120.0  # that a process may take to end in good order
 _OWN_CONNECTIONS = "the connections of its clients end with its process"
 
 
@@ -54,7 +55,20 @@ def kill(name: str, case: int, what: str, *parts: str, why: str = "", **options:
 
 def end(name: str, case: int, what: str, part: str, why: str = "") -> Fault:
     """SIGTERM: what an operator's `kill` sends, and a machine that is being switched off."""
-    return Fault(name, case, what, send(signal.SIGTERM, part), why=why)
+    return Fault(name, case, what, until_gone(send(signal.SIGTERM, part)), why=why)
+
+
+def until_gone(strike: Strike, limit_s: float = _GOES_S) -> Strike:
+    """The same strike, which returns once what it struck has gone: until then a deployment only seems whole."""
+
+    async def strike_and_wait(site: Site, rng: random.Random) -> list[str]:
+        findings = await strike(site, rng)
+        struck = site.notes.get("struck", [])
+        if await site.until(lambda: not any(process.is_running() for process in struck), limit_s):
+            return findings
+        return [*findings, f"what was to end was still there after {limit_s:.0f} s"]
+
+    return strike_and_wait
 
 
 def stop(name: str, case: int, what: str, part: str, why: str = "", **options: object) -> Fault:
