@@ -6,6 +6,7 @@ serves no weights downloads none. Code of a repository is neither downloaded nor
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,7 @@ from app.engine.weight_files import NAMED_FILES, format_of, weight_map
 from app.errors import CheckpointError
 
 _ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_PASSWORD = re.compile(r"//[^/\s]+@")  # in the address of a proxy or a mirror
 # All that is not weights: configuration, tokenizers, templates; of sentence-transformers' folders too.
 DESCRIPTION = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken")
 NOT_OURS = ("onnx/*", "openvino/*", "original/*", "*.onnx", "*.py")  # other engines' forms, and code
@@ -47,7 +49,7 @@ def fetch_weights(repository: str, directory: Path, download_dir: str | None, lo
         single, index = NAMED_FILES[kind]
         is_indexed = (directory / index).is_file()
         names = sorted(set(weight_map(directory / index).values())) if is_indexed else [single]
-        _download(repository, directory.name, download_dir, [*names, f"{DENSE}/{single}"])
+        _download(repository, directory.name, download_dir, [*map(glob.escape, names), f"{DENSE}/{single}"])
         if any((directory / name).is_file() for name in names):
             return
     if kinds:
@@ -82,7 +84,7 @@ def _clear_errors(repository: str, revision: str | None) -> Iterator[None]:
     from huggingface_hub import errors
 
     def fail(reason: str, param: str = "model") -> CheckpointError:
-        return CheckpointError(f"model {repository!r}: {reason}", param=param)
+        return CheckpointError(f"model {repository!r}: {_PASSWORD.sub('//***@', reason)}", param=param)
 
     hub = os.environ.get("HF_ENDPOINT", "the Hugging Face hub")
     try:

@@ -28,6 +28,10 @@ _OTHER_NAMES = {
     "max_position_embeddings": ("n_positions",),
 }
 
+# Where config.json may say null and mean something: no window, no cap. Elsewhere null is what is left out.
+_MEANT_NULLS = ("sliding_window", "attn_logit_softcapping", "final_logit_softcapping")
+_NESTED = ("text_config", "rope_parameters", "rope_scaling")
+
 # What the text part of a model that also sees leaves out where it is transformers' default, by the part's model type.
 _TEXT_DEFAULTS: dict[str, dict[str, Any]] = {
     "gemma3_text": {
@@ -82,7 +86,7 @@ class ModelInfo:
     def from_directory(cls, model: str, revision: str | None = None, download_dir: str | None = None) -> ModelInfo:
         """Read a model's description; CheckpointError names an unreadable file."""
         path = resolve_model(model, revision, download_dir)
-        config = _text_part(_read_json(path / "config.json"))
+        config = _text_part(_without_nulls(_read_json(path / "config.json")))
         return cls(path, config, _read_json(path / "generation_config.json", optional=True))
 
     @property
@@ -195,6 +199,15 @@ class ModelInfo:
         """A number under the name that the family gives it; None: there is none."""
         values = (self.hf_config.get(one) for one in (name, *_OTHER_NAMES[name]))
         return next((value for value in values if value is not None), None)
+
+
+def _without_nulls(config: dict[str, Any], nested: bool = False) -> dict[str, Any]:
+    """`config` less what it says null of, as if it had been left out."""
+    kept = {name: value for name, value in config.items() if value is not None or name in _MEANT_NULLS}
+    for name, value in kept.items():
+        if isinstance(value, dict) and (nested or name in _NESTED):
+            kept[name] = _without_nulls(value, nested=name != "text_config")
+    return kept
 
 
 def _text_part(config: dict[str, Any]) -> dict[str, Any]:

@@ -50,7 +50,7 @@ class SafetensorsHeader:
                 if size < 8 or length > min(size - 8, MAX_HEADER_BYTES):
                     raise ValueError(f"it is no safetensors file, or damaged: a header of {length} bytes in {size}")
                 entries = json.loads(opened.read(length))
-            metadata = entries.pop("__metadata__", None) or {}
+            metadata = _metadata(entries)
             tensors = dict(sorted(_entries(entries, 8 + length), key=_place))
             _check_places(tensors, 8 + length, size)
         except (OSError, ValueError, ArithmeticError, LookupError, TypeError, AttributeError, RecursionError) as error:
@@ -60,14 +60,28 @@ class SafetensorsHeader:
 
 def _entries(entries: Mapping[str, Any], base: int) -> Iterator[tuple[str, TensorEntry]]:
     for name, entry in entries.items():
-        begin, end = (int(offset) for offset in entry["data_offsets"])
-        shape = tuple(int(size) for size in entry["shape"])
+        begin, end = _whole(entry["data_offsets"])
+        shape = tuple(_whole(entry["shape"]))
         dtype = entry["dtype"]
         if dtype not in ITEM_BYTES:
             raise ValueError(f"{name} has the unknown type {dtype}")
         if min(shape, default=0) < 0 or end - begin != math.prod(shape) * ITEM_BYTES[dtype]:
             raise ValueError(f"{name} is {dtype} {list(shape)}, but has {end - begin} bytes")
         yield name, TensorEntry(dtype, shape, base + begin, base + end)
+
+
+def _metadata(entries: dict[str, Any]) -> dict[str, str]:
+    """Take it out of the header."""
+    metadata = entries.pop("__metadata__", None) or {}
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise TypeError("__metadata__ must hold texts by name")
+    return metadata
+
+
+def _whole(numbers: Any) -> list[int]:
+    if not isinstance(numbers, list) or not all(type(number) is int for number in numbers):
+        raise TypeError(f"{numbers!r} must be whole numbers")
+    return numbers
 
 
 def _place(item: tuple[str, TensorEntry]) -> tuple[int, int]:

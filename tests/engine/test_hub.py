@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -105,6 +106,28 @@ def test_mistakes_are_named(mirror: Mirror, tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(CheckpointError, match=r"not downloaded yet, and http://127\.0\.0\.1:9 cannot be reached"):
         ModelInfo.of(config(tmp_path / "empty"))
+
+
+def test_an_index_names_files_not_patterns(mirror: Mirror, tmp_path: Path) -> None:
+    (mirror.directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"lm_head": "*"}}))
+    info = ModelInfo.of(config(tmp_path))
+    fetch_model_weights(config(tmp_path), info)
+    assert "README.md" not in mirror.downloaded
+
+
+@pytest.mark.parametrize("where", ["HF_ENDPOINT", "HTTPS_PROXY"])
+def test_passwords_of_addresses_are_not_shown(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = "http://me:secret@127.0.0.1:9"
+    monkeypatch.setenv(where, url)
+
+    def fails(*args: object, **options: object) -> None:
+        raise httpx.ProxyError(f"no way to {url}/api/models")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fails)
+    hub.fetch_description.cache_clear()
+    with pytest.raises(CheckpointError, match=r"//\*\*\*@127\.0\.0\.1:9") as caught:
+        ModelInfo.of(config(tmp_path))
+    assert "secret" not in str(caught.value)
 
 
 def test_a_path_is_no_name_of_a_hub(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 
 from app.config import EngineConfig
 from app.engine.request import EngineRequest
@@ -49,6 +50,23 @@ def decode_statically(
     step = kind(worker._runner._forward, worker._runner._state, sizes, cascade_sizes)
     worker._runner._decode = step
     return step
+
+
+def all_logits(driver: Driver, prompt: list[int]) -> torch.Tensor:
+    """Logits [T, V] of every token of a prompt, through the worker's own steps."""
+    found: list[torch.Tensor] = []
+    assert driver.worker._runner is not None
+    forward = driver.worker._runner._forward
+    run = forward.run
+
+    def spy(*args: Any) -> torch.Tensor:
+        hidden = run(*args)
+        found.append(forward.logits(hidden))
+        return hidden
+
+    forward.run = spy  # type: ignore[method-assign]
+    driver.run([Run(prompt, greedy(1))])
+    return torch.cat(found)
 
 
 class Driver:

@@ -8,6 +8,7 @@ the one place where a weight meets an activation, and the one exit: what follows
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -46,7 +47,7 @@ class Share:
         return Share(self.offset // per, -(-self.size // per), self.start // per, -(-self.whole // per))
 
 
-class Linear(Layer):
+class Linear(Layer, ABC):
     """y = x W^T + b on this rank's share: weight [output_size, input_size], bias [output_size]."""
 
     weight: Weight  # where the quantization method stores a leaf of this name
@@ -70,9 +71,9 @@ class Linear(Layer):
         self.sums_up = False  # over ranks, each of which has a share of the input
         self.ops = linear_ops(ctx.device)
 
+    @abstractmethod
     def share(self, axis: Axis, shard_id: str) -> Share:
         """This rank's share of the part `shard_id` of a fused layer ("" where there is one)."""
-        raise NotImplementedError
 
     def load(self, dims: Sequence[Dim], weight: Weight, tensor: CheckpointTensor, shard_id: str) -> None:
         """Have this rank's share of a stored tensor read. No more than that is read."""

@@ -49,20 +49,24 @@ class RopeSettings:
             if not isinstance(parameters.get(layer_type), Mapping):
                 raise CheckpointError(f"config.json: rope_parameters lack {layer_type!r}", param="model")
             parameters = dict(parameters[layer_type])
-        partial = parameters.get("partial_rotary_factor", hf_config.get("partial_rotary_factor"))
-        dim = int(head_dim * (1.0 if partial is None else float(partial)))
+
+        def either(name: str, default: float) -> Any:
+            return parameters.get(name, hf_config.get(name, default))
+
+        partial = _number("partial_rotary_factor", either("partial_rotary_factor", 1.0))
+        dim = int(head_dim * partial)
         if dim < 2 or dim % 2:
             raise UnsupportedError(f"partial_rotary_factor {partial} rotates {dim} of {head_dim}", param="model")
-        theta = parameters.get("rope_theta", hf_config.get("rope_theta", 10000.0))
+        theta = _number("rope_theta", either("rope_theta", 10000.0))
         rope_type = str(parameters.get("rope_type", parameters.get("type", "default")))
         rope_type = {"su": "longrope"}.get(rope_type, rope_type)  # its name in older configurations
         if rope_type not in ROPE_TYPES:
             known = ", ".join(sorted(ROPE_TYPES))
             raise UnsupportedError(f"unknown rope_type {rope_type!r}; known: {known}", param="model")
-        limit = int(hf_config.get("max_position_embeddings", 2048))
+        limit = int(_number("max_position_embeddings", hf_config.get("max_position_embeddings", 2048)))
         if parameters.get("original_max_position_embeddings") is None and rope_type == "longrope":
             parameters["original_max_position_embeddings"] = hf_config.get("original_max_position_embeddings", limit)
-        return cls(dim, float(theta), rope_type, limit, max_model_len, parameters)
+        return cls(dim, theta, rope_type, limit, max_model_len, parameters)
 
     @classmethod
     def none(cls) -> RopeSettings:
@@ -87,7 +91,7 @@ class RopeSettings:
         value = default if value is None else value
         if value is None:
             raise CheckpointError(f"config.json: rope_type {self.rope_type!r} needs {name!r}", param="model")
-        return float(value)
+        return _number(name, value)
 
     def periods(self) -> torch.Tensor:
         """Unscaled frequencies' inverses, fp32 [D / 2]."""
@@ -97,6 +101,13 @@ class RopeSettings:
     def base(self) -> torch.Tensor:
         """Unscaled inverse frequencies, fp32 [D / 2]."""
         return 1.0 / self.periods()
+
+
+def _number(name: str, value: Any) -> float:
+    """CheckpointError where it is none."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise CheckpointError(f"config.json: {name} is {value!r}, not a number", param="model")
+    return float(value)
 
 
 def _none(settings: RopeSettings) -> Frequencies:

@@ -91,4 +91,4 @@ class Blocks:
     norm: Callable[[BuildContext, DecoderSettings, bool], Norm] = rms_norm
     attention: Callable[[BuildContext, DecoderSettings, LayerPlace], AttentionLayer] = grouped_query_attention
     mlp: Callable[[BuildContext, DecoderSettings, LayerPlace], nn.Module] = gated_mlp
-    layer: Callable[[BuildContext, DecoderSettings, LayerPlace, Any], nn.Module] | None = None  # None: DecoderLayer
+    layer: Callable[[BuildContext, DecoderSettings, LayerPlace, Any], nn.Module] | None = None  # None: PreNormLayer

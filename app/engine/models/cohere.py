@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from types import MappingProxyType
 
 from app.engine.model_info import ModelInfo
 from app.engine.models.blocks import Blocks, unbiased_layer_norm
@@ -29,6 +30,7 @@ class CohereForCausalLM(CausalLM):
     """Command R; R+ norms queries and keys, each head with weights of its own."""
 
     blocks = Blocks(norm=unbiased_layer_norm, layer=ParallelLayer)
+    rope_defaults = MappingProxyType({"rope_theta": 500_000.0})
 
     @staticmethod
     def settings(info: ModelInfo) -> DecoderSettings:
@@ -49,6 +51,8 @@ class CohereForCausalLM(CausalLM):
 
 class Cohere2ForCausalLM(CohereForCausalLM):
     """Command R7B and A: layers that see everything know no positions, the others have a window."""
+
+    rope_defaults = MappingProxyType({"rope_theta": 10_000.0})
 
     @staticmethod
     def settings(info: ModelInfo) -> DecoderSettings:

@@ -7,7 +7,8 @@ layers name their parts); a family with other names says how they become these.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
@@ -24,7 +25,7 @@ from app.engine.models.base import EngineModel
 from app.engine.models.blocks import Blocks, LayerPlace
 from app.engine.models.checkpoint import StoredTensor
 from app.engine.models.decoder_layers.pre_norm import PreNormLayer
-from app.engine.models.decoder_settings import NO_ROPE, DecoderSettings
+from app.engine.models.decoder_settings import NO_ROPE, DecoderSettings, readable
 from app.kernels.gemm import materialize
 
 Ropes = Callable[[str], RopeSettings]  # by layer type
@@ -92,10 +93,11 @@ class CausalLM(EngineModel):
     """A language model; a family overrides `settings`, and the others where it is not Llama's way."""
 
     blocks: ClassVar[Blocks] = Blocks()
+    rope_defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({})  # what config.json may leave out
 
     def __init__(self, ctx: BuildContext, info: ModelInfo) -> None:
         super().__init__()
-        self.decoder_settings = s = self.settings(info)
+        self.decoder_settings = s = readable(self.settings, info)
         self.model = Decoder(ctx, s, self.ropes(info, s, ctx.max_model_len), self.blocks_of(info))
         last = ctx.groups.is_last_stage
         size = s.embedding_size or s.hidden_size
@@ -118,11 +120,12 @@ class CausalLM(EngineModel):
     @classmethod
     def ropes(cls, info: ModelInfo, settings: DecoderSettings, max_model_len: int) -> Ropes:
         """The rope settings of each layer type."""
+        hf = {**cls.rope_defaults, **info.hf_config}
 
         def of(layer_type: str) -> RopeSettings:
             if layer_type == NO_ROPE:
                 return RopeSettings.none()
-            return RopeSettings.from_hf(info.hf_config, settings.head_dim, max_model_len, layer_type)
+            return RopeSettings.from_hf(hf, settings.head_dim, max_model_len, layer_type)
 
         return of
 

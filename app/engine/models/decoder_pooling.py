@@ -14,6 +14,7 @@ from app.engine.layers.replicated import ReplicatedLinear
 from app.engine.model_info import ModelInfo
 from app.engine.models.checkpoint import StoredTensor
 from app.engine.models.decoder import CausalLM, Decoder
+from app.engine.models.decoder_settings import readable
 from app.engine.models.llama import LlamaForCausalLM
 from app.engine.models.mistral import MistralForCausalLM
 from app.engine.models.pooling_model import PoolingModel
@@ -33,7 +34,7 @@ class DecoderForPooling(PoolingModel):
         hf = info.hf_config
         if hf.get("is_causal") is False or hf.get("use_bidirectional_attention"):
             raise UnsupportedError("decoders with attention in both directions are not supported", param="model")
-        self.decoder_settings = settings = self.family.settings(info)
+        self.decoder_settings = settings = readable(self.family.settings, info)
         ropes = self.family.ropes(info, settings, ctx.max_model_len)
         self.model = Decoder(ctx, settings, ropes, self.family.blocks_of(info))
         self.score: ReplicatedLinear | None = None

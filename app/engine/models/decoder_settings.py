@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from app.engine.model_info import ModelInfo
-from app.errors import UnsupportedError
+from app.errors import CheckpointError, UnsupportedError
 
 if TYPE_CHECKING:  # the settings alone need no torch
     from app.engine.layers.query_key_norm import QueryKeyNorm
@@ -51,6 +51,7 @@ class DecoderSettings:
     logit_soft_cap: float | None = None
     head_bias: bool = False
     final_norm: bool = True
+    norms_sums: bool = False  # layers norm their sums, not what their blocks read
     rotary_dim: int = 0  # of a head's dimensions, those that rotate, where the family must know
 
     @classmethod
@@ -82,6 +83,14 @@ class DecoderSettings:
         )
 
 
+def readable(settings: Callable[[ModelInfo], DecoderSettings], info: ModelInfo) -> DecoderSettings:
+    """A family's settings; CheckpointError where config.json holds something else than it should."""
+    try:
+        return settings(info)
+    except (TypeError, ValueError, ArithmeticError) as error:
+        raise CheckpointError(f"{info.directory}/config.json is not usable: {error}", param="model") from error
+
+
 def layer_types(info: ModelInfo, default: Sequence[str]) -> list[str]:
     """What `layer_types` says of each layer, or else `default`; UnsupportedError names a type that is unknown."""
     types = info.hf_config.get("layer_types") or list(default)
@@ -100,6 +109,11 @@ def windows_of(info: ModelInfo, types: Sequence[str], default: int | None = None
     """The sliding windows of layers of these types."""
     window = info.hf_config.get("sliding_window", default)
     return tuple(int(window) if kind == _SLIDING and window is not None else None for kind in types)
+
+
+def one_window(info: ModelInfo, default: int | None = None) -> tuple[int | None, ...]:
+    """The same sliding window, if any, in every layer."""
+    return windows_of(info, [_SLIDING] * info.num_layers, default)
 
 
 def windows_by_layer_type(info: ModelInfo) -> tuple[int | None, ...]:

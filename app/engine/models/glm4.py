@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from types import MappingProxyType
 
-from app.engine.layers.rope_scaling import RopeSettings
 from app.engine.model_info import ModelInfo
 from app.engine.models.blocks import Blocks
 from app.engine.models.checkpoint import StoredTensor
-from app.engine.models.decoder import CausalLM, Ropes
+from app.engine.models.decoder import CausalLM
 from app.engine.models.decoder_layers.sandwich import SandwichLayer
 from app.engine.models.decoder_settings import DecoderSettings
 from app.engine.models.names import renamed
 from app.engine.models.phi3 import split_gate_up
 from app.engine.models.tensor_view import pairs_to_halves
 
-_ROTATED = 0.5
 _NAMES = [
     (r"\.post_attention_layernorm\.", ".pre_feedforward_layernorm."),
     (r"\.post_self_attn_layernorm\.", ".post_attention_layernorm."),
@@ -27,22 +26,17 @@ _NAMES = [
 class GlmForCausalLM(CausalLM):
     """GLM-4 of 2024 (`glm-4-9b-hf`); GLM-Edge."""
 
+    rope_defaults = MappingProxyType({"partial_rotary_factor": 0.5})
+
     @staticmethod
     def settings(info: ModelInfo) -> DecoderSettings:
         """The settings of config.json; a head is 128 wide where it does not say."""
-        head_dim = int(info.hf_config.get("head_dim") or 128)
-        return replace(
+        settings = replace(
             DecoderSettings.from_info(info, norm_eps=1.5625e-7),
-            head_dim=head_dim,
-            rotary_dim=RopeSettings.from_hf({"partial_rotary_factor": _ROTATED} | info.hf_config, head_dim, 1).dim,
+            head_dim=int(info.hf_config.get("head_dim") or 128),
             qkv_bias=bool(info.hf_config.get("attention_bias", True)),
         )
-
-    @classmethod
-    def ropes(cls, info: ModelInfo, settings: DecoderSettings, max_model_len: int) -> Ropes:
-        """Half of a head turns, where config.json does not say."""
-        hf = {"partial_rotary_factor": _ROTATED} | info.hf_config
-        return lambda layer_type: RopeSettings.from_hf(hf, settings.head_dim, max_model_len, layer_type)
+        return replace(settings, rotary_dim=GlmForCausalLM.ropes(info, settings, 1)("").dim)
 
     @staticmethod
     def tensors(settings: DecoderSettings, name: str, tensor: StoredTensor) -> Iterable[tuple[str, StoredTensor]]:

@@ -9,7 +9,7 @@ from app.engine.layers.rope_scaling import RopeSettings
 from app.engine.model_info import ModelInfo
 from app.engine.models.checkpoint import StoredTensor
 from app.engine.models.decoder import CausalLM, Ropes
-from app.engine.models.decoder_settings import DecoderSettings, layer_types, windows_of
+from app.engine.models.decoder_settings import DecoderSettings, layer_types, one_window, windows_of
 from app.engine.models.names import text_name
 
 _ROPE = {
@@ -41,11 +41,10 @@ class Ministral3ForCausalLM(CausalLM):
     @staticmethod
     def settings(info: ModelInfo) -> DecoderSettings:
         """The settings of config.json; a head is 128 wide where it does not say."""
-        window = info.hf_config.get("sliding_window")
         return replace(
             DecoderSettings.from_info(info, norm_eps=1e-5),
             head_dim=int(info.hf_config.get("head_dim") or 128),
-            sliding_windows=(int(window) if window is not None else None,) * info.num_layers,
+            sliding_windows=one_window(info),
         )
 
     @classmethod

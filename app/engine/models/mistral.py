@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from app.engine.model_info import ModelInfo
 from app.engine.models.decoder import CausalLM
-from app.engine.models.decoder_settings import DecoderSettings
+from app.engine.models.decoder_settings import DecoderSettings, one_window
 
 
 class MistralForCausalLM(CausalLM):
@@ -15,6 +15,4 @@ class MistralForCausalLM(CausalLM):
     @staticmethod
     def settings(info: ModelInfo) -> DecoderSettings:
         """The settings of config.json, with its sliding window in every layer."""
-        window = info.hf_config.get("sliding_window", 4096)
-        windows = (int(window) if window is not None else None,) * info.num_layers
-        return replace(DecoderSettings.from_info(info), sliding_windows=windows)
+        return replace(DecoderSettings.from_info(info), sliding_windows=one_window(info, 4096))

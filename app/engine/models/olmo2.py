@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import MappingProxyType
 
 from app.engine.model_info import ModelInfo
 from app.engine.models.blocks import Blocks
@@ -26,6 +27,8 @@ class Olmo2ForCausalLM(CausalLM):
 
 class Olmo3ForCausalLM(Olmo2ForCausalLM):
     """OLMo 3: three layers with a window to each without."""
+
+    rope_defaults = MappingProxyType({"rope_theta": 500_000.0})
 
     @staticmethod
     def settings(info: ModelInfo) -> DecoderSettings:

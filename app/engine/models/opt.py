@@ -54,6 +54,7 @@ class OPTForCausalLM(CausalLM):
             num_positions=info.max_position_embeddings + _OFFSET,
             position_offset=_OFFSET,
             embedding_size=int(hf.get("word_embed_proj_dim") or info.hidden_size),
+            norms_sums=not before,
             final_norm=before and not hf.get("_remove_final_layer_norm", False),
         )
 
@@ -66,4 +67,4 @@ class OPTForCausalLM(CausalLM):
     @staticmethod
     def tensors(settings: DecoderSettings, name: str, tensor: StoredTensor) -> Iterable[tuple[str, StoredTensor]]:
         """OPT's names as ours."""
-        return [(renamed(name, _NAMES + (_BEFORE if settings.final_norm else _AFTER)), tensor)]
+        return [(renamed(name, _NAMES + (_AFTER if settings.norms_sums else _BEFORE)), tensor)]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from types import MappingProxyType
 
-from app.engine.layers.rope_scaling import RopeSettings
 from app.engine.model_info import ModelInfo
 from app.engine.models.blocks import Blocks, layer_norm, plain_mlp
 from app.engine.models.checkpoint import StoredTensor
-from app.engine.models.decoder import CausalLM, Ropes
+from app.engine.models.decoder import CausalLM
 from app.engine.models.decoder_layers.parallel import ParallelLayer
 from app.engine.models.decoder_settings import DecoderSettings
 from app.engine.models.names import renamed
@@ -27,6 +27,7 @@ class PhiForCausalLM(CausalLM):
     """All linear layers and the head have biases."""
 
     blocks = Blocks(norm=layer_norm, mlp=plain_mlp, layer=ParallelLayer)
+    rope_defaults = MappingProxyType({"partial_rotary_factor": 0.5})
 
     @staticmethod
     def settings(info: ModelInfo) -> DecoderSettings:
@@ -39,12 +40,6 @@ class PhiForCausalLM(CausalLM):
             head_bias=True,
             qk_norm="head_biased_layer_norm" if info.hf_config.get("qk_layernorm") else None,
         )
-
-    @classmethod
-    def ropes(cls, info: ModelInfo, settings: DecoderSettings, max_model_len: int) -> Ropes:
-        """Half of a head turns, where config.json does not say."""
-        hf = {"partial_rotary_factor": 0.5} | info.hf_config
-        return lambda layer_type: RopeSettings.from_hf(hf, settings.head_dim, max_model_len, layer_type)
 
     @staticmethod
     def tensors(settings: DecoderSettings, name: str, tensor: StoredTensor) -> Iterable[tuple[str, StoredTensor]]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from app.engine.model_info import ModelInfo
 from app.engine.models.checkpoint import StoredTensor
 from app.engine.models.decoder import CausalLM
-from app.engine.models.decoder_settings import DecoderSettings
+from app.engine.models.decoder_settings import DecoderSettings, one_window
 from app.engine.models.tensor_view import split_rows
 
 
@@ -27,11 +27,7 @@ class Phi3ForCausalLM(CausalLM):
     @staticmethod
     def settings(info: ModelInfo) -> DecoderSettings:
         """The settings of config.json."""
-        window = info.hf_config.get("sliding_window")
-        return replace(
-            DecoderSettings.from_info(info, norm_eps=1e-5),
-            sliding_windows=(int(window) if window is not None else None,) * info.num_layers,
-        )
+        return replace(DecoderSettings.from_info(info, norm_eps=1e-5), sliding_windows=one_window(info))
 
     @staticmethod
     def tensors(settings: DecoderSettings, name: str, tensor: StoredTensor) -> Iterable[tuple[str, StoredTensor]]:

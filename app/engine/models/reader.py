@@ -7,6 +7,7 @@ pinned buffers and a stream of its own: while one is copied to the device, the n
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -110,13 +111,14 @@ def _work(pieces: deque[Piece], progress: LoadProgress) -> None:
         raise
 
 
-class _Place:
+class _Place(ABC):
     """Where the pieces of one thread go."""
 
+    @abstractmethod
     def put(self, piece: Piece) -> None:
         """Read and copy; on a device the copy may still be under way."""
-        raise NotImplementedError
 
+    @abstractmethod
     def finish(self) -> None:
         """Wait for the copies."""
 
@@ -130,6 +132,9 @@ class _HostPlace(_Place):
             stored = torch.empty(target.shape, dtype=piece.dtype)
             piece.fill(stored)
             target.copy_(stored)
+
+    def finish(self) -> None:
+        pass  # every copy is over when `put` returns
 
 
 class _DevicePlace(_Place):

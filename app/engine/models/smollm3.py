@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import MappingProxyType
 
 from app.engine.model_info import ModelInfo
 from app.engine.models.decoder import CausalLM
@@ -12,6 +13,8 @@ from app.engine.models.llama import LlamaForCausalLM
 
 class SmolLM3ForCausalLM(CausalLM):
     """`no_rope_layers` says, against its name, 1 for the layers that have positions."""
+
+    rope_defaults = MappingProxyType({"rope_theta": 2_000_000.0})
 
     @staticmethod
     def settings(info: ModelInfo) -> DecoderSettings:

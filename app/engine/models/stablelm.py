@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import MappingProxyType
 
-from app.engine.layers.rope_scaling import RopeSettings
 from app.engine.model_info import ModelInfo
 from app.engine.models.blocks import Blocks, layer_norm
-from app.engine.models.decoder import CausalLM, Ropes
+from app.engine.models.decoder import CausalLM
 from app.engine.models.decoder_layers.parallel import ParallelLayer
 from app.engine.models.decoder_settings import DecoderSettings
 from app.errors import UnsupportedError
@@ -17,6 +17,7 @@ class StableLmForCausalLM(CausalLM):
     """`use_qkv_bias` covers query, key and value only."""
 
     blocks = Blocks(norm=layer_norm)
+    rope_defaults = MappingProxyType({"partial_rotary_factor": 0.25})
 
     @staticmethod
     def settings(info: ModelInfo) -> DecoderSettings:
@@ -32,9 +33,3 @@ class StableLmForCausalLM(CausalLM):
         """Blocks beside each other where `use_parallel_residual` is on."""
         parallel = info.hf_config.get("use_parallel_residual", False)
         return replace(cls.blocks, layer=ParallelLayer) if parallel else cls.blocks
-
-    @classmethod
-    def ropes(cls, info: ModelInfo, settings: DecoderSettings, max_model_len: int) -> Ropes:
-        """A quarter of a head turns, where config.json does not say."""
-        hf = {"partial_rotary_factor": 0.25} | info.hf_config
-        return lambda layer_type: RopeSettings.from_hf(hf, settings.head_dim, max_model_len, layer_type)

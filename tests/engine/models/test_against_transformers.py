@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from tests.engine.worker_driver import Driver, Run, greedy
+from tests.engine.worker_driver import Driver, Run, all_logits, greedy
 from tests.tiny_models import hf_greedy, hf_model, tiny_model
 
 MAX_TOKENS = 10
@@ -100,22 +100,9 @@ def test_logits(case: tuple[str, PreTrainedModel]) -> None:
     prompt = prompts(1, (37,))[0]
     with torch.inference_mode():
         expected = reference(torch.tensor([prompt])).logits[0]
-    driver = Driver(directory, chunk=20)
-    found: list[torch.Tensor] = []
-    runner = driver.worker._runner
-    assert runner is not None
-    forward = runner._forward
-    run = forward.run
-
-    def spy(*args: Any) -> torch.Tensor:
-        hidden = run(*args)
-        found.append(forward.logits(hidden))
-        return hidden
-
-    forward.run = spy  # type: ignore[method-assign]
-    driver.run([Run(prompt, greedy(1))])
-    assert torch.cat(found).shape == expected.shape
-    assert (torch.cat(found) - expected).abs().max() < 1e-3
+    found = all_logits(Driver(directory, chunk=20), prompt)
+    assert found.shape == expected.shape
+    assert (found - expected).abs().max() < 1e-3
 
 
 def test_batch_of_32() -> None:

@@ -16,7 +16,7 @@ from app.engine.model_info import ASSETS, ModelInfo
 from app.engine.models.decoder import CausalLM
 from app.engine.models.gemma3 import Gemma3ForCausalLM
 from app.engine.models.ministral import Ministral3ForCausalLM
-from tests.engine.worker_driver import Driver, Run, greedy
+from tests.engine.worker_driver import Driver, Run, all_logits, greedy
 from tests.tiny_models import hf_greedy, hf_model, tiny_model
 
 OLD = {"without": ["num_key_value_heads", "head_dim", "intermediate_size"]}
@@ -64,6 +64,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt_neox": ("gpt_neox", NEOX),
     "gpt_neox-serial": ("gpt_neox", {**NEOX, "use_parallel_residual": False, "attention_bias": False}),
     "opt": ("opt", OPT),
+    "opt-no-final-norm": ("opt", {**OPT, "_remove_final_layer_norm": True}),
     "opt-350m": ("opt", {**OPT, "do_layer_norm_before": False, "word_embed_proj_dim": 48}),
     "falcon": ("falcon", {**FALCON, "multi_query": True, "bias": False}),
     "falcon-plain-heads": ("falcon", {**FALCON, "multi_query": False, "bias": True, "parallel_attn": False}),
@@ -162,23 +163,6 @@ def check(directory: Path, lengths: tuple[int, ...], max_model_len: int) -> None
         exact = judge(torch.tensor([asked[-1]])).logits[0]
     assert logits.shape == exact.shape
     assert (logits - exact).abs().max() < 1e-3
-
-
-def all_logits(driver: Driver, prompt: list[int]) -> torch.Tensor:
-    """Logits [T, V] of every token of a prompt, through the worker's own steps."""
-    found: list[torch.Tensor] = []
-    assert driver.worker._runner is not None
-    forward = driver.worker._runner._forward
-    run = forward.run
-
-    def spy(*args: Any) -> torch.Tensor:
-        hidden = run(*args)
-        found.append(forward.logits(hidden))
-        return hidden
-
-    forward.run = spy  # type: ignore[method-assign]
-    driver.run([Run(prompt, greedy(1))])
-    return torch.cat(found)
 
 
 @pytest.mark.gpu

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
+
 import torch
 
-from app.engine.layers.context import BuildContext, ForwardContext
+from app.engine.layers.context import ForwardContext
 from app.engine.layers.epilogue import PLAIN, AddNorm
-from app.engine.layers.layer import Layer
 from app.engine.layers.norm import Norm
-from app.engine.models.blocks import Blocks, LayerPlace
-from app.engine.models.decoder_settings import DecoderSettings
+from app.engine.models.decoder_layers.base import DecoderLayer
 from app.kernels.gemm import Activations, materialize
 
 
-class PostNormLayer(Layer):
+class PostNormLayer(DecoderLayer):
     """x + norm(attention(x)), then x + norm(mlp(x))."""
 
-    input_layernorm: Norm | None = None
-
-    def __init__(self, ctx: BuildContext, settings: DecoderSettings, place: LayerPlace, blocks: Blocks) -> None:
-        super().__init__()
-        self.self_attn = blocks.attention(ctx, settings, place)
-        self.post_attention_layernorm = blocks.norm(ctx, settings, False)
-        self.mlp = blocks.mlp(ctx, settings, place)
-        self.post_feedforward_layernorm = blocks.norm(ctx, settings, False)
+    norms = MappingProxyType({"post_attention_layernorm": False, "post_feedforward_layernorm": False})
+    post_attention_layernorm: Norm
+    post_feedforward_layernorm: Norm
 
     def forward(
         self, normed: Activations, x: torch.Tensor, next_norm: Norm | None, ctx: ForwardContext
@@ -33,17 +28,8 @@ class PostNormLayer(Layer):
         return AddNorm(x, next_norm).after(self.post_feedforward_layernorm(self.mlp(x, PLAIN)))
 
 
-class NormedSumLayer(Layer):
+class NormedSumLayer(PostNormLayer):
     """norm(x + attention(x)), then norm(x + mlp(x)): as the first Transformer did."""
-
-    input_layernorm: Norm | None = None
-
-    def __init__(self, ctx: BuildContext, settings: DecoderSettings, place: LayerPlace, blocks: Blocks) -> None:
-        super().__init__()
-        self.self_attn = blocks.attention(ctx, settings, place)
-        self.post_attention_layernorm = blocks.norm(ctx, settings, False)
-        self.mlp = blocks.mlp(ctx, settings, place)
-        self.post_feedforward_layernorm = blocks.norm(ctx, settings, False)
 
     def forward(
         self, normed: Activations, x: torch.Tensor, next_norm: Norm | None, ctx: ForwardContext

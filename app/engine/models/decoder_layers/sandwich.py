@@ -2,33 +2,36 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
+
 import torch
 
-from app.engine.layers.context import BuildContext, ForwardContext
+from app.engine.layers.context import ForwardContext
 from app.engine.layers.epilogue import PLAIN, AddNorm
-from app.engine.layers.layer import Layer
 from app.engine.layers.norm import Norm
-from app.engine.models.blocks import Blocks, LayerPlace
-from app.engine.models.decoder_settings import DecoderSettings
+from app.engine.models.decoder_layers.base import DecoderLayer
 from app.kernels.gemm import Activations
 
 
-class SandwichLayer(Layer):
+class SandwichLayer(DecoderLayer):
     """x + norm(attention(norm(x))), then x + norm(mlp(norm(x))), under Gemma's names."""
 
-    def __init__(self, ctx: BuildContext, settings: DecoderSettings, place: LayerPlace, blocks: Blocks) -> None:
-        super().__init__()
-        self.input_layernorm = blocks.norm(ctx, settings, True)
-        self.self_attn = blocks.attention(ctx, settings, place)
-        self.post_attention_layernorm = blocks.norm(ctx, settings, False)
-        self.pre_feedforward_layernorm = blocks.norm(ctx, settings, True)
-        self.mlp = blocks.mlp(ctx, settings, place)
-        self.post_feedforward_layernorm = blocks.norm(ctx, settings, False)
+    norms = MappingProxyType(
+        {
+            "input_layernorm": True,
+            "post_attention_layernorm": False,
+            "pre_feedforward_layernorm": True,
+            "post_feedforward_layernorm": False,
+        }
+    )
+    post_attention_layernorm: Norm
+    pre_feedforward_layernorm: Norm
+    post_feedforward_layernorm: Norm
 
     def forward(
         self, normed: Activations, x: torch.Tensor, next_norm: Norm | None, ctx: ForwardContext
     ) -> tuple[Activations, torch.Tensor]:
-        """See PreNormLayer.forward."""
+        """See DecoderLayer.forward."""
         y = self.post_attention_layernorm(self.self_attn(normed, PLAIN, ctx))
         normed, x = AddNorm(x, self.pre_feedforward_layernorm).after(y)
         y = self.post_feedforward_layernorm(self.mlp(normed, PLAIN))

@@ -50,7 +50,10 @@ class Layout:
         file = directory / SHARDED_MANIFEST
         try:
             fields = json.loads(file.read_text())
-            return cls(**{**fields, "pipeline_partition": tuple(fields["pipeline_partition"])})
+            layout = cls(**{**fields, "pipeline_partition": tuple(fields["pipeline_partition"])})
+            if len(layout.pipeline_partition) != layout.pipeline_parallel_size:
+                raise ValueError("pipeline_partition must name the layers of each stage")
+            return layout
         except FileNotFoundError:
             raise CheckpointError(
                 f"{directory} holds no {SHARDED_MANIFEST}: save it with `manta save-sharded`", param="load_format"

@@ -65,6 +65,11 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         with_header(lambda h: first(h).update(shape=[float("inf")])),  # type: ignore[list-item]
         "not as the format has it",
     ),
+    "a shape of fractions": (
+        with_header(lambda h: first(h).update(shape=[float(n) for n in first(h)["shape"]])),  # type: ignore[misc]
+        "must be whole numbers",
+    ),
+    "remarks in a list": (with_header(lambda h: h.update(__metadata__=["pt"])), "must hold texts by name"),  # type: ignore[call-overload]
     "tensors that overlap": (
         with_header(lambda h: first(h).update(data_offsets=[o + 4 for o in first(h)["data_offsets"]])),
         "not behind the tensor before it",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,15 @@ def test_a_rank_of_another_layout_is_refused_by_name(tmp_path: Path) -> None:
     staged = sharded(tiny_model("llama", num_hidden_layers=3), tmp_path / "n", pp=2, pipeline_partition=(1, 2))
     with pytest.raises(ConfigError, match=r"layers 1\+2\), this is TP 1 x PP 2 \(2 layers in stage 0\)"):
         fill(staged, ctx=contexts(staged, pp=2)[0])
+
+
+def test_a_layout_without_layers_of_every_stage_is_refused(tmp_path: Path) -> None:
+    source = tiny_model("llama", num_hidden_layers=3)
+    directory = sharded(source, tmp_path / "m", pp=2, pipeline_partition=(1, 2))
+    manifest = directory / "sharded_state.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "pipeline_partition": [1]}))
+    with pytest.raises(CheckpointError, match=r"sharded_state\.json.*must name the layers of each stage"):
+        fill(directory, ctx=contexts(directory, pp=2)[1])
 
 
 def test_incomplete_sharded_state_is_named(tmp_path: Path) -> None:
