@@ -287,7 +287,7 @@ def fused_entries() -> list[Entry]:
     """Each fused kernel at decode and prefill sizes, beside plain PyTorch."""
     table = []
     for num_tokens in (1, 256, 8192):
-        for name, timing in (("add_rms_norm", norm_row), ("silu_and_mul", silu_row)):
+        for name, timing in (("add_rms_norm", norm_row), ("act_and_mul", act_row)):
             table.append(Entry(f"{name} {num_tokens} tokens", partial(timing, num_tokens)))
         for use_norm in (False, True):
             what = f"rotate_and_write{' with norm' if use_norm else ''} {num_tokens} tokens"
@@ -310,10 +310,10 @@ def norm_row(num_tokens: int) -> Row:
     return _compared(*calls, 4 * x.numel() * 2)
 
 
-def silu_row(num_tokens: int) -> Row:
+def act_row(num_tokens: int) -> Row:
     """Gate and up read, their product written."""
     x = torch.randn(num_tokens, 2 * INTERMEDIATE, dtype=torch.bfloat16, device="cuda")
-    return _compared(partial(fused.silu_and_mul, x), partial(plain_fused.silu_and_mul, x), 3 * x.numel())
+    return _compared(partial(fused.act_and_mul, x, "silu"), partial(plain_fused.act_and_mul, x, "silu"), 3 * x.numel())
 
 
 def rotate_row(num_tokens: int, use_norm: bool, kv_dtype: torch.dtype = torch.bfloat16) -> Row:

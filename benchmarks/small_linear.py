@@ -37,7 +37,8 @@ LAYERS = {
     "qwen qkv": (4096, 1024, "late"), "qwen o": (1024, 2048, "add"), "qwen gate_up": (3072, 1024, "gated"),
     "qwen down": (1024, 3072, "add"), "qwen head": (151936, 1024, "whole"), "llama qkv": (6144, 4096, "late"),
     "llama o": (4096, 4096, "add"), "llama gate_up": (14336, 4096, "gated"), "llama down": (4096, 14336, "add"),
-    "llama head": (128256, 4096, "whole"),
+    "llama head": (128256, 4096, "whole"), "phi4 qkv": (7680, 5120, "late"), "phi4 o": (5120, 5120, "add"),
+    "phi4 gate_up": (17920, 5120, "gated"), "phi4 down": (5120, 17920, "add"),
 }  # fmt: skip
 KINDS = ("whole", "late", "gated", "add")  # gated: of a deferred norm, too
 COLD_BYTES = 200e6
@@ -92,7 +93,7 @@ def product(case: Case, tile: SmallTile, i: int) -> torch.Tensor:
     if case.kind == "add":
         return small_linear_add(case.x, weight, None, case.residual, tile, (case.norm, EPS))[1]
     return small_linear(
-        case.x if case.kind == "whole" else case.deferred, weight, None, tile, gated=case.kind == "gated"
+        case.x if case.kind == "whole" else case.deferred, weight, None, tile, "silu" if case.kind == "gated" else None
     )
 
 
@@ -122,7 +123,7 @@ def library(case: Case, x: torch.Tensor, i: int) -> torch.Tensor:
     out = F.linear(x, case.weights[i])
     if case.kind == "add":
         return fused.add_rms_norm(out, case.residual, case.norm, EPS)[1]
-    return fused.silu_and_mul(out) if case.kind == "gated" else out
+    return fused.act_and_mul(out, "silu") if case.kind == "gated" else out
 
 
 def measure(name: str, rows: int) -> dict[str, Any]:

@@ -138,10 +138,10 @@ def linear(hidden: int, attended: int, projected: int, intermediate: int) -> Non
             assert isinstance(deferred, DeferredNorm)
         triton_small.linear(deferred, zeros(projected, hidden), None)
         triton_small.linear(deferred, zeros(projected, hidden), zeros(projected))
-        triton_small.gated_linear(deferred, zeros(2 * intermediate, hidden), None)
-        triton_small.gated_linear(total, zeros(2 * intermediate, hidden), None)
+        triton_small.gated_linear(deferred, zeros(2 * intermediate, hidden), None, "silu")
+        triton_small.gated_linear(total, zeros(2 * intermediate, hidden), None, "silu")
         triton_small.linear(total, zeros(151_936, hidden), None)
-    triton_small.gated_linear(zeros(128, hidden), zeros(2 * intermediate, hidden), None)
+    triton_small.gated_linear(zeros(128, hidden), zeros(2 * intermediate, hidden), None, "silu")
 
 
 def zeros(*shape: int) -> torch.Tensor:
@@ -173,7 +173,7 @@ def fused(dtype: torch.dtype, hidden: int, heads: tuple[int, int, int], use_norm
     num_heads, num_kv_heads, head_dim = heads
     x, weight = torch.zeros(4, hidden, dtype=dtype), torch.zeros(max(hidden, head_dim), dtype=dtype)
     triton_ops.add_rms_norm(x, x, weight, 1e-6)
-    triton_ops.silu_and_mul(torch.zeros(4, 8 * hidden, dtype=dtype))
+    triton_ops.act_and_mul(torch.zeros(4, 8 * hidden, dtype=dtype), "silu")
     angles = torch.zeros(4, 1, head_dim, dtype=dtype)
     cache = torch.zeros(2, 2, num_kv_heads, 16, head_dim, dtype=dtype)
     scales = torch.ones(2, num_kv_heads)

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from app.errors import UnsupportedError
+from app.kernels.fused import GatedActivation
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
 
@@ -25,6 +26,17 @@ ACTIVATIONS: dict[str, Activation] = {
     "gelu_fast": _gelu_tanh,
     "relu": F.relu,
     "relu2": lambda x: F.relu(x).square(),
+}
+
+
+# Those that a kernel computes together with the product they are multiplied by.
+GATED_ACTIVATIONS: dict[str, GatedActivation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
 }
 
 

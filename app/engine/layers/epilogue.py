@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 import torch
 
 from app.engine.layers.norm import Norm
-from app.kernels.fused import fused_ops
+from app.kernels.fused import GatedActivation, fused_ops
 from app.kernels.gemm import Activations, LinearOps
 
 ResultT = TypeVar("ResultT", covariant=True)
@@ -40,19 +40,20 @@ class Plain:
         return y
 
 
-class SiluMul:
-    """SwiGLU (Shazeer, 2020) of gate and up side by side: silu(gate) * up, [T, N / 2]."""
+class ActMul:
+    """Gate and up side by side (GLU variants: Shazeer, 2020): activation(gate) * up, [T, N / 2]."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._silu_and_mul = fused_ops(device).silu_and_mul
+    def __init__(self, device: torch.device, activation: GatedActivation) -> None:
+        self._act_and_mul = fused_ops(device).act_and_mul
+        self._activation = activation
 
     def joined(self, ops: LinearOps, x: Activations, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """[T, N / 2]."""
-        return ops.gated_linear(x, weight, bias)
+        return ops.gated_linear(x, weight, bias, self._activation)
 
     def after(self, y: torch.Tensor) -> torch.Tensor:
         """[T, N / 2]."""
-        return self._silu_and_mul(y)
+        return self._act_and_mul(y, self._activation)
 
 
 @dataclass(slots=True)
@@ -62,12 +63,13 @@ class AddNorm:
     residual: torch.Tensor  # [T, N]
     norm: Norm | None
     scale: float = 1.0  # of the product
+    first: Norm | None = None  # norms the product before it is added
 
     def joined(
         self, ops: LinearOps, x: Activations, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> tuple[Activations, torch.Tensor]:
         """Sum with the product, and its norm."""
-        if self.norm is None or self.scale != 1.0:
+        if self.norm is None or self.first is not None or self.scale != 1.0:
             return self.after(ops.linear(x, weight, bias))
         return self.norm.after_product(ops, x, weight, bias, self.residual)
 
@@ -75,9 +77,9 @@ class AddNorm:
         """Sum with y, and its norm."""
         y = y if self.scale == 1.0 else y * self.scale
         if self.norm is None:
-            total = y + self.residual
+            total = y + self.residual if self.first is None else self.first.then_add(y, self.residual)
             return total, total
-        return self.norm.after_add(y, self.residual)
+        return self.norm.after_add(y, self.residual, self.first)
 
 
 PLAIN = Plain()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from app.engine.layers.activation import activation
+from app.engine.layers.activation import GATED_ACTIVATIONS, activation
 from app.engine.layers.context import BuildContext
-from app.engine.layers.epilogue import Epilogue, ResultT, SiluMul
+from app.engine.layers.epilogue import ActMul, Epilogue, ResultT
 from app.engine.layers.layer import Layer
 from app.engine.layers.linear import MergedColumnLinear, RowLinear
 from app.kernels.gemm import Activations
@@ -23,12 +23,13 @@ class GatedMLP(Layer):
         self.gate_up_proj = MergedColumnLinear(ctx, hidden_size, sizes, bias)
         self.down_proj = RowLinear(ctx, intermediate_size, hidden_size, bias)
         self.act = activation(hidden_act)
-        self.silu_mul = SiluMul(ctx.device) if hidden_act in ("silu", "swish") else None
+        fused = GATED_ACTIVATIONS.get(hidden_act)
+        self.act_mul = ActMul(ctx.device, fused) if fused else None
 
     def forward(self, x: Activations, epilogue: Epilogue[ResultT]) -> ResultT:
         """x [T, C] -> the output [T, C], and what follows it."""
-        if self.silu_mul is not None:
-            product: torch.Tensor = self.gate_up_proj(x, self.silu_mul)
+        if self.act_mul is not None:
+            product: torch.Tensor = self.gate_up_proj(x, self.act_mul)
         else:
             gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
             product = self.act(gate).mul_(up)

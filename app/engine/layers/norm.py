@@ -23,9 +23,16 @@ class Norm(Layer, ABC):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., C] -> [..., C]."""
 
-    def after_add(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[Activations, torch.Tensor]:
-        """x and residual [T, C] -> (the norm of their sum, the sum)."""
-        total = x + residual
+    def then_add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """x and residual [T, C] -> the norm of x + residual."""
+        normed: torch.Tensor = self(x)
+        return normed + residual
+
+    def after_add(
+        self, x: torch.Tensor, residual: torch.Tensor, first: Norm | None = None
+    ) -> tuple[Activations, torch.Tensor]:
+        """x and residual [T, C] -> (the norm of their sum, the sum); `first` norms x before that."""
+        total = x + residual if first is None else first.then_add(x, residual)
         return self(total), total
 
     def after_product(
@@ -53,9 +60,19 @@ class RMSNorm(Norm):
         """[..., C] -> [..., C]."""
         return F.rms_norm(x, self.size, self.weight, self.eps)
 
-    def after_add(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[Activations, torch.Tensor]:
-        """The norm of x + residual, and the sum; one kernel on a GPU."""
-        return self.fused.add_rms_norm(x, residual, self.weight, self.eps)
+    def then_add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """The norm of x + residual; one kernel on a GPU."""
+        return self.fused.add_rms_norm(x, residual, None, self.eps, self.weight)[1]
+
+    def after_add(
+        self, x: torch.Tensor, residual: torch.Tensor, first: Norm | None = None
+    ) -> tuple[Activations, torch.Tensor]:
+        """The norm of x + residual, and the sum; one kernel on a GPU, with an RMS norm of x `first` too."""
+        if first is None:
+            return self.fused.add_rms_norm(x, residual, self.weight, self.eps)
+        if not isinstance(first, RMSNorm) or first.eps != self.eps:
+            return super().after_add(x, residual, first)
+        return self.fused.add_rms_norm(x, residual, self.weight, self.eps, first.weight)
 
     def after_product(
         self, ops: LinearOps, x: Activations, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor

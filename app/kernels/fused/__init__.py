@@ -10,10 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal, Protocol
 
 import torch
 
 from app.registry import Registry
+
+# GELU (Hendrycks and Gimpel, 2016) exactly, and by its approximation with tanh.
+GatedActivation = Literal["silu", "gelu", "gelu_tanh"]
 
 
 @dataclass(slots=True, frozen=True)
@@ -25,15 +29,28 @@ class HeadNorm:
     eps: float
 
 
+class AddRMSNorm(Protocol):
+    """The residual stream between two blocks."""
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        weight: torch.Tensor | None,
+        eps: float,
+        input_weight: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """x, residual [T, C], weights [C] -> (rms_norm(s) * weight, s) with s = x + residual; without a weight (s, s).
+
+        With an `input_weight` x is normed first, and rounded: s = rms_norm(x) * input_weight + residual.
+        """
+
+
 @dataclass(slots=True, frozen=True)
 class FusedOps:
     """One device's functions."""
 
-    # (x [T, C], residual [T, C], weight [C], eps) -> (rms_norm(s) * weight, s), where s = x + residual
-    add_rms_norm: Callable[
-        [torch.Tensor, torch.Tensor, torch.Tensor, float],
-        tuple[torch.Tensor, torch.Tensor],
-    ]
+    add_rms_norm: AddRMSNorm
     # (heads [T, Hq + 2 Hkv, D], cos [T, 1, Dr], sin [T, 1, Dr], norm, kv_cache [B, 2, Hkv, S, D], slots int64 [T],
     # kv_scales) -> queries [T, Hq, D]. `heads` holds a token's queries, keys and values side by side. Queries and keys
     # are normalised (norm None: not), then their first Dr dimensions are rotated: x * cos + roll(x, Dr / 2) * sin, so
@@ -43,8 +60,8 @@ class FusedOps:
         [torch.Tensor, torch.Tensor, torch.Tensor, HeadNorm | None, torch.Tensor, torch.Tensor, torch.Tensor | None],
         torch.Tensor,
     ]
-    # gate and up side by side [T, 2 I] -> silu(gate) * up [T, I]
-    silu_and_mul: Callable[[torch.Tensor], torch.Tensor]
+    # gate and up side by side [T, 2 I] -> activation(gate) * up [T, I]
+    act_and_mul: Callable[[torch.Tensor, GatedActivation], torch.Tensor]
 
 
 FUSED_OPS: Registry[FusedOps] = Registry(

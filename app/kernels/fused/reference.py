@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from app.kernels.attention.reference import write_kv
-from app.kernels.fused import FusedOps, HeadNorm
+from app.kernels.fused import FusedOps, GatedActivation, HeadNorm
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -17,11 +17,15 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def add_rms_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor | None,
+    eps: float,
+    input_weight: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(rms_norm(x + residual) * weight, x + residual), all [T, C]."""
-    total = x + residual
-    return rms_norm(total, weight, eps), total
+    """(rms_norm(s) * weight, s), s = x, normed if there is an input_weight, + residual; all [T, C]."""
+    total = (x if input_weight is None else rms_norm(x, input_weight, eps)) + residual
+    return (total if weight is None else rms_norm(total, weight, eps)), total
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -57,10 +61,17 @@ def rotate_and_write(
     return query
 
 
-def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """silu(gate) * up, with gate and up side by side: [T, 2 I] -> [T, I]."""
+def activate(x: torch.Tensor, activation: GatedActivation) -> torch.Tensor:
+    """The activation of every number."""
+    if activation == "silu":
+        return F.silu(x)
+    return F.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")
+
+
+def act_and_mul(gate_up: torch.Tensor, activation: GatedActivation) -> torch.Tensor:
+    """activation(gate) * up, with gate and up side by side: [T, 2 I] -> [T, I]."""
     gate, up = gate_up.chunk(2, dim=-1)
-    return F.silu(gate).mul_(up)
+    return activate(gate, activation).mul_(up)
 
 
-OPS = FusedOps(add_rms_norm=add_rms_norm, rotate_and_write=rotate_and_write, silu_and_mul=silu_and_mul)
+OPS = FusedOps(add_rms_norm=add_rms_norm, rotate_and_write=rotate_and_write, act_and_mul=act_and_mul)

@@ -8,17 +8,17 @@ import triton
 import triton.language as tl
 
 from app.kernels.attention.triton_quantize import quantize
-from app.kernels.fused import FusedOps, HeadNorm
+from app.kernels.fused import FusedOps, GatedActivation, HeadNorm
 from app.kernels.launch import cdiv, early_launch, next_power_of_2
 
 # Elements of one program of rotate_and_write; the same for any number of tokens, so that a norm has the same bits (I6).
 _HEADS_TILE_ELEMENTS = 1024
-_SILU_TILE = 1024
+_ACT_TILE = 1024
 
 
 @triton.jit
 def add_rms_norm_kernel(
-    p_x, p_residual, p_weight, p_out, p_total, stride_x, stride_residual, eps,
+    p_x, p_residual, p_weight, p_input_weight, p_out, p_total, stride_x, stride_residual, eps,
     C: tl.constexpr, BC: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Grid (T,): one token's row."""
@@ -28,26 +28,35 @@ def add_rms_norm_kernel(
     o_c = tl.arange(0, BC)
     m = o_c < C
     b_x = tl.load(p_x + i_t * stride_x + o_c, mask=m, other=0.0).to(tl.float32)
+    if p_input_weight is not None:
+        b_rms = tl.rsqrt(tl.sum(b_x * b_x, 0) / C + eps)
+        b_weight = tl.load(p_input_weight + o_c, mask=m, other=0.0).to(tl.float32)
+        b_x = (b_x * b_rms * b_weight).to(p_x.dtype.element_ty).to(tl.float32)  # rounded, as a norm of its own is
     b_residual = tl.load(p_residual + i_t * stride_residual + o_c, mask=m, other=0.0).to(tl.float32)
     b_total = (b_x + b_residual).to(p_total.dtype.element_ty)
     tl.store(p_total + i_t * C + o_c, b_total, mask=m)
-    b_total = b_total.to(tl.float32)  # the norm is that of what is stored
-    b_rms = tl.rsqrt(tl.sum(b_total * b_total, 0) / C + eps)
-    b_weight = tl.load(p_weight + o_c, mask=m, other=0.0).to(tl.float32)
-    tl.store(p_out + i_t * C + o_c, (b_total * b_rms * b_weight).to(p_out.dtype.element_ty), mask=m)
+    if p_weight is not None:
+        b_total = b_total.to(tl.float32)  # the norm is that of what is stored
+        b_rms = tl.rsqrt(tl.sum(b_total * b_total, 0) / C + eps)
+        b_weight = tl.load(p_weight + o_c, mask=m, other=0.0).to(tl.float32)
+        tl.store(p_out + i_t * C + o_c, (b_total * b_rms * b_weight).to(p_out.dtype.element_ty), mask=m)
 
 
 def add_rms_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor | None,
+    eps: float,
+    input_weight: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The same as `reference.add_rms_norm`."""
     num_tokens, size = residual.shape
     assert x.stride(1) == residual.stride(1) == 1, "rows must be contiguous"
-    out = torch.empty(num_tokens, size, dtype=residual.dtype, device=x.device)
-    total = torch.empty_like(out)
+    total = torch.empty(num_tokens, size, dtype=residual.dtype, device=x.device)
+    out = total if weight is None else torch.empty_like(total)
     if num_tokens > 0:
         add_rms_norm_kernel[(num_tokens,)](
-            x, residual, weight, out, total, x.stride(0), residual.stride(0), eps,
+            x, residual, weight, input_weight, out, total, x.stride(0), residual.stride(0), eps,
             C=size, BC=next_power_of_2(size),
             num_warps=min(max(next_power_of_2(size) // 512, 1), 16), **early_launch(x.device),
         )  # fmt: skip
@@ -138,25 +147,37 @@ def rotate_and_write(
 
 
 @triton.jit
-def silu_and_mul_kernel(p_x, p_out, stride_x, size, BN: tl.constexpr):
+def activate(b_x, ACT: tl.constexpr):
+    """The activation of fp32 numbers."""
+    if ACT == "silu":
+        b_y = b_x * tl.sigmoid(b_x)
+    elif ACT == "gelu":
+        b_y = 0.5 * b_x * (1.0 + tl.erf(b_x * 0.7071067811865476))
+    else:  # 0.5 (1 + tanh(z)) = sigmoid(2 z), z = sqrt(2 / pi) (x + 0.044715 x^3)
+        b_y = b_x * tl.sigmoid(1.5957691216057308 * (b_x + 0.044715 * b_x * b_x * b_x))
+    return b_y
+
+
+@triton.jit
+def act_and_mul_kernel(p_x, p_out, stride_x, size, BN: tl.constexpr, ACT: tl.constexpr):
     """Grid (T, tiles of BN)."""
     i_t = tl.program_id(0).to(tl.int64)
     o = tl.program_id(1) * BN + tl.arange(0, BN)
     m = o < size
     b_gate = tl.load(p_x + i_t * stride_x + o, mask=m, other=0.0).to(tl.float32)
     b_up = tl.load(p_x + i_t * stride_x + size + o, mask=m, other=0.0).to(tl.float32)
-    tl.store(p_out + i_t * size + o, (b_gate * tl.sigmoid(b_gate) * b_up).to(p_out.dtype.element_ty), mask=m)
+    tl.store(p_out + i_t * size + o, (activate(b_gate, ACT) * b_up).to(p_out.dtype.element_ty), mask=m)
 
 
-def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """The same as `reference.silu_and_mul`."""
+def act_and_mul(gate_up: torch.Tensor, activation: GatedActivation) -> torch.Tensor:
+    """The same as `reference.act_and_mul`."""
     num_tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
     assert gate_up.stride(1) == 1, "rows must be contiguous"
     out = torch.empty(num_tokens, size, dtype=gate_up.dtype, device=gate_up.device)
     if num_tokens > 0:
-        grid = (num_tokens, cdiv(size, _SILU_TILE))
-        silu_and_mul_kernel[grid](gate_up, out, gate_up.stride(0), size, BN=_SILU_TILE, num_warps=4)
+        grid = (num_tokens, cdiv(size, _ACT_TILE))
+        act_and_mul_kernel[grid](gate_up, out, gate_up.stride(0), size, BN=_ACT_TILE, ACT=activation, num_warps=4)
     return out
 
 
-OPS = FusedOps(add_rms_norm=add_rms_norm, rotate_and_write=rotate_and_write, silu_and_mul=silu_and_mul)
+OPS = FusedOps(add_rms_norm=add_rms_norm, rotate_and_write=rotate_and_write, act_and_mul=act_and_mul)

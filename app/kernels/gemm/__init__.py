@@ -13,6 +13,7 @@ from typing import Protocol
 
 import torch
 
+from app.kernels.fused import GatedActivation
 from app.registry import Registry
 
 # A smaller weight stays in the caches, where the plain product is as fast and costs less to call.
@@ -42,6 +43,8 @@ def materialize(x: Activations) -> torch.Tensor:
 
 
 Product = Callable[[Activations, torch.Tensor, torch.Tensor | None], torch.Tensor]
+# gate and up side by side in one weight: activation(first half) * second half, [T, N / 2]
+GatedProduct = Callable[[Activations, torch.Tensor, torch.Tensor | None, GatedActivation], torch.Tensor]
 # (x [T, K], weight [N, K], bias [N] or None, residual [T, N], norm's weight [N], eps, whether the norm's reader is one
 # of these products) -> (rms_norm(s) * norm's weight, s), where s = the product, rounded, + residual.
 ProductThenNorm = Callable[
@@ -55,7 +58,7 @@ class LinearOps:
     """One device's products of x [T, K] with a weight [N, K] and a bias [N] or None, in the dtype of x."""
 
     linear: Product  # [T, N]
-    gated_linear: Product  # gate and up side by side: silu(first half) * second half, [T, N / 2]
+    gated_linear: GatedProduct
     linear_add_norm: ProductThenNorm
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from app.kernels.fused.reference import add_rms_norm, silu_and_mul
+from app.kernels.fused import GatedActivation
+from app.kernels.fused.reference import act_and_mul, add_rms_norm
 from app.kernels.gemm import Activations, LinearOps, materialize
 
 
@@ -14,9 +15,11 @@ def linear(x: Activations, weight: torch.Tensor, bias: torch.Tensor | None) -> t
     return F.linear(materialize(x), weight, bias)
 
 
-def gated_linear(x: Activations, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def gated_linear(
+    x: Activations, weight: torch.Tensor, bias: torch.Tensor | None, activation: GatedActivation
+) -> torch.Tensor:
     """Gate and up side by side in weight [2 N, K]: silu(x gate^T) * (x up^T), [T, N]."""
-    return silu_and_mul(linear(x, weight, bias))
+    return act_and_mul(linear(x, weight, bias), activation)
 
 
 def linear_add_norm(

@@ -20,8 +20,9 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
+from app.kernels.fused import GatedActivation
 from app.kernels.fused.reference import rms_norm
-from app.kernels.fused.triton_ops import add_rms_norm, silu_and_mul
+from app.kernels.fused.triton_ops import act_and_mul, activate, add_rms_norm
 from app.kernels.gemm import Activations, DeferredNorm, LinearOps, materialize
 from app.kernels.launch import cdiv, early_launch, next_power_of_2, shared_memory
 
@@ -78,7 +79,7 @@ def multiply(
 def small_linear_kernel(
     p_x, p_weight, p_bias, p_squares, p_out, T, N, K, stride_x, eps,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, P: tl.constexpr, BP: tl.constexpr, GATED: tl.constexpr,
-    EVEN: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
+    ACT: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Grid (tiles of N,): x [T, K] times rows of weight [N or 2 N, K]; p_squares [T, P]: divided by the rows' RMS."""
     if EARLY:
@@ -102,7 +103,7 @@ def small_linear_kernel(
     if GATED:
         # Rounded in between, as where the two are written and read again.
         b_acc = b_acc.to(p_x.dtype.element_ty).to(tl.float32)
-        b_acc = b_acc * tl.sigmoid(b_acc) * b_up.to(p_x.dtype.element_ty).to(tl.float32)
+        b_acc = activate(b_acc, ACT) * b_up.to(p_x.dtype.element_ty).to(tl.float32)
     p_o = p_out + o_m[:, None].to(tl.int64) * N + o_n[None, :]
     tl.store(p_o, b_acc.to(p_out.dtype.element_ty), mask=m_m & m_n[None, :])
 
@@ -171,18 +172,23 @@ def _counters_of(device: torch.device, stream: int) -> torch.Tensor:
 
 
 def small_linear(
-    x: Activations, weight: torch.Tensor, bias: torch.Tensor | None, tile: SmallTile, *, gated: bool = False
+    x: Activations,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    tile: SmallTile,
+    activation: GatedActivation | None = None,
 ) -> torch.Tensor:
-    """x [T, K] times weight [N, K] (gated: [2 N, K]) transposed: [T, N]."""
+    """x [T, K] times weight [N, K] (with an activation, gate and up: [2 N, K]) transposed: [T, N]."""
     assert tile.splits == 1, tile
     rows, squares, eps = (x.rows, x.squares, x.eps) if isinstance(x, DeferredNorm) else (x, None, 0.0)
     num_rows, size = rows.shape
-    columns = weight.shape[0] // 2 if gated else weight.shape[0]
+    columns = weight.shape[0] // 2 if activation else weight.shape[0]
     num_squares = 1 if squares is None else squares.shape[1]
     out = torch.empty(num_rows, columns, dtype=rows.dtype, device=rows.device)
     small_linear_kernel[(cdiv(columns, tile.columns),)](
         rows, weight, bias, squares, out, num_rows, columns, size, rows.stride(0), eps,
-        P=num_squares, BP=next_power_of_2(num_squares), GATED=gated, **_options(rows, weight, columns, tile),
+        P=num_squares, BP=next_power_of_2(num_squares), GATED=activation is not None, ACT=activation or "silu",
+        **_options(rows, weight, columns, tile),
     )  # fmt: skip
     return out
 
@@ -300,7 +306,9 @@ def linear(x: Activations, weight: torch.Tensor, bias: torch.Tensor | None) -> t
     return F.linear(materialize(x), weight, bias) if tile is None else small_linear(x, weight, bias, tile)
 
 
-def gated_linear(x: Activations, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def gated_linear(
+    x: Activations, weight: torch.Tensor, bias: torch.Tensor | None, activation: GatedActivation
+) -> torch.Tensor:
     """The same as `reference.gated_linear`."""
     rows, columns, size = _rows(x), weight.shape[0] // 2, weight.shape[1]
     is_deferred = isinstance(x, DeferredNorm)
@@ -309,8 +317,8 @@ def gated_linear(x: Activations, weight: torch.Tensor, bias: torch.Tensor | None
         gated_tile(rows.shape[0], columns, size, is_deferred=is_deferred) if _serves(rows, weight, most_rows) else None
     )
     if tile is None:
-        return silu_and_mul(F.linear(materialize(x), weight, bias))
-    return small_linear(x, weight, bias, tile, gated=True)
+        return act_and_mul(F.linear(materialize(x), weight, bias), activation)
+    return small_linear(x, weight, bias, tile, activation)
 
 
 def linear_add_norm(

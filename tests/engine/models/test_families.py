@@ -185,7 +185,8 @@ def test_on_a_gpu(name: str) -> None:
         found = [*answer.prompt_logprobs[1:], *answer.outputs[0].logprobs]
         for token, line, entry in zip(tokens[1:], exact, found, strict=True):
             assert entry is not None
-            assert entry[token].logprob == pytest.approx(float(line[token]), abs=2e-2)
+            assert entry.token_ids[0] == token
+            assert entry.logprobs[0] == pytest.approx(float(line[token]), abs=2e-2)
         behind = exact[len(prompt) - 1 : -1]
         chosen = behind.gather(1, torch.tensor(tokens[len(prompt) :])[:, None])[:, 0]
         assert (behind.max(dim=1).values - chosen).max() < 2e-2, "not the most likely token"

@@ -130,7 +130,7 @@ def test_launches_of_a_decode_layer(family: str) -> None:
     def launches(num_layers: int) -> int:
         counts = decode_launches(triton_model(family, num_hidden_layers=num_layers))
         assert sum(count for name, count in counts.items() if "rotate_and_write" in name) == num_layers, counts
-        assert sum(count for name, count in counts.items() if "silu_and_mul" in name) == num_layers, counts
+        assert sum(count for name, count in counts.items() if "act_and_mul" in name) == num_layers, counts
         assert sum(count for name, count in counts.items() if "add_rms_norm" in name) == 2 * num_layers, counts
         assert sum(count for name, count in counts.items() if "decode_kernel" in name) == num_layers, counts
         products = ("gemm", "gemv", "cutlass", "cublas", "splitk", "nvjet", "dot_kernel")  # one may be several launches
@@ -158,7 +158,7 @@ def test_launches_of_a_decode_layer_in_bf16(family: str) -> None:
             "rotate_and_write_kernel": num_layers,
             "decode_kernel": num_layers,
             "add_rms_norm_kernel": 0,
-            "silu_and_mul_kernel": 0,
+            "act_and_mul_kernel": 0,
         }
         assert {name: launches.get(name, 0) for name in expected} == expected, launches
     assert sum(found[4].values()) - sum(found[2].values()) == 2 * 6, found

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 import torch
 
-from app.kernels.fused import FUSED_OPS, FusedOps, HeadNorm, fused_ops, reference, triton_ops
+from app.kernels.fused import FUSED_OPS, FusedOps, GatedActivation, HeadNorm, fused_ops, reference, triton_ops
 from tests.kernels.gemm.test_fp8 import nearest_e4m3
 
 ON_GPU = torch.cuda.is_available()
@@ -43,11 +45,37 @@ def test_add_rms_norm(ops: FusedOps, dtype: torch.dtype, num_tokens: int, size: 
 
 @pytest.mark.parametrize("ops", OPS)
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("weight_dtype", [None, torch.float32])  # None: the rows' own
+@pytest.mark.parametrize(("num_tokens", "size"), [(0, 64), (5, 112), (3, 1030)])
+def test_what_is_added_is_normed_first(
+    ops: FusedOps, dtype: torch.dtype, weight_dtype: torch.dtype | None, num_tokens: int, size: int
+) -> None:
+    x, residual = randn(num_tokens, size, dtype=dtype) * 3, randn(num_tokens, size, dtype=dtype, seed=1)
+    first, weight = (randn(size, dtype=weight_dtype or dtype, seed=seed) for seed in (2, 3))
+    expected = x.double() * (x.double().square().mean(-1, keepdim=True) + 1e-5).rsqrt() * first.double()
+    expected = expected.to(dtype).double() + residual.double()
+    normed, total = ops.add_rms_norm(x, residual, weight, 1e-5, first)
+    close(total, expected, dtype)
+    close(normed, total.double() * (total.double().square().mean(-1, keepdim=True) + 1e-5).rsqrt() * weight, dtype)
+    for one in ops.add_rms_norm(x, residual, None, 1e-5, first):
+        assert torch.equal(one, total)
+
+
+@pytest.mark.parametrize("ops", OPS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("activation", get_args(GatedActivation))
 @pytest.mark.parametrize(("num_tokens", "size"), [(0, 8), (1, 3), (4, 1500)])
-def test_silu_and_mul(ops: FusedOps, dtype: torch.dtype, num_tokens: int, size: int) -> None:
+def test_act_and_mul(
+    ops: FusedOps, dtype: torch.dtype, activation: GatedActivation, num_tokens: int, size: int
+) -> None:
     gate_up = randn(num_tokens, 2 * size, dtype=dtype) * 3
     gate, up = gate_up.double().chunk(2, dim=-1)
-    close(ops.silu_and_mul(gate_up), gate / (1 + (-gate).exp()) * up, dtype)
+    truths = {
+        "silu": gate / (1 + (-gate).exp()),
+        "gelu": gate / 2 * (1 + torch.erf(gate / 2**0.5)),
+        "gelu_tanh": gate / 2 * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (gate + 0.044715 * gate**3))),
+    }
+    close(ops.act_and_mul(gate_up, activation), truths[activation] * up, dtype)
 
 
 def judge(
@@ -173,7 +201,10 @@ def test_model_sized_shapes_on_the_gpu(num_tokens: int) -> None:
         torch.testing.assert_close(got, truth, rtol=2e-2, atol=2e-2)
     gate_up = randn(num_tokens, 2 * 14336, dtype=dtype)
     torch.testing.assert_close(
-        triton_ops.silu_and_mul(gate_up), reference.silu_and_mul(gate_up.float()).to(dtype), rtol=2e-2, atol=2e-2
+        triton_ops.act_and_mul(gate_up, "silu"),
+        reference.act_and_mul(gate_up.float(), "silu").to(dtype),
+        rtol=2e-2,
+        atol=2e-2,
     )
     heads = randn(num_tokens, 48, 128, dtype=dtype)
     cos, sin = randn(num_tokens, 1, 128, dtype=dtype, seed=4), randn(num_tokens, 1, 128, dtype=dtype, seed=5)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+from app.kernels.fused import GatedActivation
 from app.kernels.gemm import DeferredNorm, reference, triton_small
 from app.kernels.gemm.triton_small import (
     SmallTile,
@@ -58,7 +60,7 @@ def check(tile: SmallTile, rows: int, columns: int, size: int, dtype: torch.dtyp
             assert relative_error(out, truth) < TOLERANCE[dtype]
             if columns % 2 == 0:
                 gate, up = truth.chunk(2, dim=-1)
-                out = small_linear(rows_of, weight, given, whole, gated=True)
+                out = small_linear(rows_of, weight, given, whole, "silu")
                 assert relative_error(out, F.silu(gate) * up) < TOLERANCE[dtype]
         check_add(tile, x, weight, given)
 
@@ -120,10 +122,14 @@ def test_a_chain_of_products(monkeypatch: pytest.MonkeyPatch, is_deferred: bool)
     normed, total = triton_small.linear_add_norm(x, weight, bias, residual[0], norm, EPS, True)
     assert isinstance(normed, DeferredNorm) == is_deferred
     torch.testing.assert_close(total, expected_total, rtol=2e-3, atol=2e-3)
-    for name in ("linear", "gated_linear"):
-        truth = getattr(reference, name)(expected, gate_up, None)
+    calls: list[tuple[str, list[GatedActivation]]] = [
+        ("linear", []),
+        *(("gated_linear", [activation]) for activation in get_args(GatedActivation)),
+    ]
+    for name, last in calls:
+        truth = getattr(reference, name)(expected, gate_up, None, *last)
         for ops in (triton_small, reference):
-            torch.testing.assert_close(getattr(ops, name)(normed, gate_up, None), truth, rtol=1e-2, atol=1e-2)
+            torch.testing.assert_close(getattr(ops, name)(normed, gate_up, None, *last), truth, rtol=1e-2, atol=1e-2)
     normed, _ = triton_small.linear_add_norm(x, weight, bias, residual[0], norm, EPS, False)
     assert isinstance(normed, torch.Tensor)
     torch.testing.assert_close(normed, expected, rtol=5e-3, atol=5e-3)
@@ -191,7 +197,7 @@ def test_on_a_gpu(dtype: torch.dtype, rows: int) -> None:
     check(SmallTile(64, 128, 4, 3), rows, 6144, 1024, dtype, "cuda")
     x, weight, _ = tensors(rows, 2 * 14336, 512, dtype, "cuda")
     gate, up = F.linear(x.double(), weight.double()).chunk(2, dim=-1)
-    assert relative_error(triton_small.gated_linear(x, weight, None), F.silu(gate) * up) < TOLERANCE[dtype]
+    assert relative_error(triton_small.gated_linear(x, weight, None, "silu"), F.silu(gate) * up) < TOLERANCE[dtype]
     x, weight, _ = tensors(rows, 151_936, 256, dtype, "cuda")
     assert relative_error(triton_small.linear(x, weight, None), F.linear(x.double(), weight.double())) < 8e-3
 

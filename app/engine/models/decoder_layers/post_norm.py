@@ -7,7 +7,7 @@ from types import MappingProxyType
 import torch
 
 from app.engine.layers.context import ForwardContext
-from app.engine.layers.epilogue import PLAIN, AddNorm
+from app.engine.layers.epilogue import AddNorm
 from app.engine.layers.norm import Norm
 from app.engine.models.decoder_layers.base import DecoderLayer
 from app.kernels.gemm import Activations, materialize
@@ -24,8 +24,8 @@ class PostNormLayer(DecoderLayer):
         self, normed: Activations, x: torch.Tensor, next_norm: Norm | None, ctx: ForwardContext
     ) -> tuple[Activations, torch.Tensor]:
         """(x [T, C], x) -> the same of the next layer; of the last one, x after the final norm first."""
-        x = x + self.post_attention_layernorm(self.self_attn(x, PLAIN, ctx))
-        return AddNorm(x, next_norm).after(self.post_feedforward_layernorm(self.mlp(x, PLAIN)))
+        _, x = self.self_attn(x, AddNorm(x, None, first=self.post_attention_layernorm), ctx)
+        return self.mlp(x, AddNorm(x, next_norm, first=self.post_feedforward_layernorm))  # type: ignore[no-any-return]
 
 
 class NormedSumLayer(PostNormLayer):

@@ -7,7 +7,7 @@ from types import MappingProxyType
 import torch
 
 from app.engine.layers.context import ForwardContext
-from app.engine.layers.epilogue import PLAIN, AddNorm
+from app.engine.layers.epilogue import AddNorm
 from app.engine.layers.norm import Norm
 from app.engine.models.decoder_layers.base import DecoderLayer
 from app.kernels.gemm import Activations
@@ -31,8 +31,5 @@ class SandwichLayer(DecoderLayer):
     def forward(
         self, normed: Activations, x: torch.Tensor, next_norm: Norm | None, ctx: ForwardContext
     ) -> tuple[Activations, torch.Tensor]:
-        """See DecoderLayer.forward."""
-        y = self.post_attention_layernorm(self.self_attn(normed, PLAIN, ctx))
-        normed, x = AddNorm(x, self.pre_feedforward_layernorm).after(y)
-        y = self.post_feedforward_layernorm(self.mlp(normed, PLAIN))
-        return AddNorm(x, next_norm).after(y)
+from app.engine.layers.context import ForwardContext
+from app.engine.layers.epilogue import AddNorm
