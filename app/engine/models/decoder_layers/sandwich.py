@@ -31,5 +31,7 @@ class SandwichLayer(DecoderLayer):
     def forward(
         self, normed: Activations, x: torch.Tensor, next_norm: Norm | None, ctx: ForwardContext
     ) -> tuple[Activations, torch.Tensor]:
-from app.engine.layers.context import ForwardContext
-from app.engine.layers.epilogue import AddNorm
+        """See PreNormLayer.forward."""
+        add = AddNorm(x, self.pre_feedforward_layernorm, first=self.post_attention_layernorm)
+        normed, x = self.self_attn(normed, add, ctx)
+        return self.mlp(normed, AddNorm(x, next_norm, first=self.post_feedforward_layernorm))  # type: ignore[no-any-return]
