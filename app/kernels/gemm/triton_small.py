@@ -260,7 +260,7 @@ def deferred_tile(num_rows: int, columns: int, size: int) -> SmallTile | None:
 def split_tile(num_rows: int, columns: int, size: int) -> SmallTile | None:
     """The tile for a product that is added to the residual; None: cuBLAS, then the norm."""
     if columns >= 2048:
-        tile, most = (SmallTile(32, 128, 4, 5), 256) if num_rows <= 32 else (SmallTile(64, 128, 4, 5), 128)
+        tile, most = (SmallTile(32, 128, 4, 5), 320) if num_rows <= 32 else (SmallTile(64, 128, 4, 5), 128)
     else:
         tile, most = (SmallTile(32, 64, 4, 5), 256) if num_rows <= 16 else (SmallTile(16, 128, 4, 5), 128)
     tiles, splits = cdiv(columns, tile.columns), 1
@@ -268,6 +268,8 @@ def split_tile(num_rows: int, columns: int, size: int) -> SmallTile | None:
         if size % (2 * splits * tile.depth):
             break
         splits *= 2
+    if splits * tiles > _PROGRAMS:  # three on a multiprocessor have no room for more stages
+        tile = replace(tile, num_stages=4)
     return _fitting(replace(tile, splits=splits), size)
 
 
@@ -279,7 +281,8 @@ def gated_tile(num_rows: int, columns: int, size: int, *, is_deferred: bool = Fa
         return _fitting(SmallTile(32, 128, 4, 5), size)
     if num_rows > MOST_ROWS:
         return _fitting(SmallTile(128, 64, 8, 4), size)
-    return _fitting(SmallTile(64, 128 if num_rows <= 32 else 64, 4, 3), size)
+    is_deep = num_rows <= 32 and columns <= 64 * _PROGRAMS
+    return _fitting(SmallTile(64, 128 if is_deep else 64, 4, 3), size)
 
 
 def may_defer_norm(size: int, dtype: torch.dtype) -> bool:

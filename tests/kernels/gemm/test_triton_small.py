@@ -155,7 +155,9 @@ def test_sizes_that_no_tile_divides_go_to_the_library() -> None:
     torch.testing.assert_close(normed, F.rms_norm(total, (96,), bias, EPS), rtol=5e-3, atol=5e-3)
 
 
-@pytest.mark.parametrize(("columns", "size"), [(1024, 2048), (1024, 3072), (4096, 4096), (4096, 14336), (896, 4864)])
+@pytest.mark.parametrize(
+    ("columns", "size"), [(1024, 2048), (1024, 3072), (4096, 4096), (4096, 14336), (5120, 17920), (896, 4864)]
+)
 def test_a_split_product_fills_the_device(columns: int, size: int) -> None:
     tile = split_tile(8, columns, size)
     assert tile is not None
