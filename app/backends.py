@@ -18,7 +18,17 @@ ATTENTION_BACKENDS: Registry[Any] = Registry(
         "triton": "app.kernels.attention.triton_ops:OPS",
     },
 )
-AUTO_ATTENTION = {"cpu": "torch", "cuda": "triton"}  # what `auto` means, by the type of the device
+
+# Kinds of devices: classes of Platform (app/platforms). Of those that are there, `auto` means the last one.
+PLATFORMS: Registry[Any] = Registry(
+    "device",
+    {
+        "cpu": "app.platforms.cpu:Cpu",
+        "cuda": "app.platforms.cuda:Cuda",
+        "rocm": "app.platforms.rocm:Rocm",
+    },
+)
+ON_HOST = frozenset({"cpu"})  # platforms that compute on the host's cores: their workers ask Ray for no GPU
 
 # Classes of QuantMethod (app/engine/quantization), by the names of `quantization` and of checkpoints' `quant_method`.
 QUANT_METHODS: Registry[Any] = Registry(

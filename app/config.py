@@ -18,6 +18,7 @@ from app.backends import (
     KV_CONNECTORS,
     LOAD_FORMATS,
     OWN_PROCESS,
+    PLATFORMS,
     QUANT_METHODS,
     ROUTING_POLICIES,
     STEP_TRANSPORTS,
@@ -85,7 +86,9 @@ class EngineConfig(Frozen):
         "token. On a GPU of compute capability 8.9 or later with dtype bfloat16; on a CPU exact but slow. A checkpoint "
         "that is quantized already is read as it is, without this option, where its method is one of these.",
     )
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="`auto`: cuda when a GPU is visible, else cpu.")
+    device: Annotated[str, OneOf(PLATFORMS, ("auto",))] = Field(
+        "auto", description="`auto`: cuda (rocm in ROCm's build of PyTorch) when a GPU is visible, else cpu."
+    )
     seed: int = Field(0, description="Seed of dummy weights.")
 
     max_model_len: int | None = Field(

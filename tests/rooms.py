@@ -20,7 +20,7 @@ ROWS: tuple[tuple[tuple[str, ...], ...], ...] = (
         ("app.backends", "app.parser_tables", "app.admission_config", "app.autoscaling_config"),
         ("app.config",),
     ),
-    (("app.kernels",),),
+    (("app.platforms",), ("app.kernels",)),
     (
         # Records: what requests, steps and results consist of.
         ("app.engine",),

@@ -17,7 +17,7 @@ import pytest
 from app.api.parsers.answer import ToolOptions, plan_parsers
 from app.api.parsers.base import ParsedAnswer
 from app.api.served_models import load_served_model
-from app.backends import EXECUTORS, KV_CONNECTORS, ROUTING_POLICIES, STEP_TRANSPORTS
+from app.backends import EXECUTORS, KV_CONNECTORS, PLATFORMS, ROUTING_POLICIES, STEP_TRANSPORTS
 from app.cli import main
 from app.config import EngineConfig, RouterConfig
 from app.deployments.routing.load_book import LoadBook
@@ -28,6 +28,7 @@ from app.engine.executor import create_executor
 from app.engine.kv_connector import create_connector
 from app.engine.logits_processors import LOGITS_PROCESSORS
 from app.engine.model_info import ModelInfo
+from app.engine.worker.worker import Worker
 from app.engine.worker_info import WorkerInfo
 from app.parser_tables import REASONING_PARSERS, TOOL_PARSERS
 from app.registry import Registry
@@ -177,6 +178,32 @@ def test_an_executor(add: Add) -> None:
     core.shutdown()
     assert results.tokens["r"] == hf_greedy(hf_model(tiny_model("llama")), [5, 9, 200, 31], 4)
     assert sys.modules["variant_counting"].Variant.steps >= 4
+
+
+PLATFORM = """
+from app.platforms.cpu import Cpu
+
+class Variant(Cpu):
+    name, label = "wide", "wide CPU"
+    dtype = "bfloat16"
+"""
+
+
+def test_a_platform(add: Add, capsys: pytest.CaptureFixture[str]) -> None:
+    """Chosen by name, and as the newest that is there: what it says is what the worker does."""
+    add(PLATFORMS, "wide", PLATFORM)
+    for device in ("wide", "auto"):
+        config = EngineConfig(model=str(tiny_model("llama")), device=device, num_threads=1, num_blocks=8)
+        worker = Worker(config)
+        info = worker.start()
+        worker.shutdown()
+        assert info.dtype == "bfloat16"
+        assert "dtype: bfloat16 (wide CPU)" in info.notes
+        assert "attention: torch (wide CPU)" in info.notes
+        assert any(note.startswith("device: wide") for note in info.notes)
+    with pytest.raises(SystemExit):
+        main(["serve", "--help"])
+    assert "auto|cpu|cuda|rocm|wide" in capsys.readouterr().out.replace("\n", "").replace(" ", "")
 
 
 def test_choices_are_those_of_the_tables_at_that_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from app.api.served_models import check_served_model
+from app.backends import ON_HOST
 from app.cli.cluster import RunningServe
 from app.cli.configuration import Configuration
 from app.cli.machine import Machine
@@ -78,12 +79,14 @@ def _check_schema(document: dict[str, Any], file: Path) -> None:
 
 
 def _on_gpu(engine: EngineConfig, machine: Machine) -> bool:
-    return engine.device == "cuda" or (engine.device == "auto" and machine.gpus > 0)
+    return engine.device not in ON_HOST and (engine.device != "auto" or machine.gpus > 0)
 
 
 def _check_device(engine: EngineConfig, machine: Machine) -> None:
-    if engine.device == "cuda" and machine.gpus == 0:
-        raise ConfigError(f"device=cuda, but {machine.name} has no GPU: set --device cpu, or use one that has")
+    if engine.device not in ("auto", *ON_HOST) and machine.gpus == 0:
+        raise ConfigError(
+            f"device={engine.device}, but {machine.name} has no GPU: set --device cpu, or use one that has"
+        )
 
 
 def _check_resources(configs: list[ServeConfig], machine: Machine) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import ray
 
-from app.backends import OWN_PROCESS
+from app.backends import ON_HOST, OWN_PROCESS
 from app.config import EngineConfig, ModelConfig, ServeConfig
 from app.telemetry.logging import configure_logging
 
@@ -119,12 +119,12 @@ def replica_bundles(model: ModelConfig, total: Resources) -> list[dict[str, floa
 def _gpus_per_worker(model: ModelConfig, total: Resources) -> float:
     if model.gpus_per_worker is not None:
         return model.gpus_per_worker
-    return float(_uses_cuda(model.engine, total))
+    return float(_uses_gpu(model.engine, total))
 
 
-def _uses_cuda(engine: EngineConfig, total: Resources) -> bool:
+def _uses_gpu(engine: EngineConfig, total: Resources) -> bool:
     if engine.device != "auto":
-        return engine.device == "cuda"
+        return engine.device not in ON_HOST
     return total.get("GPU", 0) > 0
 
 

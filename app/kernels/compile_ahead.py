@@ -22,6 +22,8 @@ import torch
 from triton.runtime import build
 from triton.runtime.jit import JITFunction
 
+from app.platforms import platform_of
+
 logger = logging.getLogger("manta.kernels")
 
 # What of a compilation is Python waits for the other threads': more of them only wait.
@@ -130,8 +132,8 @@ def _modules_of_their_own() -> Iterator[None]:
 
 
 def _enter(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
+    if (runtime := platform_of(device).runtime) is not None:
+        runtime.set_device(device)
 
 
 def _device_of(signature: Any, device: Any, *_: Any, **__: Any) -> Any:

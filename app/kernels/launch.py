@@ -7,15 +7,17 @@ a small operator of torch; a layer asks a dozen times.
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
 import torch
+
+from app.platforms import platform_of
+
+_INTERPRETED_SMS = 2
 
 
 def nvidia_generation(device: torch.device) -> int:
     """Major compute capability, 9: Hopper; 0: no GPU of NVIDIA's."""
-    is_nvidia = device.type == "cuda" and torch.version.hip is None
-    return torch.cuda.get_device_capability(device)[0] if is_nvidia else 0
+    return platform_of(device).capability(device)[0]
 
 
 @cache
@@ -34,10 +36,17 @@ def early_launch(device: torch.device) -> dict[str, bool]:
 @cache
 def shared_memory(device: torch.device) -> int:
     """Bytes of shared memory that one program may use; in Triton's interpreter, on a CPU, a Hopper's."""
-    if device.type != "cuda":
+    runtime = platform_of(device).runtime
+    if runtime is None:
         return 227 << 10
-    properties: Any = torch.cuda.get_device_properties(device)
+    properties = runtime.get_device_properties(device)
     return int(getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block))
+
+
+def multiprocessors(device: torch.device) -> int:
+    """The GPU's multiprocessors; the interpreter pretends to have two, so that programs share a list there too."""
+    runtime = platform_of(device).runtime
+    return _INTERPRETED_SMS if runtime is None else int(runtime.get_device_properties(device).multi_processor_count)
 
 
 def cdiv(dividend: int, divisor: int) -> int:

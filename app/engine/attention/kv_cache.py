@@ -13,17 +13,15 @@ from app.engine.layers.attention_layer import AttentionLayer
 from app.engine.layers.cache_spec import LayerCacheSpec
 from app.errors import ConfigError
 from app.kernels.attention import KV_FP8
-
-_FP8_CAPABILITY = (8, 9)  # Ada; Hopper is (9, 0)
+from app.platforms import platform_of
 
 
 def select_kv_dtype(name: str, device: torch.device) -> torch.dtype | None:
     """The type that `kv_cache_dtype` asks for; None: the model's own. ConfigError where the device lacks it."""
     if name == "auto":
         return None
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) < _FP8_CAPABILITY:
-        gpu = torch.cuda.get_device_name(device)
-        raise ConfigError(f"kv_cache_dtype={name}: {gpu} has no fp8; use auto", param="kv_cache_dtype")
+    if (refusal := platform_of(device).fp8_refusal(device)) is not None:
+        raise ConfigError(f"kv_cache_dtype={name}: {refusal}; use auto", param="kv_cache_dtype")
     return KV_FP8
 
 

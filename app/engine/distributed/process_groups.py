@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from app.engine.distributed.parallel_groups import ParallelGroups, RankGroup
+from app.platforms import platform_of
 
 # Generous: whoever waits this long has been found dead by its driver before (start_timeout_s, step_timeout_s).
 TIMEOUT = timedelta(days=1)
@@ -63,7 +64,7 @@ def join_groups(
     if world_size == 1:
         return ParallelGroups()
     _set_environment(host)
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    backend = platform_of(device).collectives
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=TIMEOUT)
     stages = [range(stage * tp, (stage + 1) * tp) for stage in range(pp)]
     columns = [range(column, world_size, tp) for column in range(tp)]

@@ -15,6 +15,7 @@ from dataclasses import replace
 import torch
 
 from app.engine.distributed.parallel_groups import ParallelGroups, RankGroup
+from app.platforms import platform_of
 
 logger = logging.getLogger("manta.distributed")
 
@@ -84,12 +85,13 @@ def with_small_all_reduce(
         if groups.tp.agree(ready, device):
             return replace(groups, tp=replace(groups.tp, small_all_reduce=small)), "all-reduce: symmetric memory, NCCL"
         reason = reason or "another rank has no symmetric memory"
-    return groups, f"all-reduce: {'gloo' if device.type == 'cpu' else 'NCCL'} ({reason})"
+    return groups, f"all-reduce: {platform_of(device).collectives_label} ({reason})"
 
 
 def _refusal(groups: ParallelGroups, choice: str, device: torch.device, one_node: bool) -> str | None:
-    if device.type != "cuda":
-        return "CPU"
+    platform = platform_of(device)
+    if not platform.has_symmetric_memory:
+        return platform.label
     if groups.tp.size == 1 or choice == "nccl":
         return "as configured"
     if not one_node:

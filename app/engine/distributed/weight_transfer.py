@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from app.engine.distributed.process_groups import interface_to
 from app.errors import InvalidRequestError
+from app.platforms import platform_of
 
 TIMEOUT_S = 300.0  # for the others to come, and for one tensor
 
@@ -88,16 +89,9 @@ class WeightReceiver:
 def _group(store: Any, host: str, rank: int, world_size: int, device: torch.device, timeout: timedelta) -> Any:
     """The handle of a group beside torch's own; gloo's waits until all ranks are there."""
     store = PrefixStore("weight_transfer", store)
-    if device.type == "cuda":
-        from torch.distributed import ProcessGroupNCCL
-
-        torch.cuda.set_device(device)
-        options = ProcessGroupNCCL.Options()
-        options._timeout = timeout
-        return ProcessGroupNCCL(store, rank, world_size, options)
     if "GLOO_SOCKET_IFNAME" not in os.environ and (interface := interface_to(host)) is not None:
         os.environ["GLOO_SOCKET_IFNAME"] = interface  # else gloo asks for this host's name, which may lead nowhere
-    return ProcessGroupGloo(store, rank, world_size, timeout)
+    return platform_of(device).process_group(store, rank, world_size, device, timeout)
 
 
 def _broadcast(group: Any, tensor: torch.Tensor, timeout: timedelta) -> None:

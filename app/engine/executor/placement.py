@@ -20,6 +20,7 @@ from ray.util.placement_group import (
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from app.backends import ON_HOST
 from app.config import EngineConfig
 from app.errors import ConfigError
 
@@ -39,11 +40,11 @@ class Placement:
     owned: bool
 
     def options(self, rank: int, device: str) -> dict[str, Any]:
-        """Actor options that put `rank` into its bundle and give it all of it (no GPU for `device` "cpu")."""
+        """Actor options that put `rank` into its bundle and give it all of it (to the host no GPU)."""
         resources = self.resources_of[rank]
         return {
             "num_cpus": resources.get("CPU", 0),
-            "num_gpus": 0 if device == "cpu" else resources.get("GPU", 0),
+            "num_gpus": 0 if device in ON_HOST else resources.get("GPU", 0),
             "scheduling_strategy": PlacementGroupSchedulingStrategy(
                 self.group, placement_group_bundle_index=self.bundle_of[rank]
             ),
@@ -78,11 +79,17 @@ def place(config: EngineConfig) -> Placement:
     nodes = table["bundles_to_node_id"]
     bundle_of = sort_bundles(range(first, first + world_size), nodes, config.tensor_parallel_size)
     resources_of = [bundles[bundle] for bundle in bundle_of]
-    if config.device == "cuda" and any(not resources.get("GPU") for resources in resources_of):
-        raise ConfigError("device=cuda, but the workers' bundles hold no GPU: set gpus_per_worker", param="device")
+    if _names_gpu(config) and any(not resources.get("GPU") for resources in resources_of):
+        raise ConfigError(
+            f"device={config.device}, but the workers' bundles hold no GPU: set gpus_per_worker", param="device"
+        )
     node_of = [nodes[bundle] for bundle in bundle_of]
     _warn_of_split_groups(node_of, config.tensor_parallel_size)
     return Placement(group, bundle_of, resources_of, node_of, owned)
+
+
+def _names_gpu(config: EngineConfig) -> bool:
+    return config.device not in ("auto", *ON_HOST)
 
 
 def sort_bundles(bundles: Iterable[int], node_of: Mapping[int, str], tensor_parallel_size: int) -> list[int]:
@@ -116,7 +123,7 @@ def _warn_of_split_groups(node_of: list[str], tensor_parallel_size: int) -> None
 def _make_group(config: EngineConfig, world_size: int) -> Any:
     total = ray.cluster_resources()
     bundle = {"CPU": 1.0}
-    if config.device == "cuda" or (config.device == "auto" and total.get("GPU", 0) > 0):
+    if _names_gpu(config) or (config.device == "auto" and total.get("GPU", 0) > 0):
         bundle["GPU"] = 1.0
     for name, amount in bundle.items():
         if total.get(name, 0) < amount * world_size:

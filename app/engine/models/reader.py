@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 
 from app.engine.models.load_progress import LoadProgress
+from app.platforms import platform_of
 
 PIECE_BYTES = 8 << 20
 MOST_THREADS = 8
@@ -101,7 +102,7 @@ def _work(pieces: deque[Piece], progress: LoadProgress) -> None:
                     break
                 device = piece.target.device
                 if device not in places:
-                    places[device] = _DevicePlace(device) if device.type == "cuda" else _HostPlace()
+                    places[device] = _DevicePlace(device) if platform_of(device).is_async else _HostPlace()
                 places[device].put(piece)
                 progress.add(piece.nbytes)
             for place in places.values():
@@ -139,11 +140,13 @@ class _HostPlace(_Place):
 
 class _DevicePlace(_Place):
     def __init__(self, device: torch.device) -> None:
-        torch.cuda.set_device(device)
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._stream.wait_stream(torch.cuda.default_stream(device))  # who had the targets' memory before
+        self._runtime = platform_of(device).runtime
+        self._runtime.set_device(device)
+        begun = self._runtime.current_stream(device)  # who had the targets' memory before: a new thread has the default
+        self._stream = self._runtime.Stream(device)
+        self._stream.wait_stream(begun)
         self._buffers = [torch.empty(PIECE_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
-        self._copied = [torch.cuda.Event() for _ in range(2)]  # type: ignore[no-untyped-call]
+        self._copied = [self._runtime.Event() for _ in range(2)]
         self._turn = 0
 
     def put(self, piece: Piece) -> None:
@@ -153,7 +156,7 @@ class _DevicePlace(_Place):
             self._buffers[turn] = torch.empty(piece.nbytes, dtype=torch.uint8, pin_memory=True)
         stored = self._buffers[turn][: piece.nbytes].view(piece.dtype).view(piece.target.shape)
         piece.fill(stored)
-        with torch.cuda.stream(self._stream):
+        with self._runtime.stream(self._stream):
             # Through the device where the type differs: the host would convert into memory that is not pinned.
             on_device = (
                 stored if piece.dtype == piece.target.dtype else stored.to(piece.target.device, non_blocking=True)

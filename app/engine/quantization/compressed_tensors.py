@@ -13,6 +13,7 @@ from app.engine.quantization.fp8 import check_fp8
 from app.errors import UnsupportedError
 from app.kernels.gemm import PackedWeight
 from app.kernels.gemm.fp8 import FP8, Fp8Weight
+from app.platforms import platform_of
 
 # What must be said of weights and activations: (key, value).
 _WEIGHTS = (("num_bits", 8), ("type", "float"), ("strategy", "channel"), ("symmetric", True), ("dynamic", False))
@@ -36,7 +37,7 @@ class CompressedTensors(QuantMethod):
     def pack(self, stored: Mapping[str, torch.Tensor]) -> PackedWeight:
         """UnsupportedError for sizes that fp8 tensor cores do not take."""
         weight = stored["weight"]
-        if weight.is_cuda and (weight.shape[0] % 16 or weight.shape[1] % 16):
+        if platform_of(weight.device).has_fp8_products and (weight.shape[0] % 16 or weight.shape[1] % 16):
             raise UnsupportedError(
                 f"a quantized weight of {list(weight.shape)} on a rank is no multiple of 16; choose another "
                 "tensor_parallel_size",

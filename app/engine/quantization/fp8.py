@@ -12,8 +12,7 @@ from app.engine.quantization.base import QuantMethod
 from app.errors import ConfigError
 from app.kernels.gemm import PackedWeight
 from app.kernels.gemm.fp8 import Fp8Weight
-
-_LEAST_CAPABILITY = (8, 9)  # Ada; Hopper is (9, 0)
+from app.platforms import platform_of
 
 
 class Fp8Method(QuantMethod):
@@ -36,12 +35,9 @@ class Fp8Method(QuantMethod):
 
 def check_fp8(what: str, remedy: str, device: torch.device, dtype: torch.dtype) -> None:
     """ConfigError where `what` cannot be computed; `remedy` says what to do."""
-    if device.type != "cuda":
-        return
-    capability = torch.cuda.get_device_capability(device)
-    if capability < _LEAST_CAPABILITY:
-        name = torch.cuda.get_device_name(device)
-        raise ConfigError(f"{what}: {name} has no fp8 tensor cores; {remedy}", param="quantization")
-    if dtype != torch.bfloat16:
+    platform = platform_of(device)
+    if (refusal := platform.fp8_refusal(device)) is not None:
+        raise ConfigError(f"{what}: {refusal}; {remedy}", param="quantization")
+    if platform.has_fp8_products and dtype != torch.bfloat16:
         given = str(dtype).removeprefix("torch.")
         raise ConfigError(f"{what} needs dtype=bfloat16 on a GPU, not {given}", param="quantization")

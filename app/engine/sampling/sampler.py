@@ -21,6 +21,7 @@ from app.engine.sampling.logprobs import LogprobTensors, RawLogprobs
 from app.engine.sampling.sampling_batch import HostParameters, RandomRows, SamplingBatch, SamplingRows
 from app.engine.step import NewRequest
 from app.kernels.sampling import apply_min_p, apply_top_k_top_p, gumbel_argmax, sample_tokens
+from app.platforms import platform_of
 
 
 @dataclass(slots=True, frozen=True)
@@ -109,7 +110,7 @@ class Sampler(RowFeature):
 def _sample_at_random(logits: torch.Tensor, random: RandomRows, positions: torch.Tensor) -> torch.Tensor:
     """Overwrites logits [n, V]; returns int64 [n]."""
     filters = (random.top_k, random.top_p, random.min_p)
-    if logits.is_cuda and any(values is not None for values in filters):
+    if platform_of(logits.device).is_async and any(values is not None for values in filters):
         off = torch.zeros_like(random.temperature[:, 0])  # without a sort
         top_k, top_p, min_p = (off if values is None else values for values in filters)
         top_p = off + 1.0 if random.top_p is None else top_p

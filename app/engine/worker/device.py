@@ -10,28 +10,27 @@ from app.backends import OWN_PROCESS
 from app.config import EngineConfig
 from app.engine.model_info import ModelInfo
 from app.errors import ConfigError
+from app.platforms import platform_of, select_platform
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def select_device(name: str, local_rank: int) -> tuple[torch.device, str]:
-    """The device that `config.device` means here, and a line that says so. ConfigError: cuda without a GPU."""
-    visible = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if name == "cpu" or (name == "auto" and visible == 0):
-        reason = "as configured" if name == "cpu" else "no GPU visible"
-        return torch.device("cpu"), f"device: cpu ({reason})"
-    if local_rank >= visible:
-        raise ConfigError(f"device=cuda: rank {local_rank} needs a GPU, {visible} visible", param="device")
-    device = torch.device("cuda", local_rank)
-    return device, f"device: {device} ({torch.cuda.get_device_name(device)})"
+    """The device that `config.device` means here, and a line that says so. ConfigError: a GPU that is not there."""
+    platform = select_platform(name)
+    device = platform.device(local_rank)
+    if platform.is_async:
+        return device, f"device: {device} ({platform.describe(device)})"
+    return device, f"device: {platform.name} ({'no GPU visible' if name == 'auto' else 'as configured'})"
 
 
 def select_dtype(name: str, device: torch.device, info: ModelInfo) -> tuple[torch.dtype, str]:
     """The compute type, and a line that says so. ConfigError: a checkpoint of a type that we cannot compute in."""
     if name != "auto":
         return DTYPES[name], f"dtype: {name} (as configured)"
-    if device.type == "cpu":
-        return torch.float32, "dtype: float32 (CPU)"
+    platform = platform_of(device)
+    if platform.dtype is not None:
+        return DTYPES[platform.dtype], f"dtype: {platform.dtype} ({platform.label})"
     if info.dtype not in DTYPES:
         known = ", ".join(DTYPES)
         raise ConfigError(f"the checkpoint's type is {info.dtype!r}; set dtype to one of {known}", param="dtype")
@@ -55,7 +54,4 @@ def enter_thread(device: torch.device, threads: int) -> None:
 
     Set outright, because a process that Ray started may have OMP_NUM_THREADS=1.
     """
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    else:
-        torch.set_num_threads(threads)
+    platform_of(device).enter_thread(device, threads)

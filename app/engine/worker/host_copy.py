@@ -10,6 +10,8 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+from app.platforms import platform_of
+
 ALIGNMENT = 512  # of each storage in the copy
 Storage = torch.UntypedStorage
 
@@ -29,10 +31,11 @@ class HostCopy:
         self._sizes = [storage.nbytes() for storage in held]
         total = sum(_aligned(size) for size in self._sizes)
         self._memory = torch.empty(max(1, total), dtype=torch.uint8)
-        self._is_pinned = any(storage.device.type == "cuda" for storage in held)
-        if self._is_pinned:  # torch's own pinned allocator would round up to a power of two
-            register = torch.cuda.cudart().cudaHostRegister  # type: ignore[no-untyped-call]
-            torch.cuda.check_error(int(register(self._memory.data_ptr(), self._memory.numel(), 0)))
+        platforms = (platform_of(storage.device) for storage in held)
+        self._device = next((platform for platform in platforms if platform.is_async), None)  # None: all on the host
+        self._is_pinned = self._device is not None
+        if self._device is not None:
+            self._device.pin(self._memory)
         for part, storage in zip(self._parts(), self._held, strict=True):
             part.copy_(_bytes(storage), non_blocking=self._is_pinned)
         self._synchronize()
@@ -51,9 +54,9 @@ class HostCopy:
 
     def close(self) -> None:
         """Free the copy."""
-        if self._is_pinned:
+        if self._device is not None and self._is_pinned:
             self._is_pinned = False
-            torch.cuda.cudart().cudaHostUnregister(self._memory.data_ptr())  # type: ignore[no-untyped-call]
+            self._device.unpin(self._memory)
         self._memory = torch.empty(0, dtype=torch.uint8)
 
     def _parts(self) -> list[torch.Tensor]:
@@ -64,8 +67,8 @@ class HostCopy:
         return ends
 
     def _synchronize(self) -> None:
-        if self._is_pinned:
-            torch.cuda.synchronize()
+        if self._device is not None:
+            self._device.runtime.synchronize()
 
 
 def empty(held: Iterable[Storage]) -> list[tuple[Storage, int]]:

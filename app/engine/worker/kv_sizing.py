@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from app.config import EngineConfig
 from app.engine.attention.kv_cache import KVCacheSpec
 from app.errors import ConfigError
+from app.platforms import platform_of
 
 MIB = 1 << 20
 # The host keeps an object for each block; only a tiny model on a large GPU could have more.
@@ -37,10 +39,11 @@ def size_kv_cache(
         return config.max_num_seqs * needed
     if config.num_blocks is not None:
         return config.num_blocks
-    if device.type == "cpu":
+    runtime = platform_of(device).runtime
+    if runtime is None:
         budget, option = config.kv_cache_memory_bytes, "kv_cache_memory_bytes"
     else:
-        budget, option = _free_gpu_bytes(config, device, full_step, reserve), "gpu_memory_utilization"
+        budget, option = _free_device_bytes(config, device, full_step, reserve), "gpu_memory_utilization"
     affordable = budget // spec.bytes_per_block
     if affordable < needed:
         raise ConfigError(
@@ -49,7 +52,7 @@ def size_kv_cache(
             param=option,
         )
     # More blocks than all rows can fill still serve as prefix cache on a GPU; on a CPU they would be a waste.
-    useful = needed * config.max_num_seqs if device.type == "cpu" else max(MAX_BLOCKS, needed)
+    useful = needed * config.max_num_seqs if runtime is None else max(MAX_BLOCKS, needed)
     return min(affordable, useful)
 
 
@@ -62,18 +65,21 @@ def describe(spec: KVCacheSpec, num_blocks: int) -> str:
     return f"KV cache: {num_blocks} blocks of {spec.block_size} tokens ({mib:.{0 if mib >= 10 else 1}f} MiB{kind})"
 
 
-def _free_gpu_bytes(
+def _free_device_bytes(
     config: EngineConfig, device: torch.device, full_step: Callable[[], None], reserve: Callable[[], int]
 ) -> int:
+    runtime: Any = platform_of(device).runtime
     gc.collect()
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats(device)
-    resident = torch.cuda.memory_allocated(device)
+    runtime.empty_cache()
+    runtime.reset_peak_memory_stats(device)
+    resident = runtime.memory_allocated(device)
     full_step()
-    torch.cuda.synchronize(device)
-    activations = torch.cuda.max_memory_allocated(device) - resident
+    runtime.synchronize(device)
+    activations: int = runtime.max_memory_allocated(device) - resident
     later = reserve()
     gc.collect()
-    torch.cuda.empty_cache()
-    free, total = torch.cuda.mem_get_info(device)  # `free` knows of weights, other processes and driver alike
+    runtime.empty_cache()
+    free: int
+    total: int
+    free, total = runtime.mem_get_info(device)  # `free` knows of weights, other processes and driver alike
     return int(total * config.gpu_memory_utilization) - (total - free) - activations - later

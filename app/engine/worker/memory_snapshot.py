@@ -8,20 +8,18 @@ from pathlib import Path
 
 import torch
 
-from app.errors import InvalidRequestError, UnsupportedError
+from app.errors import InvalidRequestError
+from app.platforms import platform_of
 
 
-def dump_memory(directory: str, rank: int, device_type: str) -> str:
+def dump_memory(directory: str, rank: int, device: torch.device) -> str:
     """Write the dump into `directory`; its path.
 
-    UnsupportedError where the device is none of CUDA's, InvalidRequestError where `directory` cannot be written.
+    UnsupportedError where the device's allocator cannot tell, InvalidRequestError where `directory` cannot be written.
     """
-    if device_type != "cuda":
-        raise UnsupportedError(f"a memory snapshot is of CUDA's allocator; this engine runs on a {device_type}")
     path = Path(directory) / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-rank-{rank}.memory.pickle"
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        torch.cuda.memory._dump_snapshot(str(path))  # type: ignore[no-untyped-call]
+        platform_of(device).dump_memory(path)
     except OSError as error:
         raise InvalidRequestError(f"directory: {error}", param="directory") from error
     return str(path)

@@ -7,7 +7,6 @@ its cache), the head (what ends a step), the features that follow rows, and how 
 from __future__ import annotations
 
 import numpy as np
-import torch
 
 from app.engine.row_feature import RowFeatures
 from app.engine.step import ModelRunnerOutput, SchedulerOutput
@@ -16,8 +15,9 @@ from app.engine.worker.forward_pass import ForwardPass
 from app.engine.worker.graphs.decode_step import Decode
 from app.engine.worker.heads.base import Head
 from app.engine.worker.input_batch import build_input_batch, check_rows
-from app.engine.worker.pending_step import PendingStep, StepClock, StepResults
+from app.engine.worker.pending_step import CopyStream, PendingStep, StepClock, StepResults
 from app.engine.worker.row_state import RowState
+from app.platforms import platform_of
 
 
 class ModelRunner:
@@ -38,24 +38,24 @@ class ModelRunner:
         self._features = features
         self._cascade = cascade
         self._decode = decode
-        device = state.device
-        self._copy_stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._runtime = platform_of(state.device).runtime
+        self._copy = CopyStream.of(state.device)
 
     def execute(self, step: SchedulerOutput) -> PendingStep:
         """Compute (on a GPU: enqueue) the step."""
         self._features.before(step)
-        clock = StepClock(self._state.device)
+        clock = StepClock(self._runtime)
         self._features.apply(step)
         self._state.apply(step)
         if len(step.rows) == 0:
-            return PendingStep(self._head.empty(step.step_id), clock, self._copy_stream)
+            return PendingStep(self._head.empty(step.step_id), clock, self._copy)
         decode = self._decode
         if decode is not None and _is_decode(step) and decode.size_for(len(step.rows)) is not None:
             results = self._static(step, decode)
         else:
             results = self._dynamic(step)
         self._state.advance(step)
-        return PendingStep(results, clock, self._copy_stream)
+        return PendingStep(results, clock, self._copy)
 
     def report(self, output: ModelRunnerOutput) -> None:
         """The newest output of a call is about to go back to the host: features add to it."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from app.engine.sampling.logprobs import LogprobTensors
 from app.engine.step import ModelRunnerOutput, TokenLogprobs
+from app.platforms import platform_of
 
 
 @dataclass(slots=True, frozen=True)
@@ -48,10 +50,10 @@ class StepResults:
 class StepClock:
     """Time of a step: on a GPU between two events on its stream, else on the host."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.end: torch.cuda.Event | None
-        self._start = torch.cuda.Event(enable_timing=True) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        self.end = torch.cuda.Event(enable_timing=True) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+    def __init__(self, runtime: Any) -> None:
+        """`runtime`: Platform.runtime of the device."""
+        self._start: torch.Event | None = None if runtime is None else runtime.Event(enable_timing=True)
+        self.end: torch.Event | None = None if runtime is None else runtime.Event(enable_timing=True)
         self._started_at = time.perf_counter()
         self._elapsed_s = 0.0
         if self._start is not None:
@@ -70,26 +72,40 @@ class StepClock:
         return float(self._start.elapsed_time(self.end)) / 1000.0
 
 
+@dataclass(slots=True, frozen=True)
+class CopyStream:
+    """Where results are copied beside the next step."""
+
+    runtime: Any  # Platform.runtime
+    stream: Any
+
+    @classmethod
+    def of(cls, device: torch.device) -> CopyStream | None:
+        """One of the device's; None where results are on the host already."""
+        runtime = platform_of(device).runtime
+        return None if runtime is None else cls(runtime, runtime.Stream(device))
+
+
 class PendingStep:
     """Starts the copies when made; `finish` waits for them."""
 
-    def __init__(self, results: StepResults, clock: StepClock, copy_stream: torch.cuda.Stream | None) -> None:
+    def __init__(self, results: StepResults, clock: StepClock, copy: CopyStream | None) -> None:
         self._results = results
         self._clock = clock
-        self._copied: torch.cuda.Event | None = None
+        self._copied: torch.Event | None = None
         clock.stop()
-        if copy_stream is None or results.is_host:
+        if copy is None or results.is_host:
             self._host, self._copied = results, clock.end
             return
-        copy_stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(copy_stream):
+        copy.stream.wait_stream(copy.runtime.current_stream())
+        with copy.runtime.stream(copy.stream):
             self._host = _to_host(results)
-            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._copied = copy.runtime.Event()
             self._copied.record()
 
     def is_done(self) -> bool:
         """Whether `finish` would not wait."""
-        return self._copied is None or bool(self._copied.query())  # type: ignore[no-untyped-call]
+        return self._copied is None or bool(self._copied.query())
 
     def finish(self) -> ModelRunnerOutput:
         """The step's output; waits for the device where it must."""

@@ -11,17 +11,19 @@ import threading
 import time
 from pathlib import Path
 
+import torch
 from torch.profiler import ProfilerActivity, profile
 
 from app.errors import InvalidRequestError
+from app.platforms import platform_of
 
 _one_a_process = threading.Lock()
 
 
 class Profile:
-    """One recording, of this thread and of the device ("cpu", "cuda")."""
+    """One recording, of this thread and of the device."""
 
-    def __init__(self, directory: str, rank: int, device_type: str) -> None:
+    def __init__(self, directory: str, rank: int, device: torch.device) -> None:
         """Raises InvalidRequestError where this process records already, or `directory` cannot be made."""
         self._path = Path(directory) / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-rank-{rank}.trace.json.gz"
         try:
@@ -30,7 +32,8 @@ class Profile:
             raise InvalidRequestError(f"directory: {error}", param="directory") from error
         if not _one_a_process.acquire(blocking=False):
             raise InvalidRequestError("a profile is being recorded in this process: stop it first")
-        activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA] if device_type == "cuda" else [ProfilerActivity.CPU]
+        also = platform_of(device).profiler_activity
+        activities = [ProfilerActivity.CPU, *([getattr(ProfilerActivity, also)] if also else [])]
         self._thread = threading.get_ident()
         self._is_running = True
         try:

@@ -26,6 +26,7 @@ from app.engine.models.weight_update import SourceTensor, WeightUpdate, drop_pac
 from app.engine.worker.host_copy import HostCopy, empty, storages
 from app.engine.worker.placement import Placement
 from app.errors import InvalidRequestError
+from app.platforms import platform_of
 
 
 class Weights:
@@ -49,7 +50,7 @@ class Weights:
         if self._copy is not None and level == 2:
             self._copy.close()
             self._copy = None
-        if self._emptied or (level == 1 and self._place.device.type == "cpu"):
+        if self._emptied or (level == 1 and not platform_of(self._place.device).is_async):
             return
         if level == 1:
             held = storages(_tensors(self._model))

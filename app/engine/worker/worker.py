@@ -32,6 +32,7 @@ from app.engine.worker.profile import Profile
 from app.engine.worker.weights import Weights
 from app.engine.worker_info import RendezvousInfo, WorkerInfo
 from app.errors import InvalidRequestError
+from app.platforms import platform_of
 
 logger = logging.getLogger("manta.worker")
 
@@ -55,6 +56,7 @@ class Worker:
         self._local_rank = local_rank
         self._rendezvous = rendezvous
         self._device = torch.device("cpu")
+        self._platform = platform_of(self._device)
         self._threads = num_threads(config)
         self._thread: int | None = None  # the one whose settings were made last
         self._runner: ModelRunner | None = None
@@ -71,6 +73,7 @@ class Worker:
         """
         placed = place(self._config, self._rank, self._local_rank, self._rendezvous)
         self._device = placed.device
+        self._platform = platform_of(self._device)
         self._enter_thread()
         with torch.inference_mode():
             parts = build(self._config, placed)
@@ -78,7 +81,7 @@ class Worker:
             self._runner = parts.warm(num_blocks)
         self._parts, self._weights = parts, Weights(parts.model, self._config, placed)
         notes = [*placed.notes, kv_sizing.describe(parts.cache.spec, num_blocks), *parts.notes]
-        if self._device.type == "cpu":
+        if not self._platform.is_async:
             notes.append(f"threads: {self._threads}")
         elif parts.graphs is not None:
             notes.append(parts.graphs.note)
@@ -91,7 +94,7 @@ class Worker:
         self._enter_thread()
         with torch.inference_mode():
             self._pending.append(self._runner.execute(step))
-            keep = 1 if self._device.type == "cuda" and not step.flush else 0
+            keep = 1 if self._platform.is_async and not step.flush else 0
             outputs = [self._pending.popleft().finish() for _ in range(len(self._pending) - keep)]
             if outputs:
                 self._runner.report(outputs[-1])
@@ -170,10 +173,10 @@ class Worker:
         with self._weights_only() as weights:
             self._runner.release_graphs()
             yield self._parts, weights
-            if self._device.type == "cuda":
-                torch.cuda.synchronize(self._device)
+            if (runtime := self._platform.runtime) is not None:
+                runtime.synchronize(self._device)
                 gc.collect()
-                torch.cuda.empty_cache()
+                runtime.empty_cache()
 
     @contextmanager
     def _weights_only(self) -> Iterator[Weights]:
@@ -187,7 +190,7 @@ class Worker:
         """Record every step from now on; InvalidRequestError where that is done already."""
         if self._profile is not None:
             raise InvalidRequestError("a profile is being recorded: stop it first")
-        self._profile = Profile(directory, self._rank, self._device.type)
+        self._profile = Profile(directory, self._rank, self._device)
 
     def stop_profile(self) -> str:
         """The path of the trace; InvalidRequestError where nothing is recorded."""
@@ -198,8 +201,8 @@ class Worker:
         return path
 
     def memory_snapshot(self, directory: str) -> str:
-        """The path of a dump of what CUDA's allocator holds; UnsupportedError on a CPU."""
-        return dump_memory(directory, self._rank, self._device.type)
+        """The path of a dump of what the device's allocator holds; UnsupportedError on a CPU."""
+        return dump_memory(directory, self._rank, self._device)
 
     def shutdown(self) -> None:
         """Free the model and the KV cache; idempotent."""
@@ -213,9 +216,9 @@ class Worker:
             self._runner.close()
             self._runner = self._parts = self._weights = self._receiver = None
         leave_groups()
-        if self._device.type == "cuda":
+        if (runtime := self._platform.runtime) is not None:
             gc.collect()
-            torch.cuda.empty_cache()
+            runtime.empty_cache()
 
     def _enter_thread(self) -> None:
         """A compiled graph calls `execute` from another thread than `start`."""

@@ -20,9 +20,8 @@ import triton.language as tl
 from app.kernels.attention import AttentionMetadata, AttentionOptions
 from app.kernels.attention.triton_quantize import query_to_fp8_keys
 from app.kernels.attention.triton_shared_splits import RUN_WORDS, SharedSplits
-from app.kernels.attention.triton_splits import multiprocessors
 from app.kernels.attention.triton_tile import NO_MAX, attend_tile
-from app.kernels.launch import next_power_of_2
+from app.kernels.launch import multiprocessors, next_power_of_2
 
 # Programs of a launch, for each multiprocessor: as many as run at once, and a second round to even the ends out.
 _PROGRAMS_PER_SM = 4

@@ -14,13 +14,14 @@ import torch
 import triton
 import triton.language as tl
 
+from app.kernels.launch import multiprocessors
+
 MAX_SPLITS = 64
 SPLIT_KEYS = 256
 _LIST_TILE = 256
 # Programs of a listed launch, for each multiprocessor. Four run at once, but the device hands out the next one as soon
 # as one ends, which a program that goes on to its next split cannot match; too many of nothing to do cost time as well.
 _PROGRAMS_PER_SM = 32
-_INTERPRETED_SMS = 2
 
 
 @dataclass(slots=True, frozen=True)
@@ -119,9 +120,3 @@ def programs_for(made: SplitList, num_kv_heads: int) -> int:
     """Programs that share out the list, for each KV head: a fixed number for a shape."""
     sms = multiprocessors(made.items.device)
     return min(made.items.shape[0], max(1, _PROGRAMS_PER_SM * sms // num_kv_heads))
-
-
-def multiprocessors(device: torch.device) -> int:
-    """The GPU's multiprocessors; the interpreter pretends to have two, so that programs share a list there too."""
-    on_gpu = device.type == "cuda"
-    return int(torch.cuda.get_device_properties(device).multi_processor_count) if on_gpu else _INTERPRETED_SMS

@@ -14,6 +14,7 @@ from typing import Literal, Protocol
 
 import torch
 
+from app.platforms import platform_of
 from app.registry import Registry
 
 # GELU (Hendrycks and Gimpel, 2016) exactly, and by its approximation with tanh.
@@ -48,7 +49,7 @@ class AddRMSNorm(Protocol):
 
 @dataclass(slots=True, frozen=True)
 class FusedOps:
-    """One device's functions."""
+    """One implementation."""
 
     add_rms_norm: AddRMSNorm
     # (heads [T, Hq + 2 Hkv, D], cos [T, 1, Dr], sin [T, 1, Dr], norm, kv_cache [B, 2, Hkv, S, D], slots int64 [T],
@@ -65,14 +66,14 @@ class FusedOps:
 
 
 FUSED_OPS: Registry[FusedOps] = Registry(
-    "device for fused kernels",
+    "fused kernels",
     {
-        "cpu": "app.kernels.fused.reference:OPS",
-        "cuda": "app.kernels.fused.triton_ops:OPS",
+        "torch": "app.kernels.fused.reference:OPS",
+        "triton": "app.kernels.fused.triton_ops:OPS",
     },
 )
 
 
 def fused_ops(device: torch.device) -> FusedOps:
-    """The functions of a device; a device without its own (meta, where a model is born) gets the CPU's."""
-    return FUSED_OPS.load(device.type if device.type in FUSED_OPS else "cpu")
+    """The functions of a device's platform."""
+    return FUSED_OPS.load(platform_of(device).kernels)

@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 
 from app.kernels.fused import GatedActivation
+from app.platforms import platform_of
 from app.registry import Registry
 
 # A smaller weight stays in the caches, where the plain product is as fast and costs less to call.
@@ -63,17 +64,17 @@ class LinearOps:
 
 
 LINEAR_OPS: Registry[LinearOps] = Registry(
-    "device for linear layers",
+    "linear layers",
     {
-        "cpu": "app.kernels.gemm.reference:OPS",
-        "cuda": "app.kernels.gemm.triton_small:OPS",
+        "torch": "app.kernels.gemm.reference:OPS",
+        "triton": "app.kernels.gemm.triton_small:OPS",
     },
 )
 
 
 def linear_ops(device: torch.device) -> LinearOps:
-    """The products of a device; a device without its own (meta, where a model is born) gets the CPU's."""
-    return LINEAR_OPS.load(device.type if device.type in LINEAR_OPS else "cpu")
+    """The products of a device's platform."""
+    return LINEAR_OPS.load(platform_of(device).kernels)
 
 
 class PackedWeight(Protocol):

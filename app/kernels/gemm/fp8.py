@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from app.platforms import platform_of
 from app.registry import Registry
 
 FP8 = torch.float8_e4m3fn
@@ -18,10 +19,10 @@ _FAST_ACCUMULATION = True
 
 # x [T, K] of a floating type -> (e4m3 [T, K], scales fp32 [T, 1]) with x = e4m3 * scale
 QUANTIZE_ROWS: Registry[Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]] = Registry(
-    "device for quantize_rows",
+    "quantize_rows",
     {
-        "cpu": "app.kernels.gemm.fp8:quantize_rows",
-        "cuda": "app.kernels.gemm.triton_fp8:quantize_rows",
+        "torch": "app.kernels.gemm.fp8:quantize_rows",
+        "triton": "app.kernels.gemm.triton_fp8:quantize_rows",
     },
 )
 
@@ -47,8 +48,9 @@ class Fp8Weight:
 
     def linear(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """x [T, K] -> x W^T + bias, [T, N], in the dtype of x."""
-        quantized, scale = QUANTIZE_ROWS.load(x.device.type)(x)
-        if x.device.type == "cuda":
+        platform = platform_of(x.device)
+        quantized, scale = QUANTIZE_ROWS.load(platform.kernels)(x)
+        if platform.has_fp8_products:
             out: torch.Tensor = torch._scaled_mm(
                 quantized, self.weight.t(), scale_a=scale, scale_b=self.scale.t(), out_dtype=x.dtype,
                 use_fast_accum=_FAST_ACCUMULATION,

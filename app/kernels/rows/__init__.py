@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields
 
 import torch
 
+from app.platforms import platform_of
 from app.registry import Registry
 
 
@@ -64,10 +65,10 @@ class StepTensors:
 
 
 BEGIN_STEP: Registry[Callable[[torch.Tensor, torch.Tensor, RowColumns, StepTensors], None]] = Registry(
-    "device for begin_step",
+    "begin_step",
     {
-        "cpu": "app.kernels.rows.reference:begin_step",
-        "cuda": "app.kernels.rows.triton_ops:begin_step",
+        "torch": "app.kernels.rows.reference:begin_step",
+        "triton": "app.kernels.rows.triton_ops:begin_step",
     },
 )
 
@@ -81,4 +82,4 @@ def begin_step(rows: torch.Tensor, starts: torch.Tensor, columns: RowColumns, ou
     Afterwards `num_computed` counts them, and where it has come to `num_tokens` or past it (drafts), the row samples:
     `num_tokens` is one more than `num_computed` then.
     """
-    BEGIN_STEP.load(rows.device.type)(rows, starts, columns, out)
+    BEGIN_STEP.load(platform_of(rows.device).kernels)(rows, starts, columns, out)

@@ -19,6 +19,7 @@ import torch
 
 from app.kernels.sampling.philox import uniform
 from app.kernels.sampling.reference import apply_min_p, apply_top_k_top_p
+from app.platforms import platform_of
 from app.registry import Registry
 
 __all__ = [
@@ -35,26 +36,26 @@ __all__ = [
 ]
 
 GUMBEL_ARGMAX: Registry[Callable[..., torch.Tensor]] = Registry(
-    "device for gumbel_argmax",
+    "gumbel_argmax",
     {
-        "cpu": "app.kernels.sampling.reference:gumbel_argmax",
-        "cuda": "app.kernels.sampling.triton_ops:gumbel_argmax",
+        "torch": "app.kernels.sampling.reference:gumbel_argmax",
+        "triton": "app.kernels.sampling.triton_ops:gumbel_argmax",
     },
 )
 
 SAMPLE_TOKENS: Registry[Callable[..., tuple[torch.Tensor, torch.Tensor]]] = Registry(
-    "device for sample_tokens",
+    "sample_tokens",
     {
-        "cpu": "app.kernels.sampling.reference:sample_tokens",
-        "cuda": "app.kernels.sampling.triton_sample:sample_tokens",
+        "torch": "app.kernels.sampling.reference:sample_tokens",
+        "triton": "app.kernels.sampling.triton_sample:sample_tokens",
     },
 )
 
 TOKEN_MASKS: Registry[Callable[..., None]] = Registry(
-    "device for apply_token_masks",
+    "apply_token_masks",
     {
-        "cpu": "app.kernels.sampling.token_masks:apply_token_masks",
-        "cuda": "app.kernels.sampling.triton_token_masks:apply_token_masks",
+        "torch": "app.kernels.sampling.token_masks:apply_token_masks",
+        "triton": "app.kernels.sampling.triton_token_masks:apply_token_masks",
     },
 )
 
@@ -73,7 +74,7 @@ def gumbel_argmax(
     keys int64 [N, 2] holds (seed, choice index), positions int64 [N] the absolute position of the sampled token. A
     token of logit -inf is never sampled, as long as its row has a finite one.
     """
-    return GUMBEL_ARGMAX.load(logits.device.type)(logits, keys, positions, purpose=int(purpose))
+    return GUMBEL_ARGMAX.load(platform_of(logits.device).kernels)(logits, keys, positions, purpose=int(purpose))
 
 
 def sample_tokens(
@@ -101,7 +102,7 @@ def sample_tokens(
     that of the logits as given: temperature 1, no filter. A row without a finite logit gets some valid id.
     """
     arguments = (logits, temperature, top_k, top_p, min_p, keys, positions)
-    return SAMPLE_TOKENS.load(logits.device.type)(*arguments, purpose=int(purpose))
+    return SAMPLE_TOKENS.load(platform_of(logits.device).kernels)(*arguments, purpose=int(purpose))
 
 
 def apply_token_masks(logits: torch.Tensor, indices: torch.Tensor, words: torch.Tensor) -> None:
@@ -110,4 +111,4 @@ def apply_token_masks(logits: torch.Tensor, indices: torch.Tensor, words: torch.
     indices int32 [G], each row at most once; words int32 [G, W]: bit t % 32 of word t // 32 is token t. Tokens past
     the last word are forbidden; bits past V have no meaning.
     """
-    TOKEN_MASKS.load(logits.device.type)(logits, indices, words)
+    TOKEN_MASKS.load(platform_of(logits.device).kernels)(logits, indices, words)

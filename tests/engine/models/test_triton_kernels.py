@@ -57,7 +57,7 @@ def empty_caches(model: CausalLM) -> list[torch.Tensor]:
 
 @pytest.fixture(autouse=True)
 def _triton_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(FUSED_OPS._table, "cpu", "app.kernels.fused.triton_ops:OPS")
+    monkeypatch.setitem(FUSED_OPS._table, "torch", "app.kernels.fused.triton_ops:OPS")
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_logits_equal_transformers(family: str, changes: dict[str, Any]) -> None
 @torch.inference_mode()
 def test_products_of_few_rows_equal_transformers(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Residual and norm in the products, in fp32 here; a prompt of more rows goes the other way."""
-    monkeypatch.setitem(LINEAR_OPS._table, "cpu", "app.kernels.gemm.triton_small:OPS")
+    monkeypatch.setitem(LINEAR_OPS._table, "torch", "app.kernels.gemm.triton_small:OPS")
     monkeypatch.setattr(triton_small, "_DTYPES", (torch.float32,))
     monkeypatch.setattr(triton_small, "may_defer_norm", lambda *_: True)
     monkeypatch.setattr(triton_small, "MOST_ROWS", 4)

@@ -19,6 +19,8 @@ from app.engine.sampling_params import SamplingParams
 from app.engine.step import ModelRunnerOutput, NewRequest, SchedulerOutput
 from app.engine.worker.worker import Worker
 from app.errors import CheckpointError, ConfigError
+from app.platforms.cpu import Cpu
+from app.platforms.cuda import Cuda
 from tests.engine.worker_driver import Driver, Run, greedy
 from tests.tiny_models import hf_greedy, hf_model, tiny_model
 
@@ -121,7 +123,7 @@ def test_a_device_in_the_background_answers_one_step_late(directory: Path) -> No
     """I2, by a worker that is told its device were a GPU: outputs lag by one step message until a flush."""
     one = worker(directory)
     one.start()
-    one._device = torch.device("cuda")
+    one._platform = Cuda()
     steps = [
         one.execute(step_message(0, {0: (37, True)}, new_requests=[request(0, PROMPT, [9, 4, 7])])),
         one.execute(step_message(1, {0: (1, True)})),
@@ -130,7 +132,7 @@ def test_a_device_in_the_background_answers_one_step_late(directory: Path) -> No
         one.execute(step_message(4, {}, flush=True)),
     ]
     assert [[output.step_id for output in outputs] for outputs in steps] == [[], [0], [1], [2, 3], [4]]
-    one._device = torch.device("cpu")
+    one._platform = Cpu()
 
 
 def test_steps_that_would_spoil_the_cache_are_refused(directory: Path) -> None:

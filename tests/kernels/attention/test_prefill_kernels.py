@@ -8,8 +8,10 @@ import pytest
 import torch
 from triton.runtime.jit import JITFunction
 
+from app.kernels import launch
 from app.kernels.attention import gluon_prefill, triton_prefill
 from app.kernels.attention.triton_ops import OPS
+from app.platforms.rocm import Rocm
 from tests.kernels.attention.cases import Batch, contiguous_attention, make_batch
 
 ON_GPU = torch.cuda.is_available()
@@ -108,10 +110,9 @@ def test_gluon_serves_on_hopper_alone(
 ) -> None:
     is_hopper = gluon_prefill.is_hopper.__wrapped__  # which remembers no GPU
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    monkeypatch.setattr(torch.version, "hip", None)
     monkeypatch.setattr(gluon_prefill, "is_hopper", lambda device: is_hopper(torch.device("cuda", 0)))
     batch = make_batch(LENS, head_dim=64, dtype=torch.float16, device=DEVICE)
     assert gluon_prefill.serves(batch.query, batch.kv_cache, None, None) is is_served
     assert not is_hopper(torch.device("cpu"))
-    monkeypatch.setattr(torch.version, "hip", "6.0")
+    monkeypatch.setattr(launch, "platform_of", lambda device: Rocm())
     assert not gluon_prefill.serves(batch.query, batch.kv_cache, None, None)

@@ -183,8 +183,8 @@ def test_rotate_and_write_to_a_quantized_cache(
 
 
 def test_table_names_both_devices() -> None:
-    assert FUSED_OPS.load("cpu") is reference.OPS
-    assert FUSED_OPS.load("cuda") is triton_ops.OPS
+    assert FUSED_OPS.load("torch") is reference.OPS
+    assert FUSED_OPS.load("triton") is triton_ops.OPS
     assert fused_ops(torch.device("meta")) is reference.OPS
 
 

@@ -88,5 +88,5 @@ def test_linear_equals_a_product_of_the_quantized() -> None:
 
 
 def test_table_names_both_devices() -> None:
-    assert QUANTIZE_ROWS.load("cpu") is fp8.quantize_rows
-    assert QUANTIZE_ROWS.load("cuda") is triton_fp8.quantize_rows
+    assert QUANTIZE_ROWS.load("torch") is fp8.quantize_rows
+    assert QUANTIZE_ROWS.load("triton") is triton_fp8.quantize_rows

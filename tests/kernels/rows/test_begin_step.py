@@ -97,4 +97,4 @@ def test_the_device_chooses_the_path() -> None:
     rows, starts = torch.zeros(1, dtype=torch.int32), torch.tensor([0, 1], dtype=torch.int32)
     with mock.patch.object(BEGIN_STEP, "load", wraps=BEGIN_STEP.load) as load:
         begin_step(rows.to(DEVICE), starts.to(DEVICE), c, StepTensors.zeros(1, 1, torch.device(DEVICE)))
-    load.assert_called_once_with(DEVICE)
+    load.assert_called_once_with("triton" if DEVICE == "cuda" else "torch")

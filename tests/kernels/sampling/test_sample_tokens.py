@@ -186,8 +186,8 @@ def test_draws_follow_the_renormalised_distribution(path: Path) -> None:
 
 
 def test_table_names_both_devices() -> None:
-    assert SAMPLE_TOKENS.load("cpu") is reference.sample_tokens
-    assert SAMPLE_TOKENS.load("cuda") is triton_sample.sample_tokens
+    assert SAMPLE_TOKENS.load("torch") is reference.sample_tokens
+    assert SAMPLE_TOKENS.load("triton") is triton_sample.sample_tokens
 
 
 @pytest.mark.gpu

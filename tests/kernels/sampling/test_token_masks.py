@@ -53,5 +53,5 @@ def test_the_device_chooses_the_path() -> None:
     logits = torch.zeros(1, 40)
     with mock.patch.object(TOKEN_MASKS, "load", wraps=TOKEN_MASKS.load) as load:
         apply_token_masks(logits, torch.zeros(1, dtype=torch.int32), torch.zeros(1, 2, dtype=torch.int32))
-    load.assert_called_once_with("cpu")
+    load.assert_called_once_with("torch")
     assert torch.isinf(logits).all()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app.backends import STEP_TRANSPORTS
+from app.backends import ON_HOST, STEP_TRANSPORTS
 from app.engine.executor.transports.base import StepTransport
 from app.engine.executor.worker_group.group import WorkerGroup
 
@@ -22,6 +22,6 @@ def choose_transport(step_transport: str, device: str, on_this_node: bool) -> tu
         return step_transport, SET
     if not on_this_node:  # Ray 2.60: its process of the driver's node crashes on an answer after the teardown
         return "socket", "the workers are not all on this node"
-    if device.startswith("cuda"):
-        return "compiled_graph", "GPU workers have a core to spare for its waiting"
-    return "socket", "CPU: a compiled graph's waiting would take a whole core"
+    if device.partition(":")[0] in ON_HOST:
+        return "socket", "CPU: a compiled graph's waiting would take a whole core"
+    return "compiled_graph", "GPU workers have a core to spare for its waiting"

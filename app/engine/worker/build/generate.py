@@ -23,6 +23,7 @@ from app.engine.worker.placement import Placement
 from app.engine.worker.row_state import RowState
 from app.engine.worker.warmup.plan import generation_plan
 from app.engine.worker.warmup.warm_up import WarmUp
+from app.platforms import platform_of
 
 
 def build(config: EngineConfig, place: Placement) -> Parts:
@@ -44,7 +45,9 @@ def build(config: EngineConfig, place: Placement) -> Parts:
     graphs = GraphSetup(
         config, forward, state, ctx.groups.tp, all_features, shares_prefixes=shares, drafts=proposer is not None
     )
-    plan = generation_plan(config, ctx.max_model_len, on_gpu=device.type == "cuda", compiles=forward.is_capturable)
+    plan = generation_plan(
+        config, ctx.max_model_len, on_gpu=platform_of(device).is_async, compiles=forward.is_capturable
+    )
     return Parts(
         config=config,
         model=model,

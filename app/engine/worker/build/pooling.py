@@ -27,6 +27,7 @@ from app.engine.worker.row_state import RowState
 from app.engine.worker.warmup.plan import pooling_plan
 from app.engine.worker.warmup.warm_up import WarmUp
 from app.errors import ConfigError
+from app.platforms import platform_of
 
 
 def build(config: EngineConfig, place: Placement) -> Parts:
@@ -46,7 +47,7 @@ def build(config: EngineConfig, place: Placement) -> Parts:
     forward = ForwardPass(model, KVCache(spec, device), link, info.vocab_size, ctx.dtype)
     features = create_row_features(FeatureContext(config, forward, state, pooling))
     budget = step_budget(config, info, ctx.max_model_len)
-    plan = pooling_plan(config, ctx.max_model_len, budget, on_gpu=device.type == "cuda")
+    plan = pooling_plan(config, ctx.max_model_len, budget, on_gpu=platform_of(device).is_async)
     task = PoolingParams(task="classify" if model.num_labels else "token_embed")
     return Parts(
         config=config,

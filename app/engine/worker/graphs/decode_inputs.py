@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from app.engine.sampling.sampling_batch import HostParameters
+from app.platforms import platform_of
 
 ArrayT = TypeVar("ArrayT")
 
@@ -63,11 +64,11 @@ class _HostBuffer:
     """A buffer of the ring; on a GPU it is pinned and knows when its last transfer was over."""
 
     def __init__(self, max_size: int, device: torch.device) -> None:
-        on_gpu = device.type == "cuda"
-        self.bytes = torch.zeros(ROW_BYTES * stride_of(max_size), dtype=torch.uint8, pin_memory=on_gpu)
+        runtime = platform_of(device).runtime
+        self.bytes = torch.zeros(ROW_BYTES * stride_of(max_size), dtype=torch.uint8, pin_memory=runtime is not None)
         views = split(self.bytes, max_size)
         self._fields = DecodeFields(*(getattr(views, f.name).numpy() for f in FIELDS))
-        self._sent = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
+        self._sent: torch.Event | None = None if runtime is None else runtime.Event()
 
     def fields(self) -> DecodeFields[NDArray[Any]]:
         """The fields, to be filled; waits for the transfer that still reads them."""
@@ -86,7 +87,7 @@ class DecodeInputs:
 
     def __init__(self, max_size: int, device: torch.device) -> None:
         self._bytes = torch.zeros(ROW_BYTES * stride_of(max_size), dtype=torch.uint8, device=device)
-        self._ring = [_HostBuffer(max_size, device) for _ in range(RING if device.type == "cuda" else 1)]
+        self._ring = [_HostBuffer(max_size, device) for _ in range(RING if platform_of(device).is_async else 1)]
         self._next = 0
         self._views: dict[int, DecodeFields[torch.Tensor]] = {}
         self._rows: NDArray[np.int64] | None = None  # what the buffer holds

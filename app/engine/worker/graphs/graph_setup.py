@@ -15,6 +15,7 @@ from app.engine.worker.graphs.cuda_graphs import CudaGraphs
 from app.engine.worker.graphs.decode_step import Decode, DecodeStep
 from app.engine.worker.row_state import RowState
 from app.errors import ConfigError
+from app.platforms import platform_of
 
 logger = logging.getLogger("manta.graphs")
 
@@ -101,7 +102,7 @@ def refusal(config: EngineConfig, device: torch.device, *, is_capturable: bool) 
     """Why there are no graphs; None: there are."""
     if config.cuda_graphs == "off":
         return "as configured"
-    if device.type != "cuda":
+    if not platform_of(device).has_graphs:
         return "no GPU"
     if not is_capturable:
         return f"attention_backend={config.attention_backend} plans each step on the host"

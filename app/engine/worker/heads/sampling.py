@@ -24,6 +24,7 @@ from app.engine.worker.heads.base import Head
 from app.engine.worker.input_batch import InputBatch
 from app.engine.worker.pending_step import StepResults
 from app.engine.worker.row_state import RowState
+from app.platforms import platform_of
 
 
 class SamplingHead(Head):
@@ -36,6 +37,7 @@ class SamplingHead(Head):
         self._state = state
         self._drafting = drafting
         self._slack = slack
+        self._pins = platform_of(state.device).is_async
         self._sampler = Sampler(len(state.num_tokens), forward.vocab_size, state.device)
 
     @property
@@ -79,7 +81,7 @@ class SamplingHead(Head):
         decode.sample(size)
         self._forward.link.send_tokens(static.token_ids[:count])
         # Copied within the step: the next one writes to the same place.
-        tokens = torch.empty(count, dtype=torch.int64, pin_memory=self.device.type == "cuda")
+        tokens = torch.empty(count, dtype=torch.int64, pin_memory=self._pins)
         return StepResults(step_id, tokens.copy_(static.token_ids[:count], non_blocking=True), is_host=True)
 
     def _sample(

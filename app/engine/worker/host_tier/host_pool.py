@@ -12,6 +12,7 @@ import torch
 
 from app.engine.attention.kv_cache import KVCacheSpec
 from app.errors import ConfigError
+from app.platforms import platform_of
 
 GIB = 1 << 30
 
@@ -35,11 +36,12 @@ class HostPool:
             )
         elements = spec.bytes_per_block // spec.copy_dtype.itemsize
         self.layers = spec.copy_slices()  # where each layer's part of a block lies in E
-        self._is_pinned = False
+        self._platform, self._is_pinned = platform_of(device), False
         try:
             self.blocks = torch.empty(self.num_blocks, elements, dtype=spec.copy_dtype)
-            if device.type == "cuda":
-                self._pin()
+            if self._platform.is_async:
+                self._platform.pin(self.blocks)
+                self._is_pinned = True
         except RuntimeError as error:
             raise ConfigError(
                 f"kv_host_memory_bytes={memory_bytes}: {memory_bytes / GIB:.1f} GiB are not to be had: {error}",
@@ -56,14 +58,8 @@ class HostPool:
         pinned = "pinned " if self._is_pinned else ""
         return f"host KV tier: {self.num_blocks} blocks ({self.num_bytes / GIB:.2f} GiB of {pinned}host memory)"
 
-    def _pin(self) -> None:
-        # Not torch's own pinned allocator, which rounds up to a power of two: tens of gigabytes for nothing.
-        register = torch.cuda.cudart().cudaHostRegister  # type: ignore[no-untyped-call]
-        torch.cuda.check_error(int(register(self.blocks.data_ptr(), self.num_bytes, 0)))
-        self._is_pinned = True
-
     def close(self) -> None:
         """Unlock the memory; no copy may be under way."""
         if self._is_pinned:
             self._is_pinned = False
-            torch.cuda.cudart().cudaHostUnregister(self.blocks.data_ptr())  # type: ignore[no-untyped-call]
+            self._platform.unpin(self.blocks)

@@ -13,9 +13,10 @@ from app.engine.step import ModelRunnerOutput, SchedulerOutput
 from app.engine.worker.features.context import FeatureContext
 from app.engine.worker.host_tier.host_pool import HostPool
 from app.engine.worker.host_tier.kv_transfer import BackgroundTransfer, KVTransfer, Staging
-from app.engine.worker.host_tier.streams import CudaStream
+from app.engine.worker.host_tier.streams import DeviceStream
 from app.engine.worker_info import WorkerInfo
 from app.errors import ConfigError
+from app.platforms import platform_of
 
 
 class HostTier(RowFeature):
@@ -28,7 +29,7 @@ class HostTier(RowFeature):
         self._block_bytes = spec.bytes_per_block
         self._staging: Staging | None = None
         self._transfer: KVTransfer | None = None
-        if device.type == "cuda":
+        if platform_of(device).is_async:
             self._staging = Staging(self._pool.blocks.shape[1], self._pool.num_blocks, spec.copy_dtype, device)
 
     def connect(self, kv_caches: list[torch.Tensor]) -> None:
@@ -36,8 +37,8 @@ class HostTier(RowFeature):
         if self._staging is None:
             self._transfer = KVTransfer(kv_caches, self._pool)
             return
-        steps = CudaStream(self._device, current=True)
-        streams = steps, CudaStream(self._device), CudaStream(self._device)
+        steps = DeviceStream(self._device, current=True)
+        streams = steps, DeviceStream(self._device), DeviceStream(self._device)
         self._transfer = BackgroundTransfer(kv_caches, self._pool, self._staging, *streams)
 
     def started(self, info: WorkerInfo) -> WorkerInfo:

@@ -28,6 +28,7 @@ from app.engine.step import KVTransfers, SchedulerOutput
 from app.engine.to_device import to_device
 from app.engine.worker.host_tier.host_pool import HostPool
 from app.engine.worker.host_tier.streams import Event, Stream
+from app.platforms import platform_of
 
 STORE_STAGING_BYTES = 256 << 20
 LOAD_STAGING_BYTES = 256 << 20
@@ -133,8 +134,9 @@ class BackgroundTransfer(KVTransfer):
 
     def close(self) -> None:
         """Free the pool, once nothing is under way any more."""
-        if self._caches[0].is_cuda:
-            torch.cuda.synchronize(self._caches[0].device)
+        device = self._caches[0].device
+        if (runtime := platform_of(device).runtime) is not None:
+            runtime.synchronize(device)
         super().close()
 
     def _store(self, step_id: int, transfers: KVTransfers, before: Event) -> None:

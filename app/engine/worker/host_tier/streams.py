@@ -1,6 +1,6 @@
 """Queues of device work that run beside each other, and marks by which one waits for another.
 
-On a GPU they are CUDA streams and events. The few operations are a protocol, so that what orders copies
+On a GPU they are its streams and events. The few operations are a protocol, so that what orders copies
 (kv_transfer.py) is tested on a CPU against streams that run their work as late, and as much out of step, as they may.
 """
 
@@ -10,6 +10,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 import torch
+
+from app.platforms import platform_of
 
 
 class Event(Protocol):
@@ -32,39 +34,40 @@ class Stream(Protocol):
         """Work given from now on is done after `event`, of whatever stream."""
 
 
-class CudaEvent:
-    """A CUDA event."""
+class DeviceEvent:
+    """An event of the device's."""
 
-    def __init__(self, stream: torch.cuda.Stream) -> None:
-        self.event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    def __init__(self, event: torch.Event, stream: torch.Stream) -> None:
+        self.event = event
         self.event.record(stream)
 
     def is_done(self) -> bool:
         """Whether the device has passed it."""
-        return bool(self.event.query())  # type: ignore[no-untyped-call]
+        return bool(self.event.query())
 
 
-class CudaStream:
+class DeviceStream:
     """A stream of its own, or (`current`) the one in which steps run, whichever that is."""
 
     def __init__(self, device: torch.device, *, current: bool = False) -> None:
         self._device = device
-        self._own = None if current else torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._runtime = platform_of(device).runtime
+        self._own: torch.Stream | None = None if current else self._runtime.Stream(device)
 
     @property
-    def _stream(self) -> torch.cuda.Stream:
-        return self._own or torch.cuda.current_stream(self._device)
+    def _stream(self) -> torch.Stream:
+        return self._own or self._runtime.current_stream(self._device)
 
     def run(self, work: Callable[[], None]) -> None:
         """Enqueue what `work` launches."""
-        with torch.cuda.stream(self._stream):
+        with self._runtime.stream(self._stream):
             work()
 
-    def record_event(self) -> CudaEvent:
+    def record_event(self) -> DeviceEvent:
         """Record an event."""
-        return CudaEvent(self._stream)
+        return DeviceEvent(self._runtime.Event(), self._stream)
 
     def wait(self, event: Event) -> None:
         """Make the stream wait; the host does not."""
-        assert isinstance(event, CudaEvent)
+        assert isinstance(event, DeviceEvent)
         self._stream.wait_event(event.event)

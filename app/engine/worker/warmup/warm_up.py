@@ -15,6 +15,7 @@ from app.engine.worker.graphs.decode_step import DecodeStep
 from app.engine.worker.model_runner import ModelRunner
 from app.engine.worker.warmup.dummy_step import draw, dummy_forward, launch_static, run_requests
 from app.engine.worker.warmup.plan import DummyStep, WarmupPlan
+from app.platforms import platform_of
 
 logger = logging.getLogger("manta.worker")
 
@@ -42,7 +43,8 @@ class WarmUp:
         Collective over all ranks: of several, one that fails raises, as the others wait for it. A single one goes on:
         what failed here will fail again where it is met and handled.
         """
-        if self.device.type != "cuda" or not self.plan.compile:
+        platform = platform_of(self.device)
+        if platform.kernels != "triton" or not self.plan.compile:
             return
         from app.kernels.compile_ahead import compile_ahead  # Triton, which a CPU does without
 
@@ -51,7 +53,7 @@ class WarmUp:
             with compile_ahead(self.device) as ahead:
                 self.launch(static)
             logger.info("kernels: %d loaded, %d failed, %.1f s", ahead.compiled, ahead.failed, time.monotonic() - began)
-            torch.cuda.synchronize(self.device)
+            platform.runtime.synchronize(self.device)
         except Exception as error:
             if self.config.world_size > 1:
                 raise
@@ -83,8 +85,8 @@ class WarmUp:
             if self.forward.link.is_last:
                 self.forward.logits(hidden[-1:]).argmax(dim=-1)
         self._run_prompts(runner, fitting(self.plan.prompts, num_blocks, self.config.block_size))
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        if (runtime := platform_of(self.device).runtime) is not None:
+            runtime.synchronize(self.device)
 
     def _forward(self, step: DummyStep) -> torch.Tensor:
         return dummy_forward(self.forward, step, self.device, shares_prefixes=self.shares_prefixes)
