@@ -34,6 +34,7 @@ from app.telemetry.metrics import MetricsRecorder
 MOVE_WAIT_S = 120.0  # a request that has lost its replica waits so long for another one
 PLANNED_WAIT_S = 600.0  # one whose replica was taken out of service: the next one may have a large model to load
 POLL_S = 0.05
+END_WAIT_S = 0.5  # a channel may end so long after a call that broke off, where both tell of one death
 RETRY_S = 0.25  # a full replica is asked again, by a request that has run already
 
 
@@ -92,7 +93,8 @@ class Dispatcher:
                 self._breaker.success(channel.replica_id)
                 return
             except EngineDeadError as error:
-                self._note_loss(way, channel, error, ran=stream is not None)
+                asked = stream is not None or await _broke_off(channel, error)
+                self._note_loss(way, channel, error, asked=asked)
             except OverloadedError:
                 way.refused_at = way.refused_at or time.monotonic()
                 if not way.has_moved or time.monotonic() - way.refused_at > MOVE_WAIT_S:
@@ -107,27 +109,28 @@ class Dispatcher:
                     way.left_replica(output, ended_by)
                 self._seclusion.leave(way)
 
-    def _note_loss(self, way: Continuation, channel: ChannelClient, error: EngineDeadError, *, ran: bool) -> None:
-        """The replica refused the request, or is lost under it; raises where that was once too often."""
+    def _note_loss(self, way: Continuation, channel: ChannelClient, error: EngineDeadError, *, asked: bool) -> None:
+        """The replica refused the request, or is lost under it; raises where that was once too often. `asked`: it may
+        have had the request."""
         died = not isinstance(error, RequestMovedError)
-        if died and (ran or channel.state == "closed"):
+        if died and (asked or channel.state == "closed"):
             self._breaker.fault(channel.replica_id, channel.channel_id)
         elif died and error.__cause__ is not None:  # else it has answered
             self._breaker.fault(channel.replica_id)
         if died:
             way.left[channel.channel_id] = channel.replica_id
-        if not ran and channel.state != "closed":
+        if not asked and channel.state != "closed":
             return  # a refusal
         self._recorder.increment("manta:ingress_migrations_total", 1.0, "lost" if died else "moved")
         way.lost(died=died)
-        if ran:
+        if asked:
             way.leg.left_because = "lost" if died else "moved"
         if not died or not self._seclusion.holds(way):
             return
-        if ran:
+        if asked:
             raise self._quarantine.add(way.request) from error
-        if way.num_deaths > MAX_DEATHS + 1:  # each time before the replica could say whether it had the request
-            raise PoisonedRequestError(f"{way.num_deaths} engine replicas died, each when this request was sent there")
+        if way.num_deaths > MAX_DEATHS + 1:  # before it was sent: none of them has had it
+            raise PoisonedRequestError(f"{way.num_deaths} engine replicas died before this request could be sent there")
 
     def _goes_on(self, way: Continuation, output: EngineOutput) -> None:
         """The first output of a replica, maybe since the loss of another one."""
@@ -241,6 +244,11 @@ class Dispatcher:
                     " not sent to another one, which all others need"
                 )
             await asyncio.sleep(POLL_S)
+
+
+async def _broke_off(channel: ChannelClient, error: EngineDeadError) -> bool:
+    """Whether the replica ended while it was asked to take a request: what a request dies of may be its admission."""
+    return error.__cause__ is not None and await channel.ends_within(END_WAIT_S)
 
 
 def _revision(channel: ChannelClient) -> str:

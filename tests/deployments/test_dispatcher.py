@@ -59,6 +59,7 @@ class Replica:
         self.served: list[str] = []
         self.dead = False
         self.die: Callable[[], None] | None = None  # of any request, once it has been taken
+        self.dies_while_asked = ""  # "channel" or "call": what tells first that it died of taking a request
         self.requests: list[EngineRequest] = []
         self.running: dict[str, EngineRequest] = {}  # those that wait for `release`
         self.holds = self.gives_up = self.is_full = False
@@ -85,7 +86,17 @@ class Replica:
             yield frame
 
     async def submit(self, channel_id: str, requests: list[tuple[str, EngineRequest]]) -> list[MantaError | None]:
+        if self.dies_while_asked:
+            self.served += [request.request_id for _, request in requests]
+            await self._die_while_asked()
         return [self._submit_one(channel_id, *one) for one in requests]
+
+    async def _die_while_asked(self) -> None:
+        if self.dies_while_asked == "call":
+            asyncio.get_running_loop().call_later(0.05, self.hub.fail, "its process ended")
+            raise ConnectionError("the call broke off")
+        self.hub.fail("its process ended")
+        await asyncio.Event().wait()
 
     def _submit_one(self, channel_id: str, stream_id: str, request: EngineRequest) -> MantaError | None:
         if self.dead:
@@ -318,6 +329,22 @@ def test_a_request_that_three_engines_died_of_is_refused_for_a_while() -> None:
             replica.die = None
         assert await answer(stage, asked("another", [1, 2, 4])) == [1]
         await until(lambda: not any(one.is_secluded for one in stage.pool.live().values()))
+
+    perform(scene, Stage("abcd"))
+
+
+@pytest.mark.parametrize("tells_first", ["channel", "call"])
+def test_a_request_that_engines_die_of_before_they_have_taken_it_is_refused_too(tells_first: str) -> None:
+    """Compiling its grammar, say: the replica never answers, and has it alone all the same."""
+
+    async def scene(stage: Stage) -> None:
+        for replica in stage.replicas.values():
+            replica.dies_while_asked = tells_first
+        with pytest.raises(PoisonedRequestError, match="3 engine replicas died"):
+            await answer(stage, asked("x", [1, 2, 3]))
+        assert sum(len(replica.served) for replica in stage.replicas.values()) == 3
+        with pytest.raises(PoisonedRequestError, match="refused for another"):
+            await answer(stage, asked("again", [1, 2, 3]))
 
     perform(scene, Stage("abcd"))
 

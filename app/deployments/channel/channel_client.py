@@ -146,6 +146,7 @@ class ChannelClient:
         self._draining_since = 0.0
         self._dirty = asyncio.Event()
         self._opened = asyncio.Event()
+        self._ended = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._submitter = Submitter(port, self.channel_id)
 
@@ -184,6 +185,14 @@ class ChannelClient:
         except TimeoutError:
             return False
         return not self._is_closed
+
+    async def ends_within(self, seconds: float) -> bool:
+        """Whether the replica turns out to be gone in so many seconds: a call that breaks off may say so first."""
+        try:
+            await asyncio.wait_for(self._ended.wait(), seconds)
+        except TimeoutError:
+            return False
+        return True
 
     async def seclude(self) -> str | None:
         """The id of a stream that has the replica for itself until `share`; None where it could not be had."""
@@ -281,6 +290,7 @@ class ChannelClient:
         if streams:
             logger.warning("channel to %s lost with %d requests: %s", self.replica_id, len(streams), reason)
         self._opened.set()
+        self._ended.set()
         self._submitter.close(reason)
         for task in self._tasks:
             if task is not asyncio.current_task():
