@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from app.plugins import PluginGroup
 from app.registry import Registry
 
 # AttentionOps (app/kernels/attention).
@@ -17,6 +18,7 @@ ATTENTION_BACKENDS: Registry[Any] = Registry(
         "torch": "app.kernels.attention.reference:OPS",
         "triton": "app.kernels.attention.triton_ops:OPS",
     },
+    PluginGroup("attention_backends", "app.kernels.attention:AttentionOps", are_instances=True),
 )
 
 # Kinds of devices: classes of Platform (app/platforms). Of those that are there, `auto` means the last one.
@@ -37,6 +39,7 @@ QUANT_METHODS: Registry[Any] = Registry(
         "fp8": "app.engine.quantization.fp8:Fp8Method",
         "compressed-tensors": "app.engine.quantization.compressed_tensors:CompressedTensors",
     },
+    PluginGroup("quantizations", "app.engine.quantization.base:QuantMethod"),
 )
 
 # Where weights come from: classes of LoadFormat (app/engine/models/load_formats).
@@ -48,11 +51,14 @@ LOAD_FORMATS: Registry[Any] = Registry(
         "sharded_state": "app.engine.models.load_formats.sharded_state:ShardedState",
         "dummy": "app.engine.models.load_formats.dummy:Dummy",
     },
+    PluginGroup("load_formats", "app.engine.models.load_formats.base:LoadFormat"),
 )
 
 # Tiers of KV blocks behind the device's prefix cache: classes of KVConnector (app/engine/kv_connector).
 KV_CONNECTORS: Registry[Any] = Registry(
-    "KV connector", {"host_memory": "app.engine.kv_connector.host_memory:HostMemory"}
+    "KV connector",
+    {"host_memory": "app.engine.kv_connector.host_memory:HostMemory"},
+    PluginGroup("kv_connectors", "app.engine.kv_connector.base:KVConnector"),
 )
 
 # Where the workers run: classes of Executor (app/engine/executor).
@@ -63,6 +69,7 @@ EXECUTORS: Registry[Any] = Registry(
         "local_processes": "app.engine.executor.local_processes:LocalProcessesExecutor",
         "ray_workers": "app.engine.executor.ray_workers:RayWorkersExecutor",
     },
+    PluginGroup("executors", "app.engine.executor.base:Executor"),
 )
 OWN_PROCESS = frozenset({"in_process"})  # executors that run their only worker in the engine's own process
 
@@ -86,4 +93,23 @@ ROUTING_POLICIES: Registry[Any] = Registry(
         "round_robin": "app.deployments.routing.policies.round_robin:RoundRobin",
         "session_affinity": "app.deployments.routing.policies.session_affinity:SessionAffinity",
     },
+    PluginGroup("routing_policies", "app.deployments.routing.policies.base:RoutingPolicy"),
+)
+
+# How config.json of a `model_type` that is none of ours becomes one under the names that ModelInfo knows: functions of
+# the object to such an object. Ours are read by ModelInfo itself.
+MODEL_CONFIGS: Registry[Any] = Registry(
+    "config.json of model type", {}, PluginGroup("model_configs", "collections.abc:Callable", are_instances=True)
+)
+
+# What edits logits beside our own processors, where `logits_processors` names it: classes of LogitsProcessor.
+EXTRA_LOGITS_PROCESSORS: Registry[Any] = Registry(
+    "logits processor", {}, PluginGroup("logits_processors", "app.engine.logits_processors.base:LogitsProcessor")
+)
+
+# What else is told an engine's figures: classes of StatLogger (app/telemetry/stat_logger.py).
+STAT_LOGGERS: Registry[Any] = Registry(
+    "stat logger",
+    {"log": "app.telemetry.stat_logger:LogLine"},
+    PluginGroup("stat_loggers", "app.telemetry.stat_logger:StatLogger"),
 )

@@ -15,12 +15,14 @@ from app.autoscaling_config import AutoscalingConfig
 from app.backends import (
     ATTENTION_BACKENDS,
     EXECUTORS,
+    EXTRA_LOGITS_PROCESSORS,
     KV_CONNECTORS,
     LOAD_FORMATS,
     OWN_PROCESS,
     PLATFORMS,
     QUANT_METHODS,
     ROUTING_POLICIES,
+    STAT_LOGGERS,
     STEP_TRANSPORTS,
 )
 from app.bounds import MAX_TEXT_CHARS
@@ -36,6 +38,13 @@ KEYS_FILE_VARIABLE = "MANTA_API_KEYS_FILE"
 def _kv_cache_dtype(value: Any) -> Any:
     """Two spellings, one meaning."""
     return "fp8" if value == "fp8_e4m3" else value
+
+
+def _without_twins(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Names of plugins, none of which may run twice."""
+    if twins := {name for name in names if names.count(name) > 1}:
+        raise ValueError(f"{min(twins)!r} is named twice")
+    return names
 
 
 class EngineConfig(Frozen):
@@ -166,6 +175,11 @@ class EngineConfig(Frozen):
         "rounding). `auto`: not in float32, and in steps where that saves enough reading; `on`: in every step with two "
         "decodes or more.",
     )
+    logits_processors: tuple[Annotated[str, OneOf(EXTRA_LOGITS_PROCESSORS)], ...] = Field(
+        (),
+        description="Plugins that edit the logits of every step, in this order, before what requests ask for: what a "
+        "grammar or allowed_token_ids rule out stays ruled out.",
+    )
     num_threads: int | None = Field(
         None,
         ge=1,
@@ -194,6 +208,11 @@ class EngineConfig(Frozen):
         description="A step that takes longer means a hung worker: the replica exits and is replaced. Once steps "
         "have been measured, one far longer than they (10 x their 99th percentile, at least 5 s) means that too.",
     )
+
+    @field_validator("logits_processors")
+    @classmethod
+    def _once_each(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        return _without_twins(names)
 
     @property
     def world_size(self) -> int:
@@ -398,6 +417,14 @@ class ModelConfig(Frozen):
         description="A replica that has given no output for so long asks itself for one token, so that /ready knows "
         "whether it still answers; 0: never.",
     )
+    stat_loggers: tuple[Annotated[str, OneOf(STAT_LOGGERS)], ...] = Field(
+        (),
+        description="What is told each engine replica's figures beside Prometheus. `log`: a line in the replica's log; "
+        "plugins.",
+    )
+    stat_logger_interval_s: float = Field(
+        10.0, ge=1.0, description="How often: in this time a stat logger should be done with the figures before."
+    )
     health_check_period_s: float = Field(2.0, gt=0, description="How often Serve asks a replica for its health.")
     graceful_shutdown_timeout_s: float = Field(
         30.0,
@@ -406,6 +433,11 @@ class ModelConfig(Frozen):
         "the last of it at two thirds of the time, also where it has to wait for another replica. A node's drain with "
         "more time than this starts the replacement first.",
     )
+
+    @field_validator("stat_loggers")
+    @classmethod
+    def _once_each(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        return _without_twins(names)
 
     @property
     def min_replicas(self) -> int:

@@ -1,6 +1,7 @@
 """Parsers that find structure in generated text (app/api/parsers): one file and one line of a table each.
 
-A parser that `auto` shall find has a second line: what the chat templates of its models write.
+A parser that `auto` shall find has a second line: what the chat templates of its models write. A plugin's has a second
+entry point for that, and is asked where none of ours matches.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from app.plugins import PluginGroup
 from app.registry import Registry
 
 # Classes of ToolParser and ReasoningParser, by the names of `tool_parser` and `reasoning_parser`.
@@ -27,6 +29,7 @@ TOOL_PARSERS: Registry[Any] = Registry(
         "pythonic": "app.api.parsers.pythonic:PythonicParser",
         "harmony": "app.api.parsers.harmony:HarmonyParser",
     },
+    PluginGroup("tool_parsers", "app.api.parsers.base:ToolParser"),
 )
 
 REASONING_PARSERS: Registry[Any] = Registry(
@@ -38,6 +41,15 @@ REASONING_PARSERS: Registry[Any] = Registry(
         "seed_oss": "app.api.parsers.seed_oss:SeedOssThinkParser",
         "harmony": "app.api.parsers.harmony:HarmonyReasoningParser",
     },
+    PluginGroup("reasoning_parsers", "app.api.parsers.base:ReasoningParser"),
+)
+
+# Marks of plugins' parsers, by the parsers' names: tuples of strings.
+TOOL_MARKS: Registry[tuple[str, ...]] = Registry(
+    "marks of tool parser", {}, PluginGroup("tool_parser_marks", "builtins:tuple", are_instances=True)
+)
+REASONING_MARKS: Registry[tuple[str, ...]] = Registry(
+    "marks of reasoning parser", {}, PluginGroup("reasoning_parser_marks", "builtins:tuple", are_instances=True)
 )
 
 # A template that writes all of these belongs to a model that answers in the form of the parser. First match wins.
@@ -71,13 +83,23 @@ _REASONING_MARKS = (
 
 def tool_parser_name(template_source: str) -> str | None:
     """The parser for the models of a chat template; None when its way of calling tools is not known."""
-    return _by_marks(_TOOL_MARKS, template_source)
+    return _by_marks(_TOOL_MARKS, template_source) or _by_plugin(TOOL_MARKS, TOOL_PARSERS, template_source)
 
 
 def reasoning_parser_name(template_source: str) -> str | None:
     """The parser for the reasoning of a chat template's models; None when they are not known to think."""
-    return _by_marks(_REASONING_MARKS, template_source)
+    own = _by_marks(_REASONING_MARKS, template_source)
+    return own or _by_plugin(REASONING_MARKS, REASONING_PARSERS, template_source)
 
 
 def _by_marks(table: Iterable[tuple[str | None, tuple[str, ...]]], source: str) -> str | None:
     return next((name for name, marks in table if all(mark in source for mark in marks)), None)
+
+
+def _by_plugin(marks: Registry[tuple[str, ...]], parsers: Registry[Any], source: str) -> str | None:
+    """The first plugin all of whose marks a template writes; one without any is found by no template."""
+    for name in marks:
+        wanted = marks.load(name)
+        if parsers.plugin(name) is not None and wanted and all(mark in source for mark in wanted):
+            return name
+    return None

@@ -16,6 +16,7 @@ FILES = sorted(path for path in (ROOT / "app").rglob("*.py") if "assets" not in 
 ROWS: tuple[tuple[tuple[str, ...], ...], ...] = (
     (
         ("app.errors", "app.bounds", "app.frozen"),
+        ("app.plugins",),
         ("app.registry", "app.telemetry"),
         ("app.backends", "app.parser_tables", "app.admission_config", "app.autoscaling_config"),
         ("app.config",),

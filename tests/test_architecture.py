@@ -100,7 +100,7 @@ def _tables() -> list[tuple[str, str]]:
     found = []
     for path in FILES:
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("Registry") and len(node.args) == 2:
+            if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("Registry") and len(node.args) >= 2:
                 assert isinstance(node.args[1], ast.Dict), f"{path}: a table is a literal dict"
                 found += [(module_of(path), value.value) for value in node.args[1].values]  # type: ignore[attr-defined]
     return found

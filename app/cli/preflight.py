@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from app.api.served_models import check_served_model
+from app.api.served_models import check_engine_plugins, check_served_model
 from app.backends import ON_HOST
 from app.cli.cluster import RunningServe
 from app.cli.configuration import Configuration
@@ -52,6 +52,7 @@ def check_offline(engine: EngineConfig, machine: Machine) -> None:
     """The checks of a model that this process is to run itself."""
     model = ModelConfig(name="offline", engine=engine)
     check_served_model(model)
+    check_engine_plugins(model)
     _check_device(engine, machine)
     _check_memory([model], machine)
 

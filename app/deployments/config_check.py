@@ -6,7 +6,8 @@ import os
 from collections.abc import Mapping
 
 from app.api.auth import ApiKeys
-from app.api.served_models import check_served_model
+from app.api.served_models import check_engine_plugins, check_served_model
+from app.backends import ROUTING_POLICIES
 from app.config import ServeConfig
 
 
@@ -17,4 +18,7 @@ def check_config(config: ServeConfig, environ: Mapping[str, str] = os.environ) -
     """
     for model in config.models:
         check_served_model(model)
+        check_engine_plugins(model)
+    if ROUTING_POLICIES.plugin(config.router.policy) is not None:
+        ROUTING_POLICIES.load(config.router.policy)
     ApiKeys.load(config.ingress, environ)

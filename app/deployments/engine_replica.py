@@ -21,6 +21,7 @@ from ray import serve
 
 from app.api.engine_client import ReplicaAnswer
 from app.api.work_pool import WorkPool
+from app.backends import STAT_LOGGERS
 from app.config import EngineConfig, IngressConfig, ModelConfig, RouterConfig
 from app.deployments.autoscaling.figures import engine_figures
 from app.deployments.canary import GENERATE_ONE, Canary
@@ -46,6 +47,7 @@ from app.engine.sampling_params import SamplingParams
 from app.engine.worker_info import WorkerInfo
 from app.errors import EngineDeadError, MantaError
 from app.telemetry.metrics import MetricsRecorder
+from app.telemetry.stat_logger import StatLoggers
 
 IDLE_HEARTBEAT_S = 1.0
 ERROR_GRACE_S = 0.05  # an error output waits so long: the engine may be about to say that it died
@@ -101,6 +103,7 @@ class EngineReplica:
         work = await asyncio.to_thread(_canary_work, model.engine)
         self._canary = Canary(model.canary_interval_s, self._engine.add_request, work)
         self._mirror = RayMirror(self._metrics.labels)
+        self._stat_loggers = await asyncio.to_thread(_stat_loggers, model, self._metrics.labels)
         self._busy = asyncio.Event()  # a request came: the heartbeat wakes from its idle pace
         self._exit_task: asyncio.Task[None] | None = None
         self._heartbeat_task = asyncio.create_task(self._heartbeats())
@@ -197,6 +200,7 @@ class EngineReplica:
         """Serve calls it once the replica is drained."""
         if hasattr(self, "_heartbeat_task"):
             self._heartbeat_task.cancel()
+            self._stat_loggers.close()
             self._termination.close()
             await asyncio.to_thread(self._engine.shutdown)
 
@@ -346,7 +350,10 @@ class EngineReplica:
             self._on_fatal(error)
             return
         self._canary.tick()
-        self._mirror.publish(self._metrics.refresh(self._engine.stats(), self._canary.age_s))
+        snapshot = self._metrics.refresh(self._engine.stats(), self._canary.age_s)
+        self._mirror.publish(snapshot)
+        if self._stat_loggers.is_due(now := time.monotonic()):
+            self._stat_loggers.publish(snapshot, now)
 
     def _report(self) -> LoadReport:
         stats = self._engine.stats()
@@ -377,6 +384,12 @@ class EngineReplica:
     def _check_target(self, target: str) -> None:
         if target != self.replica_id:
             raise EngineDeadError(f"engine replica {target} is gone")
+
+
+def _stat_loggers(model: ModelConfig, labels: dict[str, str]) -> StatLoggers:
+    """Runs in a thread: it may import a plugin."""
+    kinds = {name: STAT_LOGGERS.load(name) for name in model.stat_loggers}
+    return StatLoggers(kinds, labels, model.stat_logger_interval_s)
 
 
 def _revision(config: EngineConfig) -> str:

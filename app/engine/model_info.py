@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from app.backends import MODEL_CONFIGS
 from app.config import EngineConfig
 from app.engine.hub import commit_of, fetch_description, fetch_weights, is_hub_id
 from app.errors import CheckpointError, ConfigError
@@ -86,7 +87,7 @@ class ModelInfo:
     def from_directory(cls, model: str, revision: str | None = None, download_dir: str | None = None) -> ModelInfo:
         """Read a model's description; CheckpointError names an unreadable file."""
         path = resolve_model(model, revision, download_dir)
-        config = _text_part(_without_nulls(_read_json(path / "config.json")))
+        config = _text_part(_without_nulls(_translated(_read_json(path / "config.json"))))
         return cls(path, config, _read_json(path / "generation_config.json", optional=True))
 
     @property
@@ -199,6 +200,21 @@ class ModelInfo:
         """A number under the name that the family gives it; None: there is none."""
         values = (self.hf_config.get(one) for one in (name, *_OTHER_NAMES[name]))
         return next((value for value in values if value is not None), None)
+
+
+def _translated(config: dict[str, Any]) -> dict[str, Any]:
+    """config.json of a plugin's model type as the plugin translates it; any other as it is."""
+    kind = config.get("model_type")
+    if not isinstance(kind, str) or kind not in MODEL_CONFIGS:
+        return config
+    try:
+        translated = MODEL_CONFIGS.load(kind)(dict(config))
+    except (LookupError, TypeError, ValueError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise CheckpointError(f"config.json of model type {kind!r} is not usable: {reason}", param="model") from error
+    if not isinstance(translated, dict):
+        raise ConfigError(f"config.json of model type {kind!r}: {MODEL_CONFIGS.plugin(kind)} gives no object")
+    return translated
 
 
 def _without_nulls(config: dict[str, Any], nested: bool = False) -> dict[str, Any]:

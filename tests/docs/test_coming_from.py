@@ -13,12 +13,13 @@ from app.api.request_log import QUIET_PATHS
 from app.backends import ATTENTION_BACKENDS, EXECUTORS, LOAD_FORMATS, QUANT_METHODS
 from app.cli.serve_llm_fields import ENGINE_KWARGS, LLM_CONFIG, SERVING_ARGS
 from app.config import KEYS_VARIABLE, ModelConfig, RequestLimits, ServeConfig
+from app.plugins import ALLOWED_VARIABLE
 from app.telemetry.tracing import ENDPOINTS
 from tests.docs.pages import DOCS, codes, rows, section
 from tools.cli_docs import subparsers
 
 PAGE = (DOCS / "coming_from.md").read_text()
-VARIABLES = {KEYS_VARIABLE, *ENDPOINTS}
+VARIABLES = {KEYS_VARIABLE, ALLOWED_VARIABLE, *ENDPOINTS}
 OTHER_WORDS = {
     "torch",
     "triton",

@@ -32,6 +32,7 @@ from app.engine.executor.worker_group.rendezvous import Rendezvous
 from app.engine.executor.worker_group.worker_actor import WorkerActor, WorkerPlace
 from app.engine.executor.worker_group_executor import CONNECT_TIMEOUT_S, WorkerGroupExecutor
 from app.errors import EngineDeadError, MantaError
+from app.plugins import ALLOWED_VARIABLE
 
 logger = logging.getLogger("manta.executor")
 
@@ -78,6 +79,8 @@ class RayWorkersExecutor(WorkerGroupExecutor):
         if gpus and self._world_size > 1:
             # Every worker sees all GPUs of its node, because ranks map each other's memory; each uses its own.
             environment[KEEPS_ALL_VISIBLE] = "1"
+        if (allowed := os.environ.get(ALLOWED_VARIABLE)) is not None:
+            environment[ALLOWED_VARIABLE] = allowed
         return environment
 
     def _connect(self, placement: Placement) -> WorkerGroup:

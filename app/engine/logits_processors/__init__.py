@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
+from app.backends import EXTRA_LOGITS_PROCESSORS
 from app.engine.logits_processors.base import LogitsProcessor
 from app.registry import Registry
 
@@ -21,6 +24,10 @@ LOGITS_PROCESSORS: Registry[type[LogitsProcessor]] = Registry(
 )
 
 
-def create_logits_processors(vocab_size: int, device: torch.device) -> list[LogitsProcessor]:
-    """One processor of each kind, in the order of the table."""
-    return [LOGITS_PROCESSORS.load(name)(vocab_size, device) for name in LOGITS_PROCESSORS]
+def create_logits_processors(
+    vocab_size: int, device: torch.device, plugins: Sequence[str] = ()
+) -> list[LogitsProcessor]:
+    """The `plugins`, then one processor of each kind, in the order of the table: what one of ours forbids no plugin can
+    allow again."""
+    extra = [EXTRA_LOGITS_PROCESSORS.load(name)(vocab_size, device) for name in plugins]
+    return [*extra, *(LOGITS_PROCESSORS.load(name)(vocab_size, device) for name in LOGITS_PROCESSORS)]

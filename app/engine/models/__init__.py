@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from app.plugins import PluginGroup
 from app.registry import Registry
 
 if TYPE_CHECKING:  # the table alone needs no torch
@@ -41,6 +42,7 @@ MODELS: Registry[type[CausalLM]] = Registry(
         "SmolLM3ForCausalLM": "app.engine.models.smollm3:SmolLM3ForCausalLM",
         "StableLmForCausalLM": "app.engine.models.stablelm:StableLmForCausalLM",
     },
+    PluginGroup("models", "app.engine.models.decoder:CausalLM"),
 )
 
 # The same for embeddings, scores and classes (runner=pooling).
@@ -69,4 +71,5 @@ POOLING_MODELS: Registry[type[PoolingModel]] = Registry(
         "Qwen3ForCausalLM": "app.engine.models.decoder_pooling:Qwen3ForPooling",
         "Qwen3ForSequenceClassification": "app.engine.models.decoder_pooling:Qwen3ForPooling",
     },
+    PluginGroup("pooling_models", "app.engine.models.pooling_model:PoolingModel"),
 )

@@ -6,6 +6,9 @@ read and no torch is imported.
 
 from __future__ import annotations
 
+from typing import Any
+
+from app.backends import MODEL_CONFIGS
 from app.config import EngineConfig
 from app.engine.model_info import ModelInfo
 from app.engine.models import MODELS, POOLING_MODELS
@@ -13,6 +16,7 @@ from app.engine.models.decoder_settings import DecoderSettings
 from app.engine.parallel_plan import check_parallel_sizes
 from app.engine.pooling.info import pooling_info, step_budget
 from app.errors import CheckpointError, ConfigError, UnsupportedError
+from app.registry import Registry
 
 _KINDS = ("ForSequenceClassification", "ForMaskedLM", "ForCausalLM", "Model")
 
@@ -24,6 +28,10 @@ def check_model(config: EngineConfig) -> ModelInfo:
     """
     info = ModelInfo.of(config)
     pools = info.runner(config.runner) == "pooling"
+    if pools and config.logits_processors:
+        raise ConfigError(
+            "logits_processors: the model gives embeddings or scores, and has no logits", param="logits_processors"
+        )
     _check_architecture(info, pools)
     most = _check_sizes(info)
     if config.max_model_len is not None and config.max_model_len > most:
@@ -39,8 +47,12 @@ def check_model(config: EngineConfig) -> ModelInfo:
 
 
 def _check_architecture(info: ModelInfo, pools: bool) -> None:
-    if info.architecture in (POOLING_MODELS if pools else MODELS):
+    table: Registry[Any] = POOLING_MODELS if pools else MODELS
+    if info.architecture in table:
+        _check_translation(info, table)
         return
+    if reason := table.withheld(info.architecture):
+        raise UnsupportedError(f"{info.directory}: {reason}", param="model")
     known = ", ".join(sorted(MODELS))
     if pools:
         families = {name.removesuffix(kind) for name in POOLING_MODELS for kind in _KINDS if name.endswith(kind)}
@@ -49,6 +61,17 @@ def _check_architecture(info: ModelInfo, pools: bool) -> None:
     raise UnsupportedError(
         f"{info.directory}: unknown architecture {info.architecture!r}{use}; known: {known}", param="model"
     )
+
+
+def _check_translation(info: ModelInfo, table: Registry[Any]) -> None:
+    """A plugin may translate config.json for architectures of plugins, not for ours."""
+    plugin = MODEL_CONFIGS.plugin(str(info.hf_config.get("model_type")))
+    if plugin is not None and table.plugin(info.architecture) is None:
+        raise UnsupportedError(
+            f"{info.directory}: {plugin} changes config.json of model type {plugin.name!r}, but its architecture "
+            f"{info.architecture} is Manta's own: uninstall it, or leave it out of MANTA_PLUGINS",
+            param="model",
+        )
 
 
 def _check_sizes(info: ModelInfo) -> int:

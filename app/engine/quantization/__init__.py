@@ -41,6 +41,8 @@ def _while_loading(name: str) -> QuantMethod:
 
 
 def _of_checkpoint(name: str, scheme: Mapping[str, Any]) -> QuantMethod:
+    if reason := QUANT_METHODS.withheld(name):
+        raise UnsupportedError(f"the checkpoint is quantized: {reason}", param="model")
     if name not in QUANT_METHODS:
         raise UnsupportedError(f"quantized checkpoints are not supported (quant_method {name!r})", param="model")
     kind: type[QuantMethod] = QUANT_METHODS.load(name)

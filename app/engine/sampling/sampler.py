@@ -7,6 +7,7 @@ top_k, top_p and Gumbel-argmax. A step pays only for what its own rows ask for.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -35,9 +36,10 @@ class SamplerOutput:
 class Sampler(RowFeature):
     """Keeps each row's sampling state from when a request enters it until it leaves."""
 
-    def __init__(self, max_num_seqs: int, vocab_size: int, device: torch.device) -> None:
+    def __init__(self, max_num_seqs: int, vocab_size: int, device: torch.device, plugins: Sequence[str] = ()) -> None:
+        """`plugins`: logits processors beside ours."""
         self._rows = SamplingRows(max_num_seqs, vocab_size, device)
-        self._processors = create_logits_processors(vocab_size, device)
+        self._processors = create_logits_processors(vocab_size, device, plugins)
         self._selected: NDArray[np.int64] | None = None  # None: a request came or went since
         self._batch: SamplingBatch | None = None  # the selected rows
         self._parameters: HostParameters | Literal["unknown"] | None = "unknown"  # the selected rows'

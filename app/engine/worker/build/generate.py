@@ -69,4 +69,5 @@ def _head(config: EngineConfig, forward: ForwardPass, state: RowState, proposer:
         return RelayHead(link, state, num_drafts)
     drafting = None if proposer is None else Drafting(proposer, state.columns, link)
     # Steps of which the host has not heard when it writes a message: those in flight, and one held back by the worker.
-    return SamplingHead(forward, state, drafting, slack=num_drafts * (config.max_inflight_steps + 1))
+    slack = num_drafts * (config.max_inflight_steps + 1)
+    return SamplingHead(forward, state, drafting, slack, config.logits_processors)

@@ -30,15 +30,22 @@ from app.platforms import platform_of
 class SamplingHead(Head):
     """The head of a generating model: the sampler."""
 
-    def __init__(self, forward: ForwardPass, state: RowState, drafting: Drafting | None = None, slack: int = 0) -> None:
-        """`slack`: by how much the host may overrate a row's length."""
+    def __init__(
+        self,
+        forward: ForwardPass,
+        state: RowState,
+        drafting: Drafting | None = None,
+        slack: int = 0,
+        plugins: Sequence[str] = (),
+    ) -> None:
+        """`slack`: by how much the host may overrate a row's length; `plugins`: logits processors beside ours."""
         super().__init__(state.device)
         self._forward = forward
         self._state = state
         self._drafting = drafting
         self._slack = slack
         self._pins = platform_of(state.device).is_async
-        self._sampler = Sampler(len(state.num_tokens), forward.vocab_size, state.device)
+        self._sampler = Sampler(len(state.num_tokens), forward.vocab_size, state.device, plugins)
 
     @property
     def features(self) -> Sequence[RowFeature]:

@@ -1,0 +1,38 @@
+"""Models that call a tool as `@name {json}@` and think as `hmm: ... :hmm`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from app.api.parsers.base import ToolParser
+from app.api.parsers.grammar import CallGrammar
+from app.api.parsers.scanner import Steps
+from app.api.parsers.think import ThinkParser
+
+OPEN, CLOSE = "@", "}@"
+
+
+class AtParser(ToolParser):
+    """Calls between at signs."""
+
+    markers = (OPEN,)
+
+    def parse(self) -> Steps[None]:
+        """See FormatParser."""
+        while (yield from self.scan.content(OPEN)):
+            name, _ = yield from self.scan.until(" ")
+            arguments, _ = yield from self.scan.until(CLOSE)
+            self.scan.begin_call(name)
+            self.scan.say_arguments(arguments + "}")
+
+    @classmethod
+    def call_grammar(cls, special: Collection[str]) -> CallGrammar:
+        """How such a call is enforced."""
+        return CallGrammar("@{name} ", "@", separator=" ", trigger=OPEN)
+
+
+class HmmParser(ThinkParser):
+    """Reasoning between these words."""
+
+    open, close = "hmm:", ":hmm"
+    markers = (open, close)
