@@ -70,6 +70,9 @@ class EngineConfig(Frozen):
         "read; `sharded_state`: each rank's own, as `manta save-sharded` wrote them; `dummy`: random numbers, no "
         "checkpoint is read. `auto`: the first of these that the directory holds, sharded_state before all.",
     )
+    model_impl: Literal["auto", "native", "transformers"] = Field(
+        "auto", description="Whose modules: Manta's, or Hugging Face transformers'. `auto`: Manta's where it has them."
+    )
     runner: Literal["auto", "generate", "pooling"] = Field(
         "auto",
         description="What the model is run for: to generate text, or for embeddings, scores and classes. `auto`: "

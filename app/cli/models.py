@@ -7,8 +7,10 @@ from typing import Any
 
 from app.cli.command import Command
 from app.engine.models import MODELS, POOLING_MODELS
+from app.engine.transformers_catalog import causal_architectures, entry_of
 from app.registry import Registry
 
+THROUGH = "generate (through transformers)"
 MODES: dict[str, Registry[Any]] = {"generate": MODELS, "pooling": POOLING_MODELS}
 
 
@@ -20,13 +22,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """A line for each architecture, as `architectures` of config.json names it, with the package of a plugin."""
     wanted = {mode: table for mode, table in MODES.items() if args.runner in (None, mode)}
-    names = sorted({name for table in wanted.values() for name in table})
-    width = max(map(len, names))
-    for name in names:
+    own = {name for table in wanted.values() for name in table}
+    through = {
+        name for name in causal_architectures() if "generate" in wanted and name not in MODELS and _may_run(name)
+    }
+    width = max(map(len, own | through))
+    for name in sorted(own | through):
         served = {mode: table.plugin(name) for mode, table in wanted.items() if name in table}
         packages = dict.fromkeys(f"  {plugin}" for plugin in served.values() if plugin is not None)
-        print(f"{name:<{width}}  {', '.join(served)}{''.join(packages)}")
+        uses = [*served, *([THROUGH] if name in through else [])]
+        print(f"{name:<{width}}  {', '.join(uses)}{''.join(packages)}")
     return 0
+
+
+def _may_run(name: str) -> bool:
+    """Whether transformers' modules of an architecture take our attention, as far as their source says."""
+    entry = entry_of(name)
+    return entry is not None and entry.may_run
 
 
 COMMAND = Command("the architectures that are served", add_arguments, run)

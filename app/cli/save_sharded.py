@@ -12,6 +12,7 @@ from app.engine.models.model_check import check_model
 
 _FIELDS = {
     "load_format",
+    "model_impl",
     "dtype",
     "runner",
     "tensor_parallel_size",

@@ -185,6 +185,7 @@ ENGINE_KWARGS: dict[str, Rule] = {
     "load_format": lambda value, c: (
         None if value == "auto" else one_of("engine", "load_format", LOAD_FORMATS)(value, c)
     ),
+    "model_impl": to("engine", "model_impl", lambda value: "native" if value == "vllm" else value),
     "quantization": one_of("engine", "quantization", QUANT_METHODS),
     "num_gpu_blocks_override": to("engine", "num_blocks"),
     "kv_offloading_size": to("engine", "kv_host_memory_bytes", lambda value: int(value * GIB)),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -11,6 +12,7 @@ from typing import Any, Literal
 from app.backends import MODEL_CONFIGS
 from app.config import EngineConfig
 from app.engine.hub import commit_of, fetch_description, fetch_weights, is_hub_id
+from app.engine.transformers_catalog import size_names
 from app.errors import CheckpointError, ConfigError
 
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
@@ -77,11 +79,13 @@ class ModelInfo:
     directory: Path
     hf_config: dict[str, Any]
     generation_config: dict[str, Any]
+    impl: Literal["auto", "native", "transformers"] = "auto"  # whose modules are to run it
 
     @classmethod
     def of(cls, config: EngineConfig) -> ModelInfo:
         """The description of a configuration's model; CheckpointError says why there is none."""
-        return cls.from_directory(config.model, config.revision, config.download_dir)
+        info = cls.from_directory(config.model, config.revision, config.download_dir)
+        return replace(info, impl=config.model_impl)
 
     @classmethod
     def from_directory(cls, model: str, revision: str | None = None, download_dir: str | None = None) -> ModelInfo:
@@ -199,7 +203,13 @@ class ModelInfo:
     def _find(self, name: str) -> Any:
         """A number under the name that the family gives it; None: there is none."""
         values = (self.hf_config.get(one) for one in (name, *_OTHER_NAMES[name]))
-        return next((value for value in values if value is not None), None)
+        found = next((value for value in values if value is not None), None)
+        return self.hf_config.get(self._size_names.get(name, name)) if found is None else found
+
+    @cached_property
+    def _size_names(self) -> Mapping[str, str]:
+        """What families that have no file here call the sizes."""
+        return size_names(str(self.hf_config.get("model_type")))
 
 
 def _translated(config: dict[str, Any]) -> dict[str, Any]:

@@ -59,3 +59,19 @@ def check_parallel_sizes(config: EngineConfig, info: ModelInfo) -> None:
             f"tensor_parallel_size={tp} is neither a divisor nor a multiple of num_key_value_heads={info.num_kv_heads}",
             param="tensor_parallel_size",
         )
+
+
+def check_backend_sizes(config: EngineConfig, info: ModelInfo) -> None:
+    """The same for a model that runs through transformers' modules, as far as its config.json tells."""
+    if config.pipeline_parallel_size > 1:
+        raise ConfigError(
+            f"pipeline_parallel_size={config.pipeline_parallel_size}: a model that runs through transformers' "
+            "modules is not cut into stages; use tensor_parallel_size",
+            param="pipeline_parallel_size",
+        )
+    for name, size in {"num_attention_heads": info.num_heads, "num_key_value_heads": info.num_kv_heads}.items():
+        if size % config.tensor_parallel_size:
+            raise ConfigError(
+                f"tensor_parallel_size={config.tensor_parallel_size} does not divide {name}={size}",
+                param="tensor_parallel_size",
+            )

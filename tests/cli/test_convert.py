@@ -153,20 +153,21 @@ def test_autoscaling_becomes_ours(tmp_path: Path) -> None:
 def test_a_hubs_model_stays_one(tmp_path: Path) -> None:
     config = {
         "model_loading_config": {"model_id": "q", "model_source": "Qwen/Qwen3-8B"},
-        "engine_kwargs": {"revision": "v1", "download_dir": "/models", "load_format": "pt"},
+        "engine_kwargs": {"revision": "v1", "download_dir": "/models", "load_format": "pt", "model_impl": "vllm"},
         "runtime_env": {"env_vars": {"HF_HOME": "/cache"}},
     }
     document, remarks = convert(written(tmp_path, config))
     (application,) = document["applications"]
     engine = parse_args(application["args"]).models[0].engine
     assert (engine.model, engine.revision, engine.download_dir) == ("Qwen/Qwen3-8B", "v1", "/models")
+    assert engine.model_impl == "native"
     assert (engine.load_format, application["runtime_env"]["env_vars"]["HF_HOME"], remarks) == ("pt", "/cache", [])
 
 
 def test_every_line_of_the_tables_is_tried() -> None:
     tried = {f"engine_kwargs.{name}" for name in QWEN["engine_kwargs"]} | {path for path, _, _ in LOST}
     plain = {"seed", "runner", "block_size", "max_num_batched_tokens", "scheduling_policy", "pipeline_parallel_size"}
-    plain |= {"revision", "download_dir"}
+    plain |= {"revision", "download_dir", "model_impl"}
     plain |= {
         "tokenizer",
         "chat_template",

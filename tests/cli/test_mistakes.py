@@ -86,7 +86,7 @@ def test_weights_are_no_safetensors(manta: Manta, model: Path) -> None:
 def test_unknown_architecture(manta: Manta, model: Path) -> None:
     change_config(model, architectures=["MambaForCausalLM"])
     mistake = manta("serve", model).mistake
-    assert "unknown architecture 'MambaForCausalLM'" in mistake
+    assert "unknown architecture 'MambaForCausalLM' (through transformers: it keeps a recurrent state" in mistake
     assert "LlamaForCausalLM" in mistake
 
 
@@ -100,10 +100,15 @@ def gptj(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_model_of_another_family(manta: Manta, gptj: Path) -> None:
     known = f"known: {', '.join(sorted(MODELS))}"
+    why = "through transformers: its attention there does not take an implementation from outside"
     for command in (("serve", gptj), ("generate", "hi", "--model", gptj)):
-        assert manta(*command).mistake == f"{gptj}: unknown architecture 'GPTJForCausalLM'; {known}"
-    with pytest.raises(UnsupportedError, match="unknown architecture 'GPTJForCausalLM'; known: Cohere2"):
+        assert manta(*command).mistake == f"{gptj}: unknown architecture 'GPTJForCausalLM' ({why}); {known}"
+    with pytest.raises(UnsupportedError, match=r"does not take an implementation from outside\); known: Cohere2"):
         LLM(str(gptj))
+    native = manta("serve", gptj, "--model-impl", "native").mistake
+    assert native == f"{gptj}: unknown architecture 'GPTJForCausalLM'; {known}"
+    through = manta("serve", gptj, "--model-impl", "transformers").mistake
+    assert through.startswith(f"{gptj}: model_impl=transformers cannot run GPTJForCausalLM: its attention there")
     pooling = manta("serve", gptj, "--runner", "pooling").mistake
     assert "'GPTJForCausalLM' of a model for embeddings and scores; known: those of Bert, Llama," in pooling
 

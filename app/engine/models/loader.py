@@ -5,6 +5,7 @@ What a rank holds follows from its context alone, so any process can fill any ra
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
@@ -18,18 +19,19 @@ from app.engine.layers.linear import Linear
 from app.engine.layers.vocab import LMHead
 from app.engine.layers.weight import Weight
 from app.engine.model_info import ModelInfo
-from app.engine.models import MODELS, POOLING_MODELS
-from app.engine.models.decoder import CausalLM
+from app.engine.models import POOLING_MODELS
+from app.engine.models.base import EngineModel
+from app.engine.models.implementation import causal_model
 from app.engine.models.load_formats.base import LoadFormat, LoadRequest, targets
 from app.engine.models.pooling_model import PoolingModel
 from app.engine.weight_files import format_of
 from app.errors import ConfigError
 
-ModelT = TypeVar("ModelT", CausalLM, PoolingModel)
+ModelT = TypeVar("ModelT", EngineModel, PoolingModel)
 PackedT = TypeVar("PackedT", bound=nn.Module)
 
 
-def load_model(info: ModelInfo, ctx: BuildContext, load_format: str, seed: int) -> CausalLM:
+def load_model(info: ModelInfo, ctx: BuildContext, load_format: str, seed: int) -> EngineModel:
     """The model of `info` on `ctx.device`, ready to run.
 
     Raises UnsupportedError for an unknown architecture, CheckpointError naming a missing, unexpected or misshapen
@@ -38,10 +40,10 @@ def load_model(info: ModelInfo, ctx: BuildContext, load_format: str, seed: int) 
     return pack(fill_model(info, ctx, load_format, seed))
 
 
-def fill_model(info: ModelInfo, ctx: BuildContext, load_format: str, seed: int) -> CausalLM:
+def fill_model(info: ModelInfo, ctx: BuildContext, load_format: str, seed: int) -> EngineModel:
     """The same, not packed: its parameters are what a checkpoint holds."""
     request = LoadRequest(info.directory, ctx, seed, elsewhere=lambda: names_of_other_stages(info, ctx))
-    return _filled(MODELS.load(info.architecture), info, request, load_format)
+    return _filled(causal_model(info), info, request, load_format)
 
 
 def load_pooling_model(info: ModelInfo, ctx: BuildContext, load_format: str, seed: int) -> PoolingModel:
@@ -55,7 +57,9 @@ def fill_pooling_model(info: ModelInfo, ctx: BuildContext, load_format: str, see
     return _filled(kind, info, LoadRequest(info.directory, ctx, seed), load_format)
 
 
-def _filled(kind: type[ModelT], info: ModelInfo, request: LoadRequest, load_format: str) -> ModelT:
+def _filled(
+    kind: Callable[[BuildContext, ModelInfo], ModelT], info: ModelInfo, request: LoadRequest, load_format: str
+) -> ModelT:
     """Build on the meta device, allocate, fill."""
     ctx = request.ctx
     form: LoadFormat = LOAD_FORMATS.load(format_of(info.directory, load_format))()
@@ -103,4 +107,4 @@ def names_of_other_stages(info: ModelInfo, ctx: BuildContext) -> set[str]:
         return set()
     whole = replace(ctx, groups=ParallelGroups(), stage_layers=None)
     with torch.device("meta"):
-        return set(targets(MODELS.load(info.architecture)(whole, info)))
+        return set(targets(causal_model(info)(whole, info)))

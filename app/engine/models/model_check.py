@@ -13,7 +13,8 @@ from app.config import EngineConfig
 from app.engine.model_info import ModelInfo
 from app.engine.models import MODELS, POOLING_MODELS
 from app.engine.models.decoder_settings import DecoderSettings
-from app.engine.parallel_plan import check_parallel_sizes
+from app.engine.models.implementation import runs_natively, transformers_refusal
+from app.engine.parallel_plan import check_backend_sizes, check_parallel_sizes
 from app.engine.pooling.info import pooling_info, step_budget
 from app.errors import CheckpointError, ConfigError, UnsupportedError
 from app.registry import Registry
@@ -40,7 +41,10 @@ def check_model(config: EngineConfig) -> ModelInfo:
             f"--max-model-len to {most} or less",
             param="max_model_len",
         )
-    check_parallel_sizes(config, info)
+    if pools or runs_natively(info):
+        check_parallel_sizes(config, info)
+    else:
+        check_backend_sizes(config, info)
     pooling_info(config, info)
     step_budget(config, info, config.max_model_len or most)
     return info
@@ -48,18 +52,28 @@ def check_model(config: EngineConfig) -> ModelInfo:
 
 def _check_architecture(info: ModelInfo, pools: bool) -> None:
     table: Registry[Any] = POOLING_MODELS if pools else MODELS
-    if info.architecture in table:
+    if info.architecture in table and (pools or runs_natively(info)):
         _check_translation(info, table)
         return
-    if reason := table.withheld(info.architecture):
-        raise UnsupportedError(f"{info.directory}: {reason}", param="model")
+    if info.impl != "transformers" and (withheld := table.withheld(info.architecture)):
+        raise UnsupportedError(f"{info.directory}: {withheld}", param="model")
+    if not pools and info.impl != "native":
+        reason = transformers_refusal(info)
+        if reason is None:
+            return
+        if info.impl == "transformers":
+            raise UnsupportedError(
+                f"{info.directory}: model_impl=transformers cannot run {info.architecture}: {reason}",
+                param="model_impl",
+            )
     known = ", ".join(sorted(MODELS))
     if pools:
         families = {name.removesuffix(kind) for name in POOLING_MODELS for kind in _KINDS if name.endswith(kind)}
         known = f"those of {', '.join(sorted(families))}"
     use = " of a model for embeddings and scores" if pools else ""
+    why = "" if pools or info.impl == "native" else f" (through transformers: {reason})"
     raise UnsupportedError(
-        f"{info.directory}: unknown architecture {info.architecture!r}{use}; known: {known}", param="model"
+        f"{info.directory}: unknown architecture {info.architecture!r}{use}{why}; known: {known}", param="model"
     )
 
 
@@ -79,10 +93,11 @@ def _check_sizes(info: ModelInfo) -> int:
     file = info.directory / "config.json"
     try:
         sizes = [info.vocab_size, info.num_layers, info.num_heads, info.num_kv_heads, info.head_dim]
-        sizes += [info.hidden_size, info.intermediate_size]
+        is_native = not info.is_causal or (info.architecture in MODELS and info.impl != "transformers")
+        sizes += [info.hidden_size, *([info.intermediate_size] if is_native else [])]
         if min(*sizes, info.max_position_embeddings) < 1:
             raise ValueError("a size below 1")
-        if info.is_causal:
+        if info.is_causal and is_native:
             DecoderSettings.from_info(info)
     except KeyError as error:
         raise CheckpointError(f"{file} is not usable: it lacks {error.args[0]}", param="model") from None

@@ -1,0 +1,123 @@
+"""transformers' attention interface over the paged KV cache.
+
+An attention module of transformers projects and rotates, then calls the function that its configuration names with
+queries, keys and values of the step. Ours finds the `PagedAttention` that stands in the module, which writes keys and
+values into the cache and attends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import AttentionInterface
+
+from app.engine.layers.attention_layer import AttentionLayer
+from app.engine.layers.cache_spec import LayerCacheSpec
+from app.engine.layers.context import BuildContext, ForwardContext
+from app.engine.models.transformers_backend.rotary import angles, exchange_rotation
+from app.engine.models.transformers_backend.tracing import AttentionCall
+from app.kernels.attention import AttentionMetadata
+from app.kernels.fused import fused_ops
+
+IMPLEMENTATION = "manta"  # without a mask of its own: transformers then makes none
+PLACE = "paged_attention"  # the attribute of an attention module that holds ours
+
+
+class Step:
+    """The step that runs now; transformers' modules do not pass it on."""
+
+    context: ForwardContext | None = None
+
+
+class PagedAttention(AttentionLayer):
+    """What an attention call of a module becomes."""
+
+    def __init__(
+        self, ctx: BuildContext, call: AttentionCall, layer_index: int, step: Step, *, is_capturable: bool
+    ) -> None:
+        super().__init__()
+        self.num_heads, self.num_kv_heads = call.num_heads, call.num_kv_heads
+        self.head_dim, self.value_dim = call.head_dim, call.value_dim
+        self.scale = call.head_dim**-0.5 if call.scale is None else call.scale
+        self.soft_cap, self.sliding_window = call.soft_cap, call.sliding_window
+        self.layer_index = layer_index
+        self.step = step
+        self.kv_scales = (
+            torch.ones(2, self.num_kv_heads, dtype=torch.float32, device=ctx.device) if ctx.kv_dtype else None
+        )
+        self.kv_dtype = ctx.kv_dtype or ctx.dtype
+        self.ops = ctx.attention_ops
+        self.is_capturable = self.ops.is_capturable and is_capturable
+        self.shares_prefixes = self.ops.shares_prefixes
+        self.fused = fused_ops(ctx.device)
+        self.rotation = exchange_rotation(call.module)
+
+    def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """query [1, Hq, T, D], key [1, Hkv, T, D], value [1, Hkv, T, Dv] -> [1, T, Hq, Dv]."""
+        rotation = None if self.rotation is None else self.rotation.take(query, key, value)
+        if query.is_meta:  # a trace
+            return query.new_empty(1, query.shape[2], self.num_heads, self.value_dim)
+        ctx = self.step.context
+        assert ctx is not None, "called outside of a step"
+        kv_cache, meta = ctx.kv_caches[self.layer_index], ctx.attention[self.layer_index]
+        if rotation is not None:
+            heads, cos, sin = rotation
+            cos, sin = angles(ctx, cos, sin)
+            rows = self.fused.rotate_and_write(heads, cos, sin, None, kv_cache, meta.slot_mapping, self.kv_scales)
+            return self.attend(rows, kv_cache, meta)
+        if self.value_dim < self.head_dim:
+            value = F.pad(value, (0, self.head_dim - self.value_dim))
+        self.ops.write_kv(_rows(key), _rows(value), kv_cache, meta.slot_mapping, self.kv_scales)
+        return self.attend(_rows(query), kv_cache, meta)
+
+    def attend(self, query: torch.Tensor, kv_cache: torch.Tensor, meta: AttentionMetadata) -> torch.Tensor:
+        """query [T, Hq, D] over the cache -> [1, T, Hq, Dv]."""
+        out = self.ops.paged_attention(
+            query,
+            kv_cache,
+            meta,
+            scale=self.scale,
+            sliding_window=self.sliding_window,
+            soft_cap=self.soft_cap,
+            kv_scales=self.kv_scales,
+        )
+        return out[None] if self.value_dim == self.head_dim else out[None, ..., : self.value_dim]
+
+    @property
+    def plan_key(self) -> Hashable:
+        """See Attention.plan_key."""
+        return self.ops, self.num_heads, self.num_kv_heads, self.head_dim
+
+    def plan(self, meta: AttentionMetadata, block_size: int) -> None:
+        """Let the backend plan the step."""
+        self.ops.prepare(
+            meta,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            block_size=block_size,
+        )
+
+    def cache_spec(self) -> LayerCacheSpec:
+        """Keys and values of this rank's KV heads; narrower values are padded to the keys' width."""
+        return LayerCacheSpec((2, self.num_kv_heads), self.head_dim, self.kv_dtype, self.sliding_window)
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    """[1, H, T, D] -> [T, H, D], the vectors of heads contiguous as the kernels want them."""
+    rows = x[0].transpose(0, 1)
+    return rows if rows.stride(-1) == 1 else rows.contiguous()
+
+
+def _attend(
+    module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any
+) -> tuple[torch.Tensor, None]:
+    """The attention function: what it is told beside the tensors, the trace has seen already."""
+    return getattr(module, PLACE)(query, key, value), None
+
+
+AttentionInterface.register(IMPLEMENTATION, _attend)

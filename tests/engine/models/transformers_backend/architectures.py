@@ -1,0 +1,128 @@
+"""Tiny configurations that run through transformers' modules: model type -> changes to those of tests/tiny_models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from app.engine.transformers_catalog import causal_architectures
+
+PAD = {"pad_token_id": 0}
+PLAIN_HEADS = {"without": ["num_key_value_heads", "head_dim"]}
+NO_SIZE = {"without": ["head_dim"]}
+OLD = {"without": ["num_key_value_heads", "head_dim", "intermediate_size"]}
+WINDOW = {"sliding_window": 9}
+MOE = {
+    **{"num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2},
+    "moe_intermediate_size": 48,
+}
+GROUPS = {"n_shared_experts": 1, "n_group": 1, "topk_group": 1}
+LATENT = {
+    **{"q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16},
+    "num_key_value_heads": 2,
+}
+SHARED_GROUPS = {**MOE, "n_shared_experts": 1, "first_k_dense_replace": 1}
+
+# Those that Manta has no modules of its own for.
+FURTHER: dict[str, dict[str, Any]] = {
+    "afmoe": {**MOE, **WINDOW, "num_dense_layers": 1},
+    "apertus": {},
+    "arcee": {},
+    "bitnet": NO_SIZE,
+    "cohere2_moe": {**MOE, **WINDOW},
+    "ctrl": {},
+    "cwm": {**PAD, **WINDOW},
+    "deepseek_v2": {**SHARED_GROUPS, **LATENT, "head_dim": 8},
+    "deepseek_v3": {**SHARED_GROUPS, **LATENT, "head_dim": 8, "n_group": 2, "topk_group": 1},
+    "dots1": {**SHARED_GROUPS, **GROUPS},
+    "ernie4_5": PAD,
+    "ernie4_5_moe": {
+        **MOE,
+        **{"moe_num_experts": 4, "moe_k": 2, "moe_num_shared_experts": 1, "moe_layer_start_index": 1},
+    },
+    "exaone_moe": {**MOE, **WINDOW},
+    "flex_olmo": {**MOE, **NO_SIZE, **PAD, "num_attention_heads": 4, "num_key_value_heads": 2},
+    "gemma4_text": {},
+    "glm4_moe": {**SHARED_GROUPS, **GROUPS, **PAD},
+    "glm4_moe_lite": {**MOE, **GROUPS, **LATENT, **PAD},
+    "gpt_bigcode": {**OLD, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 128, "n_inner": 100},
+    "granitemoe": {**MOE, **NO_SIZE},
+    "granitemoeshared": {**MOE, **NO_SIZE, "shared_intermediate_size": 48},
+    "helium": {},
+    "hunyuan_v1_dense": {},
+    "hunyuan_v1_moe": {**MOE, "moe_topk": 2},
+    "hy_v3": MOE,
+    "hyperclovax": {},
+    "jais2": {},
+    "laguna": MOE,
+    "mellum": {**MOE, **WINDOW},
+    "minicpm3": {**LATENT, "head_dim": 8},
+    "minimax_m2": MOE,
+    "mixtral": {**MOE, **WINDOW},
+    "modernbert-decoder": {**PAD, **PLAIN_HEADS, "local_attention": 9},
+    "nanochat": {},
+    "nemotron": {},
+    "olmo": NO_SIZE,
+    "olmoe": {**MOE, **NO_SIZE},
+    "persimmon": PLAIN_HEADS,
+    "phimoe": {**MOE, **NO_SIZE, **WINDOW},
+    "qwen2_moe": {**MOE, **NO_SIZE, "shared_expert_intermediate_size": 48},
+    "qwen3_moe": MOE,
+    "seed_oss": {},
+    "solar_open": {**MOE, **GROUPS, **PAD},
+    "starcoder2": {**WINDOW, **NO_SIZE},
+    "vaultgemma": WINDOW,
+    "youtu": {**LATENT, "head_dim": 8},
+}
+# Those that it has, run this way all the same.
+NATIVE: dict[str, dict[str, Any]] = {
+    "cohere": {},
+    "cohere2": {**WINDOW, "num_hidden_layers": 4},
+    "exaone4": {**WINDOW, "num_hidden_layers": 4},
+    "gemma": {},
+    "gemma2": WINDOW,
+    "gemma3_text": {**WINDOW, "num_hidden_layers": 7},
+    "glm": PAD,
+    "glm4": PAD,
+    "gpt2": {**OLD, "n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 128, "n_inner": 100},
+    "gpt_neox": {**PLAIN_HEADS, "num_attention_heads": 4, "max_position_embeddings": 128},
+    "granite": {},
+    "llama": {},
+    "ministral": WINDOW,
+    "ministral3": {},
+    "mistral": WINDOW,
+    "olmo2": {},
+    "olmo3": {**WINDOW, "num_hidden_layers": 4},
+    "phi": {"num_key_value_heads": 2},
+    "phi3": {**PAD, "sliding_window": 11},
+    "qwen2": {},
+    "qwen3": {},
+    "smollm3": {**PAD, "num_hidden_layers": 4},
+}
+ARCHITECTURES = {**FURTHER, **NATIVE}
+
+
+def page_table(model_types: Iterable[str]) -> str:
+    """The table of docs/models.md."""
+    classes = {model_type: name for name, types in causal_architectures().items() for model_type in types}
+    lines = ["| architecture | model type | |", "|---|---|---|"]
+    for model_type in sorted(model_types):
+        changes = ARCHITECTURES[model_type]
+        kinds = [kind for key, kind in _KINDS.items() if key in changes]
+        lines.append(f"| `{classes[model_type]}` | {model_type} | {', '.join(kinds)} |")
+    return "\n".join(lines)
+
+
+_KINDS = {
+    "num_experts_per_tok": "mixture of experts",
+    "kv_lora_rank": "latent attention",
+    "sliding_window": "windows",
+    "local_attention": "windows",
+}
+
+# What cannot run: changes, and the reason that a user reads.
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "gpt_oss": (MOE, "attention sinks"),
+    "diffllama": ({**NO_SIZE, "num_attention_heads": 4, "num_key_value_heads": 2}, "more than once in a step"),
+    "doge": ({}, "its forward pass needs more than shapes and positions"),
+}
