@@ -42,7 +42,7 @@ class Pooling:
 
     def usual_task(self) -> PoolingTask:
         """What is made of a prompt where nobody says it."""
-        return "classify" if self._info().labels else "token_embed"
+        return self._info().raw_task
 
     def run(
         self,

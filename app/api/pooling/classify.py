@@ -43,7 +43,7 @@ def classify_routes(client: EngineClient, limits: RequestLimits) -> APIRouter:
         """The model's own result for each input: a vector for each token, a vector, or scores."""
         body = await read_body(request, PoolingRequest)
         model = find_model(client, body.model)
-        task = body.task or ("classify" if pooling_of(model).labels else "token_embed")
+        task = body.task or pooling_of(model).raw_task
         params = PoolingParams(task=task, dimensions=body.dimensions, use_activation=body.use_activation)
         prompts = await read_inputs(work_of(request), body, model, limits)
         answer_id = new_id("pool")

@@ -16,11 +16,14 @@ from torch import nn
 from app.engine.distributed.parallel_groups import RankGroup
 from app.engine.layers.context import BuildContext
 from app.engine.layers.layer import Layer
+from app.engine.layers.layer_norm import LayerNorm
 from app.engine.layers.norm import RMSNorm
 from app.engine.layers.offset_norm import OffsetRMSNorm
 from app.engine.layers.weight import CheckpointTensor, Weight, WeightSpec, expect_shape
 
-QueryKeyNorm = Literal["head_rms", "head_offset_rms", "projection_rms", "head_layer_norm", "head_biased_layer_norm"]
+QueryKeyNorm = Literal[
+    "head_rms", "head_offset_rms", "projection_rms", "head_layer_norm", "head_biased_layer_norm", "layer_norms_of_heads"
+]
 
 
 class HeadShare:
@@ -58,7 +61,7 @@ class ProjectionRMSNorm(Layer):
 
 
 class HeadLayerNorm(Layer):
-    """Layer norm of each head, with weights of its own (Cohere, StableLM) or common ones (Phi); `bias` as they have."""
+    """Layer norm of each head, with weights of its own (Cohere) or common ones (Phi); `bias` as they have."""
 
     def __init__(self, ctx: BuildContext, heads: HeadShare, head_dim: int, eps: float, *, bias: bool) -> None:
         super().__init__()
@@ -81,6 +84,20 @@ class HeadLayerNorm(Layer):
         return (normed if self.bias is None else normed + self.bias.float()).to(x.dtype)
 
 
+class LayerNormsOfHeads(Layer):
+    """A layer norm for each head, stored one by one (StableLM); a rank holds all, and norms its own heads."""
+
+    def __init__(self, ctx: BuildContext, heads: HeadShare, head_dim: int, eps: float) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList([LayerNorm(ctx, head_dim, eps, bias=False) for _ in range(heads.whole)])
+        self.own, self.size, self.eps = slice(heads.first, heads.first + heads.own), (head_dim,), eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, H, D] -> the same, normed."""
+        weight = torch.stack([norm.get_parameter("weight") for norm in self.norms[self.own]])
+        return (F.layer_norm(x.float(), self.size, eps=self.eps) * weight.float()).to(x.dtype)
+
+
 Make = Callable[[BuildContext, HeadShare, int, float], nn.Module]
 
 QUERY_KEY_NORMS: dict[QueryKeyNorm, Make] = {
@@ -89,4 +106,5 @@ QUERY_KEY_NORMS: dict[QueryKeyNorm, Make] = {
     "projection_rms": ProjectionRMSNorm,
     "head_layer_norm": lambda ctx, heads, head_dim, eps: HeadLayerNorm(ctx, heads, head_dim, eps, bias=False),
     "head_biased_layer_norm": lambda ctx, heads, head_dim, eps: HeadLayerNorm(ctx, heads, head_dim, eps, bias=True),
+    "layer_norms_of_heads": LayerNormsOfHeads,
 }

@@ -1,6 +1,7 @@
-"""Decoders that give vectors (Qwen3-Embedding, E5-Mistral, ...) or scores (Qwen3 rerankers as classifiers).
+"""Decoders that give vectors (Qwen3-Embedding, E5-Mistral, ...) or scores (rerankers, classifiers, reward models).
 
-The families' own decoders without their language head; for scores with a linear head over the last token.
+The families' own decoders without their language head; for scores with a linear head over the last token, or, for
+rewards, two linear layers over it or over each token (Qwen2.5-Math-RM and -PRM).
 """
 
 from __future__ import annotations
@@ -8,39 +9,60 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
+from torch import nn
 
 from app.engine.layers.context import BuildContext, ForwardContext
 from app.engine.layers.replicated import ReplicatedLinear
 from app.engine.model_info import ModelInfo
+from app.engine.models import MODELS
 from app.engine.models.checkpoint import StoredTensor
 from app.engine.models.decoder import CausalLM, Decoder
 from app.engine.models.decoder_settings import readable
-from app.engine.models.llama import LlamaForCausalLM
-from app.engine.models.mistral import MistralForCausalLM
 from app.engine.models.pooling_model import PoolingModel
-from app.engine.models.qwen2 import Qwen2ForCausalLM
-from app.engine.models.qwen3 import Qwen3ForCausalLM
 from app.engine.pooling.info import PoolingInfo
 from app.errors import UnsupportedError
 
+# Families whose language model is not called <family>ForCausalLM.
+_FAMILIES = {"GPT2": "GPT2LMHeadModel", "Gemma3Text": "Gemma3ForCausalLM"}
+_KINDS = ("ForProcessRewardModel", "ForRewardModel", "ForSequenceClassification", "ForCausalLM", "Model")
+_DECODERS = ("model.", "transformer.", "gpt_neox.")  # what checkpoints hold the decoder as
+
+
+def family_of(architecture: str) -> type[CausalLM]:
+    """The language model of which an architecture takes the decoder."""
+    name = next(architecture.removesuffix(kind) for kind in _KINDS if architecture.endswith(kind))
+    return MODELS.load(_FAMILIES.get(name, f"{name}ForCausalLM"))
+
+
+def score_head(ctx: BuildContext, size: int, num_labels: int) -> nn.Module:
+    """One linear layer."""
+    return ReplicatedLinear(ctx, size, num_labels, bias=False)
+
+
+def reward_head(ctx: BuildContext, size: int, num_labels: int) -> nn.Module:
+    """Two, and what lies between, under the numbers that they have in the checkpoint."""
+    return nn.Sequential(
+        ReplicatedLinear(ctx, size, size, bias=True), nn.ReLU(), ReplicatedLinear(ctx, size, num_labels, bias=True)
+    )
+
 
 class DecoderForPooling(PoolingModel):
-    """A family's decoder; `family` reads its settings."""
-
-    family: type[CausalLM]
+    """A family's decoder, and a head where the architecture has one."""
 
     def __init__(self, ctx: BuildContext, info: ModelInfo) -> None:
         super().__init__()
-        hf = info.hf_config
+        self.family, hf = family_of(info.architecture), info.hf_config
         if hf.get("is_causal") is False or hf.get("use_bidirectional_attention"):
             raise UnsupportedError("decoders with attention in both directions are not supported", param="model")
         self.decoder_settings = settings = readable(self.family.settings, info)
         ropes = self.family.ropes(info, settings, ctx.max_model_len)
         self.model = Decoder(ctx, settings, ropes, self.family.blocks_of(info))
-        self.score: ReplicatedLinear | None = None
-        if info.architecture.endswith("ForSequenceClassification"):
-            self.num_labels = len(PoolingInfo.of(info).labels)
-            self.score = ReplicatedLinear(ctx, settings.hidden_size, self.num_labels, bias=False)
+        self.score: nn.Module | None = None
+        self.num_labels = len(PoolingInfo.of(info).labels)
+        size = settings.embedding_size or settings.hidden_size
+        if self.num_labels:
+            rewards = info.architecture.endswith("RewardModel")
+            self.score = reward_head(ctx, size, self.num_labels) if rewards else score_head(ctx, size, self.num_labels)
 
     def forward(self, input_ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         """int [T] -> hidden states [T, C] after the final norm."""
@@ -57,31 +79,7 @@ class DecoderForPooling(PoolingModel):
             yield from self.family.tensors(self.decoder_settings, own, part)
 
     def own_name(self, name: str) -> str | None:
-        """Checkpoints hold the decoder as `model`, or it is all that they hold; the language head is left out."""
-        if name.startswith("lm_head.") or name.endswith("rotary_emb.inv_freq"):
+        """Checkpoints hold the decoder under a name, or it is all that they hold; the language head is left out."""
+        if name.startswith(("lm_head.", "embed_out.")) or name.endswith("rotary_emb.inv_freq"):
             return None
-        return name if name.startswith(("model.", "score.")) else f"model.{name}"
-
-
-class LlamaForPooling(DecoderForPooling):
-    """Llama with pooled outputs."""
-
-    family = LlamaForCausalLM
-
-
-class MistralForPooling(DecoderForPooling):
-    """Mistral with pooled outputs."""
-
-    family = MistralForCausalLM
-
-
-class Qwen2ForPooling(DecoderForPooling):
-    """Qwen2 with pooled outputs."""
-
-    family = Qwen2ForCausalLM
-
-
-class Qwen3ForPooling(DecoderForPooling):
-    """Qwen3 with pooled outputs."""
-
-    family = Qwen3ForCausalLM
+        return name if name.startswith((*_DECODERS, "score.")) else f"model.{name}"

@@ -74,10 +74,13 @@ class PoolingInfo:
             "is_causal": info.is_causal,
             "has_token_types": int(hf.get("type_vocab_size") or 0) > 1,
         }
+        if info.architecture.endswith("RewardModel"):
+            return cls("last", **_rewards(info), **common)
         if info.architecture.endswith("ForSequenceClassification"):
             labels = _labels(hf)
             pooling = "last" if info.is_causal else "cls"
-            return cls(pooling, tasks=("classify",), labels=labels, scores=_scores(hf, len(labels)), **common)
+            tasks: tuple[PoolingTask, ...] = ("classify", "token_classify") if info.is_causal else ("classify",)
+            return cls(pooling, tasks=tasks, labels=labels, scores=_scores(hf, len(labels)), **common)
         modules = _modules(info.directory)
         denses = tuple(_dense(path) for kind, path in modules if kind == "Dense")
         poolings = [_pooling(path) for kind, path in modules if kind == "Pooling"]
@@ -91,6 +94,11 @@ class PoolingInfo:
             matryoshka=_matryoshka(hf, matryoshka),
             **common,
         )
+
+    @property
+    def raw_task(self) -> PoolingTask:
+        """What is done where nobody says: classes where there are some (of tokens: rewards of steps), else vectors."""
+        return self.tasks[0] if self.labels else "token_embed"
 
     @property
     def needs_all_tokens(self) -> bool:
@@ -206,6 +214,14 @@ def _labels(hf: dict[str, Any]) -> tuple[str, ...]:
     named = hf.get("id2label") or {}
     number = len(named) or int(hf.get("num_labels") or 2)
     return tuple(str(named.get(str(i), f"LABEL_{i}")) for i in range(number))
+
+
+def _rewards(info: ModelInfo) -> dict[str, Any]:
+    """A number for the text (Qwen2.5-Math-RM), or for each token whether a step ending there is bad or good (PRM)."""
+    of_steps = info.architecture.endswith("ForProcessRewardModel")
+    hf = {"num_labels": 2 if of_steps else 1, **info.hf_config}
+    tasks: tuple[PoolingTask, ...] = ("token_classify", "classify") if of_steps else ("classify", "token_classify")
+    return {"tasks": tasks, "labels": _labels(hf), "scores": "softmax" if of_steps else "identity"}
 
 
 def _scores(hf: dict[str, Any], num_labels: int) -> Scores:

@@ -9,13 +9,15 @@ from pydantic import Field
 from app.bounds import Count
 from app.engine.params import Params
 
-PoolingTask = Literal["embed", "token_embed", "classify"]
+PoolingTask = Literal["embed", "token_embed", "classify", "token_classify"]
 
 
 class PoolingParams(Params):
     """How the hidden states of a prompt become its result, fp32: a vector, one for each token, or class scores."""
 
-    task: PoolingTask = Field("embed", description="A vector of the text, one of each token, or scores of classes.")
+    task: PoolingTask = Field(
+        "embed", description="A vector of the text, one of each token, or scores of classes, of the text or each token."
+    )
     dimensions: Count | None = Field(
         None, ge=1, description="Keep the first so many entries of an embedding (Matryoshka models)."
     )
@@ -27,3 +29,8 @@ class PoolingParams(Params):
     second_text_at: Count | None = Field(
         None, ge=1, description="Where the second text of a pair begins, for models that tell the two apart."
     )
+
+    @property
+    def is_of_tokens(self) -> bool:
+        """Whether there is a result for each token, for which a prefix cache holds too little."""
+        return self.task in ("token_embed", "token_classify")

@@ -65,12 +65,13 @@ class Pooler(RowFeature):
         its prompt by the end of the step.
         """
         results: dict[int, torch.Tensor] = {}
-        whole = [i for i, row in enumerate(rows) if self._params[row].task != "token_embed"]
+        whole = [i for i, row in enumerate(rows) if not self._params[row].is_of_tokens]
         if whole:
             results |= self._pool(rows, ends, whole, starts, lengths, hidden)
         for i in sorted(set(range(len(rows))) - set(whole)):
             row = rows[i]
-            part = self._embed(hidden[starts[i] : starts[i + 1]].float(), self._params[row])
+            head = self._head(self._params[row])
+            part = head(hidden[starts[i] : starts[i + 1]].float(), self._params[row])
             self._tokens.setdefault(row, []).append(part)
             if ends[i]:
                 results[i] = torch.cat(self._tokens.pop(row))
@@ -106,7 +107,7 @@ class Pooler(RowFeature):
         return results
 
     def _head(self, params: PoolingParams) -> Callable[[torch.Tensor, PoolingParams], torch.Tensor]:
-        if params.task != "classify":
+        if params.task not in ("classify", "token_classify"):
             return self._embed
         assert self._classify is not None, "the API layer lets no classification through to a model without classes"
         return self._classify

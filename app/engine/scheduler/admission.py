@@ -82,7 +82,7 @@ class Admission:
     def _needs_all_tokens(self, work: SamplingParams | PoolingParams) -> bool:
         if isinstance(work, SamplingParams) or self.bounds.pooling is None:
             return False
-        return self.bounds.pooling.needs_all_tokens or work.task == "token_embed"
+        return self.bounds.pooling.needs_all_tokens or work.is_of_tokens
 
     def _matcher(self, request: EngineRequest) -> Matcher | None:
         """Where the request stands in its grammar, if it has one."""

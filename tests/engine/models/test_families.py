@@ -71,6 +71,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "falcon-new": ("falcon", {**FALCON, "new_decoder_architecture": True, "num_kv_heads": 2, "bias": True}),
     "stablelm": ("stablelm", {"use_qkv_bias": True, "without": ["head_dim"]}),
     "stablelm-parallel": ("stablelm", {"use_parallel_residual": True, "without": ["head_dim"]}),
+    "stablelm-qk-norm": (
+        "stablelm",
+        {"qk_layernorm": True, "num_attention_heads": 4, "num_key_value_heads": 2, "without": ["head_dim"]},
+    ),
     "cohere": ("cohere", {"logit_scale": 0.3}),
     "cohere-plus": ("cohere", {"use_qk_norm": True, "num_attention_heads": 4, "num_key_value_heads": 2}),
     "cohere2": ("cohere2", FOUR),

@@ -48,7 +48,7 @@ def build(config: EngineConfig, place: Placement) -> Parts:
     features = create_row_features(FeatureContext(config, forward, state, pooling))
     budget = step_budget(config, info, ctx.max_model_len)
     plan = pooling_plan(config, ctx.max_model_len, budget, on_gpu=platform_of(device).is_async)
-    task = PoolingParams(task="classify" if model.num_labels else "token_embed")
+    task = PoolingParams(task=pooling.raw_task)
     return Parts(
         config=config,
         model=model,
