@@ -21,11 +21,12 @@ from app.config import ModelConfig
 from app.engine.model_info import ModelInfo, tokenizer_directory
 from app.engine.models.model_check import check_model
 from app.engine.pooling.info import pooling_info
-from app.errors import CheckpointError, ConfigError
+from app.errors import ConfigError
 from app.parser_tables import REASONING_PARSERS, TOOL_PARSERS
 from app.registry import Registry
 from app.text.chat_template import ChatTemplate
 from app.text.tokenizer import Tokenizer
+from app.text.tokenizer_files import check_tokenizer
 
 
 def check_served_model(config: ModelConfig) -> ModelInfo:
@@ -34,12 +35,7 @@ def check_served_model(config: ModelConfig) -> ModelInfo:
     """
     info = check_model(config.engine)
     _import_plugins(((TOOL_PARSERS, config.tool_parser), (REASONING_PARSERS, config.reasoning_parser)))
-    tokenizer = tokenizer_directory(config.engine, info)
-    if not (tokenizer / "tokenizer.json").is_file():
-        raise CheckpointError(
-            f"tokenizer: {tokenizer} holds no tokenizer.json; set --tokenizer to a directory that does",
-            param="tokenizer",
-        )
+    check_tokenizer(tokenizer_directory(config.engine, info))
     if config.chat_template and not Path(config.chat_template).expanduser().is_file():
         raise ConfigError(
             f"chat_template: no such file {config.chat_template}; set --chat-template to a Jinja file",

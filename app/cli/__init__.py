@@ -28,6 +28,7 @@ COMMANDS: Registry[Command] = Registry(
         "models": "app.cli.models:COMMAND",
         "save-sharded": "app.cli.save_sharded:COMMAND",
         "convert": "app.cli.convert:COMMAND",
+        "convert-tokenizer": "app.cli.convert_tokenizer:COMMAND",
         "collect-env": "app.cli.collect_env:COMMAND",
     },
 )

@@ -25,7 +25,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from app.errors import CheckpointError, ConfigError, InvalidRequestError
-from app.text.tokenizer import Tokenizer, read_tokenizer_config
+from app.text.tokenizer import Tokenizer, read_json
 
 Message = dict[str, Any]
 # Marks where the last message ends, so that what the template writes after it can be cut away.
@@ -48,7 +48,7 @@ class ChatTemplate:
     def from_directory(
         cls, directory: str | Path, tokenizer: Tokenizer | None = None, override: str | Path | None = None
     ) -> ChatTemplate:
-        """The template of a model directory: chat_template.jinja first, then tokenizer_config.json.
+        """The template of a model directory: chat_template.jinja, else chat_template.json, else tokenizer_config.json.
 
         `override` is a file with a template to use instead. A model without a template is fine until it is asked to
         chat. ConfigError or CheckpointError names a file that cannot be read or a template that does not parse.
@@ -216,11 +216,24 @@ def _read_templates(path: Path) -> dict[str, str]:
         found[file.stem] = file.read_text(encoding="utf-8")
     if found:
         return found
-    configured = read_tokenizer_config(path).get("chat_template")
-    if isinstance(configured, str):
-        return {"default": configured}
-    # Several templates are a list of {name, template} in the file.
-    return {entry["name"]: entry["template"] for entry in configured or []}
+    for name in ("chat_template.json", "tokenizer_config.json"):  # the first of models that also see
+        configured = read_json(path / name).get("chat_template")
+        if configured is not None:
+            return _named(path / name, configured)
+    return {}
+
+
+def _named(file: Path, configured: Any) -> dict[str, str]:
+    """Templates by name; a file holds one text, a list of {name, template} or an object."""
+    try:
+        if isinstance(configured, list):
+            configured = {entry["name"]: entry["template"] for entry in configured}
+        named = {"default": configured} if isinstance(configured, str) else dict(configured)
+        if not all(isinstance(source, str) for source in named.values()):
+            raise TypeError("a template is a text")
+    except (TypeError, KeyError, ValueError) as error:
+        raise CheckpointError(f"{file}: chat_template is unusable: {error!r}", param="chat_template") from None
+    return named
 
 
 def _is_content(node: nodes.Node) -> bool:

@@ -1,4 +1,4 @@
-"""A model's tokenizer, read from its Hugging Face files through the `tokenizers` library alone.
+"""A model's tokenizer, read from tokenizer.json (its own, or one made of another form) by the `tokenizers` library.
 
 Equal to transformers' AutoTokenizer on the same directory: ids, special tokens, beginning-of-sequence handling (the
 post-processor of tokenizer.json), decoding.
@@ -18,6 +18,7 @@ from tokenizers import decoders
 
 from app.errors import CheckpointError, InvalidRequestError
 from app.text.byte_table import byte_level_table
+from app.text.tokenizer_files import tokenizer_json
 
 NAMED_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -47,14 +48,12 @@ class Tokenizer:
     def from_directory(cls, directory: str | Path) -> Tokenizer:
         """Read `tokenizer.json` and `tokenizer_config.json`; CheckpointError names a missing or broken file."""
         path = Path(directory)
-        file = path / "tokenizer.json"
-        if not file.is_file():
-            raise CheckpointError(f"{path} holds no tokenizer.json", param="tokenizer")
+        file = tokenizer_json(path)
         try:
             backend = tokenizers.Tokenizer.from_file(str(file))
         except Exception as error:  # the library raises bare Exception
             raise CheckpointError(f"cannot read {file}: {error}", param="tokenizer") from error
-        config = read_tokenizer_config(path)
+        config = {**read_tokenizer_config(file.parent), **read_tokenizer_config(path)}
         special = _named_special_tokens(config)
         _add_missing_tokens(backend, config, special)
         return cls(backend, {name: token["content"] for name, token in special.items()}, config)
@@ -198,13 +197,19 @@ class Tokenizer:
 
 def read_tokenizer_config(path: Path) -> dict[str, Any]:
     """`tokenizer_config.json` of a model directory, {} when there is none; CheckpointError when it is broken."""
-    file = path / "tokenizer_config.json"
+    return read_json(path / "tokenizer_config.json")
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """The object in a file, {} when there is none; CheckpointError when it is broken."""
     if not file.is_file():
         return {}
     try:
-        config: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError) as error:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise CheckpointError(f"cannot read {file}: {error}", param="tokenizer") from error
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{file} is not a JSON object", param="tokenizer")
     return config
 
 

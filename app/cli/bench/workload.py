@@ -116,7 +116,7 @@ def token_source(server: Server, model: str, tokenizer: str | None) -> TokenSour
 
 def _directory(tokenizer: str) -> Path:
     path = Path(tokenizer).expanduser()
-    return path if (path / "tokenizer.json").is_file() else resolve_model(tokenizer)
+    return path if path.is_dir() else resolve_model(tokenizer)
 
 
 def _draw(length: int, ratio: float, rng: np.random.Generator) -> int:
