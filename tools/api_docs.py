@@ -38,9 +38,9 @@ for one, as `Authorization: Bearer KEY` or `x-api-key: KEY`. Keys come from `ing
 `[tenant=]key` or `[tenant=]sha256:HEX`), from `ingress.api_key_hashes`, and from the environment of the ingress
 replicas (`MANTA_API_KEYS`, `MANTA_API_KEYS_FILE`). Tenants share neither cached prefixes nor kept responses.
 
-The routes that generate (chat, completions, responses, messages, `/v1/chat/completions/batch` and
-`/inference/v1/generate`) heed the header `Idempotency-Key`: a request that is sent again with its key gets the first
-one's answer, and runs once. A key that was sent with another path or body is a 422 (`docs/batches.md`).
+The routes that generate (chat, completions, responses, messages, `/v1/chat/completions/batch`,
+`/inference/v1/generate` and `/generate`) heed the header `Idempotency-Key`: a request that is sent again with its key
+gets the first one's answer, and runs once. A key that was sent with another path or body is a 422 (`docs/batches.md`).
 """
 
 

@@ -22,6 +22,7 @@ ENDPOINTS: Registry[Endpoint] = Registry(
         "models": "app.api.openai.models:ENDPOINT",
         "tokenize": "app.api.openai.tokenize:ENDPOINT",
         "token_generation": "app.api.openai.token_generation:ENDPOINT",
+        "generate": "app.api.openai.generate:ENDPOINT",
         "tokenizer_info": "app.api.server_info:TOKENIZER_INFO",
         "service": "app.api.service:ENDPOINT",
         "pages": "app.api.pages.routes:ENDPOINT",

@@ -58,6 +58,7 @@ TEXT_BODIES: dict[str, list[Callable[[str], Body]]] = {
         lambda text: {"prompt": text},
         lambda text: {"prompt": _lines(text), "stream": True},
     ],
+    "/generate": [lambda text: {"prompt": text}],
     "/v1/responses": [
         lambda text: {"input": text},
         lambda text: {"input": _chat(text), "truncation": "auto"},
