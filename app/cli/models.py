@@ -1,4 +1,4 @@
-"""`manta models`: the architectures that are served, and what each is served for."""
+"""`manta models`: the architectures that are served, what each is served for, and what it can then."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from app.registry import Registry
 
 THROUGH = "generate (through transformers)"
 MODES: dict[str, Registry[Any]] = {"generate": MODELS, "pooling": POOLING_MODELS}
+# What a model can, run so: what generates is split by heads and by layers, what pools by heads.
+ABLE = {"generate": "TP, PP, quantized", "pooling": "TP"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     for name in sorted(own | through):
         served = {mode: table.plugin(name) for mode, table in wanted.items() if name in table}
         packages = dict.fromkeys(f"  {plugin}" for plugin in served.values() if plugin is not None)
-        uses = [*served, *([THROUGH] if name in through else [])]
+        uses = [*(f"{mode} ({ABLE[mode]})" for mode in served), *([THROUGH] if name in through else [])]
         print(f"{name:<{width}}  {', '.join(uses)}{''.join(packages)}")
     return 0
 

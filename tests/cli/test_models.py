@@ -17,8 +17,8 @@ def test_every_architecture_has_a_line(capsys: pytest.CaptureFixture[str]) -> No
     assert lines.keys() - through == set(MODELS) | (set(POOLING_MODELS) - through)
     assert {"Starcoder2ForCausalLM", "MixtralForCausalLM"} <= through
     assert not through & {*MODELS, "MambaForCausalLM", "GPTJForCausalLM"}
-    assert lines["LlamaForCausalLM"] == "generate, pooling"
-    assert lines["GPT2LMHeadModel"] == "generate"
+    assert lines["LlamaForCausalLM"] == "generate (TP, PP, quantized), pooling (TP)"
+    assert lines["GPT2LMHeadModel"] == "generate (TP, PP, quantized)"
     assert main(["models", "--runner", "pooling"]) == 0
     assert {line.split()[0] for line in capsys.readouterr().out.splitlines()} == set(POOLING_MODELS)
 

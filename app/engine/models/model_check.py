@@ -6,6 +6,7 @@ read and no torch is imported.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from app.backends import MODEL_CONFIGS
@@ -19,7 +20,7 @@ from app.engine.pooling.info import pooling_info, step_budget
 from app.errors import CheckpointError, ConfigError, UnsupportedError
 from app.registry import Registry
 
-_KINDS = ("ForSequenceClassification", "ForMaskedLM", "ForCausalLM", "Model")
+_KINDS = re.compile("(For(Sequence|Masked|Causal|Reward|Process).*|Model)$")
 
 
 def check_model(config: EngineConfig) -> ModelInfo:
@@ -68,7 +69,7 @@ def _check_architecture(info: ModelInfo, pools: bool) -> None:
             )
     known = ", ".join(sorted(MODELS))
     if pools:
-        families = {name.removesuffix(kind) for name in POOLING_MODELS for kind in _KINDS if name.endswith(kind)}
+        families = {_KINDS.sub("", name) for name in POOLING_MODELS}
         known = f"those of {', '.join(sorted(families))}"
     use = " of a model for embeddings and scores" if pools else ""
     why = "" if pools or info.impl == "native" else f" (through transformers: {reason})"
