@@ -1,15 +1,17 @@
 """Three times as many requests as can be served, half of them from one tenant: who is served, and in time?
 
-    python -m loadtest.overload --out results/overload
+    python -m loadtest.overload --out results/overload                    # simulated, in seconds
+    python -m loadtest.overload --served --out results/overload_served    # a real deployment over modelled devices
 
-Simulated devices and clients around the real admission and schedulers. Prints one table and writes OUT.json; the peak
-is the best goodput (tokens a second of requests that ended within their deadline) of the loads around 1.
-docs/admission.md says what is measured.
+Simulated devices and clients around the real admission and schedulers; or all real but the devices. Prints one table
+and writes OUT.json; the peak is the best goodput (tokens a second of requests that ended within their deadline) of the
+loads around 1. docs/admission.md says what is measured.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import sys
 from collections.abc import Sequence
@@ -17,6 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from loadtest.overload_served import run_served
 from loadtest.simulation.fairness import Outcome
 from loadtest.simulation.overload import OverloadedFleet, Setting
 
@@ -38,6 +41,12 @@ def _simulated(setting: Setting) -> dict[str, Any]:
     requests = OverloadedFleet(setting).run()
     outcome = Outcome.of(requests, setting.deadline_s, FIRST_PART * setting.length_s, setting.length_s)
     return asdict(setting) | outcome.as_json()
+
+
+def served(length_s: float, deadline_s: float, seed: int) -> list[dict[str, Any]]:
+    """The loads around 1, then the overload, half and four fifths of it hostile."""
+    cases = ((1.0, 0.2), (1.2, 0.2), (OVERLOAD, 0.5), (OVERLOAD, 0.8))
+    return asyncio.run(run_served(cases, length_s, deadline_s, seed))
 
 
 def with_peak(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -62,11 +71,14 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
     """Run, write, print; the rows of the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--served", action="store_true", help="against real processes; takes five times --length")
+    parser.add_argument("--deadline", type=float, default=15.0, help="of --served, in seconds")
     parser.add_argument("--length", type=float, default=60.0, help="seconds of each run")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("results/overload"), help="path without suffix")
     options = parser.parse_args(argv)
-    rows = with_peak(simulated(options.length, options.seed))
+    length, seed = options.length, options.seed
+    rows = with_peak(served(length, options.deadline, seed) if options.served else simulated(length, seed))
     options.out.parent.mkdir(parents=True, exist_ok=True)
     command = "python -m loadtest.overload " + " ".join(argv if argv is not None else sys.argv[1:])
     options.out.with_suffix(".json").write_text(json.dumps({"command": command, "rows": rows}, indent=1) + "\n")

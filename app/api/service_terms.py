@@ -30,6 +30,7 @@ _TIERS: dict[str, ClassName] = {
     "scale": "default",
     "flex": "bulk",
 }
+_TIER_OF: dict[str, str] = {"interactive": "priority", "default": "default", "bulk": "flex"}
 _COUNT = re.compile(r"[0-9]{1,6}")
 
 
@@ -89,6 +90,11 @@ class ServiceTerms:
                 raise InvalidRequestError("must be seconds", param=name)
             return seconds if 0 < seconds <= self._config.max_timeout_s else None
         return None
+
+
+def tier_of(service_class: ServiceClass) -> str:
+    """OpenAI's name of the tier by which a request is served."""
+    return _TIER_OF[service_class.name]
 
 
 def _is_detached(request: Request) -> bool:

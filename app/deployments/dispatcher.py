@@ -165,7 +165,8 @@ class Dispatcher:
         decision = "admitted"
         while isinstance(answer := await self._ask(way, excluded, claim := claim_of(way)), Wait):
             decision = "waited"
-            await asyncio.sleep(answer.wait_s)
+            with self._waiting_room.counted(way.request):
+                await asyncio.sleep(answer.wait_s)
         if isinstance(answer, Rejection):
             self._recorder.increment("manta:admission_total", 1.0, name, f"rejected_{answer.reason}")
             raise rejection_error(answer)

@@ -1,13 +1,15 @@
 """Where requests wait for the first replica of a model that has none: it sleeps, or its replicas are being started.
 
-Nobody else knows of them, so their number is what wakes the model (`record_autoscaling_stats` of the ingress).
+Those that wait because the Router says so are counted with them. Nobody else knows of them, so their number is what
+wakes the model, or more replicas of it (`record_autoscaling_stats` of the ingress).
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from app.autoscaling_config import AutoscalingConfig
 from app.engine.request import EngineRequest
@@ -43,15 +45,21 @@ class WaitingRoom:
                 f"{self.num_requests} requests wait for the first replica of model {self._model!r} already; try later"
             )
         deadline = time.monotonic() + options.wake_wait_s
-        self.num_requests += 1
-        self.num_tokens += request.num_known_tokens
-        try:
+        with self.counted(request):
             while not is_open():
                 if time.monotonic() > deadline:
                     raise EngineDeadError(
                         f"no replica of model {self._model!r} has started within {options.wake_wait_s:g} s; it had none"
                     )
                 await asyncio.sleep(POLL_S)
+
+    @contextmanager
+    def counted(self, request: EngineRequest) -> Iterator[None]:
+        """Count a request that waits, within the block: no replica knows of it yet."""
+        self.num_requests += 1
+        self.num_tokens += request.num_known_tokens
+        try:
+            yield
         finally:
             self.num_requests -= 1
             self.num_tokens -= request.num_known_tokens

@@ -54,7 +54,9 @@ class Job:
         return self._process.is_alive()
 
     def end(self) -> None:
-        """Ends its deployment too."""
+        """Ends its deployment too. One that has no run to make is ending it already, and must not be interrupted."""
+        if self.connection.closed:
+            self._process.join(_END_S)
         self._process.terminate()
         self._process.join(_END_S)
         self._process.kill()

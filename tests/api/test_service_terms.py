@@ -75,6 +75,14 @@ def test_the_tier_chooses_the_class(http: httpx.Client, client: Any, tier: str |
     )
 
 
+@pytest.mark.parametrize(("tier", "expected"), [(None, "default"), ("priority", "priority"), ("flex", "flex")])
+def test_a_response_says_which_tier_served_it(http: httpx.Client, tier: str | None, expected: str) -> None:
+    body = {"input": "hi", "service_tier": tier, "max_output_tokens": 3, "model": "m"}
+    answer = http.post("/v1/responses", json=body)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["service_tier"] == expected
+
+
 def test_anthropics_tiers(http: httpx.Client, client: Any) -> None:
     body = {"messages": HI, "max_tokens": 3, "model": "m"}
     for tier in ("auto", "standard_only"):

@@ -719,6 +719,22 @@ def test_one_that_shall_wait_waits(play: Any) -> None:
     play(scene)
 
 
+def test_one_that_waits_for_the_router_is_demand(play: Any) -> None:
+    """No engine knows of it, so the ingress' figures have to count it, and no longer than it waits."""
+
+    async def scene(stage: Stage) -> None:
+        room = stage.dispatcher._waiting_room
+        stage.router.answers = [Wait(0.02)] * 1000
+        choice = asyncio.create_task(stage._choice("x", PromptPlace()))
+        await until(lambda: room.num_requests == 1)
+        assert room.num_tokens > 0
+        stage.router.answers.clear()
+        await choice
+        assert (room.num_requests, room.num_tokens) == (0, 0)
+
+    play(scene)
+
+
 def test_what_a_request_claims(play: Any) -> None:
     """A new one has its class, tenant and deadline; one that a replica refused is a retry of ours; one that goes on
     claims nothing."""

@@ -12,8 +12,9 @@ from app.api.chat.blocks import BlockChange, BlockReader, ContentBlock
 from app.api.events import Choice, Event
 from app.api.openai.logprobs import TokenNames, chat_logprobs
 from app.api.openai.responses_protocol import ResponsesRequest
+from app.api.service_terms import tier_of
 from app.api.sse import EventFormat
-from app.engine.sampling_params import SamplingParams
+from app.engine.request import EngineRequest
 from app.errors import MantaError
 
 _PREFIXES = {"text": "msg", "call": "fc", "reasoning": "rs"}
@@ -54,7 +55,7 @@ class ResponseAnswer:
         self._names = names if body.wants_logprobs else None
         self._described: dict[int, list[dict[str, Any]]] = {}  # logprobs by block, each token's written once
         self._created = int(time.time())
-        self._asked = _asked(body, model, choice.request.sampling)
+        self._asked = _asked(body, model, choice.request)
         self._ids: dict[tuple[str, int], str] = {}
 
     def response(self, status: str | None = None, error: MantaError | None = None) -> dict[str, Any]:
@@ -130,9 +131,9 @@ class ResponseAnswer:
         }
 
 
-def _asked(body: ResponsesRequest, model: str, params: SamplingParams) -> dict[str, Any]:
+def _asked(body: ResponsesRequest, model: str, request: EngineRequest) -> dict[str, Any]:
     """The part of a response that repeats what was asked for, or what stood in for it."""
-    reasoning = body.reasoning
+    reasoning, params = body.reasoning, request.sampling
     text = body.text.model_dump(by_alias=True, exclude_none=True) if body.text is not None else {}
     choice = body.tool_choice
     return {
@@ -147,7 +148,7 @@ def _asked(body: ResponsesRequest, model: str, params: SamplingParams) -> dict[s
             "effort": reasoning.effort if reasoning is not None else None,
             "summary": (reasoning.summary or reasoning.generate_summary) if reasoning is not None else None,
         },
-        "service_tier": "default",
+        "service_tier": tier_of(request.placement.service_class),
         "store": body.store,
         "temperature": params.temperature,
         "text": {"format": {"type": "text"}, **text},

@@ -84,3 +84,18 @@ def test_jobs_end_with_the_block() -> None:
         processes = [job._process for job in started._jobs]
         assert all(process.is_alive() for process in processes)
     assert not any(process.is_alive() for process in processes)
+
+
+def test_a_job_that_ends_its_deployment_is_not_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its processes would be left running."""
+    monkeypatch.setattr(jobs, "_work", end_slowly)
+    job = jobs.Job(str(tmp_path / "ended"), 1)
+    job.begin(None)
+    job.end()
+    assert (tmp_path / "ended").exists()
+
+
+def end_slowly(connection: jobs.Connection, label: str, num_tokens: int) -> None:
+    with pytest.raises(EOFError):
+        connection.recv()
+    Path(label).touch()
