@@ -31,6 +31,13 @@ def test_three_times_too_much_and_a_hostile_tenant() -> None:
     assert bare.fairness() < 0.8
 
 
+def test_a_tenant_that_sends_nearly_everything_is_let_in_only_where_its_turn_comes_in_time() -> None:
+    """Others come and go, and its queue runs off the more slowly."""
+    found = [outcome(load=3.0, hostile_share=0.8, seed=seed) for seed in (0, 2)]
+    assert sum(one.num_admitted * (1 - one.in_time) for one in found) / sum(one.num_admitted for one in found) < 0.02
+    assert min(one.fairness() for one in found) > 0.95
+
+
 def test_without_overload_nobody_is_refused() -> None:
     requests = OverloadedFleet(Setting(load=0.6, hostile_share=0.2, num_replicas=1, length_s=8.0)).run()
     assert all(one.admitted_s is not None and one.num_attempts == 1 and not one.is_late for one in requests)

@@ -4,8 +4,8 @@ The engine shares its work out among classes by their shares, and in a class eve
 (app/engine/scheduler/waiting_queue.py). So of each other tenant goes first what it has waiting, but no more than the
 tenant itself has; of each other class what it has, but no more than its share against the own class's (generalized
 processor sharing: Parekh and Gallager, 1993). Work is in seconds of the engine, and runs off at the rate that the
-engine measures. A tenant whose own queue runs off more slowly than that waits as long as that takes: others will go on
-coming.
+engine measures. A tenant whose own queue runs off more slowly than that waits as long as that takes, its own request
+included, for which its turns have to suffice as well: others will go on coming.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from app.deployments.routing.policies.base import ReplicaLoad, RouteQuery
 from app.engine.request import ServiceClass
 
 LEAST_RATE, MOST_RATE = 0.1, 1.25  # seconds of work that may begin in a second: what is measured beyond is noise
+OWN_DOUBT = 1.6  # times its own queue's time, where others take turns: its rate falls when more of them come
+ALONE = 0.9  # of what begins: a tenant that gets as much shares with nobody
 
 
 class QueueWait:
@@ -65,7 +67,9 @@ class QueueWait:
                 ratio = self._shares[name] / claim.service_class.share
                 ahead_s += min(sum(others.values()), (in_class_s + own_s) * ratio)
         own_rate = self._rates.get((claim.service_class.name, claim.tenant), 0.0)
-        return max(ahead_s / self._rate, before_s / max(own_rate, LEAST_RATE * self._rate) if own_rate else 0.0)
+        own_queue_s = (before_s + own_s) / max(own_rate, LEAST_RATE * self._rate) if own_rate else 0.0
+        doubt = 1.0 if own_rate >= ALONE * self._rate else OWN_DOUBT
+        return max(ahead_s / self._rate, doubt * own_queue_s)
 
     def service_s(self, claim: Claim, prefill_tokens: float, output_tokens: float) -> float:
         """Seconds from there to what the claim's deadline is for: the first token, or the end."""

@@ -77,7 +77,12 @@ def test_it_runs_off_at_the_rate_that_the_engine_measures() -> None:
     fast = QueueWait(ReplicaLoad(report("a", queue("x", 10.0), queue("me", 10.0), rate=1.0)))
     assert slow.wait_s(claim(), 1000, 100) == pytest.approx(2 * fast.wait_s(claim(), 1000, 100))
     mine = QueueWait(ReplicaLoad(report("a", queue("me", 10.0, rate=0.2))))
-    assert mine.wait_s(claim(), 1000, 100) == pytest.approx(50.0), "others come and take their share"
+    own_s = mine._work_s(1000, 100)
+    assert mine.wait_s(claim(), 1000, 100) == pytest.approx(1.6 * (10.0 + own_s) / 0.2), (
+        "others come and take their share"
+    )
+    alone = QueueWait(ReplicaLoad(report("a", queue("me", 10.0, rate=1.0), rate=1.0)))
+    assert alone.wait_s(claim(), 1000, 100) == pytest.approx(10.0 + own_s), "nobody takes any"
 
 
 def test_nothing_is_refused_where_nothing_waits() -> None:
