@@ -17,6 +17,7 @@ ATTENTION_BACKENDS: Registry[Any] = Registry(
     {
         "torch": "app.kernels.attention.reference:OPS",
         "triton": "app.kernels.attention.triton_ops:OPS",
+        "flex": "app.kernels.attention.flex:OPS",
     },
     PluginGroup("attention_backends", "app.kernels.attention:AttentionOps", are_instances=True),
 )

@@ -64,9 +64,10 @@ def _save(family: str, seed: int, dtype: str, changes: str) -> Path:
 
 
 def hf_model(directory: Path) -> PreTrainedModel:
-    """The same weights in transformers, fp32, plain attention."""
+    """The same weights in transformers, fp32, plain attention; Falcon's adds ALiBi twice (5.17), so there the other."""
+    has_alibi = getattr(AutoConfig.from_pretrained(directory), "alibi", False)
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-        directory, dtype=torch.float32, attn_implementation="eager"
+        directory, dtype=torch.float32, attn_implementation="sdpa" if has_alibi else "eager"
     )
     return model.eval()
 

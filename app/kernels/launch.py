@@ -33,6 +33,11 @@ def early_launch(device: torch.device) -> dict[str, bool]:
     return {"EARLY": False}
 
 
+def register_limit(most: int | None) -> dict[str, int]:
+    """Keywords of a launch whose threads get so many registers at most. AMD's compiler takes no such wish."""
+    return {} if most is None or torch.version.hip is not None else {"maxnreg": most}
+
+
 @cache
 def shared_memory(device: torch.device) -> int:
     """Bytes of shared memory that one program may use; in Triton's interpreter, on a CPU, a Hopper's."""

@@ -1,15 +1,19 @@
-"""Compile the Triton kernels for an H200 on a machine without a GPU, with the arguments that models call them with.
+"""Compile the Triton kernels for a GPU on a machine without one, with the arguments that models call them with.
 
-    env -u TRITON_INTERPRET python -m tests.kernels.compile_for_gpu
+    env -u TRITON_INTERPRET python -m tests.kernels.compile_for_gpu [h200 | gfx942] [how many, a seed]
+
+gfx942 is AMD's MI300, for which nothing of files for Hopper is compiled. All kernels, or some, drawn by the seed.
 
 The interpreter accepts programs that the compiler refuses (types, shapes, bf16). Launches are caught before the driver
-and compiled ahead of time instead, as launches that may come early (app/kernels/launch.py). Prints shared memory,
-registers and spilled bytes of each kernel, and of an early one that it waits before it touches global memory. Exits 1
-if a kernel does not compile, does not wait in time, or asks for more shared memory than there is.
+and compiled ahead of time instead, down to the GPU's binary; for an H200 as launches that may come early
+(app/kernels/launch.py). Prints shared memory, registers and spilled bytes of each kernel, and of an early one that it
+waits before it touches global memory. Exits 1 if a kernel does not compile, takes a wish that the GPU's compiler does
+not know, does not wait in time, or asks for more shared memory than there is.
 """
 
 from __future__ import annotations
 
+import random
 import re
 import subprocess
 import sys
@@ -19,14 +23,23 @@ from typing import Any
 
 import torch
 import triton
+import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.compiler.compiler import make_backend
 from triton.experimental.gluon._runtime import GluonASTSource
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.runtime.jit import JITFunction
 
 from app.kernels import launch
-from app.kernels.attention import KV_FP8, AttentionMetadata, AttentionOptions, gluon_prefill, triton_prefill
+from app.kernels.attention import (
+    KV_FP8,
+    AttentionMetadata,
+    AttentionOptions,
+    gluon_prefill,
+    triton_prefill,
+    triton_tile_fp8,
+)
 from app.kernels.attention.triton_ops import OPS
 from app.kernels.attention.triton_prefill import PrefillTile
 from app.kernels.attention.triton_shared_splits import share_splits
@@ -37,10 +50,12 @@ from app.kernels.rows import triton_ops as row_ops
 from app.kernels.sampling import triton_ops as sampling_ops
 from app.kernels.sampling import triton_sample, triton_token_masks
 
-TARGET = GPUTarget("cuda", 90, 32)
+IS_AMD = "gfx942" in sys.argv[1:]
+TARGET = GPUTarget("hip", "gfx942", 64) if IS_AMD else GPUTarget("cuda", 90, 32)
+KNOWN = vars(make_backend(TARGET).parse_options({})).keys()
 OPTIONS = {"num_warps", "num_stages", "maxnreg", "launch_pdl"}
 EARLY_LAUNCH = {"EARLY": True, "launch_pdl": True}
-SHARED_BYTES = 232_448  # a program's at most
+SHARED_BYTES = 65_536 if IS_AMD else 232_448  # a program's at most
 # A call's callee may do any of it.
 GLOBAL_ACCESS = re.compile(r"^\s*(?:@!?%\w+\s+)?(?:[\w.:]+\.global\b|ld\.volatile|cp\.async|call\b)", re.MULTILINE)
 TYPES = {
@@ -48,12 +63,12 @@ TYPES = {
     torch.int32: "i32", torch.int64: "i64",
 }  # fmt: skip
 ALIGNED = [["tt.divisibility", 16]]
-results: dict[tuple[Any, ...], str] = {}
+kernels: dict[tuple[Any, ...], tuple[ASTSource, dict[str, Any], bool | None]] = {}
 
 
 def compile_instead(kernel: Any, *arguments: Any, grid: Any, warmup: bool = False, **keywords: Any) -> None:
     """Stands in for JITFunction.run."""
-    options = {name: value for name, value in keywords.items() if name in OPTIONS and value is not None}
+    options = {name: value for name, value in keywords.items() if name in OPTIONS}
     values = dict(zip((p.name for p in kernel.params), arguments, strict=False)) | keywords
     signature: dict[str, str] = {}
     constants: dict[tuple[int, ...], Any] = {}
@@ -68,11 +83,9 @@ def compile_instead(kernel: Any, *arguments: Any, grid: Any, warmup: bool = Fals
         if aligned:
             attributes[(index,)] = ALIGNED
     key = (kernel.__name__, *signature.items(), *map(str, constants.items()), *options.items())
-    if key not in results:
+    if key not in kernels:
         source = GluonASTSource if kernel.is_gluon() else ASTSource
-        is_early = values.get("EARLY")
-        results[key] = compiled(source(kernel, signature, constants, attributes), options, is_early)
-        print(f"{kernel.__name__:28s} {options} {results[key]}", flush=True)
+        kernels[key] = source(kernel, signature, constants, attributes), options, values.get("EARLY")
 
 
 def type_of(value: Any, is_constexpr: bool, do_not_specialize: bool) -> tuple[str, bool]:
@@ -92,12 +105,17 @@ def type_of(value: Any, is_constexpr: bool, do_not_specialize: bool) -> tuple[st
 
 def compiled(source: ASTSource, options: dict[str, Any], is_early: bool | None) -> str:
     """Shared memory, registers and stack, or what is wrong. is_early: the kernel's EARLY; None: it has none."""
+    if unknown := options.keys() - KNOWN:
+        return f"FAILED launched with {sorted(unknown)}, which this GPU's compiler does not know"
     try:
         kernel = triton.compile(source, target=TARGET, options=options)
     except Exception as error:
         return f"FAILED {type(error).__name__}: {error}"
     if kernel.metadata.shared > SHARED_BYTES:
         return f"FAILED {kernel.metadata.shared} bytes of shared memory"
+    if IS_AMD:
+        registers = re.findall(r"\.(?:vgpr|sgpr|vgpr_spill)_count:\s+\d+", kernel.asm["amdgcn"])
+        return f"shared {kernel.metadata.shared}, {' '.join(registers)}, {len(kernel.asm['hsaco'])} bytes"
     if is_early is not None or options.get("launch_pdl"):
         if not (is_early and kernel.metadata.launch_pdl):
             return f"FAILED EARLY is {is_early}, launch_pdl {kernel.metadata.launch_pdl}"
@@ -120,12 +138,12 @@ def waits_first(ptx: str) -> bool:
     return wait >= 0 and access is not None and wait < access.start()
 
 
-def launch_early() -> None:
-    """Launches come early on a CPU's tensors too: in every module that has imported the function."""
-    asked = launch.early_launch
+def stand_in(name: str, answer: Any) -> None:
+    """What the target's GPU would answer, for a CPU's tensors too: in every module that has imported the function."""
+    function = getattr(launch, name)
     for module in list(sys.modules.values()):
-        if getattr(module, "early_launch", None) is asked:
-            module.early_launch = lambda device: EARLY_LAUNCH  # type: ignore[attr-defined]
+        if getattr(module, name, None) is function:
+            setattr(module, name, lambda asked: answer)
 
 
 def linear(hidden: int, attended: int, projected: int, intermediate: int) -> None:
@@ -206,7 +224,7 @@ def attention(
         OPS.paged_attention(query, cache, meta, scale=0.1, kv_scales=scales, **masks)
         OPS.write_kv(query[:, :num_kv_heads], query[:, :num_kv_heads], cache, meta.slot_mapping, scales)
         options = AttentionOptions(0.1, **masks)
-        if dtype == torch.float32 or is_static or scales is not None or head_dim > 128:  # the tiles are too large
+        if IS_AMD or dtype == torch.float32 or is_static or scales is not None or head_dim > 128:  # tiles too large
             continue
         for tile in (PrefillTile(128, 64, 8, 3), PrefillTile(128, 128, 8, 2), PrefillTile(64, 64, 4, 3)):
             triton_prefill.prefill(query, cache, meta, query, options, tile)
@@ -221,10 +239,33 @@ def sharing(num_requests: int) -> None:
     share_splits(meta, 4, 64, 16, 16, 2)
 
 
+def drawn() -> list[tuple[ASTSource, dict[str, Any], bool | None]]:
+    """As many kernels as the command line asks for."""
+    numbers = [int(argument) for argument in sys.argv[1:] if argument.isdigit()]
+    if not numbers:
+        return list(kernels.values())
+    count, seed = numbers
+    found = list(kernels.values())
+    random.Random(seed).shuffle(found)
+    return found[:count]
+
+
+def compiled_aloud(source: ASTSource, options: dict[str, Any], is_early: bool | None) -> str:
+    """As `compiled`, and told."""
+    result = compiled(source, options, is_early)
+    print(f"{source.fn.__name__:28s} {options} {result}", flush=True)
+    return result
+
+
 def main() -> int:
     """Return 1 if a kernel failed."""
     JITFunction.run = compile_instead
-    launch_early()
+    stand_in("shared_memory", SHARED_BYTES)
+    if IS_AMD:
+        stand_in("register_limit", {})
+        triton_tile_fp8._BY_ASSEMBLY = tl.constexpr(False)
+    else:
+        stand_in("early_launch", EARLY_LAUNCH)
     sampling(torch.float32, 151_936)
     sampling(torch.bfloat16, 128_256)
     rows(256, 12_288, 16)
@@ -248,8 +289,9 @@ def main() -> int:
     for num_requests in (256, 512, 4096):
         sharing(num_requests)
     triton_fp8.quantize_rows(torch.zeros(4, 14336, dtype=torch.bfloat16))
-    failed = [result for result in results.values() if result.startswith("FAILED")]
-    num_early = sum(result.endswith("waits first") for result in results.values())
+    results = [compiled_aloud(*kernel) for kernel in drawn()]
+    failed = [result for result in results if result.startswith("FAILED")]
+    num_early = sum(result.endswith("waits first") for result in results)
     print(f"each must fit {SHARED_BYTES} bytes of shared memory; {num_early} come early, and must wait first")
     print(f"{len(results)} kernels, {len(failed)} failed")
     return 1 if failed else 0

@@ -18,7 +18,7 @@ from app.engine.layers.linear import QKVLinear, RowLinear
 from app.engine.layers.norm import RMSNorm
 from app.engine.layers.query_key_norm import QUERY_KEY_NORMS, HeadShare, QueryKeyNorm
 from app.engine.layers.rotary import RotaryEmbedding
-from app.kernels.attention import AttentionMetadata
+from app.kernels.attention import AttentionMetadata, HeadBias
 from app.kernels.fused import HeadNorm, fused_ops
 from app.kernels.gemm import Activations
 
@@ -38,6 +38,7 @@ class AttentionSettings:
     scale: float | None = None  # of the scores; None: D^-0.5
     soft_cap: float | None = None
     sliding_window: int | None = None  # tokens seen, the token itself included; None: all
+    alibi_slopes: tuple[float, ...] = ()  # one for each head; (): no ALiBi
 
 
 class Attention(AttentionLayer):
@@ -66,6 +67,13 @@ class Attention(AttentionLayer):
         )
         self.kv_dtype = ctx.kv_dtype or ctx.dtype
         self.ops = ctx.attention_ops
+        self.ops.require(_features(ctx, s))
+        first = ctx.groups.tp.rank * self.num_heads
+        slopes = s.alibi_slopes[first : first + self.num_heads]
+        self.more: dict[str, HeadBias] = {}  # what the backend is given only where there is something to give
+        if slopes:
+            self.more["bias"] = HeadBias(slopes=torch.tensor(slopes, dtype=torch.float32, device=ctx.device))
+
         self.is_capturable, self.shares_prefixes = self.ops.is_capturable, self.ops.shares_prefixes
         self.fused = fused_ops(ctx.device)
 
@@ -88,6 +96,7 @@ class Attention(AttentionLayer):
             sliding_window=self.sliding_window,
             soft_cap=self.soft_cap,
             kv_scales=scales,
+            **self.more,
         )
         return self.o_proj(out.reshape(out.shape[0], -1), epilogue)  # type: ignore[no-any-return]
 
@@ -120,3 +129,14 @@ class Attention(AttentionLayer):
         query.copy_(self.q_norm(query))
         key.copy_(self.k_norm(key))
         return None
+
+
+def _features(ctx: BuildContext, settings: AttentionSettings) -> list[str]:
+    """What the layer wants of its backend beyond plain attention."""
+    wants = {
+        "sliding_window": settings.sliding_window is not None,
+        "soft_cap": settings.soft_cap is not None,
+        "kv_fp8": ctx.kv_dtype is not None,
+        "alibi": bool(settings.alibi_slopes),
+    }
+    return [name for name, wanted in wants.items() if wanted]

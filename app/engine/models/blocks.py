@@ -49,6 +49,7 @@ def grouped_query_attention(ctx: BuildContext, settings: DecoderSettings, place:
         scale=s.attention_scale,
         soft_cap=s.attention_soft_cap,
         sliding_window=s.sliding_windows[place.index],
+        alibi_slopes=s.alibi_slopes,
     )
     return Attention(ctx, attention, place.cache_index, place.rotary)
 

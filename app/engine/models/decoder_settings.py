@@ -40,6 +40,7 @@ class DecoderSettings:
     qk_norm: QueryKeyNorm | None = None
     attention_scale: float | None = None  # of the scores; None: head_dim^-0.5
     attention_soft_cap: float | None = None
+    alibi_slopes: tuple[float, ...] = ()  # one for each head; (): no ALiBi
     # The layer type whose rope parameters a layer takes, NO_ROPE for none at all; (): all layers take the common ones.
     rope_types: tuple[str, ...] = ()
     num_positions: int = 0  # rows of the table of learned positions; 0: there is none

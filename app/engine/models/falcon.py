@@ -7,15 +7,15 @@ from dataclasses import replace
 from functools import partial
 
 from app.engine.model_info import ModelInfo
+from app.engine.models.alibi import alibi_slopes
 from app.engine.models.blocks import Blocks, layer_norm, plain_mlp
 from app.engine.models.checkpoint import StoredTensor
 from app.engine.models.decoder import CausalLM
 from app.engine.models.decoder_layers.parallel import ParallelLayer, TwoNormParallelLayer
-from app.engine.models.decoder_settings import DecoderSettings
+from app.engine.models.decoder_settings import NO_ROPE, DecoderSettings
 from app.engine.models.gpt_neox import part_of_heads
 from app.engine.models.names import renamed
 from app.engine.models.tensor_view import computed
-from app.errors import UnsupportedError
 
 _NAMES = [
     (r"^transformer\.h\.", "model.layers."),
@@ -36,12 +36,15 @@ class FalconForCausalLM(CausalLM):
 
     @staticmethod
     def settings(info: ModelInfo) -> DecoderSettings:
-        """The settings of config.json. UnsupportedError for ALiBi."""
-        if info.hf_config.get("alibi"):
-            raise UnsupportedError("Falcon with alibi=True is not supported", param="model")
+        """The settings of config.json; the oldest ones (Falcon-RW) have ALiBi instead of a rotation."""
         bias = bool(info.hf_config.get("bias", False))
         settings = DecoderSettings.from_info(info, tied=True, hidden_act="gelu", norm_eps=1e-5)
-        return replace(settings, qkv_bias=bias, output_bias=bias, mlp_bias=bias)
+        settings = replace(settings, qkv_bias=bias, output_bias=bias, mlp_bias=bias)
+        if not info.hf_config.get("alibi"):
+            return settings
+        scale = settings.head_dim**-0.5  # their biases are added before the scores are scaled
+        slopes = tuple(slope * scale for slope in alibi_slopes(settings.num_heads))
+        return replace(settings, alibi_slopes=slopes, rope_types=(NO_ROPE,) * settings.num_layers)
 
     @classmethod
     def blocks_of(cls, info: ModelInfo) -> Blocks:

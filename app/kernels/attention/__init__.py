@@ -14,12 +14,23 @@ rounded once; what is read is the stored number times its scale. Arithmetic is t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
+from app.errors import ConfigError
+
+# What a layer may want of a backend beyond plain causal attention, and what to call it.
+FEATURES = {
+    "sliding_window": "sliding windows",
+    "soft_cap": "soft caps",
+    "kv_fp8": "a quantized KV cache",
+    "sinks": "attention sinks",
+    "alibi": "ALiBi",
+}
 
 KV_FP8 = torch.float8_e4m3fn
 KV_FP8_MAX = 448.0
@@ -47,6 +58,17 @@ class AttentionMetadata:
 
 
 @dataclass(slots=True, frozen=True)
+class HeadBias:
+    """What query heads have of their own in their softmax, fp32 [Hq] each: of this rank's heads, in their order."""
+
+    # The logit of a key that every token sees besides its own, and whose value is 0 (attention sink: GPT-OSS).
+    sinks: torch.Tensor | None = None
+    # What is added to a (scaled, capped) score for each position that the key lies before the query, negated: ALiBi
+    # (Press et al., "Train Short, Test Long", 2022).
+    slopes: torch.Tensor | None = None
+
+
+@dataclass(slots=True, frozen=True)
 class AttentionOptions:
     """What a layer says of its attention beside the tensors."""
 
@@ -54,19 +76,37 @@ class AttentionOptions:
     sliding_window: int | None = None  # positions that a query sees, itself included; None: all before it
     soft_cap: float | None = None  # scores become soft_cap * tanh(score / soft_cap)
     kv_scales: torch.Tensor | None = None  # fp32 [2, Hkv] of a quantized cache
+    bias: HeadBias | None = None
 
 
 @dataclass(slots=True, frozen=True)
 class AttentionOps:
-    """One backend: `prepare(meta)` once a step, then per layer `write_kv` and `paged_attention`."""
+    """One backend: `prepare(meta)` once a step, then per layer `write_kv` and `paged_attention`.
+
+    A backend must take every step whose layers ask for no more than its `features`, on its `device_types`, in fp32 and
+    in 16 bits; what it is never asked for it need not have as an argument. `prepare` raises ConfigError for sizes that
+    it does not serve. A slot that no token sees may hold any finite number.
+    """
 
     prepare: Callable[..., None]  # (meta: AttentionMetadata, *, num_heads, num_kv_heads, head_dim, block_size) -> None
     # (key [T, Hkv, D], value [T, Hkv, D], kv_cache [B, 2, Hkv, S, D], slot_mapping int64 [T], kv_scales=None) -> None
     write_kv: Callable[..., None]
-    # (query [T, Hq, D], kv_cache [B, 2, Hkv, S, D], meta, *, scale, sliding_window=None, soft_cap=None, kv_scales=None)
-    # -> [T, Hq, D]
+    # (query [T, Hq, D], kv_cache [B, 2, Hkv, S, D], meta, *, scale, sliding_window=None, soft_cap=None, kv_scales=None,
+    # bias=None) -> [T, Hq, D]; `bias` is given only where a layer has one
     paged_attention: Callable[..., torch.Tensor]
     device_types: tuple[str, ...] = ("cuda",)  # where it runs
     shares_prefixes: bool = False  # whether it heeds AttentionMetadata.cascade
     # Whether a step with `is_static` can be captured and replayed: kernels alone, launched from host bounds.
     is_capturable: bool = False
+    # Which of FEATURES it serves: layers that want another are refused by name. None of them unless it says so.
+    features: frozenset[str] = frozenset()
+    name: str = ""  # in the table; the selector fills it in
+
+    def require(self, features: Collection[str]) -> None:
+        """ConfigError names the first of `features` that the backend does not serve."""
+        if missing := next((feature for feature in features if feature not in self.features), None):
+            raise ConfigError(
+                f"attention_backend={self.name}: it does not serve {FEATURES[missing]}, which this model's layers "
+                "have; use auto",
+                param="attention_backend",
+            )

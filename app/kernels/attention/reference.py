@@ -11,7 +11,17 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from app.kernels.attention import KV_FP8, KV_FP8_MAX, AttentionMetadata, AttentionOps, torch_in_place
+from app.kernels.attention import (
+    FEATURES,
+    KV_FP8,
+    KV_FP8_MAX,
+    AttentionMetadata,
+    AttentionOps,
+    AttentionOptions,
+    HeadBias,
+    torch_in_place,
+)
+from app.kernels.attention.torch_biased import attend_biased
 from app.kernels.attention.torch_in_place import InPlaceGroup
 from app.kernels.attention.torch_plan import DecodeGroup, QueryTile, TorchPlan, plan_step
 
@@ -58,11 +68,13 @@ def naive_paged_attention(
     sliding_window: int | None = None,
     soft_cap: float | None = None,
     kv_scales: torch.Tensor | None = None,
+    bias: HeadBias | None = None,
 ) -> torch.Tensor:
     """Attention of query [T, Hq, D] over kv_cache [B, 2, Hkv, S, D], request by request in fp32: the judge.
 
     `sliding_window` = w lets a token see itself and the w - 1 before it; `soft_cap` = c bounds scores to (-c, c).
     """
+    bias = bias or HeadBias()
     out = torch.empty_like(query)
     starts = meta.query_start_loc.tolist()
     group = query.shape[1] // kv_cache.shape[2]
@@ -79,10 +91,16 @@ def naive_paged_attention(
         if soft_cap is not None:
             scores = soft_cap * torch.tanh(scores / soft_cap)
         query_positions = positions[seq_len - (rows.stop - rows.start) :]
+        if bias.slopes is not None:
+            scores += bias.slopes[:, None, None] * (positions[None, :] - query_positions[:, None])
         hidden = positions[None, :] > query_positions[:, None]
         if sliding_window is not None:
             hidden |= positions[None, :] <= query_positions[:, None] - sliding_window
-        probs = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+        scores = scores.masked_fill(hidden, float("-inf"))
+        if bias.sinks is not None:
+            sinks = bias.sinks[:, None, None].expand(-1, scores.shape[1], 1)
+            scores = torch.cat([scores, sinks], dim=-1)
+        probs = scores.softmax(-1)[..., :seq_len]
         out[rows] = torch.einsum("hqk,khd->qhd", probs, value).to(query.dtype)
     return out
 
@@ -102,11 +120,15 @@ def paged_attention(
     sliding_window: int | None = None,
     soft_cap: float | None = None,
     kv_scales: torch.Tensor | None = None,
+    bias: HeadBias | None = None,
 ) -> torch.Tensor:
     """The CPU path: same arguments and result as `naive_paged_attention`, in the dtype of `query`."""
     plan = meta.plan
     assert isinstance(plan, TorchPlan), "call prepare(meta, ...) before the first layer"
     assert (kv_scales is None) == (kv_cache.dtype == query.dtype), "a quantized cache comes with its scales"
+    if bias is not None:
+        options = AttentionOptions(scale, sliding_window, soft_cap, kv_scales, bias)
+        return attend_biased(naive_paged_attention, query, kv_cache, meta, options)
     of_head = None
     if kv_scales is not None:
         of_head = kv_scales.to(query.dtype).repeat_interleave(query.shape[1] // kv_cache.shape[2], dim=1).unsqueeze(2)
@@ -199,4 +221,11 @@ def _attend(
     return (torch.softmax(scores, dim=-1) @ value.float()).view_as(query).to(query.dtype)
 
 
-OPS = AttentionOps(prepare=prepare, write_kv=write_kv, paged_attention=paged_attention, device_types=("cpu", "cuda"))
+OPS = AttentionOps(
+    prepare=prepare,
+    write_kv=write_kv,
+    paged_attention=paged_attention,
+    device_types=("cpu", "cuda"),
+    features=frozenset(FEATURES),
+    name="torch",
+)

@@ -19,7 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
-from app.kernels.attention import KV_FP8, AttentionMetadata, AttentionOptions, triton_splits
+from app.kernels.attention import KV_FP8, AttentionMetadata, AttentionOptions, HeadBias, triton_splits
 from app.kernels.attention.triton_cascade import CascadeTile, attend_runs, choose_cascade_tile, group_slots_of
 from app.kernels.attention.triton_quantize import query_to_fp8_keys
 from app.kernels.attention.triton_shared_splits import SharedSplits, share_splits
@@ -31,9 +31,9 @@ from app.kernels.attention.triton_splits import (
     programs_for,
     unpack_item,
 )
-from app.kernels.attention.triton_tile import NO_MAX, attend_tile
+from app.kernels.attention.triton_tile import NO_MAX, attend_tile, weight_of_sink
 from app.kernels.attention.triton_tile_fp8 import attend_fp8_tile, joined
-from app.kernels.launch import early_launch, next_power_of_2
+from app.kernels.launch import early_launch, next_power_of_2, register_limit
 
 # Elements of partial results that a merge holds at a time: they take registers, and the merge must not take more
 # than the rest of the kernel.
@@ -41,6 +41,7 @@ _MERGE_ELEMENTS = 2048
 # Programs with one split for each request: with fewer, a multiprocessor has room for more pipeline stages. The bits
 # are the same for any number of stages.
 _FEW_PROGRAMS = 64
+_NO_BIAS = HeadBias()
 
 
 @dataclass(slots=True, frozen=True)
@@ -109,7 +110,8 @@ def make_scratch(meta: AttentionMetadata, num_heads: int, num_kv_heads: int, hea
 
 @triton.jit(noinline=True)
 def merge_splits(
-    i_r, i_head, num_heads, num_splits, p_partial, p_log_sum, p_out, stride_out_token, stride_out_head, stride_split,
+    i_r, i_head, num_heads, num_splits, p_partial, p_log_sum, p_sinks, p_out,
+    stride_out_token, stride_out_head, stride_split,
     G: tl.constexpr, BG: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BS: tl.constexpr, MAX_SPLITS: tl.constexpr,
     HAS_RUNS: tl.constexpr,  # a partial may cover several splits; those after its first have a log_sum of NO_MAX
 ):  # fmt: skip
@@ -128,6 +130,8 @@ def merge_splits(
     b_logs = tl.load(p_logs, mask=m_all, other=NO_MAX, cache_modifier=".cg")
     b_max = tl.max(b_logs, 1)
     b_total = tl.sum(tl.exp2(b_logs - b_max[:, None]), 1)
+    if p_sinks is not None:  # once, whatever the number of splits
+        b_total += weight_of_sink(tl.load(p_sinks + o_head, mask=m_g, other=0.0), b_max)
     o_d = tl.arange(0, BD)
     m_o = m_g[:, None] & (o_d[None, :] < D)
     b_out = tl.zeros([BG, BD], dtype=tl.float32)
@@ -151,7 +155,7 @@ def merge_splits(
 @triton.jit
 def attend_split(
     i_r, i_split, num_splits, b_len, lo, begin, end,
-    p_q, p_cache, p_scales, p_out, p_partial, p_log_sum, p_arrived, p_tables,
+    p_q, p_cache, p_scales, p_sinks, p_slopes, p_out, p_partial, p_log_sum, p_arrived, p_tables,
     scale, soft_cap, window,
     stride_q_token, stride_q_head, stride_out_token, stride_out_head,
     stride_block, stride_value, stride_head, stride_slot, stride_table, stride_split,
@@ -172,6 +176,9 @@ def attend_split(
     b_acc = tl.zeros([BM, BD], dtype=tl.float32)
     b_sum = tl.zeros([BM], dtype=tl.float32)
     b_max = tl.zeros([BM], dtype=tl.float32) + NO_MAX
+    b_slope = None
+    if p_slopes is not None:
+        b_slope = tl.load(p_slopes + o_head, mask=o_m < G, other=0.0)
     p_head = p_cache + i_head * stride_head
     p_table = p_tables + i_r.to(tl.int64) * stride_table
     if p_scales is not None:
@@ -182,20 +189,24 @@ def attend_split(
         for i_n in range(begin, end, BN):
             b_even, b_odd, b_sum, b_max = attend_fp8_tile(
                 b_q, b_even, b_odd, b_sum, b_max, p_head, p_table, i_n, lo, end, o_pos, scale, soft_cap, window,
+                b_slope,
                 stride_block, stride_value, stride_slot, D, S, BN, BD, USE_WINDOW, USE_CAP, PRECISION,
             )  # fmt: skip
-        b_out = joined(b_even, b_odd, BM, BD) / b_sum[:, None] * tl.load(p_scales + num_heads + i_head)
+        b_acc = joined(b_even, b_odd, BM, BD) * tl.load(p_scales + num_heads + i_head)
     else:
         for i_n in range(begin, end, BN):
             b_acc, b_sum, b_max = attend_tile(
-                b_q, b_acc, b_sum, b_max, p_head, p_table, i_n, lo, end, o_pos, scale, soft_cap, window,
+                b_q, b_acc, b_sum, b_max, p_head, p_table, i_n, lo, end, o_pos, scale, soft_cap, window, b_slope,
                 stride_block, stride_value, stride_slot, D, S, BN, BD, True, USE_WINDOW, USE_CAP, PRECISION,
             )  # fmt: skip
-        b_out = b_acc / b_sum[:, None]
     if num_splits == 1:
+        if p_sinks is not None:
+            b_sum += weight_of_sink(tl.load(p_sinks + o_head, mask=o_m < G, other=0.0), b_max)
+        b_out = b_acc / b_sum[:, None]
         p_o = p_out + i_r.to(tl.int64) * stride_out_token + o_head[:, None] * stride_out_head + o_d[None, :]
         tl.store(p_o, b_out.to(p_out.dtype.element_ty), mask=m_q)
     else:
+        b_out = b_acc / b_sum[:, None]
         o_part = (i_r.to(tl.int64) * num_heads * G + o_head) * stride_split + i_split
         tl.store(p_partial + o_part[:, None] * D + o_d[None, :], b_out, mask=m_q)
         tl.store(p_log_sum + o_part, b_max + tl.log2(b_sum), mask=o_m < G)
@@ -208,7 +219,7 @@ def attend_split(
             tl.debug_barrier()
             if num_before == num_splits - 1:
                 merge_splits(
-                    i_r, i_head, num_heads, num_splits, p_partial, p_log_sum, p_out,
+                    i_r, i_head, num_heads, num_splits, p_partial, p_log_sum, p_sinks, p_out,
                     stride_out_token, stride_out_head, stride_split, G, BG, D, BD, BS, MAX_SPLITS, False,
                 )  # fmt: skip
                 tl.store(p_count, 0)  # for the next layer
@@ -216,7 +227,8 @@ def attend_split(
 
 @triton.jit(do_not_specialize=["window", "stride_table", "stride_split"])
 def decode_kernel(
-    p_q, p_cache, p_scales, p_out, p_partial, p_log_sum, p_arrived, p_tables, p_seq_lens, p_items, p_count,
+    p_q, p_cache, p_scales, p_sinks, p_slopes, p_out, p_partial, p_log_sum, p_arrived, p_tables, p_seq_lens, p_items,
+    p_count,
     scale, soft_cap, window,
     stride_q_token, stride_q_head, stride_out_token, stride_out_head,
     stride_block, stride_value, stride_head, stride_slot, stride_table, stride_split,
@@ -241,7 +253,8 @@ def decode_kernel(
             end = tl.minimum(begin + split, b_len)
             attend_split(
                 i_r, i_split, tl.cdiv(b_len - start, split), b_len, lo, begin, end,
-                p_q, p_cache, p_scales, p_out, p_partial, p_log_sum, p_arrived, p_tables, scale, soft_cap, window,
+                p_q, p_cache, p_scales, p_sinks, p_slopes, p_out, p_partial, p_log_sum, p_arrived, p_tables,
+                scale, soft_cap, window,
                 stride_q_token, stride_q_head, stride_out_token, stride_out_head,
                 stride_block, stride_value, stride_head, stride_slot, stride_table, stride_split,
                 G, BG, D, S, BM, BN, BD, BS, MAX_SPLITS, USE_WINDOW, USE_CAP, MERGE, PRECISION,
@@ -256,7 +269,8 @@ def decode_kernel(
         if begin < end:
             attend_split(
                 i_r, i_split, tl.cdiv(b_len - start, split), b_len, lo, begin, end,
-                p_q, p_cache, p_scales, p_out, p_partial, p_log_sum, p_arrived, p_tables, scale, soft_cap, window,
+                p_q, p_cache, p_scales, p_sinks, p_slopes, p_out, p_partial, p_log_sum, p_arrived, p_tables,
+                scale, soft_cap, window,
                 stride_q_token, stride_q_head, stride_out_token, stride_out_head,
                 stride_block, stride_value, stride_head, stride_slot, stride_table, stride_split,
                 G, BG, D, S, BM, BN, BD, BS, MAX_SPLITS, USE_WINDOW, USE_CAP, MERGE, PRECISION,
@@ -265,7 +279,7 @@ def decode_kernel(
 
 @triton.jit(do_not_specialize=["stride_split"])
 def merge_kernel(
-    p_partial, p_log_sum, p_out, p_seq_lens, stride_out_token, stride_out_head, stride_split,
+    p_partial, p_log_sum, p_sinks, p_out, p_seq_lens, stride_out_token, stride_out_head, stride_split,
     G: tl.constexpr, BG: tl.constexpr, D: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BS: tl.constexpr,
     MAX_SPLITS: tl.constexpr, SPLIT_KEYS: tl.constexpr,
 ):  # fmt: skip
@@ -276,7 +290,7 @@ def merge_kernel(
     num_splits = tl.cdiv(b_len, split)
     if num_splits > 1:  # else decode_kernel wrote the output itself
         merge_splits(
-            i_r, tl.program_id(0), tl.num_programs(0), num_splits, p_partial, p_log_sum, p_out,
+            i_r, tl.program_id(0), tl.num_programs(0), num_splits, p_partial, p_log_sum, p_sinks, p_out,
             stride_out_token, stride_out_head, stride_split, G, BG, D, BD, BS, MAX_SPLITS, True,
         )  # fmt: skip
 
@@ -291,7 +305,7 @@ def decode(
     tile: DecodeTile | None = None,
 ) -> None:
     """Write rows [0, num_decodes) of out [T, Hq, D] from the same rows of query [T, Hq, D]."""
-    sliding_window, kv_scales = options.sliding_window, options.kv_scales
+    sliding_window, kv_scales, bias = options.sliding_window, options.kv_scales, options.bias or _NO_BIAS
     num_heads, head_dim = query.shape[1:]
     num_kv_heads, block_size = kv_cache.shape[2:4]
     assert kv_scales is None or head_dim % 2 == 0, "values of a quantized cache are read in pairs"
@@ -300,15 +314,15 @@ def decode(
     sizes = _sizes(group, head_dim, tile)
     cascade_tile = choose_cascade_tile(meta.num_decodes * group, head_dim, query.dtype)
     shared = None
-    if sliding_window is None and scratch.shared is not None:
+    if sliding_window is None and bias.slopes is None and scratch.shared is not None:  # members differ in position
         shared = _shared_splits(meta, scratch, tile, cascade_tile, group, block_size)
     listed = scratch.splits(meta, sliding_window, tile) if shared is None else shared.singles
     grid = (num_kv_heads, scratch.num_splits, meta.num_decodes)
     if listed is not None:
         grid = (num_kv_heads, programs_for(listed, num_kv_heads), 1)
     decode_kernel[grid](
-        query, kv_cache, kv_scales, out, scratch.partial, scratch.log_sum, scratch.arrived, meta.block_table,
-        meta.seq_lens,
+        query, kv_cache, kv_scales, bias.sinks, bias.slopes, out, scratch.partial, scratch.log_sum, scratch.arrived,
+        meta.block_table, meta.seq_lens,
         meta.seq_lens if listed is None else listed.items,
         meta.seq_lens if listed is None else listed.count,
         options.scale, options.soft_cap or 1.0, sliding_window or 0,
@@ -322,10 +336,10 @@ def decode(
         MERGE=shared is None,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
         num_warps=tile.num_warps,
-        maxnreg=tile.max_registers,
         num_stages=max(tile.num_stages, 3) if meta.num_decodes * num_kv_heads <= _FEW_PROGRAMS else tile.num_stages,
         **sizes,
         **early_launch(query.device),
+        **register_limit(tile.max_registers),
     )  # fmt: skip
     if shared is not None:
         attend_runs(
@@ -333,7 +347,8 @@ def decode(
             tile=cascade_tile,
         )  # fmt: skip
         merge_kernel[(num_kv_heads, meta.num_decodes)](
-            scratch.partial, scratch.log_sum, out, meta.seq_lens, out.stride(0), out.stride(1), scratch.num_splits,
+            scratch.partial, scratch.log_sum, bias.sinks, out, meta.seq_lens,
+            out.stride(0), out.stride(1), scratch.num_splits,
             num_warps=max(1, min(8, sizes["BG"] * sizes["BD"] // 128)), **sizes,
         )  # fmt: skip
 

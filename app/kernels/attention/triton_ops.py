@@ -15,7 +15,15 @@ import triton
 import triton.language as tl
 
 from app.errors import ConfigError
-from app.kernels.attention import AttentionMetadata, AttentionOps, AttentionOptions, gluon_prefill, triton_prefill
+from app.kernels.attention import (
+    FEATURES,
+    AttentionMetadata,
+    AttentionOps,
+    AttentionOptions,
+    HeadBias,
+    gluon_prefill,
+    triton_prefill,
+)
 from app.kernels.attention.triton_decode import DecodeScratch, decode, make_scratch
 from app.kernels.attention.triton_quantize import quantize
 from app.kernels.launch import next_power_of_2
@@ -119,6 +127,7 @@ def paged_attention(
     sliding_window: int | None = None,
     soft_cap: float | None = None,
     kv_scales: torch.Tensor | None = None,
+    bias: HeadBias | None = None,
 ) -> torch.Tensor:
     """Attention of query [T, Hq, D] over kv_cache [B, 2, Hkv, S, D]; arguments as in `naive_paged_attention`."""
     plan = meta.plan
@@ -126,11 +135,11 @@ def paged_attention(
     assert query.stride(2) == kv_cache.stride(4) == 1, "head vectors must be contiguous"
     assert (kv_scales is None) == (kv_cache.dtype == query.dtype), "a quantized cache comes with its scales"
     out = torch.empty_like(query, memory_format=torch.contiguous_format)
-    options = AttentionOptions(scale, sliding_window, soft_cap, kv_scales)
+    options = AttentionOptions(scale, sliding_window, soft_cap, kv_scales, bias)
     if meta.num_decodes > 0:
         decode(query, kv_cache, meta, plan.scratch, out, options)
     if meta.num_decodes < meta.seq_lens.shape[0]:
-        if gluon_prefill.serves(query, kv_cache, sliding_window, soft_cap):
+        if bias is None and gluon_prefill.serves(query, kv_cache, sliding_window, soft_cap):
             gluon_prefill.prefill(query, kv_cache, meta, out, scale=scale)
         else:
             triton_prefill.prefill(query, kv_cache, meta, out, options)
@@ -138,5 +147,11 @@ def paged_attention(
 
 
 OPS = AttentionOps(
-    prepare=prepare, write_kv=write_kv, paged_attention=paged_attention, shares_prefixes=True, is_capturable=True
+    prepare=prepare,
+    write_kv=write_kv,
+    paged_attention=paged_attention,
+    shares_prefixes=True,
+    is_capturable=True,
+    features=frozenset(FEATURES),
+    name="triton",
 )

@@ -14,10 +14,12 @@ import torch
 import triton
 import triton.language as tl
 
-from app.kernels.attention import AttentionMetadata, AttentionOptions
+from app.kernels.attention import AttentionMetadata, AttentionOptions, HeadBias
 from app.kernels.attention.triton_quantize import query_to_fp8_keys
-from app.kernels.attention.triton_tile import NO_MAX, attend_tile
-from app.kernels.launch import cdiv, next_power_of_2
+from app.kernels.attention.triton_tile import NO_MAX, attend_tile, weight_of_sink
+from app.kernels.launch import cdiv, next_power_of_2, shared_memory
+
+_LARGE_TILE_BYTES = 99 << 10  # of shared memory, that the largest tiles need: as GPUs of NVIDIA's have since Ampere
 
 
 @dataclass(slots=True, frozen=True)
@@ -30,12 +32,14 @@ class PrefillTile:
     num_stages: int
 
 
-def choose_tile(head_dim: int, dtype: torch.dtype) -> PrefillTile:
+def choose_tile(head_dim: int, dtype: torch.dtype, shared_bytes: int = 227 << 10) -> PrefillTile:
     """A table by head size and dtype; bf16 at 128 was swept on an H200 with Triton 3.6, where a tile of 64 keys in four
     warps spills registers. Full fp32 has no tensor cores."""
     padded = next_power_of_2(head_dim)
     if dtype == torch.float32:
         return PrefillTile(rows=32 if padded <= 128 else 16, keys=32, num_warps=4, num_stages=1)
+    if padded >= 128 and shared_bytes < _LARGE_TILE_BYTES:  # AMD's have 64 KiB; not swept there
+        return PrefillTile(rows=64, keys=32, num_warps=4, num_stages=1)
     if padded == 128:
         return PrefillTile(rows=128, keys=128, num_warps=8, num_stages=2)
     if padded < 128:
@@ -48,6 +52,8 @@ def prefill_kernel(
     p_q,
     p_cache,
     p_scales,
+    p_sinks,
+    p_slopes,
     p_out,
     p_tables,
     p_query_start_loc,
@@ -103,6 +109,9 @@ def prefill_kernel(
     if p_scales is not None:
         scale = scale * tl.load(p_scales + i_head)
         b_q = query_to_fp8_keys(b_q)
+    b_slope = None
+    if p_slopes is not None:
+        b_slope = tl.load(p_slopes + o_head)
     hi = tl.minimum(first_pos + BQ, b_len)
     lo = 0
     i_masked = (first_pos + 1) // BN * BN  # keys before it are seen by all of the tile
@@ -112,14 +121,16 @@ def prefill_kernel(
     else:
         for i_n in range(0, i_masked, BN):
             b_acc, b_sum, b_max = attend_tile(
-                b_q, b_acc, b_sum, b_max, p_head, p_table, i_n, lo, hi, o_pos, scale, soft_cap, window,
+                b_q, b_acc, b_sum, b_max, p_head, p_table, i_n, lo, hi, o_pos, scale, soft_cap, window, b_slope,
                 stride_block, stride_value, stride_slot, D, S, BN, BD, False, False, USE_CAP, PRECISION,
             )  # fmt: skip
     for i_n in range(i_masked, hi, BN):
         b_acc, b_sum, b_max = attend_tile(
-            b_q, b_acc, b_sum, b_max, p_head, p_table, i_n, lo, hi, o_pos, scale, soft_cap, window,
+            b_q, b_acc, b_sum, b_max, p_head, p_table, i_n, lo, hi, o_pos, scale, soft_cap, window, b_slope,
             stride_block, stride_value, stride_slot, D, S, BN, BD, True, USE_WINDOW, USE_CAP, PRECISION,
         )  # fmt: skip
+    if p_sinks is not None:
+        b_sum += weight_of_sink(tl.load(p_sinks + o_head), b_max)
     b_out = b_acc / b_sum[:, None]
     if p_scales is not None:
         b_out = b_out * tl.load(p_scales + tl.num_programs(1) + i_head)
@@ -139,13 +150,16 @@ def prefill(
     num_heads, head_dim = query.shape[1:]
     num_kv_heads, block_size = kv_cache.shape[2:4]
     group = num_heads // num_kv_heads
-    tile = tile or choose_tile(head_dim, query.dtype)
+    tile = tile or choose_tile(head_dim, query.dtype, shared_memory(query.device))
     num_rows = max(tile.rows, next_power_of_2(group))
     num_requests = meta.seq_lens.shape[0] - meta.num_decodes
+    bias = options.bias or HeadBias()
     prefill_kernel[(cdiv(meta.max_query_len, num_rows // group), num_kv_heads, num_requests)](
         query,
         kv_cache,
         options.kv_scales,
+        bias.sinks,
+        bias.slopes,
         out,
         meta.block_table,
         meta.query_start_loc,

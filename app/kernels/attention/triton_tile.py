@@ -24,6 +24,12 @@ def cap_scores(b_s, soft_cap):
 
 
 @triton.jit
+def weight_of_sink(b_sink, b_max):
+    """What a sink [BM] adds to sums of exp2(score - b_max), in base 2."""
+    return tl.exp2(b_sink * LOG2_E - b_max)
+
+
+@triton.jit
 def tile_offsets(p_table, i_n, o_n, m_n, stride_block, stride_slot, S: tl.constexpr, BN: tl.constexpr):
     """Offsets int64 [BN] of positions `o_n` = i_n + [0, BN) from the start of a KV head in block 0."""
     if S % BN == 0:  # the tile lies within one block: one entry of the table
@@ -36,7 +42,7 @@ def tile_offsets(p_table, i_n, o_n, m_n, stride_block, stride_slot, S: tl.conste
 
 @triton.jit
 def score_tile(
-    b_q, b_sum, b_max, b_k, o_n, m_n, o_pos, scale, soft_cap, window,
+    b_q, b_sum, b_max, b_k, o_n, m_n, o_pos, scale, soft_cap, window, b_slope,
     MASKED: tl.constexpr, USE_WINDOW: tl.constexpr, USE_CAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """(weights [BM, BN], factor [BM] of what was accumulated before, b_sum, b_max) after attending the keys b_k [BN,
@@ -47,6 +53,11 @@ def score_tile(
     factor = scale * LOG2_E
     if USE_CAP:
         b_s = cap_scores(b_s * scale, soft_cap)
+        factor = LOG2_E
+    if b_slope is not None:
+        if not USE_CAP:
+            b_s = b_s * scale
+        b_s += b_slope[:, None] * (o_n[None, :] - o_pos[:, None]).to(tl.float32)
         factor = LOG2_E
     if MASKED:
         m_s = (o_n[None, :] <= o_pos[:, None]) & m_n[None, :]
@@ -74,6 +85,7 @@ def attend_tile(
     scale,  # above 0
     soft_cap,
     window,
+    b_slope,  # fp32 [BM], ALiBi's; None: none. Needs o_pos to be positions
     stride_block,
     stride_value,
     stride_slot,
@@ -100,7 +112,21 @@ def attend_tile(
     else:
         b_k = tl.load(p_k, mask=o_d[None, :] < D, other=0.0)
     b_p, b_scale, b_sum, b_max = score_tile(
-        b_q, b_sum, b_max, b_k, o_n, m_n, o_pos, scale, soft_cap, window, MASKED, USE_WINDOW, USE_CAP, PRECISION
+        b_q,
+        b_sum,
+        b_max,
+        b_k,
+        o_n,
+        m_n,
+        o_pos,
+        scale,
+        soft_cap,
+        window,
+        b_slope,
+        MASKED,
+        USE_WINDOW,
+        USE_CAP,
+        PRECISION,
     )
     if MASKED:
         b_v = tl.load(p_v, mask=m_n[:, None] & (o_d[None, :] < D), other=0.0)

@@ -22,6 +22,20 @@ def test_cpu(name: str) -> None:
     assert select_attention(name, CPU) == (ATTENTION_BACKENDS.load("torch"), "attention: torch (CPU)")
 
 
+def test_a_gpu_says_why_not_the_others() -> None:
+    ops, note = select_attention("auto", torch.device("cuda"))
+    assert ops is ATTENTION_BACKENDS.load("triton")
+    why = "it plans each step on the host"
+    assert note == f"attention: triton (GPU; not torch: {why}; not flex: {why})"
+
+
+def test_what_a_layer_wants_and_a_backend_lacks_is_named() -> None:
+    ops = dataclasses.replace(reference.OPS, name="partial", features=frozenset({"soft_cap"}))
+    ops.require(["soft_cap"])
+    with pytest.raises(ConfigError, match="attention_backend=partial: it does not serve ALiBi, which this"):
+        ops.require(["soft_cap", "alibi"])
+
+
 def test_triton_needs_a_gpu() -> None:
     with pytest.raises(ConfigError, match="attention_backend=triton needs a GPU") as raised:
         select_attention("triton", CPU)
@@ -43,4 +57,5 @@ def test_a_backend_says_where_it_runs_and_the_name_decides_nothing(monkeypatch: 
         monkeypatch.setattr(sys.modules["made_up"], name, ops, raising=False)
     with pytest.raises(ConfigError, match="attention_backend=gpu_only needs a GPU"):
         select_attention("gpu_only", CPU)
-    assert select_attention("cpu_only", CPU) == (here, "attention: cpu_only (CPU)")
+    named = dataclasses.replace(here, name="cpu_only")
+    assert select_attention("cpu_only", CPU) == (named, "attention: cpu_only (CPU)")

@@ -68,6 +68,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "opt-350m": ("opt", {**OPT, "do_layer_norm_before": False, "word_embed_proj_dim": 48}),
     "falcon": ("falcon", {**FALCON, "multi_query": True, "bias": False}),
     "falcon-plain-heads": ("falcon", {**FALCON, "multi_query": False, "bias": True, "parallel_attn": False}),
+    "falcon-alibi": (
+        "falcon",
+        {**FALCON, "multi_query": False, "bias": True, "parallel_attn": False, "alibi": True},
+    ),
     "falcon-new": ("falcon", {**FALCON, "new_decoder_architecture": True, "num_kv_heads": 2, "bias": True}),
     "stablelm": ("stablelm", {"use_qkv_bias": True, "without": ["head_dim"]}),
     "stablelm-parallel": ("stablelm", {"use_parallel_residual": True, "without": ["head_dim"]}),

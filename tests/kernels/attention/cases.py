@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from app.kernels.attention import AttentionMetadata
+from app.kernels.attention import AttentionMetadata, HeadBias
 
 
 @dataclass
@@ -79,7 +79,12 @@ def make_batch(
 
 
 def contiguous_attention(
-    batch: Batch, *, scale: float, sliding_window: int | None = None, soft_cap: float | None = None
+    batch: Batch,
+    *,
+    scale: float,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
+    bias: HeadBias | None = None,
 ) -> torch.Tensor:
     """The outside judge: float64 over the contiguous keys and values, without a cache."""
     outputs = []
@@ -93,9 +98,15 @@ def contiguous_attention(
             scores = soft_cap * torch.tanh(scores / soft_cap)
         last = torch.arange(key.shape[1] - query.shape[0], key.shape[1], device=key.device)[:, None]
         position = torch.arange(key.shape[1], device=key.device)
+        if bias is not None and bias.slopes is not None:
+            scores = scores - bias.slopes.double()[:, None, None] * (last - position)
         visible = position <= last
         if sliding_window is not None:
             visible &= position > last - sliding_window
-        probs = scores.masked_fill(~visible, float("-inf")).softmax(-1)
+        weights = scores.masked_fill(~visible, float("-inf")).exp()
+        total = weights.sum(-1, keepdim=True)
+        if bias is not None and bias.sinks is not None:
+            total = total + bias.sinks.double().exp()[:, None, None]
+        probs = weights / total
         outputs.append((probs @ value).transpose(0, 1))
     return torch.cat(outputs)

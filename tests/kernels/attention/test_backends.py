@@ -1,0 +1,112 @@
+"""Every attention backend of the table against float64 attention, over the same odd shapes and all of its features.
+
+Triton runs in its interpreter where there is no GPU; with one, all run there, in 16 bits too.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+
+from app.backends import ATTENTION_BACKENDS
+from app.kernels.attention import FEATURES, KV_FP8, AttentionOps, HeadBias, triton_decode, triton_splits
+from tests.kernels.attention.cases import Batch, contiguous_attention, make_batch
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+# Decodes first: one token, a whole block and one more, several splits; prompts whole, chunked, and of a single token.
+LENS = [(1, 1), (1, 16), (1, 17), (1, 90), (5, 5), (33, 33), (7, 70), (1, 40)]
+SHAPES = [(2, 2, 32, 16), (4, 2, 80, 32), (7, 1, 48, 16)]  # query heads, KV heads, head size, block size
+TOLERANCE = {torch.float32: 3e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
+pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+
+
+@pytest.fixture(params=list(ATTENTION_BACKENDS))
+def ops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AttentionOps:
+    """With splits so small that contexts of a few blocks have several."""
+    monkeypatch.setattr(triton_splits, "SPLIT_KEYS", 32)
+    monkeypatch.setattr(triton_decode, "_MERGE_ELEMENTS", 256)
+    found: AttentionOps = ATTENTION_BACKENDS.load(request.param)
+    assert found.features <= FEATURES.keys()
+    return found
+
+
+def check(ops: AttentionOps, batch: Batch, expected: Batch | None = None, **options: Any) -> None:
+    """`expected`: the batch to judge by, where the cache is quantized."""
+    (num_heads, head_dim), scale = batch.query.shape[1:], 0.2
+    _, _, num_kv_heads, block_size, _ = batch.kv_cache.shape
+    ops.prepare(batch.meta, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, block_size=block_size)
+    kv_scales = options.pop("kv_scales", None)
+    more = {} if kv_scales is None else {"kv_scales": kv_scales}
+    found = ops.paged_attention(batch.query, batch.kv_cache, batch.meta, scale=scale, **options, **more)
+    judged = contiguous_attention(expected or batch, scale=scale, **options)
+    tolerance = TOLERANCE[batch.query.dtype]
+    torch.testing.assert_close(found.double(), judged, atol=tolerance, rtol=tolerance)
+
+
+def bias(num_heads: int, names: str) -> HeadBias:
+    generator = torch.Generator().manual_seed(num_heads)
+    sinks = torch.randn(num_heads, generator=generator).mul(3).to(DEVICE)
+    slopes = torch.rand(num_heads, generator=generator).to(DEVICE)
+    return HeadBias(sinks if "sinks" in names else None, slopes if "alibi" in names else None)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_odd_shapes(ops: AttentionOps, shape: tuple[int, int, int, int]) -> None:
+    num_heads, num_kv_heads, head_dim, block_size = shape
+    sizes = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim, "block_size": block_size}
+    check(ops, make_batch(LENS, device=DEVICE, **sizes))
+    check(ops, make_batch([(3, 3)], device=DEVICE, seed=2, **sizes))
+
+
+@pytest.mark.parametrize(
+    ("sliding_window", "soft_cap", "names"),
+    [(7, None, ""), (20, 2.0, ""), (None, 5.0, ""), (None, None, "sinks"), (None, None, "alibi"), (20, 5.0, "both")],
+)
+def test_features(ops: AttentionOps, sliding_window: int | None, soft_cap: float | None, names: str) -> None:
+    """Each that the backend says it has, and all at once."""
+    names = "sinks alibi" if names == "both" else names
+    options: dict[str, Any] = {"sliding_window": sliding_window, "soft_cap": soft_cap}
+    wanted = {*names.split(), *(name for name, value in options.items() if value is not None)}
+    if not wanted <= ops.features:
+        pytest.skip(f"{ops.name} says that it lacks {wanted - ops.features}")
+    if names:
+        options["bias"] = bias(4, names)
+    check(ops, make_batch(LENS, device=DEVICE), **options)
+
+
+@pytest.mark.parametrize("names", ["", "sinks alibi"])
+def test_a_quantized_cache(ops: AttentionOps, names: str) -> None:
+    """Keys and values are numbers that fp8 has, so the scales are all that may go wrong."""
+    batch = make_batch(LENS, device=DEVICE)
+    scales = torch.tensor([[0.5, 2.0], [4.0, 0.25]], device=DEVICE)
+    unscaled = batch.kv_cache.to(KV_FP8)
+    batch.kv_cache = unscaled
+    judged = make_batch(LENS, device=DEVICE)
+    for kind, own in enumerate((judged.keys, judged.values)):
+        for request, stored in enumerate(own):
+            own[request] = stored.to(KV_FP8).float() * scales[kind][:, None]
+    options: dict[str, Any] = {"bias": bias(4, names)} if names else {}
+    check(ops, batch, judged, kv_scales=scales, **options)
+
+
+def test_a_static_step_with_sinks_counts_each_once() -> None:
+    """What a captured graph replays, as it goes through another list of splits, shared ones too."""
+    ops: AttentionOps = ATTENTION_BACKENDS.load("triton")
+    for cascade, names in itertools.product((False, True), ("sinks", "alibi", "sinks alibi")):
+        batch = make_batch([(1, 300), (1, 290), (1, 17)], device=DEVICE, prefix_of={1: (0, 256)})
+        batch.meta.is_static, batch.meta.cascade = True, cascade
+        check(ops, batch, bias=bias(4, names))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_on_the_gpu(ops: AttentionOps, dtype: torch.dtype, head_dim: int) -> None:
+    lens = [(1, 1), (1, 3000), (1, 257), (1, 1024), (700, 700), (333, 1500), (1, 9), (64, 2048)]
+    batch = make_batch(lens, num_heads=8, num_kv_heads=2, head_dim=head_dim, dtype=dtype, device=DEVICE)
+    check(ops, batch)
+    check(ops, batch, sliding_window=200, soft_cap=20.0)
+    check(ops, batch, bias=bias(8, "sinks alibi"))
