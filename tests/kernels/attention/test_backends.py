@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from app.backends import ATTENTION_BACKENDS
-from app.kernels.attention import FEATURES, KV_FP8, AttentionOps, HeadBias, triton_decode, triton_splits
+from app.kernels.attention import FEATURES, KV_FP8, AttentionOps, HeadBias, flex, triton_decode, triton_splits
 from tests.kernels.attention.cases import Batch, contiguous_attention, make_batch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -110,3 +110,26 @@ def test_on_the_gpu(ops: AttentionOps, dtype: torch.dtype, head_dim: int) -> Non
     check(ops, batch)
     check(ops, batch, sliding_window=200, soft_cap=20.0)
     check(ops, batch, bias=bias(8, "sinks alibi"))
+
+
+def test_flex_visits_the_tiles_of_its_own_requests_alone() -> None:
+    """A step as on a GPU, where one call serves all of its requests; and a block mask for each window, made once."""
+    lens = torch.tensor([700, 1, 300])
+    starts = [0, 130, 131, 431]
+    part = flex._part(range(3), starts, lens.tolist(), torch.arange(3 * 44).view(3, 44), 16)
+    assert (part.first, part.end, len(part.blocks)) == (0, 431, 44 + 1 + 19)
+    mask = part.mask(None)
+    assert part.mask(None) is mask
+    assert part.mask(9) is not mask
+    dense = mask.to_dense()[0, 0].bool()  # tiles of 128
+    q, k = torch.arange(431)[:, None], torch.arange(len(part.key_request))
+    for window in (None, 9):
+        seen = part.sees(q, k, window)
+        assert int(seen.sum()) == sum(
+            min(position + 1, window or position + 1)
+            for length, count in ((700, 130), (1, 1), (300, 300))
+            for position in range(length - count, length)
+        )
+        rows, columns = seen.nonzero(as_tuple=True)
+        assert bool(dense[rows // 128, columns // 128].all())
+    assert not dense.all()
