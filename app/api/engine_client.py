@@ -90,6 +90,14 @@ class ReplicaAnswer:
     error: MantaError | None = None
 
 
+class Named(Protocol):
+    """A model, as far as an operator's routes know it."""
+
+    @property
+    def name(self) -> str:
+        """What requests call it."""
+
+
 class EngineClient(Protocol):
     """Asynchronous access to the engines of all models."""
 

@@ -7,6 +7,8 @@ the server chooses their names. A profile ends by itself after so many steps or 
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from fastapi import APIRouter, Request
@@ -14,12 +16,14 @@ from pydantic import Field
 from starlette.responses import JSONResponse
 
 from app.api.body import read_body
-from app.api.engine_client import EngineClient, ReplicaAnswer
+from app.api.engine_client import Named, ReplicaAnswer
 from app.api.origin import check_origin
 from app.api.render import find_model
 from app.api.strict_models import StrictModel
 from app.config import IngressConfig
 from app.errors import UnsupportedError
+
+logger = logging.getLogger("manta.api")
 
 MAX_STEPS = 1000
 MAX_S = 120.0
@@ -41,8 +45,12 @@ class ModelName(StrictModel):
     model: str | None = Field(None, description="Whose replicas are meant; the first model when not given.")
 
 
-class Controlled(EngineClient, Protocol):
-    """An EngineClient whose engines take control calls (app/engine/control)."""
+class Controlled(Protocol):
+    """The replicas of all models, which take control calls (app/engine/control)."""
+
+    @property
+    def models(self) -> Mapping[str, Named]:
+        """The models by name and by alias, the default first."""
 
     async def control(self, model: str, name: str, arguments: dict[str, Any], timeout_s: float) -> list[ReplicaAnswer]:
         """The answers of every replica, errors as values."""
@@ -74,6 +82,7 @@ def profile_routes(client: Controlled, ingress: IngressConfig) -> APIRouter:
         task = asyncio.create_task(client.control(name, "record_profile", options, body.max_s + WRITE_S))
         running.add(task)
         task.add_done_callback(running.discard)
+        task.add_done_callback(_note_failure)
         done, _ = await asyncio.wait({task}, timeout=BEGIN_S)
         if done:
             return _answers(name, task.result())
@@ -95,6 +104,12 @@ def profile_routes(client: Controlled, ingress: IngressConfig) -> APIRouter:
         return _answers(name, await client.control(name, "memory_snapshot", {"directory": where}, WRITE_S))
 
     return router
+
+
+def _note_failure(task: asyncio.Task[list[ReplicaAnswer]]) -> None:
+    """Whoever asked for the recording has had its answer by then, or has it from the task."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.warning("the recording of a profile failed: %s", error)
 
 
 def _answers(model: str, answers: list[ReplicaAnswer]) -> JSONResponse:

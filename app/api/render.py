@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from pydantic import ValidationError
 
 from app.api.answer_start import PLAIN, AnswerStart
-from app.api.engine_client import EngineClient, ServedModel
+from app.api.engine_client import ServedModel
 from app.api.errors import validation_error
 from app.api.request_builder import OWN_NAMES, RequestBuilder
 from app.api.work_pool import DECODE_S_PER_TOKEN, TOKENISE_S_PER_CHAR, RequestWork
@@ -24,6 +24,8 @@ from app.errors import InvalidRequestError, ModelNotFoundError, PromptTooLongErr
 from app.text.prompt_size import TextRoom
 from app.text.tokenizer import Tokenizer
 
+ModelT = TypeVar("ModelT")
+ModelT_co = TypeVar("ModelT_co", covariant=True)
 _TOKEN_ID_FIELDS = ("logit_bias", "stop_token_ids")
 
 
@@ -35,7 +37,15 @@ class Prompt:
     text: str | None = None
 
 
-def find_model(client: EngineClient, name: str | None) -> ServedModel:
+class Serving(Protocol[ModelT_co]):
+    """Whoever has models."""
+
+    @property
+    def models(self) -> Mapping[str, ModelT_co]:
+        """The models by name and by alias, the default first."""
+
+
+def find_model(client: Serving[ModelT], name: str | None) -> ModelT:
     """The model served under `name`; the first one when the client names none. ModelNotFoundError otherwise."""
     if name is None:
         return next(iter(client.models.values()))

@@ -36,18 +36,12 @@ class EngineMetrics:
         self._itl = recorder.histogram("vllm:inter_token_latency_seconds")
         phases = ("schedule", "wait", "update", "device")
         self._phases = [recorder.histogram("manta:step_seconds", phase) for phase in phases]
-        self.sleeps(0)
 
     def kv_cache(self, block_size: int, num_blocks: int, max_model_len: int) -> None:
         """The shape of the KV cache, once it is known."""
         num_tokens = block_size * num_blocks
         labels = (block_size, num_blocks, num_tokens, num_tokens / max_model_len)
         self._recorder.set("vllm:cache_config_info", 1, *map(str, labels))
-
-    def sleeps(self, level: int) -> None:
-        """The engine has gone to sleep, to level 1 or 2, or is awake (0)."""
-        for at, state in enumerate(SLEEP_STATES):
-            self._recorder.set("vllm:engine_sleep_state", float(at == level), state)
 
     def ended(self, request_id: str, reason: FinishReason) -> None:
         """The ingress ends a request: it owns the reason (a stop string is a stop, though the engine sees an abort)."""
@@ -145,6 +139,8 @@ class EngineMetrics:
         recorder.set("vllm:generation_tokens_total", stats.generation_tokens_total)
         recorder.set("vllm:prefix_cache_queries_total", stats.prefix_cache_queries_total)
         recorder.set("vllm:prefix_cache_hits_total", stats.prefix_cache_hits_total)
+        for level, state in enumerate(SLEEP_STATES):
+            recorder.set("vllm:engine_sleep_state", float(level == stats.sleep_level), state)
         recorder.replace("manta:tenant_tokens_total", self._tenants.series)
         self._objectives.publish()
         if stats.kv_connector is not None:

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ray import serve
-from ray.serve.exceptions import DeploymentUnavailableError
 
-from app.deployments.channel.serve_port import broadcast
+from app.deployments.channel.serve_port import LOST, broadcast
 from app.deployments.continuation import QUARANTINE_S, Quarantine
 
 TIMEOUT_S = 2.0
@@ -34,7 +33,7 @@ class Peers:
         """What those answer that answer in time; never raises."""
         try:
             answers = await broadcast(self.handle(), method, *arguments, timeout_s=TIMEOUT_S)
-        except (DeploymentUnavailableError, TimeoutError):
+        except LOST:
             return []
         return [answer for answer in answers if not isinstance(answer, BaseException)]
 

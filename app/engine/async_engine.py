@@ -52,7 +52,7 @@ class AsyncEngine:
         self._warm_grammars = warm_grammars
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._condition = threading.Condition()  # guards the next six fields
-        self._controls: set[Future[Any]] = set()  # calls without an answer
+        self._controls: dict[Future[Any], Generator[None, None, Any]] = {}  # calls without an answer
         self._commands: deque[Callable[[], None]] = deque()
         self._live: set[str] = set()  # accepted requests without a final output
         self._stopping = False
@@ -125,7 +125,7 @@ class AsyncEngine:
         call = control.begin(self._core, name, arguments)
         with self._condition:
             self._check_open()
-            self._controls.add(answer)
+            self._controls[answer] = call
             self._push(lambda: self._go_on(call, answer))
         return answer
 
@@ -247,7 +247,7 @@ class AsyncEngine:
 
     def _answer(self, answer: Future[Any], result: Any) -> None:
         with self._condition:
-            self._controls.discard(answer)
+            self._controls.pop(answer, None)
         with suppress(InvalidStateError):  # cancelled
             if isinstance(result, BaseException):
                 answer.set_exception(result)
@@ -306,12 +306,20 @@ class AsyncEngine:
         """A final output for every live request: an error where there is a text, else an abort."""
         with self._condition:
             live, self._live = sorted(self._live), set()
-            controls = list(self._controls)
+            controls = list(self._controls.items())
             self._commands.clear()
-        for answer in controls:
+        for answer, call in controls:
+            self._close(call)
             self._answer(answer, EngineDeadError(error or "the engine was shut down"))
         reason: FinishReason = "abort" if error is None else "error"
         self._publish([EngineOutput(request_id, [], finish_reason=reason, error=error) for request_id in live])
+
+    def _close(self, call: Generator[None, None, Any]) -> None:
+        """Take back a call that waits, here and now, not when and where the garbage collector finds it."""
+        try:
+            call.close()
+        except Exception:  # it may ask workers that are gone
+            logger.debug("a control call did not end well", exc_info=True)
 
     def _die(self, error: BaseException) -> None:
         """No way back: tell every request, then the owner."""

@@ -15,6 +15,8 @@ from typing import Any
 from app.telemetry.tenant_tokens import tenant_label
 
 MAX_GENERATIONS = 256  # of one HTTP request that are remembered one by one
+# A tracestate that is passed on, in characters and in members.
+MAX_STATE_CHARS, MAX_MEMBER_CHARS, MAX_MEMBERS = 512, 128, 32
 
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 
@@ -75,7 +77,18 @@ class TraceParent:
     def parse(cls, header: str | None, state: str | None) -> TraceParent | None:
         """None where there is none, or one that the standard says to ignore."""
         match = _TRACEPARENT.fullmatch(header) if header and len(header) <= 256 else None
-        return None if match is None else cls(match[1], match[2], int(match[3], 16), (state or "")[:512])
+        return None if match is None else cls(match[1], match[2], int(match[3], 16), _whole_members(state or ""))
+
+
+def _whole_members(state: str) -> str:
+    """A tracestate within W3C's bounds: long members go first, then those at its end, none is cut (3.3.1.5)."""
+    members = [part for member in state.split(",") if (part := member.strip())]
+    if len(",".join(members)) > MAX_STATE_CHARS:
+        members = [member for member in members if len(member) <= MAX_MEMBER_CHARS]
+    members = members[:MAX_MEMBERS]
+    while len(",".join(members)) > MAX_STATE_CHARS:
+        members.pop()
+    return ",".join(members)
 
 
 @dataclass(slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from typing import Any
 
 import pytest
@@ -70,6 +71,22 @@ def test_a_recording_goes_on_behind_the_answer(engines: Controlled, monkeypatch:
         answer = page.post("/start_profile", json={"model": "alias", "num_steps": 3, "max_s": 2})
         assert answer.json() == {"model": "m", "status": "recording", "num_steps": 3, "max_s": 2.0}
         assert page.post("/stop_profile").json()["replicas"][0]["files"] == FILES
+
+
+def test_a_recording_that_fails_behind_the_answer_is_logged_once(
+    engines: Controlled, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(profile, "BEGIN_S", 0.05)
+    engines.recording = True
+    engines.errors = [None]  # too few: the call fails, as where no replica is left
+    with http(engines, profile_directory="/traces") as page:
+        page.post("/start_profile")
+        assert engines.stopped is not None
+        engines.errors = []
+        assert page.post("/stop_profile").status_code == 500
+    gc.collect()
+    assert "the recording of a profile failed" in caplog.text
+    assert "never retrieved" not in caplog.text
 
 
 def test_refusals(engines: Controlled) -> None:

@@ -106,8 +106,7 @@ OF_STEPS = ("manta:step_seconds", "vllm:iteration_tokens_total")
 def test_the_state_of_sleep() -> None:
     metrics = EngineMetrics(MetricsRecorder({"model_name": "m", "engine": "0"}))
     for level, state in enumerate(("awake", "weights_offloaded", "discard_all")):
-        metrics.sleeps(level)
-        told = metrics.refresh(stats()).values["vllm:engine_sleep_state"]
+        told = metrics.refresh(stats(sleep_level=level)).values["vllm:engine_sleep_state"]
         assert [name for (name,), value in told.items() if value] == [state]
         assert len(told) == 3
 

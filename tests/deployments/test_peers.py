@@ -6,7 +6,8 @@ import asyncio
 from typing import Any
 
 import pytest
-from ray.serve.exceptions import DeploymentUnavailableError
+from ray.exceptions import RayActorError
+from ray.serve.exceptions import DeploymentUnavailableError, RequestCancelledError
 
 from app.deployments import peers
 from app.deployments.peers import Peers, SharedQuarantines
@@ -63,7 +64,7 @@ def test_peers_that_cannot_be_asked_are_none(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr(found, "handle", lambda: None)
         return await found.ask("refused")
 
-    for outcome in (DeploymentUnavailableError("d"), TimeoutError()):
+    for outcome in (DeploymentUnavailableError("d"), TimeoutError(), RayActorError(), RequestCancelledError("r")):
 
         async def broadcast(*_: Any, outcome: Exception = outcome, **__: Any) -> list[Any]:
             raise outcome

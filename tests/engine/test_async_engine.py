@@ -332,6 +332,18 @@ def _wait_for_the_end(core: EngineCore) -> Any:
     return core.call_workers("sum_up")
 
 
+_taken_back_by: list[threading.Thread] = []
+
+
+def _say_who_ends_it(core: EngineCore) -> Any:
+    """A control call that waits for good, and says which thread takes it back."""
+    try:
+        while True:
+            yield
+    finally:
+        _taken_back_by.append(threading.current_thread())
+
+
 def _fail_at_the_end(core: EngineCore) -> Any:
     """A control call that waits for good, and cannot clean up."""
     try:
@@ -341,9 +353,12 @@ def _fail_at_the_end(core: EngineCore) -> Any:
         raise OSError("no space left on device")
 
 
+CALLS = (_wait_for_the_end, _fail_at_the_end, _say_who_ends_it)
+
+
 @pytest.fixture
 def controls(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = {call.__name__[1:]: f"{__name__}:{call.__name__}" for call in (_wait_for_the_end, _fail_at_the_end)}
+    lines = {call.__name__[1:]: f"{__name__}:{call.__name__}" for call in CALLS}
     monkeypatch.setattr(control.CONTROLS, "_table", {**control.CONTROLS._table, **lines})
 
 
@@ -369,7 +384,7 @@ def test_a_control_call_is_taken_back_or_ends_with_the_engine(make_engine: Calla
     taken_back = setup.engine.control("wait_for_the_end", {})
     assert taken_back.cancel()
     waiting = setup.engine.control("wait_for_the_end", {})
-    limits.wait_until(lambda: setup.engine._controls == {waiting})
+    limits.wait_until(lambda: list(setup.engine._controls) == [waiting])
     setup.executor.die_at_step = 1
     with pytest.raises(EngineDeadError, match="was killed"):
         waiting.result(limits.patience_s())
@@ -386,3 +401,24 @@ def test_a_control_call_that_fails_as_it_is_taken_back_ends_no_engine(make_engin
     assert call.cancel()
     limits.wait_until(lambda: not setup.engine._controls)
     setup.engine.check_health()
+
+
+@pytest.mark.usefixtures("controls")
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_call_that_waits_is_taken_back_by_the_engines_thread(make_engine: Callable[..., Setup], dies: bool) -> None:
+    """Not by whichever thread the garbage collector runs in, once the workers are gone."""
+    _taken_back_by.clear()
+    setup = make_engine(Slow(step_s=0.001))
+    failing = setup.engine.control("fail_at_the_end", {})  # it stops no other one from being taken back
+    call = setup.engine.control("say_who_ends_it", {})
+    setup.engine.add_request(make_request("r", [1, 2, 3], max_tokens=3))
+    setup.receiver.wait_final("r")
+    if dies:
+        setup.executor.die_at_step = 1
+        setup.engine.add_request(make_request("s", [1, 2, 3], max_tokens=3))
+    else:
+        setup.engine.shutdown()
+    for one in (call, failing):
+        with pytest.raises(EngineDeadError):
+            one.result(limits.patience_s())
+    assert [thread.name for thread in _taken_back_by] == ["engine"]

@@ -45,3 +45,22 @@ def test_log_fields() -> None:
     assert fields["ttft_s"] == 0.5
     assert fields["e2e_s"] == 2.0
     assert "acme" not in str(fields)
+
+
+def test_a_long_tracestate_loses_whole_members() -> None:
+    """W3C Trace Context 3.3.1.5: long ones first, then from the end."""
+
+    def kept(state: str) -> str:
+        parent = TraceParent.parse(f"00-{TRACE}-{SPAN}-01", state)
+        assert parent is not None
+        return parent.state
+
+    members = [f"vendor{number:02d}={'x' * 40}" for number in range(20)]
+    fitting = kept(", ".join(members)).split(",")
+    assert fitting == members[: len(fitting)]
+    assert len(fitting) == 513 // 51
+    long = f"long={'y' * 300}"
+    assert kept(",".join([long, *members[:9]])).split(",") == members[:9]
+    assert kept(f"{long},a=b") == f"{long},a=b"
+    assert kept(",".join(f"v{number}=1" for number in range(40))).count("=") == 32
+    assert kept("z" * 600) == ""

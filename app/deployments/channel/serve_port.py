@@ -8,7 +8,8 @@ import time
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from ray.serve.exceptions import DeploymentUnavailableError
+from ray.exceptions import RayError
+from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
 
 from app.api.engine_client import ReplicaAnswer
 from app.deployments.channel.replica_finder import Discovery
@@ -18,6 +19,8 @@ from app.errors import EngineDeadError, MantaError
 
 SUBMIT_TIMEOUT_S = 15.0
 CONTROL_TIMEOUT_S = 4.0
+# How a call over a handle ends that brings no answer: the replica or Serve's controller is gone, hangs, or refuses.
+LOST = (MantaError, RayError, RayServeException, TimeoutError)
 
 
 class EngineHandles:
@@ -38,7 +41,7 @@ class EngineHandles:
             answers = await broadcast(self._handle, "ping", ingress_id, timeout_s=timeout_s)
         except DeploymentUnavailableError:
             return Discovery(frozenset(), complete=True)
-        except TimeoutError:
+        except LOST:
             return Discovery(frozenset(), complete=False)
         reports = tuple(answer for answer in answers if isinstance(answer, LoadReport))
         present = frozenset(report.replica_id for report in reports)
@@ -56,7 +59,7 @@ class EngineHandles:
         try:
             limit_s = timeout_s + CONTROL_TIMEOUT_S  # the replica's own limit says more
             answers = await broadcast(self._handle, "run_control", name, arguments, timeout_s, timeout_s=limit_s)
-        except (DeploymentUnavailableError, TimeoutError) as error:
+        except LOST as error:
             raise EngineDeadError(f"{name}: no replica could be asked ({type(error).__name__})") from error
         return [answer if isinstance(answer, ReplicaAnswer) else _lost(name, answer) for answer in answers]
 
@@ -64,7 +67,7 @@ class EngineHandles:
         """The metrics of one replica; None when it does not answer in time."""
         try:
             answer: bytes = await call(self._metrics_snapshot, target=replica_id, timeout_s=timeout_s)
-        except (MantaError, DeploymentUnavailableError, TimeoutError):
+        except LOST:
             return None
         return answer
 
@@ -125,7 +128,7 @@ async def metrics_snapshots(handle: Any, timeout_s: float) -> list[bytes]:
     """The metrics of those replicas of a deployment that answer in time."""
     try:
         answers = await broadcast(handle, "metrics_snapshot", timeout_s=timeout_s)
-    except (DeploymentUnavailableError, TimeoutError):
+    except LOST:
         return []
     return [answer for answer in answers if isinstance(answer, bytes)]
 
