@@ -254,4 +254,4 @@ async def _broke_off(channel: ChannelClient, error: EngineDeadError) -> bool:
 
 def _revision(channel: ChannelClient) -> str:
     """The revision of its replica's weights, as far as this ingress has heard."""
-    return "" if channel.load is None else channel.load.model_revision
+    return "" if channel.load is None else channel.load.weights

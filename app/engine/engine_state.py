@@ -19,6 +19,8 @@ class EngineState:
     sleep_level: int = 0  # 0: awake; 1: the weights are in host memory; 2: they are gone
     weights_missing: bool = False  # dropped, or half replaced: nothing may be computed
 
+    is_updating: bool = False  # weights are on their way: requests wait for them
+
     @property
     def is_paused(self) -> bool:
         """Whether new requests wait."""
@@ -29,6 +31,6 @@ class EngineState:
         """Why requests are refused; None: they are taken."""
         if self.asleep:
             return f"the engine is asleep (level {self.sleep_level}): wake_up brings it back"
-        if self.weights_missing:
+        if self.weights_missing and not self.is_updating:
             return "the engine has no weights: reload_weights or update_weights brings them"
         return None

@@ -80,7 +80,7 @@ class Replica:
 
     async def open_channel(self, channel_id: str, ingress_id: str) -> Any:
         channel = self.hub.open(channel_id, ingress_id)
-        load = LoadReport("m", self.name, "1", True, 0, 0, 0, 64, 16, 0, model_revision=self.revision)
+        load = LoadReport("m", self.name, "1", True, 0, 0, 0, 64, 16, 0, weights=self.revision)
         channel.send([], load=load)
         async for frame in channel.frames():
             yield frame

@@ -36,6 +36,7 @@ class LoadReport(msgspec.Struct, array_like=True, frozen=True):
     model_revision: str = ""  # the checkpoint's: what block hashes begin with; empty where nothing is cached
     queued: tuple[QueuedWork, ...] = ()  # what waits of each tenant in each class, those of most work
     begun_rate: float = 0.0  # seconds of queued work that begin in a second; 0 until measured
+    weights: str = ""  # their revision, also where nothing is cached: no other ones go on with a request's tokens
 
 
 class FeedFrame(msgspec.Struct, array_like=True):

@@ -40,8 +40,7 @@ def update_weights(core: EngineCore, path: str, mode: Mode = "wait") -> Generato
     """
     revision = check_weights(core, path)
     yield from start_weight_update(core, mode)
-    core.call_workers("load_directory", path)
-    return finish_weight_update(core, revision=revision, whole=True)
+    return _load(core, path, revision)
 
 
 def reload_weights(core: EngineCore, mode: Mode = "wait") -> Generator[None, None, str]:
@@ -54,12 +53,11 @@ def reload_weights(core: EngineCore, mode: Mode = "wait") -> Generator[None, Non
         _begin(core)
     else:
         yield from start_weight_update(core, mode)
-    core.call_workers("load_directory", "")
-    return finish_weight_update(core, revision=revision, whole=True)
+    return _load(core, "", revision)
 
 
 def start_weight_update(core: EngineCore, mode: Mode = "wait") -> Generator[None]:
-    """From now on nothing is computed, until `finish_weight_update` follows the new weights."""
+    """From now on nothing is computed, until `finish_weight_update` follows the new weights; requests wait."""
     _refuse_asleep(core)
     yield from hold(core, "update", mode)
     core.restart(ENDED)
@@ -67,8 +65,18 @@ def start_weight_update(core: EngineCore, mode: Mode = "wait") -> Generator[None
     _begin(core)
 
 
+def _load(core: EngineCore, path: str, revision: str) -> str:
+    """Read a directory's weights; requests that come meanwhile wait, and are refused once that has failed."""
+    try:
+        core.call_workers("load_directory", path)
+        return finish_weight_update(core, revision=revision, whole=True)
+    finally:
+        core.state.is_updating = False
+
+
 def _begin(core: EngineCore) -> None:
     _refuse_asleep(core)
+    core.state.is_updating = True
     core.call_workers("begin_update", core.state.weights_missing)
     core.state.weights_missing = True
 
@@ -90,7 +98,7 @@ def finish_weight_update(core: EngineCore, revision: str = "", version: str = ""
     if not revision:
         told = f"{core.stats().model_revision}/{version}".encode()
         revision = hashlib.blake2b(told, digest_size=16).hexdigest()
-    core.state.weights_missing = False
+    core.state.weights_missing = core.state.is_updating = False
     core.use_revision(revision)
     core.release("update")
     go_on(core)

@@ -15,6 +15,7 @@ from app.engine.control import pause, weights
 from app.engine.core import EngineCore
 from app.engine.executor import create_executor
 from app.engine.model_info import ModelInfo
+from app.errors import EngineAsleepError, InvalidRequestError
 from tests import limits
 from tests.engine.core_driver import KEY, make_request
 from tests.engine.test_async_engine import Receiver
@@ -130,3 +131,46 @@ def test_paused_requests_and_new_ones_go_on_afterwards(start: Callable[[Path], R
     running.receiver.wait_final(*first, *second)
     assert [running.receiver.results.tokens[one] for one in (*first, *second)] == tokens(5)
     running.assert_idle()
+
+
+def test_requests_that_come_while_weights_are_read_wait_for_them(
+    start: Callable[[Path], Running], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Were they refused, a fleet whose replicas all get new weights at once would refuse everybody."""
+    running = start(tiny_model(seed=5))
+    call_workers, during = running.core.call_workers, []
+
+    def call(method: str, *arguments: Any) -> list[Any]:
+        if method == "load_directory":
+            during.append(running.engine.stats().refusal)
+            during.extend(running.ask("during", range(2)))
+        return call_workers(method, *arguments)
+
+    monkeypatch.setattr(running.core, "call_workers", call)
+    running.control("update_weights", path=str(tiny_model(seed=6)))
+    refusal, *ids = during
+    assert refusal is None
+    running.receiver.wait_final(*ids)
+    assert [running.receiver.results.tokens[one] for one in ids] == tokens(6)[:2]
+
+
+def test_they_are_refused_once_reading_has_failed(
+    start: Callable[[Path], Running], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = start(tiny_model(seed=5))
+    call_workers = running.core.call_workers
+
+    def call(method: str, *arguments: Any) -> list[Any]:
+        if method == "load_directory":
+            raise InvalidRequestError("the disk is gone")
+        return call_workers(method, *arguments)
+
+    monkeypatch.setattr(running.core, "call_workers", call)
+    with pytest.raises(InvalidRequestError, match="the disk is gone"):
+        running.control("update_weights", path=str(tiny_model(seed=6)))
+    with pytest.raises(EngineAsleepError, match="no weights"):
+        running.ask("after", range(1))
+    monkeypatch.undo()
+    running.control("reload_weights")
+    running.receiver.wait_final(*running.ask("", range(2)))
+    assert [running.receiver.results.tokens[str(one)] for one in range(2)] == tokens(5)[:2]
