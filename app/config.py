@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
+from app.admin_config import AdminConfig
 from app.admission_config import AdmissionConfig
 from app.autoscaling_config import AutoscalingConfig
 from app.backends import (
@@ -490,6 +491,7 @@ class ServeConfig(Frozen):
     ingress: IngressConfig = IngressConfig()
     router: RouterConfig = RouterConfig()
     admission: AdmissionConfig = AdmissionConfig()
+    admin: AdminConfig = AdminConfig()
 
     @model_validator(mode="after")
     def _check(self) -> ServeConfig:

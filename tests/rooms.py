@@ -18,7 +18,7 @@ ROWS: tuple[tuple[tuple[str, ...], ...], ...] = (
         ("app.errors", "app.bounds", "app.frozen"),
         ("app.plugins",),
         ("app.registry", "app.telemetry"),
-        ("app.backends", "app.parser_tables", "app.admission_config", "app.autoscaling_config"),
+        ("app.backends", "app.parser_tables", "app.admission_config", "app.admin_config", "app.autoscaling_config"),
         ("app.config",),
     ),
     (("app.platforms",), ("app.kernels",)),
@@ -58,7 +58,7 @@ ROWS: tuple[tuple[tuple[str, ...], ...], ...] = (
         ("app.api",),
         ("app.api.chat", "app.api.idempotency"),
         ("app.api.openai", "app.api.anthropic", "app.api.pooling", "app.api.batches", "app.api.pages"),
-        ("app.api.debug", "app.api.fleet", "app.api.app"),
+        ("app.api.debug", "app.api.fleet", "app.api.app", "app.api.admin"),
     ),
     (
         ("app.deployments.channel.wire", "app.deployments.start_errors", "app.deployments.serve_logs", "app.offline"),

@@ -14,10 +14,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from app.api.admin.app import create_admin_app
 from app.api.app import create_app
 from app.api.auth import ApiKeys
 from app.api.endpoints import bodies
-from app.config import RequestLimits
+from app.api.fleet import fleet_routes
+from app.config import ModelConfig, RequestLimits, ServeConfig
 from tools.markdown import cell, table
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "api.md"
@@ -50,26 +52,42 @@ class _NoEngine:
     models: Mapping[str, Any] = {}
 
 
+OPERATORS = """
+## The operator's listener
+
+A port of its own, with keys of its own (`admin` in the configuration, `docs/admin.md`); none of these routes is open
+where requests come in. Parameters of the query are named in the description.
+"""
+
+
 def page() -> str:
     """The text of docs/api.md."""
     app = create_app(_NoEngine(), RequestLimits(), keys=ApiKeys())  # type: ignore[arg-type]
+    app.include_router(fleet_routes(_NoEngine()))  # type: ignore[arg-type]
     document = app.openapi()
+    out = [INTRODUCTION, "## Routes\n", *table(("route", "what it does"), _routes(document)), *_objects(document, "##")]
+    config = ServeConfig(models=(ModelConfig(name="m"),))
+    operators = create_admin_app(_NoEngine(), config, ApiKeys()).openapi()  # type: ignore[arg-type]
+    out += [OPERATORS, *table(("route", "what it does"), _routes(operators)), *_objects(operators, "###")]
+    return "\n".join(out) + "\n"
+
+
+def _objects(document: Mapping[str, Any], level: str) -> Iterator[str]:
+    """A table for each body of a document, and for what is in them."""
     schemas: dict[str, Any] = document["components"]["schemas"]
     bodies = dict(_bodies(document))
-    out = [INTRODUCTION, "## Routes\n", *table(("route", "what it does"), _routes(document))]
     for name, routes in bodies.items():
-        out += [f"\n## {' and '.join(f'`{route}`' for route in routes)}\n"]
-        out += table(("field", "type", "default", "meaning"), _fields(schemas[name]))
+        yield f"\n{level} {' and '.join(f'`{route}`' for route in routes)}\n"
+        yield from table(("field", "type", "default", "meaning"), _fields(schemas[name]))
         if refused := _refused(name):
-            out += ["", *table(("refused", "why"), refused)]
+            yield from ["", *table(("refused", "why"), refused)]
     nested = sorted(set(schemas) - set(bodies) - {"HTTPValidationError", "ValidationError"})
-    out.append("\n## Objects in requests\n")
+    yield f"\n{level} Objects in {'requests' if level == '##' else 'these'}\n"
     for name in nested:
         if schemas[name].get("properties"):
             about = schemas[name].get("description", "").splitlines()
-            out += [f"\n### {name}\n", *about[:1], ""]
-            out += table(("field", "type", "default", "meaning"), _fields(schemas[name]))
-    return "\n".join(out) + "\n"
+            yield from [f"\n{level}# {name}\n", *about[:1], ""]
+            yield from table(("field", "type", "default", "meaning"), _fields(schemas[name]))
 
 
 def _routes(document: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import FastAPI
 from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
 from fastapi.middleware.cors import CORSMiddleware
@@ -11,7 +9,7 @@ from starlette.middleware.exceptions import ExceptionMiddleware
 
 from app.admission_config import AdmissionConfig
 from app.api.auth import ApiKeys, Authentication
-from app.api.body import body_schemas
+from app.api.body import add_body_schemas
 from app.api.endpoint import Api
 from app.api.endpoints import bodies, endpoints
 from app.api.engine_client import EngineClient
@@ -63,7 +61,7 @@ def create_app(
     for endpoint in endpoints():
         if endpoint.is_open(ingress):
             app.include_router(endpoint.routes(api))
-    _describe_bodies(app)
+    add_body_schemas(app, *bodies())
     app.add_middleware(Idempotency, paths=_generating(), store=api.stores("answers"), ingress=ingress)
     _guard(app, limits, ingress, keys or ApiKeys.load(ingress))
     return app
@@ -107,16 +105,3 @@ def _guard(app: FastAPI, limits: RequestLimits, ingress: IngressConfig, keys: Ap
     app.add_middleware(HeaderLimit, limits=limits)
     app.add_middleware(RequestContext)
     app.add_middleware(WholeAnswers)
-
-
-def _describe_bodies(app: FastAPI) -> None:
-    """Put the schemas of hand-read bodies into the OpenAPI document."""
-    generate = app.openapi
-
-    def openapi() -> dict[str, Any]:
-        document = generate()
-        schemas = document.setdefault("components", {}).setdefault("schemas", {})
-        schemas.update(body_schemas(*bodies()))
-        return document
-
-    app.openapi = openapi  # type: ignore[method-assign]

@@ -20,6 +20,7 @@ from pathlib import Path
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from app.admin_config import ADMIN_KEYS_FILE_VARIABLE, ADMIN_KEYS_VARIABLE, AdminConfig
 from app.api.errors import error_response
 from app.config import KEYS_FILE_VARIABLE, KEYS_VARIABLE, IngressConfig
 from app.errors import AuthenticationError, ConfigError
@@ -88,9 +89,23 @@ class ApiKeys:
                 raise ConfigError(f"api_key_hashes.{i}: expected [tenant=]sha256:<hex>", param="api_key_hashes")
             keys.append(ApiKey.parse(entry, f"api_key_hashes.{i}"))
         if (listed := environ.get(KEYS_VARIABLE)) is not None:
-            keys += _read_list(listed)
+            keys += _read_list(listed, KEYS_VARIABLE)
         named = ("api_keys_file", config.api_keys_file), (KEYS_FILE_VARIABLE, environ.get(KEYS_FILE_VARIABLE))
         return cls(keys, [(option, path) for option, path in named if path is not None])
+
+    @classmethod
+    def of_operators(cls, config: AdminConfig, environ: Mapping[str, str] = os.environ) -> ApiKeys:
+        """Those of the operator's listener. ConfigError on a bad one, and where there is none."""
+        listed, file = environ.get(ADMIN_KEYS_VARIABLE), environ.get(ADMIN_KEYS_FILE_VARIABLE)
+        keys = [] if listed is None else _read_list(listed, ADMIN_KEYS_VARIABLE)
+        named = ("admin.keys_file", config.keys_file), (ADMIN_KEYS_FILE_VARIABLE, file)
+        found = cls(keys, [(option, path) for option, path in named if path is not None])
+        if not found.required:
+            raise ConfigError(
+                f"admin.port is set, but no key: name a file in admin.keys_file, or set {ADMIN_KEYS_VARIABLE}",
+                param="admin.keys_file",
+            )
+        return found
 
     @property
     def num_keys(self) -> int:
@@ -179,11 +194,11 @@ def _key_of(headers: Headers) -> str | None:
     return headers.get("x-api-key")
 
 
-def _read_list(text: str) -> list[ApiKey]:
+def _read_list(text: str, variable: str) -> list[ApiKey]:
     entries = text.replace(",", " ").split()
     if not entries:  # as a secret that was not filled in leaves it
-        raise ConfigError(f"{KEYS_VARIABLE} is set but holds no key: give one, or unset it", param="api_keys")
-    return [ApiKey.parse(entry, f"{KEYS_VARIABLE}, key {i}") for i, entry in enumerate(entries, 1)]
+        raise ConfigError(f"{variable} is set but holds no key: give one, or unset it", param="api_keys")
+    return [ApiKey.parse(entry, f"{variable}, key {i}") for i, entry in enumerate(entries, 1)]
 
 
 def _read_file(name: str, option: str) -> list[ApiKey]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, ValidationError
@@ -17,6 +17,9 @@ from starlette.requests import ClientDisconnect, Request
 from app.api.errors import ClientDisconnected, validation_error
 from app.api.work_pool import PARSE_S_PER_BYTE, work_of
 from app.errors import InvalidRequestError
+
+if TYPE_CHECKING:  # `LLM` comes through here, and FastAPI is a third of a second of its import
+    from fastapi import FastAPI
 
 BodyT = TypeVar("BodyT", bound=BaseModel)
 
@@ -133,3 +136,16 @@ def body_schemas(*models: type[BaseModel]) -> dict[str, Any]:
     _, definitions = models_json_schema([(model, "validation") for model in models], ref_template=REF)
     schemas: dict[str, Any] = definitions["$defs"]
     return schemas
+
+
+def add_body_schemas(app: FastAPI, *models: type[BaseModel]) -> None:
+    """Put the schemas of hand-read bodies into the application's OpenAPI document."""
+    generate = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        document = generate()
+        schemas = document.setdefault("components", {}).setdefault("schemas", {})
+        schemas.update(body_schemas(*models))
+        return document
+
+    app.openapi = openapi  # type: ignore[method-assign]

@@ -45,6 +45,21 @@ def choice_param(request: Request, name: str, known: Sequence[str]) -> str:
     return value
 
 
+def choices_param(request: Request, name: str, known: Sequence[str]) -> list[str] | None:
+    """Some of `known`, each given by a parameter of its own; None when there is none."""
+    values = request.query_params.getlist(name)
+    if any(value not in known for value in values):
+        raise InvalidRequestError(f"must be {' or '.join(known)}", param=name)
+    return list(dict.fromkeys(values)) or None
+
+
+def no_other_params(request: Request, *known: str) -> None:
+    """InvalidRequestError for the first parameter that is none of these."""
+    if unknown := [name for name in request.query_params if name not in known]:
+        takes = f"; known: {', '.join(known)}" if known else ""
+        raise InvalidRequestError(f"unknown query parameter {unknown[0][:MAX_CHARS]!r}{takes}", param=unknown[0][:64])
+
+
 def list_page(items: Sequence[dict[str, Any]], has_more: bool) -> dict[str, Any]:
     """A page of objects with ids, as OpenAI writes lists."""
     return {

@@ -14,7 +14,7 @@ from app.api.render import find_model
 from app.api.version import VERSION
 from app.config import ServeConfig
 
-_SECRET = {"ingress": {"api_keys_file", "api_key_hashes"}}
+_SECRET = {"ingress": {"api_keys_file", "api_key_hashes"}, "admin": {"keys_file"}}
 
 
 def tokenizer_info_routes(client: EngineClient) -> APIRouter:

@@ -15,6 +15,8 @@ from ray import serve
 from ray.serve.config import RequestRouterConfig
 
 from app.config import ModelConfig, ServeConfig
+from app.deployments.admin.admin import Admin
+from app.deployments.admin.shared_state import ADMIN
 from app.deployments.autoscaling.serve_policy import engine_config, front_config
 from app.deployments.config_check import check_config
 from app.deployments.engine_factory import EngineFactory
@@ -33,6 +35,7 @@ logger = logging.getLogger("manta.serve")
 MAX_ONGOING_REQUESTS = 10_000
 DRAIN_CHECK_S = 0.5  # how often Serve asks a stopping replica whether it is done
 HEALTH_PERIOD_S = 1.0  # how often Serve asks ingresses and Routers for their health: so soon a dead one is replaced
+ON_HEAD = "node:__internal_head__"  # a resource that Ray gives to the node of its head
 HEALTH_TIMEOUT_S = 5.0  # a replica that does not answer three times in turn hangs
 
 
@@ -57,7 +60,9 @@ def _say_what_starts(config: ServeConfig) -> None:
 def build_graph(config: ServeConfig, engine_factory: EngineFactory | None = None) -> serve.Application:
     """The graph over the real engine; tests put another one in."""
     engines = {model.name: _engine(config, model, engine_factory) for model in config.models}
-    return _ingress(config).bind(config, _router(config, engines), engines)
+    # The ingress asks nothing of the Admin: Serve starts what the graph's root is bound to.
+    admin = (_admin(config, engines),) if config.admin.is_open else ()
+    return _ingress(config).bind(config, _router(config, engines), engines, *admin)
 
 
 def _router(config: ServeConfig, engines: dict[str, serve.Application]) -> serve.Application:
@@ -87,6 +92,19 @@ def _ingress(config: ServeConfig) -> Any:
         health_check_period_s=HEALTH_PERIOD_S,
         health_check_timeout_s=HEALTH_TIMEOUT_S,
     )
+
+
+def _admin(config: ServeConfig, engines: dict[str, serve.Application]) -> serve.Application:
+    options = serve.deployment(Admin).options(
+        name=ADMIN,
+        num_replicas=1,
+        ray_actor_options={"num_cpus": 0.0, "resources": {ON_HEAD: 0.001}},
+        graceful_shutdown_timeout_s=10.0,
+        graceful_shutdown_wait_loop_s=DRAIN_CHECK_S,
+        health_check_period_s=HEALTH_PERIOD_S,
+        health_check_timeout_s=HEALTH_TIMEOUT_S,
+    )
+    return options.bind(config, engines)
 
 
 def _front_replicas(config: ServeConfig) -> dict[str, Any]:
@@ -125,4 +143,4 @@ def _engine(config: ServeConfig, model: ModelConfig, factory: EngineFactory | No
         health_check_timeout_s=HEALTH_TIMEOUT_S,
         request_router_config=RequestRouterConfig(request_router_class=PinnedRequestRouter),
     )
-    return options.bind(model, config.ingress, config.router, factory)
+    return options.bind(model, config.ingress, config.router, factory, config.admin.is_open)

@@ -22,3 +22,5 @@ def check_config(config: ServeConfig, environ: Mapping[str, str] = os.environ) -
     if ROUTING_POLICIES.plugin(config.router.policy) is not None:
         ROUTING_POLICIES.load(config.router.policy)
     ApiKeys.load(config.ingress, environ)
+    if config.admin.is_open:
+        ApiKeys.of_operators(config.admin, environ)

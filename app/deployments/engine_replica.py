@@ -14,7 +14,7 @@ import logging
 import os
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from typing import Any
 
 from ray import serve
@@ -23,6 +23,9 @@ from app.api.engine_client import ReplicaAnswer
 from app.api.work_pool import WorkPool
 from app.backends import STAT_LOGGERS
 from app.config import EngineConfig, IngressConfig, ModelConfig, RouterConfig
+from app.deployments.admin.fleet_state import FleetState, MemberReport
+from app.deployments.admin.member import FleetMember
+from app.deployments.admin.shared_state import SharedState
 from app.deployments.autoscaling.figures import engine_figures
 from app.deployments.canary import GENERATE_ONE, Canary
 from app.deployments.channel.channel_hub import ChannelHub, TokenChannel
@@ -68,6 +71,7 @@ class EngineReplica:
         ingress: IngressConfig,
         router_config: RouterConfig,
         engine_factory: EngineFactory | None = None,
+        has_admin: bool = False,
     ) -> None:
         log_to_serve_files()
         began = time.monotonic()
@@ -102,6 +106,12 @@ class EngineReplica:
         self._metrics.kv_cache(model.engine.block_size, info.num_blocks, max_model_len)
         work = await asyncio.to_thread(_canary_work, model.engine)
         self._canary = Canary(model.canary_interval_s, self._engine.add_request, work)
+        self._member = FleetMember(self._control_engine, self._engine.stats().model_revision)
+        self._has_admin = has_admin
+        self._joining: asyncio.Task[None] | None = None
+        if not has_admin:
+            self._member.tell_alone()
+        self._is_drained = False
         self._mirror = RayMirror(self._metrics.labels)
         self._stat_loggers = await asyncio.to_thread(_stat_loggers, model, self._metrics.labels)
         self._busy = asyncio.Event()  # a request came: the heartbeat wakes from its idle pace
@@ -112,6 +122,8 @@ class EngineReplica:
     async def ping(self, asker_id: str) -> LoadReport:
         """Answer an ingress or a Router that looks for replicas. Serve hands it to running replicas only."""
         self._feeds.renew(asker_id)
+        if self._joining is None and self._has_admin:  # in the running set, where the Admin finds it too
+            self._joining = asyncio.create_task(self._member.join(SharedState(self._model.name).ask))
         return self._report()
 
     async def open_channel(self, channel_id: str, ingress_id: str, target: str) -> AsyncIterator[bytes]:
@@ -165,15 +177,28 @@ class EngineReplica:
         self._check_target(target)
         self._hub.control(decode_control(message))
 
-    async def run_control(self, name: str, arguments: dict[str, Any], timeout_s: float) -> ReplicaAnswer:
-        """A control call to the engine (app/engine/control), for any ingress; one that waits is taken back in time."""
+    async def run_control(
+        self, name: str, arguments: dict[str, Any], timeout_s: float, target: str = ""
+    ) -> ReplicaAnswer:
+        """A control call to the engine (app/engine/control), for whoever asks; one that waits is taken back in time."""
+        return await self._answer(name, self._control_engine(name, arguments), timeout_s)
+
+    async def bring_to(self, state: FleetState, timeout_s: float, target: str) -> ReplicaAnswer:
+        """Become what the Admin says, whatever this replica is; see FleetMember."""
+        self._check_target(target)
+        return await self._answer("bring_to", self._member.bring_to(state), timeout_s)
+
+    async def _control_engine(self, name: str, arguments: Mapping[str, Any]) -> Any:
+        result = await asyncio.wrap_future(self._engine.control(name, arguments))
+        self._canary.heard()  # after a sleep the next one is sent in its time
+        self._hub.heartbeat(self._report())  # ahead of what the engine does next
+        self._busy.set()
+        return result
+
+    async def _answer(self, name: str, call: Coroutine[Any, Any, Any], timeout_s: float) -> ReplicaAnswer:
+        """What the call brings; its error is a value."""
         try:
-            answer = asyncio.wrap_future(self._engine.control(name, arguments))
-            result = await asyncio.wait_for(answer, timeout_s)
-            self._canary.heard()  # after a sleep the next one is sent in its time
-            self._hub.heartbeat(self._report())  # ahead of what the engine does next
-            self._busy.set()
-            return ReplicaAnswer(self.replica_id, result)
+            return ReplicaAnswer(self.replica_id, await asyncio.wait_for(call, timeout_s))
         except MantaError as error:
             return ReplicaAnswer(self.replica_id, error=error)
         except TimeoutError:
@@ -181,6 +206,36 @@ class EngineReplica:
         except Exception as error:  # a bug of ours ends the call, not the replica
             logger.exception("control call %s failed", name)
             return ReplicaAnswer(self.replica_id, error=MantaError(f"{name}: {type(error).__name__}: {error}"))
+
+    async def fleet_member(self) -> MemberReport:
+        """The Admin looks who is there."""
+        state, error = self._member.look(), self._member.error
+        return MemberReport(self.replica_id, self._index, state, self._is_drained, error)
+
+    async def fleet_state(self) -> FleetState | None:
+        """Another replica asks, which starts while the Admin is not there."""
+        return self._member.state
+
+    async def tell_fleet_state(self, state: FleetState, target: str) -> bool:
+        """The Admin says what the fleet is; False where this replica has not joined it yet."""
+        self._check_target(target)
+        return self._member.tell(state)
+
+    async def drain(self, is_drained: bool, move: bool, target: str) -> bool:
+        """Take this replica out of service, or back; `move`: what runs here goes on elsewhere at once."""
+        self._check_target(target)
+        self._is_drained = is_drained
+        self._hub.heartbeat(self._report())
+        self._busy.set()
+        if is_drained and move:
+            self._hub.give_up()
+        return True
+
+    async def leave(self, target: str) -> bool:
+        """End this process: it does not follow the others. Its requests go on elsewhere, and Serve starts another."""
+        self._check_target(target)
+        self._go("does not follow the fleet")
+        return True
 
     async def metrics_snapshot(self, target: str = "") -> bytes:
         """This replica's metrics, for any ingress to render."""
@@ -209,8 +264,8 @@ class EngineReplica:
         request_id = f"{request.request_id}/{channel_id}/{stream_id}"  # clients may choose equal ids
         try:
             self._check_target(target)
-            if self._fatal is not None or self._hub.retired:
-                raise EngineDeadError(f"engine replica {self.replica_id} is being replaced")
+            if not self._is_in_service:
+                raise EngineDeadError(f"engine replica {self.replica_id} is out of service")
             self._hub.add(channel_id, stream_id, request_id)
         except MantaError as error:
             return error
@@ -297,11 +352,14 @@ class EngineReplica:
         self._exit_task = asyncio.create_task(self._exit(channels))
 
     def _on_sigterm(self) -> None:
+        self._go("ends, as SIGTERM asks")
+
+    def _go(self, why: str) -> None:
         """Let every request go on elsewhere, then end the process: Serve starts another one at once."""
         if self._fatal is not None:
             return
-        self._fatal = f"engine replica {self.replica_id} ends, as SIGTERM asks"
-        logger.warning("SIGTERM: %d requests go on elsewhere", self._hub.num_streams)
+        self._fatal = f"engine replica {self.replica_id} {why}"
+        logger.warning("%s; %d requests go on elsewhere", self._fatal, self._hub.num_streams)
         channels = list(self._hub.channels)
         self._hub.give_up()
         self._feeds.close()
@@ -363,7 +421,7 @@ class EngineReplica:
             model=self._model.name,
             replica_id=self.replica_id,
             incarnation=self._incarnation,
-            accepting=progresses and stats.refusal is None and not self._hub.retired and self._fatal is None,
+            accepting=progresses and stats.refusal is None and self._is_in_service,
             num_running=stats.num_running,
             num_waiting=stats.num_waiting,
             outstanding_tokens=stats.outstanding_tokens,
@@ -379,7 +437,13 @@ class EngineReplica:
             model_revision=stats.model_revision if self._revision and stats.model_revision else self._revision,
             queued=stats.queued,
             begun_rate=stats.begun_rate,
+            weights=stats.model_revision,
         )
+
+    @property
+    def _is_in_service(self) -> bool:
+        has_joined = self._member.state is not None
+        return has_joined and not self._is_drained and not self._hub.retired and self._fatal is None
 
     def _check_target(self, target: str) -> None:
         if target != self.replica_id:

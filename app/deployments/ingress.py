@@ -72,7 +72,9 @@ class Ingress:
         config: ServeConfig,
         router: Any,
         engines: Mapping[str, Any],
+        admin: Any = None,
     ) -> None:
+        """`admin` is asked nothing: who is bound to a deployment has Serve start it."""
         log_to_serve_files()
         self._config = config
         self._explain = router.options(method_name="explain")

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Coroutine
+from functools import partialmethod
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 
 from app.config import EngineConfig, IngressConfig, ModelConfig, RouterConfig
 from app.deployments import engine_replica
+from app.deployments.admin.fleet_state import FleetState
 from app.deployments.channel.wire import ControlMessage, SecludedError, decode_frame, encode
 from app.deployments.engine_replica import LONG_PROMPT_TOKENS, EngineReplica
 from app.engine import model_info
@@ -93,6 +95,56 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Replica], Corou
             await EngineReplica.__del__(replica)
 
     return lambda scene: run(main(scene))
+
+
+@pytest.fixture
+def play_with_admin(play: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """As `play`, with an Admin that says what the fleet is once `known` is set."""
+    known = asyncio.Event()
+
+    async def ask(self: Any) -> FleetState:
+        await known.wait()
+        return FleetState()
+
+    monkeypatch.setattr(engine_replica.SharedState, "ask", ask)
+    monkeypatch.setattr(Replica, "__init__", partialmethod(EngineReplica.__init__, has_admin=True))
+    return lambda scene: play(lambda replica: scene(replica, known))
+
+
+def test_takes_requests_once_it_is_what_the_fleet_is(play_with_admin: Any) -> None:
+    async def scene(replica: Replica, known: asyncio.Event) -> None:
+        frames = await replica.channel("one", "ingress-1")
+        assert not await replica.accepting()
+        assert isinstance(await replica.submit_one("one", "0", request()), EngineDeadError)
+        assert (await replica.fleet_member()).state is None
+        assert not await replica.tell_fleet_state(FleetState(epoch=1), "r1"), "it will ask"
+        known.set()
+        await until(lambda: replica._member.state is not None)
+        assert await replica.accepting()
+        assert await replica.submit_one("one", "0", request()) is None
+        assert await replica.tell_fleet_state(FleetState(epoch=2), "r1")
+        assert await replica.fleet_state() == FleetState(epoch=2)
+        await frames.aclose()
+
+    play_with_admin(scene)
+
+
+def test_drained_and_back(play: Any) -> None:
+    async def scene(replica: Replica) -> None:
+        frames = await replica.channel("one", "ingress-1")
+        assert await replica.submit_one("one", "0", request()) is None
+        assert await replica.drain(True, False, "r1")
+        assert not await replica.accepting()
+        assert replica._hub.num_streams == 1, "what runs stays"
+        assert (await replica.fleet_member()).is_drained
+        assert isinstance(await replica.submit_one("one", "1", request()), EngineDeadError)
+        await replica.drain(True, True, "r1")
+        assert replica._hub.num_streams == 0, "what runs goes on elsewhere"
+        await replica.drain(False, False, "r1")
+        assert await replica.accepting()
+        await frames.aclose()
+
+    play(scene)
 
 
 def request(num_tokens: int = 4, seed: int = 0) -> EngineRequest:

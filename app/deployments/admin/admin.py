@@ -1,0 +1,120 @@
+"""The Admin deployment: the operator's HTTP listener over all replicas of all models. There is one, on Ray's head.
+
+No request passes here, and no route of HAProxy leads here. When it dies Serve starts another one, which learns from the
+replicas what they were told; until then they serve as they are, and one that starts asks the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from app.api.admin.app import create_admin_app
+from app.api.auth import ApiKeys
+from app.api.engine_client import ReplicaAnswer
+from app.config import ServeConfig
+from app.deployments.admin.engine_port import EnginePort
+from app.deployments.admin.fleet import ModelFleet
+from app.deployments.admin.fleet_state import FleetState
+from app.deployments.admin.listener import Listener
+from app.deployments.serve_logs import log_to_serve_files
+from app.deployments.start_errors import logs_start_error
+from app.errors import EngineDeadError, InvalidRequestError, MantaError, ModelNotFoundError
+
+LOOK_AFTER_S = 2.0
+
+logger = logging.getLogger("manta.admin")
+
+
+@dataclass(frozen=True, slots=True)
+class _Model:
+    name: str
+
+
+class Fleets:
+    """See app.api.admin.fleet.Fleet."""
+
+    def __init__(self, config: ServeConfig, fleets: Mapping[str, ModelFleet]) -> None:
+        names = {name: model.name for model in config.models for name in (model.name, *model.aliases)}
+        self._models = {name: _Model(own) for name, own in names.items()}
+        self._fleets = fleets
+        self._running: set[asyncio.Task[Any]] = set()
+
+    @property
+    def models(self) -> Mapping[str, _Model]:
+        """See Fleet."""
+        return self._models
+
+    def of(self, model: str) -> ModelFleet:
+        """One model's; ModelNotFoundError."""
+        if model not in self._models:
+            raise ModelNotFoundError(f"no model is served under the name {model!r}", param="model")
+        return self._fleets[self._models[model].name]
+
+    async def control(self, model: str, name: str, arguments: dict[str, Any], timeout_s: float) -> list[ReplicaAnswer]:
+        """See Fleet. A client that leaves does not end it half-way."""
+        task = asyncio.create_task(self.of(model).control(name, arguments, timeout_s))
+        self._running.add(task)
+        task.add_done_callback(self._ended)
+        return await asyncio.shield(task)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._running.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, MantaError):
+            logger.error("a control call failed", exc_info=error)
+
+    async def describe(self) -> list[dict[str, Any]]:
+        """See Fleet."""
+        return await asyncio.gather(*(fleet.describe() for fleet in self._fleets.values()))
+
+    async def drain(self, replica_id: str, is_drained: bool, move: bool) -> None:
+        """See Fleet."""
+        for fleet in self._fleets.values():
+            if await fleet.drain(replica_id, is_drained, move):
+                return
+        raise InvalidRequestError(f"no replica {replica_id[:256]!r} runs: /models lists them", param="replica_id")
+
+
+class Admin:
+    """`engines` are Serve handles, by model."""
+
+    @logs_start_error("the operator's listener")
+    async def __init__(self, config: ServeConfig, engines: Mapping[str, Any]) -> None:  # type: ignore[misc]  # as Serve
+        log_to_serve_files()
+        assert config.admin.port is not None
+        keys = await asyncio.to_thread(ApiKeys.of_operators, config.admin)
+        fleets = {name: ModelFleet(name, EnginePort(handle)) for name, handle in engines.items()}
+        self._fleets = Fleets(config, fleets)
+        app = await asyncio.to_thread(create_admin_app, self._fleets, config, keys)
+        self._listener = Listener(app, config.admin.host, config.admin.port)
+        await self._listener.start()
+        self._task = asyncio.create_task(self._look_after(list(fleets.values())))
+        logger.info("operators: http://%s:%d, %d keys", config.admin.host, config.admin.port, keys.num_keys)
+
+    async def fleet_state(self, model: str) -> FleetState:
+        """What a replica that starts is to become."""
+        return await self._fleets.of(model).known_state()
+
+    async def check_health(self) -> None:
+        """Serve's health check."""
+        if not self._listener.is_serving or self._task.done():
+            raise EngineDeadError("the operator's listener has ended")
+
+    async def __del__(self) -> None:
+        """Serve calls it once the replica is drained."""
+        if hasattr(self, "_task"):
+            self._task.cancel()
+            await self._listener.close()
+
+    async def _look_after(self, fleets: list[ModelFleet]) -> None:
+        await asyncio.gather(*(fleet.recover() for fleet in fleets))
+        while True:
+            await asyncio.sleep(LOOK_AFTER_S)
+            for fleet in fleets:
+                try:
+                    await fleet.look_after()
+                except Exception:
+                    logger.exception("%s: looking after its replicas failed", fleet.model)

@@ -1,0 +1,98 @@
+"""What all replicas of a model are to be, and how control calls change it.
+
+Nothing keeps it but the processes that follow it: the Admin, which alone changes it, and every replica, which is told.
+So it lives as long as one of them does, and a new application begins with its configuration.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from app.engine.engine_state import TAGS, Tag
+
+# Control calls that change what a replica is. All other ones leave it as it was.
+CHANGES = frozenset({"pause", "resume", "sleep", "wake_up", "update_weights", "reload_weights"})
+# Those of a transfer from another process; between the first and the last no other change is taken.
+TRANSFER_BEGINS, TRANSFER_ENDS = "start_weight_update", "finish_weight_update"
+
+
+@dataclass(frozen=True, slots=True)
+class FleetState:
+    """Told by the Admin; a later one has a greater epoch."""
+
+    epoch: int = 0
+    is_changing: bool = False  # a change is under way, which began from this: what is gone back to if it fails
+    is_paused: bool = False
+    sleep_level: int = 0
+    asleep: frozenset[Tag] = frozenset()
+    weights_missing: bool = False
+    weights: str | None = None  # a directory; None: the configuration's
+    revision: str = ""  # of the weights; empty: the configuration's
+    is_sent: bool = False  # the weights came from another process, and are nowhere to be had again
+
+    def after(self, name: str, arguments: Mapping[str, Any], revision: str = "") -> FleetState:
+        """What a control call makes of it; `revision` is that of the weights which the call has brought."""
+        if name in ("pause", "resume"):
+            return replace(self, is_paused=name == "pause")
+        if name == "sleep":
+            return replace(self, sleep_level=max(self.sleep_level, arguments.get("level", 1)), asleep=frozenset(TAGS))
+        if name == "wake_up":
+            return self._woken(arguments.get("tags"))
+        if name == "update_weights":
+            return replace(self, weights=arguments["path"], revision=revision, is_sent=False)._has_weights()
+        if name == "reload_weights":
+            return replace(self, weights=None, revision="", is_sent=False)._has_weights()
+        if name == TRANSFER_ENDS:
+            return replace(self, weights=None, revision=revision, is_sent=True)._has_weights()
+        return self
+
+    def _woken(self, tags: list[Tag] | None) -> FleetState:
+        wanted = self.asleep if tags is None else self.asleep & set(tags)
+        missing = self.weights_missing or ("weights" in wanted and self.sleep_level == 2)
+        return replace(self, asleep=self.asleep - wanted, weights_missing=missing)._awake()
+
+    def _has_weights(self) -> FleetState:
+        return replace(self, weights_missing=False)._awake()
+
+    def _awake(self) -> FleetState:
+        return self if self.asleep or self.weights_missing else replace(self, sleep_level=0)
+
+    def next(self, *, is_changing: bool = False) -> FleetState:
+        """The same under the next epoch."""
+        return replace(self, epoch=self.epoch + 1, is_changing=is_changing)
+
+    def as_json(self) -> dict[str, Any]:
+        """What an operator reads."""
+        return {
+            "epoch": self.epoch,
+            "is_changing": self.is_changing,
+            "is_paused": self.is_paused,
+            "sleep_level": self.sleep_level,
+            "asleep": sorted(self.asleep),
+            "weights_missing": self.weights_missing,
+            "weights": "sent" if self.is_sent else self.weights,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class MemberReport:
+    """What one running replica says of itself."""
+
+    replica_id: str
+    index: int  # the `engine` label of its metrics
+    state: FleetState | None  # what it was told last, or has joined with; None: it has not joined yet
+    is_drained: bool = False
+    error: str = ""  # why it could not be made what the fleet is
+
+
+def latest(states: list[FleetState | None]) -> FleetState | None:
+    """The one that was told last."""
+    return max((state for state in states if state is not None), key=lambda state: state.epoch, default=None)
+
+
+def sent_revision(state: FleetState, version: str, nonce: str) -> str:
+    """The revision of weights that came from another process: never that of others."""
+    return hashlib.blake2b(f"{state.revision}/{version}/{nonce}".encode(), digest_size=16).hexdigest()

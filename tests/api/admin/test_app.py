@@ -1,0 +1,195 @@
+"""The operator's routes: who may, what reaches the replicas, what they answer."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from app.admin_config import AdminConfig
+from app.api.admin.app import create_admin_app
+from app.api.admin.fleet import REMOTE
+from app.api.auth import ApiKeys
+from app.api.engine_client import ReplicaAnswer
+from app.config import IngressConfig, ModelConfig, ServeConfig
+from app.deployments.config_check import check_config
+from app.engine.control import CONTROLS
+from app.errors import ConfigError, InvalidRequestError, MantaError
+
+KEY = "operator-key-0123"
+STATE = {"sleep_level": 1, "is_paused": True, "world_size": 2}
+CONFIG = ServeConfig(
+    models=(ModelConfig(name="m", aliases=("n",)),), ingress=IngressConfig(api_keys_file="/secret/keys"),
+    admin=AdminConfig(port=9999, keys_file="/secret/admin"),
+)  # fmt: skip
+
+
+class Fleet:
+    """Two replicas that say what they were asked."""
+
+    def __init__(self) -> None:
+        self.models: Any = {"m": SimpleNamespace(name="m"), "n": SimpleNamespace(name="m")}
+        self.asked: list[Any] = []
+        self.error: MantaError | None = None
+
+    async def control(self, model: str, name: str, arguments: dict[str, Any], timeout_s: float) -> list[ReplicaAnswer]:
+        self.asked.append((model, name, arguments))
+        result = STATE if name == "describe" else None
+        return [ReplicaAnswer("a", result), ReplicaAnswer("b", result, self.error)]
+
+    async def describe(self) -> list[dict[str, Any]]:
+        return [{"name": "m", "replicas": []}]
+
+    async def drain(self, replica_id: str, is_drained: bool, move: bool) -> None:
+        self.asked.append((replica_id, is_drained, move))
+
+
+def serve(key: str | None = KEY) -> tuple[TestClient, Fleet]:
+    fleet = Fleet()
+    keys = ApiKeys.of_operators(AdminConfig(port=1), {"MANTA_ADMIN_KEYS": KEY})
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    return TestClient(create_admin_app(fleet, CONFIG, keys), headers=headers), fleet
+
+
+@pytest.fixture
+def served() -> tuple[TestClient, Fleet]:
+    return serve()
+
+
+@pytest.mark.parametrize("key", [None, "a-tenants-key"])
+def test_only_an_operator_may(key: str | None) -> None:
+    client, fleet = serve(key)
+    routes: list[Any] = list(client.app.routes)  # type: ignore[attr-defined]
+    asked = {(method, route.path) for route in routes for method in route.methods}
+    opened = {one for one in asked if client.request(*one).status_code != 401}
+    assert {path for _, path in opened} == {"/health"}
+    assert len(asked) > 20
+    assert not fleet.asked
+
+
+def test_there_is_no_listener_without_a_key() -> None:
+    with pytest.raises(ConfigError, match=r"admin\.keys_file"):
+        ApiKeys.of_operators(AdminConfig(port=1), {"MANTA_API_KEYS": "a-tenants-key"})
+    with pytest.raises(ConfigError, match="MANTA_ADMIN_KEYS is set but holds no key"):
+        ApiKeys.of_operators(AdminConfig(port=1), {"MANTA_ADMIN_KEYS": " "})
+    config = ServeConfig(models=(ModelConfig(name="tiny-chat"),), admin=AdminConfig(port=9999))
+    with pytest.raises(ConfigError, match=r"admin\.keys_file"):
+        check_config(config, {})
+    check_config(config, {"MANTA_ADMIN_KEYS": KEY})
+
+
+def test_keys_of_a_file(tmp_path: Any) -> None:
+    file = tmp_path / "keys"
+    file.write_text("alice=first-operator\n")
+    keys = ApiKeys.of_operators(AdminConfig(port=1, keys_file=str(file)), {"MANTA_ADMIN_KEYS_FILE": str(file)})
+    assert keys.tenant("first-operator") == "alice"
+
+
+def test_every_replica_is_asked(served: tuple[TestClient, Fleet]) -> None:
+    client, fleet = served
+    assert client.post("/sleep?level=2&mode=keep").json() == {
+        "results": [{"replica_id": "a", "result": None}, {"replica_id": "b", "result": None}]
+    }
+    for path in ("/sleep", "/sleep?level=0&model=n", "/wake_up?tags=weights&tags=kv_cache", "/wake_up",
+                 "/pause", "/pause?mode=wait&clear_cache=false", "/resume", "/reset_prefix_cache",
+                 "/abort_requests"):  # fmt: skip
+        assert client.post(path).status_code == 200, path
+    client.post("/collective_rpc", json={"method": "reload_weights", "kwargs": {"mode": "abort"}})
+    client.post("/update_weights", json={"path": "/new"})
+    update = {"names": ["a"], "dtype_names": ["float32"], "shapes": [[2, 3]]}
+    client.post("/update_weights", json={"update_info": update})
+    client.post("/init_weight_transfer_engine", json={
+        "init_info": {"master_address": "h", "master_port": 5, "rank_offset": 1, "world_size": 3}
+    })  # fmt: skip
+    client.post("/start_weight_update", json={"mode": "keep"})
+    client.post("/finish_weight_update", json={"version": "7"})
+    client.post("/reload_weights", json={})
+    assert [asked[1:] for asked in fleet.asked] == [
+        ("sleep", {"level": 2, "mode": "keep"}),
+        ("sleep", {"level": 1, "mode": "abort"}),
+        ("pause", {"mode": "abort"}),
+        ("wake_up", {"tags": ["weights", "kv_cache"]}),
+        ("wake_up", {"tags": None}),
+        ("pause", {"mode": "abort", "clear_cache": True}),
+        ("pause", {"mode": "wait", "clear_cache": False}),
+        ("resume", {}),
+        ("reset_prefix_cache", {}),
+        ("abort_requests", {}),
+        ("reload_weights", {"mode": "abort"}),
+        ("update_weights", {"path": "/new", "mode": "wait"}),
+        ("receive_weights", update),
+        ("init_weight_transfer_engine", {"master_address": "h", "master_port": 5, "rank_offset": 1, "world_size": 3}),
+        ("start_weight_update", {"mode": "keep"}),
+        ("finish_weight_update", {"version": "7", "whole": False}),
+        ("reload_weights", {"mode": "wait"}),
+    ]
+    assert {asked[0] for asked in fleet.asked} == {"m"}
+
+
+def test_what_the_replicas_are(served: tuple[TestClient, Fleet]) -> None:
+    client, fleet = served
+    assert client.get("/is_sleeping").json() == {"is_sleeping": True}
+    assert client.get("/is_paused").json() == {"is_paused": True}
+    assert client.get("/get_world_size").json() == {"world_size": 4}
+    assert client.get("/models").json() == {"models": [{"name": "m", "replicas": []}]}
+    fleet.asked.clear()
+    client.post("/replicas/r1/drain?move=true")
+    client.post("/replicas/r1/resume")
+    assert fleet.asked == [("r1", True, True), ("r1", False, False)]
+    info = client.get("/server_info")
+    assert info.json()["config"]["admin"] == {"port": 9999, "host": "127.0.0.1"}
+    assert "/secret" not in info.text
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "param"),
+    [
+        ("POST", "/sleep?level=3", None, "level"),
+        ("POST", "/sleep?mode=later", None, "mode"),
+        ("POST", "/sleep?levle=1", None, "levle"),
+        ("POST", "/wake_up?tags=weights&tags=all", None, "tags"),
+        ("POST", "/pause?clear_cache=1", None, "clear_cache"),
+        ("POST", "/reset_prefix_cache?reset_running_requests=true", None, "reset_running_requests"),
+        ("POST", "/resume?model=x", None, "model"),
+        ("GET", "/is_sleeping?a=1", None, "a"),
+        ("POST", "/replicas/a/drain?move=yes", None, "move"),
+        ("POST", "/collective_rpc", {"method": "load_weights"}, "method"),
+        ("POST", "/collective_rpc", {"method": "pause", "args": ["abort"]}, "args"),
+        ("POST", "/collective_rpc", {"method": "pause", "timeout": 1e9}, "timeout"),
+        ("POST", "/update_weights", {}, "path"),
+        ("POST", "/update_weights", {"path": "/a", "update_info": {"names": ["a"], "dtype_names": ["b"], "shapes": []}},
+         "path"),
+        ("POST", "/update_weights", {"path": "/a", "mode": "now"}, "mode"),
+        ("POST", "/update_weights", {"pth": "/a"}, "pth"),
+        ("POST", "/finish_weight_update", {"version": "x" * 257}, "version"),
+        ("POST", "/init_weight_transfer_engine", {"init_info": {"master_address": "", "master_port": 1}},
+         "init_info.master_address"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named(
+    served: tuple[TestClient, Fleet], method: str, path: str, body: Any, param: str
+) -> None:
+    client, fleet = served
+    refused = client.request(method, path, json=body)
+    assert refused.status_code == (404 if "model=x" in path else 400), refused.text
+    assert refused.json()["error"]["param"] == param
+    assert not fleet.asked
+
+
+def test_a_replicas_error_is_the_answer(served: tuple[TestClient, Fleet]) -> None:
+    client, fleet = served
+    fleet.error = InvalidRequestError("path: no such model", param="path")
+    failed = client.post("/reset_prefix_cache")
+    assert failed.status_code == 400
+    assert failed.json()["error"]["message"] == "replica b: path: no such model (1 of 2 replicas did it)"
+    fleet.error = ConfigError("model '/x': no such path", param="model")
+    failed = client.post("/update_weights", json={"path": "/x"})
+    assert (failed.status_code, failed.json()["error"]["param"]) == (400, "path")
+    assert set(CONTROLS) >= set(REMOTE)
+
+
+def test_an_empty_body_records_a_profile(served: tuple[TestClient, Fleet]) -> None:
+    client, _ = served
+    assert "profile_directory" in client.post("/start_profile").json()["error"]["message"]
