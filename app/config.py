@@ -30,6 +30,7 @@ from app.bounds import MAX_TEXT_CHARS
 from app.frozen import Frozen
 from app.parser_tables import REASONING_PARSERS, TOOL_PARSERS
 from app.registry import OneOf
+from app.slo_config import SloConfig
 
 # Environment variables for what does not belong in a file: API keys, separated by commas or spaces; a file of keys.
 KEYS_VARIABLE = "MANTA_API_KEYS"
@@ -376,13 +377,6 @@ class RouterConfig(Frozen):
     speculative_life_s: float = Field(
         4.0, gt=0, description="What a request is about to store is assumed cached for so long at most, until told."
     )
-
-
-class SloConfig(Frozen):
-    """Service level objectives of a model's requests: what metrics call attained, and goodput."""
-
-    ttft_s: float = Field(2.0, gt=0, description="Time to the first token, from arrival at the server.")
-    itl_s: float = Field(0.1, gt=0, description="Mean time between the tokens of a request, after the first.")
 
 
 class ModelConfig(Frozen):

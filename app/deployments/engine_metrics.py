@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from app.config import SloConfig
 from app.deployments.objectives import Objectives
 from app.engine.kv_cache.block_residency import ResidencySamples
 from app.engine.kv_connector.base import ConnectorStats
 from app.engine.outputs import FinishReason
 from app.engine.stats import EngineStats, RequestTimings, StepStats
+from app.slo_config import SloConfig
 from app.telemetry.metrics import MetricsRecorder, Snapshot
 from app.telemetry.tenant_tokens import TenantTokens
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from app.config import SloConfig
 from app.engine.stats import RequestTimings
+from app.slo_config import SloConfig
 from app.telemetry.metrics import MetricsRecorder
 
 WINDOW = 1000  # requests that the share of each objective goes by

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from app.config import SloConfig
 from app.deployments import objectives
 from app.deployments.objectives import Objectives
 from app.engine.request import EngineRequest
 from app.engine.sampling_params import SamplingParams
 from app.engine.stats import RequestTimings
+from app.slo_config import SloConfig
 from app.telemetry.metrics import MetricsRecorder
 
 GOOD = RequestTimings(
