@@ -134,7 +134,7 @@ def _check_memory(models: list[ModelConfig], machine: Machine) -> None:
 def _check_gpu_memory(engine: EngineConfig, weights: int, machine: Machine) -> None:
     if machine.gpu_memory_bytes is None:
         return
-    share = weights // (engine.tensor_parallel_size * engine.pipeline_parallel_size)
+    share = weights // (engine.tensor_parallel_size * engine.pipeline_parallel_size) - int(engine.cpu_offload_gb * GIB)
     budget = int(machine.gpu_memory_bytes * engine.gpu_memory_utilization)
     if share > budget:
         raise ConfigError(

@@ -34,7 +34,7 @@ def early_launch(device: torch.device) -> dict[str, bool]:
 
 
 def register_limit(most: int | None) -> dict[str, int]:
-    """Keywords of a launch whose threads get so many registers at most. AMD's compiler takes no such wish."""
+    """Keywords of a launch whose threads get so many registers at most. AMD's compiler knows no such limit."""
     return {} if most is None or torch.version.hip is not None else {"maxnreg": most}
 
 

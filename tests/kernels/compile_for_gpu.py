@@ -2,12 +2,12 @@
 
     env -u TRITON_INTERPRET python -m tests.kernels.compile_for_gpu [h200 | gfx942] [how many, a seed]
 
-gfx942 is AMD's MI300, for which nothing of files for Hopper is compiled. All kernels, or some, drawn by the seed.
+gfx942 is AMD's MI300, for which nothing of files for Hopper is compiled. All kernels, or some that the seed draws.
 
 The interpreter accepts programs that the compiler refuses (types, shapes, bf16). Launches are caught before the driver
 and compiled ahead of time instead, down to the GPU's binary; for an H200 as launches that may come early
 (app/kernels/launch.py). Prints shared memory, registers and spilled bytes of each kernel, and of an early one that it
-waits before it touches global memory. Exits 1 if a kernel does not compile, takes a wish that the GPU's compiler does
+waits before it touches global memory. Exits 1 if a kernel does not compile, has an option that the GPU's compiler does
 not know, does not wait in time, or asks for more shared memory than there is.
 """
 
@@ -18,6 +18,8 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,7 @@ from app.kernels.attention import (
     KV_FP8,
     AttentionMetadata,
     AttentionOptions,
+    HeadBias,
     gluon_prefill,
     triton_prefill,
     triton_tile_fp8,
@@ -239,15 +242,19 @@ def sharing(num_requests: int) -> None:
     share_splits(meta, 4, 64, 16, 16, 2)
 
 
-def drawn() -> list[tuple[ASTSource, dict[str, Any], bool | None]]:
-    """As many kernels as the command line asks for."""
+def found(calls: list[Callable[[], None]]) -> list[tuple[ASTSource, dict[str, Any], bool | None]]:
+    """The kernels that the calls launch; or of as many calls as the command line asks for, one of each."""
     numbers = [int(argument) for argument in sys.argv[1:] if argument.isdigit()]
     if not numbers:
+        for call in calls:
+            call()
         return list(kernels.values())
-    count, seed = numbers
-    found = list(kernels.values())
-    random.Random(seed).shuffle(found)
-    return found[:count]
+    count, rng, chosen = numbers[0], random.Random(numbers[1]), []
+    for call in rng.sample(calls, count):
+        kernels.clear()
+        call()
+        chosen.append(rng.choice(list(kernels.values())))
+    return chosen
 
 
 def compiled_aloud(source: ASTSource, options: dict[str, Any], is_early: bool | None) -> str:
@@ -255,6 +262,46 @@ def compiled_aloud(source: ASTSource, options: dict[str, Any], is_early: bool | 
     result = compiled(source, options, is_early)
     print(f"{source.fn.__name__:28s} {options} {result}", flush=True)
     return result
+
+
+def all_calls() -> list[Callable[[], None]]:
+    """What models call kernels with."""
+    calls: list[Callable[[], None]] = [
+        partial(sampling, torch.float32, 151_936),
+        partial(sampling, torch.bfloat16, 128_256),
+        partial(rows, 256, 12_288, 16),
+        partial(rows, 4096, 1 << 20, 16),  # more tokens than int32 counts
+    ]
+    qwen, llama = (16, 8, 128), (32, 8, 128)
+    for dtype in (torch.bfloat16, torch.float32):
+        calls += [
+            partial(fused, dtype, 1024, qwen, use_norm=True),
+            partial(fused, dtype, 4096, llama, use_norm=False),
+            partial(attention, dtype, llama, 16),
+            partial(attention, dtype, llama, 16, KV_FP8),
+        ]
+    sinks = HeadBias(torch.zeros(32), torch.zeros(32))
+    return [
+        *calls,
+        partial(attention, torch.bfloat16, llama, 16, bias=sinks),
+        partial(attention, torch.bfloat16, qwen, 64, KV_FP8, sliding_window=512, soft_cap=30.0),
+        partial(attention, torch.float16, (14, 2, 64), 16, KV_FP8),
+        partial(attention, torch.float16, (7, 1, 80), 32, KV_FP8),
+        partial(fused, torch.float16, 112, (7, 1, 80), use_norm=True),
+        partial(attention, torch.bfloat16, qwen, 64, sliding_window=512, soft_cap=30.0),
+        partial(attention, torch.float16, (14, 2, 64), 16),
+        partial(linear, 1024, 2048, 4096, 3072),
+        partial(linear, 4096, 4096, 6144, 14336),
+        partial(attention, torch.bfloat16, (8, 4, 256), 16, soft_cap=50.0),
+        partial(attention, torch.float16, (7, 1, 80), 32),
+        *(partial(sharing, num_requests) for num_requests in (256, 512, 4096)),
+        quantizing,
+    ]
+
+
+def quantizing() -> None:
+    """Activations of fp8 products."""
+    triton_fp8.quantize_rows(torch.zeros(4, 14336, dtype=torch.bfloat16))
 
 
 def main() -> int:
@@ -266,30 +313,7 @@ def main() -> int:
         triton_tile_fp8._BY_ASSEMBLY = tl.constexpr(False)
     else:
         stand_in("early_launch", EARLY_LAUNCH)
-    sampling(torch.float32, 151_936)
-    sampling(torch.bfloat16, 128_256)
-    rows(256, 12_288, 16)
-    rows(4096, 1 << 20, 16)  # more tokens than int32 counts
-    qwen, llama = (16, 8, 128), (32, 8, 128)
-    for dtype in (torch.bfloat16, torch.float32):
-        fused(dtype, 1024, qwen, use_norm=True)
-        fused(dtype, 4096, llama, use_norm=False)
-        attention(dtype, llama, 16)
-        attention(dtype, llama, 16, KV_FP8)
-    attention(torch.bfloat16, qwen, 64, KV_FP8, sliding_window=512, soft_cap=30.0)
-    attention(torch.float16, (14, 2, 64), 16, KV_FP8)
-    attention(torch.float16, (7, 1, 80), 32, KV_FP8)
-    fused(torch.float16, 112, (7, 1, 80), use_norm=True)
-    attention(torch.bfloat16, qwen, 64, sliding_window=512, soft_cap=30.0)
-    attention(torch.float16, (14, 2, 64), 16)
-    linear(1024, 2048, 4096, 3072)
-    linear(4096, 4096, 6144, 14336)
-    attention(torch.bfloat16, (8, 4, 256), 16, soft_cap=50.0)
-    attention(torch.float16, (7, 1, 80), 32)
-    for num_requests in (256, 512, 4096):
-        sharing(num_requests)
-    triton_fp8.quantize_rows(torch.zeros(4, 14336, dtype=torch.bfloat16))
-    results = [compiled_aloud(*kernel) for kernel in drawn()]
+    results = [compiled_aloud(*kernel) for kernel in found(all_calls())]
     failed = [result for result in results if result.startswith("FAILED")]
     num_early = sum(result.endswith("waits first") for result in results)
     print(f"each must fit {SHARED_BYTES} bytes of shared memory; {num_early} come early, and must wait first")

@@ -28,4 +28,4 @@ def test_every_kernel_compiles_ahead_of_time(gpu: str) -> None:
 
 
 def test_some_kernels_compile_for_amd() -> None:
-    assert compiled("gfx942", "4", "17") == 4
+    assert compiled("gfx942", "3", "2") == 3

@@ -25,6 +25,7 @@ class BuildContext:
     groups: ParallelGroups
     stage_layers: range | None = None  # the layers of this pipeline stage; None: all
     quantization: QuantMethod = PLAIN_METHOD  # how linear layers store their weights
+    offload_bytes: int = 0  # of weights that stay in host memory (models/layer_offload.py)
     kv_dtype: torch.dtype | None = None  # the KV cache's; None: `dtype`, as it is
 
 

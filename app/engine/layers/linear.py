@@ -68,6 +68,7 @@ class Linear(Layer, ABC):
             Weight(torch.empty(output_size, dtype=ctx.dtype), WeightSpec(self.load_bias, parts)) if bias else None
         )
         self.packed: PackedWeight | None = None
+        self.is_streamed = False  # its weight comes to where it lies just before it is read: it cannot be packed
         self.sums_up = False  # over ranks, each of which has a share of the input
         self.ops = linear_ops(ctx.device)
 
@@ -102,6 +103,8 @@ class Linear(Layer, ABC):
     def pack(self) -> None:
         """Turn the loaded tensors into the weight that the quantization method multiplies. Their shapes stay, their
         memory is freed."""
+        if self.is_streamed:
+            return
         self.packed = self.quantization.pack({leaf.name: getattr(self, leaf.name).data for leaf in self.leaves})
         if self.packed is not None:
             for leaf in self.leaves:

@@ -11,14 +11,22 @@ from app.engine.layers.attention_layer import AttentionLayer
 from app.engine.layers.context import ForwardContext
 from app.engine.layers.layer import Layer
 from app.engine.models.checkpoint import StoredTensor
+from app.engine.models.layer_offload import LayerOffload
+from app.errors import UnsupportedError
 
 
 class EngineModel(Layer, ABC):
     """Hidden states of a step's tokens; logits where there is a language head."""
 
+    offload: LayerOffload | None = None  # where weights of some layers stay in host memory
+
     @abstractmethod
     def forward(self, input_ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         """int [T] -> hidden states [T, C] after the last layer."""
+
+    def offload_layers(self, num_bytes: int, device: torch.device) -> LayerOffload:
+        """Choose layers whose weights stay in host memory, while there is no memory yet. UnsupportedError."""
+        raise UnsupportedError("cpu_offload_gb is for decoders that generate", param="cpu_offload_gb")
 
     def own_tensors(self, name: str, tensor: StoredTensor) -> Iterable[tuple[str, StoredTensor]]:
         """A tensor of the checkpoint under our names: itself, its parts, or nothing where it has no use."""

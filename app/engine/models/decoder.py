@@ -26,6 +26,7 @@ from app.engine.models.blocks import Blocks, LayerPlace
 from app.engine.models.checkpoint import StoredTensor
 from app.engine.models.decoder_layers.pre_norm import PreNormLayer
 from app.engine.models.decoder_settings import NO_ROPE, DecoderSettings, readable
+from app.engine.models.layer_offload import LayerOffload
 from app.kernels.gemm import materialize
 
 Ropes = Callable[[str], RopeSettings]  # by layer type
@@ -38,6 +39,7 @@ class Decoder(Layer):
         super().__init__()
         s = settings
         own = ctx.stage_layers if ctx.stage_layers is not None else range(s.num_layers)
+        self.offload: LayerOffload | None = None  # the loader's, where weights of some layers stay in host memory
         self._build_ends(ctx, s, blocks)
         # In the model's type, as the embedding that it multiplies.
         self.embedding_scale = float(torch.tensor(s.embedding_scale, dtype=ctx.dtype, device="cpu"))
@@ -74,8 +76,11 @@ class Decoder(Layer):
         layers: list[Any] = list(self.layers.values())
         norms = [*[layer.input_layernorm for layer in layers], self.norm]  # the last is None in an earlier stage
         normed = x if norms[0] is None else norms[0](x)
-        for layer, next_norm in zip(layers, norms[1:], strict=True):
-            normed, x = layer(normed, x, next_norm, ctx)
+        calls = layers if self.offload is None else self.offload.begin()
+        for call, next_norm in zip(calls, norms[1:], strict=True):
+            normed, x = call(normed, x, next_norm, ctx)
+        if self.offload is not None:
+            self.offload.end()
         hidden = materialize(normed)
         return hidden if self.project_out is None else self.project_out(hidden)
 
@@ -133,6 +138,11 @@ class CausalLM(EngineModel):
     def tensors(settings: DecoderSettings, name: str, tensor: StoredTensor) -> Iterable[tuple[str, StoredTensor]]:
         """A tensor of the checkpoint under our names: itself, its parts, or nothing where it has no use."""
         return [(name, tensor)]
+
+    def offload_layers(self, num_bytes: int, device: torch.device) -> LayerOffload:
+        """See EngineModel.offload_layers."""
+        self.offload = self.model.offload = LayerOffload(self.model.layers.values(), num_bytes, device)
+        return self.offload
 
     def own_tensors(self, name: str, tensor: StoredTensor) -> Iterable[tuple[str, StoredTensor]]:
         """See EngineModel.own_tensors."""

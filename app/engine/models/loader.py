@@ -65,12 +65,17 @@ def _filled(
     form: LoadFormat = LOAD_FORMATS.load(format_of(info.directory, load_format))()
     with torch.device("meta"):
         model = kind(ctx, info)
+    offload = model.offload_layers(ctx.offload_bytes, ctx.device) if ctx.offload_bytes else None
+    if offload is not None:
+        offload.hold()
     try:
         _materialize(model, ctx.device)
     except torch.OutOfMemoryError as error:
         need = sum(parameter.nbytes for parameter in model.parameters()) >> 20
         raise ConfigError(f"the weights take {need} MiB, more than {ctx.device} has free", param="model") from error
     form.fill(model, request)
+    if offload is not None:
+        offload.attach()
     return model.eval()
 
 
@@ -88,6 +93,8 @@ def _materialize(model: nn.Module, device: torch.device) -> None:
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
             assert isinstance(parameter, Weight), f"{name} has no weight_loader"
+            if not parameter.is_meta:  # it has a place already
+                continue
             if parameter not in twins:
                 twins[parameter] = parameter.materialize(device)
             setattr(module, name, twins[parameter])

@@ -18,6 +18,8 @@ from app.engine.parallel_plan import stage_layers
 from app.engine.quantization import select_quantization
 from app.engine.worker.device import enter_thread, num_threads, select_device, select_dtype
 from app.engine.worker_info import RendezvousInfo
+from app.errors import ConfigError
+from app.platforms import platform_of
 
 
 @dataclass(slots=True, frozen=True)
@@ -54,10 +56,25 @@ def place(config: EngineConfig, rank: int, local_rank: int, rendezvous: Rendezvo
         groups=groups,
         stage_layers=layers[groups.pp.rank],
         quantization=quantization,
+        offload_bytes=offload_bytes(config, device, quantized=bool(quantization_notes)),
         kv_dtype=select_kv_dtype(config.kv_cache_dtype, device),
     )
     notes = [device_note, dtype_note, attention_note, *quantization_notes]
     return Placement(info, build, [*notes, *_parallel_notes(config, layers, all_reduce_note)])
+
+
+def offload_bytes(config: EngineConfig, device: torch.device, *, quantized: bool) -> int:
+    """Weights that this rank keeps in host memory. ConfigError where that makes no sense, or not yet."""
+    if not config.cpu_offload_gb:
+        return 0
+    refusal = None
+    if not platform_of(device).is_async:
+        refusal = f"a {platform_of(device).label}'s weights lie in host memory anyway"
+    elif quantized:
+        refusal = "quantized weights are not streamed yet"
+    if refusal is not None:
+        raise ConfigError(f"cpu_offload_gb={config.cpu_offload_gb:g}: {refusal}; leave it out", param="cpu_offload_gb")
+    return int(config.cpu_offload_gb * (1 << 30))
 
 
 def _join_groups(

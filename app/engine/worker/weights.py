@@ -47,6 +47,8 @@ class Weights:
 
     def sleep(self, level: int) -> None:
         """Give the weights' memory back; from level 1 to 2 only the copy."""
+        if level == 2:
+            self._refuse_streamed("sleep level 2")
         if self._copy is not None and level == 2:
             self._copy.close()
             self._copy = None
@@ -59,6 +61,10 @@ class Weights:
             drop_packed(self._model)
             held = storages(_tensors(self._model))
         self._emptied = empty(held)
+
+    def _refuse_streamed(self, what: str) -> None:
+        if self._model.offload is not None:
+            raise InvalidRequestError(f"{what} is not supported with cpu_offload_gb")
 
     def wake(self) -> None:
         """Memory for the weights again; their contents too where there is a copy. OutOfMemoryError."""
@@ -73,11 +79,13 @@ class Weights:
 
     def check(self, directory: str) -> None:
         """CheckpointError unless the checkpoint in `directory` could replace the weights."""
+        self._refuse_streamed("an update of weights")
         model = self._model
         WeightUpdate(model, self._place.device, self._elsewhere).check(open_checkpoint(Path(directory)))
 
     def begin(self, *, whole: bool) -> None:
         """From now on `load` replaces weights, until `finish`; `whole`: what there is now are not weights."""
+        self._refuse_streamed("an update of weights")
         assert not self._emptied, "the weights are asleep"
         self._whole = whole
         self._update = WeightUpdate(self._model, self._place.device, self._elsewhere)

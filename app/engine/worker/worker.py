@@ -214,6 +214,8 @@ class Worker:
         self._pending.clear()
         if self._runner is not None:
             self._runner.close()
+            if self._parts is not None and self._parts.model.offload is not None:
+                self._parts.model.offload.close()
             self._runner = self._parts = self._weights = self._receiver = None
         leave_groups()
         if (runtime := self._platform.runtime) is not None:

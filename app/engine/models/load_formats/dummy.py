@@ -20,7 +20,8 @@ class Dummy(LoadFormat):
         generator = torch.Generator(device).manual_seed(request.seed)
         for parameter in model.parameters():
             if parameter.dtype.itemsize > 1:
-                parameter.data.normal_(0.0, STD, generator=generator)
+                drawn = parameter.data if parameter.device == device else torch.empty_like(parameter, device=device)
+                parameter.data.copy_(drawn.normal_(0.0, STD, generator=generator))
             else:  # stored in 8 bits, for which PyTorch draws nothing
                 drawn = torch.empty(parameter.shape, device=device).normal_(0.0, 1.0, generator=generator)
                 parameter.data.copy_(drawn)

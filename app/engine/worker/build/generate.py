@@ -48,6 +48,9 @@ def build(config: EngineConfig, place: Placement) -> Parts:
     plan = generation_plan(
         config, ctx.max_model_len, on_gpu=platform_of(device).is_async, compiles=forward.is_capturable
     )
+    notes = [] if model.offload is None else [model.offload.note]
+    notes += describe_scales(model.attention_layers)
+    notes += [] if cascade is None else [cascade.note]
     return Parts(
         config=config,
         model=model,
@@ -58,7 +61,7 @@ def build(config: EngineConfig, place: Placement) -> Parts:
         warm_up=WarmUp(config, plan, forward, device, shares_prefixes=shares),
         cascade=cascade,
         graphs=graphs,
-        notes=[*describe_scales(model.attention_layers), *([cascade.note] if cascade is not None else [])],
+        notes=notes,
     )
 
 
