@@ -101,9 +101,7 @@ class EngineConfig(Frozen):
         "token. On a GPU of compute capability 8.9 or later with dtype bfloat16; on a CPU exact but slow. A checkpoint "
         "that is quantized already is read as it is, without this option, where its method is one of these.",
     )
-    device: Annotated[str, OneOf(PLATFORMS, ("auto",))] = Field(
-        "auto", description="`auto`: cuda (rocm in ROCm's build of PyTorch) when a GPU is visible, else cpu."
-    )
+    device: Annotated[str, OneOf(PLATFORMS, ("auto",))] = Field("auto", description="`auto`: a visible GPU, else cpu.")
     seed: int = Field(0, description="Seed of dummy weights.")
 
     max_model_len: int | None = Field(

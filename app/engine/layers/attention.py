@@ -67,7 +67,12 @@ class Attention(AttentionLayer):
         )
         self.kv_dtype = ctx.kv_dtype or ctx.dtype
         self.ops = ctx.attention_ops
-        self.ops.require(_features(ctx, s))
+        self.ops.require(
+            sliding_window=s.sliding_window is not None,
+            soft_cap=s.soft_cap is not None,
+            kv_fp8=ctx.kv_dtype is not None,
+            alibi=bool(s.alibi_slopes),
+        )
         first = ctx.groups.tp.rank * self.num_heads
         slopes = s.alibi_slopes[first : first + self.num_heads]
         self.more: dict[str, HeadBias] = {}  # what the backend is given only where there is something to give
@@ -129,14 +134,3 @@ class Attention(AttentionLayer):
         query.copy_(self.q_norm(query))
         key.copy_(self.k_norm(key))
         return None
-
-
-def _features(ctx: BuildContext, settings: AttentionSettings) -> list[str]:
-    """What the layer wants of its backend beyond plain attention."""
-    wants = {
-        "sliding_window": settings.sliding_window is not None,
-        "soft_cap": settings.soft_cap is not None,
-        "kv_fp8": ctx.kv_dtype is not None,
-        "alibi": bool(settings.alibi_slopes),
-    }
-    return [name for name, wanted in wants.items() if wanted]

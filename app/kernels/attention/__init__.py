@@ -14,7 +14,7 @@ rounded once; what is read is the stored number times its scale. Arithmetic is t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -84,8 +84,8 @@ class AttentionOps:
     """One backend: `prepare(meta)` once a step, then per layer `write_kv` and `paged_attention`.
 
     A backend must take every step whose layers ask for no more than its `features`, on its `device_types`, in fp32 and
-    in 16 bits; what it is never asked for it need not have as an argument. `prepare` raises ConfigError for sizes that
-    it does not serve. A slot that no token sees may hold any finite number.
+    in 16 bits; for what it does not serve it gets None, and no `bias` at all. `prepare` raises ConfigError for sizes
+    that it does not serve. A slot that no token sees may hold any finite number.
     """
 
     prepare: Callable[..., None]  # (meta: AttentionMetadata, *, num_heads, num_kv_heads, head_dim, block_size) -> None
@@ -102,9 +102,9 @@ class AttentionOps:
     features: frozenset[str] = frozenset()
     name: str = ""  # in the table; the selector fills it in
 
-    def require(self, features: Collection[str]) -> None:
-        """ConfigError names the first of `features` that the backend does not serve."""
-        if missing := next((feature for feature in features if feature not in self.features), None):
+    def require(self, **wanted: bool) -> None:
+        """ConfigError names the first of the wanted FEATURES that the backend does not serve."""
+        if missing := next((name for name, is_wanted in wanted.items() if is_wanted and name not in self.features), ""):
             raise ConfigError(
                 f"attention_backend={self.name}: it does not serve {FEATURES[missing]}, which this model's layers "
                 "have; use auto",

@@ -25,8 +25,8 @@ def paged_attention(
     kv_scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """See AttentionOps."""
-    if soft_cap is not None or kv_scales is not None:
-        raise NotImplementedError("example_gather has no soft cap and reads no quantized cache")
+    assert soft_cap is None, "not among the features"
+    assert kv_scales is None, "not among the features"
     assert isinstance(meta.plan, tuple)
     starts, lengths = meta.plan
     out = torch.empty_like(query)
@@ -49,4 +49,6 @@ def _sees(length: int, count: int, window: int | None, device: torch.device) -> 
     return sees if window is None else sees & (position > of_query - window)
 
 
-OPS = AttentionOps(prepare, write_kv, paged_attention, device_types=("cpu", "cuda"))
+OPS = AttentionOps(
+    prepare, write_kv, paged_attention, device_types=("cpu", "cuda"), features=frozenset({"sliding_window"})
+)

@@ -31,9 +31,9 @@ def test_a_gpu_says_why_not_the_others() -> None:
 
 def test_what_a_layer_wants_and_a_backend_lacks_is_named() -> None:
     ops = dataclasses.replace(reference.OPS, name="partial", features=frozenset({"soft_cap"}))
-    ops.require(["soft_cap"])
+    ops.require(soft_cap=True, alibi=False)
     with pytest.raises(ConfigError, match="attention_backend=partial: it does not serve ALiBi, which this"):
-        ops.require(["soft_cap", "alibi"])
+        ops.require(soft_cap=True, alibi=True)
 
 
 def test_triton_needs_a_gpu() -> None:

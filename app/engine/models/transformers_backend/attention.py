@@ -51,6 +51,11 @@ class PagedAttention(AttentionLayer):
         )
         self.kv_dtype = ctx.kv_dtype or ctx.dtype
         self.ops = ctx.attention_ops
+        self.ops.require(
+            sliding_window=call.sliding_window is not None,
+            soft_cap=call.soft_cap is not None,
+            kv_fp8=ctx.kv_dtype is not None,
+        )
         self.is_capturable = self.ops.is_capturable and is_capturable
         self.shares_prefixes = self.ops.shares_prefixes
         self.fused = fused_ops(ctx.device)
