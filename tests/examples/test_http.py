@@ -36,6 +36,13 @@ def test_openai_tools(run_example: RunExample, server: ServeProcess) -> None:
     assert "21" in printed.splitlines()[-1]
 
 
+def test_llamaindex_client(run_example: RunExample, server: ServeProcess) -> None:
+    *_, answer, count, call = run_example("llamaindex_client", server.base_url).splitlines()
+    assert "= 42" in answer
+    assert ", ".join(map(str, range(1, 21))) in count
+    assert call == "get_weather({'city': 'Paris'}) -> 21 degrees and sunny in Paris"
+
+
 def test_structured_output(run_example: RunExample, server: ServeProcess) -> None:
     lines = dict(line.split(": ", 1) for line in run_example("structured_output", server.base_url).splitlines())
     assert re.fullmatch(r"Sum\(left=\d{1,3}, operator='[-+*]', right=\d{1,3}\)", lines["pydantic"])

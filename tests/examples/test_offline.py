@@ -18,6 +18,10 @@ def test_batch_of_prompts(run_example: RunExample) -> None:
     assert "24 of 24 right" in printed
 
 
+def test_ray_data_batch(run_example: RunExample) -> None:
+    assert "12 of 12 right" in run_example("ray_data_batch", "12")
+
+
 def test_engine_steps(run_example: RunExample) -> None:
     printed = run_example("engine_steps")
     assert "second ends (stop): '6 × 7 = 42.'" in printed
