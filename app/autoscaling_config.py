@@ -16,13 +16,18 @@ class AutoscalingConfig(Frozen):
     max_replicas: int = Field(ge=1, description="Most replicas.")
     initial_replicas: int | None = Field(None, ge=0, description="Replicas at the start; min_replicas when not given.")
     utilization: float = Field(
-        0.8, gt=0, le=1, description="Share of a replica's time, and of its KV cache, that is planned with."
+        0.6, gt=0, le=1, description="Share of a replica's time, and of its KV cache, that is planned with."
     )
     hysteresis: float = Field(
         0.8, gt=0, le=1, description="Scale down only where the rest would be used to less than this share of that."
     )
     up_delay_s: float = Field(5.0, ge=0, description="Scale up to what was needed for so long without a break.")
     down_interval_s: float = Field(60.0, gt=0, description="Scale down by one in so long.")
+    down_delay_s: float = Field(
+        300.0,
+        ge=0,
+        description="Scale down to what was enough for all of so long; below down_interval_s it changes nothing.",
+    )
     idle_s: float = Field(
         300.0, gt=0, description="With min_replicas 0: the last replica goes after so long without a request."
     )

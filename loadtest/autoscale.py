@@ -21,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
+from app.autoscaling_config import AutoscalingConfig
 from app.deployments.autoscaling.policy import Settings
 from loadtest.simulation.arrivals import RATES, create_load
 from loadtest.simulation.scaled_fleet import ScaledFleet
@@ -48,6 +49,9 @@ ORACLE_WINDOW_S = 60
 """A schedule holds for whole windows, as replicas that would come and go within seconds are none that anybody has."""
 
 
+_DEFAULTS = ("utilization", "hysteresis", "up_delay_s", "down_interval_s", "down_delay_s", "idle_s")
+
+
 @dataclass(slots=True, frozen=True)
 class Result:
     """One trace under one policy. Shares of all requests; a replica's hours begin when it is asked for."""
@@ -69,9 +73,10 @@ class Result:
 
 def settings(min_replicas: int) -> Settings:
     """Manta's policy with its defaults, but for the objectives of the modelled service."""
+    defaults = AutoscalingConfig(min_replicas=min_replicas, max_replicas=MAX_REPLICAS)
     return Settings(
-        min_replicas=min_replicas, max_replicas=MAX_REPLICAS, ttft_slo_s=TTFT_S, itl_slo_s=ITL_S, utilization=0.8,
-        hysteresis=0.8, up_delay_s=5.0, down_interval_s=60.0, idle_s=300.0, max_num_seqs=128,
+        min_replicas=min_replicas, max_replicas=MAX_REPLICAS, ttft_slo_s=TTFT_S, itl_slo_s=ITL_S, max_num_seqs=128,
+        **{name: getattr(defaults, name) for name in _DEFAULTS},
     )  # fmt: skip
 
 

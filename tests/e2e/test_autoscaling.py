@@ -30,7 +30,7 @@ def edit(config: dict[str, Any]) -> None:
     (model,) = config["applications"][0]["args"]["models"]
     model["engine"]["max_num_seqs"] = NUM_AT_ONCE - 2
     model["slo"] = {"ttft_s": 600, "itl_s": 600}
-    model["autoscaling"] |= {"idle_s": scaled_s(5), "down_interval_s": scaled_s(5), "up_delay_s": 1}
+    model["autoscaling"] |= {"idle_s": scaled_s(5), "down_interval_s": scaled_s(5), "down_delay_s": 0, "up_delay_s": 1}
     model["autoscaling"]["wake_wait_s"] = patience_s(300)
 
 

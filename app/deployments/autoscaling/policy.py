@@ -10,21 +10,28 @@ replica serves (the look-ahead is the measured cold start) have to be done withi
 arrives; a cold start that takes longer is the time for that. Memory counts by the blocks that requests hold, never by
 cached ones, of which a healthy prefix cache is full. Each may fill a replica to `utilization` only.
 
+While no replica serves, none tells of its load: then what arrives is what came to wait, and it is taken to cost as much
+beside its prefills as the load did lately. So the first cold start is followed by no second one for the rest.
+
 **Damping.** Up to what was needed all through the last `up_delay_s`, however many replicas that is. Down by one in
-`down_interval_s`, if all through it the need stayed below `hysteresis` of what would be left. To zero only after
-`idle_s` without a request. Where a running replica or an ingress has not reported, the need is a lower bound: it may
-scale up and never down. After a restart of the controller nothing is remembered, so both windows have to fill anew.
+`down_interval_s`, if all through it, and through `down_delay_s`, the need stayed below `hysteresis` of what would be
+left. To zero only after `idle_s` without a request. Where a running replica or an ingress has not reported, the need is
+a lower bound: it may scale up and never down. After a restart of the controller nothing is remembered, so both windows
+have to fill anew.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from itertools import takewhile
+from itertools import dropwhile, takewhile
 
 ROUNDING = 1e-6  # sums of shares
 COLD_START_WEIGHT = 0.5  # the newest measurement's
 MAX_COLD_START_S = 900.0
+ARRIVAL_DOUBT_S = 5.0  # the first requests' rate is taken as if they had come over so much longer
+LEAST_PREFILL = 0.05  # share of a replica, below which the ratio says nothing
+SHARE_WEIGHT = 0.02  # the newest second's
 BUCKET_S = 1.0  # the history keeps the least and the most of each
 
 
@@ -42,7 +49,13 @@ class Settings:
     down_interval_s: float
     idle_s: float
     max_num_seqs: int  # requests that one replica runs at once
+    down_delay_s: float = 0.0  # below down_interval_s it says nothing
     floors: tuple[tuple[int, int], ...] = ()  # (hour of the day in UTC, least replicas from then on), by hour
+
+    @property
+    def down_window_s(self) -> float:
+        """How long a need is remembered."""
+        return max(self.down_delay_s, self.down_interval_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +98,8 @@ class State:
     pending_since_s: float | None = None  # a scale-up is under way
     down_since_s: float | None = None  # the last change, or the first decision
     idle_since_s: float | None = None
+    waiting_since_s: float | None = None  # requests wait, and no replica serves
+    share_per_prefill: float = 1.0  # the whole share of a replica that a load takes / that of its prefills, lately
     history: tuple[tuple[float, float, float], ...] = ()  # (bucket's begin, least need, most need)
 
 
@@ -92,7 +107,7 @@ def decide(settings: Settings, fleet: Fleet, state: State) -> tuple[int, State]:
     """How many replicas there shall be, and what to remember."""
     if state.history and fleet.now_s < state.history[-1][0]:  # the clock was set back
         state = State(state.cold_start_s, state.prefill_token_s)
-    state = _measured(fleet, state)
+    state = _measured(settings, fleet, state)
     need = required_replicas(settings, fleet, state)
     state = _remembered(settings, fleet, state, need)
     floor = _floor(settings, fleet.now_s + state.cold_start_s)
@@ -108,7 +123,7 @@ def decide(settings: Settings, fleet: Fleet, state: State) -> tuple[int, State]:
 
 def required_replicas(settings: Settings, fleet: Fleet, state: State) -> float:
     """Replicas that the load takes, as a real number; a lower bound where some have not reported."""
-    work = sum(load.prefill_rate + load.decode_step_s / settings.itl_slo_s for load in fleet.loads)
+    work = _work(settings, fleet) if fleet.loads else _arriving(fleet, state)
     backlog_s = sum(load.queued_prefill_s for load in fleet.loads) + fleet.waiting_tokens * state.prefill_token_s
     # A replica asked for now serves a cold start later: what will still wait then, beside those asked for already.
     later_s = max(0.0, backlog_s + (work - fleet.target) * state.cold_start_s)
@@ -117,6 +132,19 @@ def required_replicas(settings: Settings, fleet: Fleet, state: State) -> float:
     rows = fleet.num_waiting / settings.max_num_seqs
     # A replica without a request is of no use, whatever the objectives say.
     return min(max(compute, memory, rows, _some(fleet.num_requests)), fleet.num_requests)
+
+
+def _work(settings: Settings, fleet: Fleet) -> float:
+    """The share of a replica that the load takes where it runs."""
+    return sum(load.prefill_rate + load.decode_step_s / settings.itl_slo_s for load in fleet.loads)
+
+
+def _arriving(fleet: Fleet, state: State) -> float:
+    """The same of what has come to wait while no replica serves: its prefills, and the decodes that such brought."""
+    if state.waiting_since_s is None:
+        return 0.0
+    seconds = fleet.now_s - state.waiting_since_s + ARRIVAL_DOUBT_S
+    return fleet.waiting_tokens / seconds * state.prefill_token_s * state.share_per_prefill
 
 
 def _some(num_requests: float) -> float:
@@ -139,8 +167,10 @@ def _may_shrink(settings: Settings, fleet: Fleet, state: State, floor: int) -> b
         return False
     if fleet.target == 1:
         return state.idle_since_s is not None and fleet.now_s - state.idle_since_s >= settings.idle_s
-    begin = fleet.now_s - settings.down_interval_s
-    if state.down_since_s is None or state.down_since_s > begin or state.history[0][0] > begin + BUCKET_S:
+    if state.down_since_s is None or state.down_since_s > fleet.now_s - settings.down_interval_s:
+        return False
+    begin = fleet.now_s - settings.down_window_s
+    if state.history[0][0] > begin + BUCKET_S:
         return False
     most = max(most for at, _, most in state.history if at + BUCKET_S > begin)
     return most <= settings.hysteresis * (fleet.target - 1) + ROUNDING
@@ -155,11 +185,20 @@ def _floor(settings: Settings, at_s: float) -> int:
     return begun[-1] if begun else settings.floors[-1][1]
 
 
-def _measured(fleet: Fleet, state: State) -> State:
+def _measured(settings: Settings, fleet: Fleet, state: State) -> State:
     """How long a cold start takes, by the last scale-ups or else as replicas say, and what a prefill token costs."""
     costs = [load.prefill_token_s for load in fleet.loads if load.prefill_token_s > 0]
     if costs:
         state = replace(state, prefill_token_s=sum(costs) / len(costs))
+    prefill = sum(load.prefill_rate for load in fleet.loads)
+    if prefill > LEAST_PREFILL:
+        share = _work(settings, fleet) / prefill
+        state = replace(
+            state, share_per_prefill=state.share_per_prefill + SHARE_WEIGHT * (share - state.share_per_prefill)
+        )
+    waits = not fleet.loads and fleet.num_waiting > 0
+    since_s = fleet.now_s if state.waiting_since_s is None else state.waiting_since_s
+    state = replace(state, waiting_since_s=since_s if waits else None)
     known_s = state.cold_start_s or max((load.start_s for load in fleet.loads), default=0.0)
     if state.pending_since_s is None:
         return replace(state, cold_start_s=min(known_s, MAX_COLD_START_S))
@@ -180,8 +219,8 @@ def _remembered(settings: Settings, fleet: Fleet, state: State, need: float) -> 
         history = (*history[:-1], (at, min(low, need), max(high, most)))
     else:
         history = (*history, (at, need, most))
-    while history[0][0] < fleet.now_s - max(settings.down_interval_s, settings.up_delay_s) - 2 * BUCKET_S:
-        history = history[1:]
+    oldest = fleet.now_s - max(settings.down_window_s, settings.up_delay_s) - 2 * BUCKET_S
+    history = tuple(dropwhile(lambda entry: entry[0] < oldest, history))
     idle = fleet.complete and fleet.num_requests <= 0
     return replace(
         state,

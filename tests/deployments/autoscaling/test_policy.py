@@ -215,6 +215,16 @@ def test_down_by_one_a_minute_and_not_below_what_is_needed() -> None:
     assert targets[-1] == 2
 
 
+def test_down_only_to_what_was_enough_for_the_whole_delay() -> None:
+    world = World(replace(OPTIONS, down_delay_s=300.0), replicas=8)
+    world.work = 8 * 0.79
+    world.run(400)
+    world.work = 1.0
+    falls = [second for second, (a, b) in enumerate(pairwise(world.run(900))) if b < a]
+    assert 290 <= falls[0] <= 305
+    assert falls[1] - falls[0] < 65, "then one in each down_interval_s"
+
+
 def test_replicas_that_the_objectives_cannot_use_are_not_asked_for() -> None:
     world = World(replace(OPTIONS, itl_slo_s=0.004))  # a step of one request takes 8 ms
     fleet = Fleet(1e6, 1, 1, (ReplicaLoad(0.0, 0.0, 0.008, 0.1, 3.0),))
@@ -238,6 +248,24 @@ def test_from_zero_at_once_and_to_zero_only_after_a_long_silence() -> None:
     world.work = 0.0
     assert 0 not in world.run(299)
     assert world.run(5)[-1] == 0
+
+
+def test_what_goes_on_coming_while_nobody_serves_is_asked_for_at_once() -> None:
+    """One replica's time in prefills arrives in each second, and decodes took twice as much beside them."""
+    state, target = State(cold_start_s=60.0, prefill_token_s=1e-3, share_per_prefill=3.0), 0
+    for second in range(30):
+        fleet = Fleet(1e6 + second, target, 0, (), 5.0 * (second + 1), 1000.0 * (second + 1))
+        target, state = decide(SLEEPY, fleet, state)
+    assert 4 <= target <= 6
+    assert decide(SLEEPY, Fleet(1e6 + 31, 6, 0, ()), state)[1].waiting_since_s is None
+
+
+def test_the_share_beside_the_prefills_is_learned() -> None:
+    state = State()
+    load = ReplicaLoad(0.2, 0.0, 0.6 * OPTIONS.itl_slo_s, 0.1, 5.0)
+    for second in range(600):
+        _, state = decide(OPTIONS, Fleet(1e6 + second, 1, 1, (load,)), state)
+    assert abs(state.share_per_prefill - 4.0) < 0.01
 
 
 def test_a_model_that_may_not_sleep_keeps_its_least_replicas() -> None:

@@ -28,7 +28,9 @@ class Controller:
     """Serve's controller, as far as one application's policy sees it, with a clock that the test turns."""
 
     def __init__(self, *, whole_application: bool = True, **options: Any) -> None:
-        scaling = AutoscalingConfig(**{"min_replicas": 0, "max_replicas": 5, "up_delay_s": 2, **options})
+        scaling = AutoscalingConfig(
+            **{"min_replicas": 0, "max_replicas": 5, "up_delay_s": 2, "down_delay_s": 0, "utilization": 0.8, **options}
+        )
         model = ModelConfig(name="m", autoscaling=scaling)
         self.configs = {ENGINE: engine_config(model, scaling), INGRESS: front_config(1)}
         policy = AutoscalingPolicy(policy_function=POLICY_FUNCTION)
