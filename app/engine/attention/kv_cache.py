@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
 
+from app.engine.kv_cache.kv_groups import WHOLE, KVGroups, Window, Windows
 from app.engine.layers.attention import Attention
 from app.engine.layers.attention_layer import AttentionLayer
 from app.engine.layers.cache_spec import LayerCacheSpec
@@ -38,17 +40,19 @@ def describe_scales(layers: Sequence[AttentionLayer]) -> list[str]:
 
 @dataclass(slots=True, frozen=True)
 class KVCacheSpec:
-    """The cache on this rank, layer by layer; the number of blocks is decided later."""
+    """The cache on this rank, layer by layer; the number of blocks is decided later.
+
+    A layer has one of the places in a block; a place holds one layer of each group (kv_cache/kv_groups.py).
+    """
 
     layers: tuple[LayerCacheSpec, ...]  # () where no layer keeps anything
     block_size: int
+    windows: Windows = WHOLE  # of the groups, the same on every rank
 
     @classmethod
-    def of(cls, layers: Sequence[AttentionLayer], block_size: int) -> KVCacheSpec:
+    def of(cls, layers: Sequence[AttentionLayer], block_size: int, windows: Windows = WHOLE) -> KVCacheSpec:
         """The cache that these layers need. Their `layer_index` counts caches, so all of them have one, or none."""
-        specs = [spec for layer in layers if (spec := layer.cache_spec()) is not None]
-        assert len(specs) in (0, len(layers)), "a model with and without a KV cache"
-        return cls(tuple(specs), block_size)
+        return cls(tuple(layer_specs(layers)), block_size, windows)
 
     @property
     def is_quantized(self) -> bool:
@@ -62,52 +66,100 @@ class KVCacheSpec:
         return torch.int16 if self.is_quantized or len(dtypes) > 1 else dtypes.pop()
 
     @property
+    def groups(self) -> KVGroups:
+        """How many blocks a request holds."""
+        return KVGroups(self.windows, self.block_size)
+
+    @property
+    def whole(self) -> KVGroups:
+        """The same if all layers kept the whole context."""
+        return KVGroups(WHOLE, self.block_size)
+
+    @property
+    def positions(self) -> list[tuple[int, int]]:
+        """(group, place) of each layer: those of a window are dealt to its groups in turn."""
+        dealt: Counter[Window] = Counter()
+        found = []
+        for layer in self.layers:
+            window = layer.sliding_window if layer.sliding_window in self.windows else None
+            groups = [group for group, other in enumerate(self.windows) if other == window]
+            found.append((groups[dealt[window] % len(groups)], dealt[window] // len(groups)))
+            dealt[window] += 1
+        return found
+
+    def groups_of(self, layers: Sequence[AttentionLayer]) -> list[int]:
+        """The group of each of these layers, which the cache is for."""
+        return [group for group, _ in self.positions] or [0] * len(layers)
+
+    @property
+    def place_specs(self) -> list[LayerCacheSpec]:
+        """What each place of a block holds: layers of several groups all keep the same."""
+        of_place = {place: layer for layer, (_, place) in zip(self.layers, self.positions, strict=True)}
+        return [of_place[place] for place in range(len(of_place))]
+
+    @property
     def bytes_per_block(self) -> int:
-        """Memory of one block in all layers."""
-        return sum(layer.bytes_per_token for layer in self.layers) * self.block_size
+        """Memory of one block in all places."""
+        return sum(layer.bytes_per_token for layer in self.place_specs) * self.block_size
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Memory of one token in all layers."""
+        return sum(layer.bytes_per_token for layer in self.layers)
 
     def copy_slices(self) -> list[slice]:
-        """Where each layer's part of a block lies when all are put in a row, in elements of `copy_dtype`."""
-        sizes = [layer.bytes_per_token * self.block_size // self.copy_dtype.itemsize for layer in self.layers]
+        """Where each place of a block lies when all are put in a row, in elements of `copy_dtype`."""
+        sizes = [layer.bytes_per_token * self.block_size // self.copy_dtype.itemsize for layer in self.place_specs]
         return [slice(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True)]
 
     def allocate(self, num_blocks: int, device: torch.device) -> list[torch.Tensor]:
-        """Zeroed, so that slots nobody wrote are finite when a masked product touches them."""
-        shapes = [((num_blocks, *layer.block_shape(self.block_size)), layer.dtype) for layer in self.layers]
+        """A tensor for each place. Zeroed, so that slots nobody wrote are finite when a masked product touches them."""
+        shapes = [((num_blocks, *layer.block_shape(self.block_size)), layer.dtype) for layer in self.place_specs]
         return [torch.zeros(shape, dtype=dtype, device=device) for shape, dtype in shapes]
 
 
+def layer_specs(layers: Sequence[AttentionLayer]) -> list[LayerCacheSpec]:
+    """What each layer keeps; [] where none keeps anything."""
+    specs = [spec for layer in layers if (spec := layer.cache_spec()) is not None]
+    assert len(specs) in (0, len(layers)), "a model with and without a KV cache"
+    return specs
+
+
 class KVCache:
-    """The cache of this rank's layers. `tensors` is one list for good: whoever holds it sees a new allocation."""
+    """The cache of this rank's layers. `tensors` (one for each layer) is one list for good: whoever holds it sees a new
+    allocation. Layers at the same place of a block have the same tensor, and blocks of their own."""
 
     def __init__(self, spec: KVCacheSpec, device: torch.device) -> None:
         self.spec = spec
         self.tensors: list[torch.Tensor] = []
+        self.places: list[torch.Tensor] = []  # the same tensors, each once
         self._device = device
 
     def allocate(self, num_blocks: int) -> None:
         """Exchange what there is for so many blocks; ConfigError when the device does not have the memory."""
         self.tensors.clear()
+        self.places.clear()
         try:
-            self.tensors.extend(self.spec.allocate(num_blocks, self._device))
+            self.places.extend(self.spec.allocate(num_blocks, self._device))
         except RuntimeError as error:  # also torch.OutOfMemoryError
             mib = num_blocks * self.spec.bytes_per_block >> 20
             raise ConfigError(
                 f"num_blocks={num_blocks} needs {mib} MiB on {self._device}: {error}", param="num_blocks"
             ) from error
+        self.tensors.extend(self.places[place] for _, place in self.spec.positions)
 
     def free(self) -> None:
         """Give the memory back; the tensors stay, without any."""
-        for tensor in self.tensors:
+        for tensor in self.places:
             tensor.untyped_storage().resize_(0)
 
     @property
     def is_free(self) -> bool:
         """Whether `free` took the memory."""
-        return any(tensor.untyped_storage().nbytes() == 0 for tensor in self.tensors)
+        return any(tensor.untyped_storage().nbytes() == 0 for tensor in self.places)
 
     def restore(self) -> None:
         """Memory for the tensors again, zeroed as at first; elsewhere than before. OutOfMemoryError."""
-        for tensor in self.tensors:
+        for tensor in self.places:
             tensor.untyped_storage().resize_(tensor.numel() * tensor.itemsize)
             tensor.zero_()

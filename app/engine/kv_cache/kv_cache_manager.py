@@ -9,6 +9,12 @@ compute.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
 from app.engine.kv_cache.block_hash import hash_blocks
 from app.engine.kv_cache.block_pool import BlockPool
 from app.engine.kv_cache.kv_events import KVEventSink
@@ -16,9 +22,42 @@ from app.engine.kv_connector.base import KVConnector
 from app.engine.scheduler.request import Request
 from app.engine.step import KVTransfers
 
+NEVER = np.iinfo(np.int32).max
+LOADED = -1  # in a PrefixHit's table: the connector has the block
+
+Int32Array = NDArray[np.int32]
+
+
+@dataclass(slots=True, frozen=True)
+class PrefixHit:
+    """The blocks of a waiting request that need no computing. Nothing is taken yet."""
+
+    table: Sequence[int] = ()  # its block ids so far, in the layout of `Request.block_ids`; LOADED where it is loaded
+    held: Sequence[int] = ()  # those of them on the device
+    num_blocks: int = 0  # of its tokens, those that are loaded included
+    num_loads: int = 0  # how many of these the connector brings back
+
+
+NO_HIT = PrefixHit()
+
+
+@dataclass(slots=True, frozen=True)
+class RunningRows:
+    """The requests that may be in the next step: one entry each."""
+
+    num_tokens: Int32Array
+    num_slots: Int32Array  # that their blocks have
+    num_confirmed: Int32Array  # tokens computed by steps that have returned
+
 
 class KVCacheManager:
-    """Keeps `block_ids`, `block_hashes` and `num_published_blocks` of each request in step with the pool."""
+    """Keeps `block_ids`, `block_hashes` and `num_published_blocks` of each request in step with the pool.
+
+    A request's table has an entry for each block of its tokens; of a model whose layers form several groups
+    (window_manager.py), one for each group, `num_groups` side by side.
+    """
+
+    num_groups = 1
 
     def __init__(
         self,
@@ -47,10 +86,28 @@ class KVCacheManager:
         if self.enable_prefix_caching:
             request.block_hashes = hash_blocks(self._hash_key, request.root_hash, request.token_ids, self.block_size)
 
-    def find_prefix(self, request: Request) -> list[int]:
-        """Cached blocks that hold the longest known prefix of the request; nothing is taken yet."""
+    @property
+    def max_tokens(self) -> int:
+        """Most tokens of a request that has all blocks to itself."""
+        return self.pool.num_blocks * self.block_size
+
+    @property
+    def num_free_slots(self) -> int:
+        """Tokens that one request could get slots for now."""
+        return self.pool.num_free // self.num_groups * self.block_size
+
+    def num_slots(self, request: Request) -> int:
+        """Tokens that the request has slots for."""
+        return len(request.block_ids) // self.num_groups * self.block_size
+
+    def num_missing(self, request: Request, num_tokens: int) -> int:
+        """Blocks to allocate until the request has slots for `num_tokens` tokens; not positive: none."""
+        return self.num_blocks_for(num_tokens) * self.num_groups - len(request.block_ids)
+
+    def find_prefix(self, request: Request) -> PrefixHit:
+        """The longest known prefix of the request that is cached: on the device, and behind that in the connector."""
         if not self.enable_prefix_caching or request.skips_cache_read:
-            return []
+            return NO_HIT
         blocks: list[int] = []
         most = (request.num_tokens - 1) // self.block_size
         for block_hash in request.block_hashes[:most]:
@@ -58,14 +115,10 @@ class KVCacheManager:
             if block is None:
                 break
             blocks.append(block)
-        return blocks
-
-    def num_loadable(self, request: Request, num_found: int) -> int:
-        """Blocks after the first `num_found` that the connector can bring back now."""
-        if self.connector is None or request.skips_cache_read:
-            return 0
-        most = (request.num_tokens - 1) // self.block_size
-        return self.connector.match(request.block_hashes[num_found:most])
+        if self.connector is None:
+            return PrefixHit(blocks, blocks, len(blocks))
+        num_loads = self.connector.match(request.block_hashes[len(blocks) : most])
+        return PrefixHit(blocks + [LOADED] * num_loads, blocks, len(blocks) + num_loads, num_loads)
 
     def num_coming(self, request: Request, num_found: int) -> int:
         """Blocks after the first `num_found` that another request is computing for its own prompt just now."""
@@ -98,43 +151,66 @@ class KVCacheManager:
                 high = middle - 1
         return low * self.block_size
 
-    def admit(self, request: Request, prefix: list[int], num_tokens: int, num_loads: int = 0) -> bool:
-        """Hold `prefix` and allocate slots up to `num_tokens`; False, with nothing changed, when blocks are short.
+    def fits(self, num_tokens: int, hit: PrefixHit, running: RunningRows) -> bool:
+        """Whether there are blocks for all `num_tokens` tokens of a request that has found `hit`, beside what running
+        ones still need for theirs and a small reserve. Beside nobody, whatever fits the pool does.
+        """
+        needed = self.num_blocks_for(num_tokens) - len(hit.held)
+        free = self.num_free_after_hit(hit)
+        if not len(running.num_tokens):
+            return needed <= free
+        short = (running.num_tokens - running.num_slots + self.block_size - 1) // self.block_size
+        return needed + int(np.maximum(short, 0).sum()) + self.pool.num_blocks // 100 <= free
 
-        The `num_loads` blocks after `prefix` come from the connector, with the next step message. Like computed ones
-        they are published once a step message that reads them has returned.
+    def num_slots_after_hit(self, hit: PrefixHit) -> int:
+        """Tokens behind `hit` that a request could get slots for now."""
+        return (self.num_free_after_hit(hit) - hit.table.count(LOADED)) // self.num_groups * self.block_size
+
+    def admit(self, request: Request, hit: PrefixHit, num_tokens: int) -> bool:
+        """Hold the blocks of `hit` and allocate slots up to `num_tokens`; False, with nothing changed, when blocks are
+        short.
+
+        What the connector has comes with the next step message. Like computed blocks it is published once a step
+        message that reads it has returned.
         """
         assert not request.block_ids
-        needed = self.num_blocks_for(num_tokens) - len(prefix)
-        if needed > self.num_free_after_hit(prefix):
+        loads = [place for place, block in enumerate(hit.table) if block == LOADED] if hit.num_loads else []
+        needed = (self.num_blocks_for(num_tokens) - hit.num_blocks) * self.num_groups + len(loads)
+        if needed > self.num_free_after_hit(hit):
             return False
-        self.pool.touch(prefix)  # before `take`, which may evict what nobody holds
-        wanted = request.block_hashes[len(prefix) : len(prefix) + num_loads]
+        self.pool.touch(hit.held)  # before `take`, which may evict what nobody holds
+        wanted = [self._key(request, place) for place in loads]
         if wanted and self.connector is not None:
             self.connector.hold(wanted)  # likewise
         taken = self.pool.take(needed)
         if wanted and self.connector is not None:
             self.connector.load(wanted, taken[: len(wanted)])
         if self.connector is not None and not request.skips_cache_read:
-            wanted_blocks = (request.num_tokens - 1) // self.block_size - len(prefix)
-            self.connector.looked_up(wanted_blocks * self.block_size, num_loads * self.block_size)
-        request.block_ids = prefix + taken
-        request.num_published_blocks = len(prefix)
-        for block_hash in request.block_hashes[len(prefix) :]:
+            wanted_blocks = (request.num_tokens - 1) // self.block_size - hit.num_blocks + hit.num_loads
+            self.connector.looked_up(wanted_blocks * self.block_size, hit.num_loads * self.block_size)
+        request.block_ids = [*hit.table, *taken[len(loads) :]]
+        for place, block in zip(loads, taken, strict=False):
+            request.block_ids[place] = block
+        request.num_published_blocks = loads[0] // self.num_groups if loads else hit.num_blocks
+        for block_hash in request.block_hashes[request.num_published_blocks :]:
             self._coming.setdefault(block_hash, request)
         return True
+
+    def _key(self, request: Request, place: int) -> bytes:
+        """What the block at a place of the request's table is found by."""
+        return request.block_hashes[place]
 
     def take_transfers(self) -> KVTransfers | None:
         """The connector's copies for the step message that is being written."""
         return None if self.connector is None else self.connector.take_transfers()
 
-    def num_free_after_hit(self, prefix: list[int]) -> int:
-        """Blocks left to hand out once `prefix` is held."""
-        return self.pool.num_free - sum(not self.pool.is_held(block) for block in prefix)
+    def num_free_after_hit(self, hit: PrefixHit) -> int:
+        """Blocks left to hand out once those of `hit` are held."""
+        return self.pool.num_free - sum(not self.pool.is_held(block) for block in hit.held)
 
     def grow(self, request: Request, num_tokens: int) -> list[int] | None:
         """Allocate slots up to `num_tokens` tokens: the new block ids, or None with nothing changed."""
-        needed = self.num_blocks_for(num_tokens) - len(request.block_ids)
+        needed = self.num_missing(request, num_tokens)
         if needed <= 0:
             return []
         if needed > self.pool.num_free:
@@ -143,12 +219,19 @@ class KVCacheManager:
         request.block_ids += blocks
         return blocks
 
-    def grow_each(self, requests: list[Request]) -> list[int]:
-        """One more block for each of these requests, of which there must be enough: the block ids."""
-        blocks = self.pool.take(len(requests))
-        for request, block in zip(requests, blocks, strict=True):
-            request.block_ids.append(block)
+    def grow_each(self, requests: list[Request]) -> list[list[int]]:
+        """Slots for one more block of tokens of each of these requests, of which there must be enough: each one's new
+        block ids."""
+        width = self.num_groups
+        taken = self.pool.take(len(requests) * width)
+        blocks = [taken[start : start + width] for start in range(0, len(taken), width)]
+        for request, new in zip(requests, blocks, strict=True):
+            request.block_ids += new
         return blocks
+
+    def next_publish(self, request: Request) -> int:
+        """Computed tokens at which `publish` has something to do."""
+        return (request.num_published_blocks + 1) * self.block_size if self.enable_prefix_caching else int(NEVER)
 
     def publish(self, request: Request, num_computed_tokens: int) -> None:
         """Make the full blocks among the first `num_computed_tokens` tokens findable; those tokens must be known."""
@@ -157,16 +240,20 @@ class KVCacheManager:
         done, full = request.num_published_blocks, num_computed_tokens // self.block_size
         if full <= done:
             return
+        self._hash_up_to(request, full)
         hashes = request.block_hashes
-        if full > len(hashes):
-            first = len(hashes)
-            parent = hashes[-1] if hashes else request.root_hash
-            tokens = request.token_ids[first * self.block_size : full * self.block_size]
-            hashes += hash_blocks(self._hash_key, parent, tokens, self.block_size)
         parent = hashes[done - 1] if done else request.root_hash
         self._forget_coming(request, hashes[done:full])
         self.pool.register(parent, request.block_ids[done:full], hashes[done:full])
         request.num_published_blocks = full
+
+    def _hash_up_to(self, request: Request, num_blocks: int) -> None:
+        """Hash the first blocks of the request, all of whose tokens are known."""
+        hashes, size = request.block_hashes, self.block_size
+        if num_blocks > len(hashes):
+            parent = hashes[-1] if hashes else request.root_hash
+            tokens = request.token_ids[len(hashes) * size : num_blocks * size]
+            hashes += hash_blocks(self._hash_key, parent, tokens, size)
 
     def forget(self) -> None:
         """Nothing that was computed so far is found again, in no tier. No step is out."""

@@ -33,7 +33,7 @@ class Admission:
         block_hash_key: bytes,
         grammars: GrammarCompiler | None = None,
     ) -> None:
-        self.bounds = replace(bounds, max_kv_tokens=kv.pool.num_blocks * kv.block_size)
+        self.bounds = replace(bounds, max_kv_tokens=kv.max_tokens)
         self._kv = kv
         self.revision = model  # of the weights
         self._block_hash_key = block_hash_key

@@ -19,7 +19,7 @@ from app.engine.outputs import EngineOutput, FinishReason, PooledResult
 from app.engine.scheduler.in_flight import InFlightStep
 from app.engine.scheduler.pending_diffs import PendingDiffs
 from app.engine.scheduler.request import Request
-from app.engine.scheduler.row_table import NEVER, RowTable, needs_slow_path
+from app.engine.scheduler.row_table import RowTable, needs_slow_path
 from app.engine.scheduler.sampled_tokens import SampledTokens
 from app.engine.scheduler.stopping import append_tokens
 from app.engine.stats import StepStats
@@ -128,13 +128,7 @@ class OutputUpdater:
         for row in full.tolist():
             request = table.request_at(row)
             self._kv.publish(request, min(int(table.num_confirmed[row]), request.num_tokens))
-            table.next_publish[row] = self.next_publish(request)
-
-    def next_publish(self, request: Request) -> int:
-        """Computed tokens at which the request's next block is full."""
-        if not self._kv.enable_prefix_caching:
-            return int(NEVER)
-        return (request.num_published_blocks + 1) * self._kv.block_size
+            table.next_publish[row] = self._kv.next_publish(request)
 
     def _deliver_present(self, sampled: SampledTokens, stats: StepStats, now: float) -> list[EngineOutput]:
         """The fast path: every sampled row still belongs to the request that was scheduled in it."""

@@ -26,13 +26,13 @@ class PendingDiffs:
         if blocks and row not in self._entered:  # a new request is sent with all its blocks
             self._new_blocks.setdefault(row, []).extend(blocks)
 
-    def one_block_added(self, rows: list[int], blocks: list[int]) -> None:
-        """The block tables of these rows grew by a block each."""
+    def each_grew(self, rows: list[int], blocks: list[list[int]]) -> None:
+        """The block tables of these rows grew by these blocks each."""
         if self._new_blocks or self._entered:
-            for row, block in zip(rows, blocks, strict=True):
-                self.blocks_added(row, [block])
+            for row, new in zip(rows, blocks, strict=True):
+                self.blocks_added(row, new)
         else:
-            self._new_blocks = {row: [block] for row, block in zip(rows, blocks, strict=True)}
+            self._new_blocks = dict(zip(rows, blocks, strict=True))
 
     def drafts_rejected(self, rows: Int32Array, num_rejected: Int32Array) -> None:
         """A step has returned that computed drafts of these rows in vain."""

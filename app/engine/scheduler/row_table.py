@@ -12,10 +12,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from app.engine.kv_cache.kv_cache_manager import RunningRows
 from app.engine.sampling_params import SamplingParams
 from app.engine.scheduler.request import Request
 
-NEVER = np.iinfo(np.int32).max
 IntArray = NDArray[np.intp]
 
 
@@ -74,6 +74,11 @@ class RowTable:
         if self.has_grammar.any():
             pending *= ~self.has_grammar | (self.num_known == self.num_tokens)
         return pending
+
+    def running(self) -> RunningRows:
+        """What the requests that may be in a step have."""
+        rows = np.flatnonzero(self.runnable)
+        return RunningRows(self.num_tokens[rows], self.capacity[rows], self.num_confirmed[rows])
 
     def set_runnable(self, row: int, runnable: bool) -> None:
         """Whether the request in the row may be in a step."""

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from app.engine.kv_cache.kv_cache_manager import KVCacheManager
+from app.engine.kv_cache.kv_cache_manager import KVCacheManager, PrefixHit
 from app.engine.outputs import EngineOutput, FinishReason
 from app.engine.scheduler.deadlines import Deadlines, missed
 from app.engine.scheduler.loading import LoadingRequests
@@ -310,7 +310,7 @@ class Scheduler:
 
     def _room(self, request: Request, computed: int) -> int:
         """Slots past `computed` that the request has or could get without preemption."""
-        return int(self.rows.capacity[request.row]) + self.kv.pool.num_free * self.kv.block_size - computed
+        return int(self.rows.capacity[request.row]) + self.kv.num_free_slots - computed
 
     def _spend_rest(self, plan: StepPlan) -> None:
         """Tokens that nobody short wanted go to the long requests of the step."""
@@ -337,32 +337,30 @@ class Scheduler:
                 continue
             if request.resume_after_step > self._last_returned:
                 break  # its tokens are still coming; nobody takes its place meanwhile
-            prefix = self.kv.find_prefix(request)
-            num_loads = self.kv.num_loadable(request, len(prefix))
-            num_found = len(prefix) + num_loads
-            remaining = request.num_tokens - num_found * self.kv.block_size
-            soon = self.kv.num_coming(request, num_found) * self.kv.block_size
+            hit = self.kv.find_prefix(request)
+            remaining = request.num_tokens - hit.num_blocks * self.kv.block_size
+            soon = self.kv.num_coming(request, hit.num_blocks) * self.kv.block_size
             if soon >= MIN_SHARED_TOKENS or plan.budget.chunk(remaining) == 0:
                 passed += 1
                 continue
-            if not self._make_room(request, prefix, plan):
+            if not self._make_room(request, hit, plan):
                 break
             try:
-                self._admit(request, prefix, num_loads, plan)
+                self._admit(request, hit, plan)
             except Exception as error:  # one request's trouble (I7)
                 logger.exception("request %s cannot be scheduled", request.request_id)
                 self._failed.append(self.finish(request, "error", error=f"internal error: {error}"))
 
-    def _admit(self, request: Request, prefix: list[int], num_loads: int, plan: StepPlan) -> None:
+    def _admit(self, request: Request, hit: PrefixHit, plan: StepPlan) -> None:
         """Give a waiting request a row and its first chunk; that may wait for what it loads, if others compute."""
-        computed = (len(prefix) + num_loads) * self.kv.block_size
+        computed = hit.num_blocks * self.kv.block_size
         remaining = request.num_tokens - computed
-        waits = num_loads > 0 and plan.has_others
-        chunk = plan.budget.chunk(remaining)
-        admitted = self.kv.admit(request, prefix, request.num_tokens if waits else computed + chunk, num_loads)
+        waits = hit.num_loads > 0 and plan.has_others
+        room = self.kv.num_slots_after_hit(hit)
+        chunk = min(plan.budget.chunk(remaining), room)
+        admitted = self.kv.admit(request, hit, computed + (min(remaining, room) if waits else chunk))
         assert admitted
-        next_publish = self._output_updater.next_publish(request)
-        self.rows.enter(request, computed, len(request.block_ids) * self.kv.block_size, next_publish)
+        self.rows.enter(request, computed, self.kv.num_slots(request), self.kv.next_publish(request))
         self.waiting.load.began(request, self._statistics.work_costs(self.rows), remaining, self._clock())
         self.waiting.take(request)
         self._pending_diffs.row_entered(request, computed)
@@ -370,7 +368,7 @@ class Scheduler:
             request.first_scheduled = self._clock()
             if not request.num_resumed_tokens:  # else its client has been told of the first replica's
                 request.num_cached_tokens = computed
-                request.num_loaded_tokens = num_loads * self.kv.block_size
+                request.num_loaded_tokens = hit.num_loads * self.kv.block_size
             self._statistics.request_started(request, computed)
         request.status = RequestStatus.RUNNING
         if waits:
@@ -379,26 +377,12 @@ class Scheduler:
         plan.chunks[request] = chunk
         plan.budget.spend(chunk, remaining)
 
-    def _fits(self, request: Request, prefix: list[int]) -> bool:
-        """Whether there are blocks for all known tokens, beside what running prompts still need and a small reserve.
-
-        With nobody else running, any request that fits the pool is let in.
-        """
-        rows, block_size = self.rows, self.kv.block_size
-        needed = self.kv.num_blocks_for(request.num_tokens) - len(prefix)
-        free = self.kv.num_free_after_hit(prefix)
-        if not rows.runnable.any():
-            return needed <= free
-        short = (rows.num_tokens - rows.capacity + block_size - 1) // block_size
-        promised = int(np.maximum(short, 0)[rows.runnable].sum())
-        return needed + promised + self.kv.pool.num_blocks // 100 <= free
-
     # ---- preemption
 
     def _ensure_slots(self, request: Request, num_tokens: int, plan: StepPlan) -> bool:
         """Slots for the first `num_tokens` tokens; may preempt requests of lower rank. False: not in this step."""
         while (blocks := self.kv.grow(request, num_tokens)) is None:
-            needed = self.kv.num_blocks_for(num_tokens) - len(request.block_ids)
+            needed = self.kv.num_missing(request, num_tokens)
             if self.kv.pool.num_free + self.kv.pool.num_deferred >= needed:
                 return False  # blocks are on their way back
             victim = self._victim(request)
@@ -406,7 +390,7 @@ class Scheduler:
                 return False
             self._preempt(victim, plan)
         if blocks:
-            self.rows.capacity[request.row] = len(request.block_ids) * self.kv.block_size
+            self.rows.capacity[request.row] = self.kv.num_slots(request)
             self._pending_diffs.blocks_added(request.row, blocks)
         return True
 
@@ -414,12 +398,12 @@ class Scheduler:
         """One more block for each of these rows; False, with nothing changed, where there are too few."""
         if not rows.size:
             return True
-        if rows.size > self.kv.pool.num_free:
+        if rows.size * self.kv.num_groups > self.kv.pool.num_free:
             return False
         numbers = rows.tolist()
         blocks = self.kv.grow_each([self.rows.request_at(row) for row in numbers])
         self.rows.capacity[rows] += self.kv.block_size
-        self._pending_diffs.one_block_added(numbers, blocks)
+        self._pending_diffs.each_grew(numbers, blocks)
         return True
 
     def _victim(self, request: Request) -> Request | None:
@@ -431,9 +415,9 @@ class Scheduler:
         ]
         return max(others, key=lambda other: (other.paused, other.key), default=None)
 
-    def _make_room(self, request: Request, prefix: list[int], plan: StepPlan) -> bool:
+    def _make_room(self, request: Request, hit: PrefixHit, plan: StepPlan) -> bool:
         """A row and blocks for a waiting request. Held requests keep nobody waiting: they give theirs, if need be."""
-        while not self.rows.num_free or not self._fits(request, prefix):
+        while not self.rows.num_free or not self.kv.fits(request.num_tokens, hit, self.rows.running()):
             paused = [occupant for occupant in self.rows.occupants() if occupant.paused]
             if not paused or self.kv.pool.num_deferred:
                 return False

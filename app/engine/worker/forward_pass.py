@@ -26,9 +26,11 @@ class ForwardPass:
         self.dtype = dtype  # the type of hidden states and logits
         self._model = model
         layers = model.attention_layers
-        groups = {layer.plan_key: layer for layer in reversed(layers)}  # a layer of those that plan alike
-        self._planned = list(groups.values())
-        self._plan_of = [list(groups).index(layer.plan_key) for layer in layers]
+        keys = [(group, layer.plan_key) for group, layer in zip(cache.spec.groups_of(layers), layers, strict=True)]
+        planned = dict(zip(reversed(keys), reversed(layers), strict=True))  # a layer of those that plan alike
+        self._planned = list(planned.values())
+        self._groups = [group for group, _ in planned]  # of each of them
+        self._plan_of = [list(planned).index(key) for key in keys]
 
     @property
     def is_capturable(self) -> bool:
@@ -72,7 +74,11 @@ class ForwardPass:
 
     def _plan(self, attention: AttentionMetadata) -> list[AttentionMetadata]:
         """The plan of each attention layer; one object for all where all plan alike."""
-        metas = [attention, *(replace(attention) for _ in self._planned[1:])]
+        if attention.more_tables:
+            windows = self.cache.spec.windows
+            metas = [attention.of_group(group, sees_all=windows[group] is None) for group in self._groups]
+        else:
+            metas = [attention, *(replace(attention) for _ in self._planned[1:])]
         for layer, meta in zip(self._planned, metas, strict=True):
             layer.plan(meta, self.cache.spec.block_size)
         return [metas[index] for index in self._plan_of]

@@ -73,7 +73,7 @@ def build_input_batch(step: SchedulerOutput, state: RowState) -> InputBatch:
     check_rows(state, step, seq_lens)
     sampled = SampledRows.of(step, starts[1:], seq_lens)
     device_rows, device_starts, indices = _send([step.rows, starts, sampled.indices], state.device)
-    tensors = StepTensors.empty(int(starts[-1]), len(rows), state.device)
+    tensors = StepTensors.empty(int(starts[-1]), len(rows), state.device, state.num_groups)
     begin_step(device_rows, device_starts, state.columns, tensors)
     indices = indices.long()
     return InputBatch(
@@ -107,15 +107,17 @@ def _metadata(
     counts = np.diff(starts)
     longer = np.flatnonzero(counts > 1)
     max_blocks = -(-longest // state.block_size)
+    table, *more = (table[:, :max_blocks].index_select(0, tensors.rows) for table in state.block_tables)
     return AttentionMetadata(
         query_start_loc=device_starts,
         seq_lens=tensors.seq_lens,
-        block_table=state.block_table[:, :max_blocks].index_select(0, tensors.rows),
+        block_table=table,
         slot_mapping=tensors.slots,
         max_query_len=int(counts.max()),
         max_seq_len=longest,
         num_decodes=int(longer[0]) if len(longer) else len(counts),
         host_starts=starts,
+        more_tables=tuple(zip(more, tensors.more_slots, strict=True)),
     )
 
 

@@ -18,28 +18,35 @@ from app.kernels.rows import RowColumns
 class RowState:
     """Applies the step messages' diffs: freed rows, new requests, new blocks, in this order."""
 
-    def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int, device: torch.device) -> None:
+    def __init__(
+        self, max_num_seqs: int, max_model_len: int, block_size: int, device: torch.device, num_groups: int = 1
+    ) -> None:
+        """`num_groups`: of layers that keep blocks of their own; block ids come with one for each group, side by
+        side."""
         self.device = device
         self.block_size = block_size
+        self.num_groups = num_groups
         max_blocks = -(-max_model_len // block_size)
         # Upper bounds; `columns` has the counts themselves.
         self.num_tokens = np.zeros(max_num_seqs, dtype=np.int64)
         self.num_computed_tokens = np.zeros(max_num_seqs, dtype=np.int64)
         self.num_prompt_tokens = np.zeros(max_num_seqs, dtype=np.int64)
         self.num_blocks = np.zeros(max_num_seqs, dtype=np.int64)
-        self.host_block_table = np.zeros((max_num_seqs, max_blocks), dtype=np.int32)
+        # The tables of all rows, once for each group: row r of group g is number g * max_num_seqs + r.
+        self.host_block_table = np.zeros((num_groups * max_num_seqs, max_blocks), dtype=np.int32)
         # All rows' tokens and, behind them, two entries for the rows that only pad a step (app/kernels/rows).
         self.spare = max_num_seqs * max_model_len
         self.flat_token_ids = torch.zeros(self.spare + 2, dtype=torch.int32, device=device)
         self.token_ids = self.flat_token_ids[: self.spare].view(max_num_seqs, max_model_len)
         # On a CPU both tables are the same memory.
         self.block_table = torch.from_numpy(self.host_block_table).to(device)
+        self.block_tables = list(self.block_table.view(num_groups, max_num_seqs, max_blocks))  # [rows, M] a group
         counts = torch.zeros(2, max_num_seqs, dtype=torch.int32, device=device)
         self.columns = RowColumns(
             counts[0], counts[1], self.flat_token_ids, self.block_table, max_model_len, block_size
         )
         self.num_entered = 0  # requests so far: rows with other requests than before are told apart by it
-        self._changed: list[tuple[int, int, int]] = []  # (row, first, end) of table entries not yet on the device
+        self._changed: list[tuple[int, int, int]] = []  # (row of the table, first, end) not yet on the device
 
     def apply(self, step_message: SchedulerOutput) -> None:
         """Take over a step message's diffs. A freed row has no blocks, so a step of it is noticed."""
@@ -87,10 +94,12 @@ class RowState:
 
     def _append_blocks(self, row: int, block_ids: list[int]) -> None:
         first = int(self.num_blocks[row])
-        end = first + len(block_ids)
-        self.host_block_table[row, first:end] = block_ids
+        end = first + len(block_ids) // self.num_groups
+        for group in range(self.num_groups):
+            table_row = group * len(self.num_blocks) + row
+            self.host_block_table[table_row, first:end] = block_ids[group :: self.num_groups]
+            self._changed.append((table_row, first, end))
         self.num_blocks[row] = end
-        self._changed.append((row, first, end))
 
     def _send_blocks(self) -> None:
         """One transfer for all changed entries."""

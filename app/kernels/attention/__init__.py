@@ -15,7 +15,7 @@ rounded once; what is read is the stored number times its scale. Arithmetic is t
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -55,6 +55,17 @@ class AttentionMetadata:
     cascade: bool = False
     host_starts: NDArray[np.int64] | None = None  # query_start_loc on the host, where the step was made there
     plan: object | None = None  # a backend's own precomputation for the step, filled by its `prepare`
+    # `block_table` and `slot_mapping` of the further groups of layers that keep blocks of their own; a layer's own
+    # metadata has its group's in the fields above.
+    more_tables: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()
+
+    def of_group(self, group: int, *, sees_all: bool) -> AttentionMetadata:
+        """The same step for the layers of a group; `sees_all`: they have no window, so that they may share
+        prefixes."""
+        table, slots = self.more_tables[group - 1] if group else (self.block_table, self.slot_mapping)
+        return replace(
+            self, block_table=table, slot_mapping=slots, cascade=self.cascade and sees_all, plan=None, more_tables=()
+        )
 
 
 @dataclass(slots=True, frozen=True)

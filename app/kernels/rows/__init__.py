@@ -25,7 +25,8 @@ class RowColumns:
     num_tokens: torch.Tensor  # int32 [rows]
     # int32 [rows * W + 2]: W token ids a row; then one that padding reads, and one that it writes.
     flat_token_ids: torch.Tensor
-    block_table: torch.Tensor  # int32 [rows, M]
+    # int32 [G * rows, M]: the tables of all rows, once for each of G groups of layers that keep blocks of their own.
+    block_table: torch.Tensor
     width: int  # W
     block_size: int
 
@@ -44,24 +45,27 @@ class StepTensors:
     targets: torch.Tensor  # int64 [T] place of that token in flat_token_ids
     rows: torch.Tensor  # int32 [R], 0 for padding
     seq_lens: torch.Tensor  # int32 [R] computed after the step
+    more_slots: torch.Tensor  # int64 [G - 1, T] `slots` of the further groups; each begins at a multiple of 16 bytes
 
     @classmethod
-    def empty(cls, num_tokens: int, num_rows: int, device: torch.device) -> StepTensors:
+    def empty(cls, num_tokens: int, num_rows: int, device: torch.device, num_groups: int = 1) -> StepTensors:
         """Empty tensors for `begin_step` to fill."""
         tokens = [torch.empty(num_tokens, dtype=dtype, device=device) for dtype in PER_TOKEN]
-        return cls(*tokens, *(torch.empty(num_rows, dtype=torch.int32, device=device) for _ in range(2)))
+        rows = [torch.empty(num_rows, dtype=torch.int32, device=device) for _ in range(2)]
+        more = torch.empty(num_groups - 1, num_tokens + num_tokens % 2, dtype=torch.int64, device=device)
+        return cls(*tokens, *rows, *[more[:, :num_tokens]])
 
     @classmethod
-    def zeros(cls, num_tokens: int, num_rows: int, device: torch.device) -> StepTensors:
+    def zeros(cls, num_tokens: int, num_rows: int, device: torch.device, num_groups: int = 1) -> StepTensors:
         """Token 0 of row 0 throughout."""
-        made = cls.empty(num_tokens, num_rows, device)
+        made = cls.empty(num_tokens, num_rows, device, num_groups)
         for field in fields(made):
             getattr(made, field.name).zero_()
         return made
 
     def first(self, size: int) -> StepTensors:
         """Those of a step of `size` rows with one token each: the same memory."""
-        return StepTensors(*(getattr(self, field.name)[:size] for field in fields(self)))
+        return StepTensors(*(getattr(self, field.name)[..., :size] for field in fields(self)))
 
 
 BEGIN_STEP: Registry[Callable[[torch.Tensor, torch.Tensor, RowColumns, StepTensors], None]] = Registry(

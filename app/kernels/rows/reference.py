@@ -39,6 +39,9 @@ def _fill_tokens(
     sources = row * columns.width + positions
     blocks = columns.block_table[row, positions // size]
     torch.add(blocks.long() * size, positions % size, out=out.slots)
+    for group, slots in enumerate(out.more_slots, 1):
+        blocks = columns.block_table[row + group * len(columns.num_computed), positions // size]
+        torch.add(blocks.long() * size, positions % size, out=slots)
     torch.index_select(columns.flat_token_ids, 0, sources, out=out.input_ids)
     torch.add(positions, 1, out=out.lengths)
     torch.add(sources, 1, out=out.targets)
@@ -50,4 +53,5 @@ def _fill_padding(places: torch.Tensor, columns: RowColumns, out: StepTensors) -
     spare = len(columns.flat_token_ids) - 2
     out.input_ids[places] = columns.flat_token_ids[spare]
     out.slots[places] = -1
+    out.more_slots[:, places] = -1
     out.targets[places] = spare + 1

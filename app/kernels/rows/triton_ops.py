@@ -12,7 +12,8 @@ from app.kernels.rows import RowColumns, StepTensors
 _TILE_TOKENS = 256
 
 
-@triton.jit(do_not_specialize_on_alignment=["p_rows", "p_starts"])  # views may start anywhere
+# Views may start anywhere; `stride_more` differs from step to step.
+@triton.jit(do_not_specialize=["stride_more"], do_not_specialize_on_alignment=["p_rows", "p_starts"])
 def begin_step_kernel(
     p_rows,
     p_starts,
@@ -27,7 +28,11 @@ def begin_step_kernel(
     p_targets,
     p_out_rows,
     p_seq_lens,
+    p_more_slots,
     spare,
+    stride_more,
+    ROWS: tl.constexpr,
+    G: tl.constexpr,
     WIDTH: tl.constexpr,
     MAX_BLOCKS: tl.constexpr,
     S: tl.constexpr,
@@ -52,6 +57,11 @@ def begin_step_kernel(
         tl.store(p_input_ids + o_out, tl.load(p_token_ids + b_source, mask=m_token, other=0), mask=m_token)
         tl.store(p_positions + o_out, b_position, mask=m_token)
         tl.store(p_slots + o_out, tl.where(is_live, b_block * S + b_position % S, -1), mask=m_token)
+        for i_g in tl.static_range(1, G):
+            p_entry = p_block_table + (i_g * ROWS + b_row) * MAX_BLOCKS + b_position // S
+            b_slot = tl.load(p_entry, mask=m_token, other=0).to(tl.int64) * S + b_position % S
+            o_slot = (i_g - 1) * stride_more + o_out
+            tl.store(p_more_slots + o_slot, tl.where(is_live, b_slot, -1), mask=m_token)
         tl.store(p_lengths + o_out, b_position + 1, mask=m_token)
         tl.store(p_targets + o_out, b_source + 1, mask=m_token)
     b_after = b_computed + b_count
@@ -77,7 +87,11 @@ def begin_step(rows: torch.Tensor, starts: torch.Tensor, columns: RowColumns, ou
         out.targets,
         out.rows,
         out.seq_lens,
+        out.more_slots,
         len(columns.flat_token_ids) - 2,
+        out.more_slots.stride(0),
+        ROWS=len(columns.num_computed),
+        G=1 + len(out.more_slots),
         WIDTH=columns.width,
         MAX_BLOCKS=columns.block_table.shape[1],
         S=columns.block_size,

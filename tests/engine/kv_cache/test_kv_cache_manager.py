@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app.engine.kv_cache.kv_cache_manager import KVCacheManager
+from app.engine.kv_cache.kv_cache_manager import NO_HIT, KVCacheManager
 from app.engine.request import EngineRequest
 from app.engine.sampling_params import SamplingParams
 from app.engine.scheduler.request import Request
@@ -37,35 +37,35 @@ def test_a_second_request_finds_the_first_ones_blocks() -> None:
     first = make_request(kv, list(range(10)))
     compute(kv, first)
     second = make_request(kv, [*range(8), 99])
-    assert kv.find_prefix(second) == first.block_ids[:2]
+    assert kv.find_prefix(second).table == first.block_ids[:2]
 
 
 def test_the_whole_prompt_is_never_a_hit() -> None:
     kv = make()
     compute(kv, make_request(kv, list(range(8))))
-    assert len(kv.find_prefix(make_request(kv, list(range(8))))) == 1
-    assert len(kv.find_prefix(make_request(kv, [*range(8), 8]))) == 2
+    assert kv.find_prefix(make_request(kv, list(range(8)))).num_blocks == 1
+    assert kv.find_prefix(make_request(kv, [*range(8), 8])).num_blocks == 2
 
 
 def test_another_root_finds_nothing() -> None:
     kv = make()
     compute(kv, make_request(kv, list(range(9))))
-    assert kv.find_prefix(make_request(kv, list(range(9)), root=b"s" * 16)) == []
+    assert kv.find_prefix(make_request(kv, list(range(9)), root=b"s" * 16)).num_blocks == 0
 
 
 def test_prompt_logprobs_skip_the_read_until_they_are_delivered() -> None:
     kv = make()
     compute(kv, make_request(kv, list(range(9))))
     request = make_request(kv, list(range(9)), prompt_logprobs=1)
-    assert kv.find_prefix(request) == []
+    assert kv.find_prefix(request).num_blocks == 0
     request.owes_prompt_logprobs = False
-    assert len(kv.find_prefix(request)) == 2
+    assert kv.find_prefix(request).num_blocks == 2
 
 
 def test_only_computed_full_blocks_are_published() -> None:
     kv = make()
     request = make_request(kv, list(range(12)))
-    assert kv.admit(request, [], 12)
+    assert kv.admit(request, NO_HIT, 12)
     kv.publish(request, 7)
     assert kv.pool.num_cached == 1
     kv.publish(request, 7)
@@ -81,16 +81,16 @@ def test_output_tokens_extend_the_chain() -> None:
     request.token_ids += [6, 7, 8, 9]
     assert kv.grow(request, 10) == request.block_ids[2:]
     kv.publish(request, 9)
-    assert len(kv.find_prefix(make_request(kv, list(range(20))))) == 2
+    assert kv.find_prefix(make_request(kv, list(range(20)))).num_blocks == 2
     assert request.block_hashes == make_request(kv, list(range(8))).block_hashes
 
 
 def test_admit_and_grow_change_nothing_when_blocks_are_short() -> None:
     kv = make(3)
     request = make_request(kv, list(range(16)))
-    assert not kv.admit(request, [], 16)
+    assert not kv.admit(request, NO_HIT, 16)
     assert request.block_ids == []
-    assert kv.admit(request, [], 8)
+    assert kv.admit(request, NO_HIT, 8)
     assert kv.grow(request, 16) is None
     assert (len(request.block_ids), kv.pool.num_free) == (2, 1)
     assert kv.grow(request, 8) == []
@@ -106,7 +106,7 @@ def test_a_hit_on_free_blocks_does_not_count_them_twice() -> None:
     compute(kv, second)
     third = make_request(kv, [*range(12), *range(50, 58)])
     prefix = kv.find_prefix(third)
-    assert len(prefix) == 3  # all evictable, so there are none left for the two further blocks
+    assert prefix.num_blocks == 3  # all evictable, so there are none left for the two further blocks
     assert kv.num_free_after_hit(prefix) == 0
     assert not kv.admit(third, prefix, 20)
     assert kv.pool.num_free == 3
@@ -129,4 +129,4 @@ def test_without_prefix_caching_nothing_is_hashed() -> None:
     compute(kv, request)
     assert request.block_hashes == []
     assert kv.pool.num_cached == 0
-    assert kv.find_prefix(make_request(kv, list(range(12)))) == []
+    assert kv.find_prefix(make_request(kv, list(range(12)))).num_blocks == 0

@@ -42,7 +42,7 @@ class Parts:
 
     def size(self, max_model_len: int) -> int:
         """Blocks of the KV cache, which is allocated; ConfigError where memory does not hold one request."""
-        self.cache.allocate(self.warm_up.plan.measured_blocks)
+        self.cache.allocate(self.warm_up.plan.measured_blocks * len(self.cache.spec.windows))
         self.warm_up.compile(None if self.graphs is None else self.graphs.step)
         num_blocks = kv_sizing.size_kv_cache(
             self.config,
@@ -53,7 +53,7 @@ class Parts:
             lambda: 0 if self.graphs is None else self.graphs.reserve(),
         )
         self.cache.allocate(num_blocks)
-        self.features.connect(self.cache.tensors)
+        self.features.connect(self.cache.places)
         return num_blocks
 
     def warm(self, num_blocks: int) -> ModelRunner:

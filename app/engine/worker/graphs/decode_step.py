@@ -60,7 +60,7 @@ class DecodeStep:
         self.sizes = sorted(sizes)
         self.cascade_sizes = sorted(cascade_sizes)
         self.inputs = DecodeInputs(self.sizes[-1], state.device)
-        self.tensors = StepTensors.zeros(self.sizes[-1], self.sizes[-1], state.device)
+        self.tensors = StepTensors.zeros(self.sizes[-1], self.sizes[-1], state.device, state.num_groups)
         link, dtype, most = forward.link, forward.dtype, self.sizes[-1]
         new_hidden = partial(torch.zeros, most, link.hidden_size, dtype=dtype, device=state.device)
         self.received = None if link.is_first else new_hidden()  # from the stage before
@@ -94,16 +94,18 @@ class DecodeStep:
         rows' counts move on."""
         state, tensors, starts = self._state, self.tensors.first(size), self._starts[: size + 1]
         begin_step(self.inputs.view(size).rows, starts, state.columns, tensors)
+        table, *more = (table.index_select(0, tensors.rows) for table in state.block_tables)
         meta = AttentionMetadata(
             query_start_loc=starts,
             seq_lens=tensors.seq_lens,
-            block_table=state.block_table.index_select(0, tensors.rows),
+            block_table=table,
             slot_mapping=tensors.slots,
             max_query_len=1,
             max_seq_len=state.token_ids.shape[1],
             num_decodes=size,
             is_static=True,
             cascade=cascade,
+            more_tables=tuple(zip(more, tensors.more_slots, strict=True)),
         )
         received = None if self.received is None else self.received[:size]
         hidden = self._forward.compute(tensors.input_ids, tensors.positions, meta, received)

@@ -31,16 +31,19 @@ def dummy_forward(
     longest = int(lengths.max()) + step.context
     positions = np.arange(starts[-1]) - np.repeat(starts[:-1], lengths) + step.context
     shape = (len(lengths), -(-longest // forward.cache.spec.block_size))
+    table = torch.zeros(shape, dtype=torch.int32, device=device)
+    slots = torch.full((int(starts[-1]),), -1, dtype=torch.int64, device=device)
     meta = AttentionMetadata(
         query_start_loc=torch.from_numpy(starts).int().to(device),
         seq_lens=torch.from_numpy(lengths + step.context).int().to(device),
-        block_table=torch.zeros(shape, dtype=torch.int32, device=device),
-        slot_mapping=torch.full((int(starts[-1]),), -1, dtype=torch.int64, device=device),
+        block_table=table,
+        slot_mapping=slots,
         max_query_len=int(lengths.max()),
         max_seq_len=longest,
         num_decodes=len(lengths) if int(lengths.max()) == 1 else 0,
         cascade=step.cascade and shares_prefixes,
         host_starts=starts,
+        more_tables=((table, slots),) * (len(forward.cache.spec.windows) - 1),
     )
     input_ids = torch.zeros(int(starts[-1]), dtype=torch.int32, device=device)
     return forward.run(input_ids, torch.from_numpy(positions).to(device), meta)
@@ -69,7 +72,11 @@ def draw(logits: torch.Tensor) -> None:
 
 
 def run_requests(
-    runner: ModelRunner, prompts: Sequence[int], block_size: int, pooling: PoolingParams | None = None
+    runner: ModelRunner,
+    prompts: Sequence[int],
+    block_size: int,
+    num_groups: int,
+    pooling: PoolingParams | None = None,
 ) -> None:
     """Requests with prompts of these lengths from their first step message to their last: in one step, and where they
     generate in a second one. They write into the first blocks, whose contents nobody reads before having written them.
@@ -78,7 +85,7 @@ def run_requests(
         return
     requests, first = [], 0
     for row, length in enumerate(prompts):
-        blocks = list(range(first, first + -(-length // block_size)))
+        blocks = list(range(first, first + -(-length // block_size) * num_groups))
         spec = EngineRequest("warm-up", [], GENERATED if pooling is None else pooling)
         requests.append(NewRequest(row, np.zeros(length, dtype=np.int32), length, 0, blocks, spec, ()))
         first += len(blocks)

@@ -84,7 +84,8 @@ class WarmUp:
             hidden = self._forward(step)
             if self.forward.link.is_last:
                 self.forward.logits(hidden[-1:]).argmax(dim=-1)
-        self._run_prompts(runner, fitting(self.plan.prompts, num_blocks, self.config.block_size))
+        room = num_blocks // self._num_groups
+        self._run_prompts(runner, fitting(self.plan.prompts, room, self.config.block_size))
         if (runtime := platform_of(self.device).runtime) is not None:
             runtime.synchronize(self.device)
 
@@ -92,7 +93,11 @@ class WarmUp:
         return dummy_forward(self.forward, step, self.device, shares_prefixes=self.shares_prefixes)
 
     def _run_prompts(self, runner: ModelRunner, prompts: tuple[int, ...]) -> None:
-        run_requests(runner, prompts, self.config.block_size, self.pooling)
+        run_requests(runner, prompts, self.config.block_size, self._num_groups, self.pooling)
+
+    @property
+    def _num_groups(self) -> int:
+        return len(self.forward.cache.spec.windows)
 
 
 def fitting(prompts: tuple[int, ...], num_blocks: int, block_size: int) -> tuple[int, ...]:
