@@ -109,11 +109,14 @@ class EngineConfig(Frozen):
     )
     block_size: int = Field(16, ge=1, description="Tokens per KV-cache block.")
     num_blocks: int | None = Field(
-        None, ge=1, description="KV-cache blocks; worked out from the memory settings when not given."
+        None, ge=1, description="KV-cache blocks of all layers; worked out from the memory settings when not given."
     )
     kv_cache_memory_bytes: int = Field(1 << 30, ge=1, description="Most memory the KV cache takes on a CPU, in bytes.")
     gpu_memory_utilization: float = Field(
         0.9, gt=0, le=1, description="Share of the GPU's memory for weights, activations and KV cache together."
+    )
+    hybrid_kv_cache: Literal["auto", "off"] = Field(
+        "auto", description="`auto`: layers with a sliding window keep its blocks only, where that saves memory."
     )
     enable_prefix_caching: bool = Field(True, description="Reuse the KV blocks of prompts that share a prefix.")
     kv_host_memory_bytes: int = Field(

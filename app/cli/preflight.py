@@ -153,6 +153,8 @@ def _cpu_kv_bytes(engine: EngineConfig, info: ModelInfo, dtype: str) -> int:
     max_model_len = engine.max_model_len or info.max_position_embeddings
     needed = -(-max_model_len // engine.block_size)
     affordable = engine.kv_cache_memory_bytes // per_block
+    if affordable < needed and engine.hybrid_kv_cache == "auto" and info.hf_config.get("sliding_window"):
+        return engine.kv_cache_memory_bytes  # may hold one, as some layers keep less: the workers know
     if affordable < needed:
         raise ConfigError(
             f"too little memory: kv_cache_memory_bytes={engine.kv_cache_memory_bytes} holds "

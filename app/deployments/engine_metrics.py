@@ -37,9 +37,8 @@ class EngineMetrics:
         phases = ("schedule", "wait", "update", "device")
         self._phases = [recorder.histogram("manta:step_seconds", phase) for phase in phases]
 
-    def kv_cache(self, block_size: int, num_blocks: int, max_model_len: int) -> None:
-        """The shape of the KV cache, once it is known."""
-        num_tokens = block_size * num_blocks
+    def kv_cache(self, block_size: int, num_blocks: int, num_tokens: int, max_model_len: int) -> None:
+        """The shape of the KV cache, once it is known: `num_tokens` in requests of max_model_len tokens."""
         labels = (block_size, num_blocks, num_tokens, num_tokens / max_model_len)
         self._recorder.set("vllm:cache_config_info", 1, *map(str, labels))
 

@@ -40,6 +40,7 @@ from app.deployments.stall_watch import StallWatch
 from app.deployments.start_errors import logs_start_error
 from app.deployments.termination import Termination
 from app.engine.kv_cache.kv_events import KVEventLog
+from app.engine.kv_cache.kv_groups import KVGroups
 from app.engine.kv_cache.model_revision import model_revision
 from app.engine.model_info import ModelInfo
 from app.engine.outputs import EngineOutput
@@ -100,10 +101,11 @@ class EngineReplica:
         self._hub = ChannelHub(self._engine, ingress.credit_window_tokens, ingress.lease_s, self._metrics.ended)
         info = await asyncio.to_thread(self._start_engine)
         self._start_s = time.monotonic() - began
-        self._num_blocks = info.num_blocks
         self._revision = await asyncio.to_thread(_revision, model.engine)
         max_model_len = await asyncio.to_thread(_max_model_len, model.engine)
-        self._metrics.kv_cache(model.engine.block_size, info.num_blocks, max_model_len)
+        groups = KVGroups(info.kv_windows, model.engine.block_size)
+        self._kv_tokens = groups.num_context_tokens(info.num_blocks, max_model_len)
+        self._metrics.kv_cache(groups.block_size, info.num_blocks, self._kv_tokens, max_model_len)
         work = await asyncio.to_thread(_canary_work, model.engine)
         self._canary = Canary(model.canary_interval_s, self._engine.add_request, work)
         self._member = FleetMember(self._control_engine, self._engine.stats().model_revision)
@@ -425,11 +427,11 @@ class EngineReplica:
             num_running=stats.num_running,
             num_waiting=stats.num_waiting,
             outstanding_tokens=stats.outstanding_tokens,
-            num_blocks=self._num_blocks,
+            num_blocks=self._kv_tokens // self._model.engine.block_size,
             block_size=self._model.engine.block_size,
             index=self._index,
             queued_prefill_tokens=stats.outstanding_prefill_tokens,
-            resident_tokens=(stats.num_blocks - stats.num_free_blocks) * self._model.engine.block_size,
+            resident_tokens=(stats.num_blocks - stats.num_free_blocks) * self._kv_tokens // stats.num_blocks,
             max_num_seqs=self._model.engine.max_num_seqs,
             prefill_token_s=stats.prefill_token_s,
             decode_step_s=stats.decode_step_s,

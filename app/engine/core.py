@@ -16,10 +16,9 @@ from typing import Any
 from app.config import EngineConfig
 from app.engine.engine_state import EngineState, HoldReason
 from app.engine.executor.base import Executor
-from app.engine.kv_cache.kv_cache_manager import KVCacheManager
+from app.engine.kv_cache.create import create_manager
 from app.engine.kv_cache.kv_events import KVEventSink
 from app.engine.kv_cache.model_revision import model_revision
-from app.engine.kv_connector import create_connector
 from app.engine.model_info import ModelInfo, tokenizer_directory
 from app.engine.outputs import EngineOutput
 from app.engine.parallel_plan import check_parallel_sizes
@@ -79,13 +78,14 @@ class EngineCore:
         pooling = pooling_info(self.config, self.info)
         budget = step_budget(self.config, self.info, max_model_len)
         worker_info = self.executor.start()
-        kv = KVCacheManager(
-            worker_info.num_blocks,
+        kv = create_manager(
+            worker_info,
             self.config.block_size,
             hash_key=self._block_hash_key,
+            max_tokens_in_flight=budget * self.config.max_inflight_steps,
             enable_prefix_caching=self.config.enable_prefix_caching and self.info.is_causal,
             sink=self._kv_event_sink,
-            connector=create_connector(self.config.kv_connector, worker_info, self._kv_event_sink),
+            connector=self.config.kv_connector,
         )
         rules = StepRules(
             max_num_seqs=self.config.max_num_seqs,

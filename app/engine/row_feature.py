@@ -24,7 +24,8 @@ class RowFeature:
     """Base of the features: every hook does nothing. Hooks are listed in the order in which they are called."""
 
     def connect(self, kv_caches: list[torch.Tensor]) -> None:
-        """The KV cache has its final size: one tensor for each attention layer of this rank."""
+        """The KV cache has its final size: a tensor [B, ...] for each place of a block on this rank, which together are
+        all of it."""
 
     def started(self, info: WorkerInfo) -> WorkerInfo:
         """The worker is ready; `info` with what this feature has to report of its start."""

@@ -18,6 +18,8 @@ class WorkerInfo:
     num_host_blocks: int = 0  # in the host-memory tier
     block_bytes: int = 0  # one KV block's size, over all workers; known where there is a host-memory tier
     num_draft_tokens: int = 0  # that the workers propose for a row after each step that samples in it
+    # Windows of the groups of layers that keep blocks of their own; None: the whole context (kv_cache/kv_groups.py).
+    kv_windows: tuple[int | None, ...] = (None,)
 
 
 @dataclass(slots=True, frozen=True)

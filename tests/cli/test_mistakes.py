@@ -386,3 +386,11 @@ def test_no_cluster_at_the_address(manta: Manta, monkeypatch: pytest.MonkeyPatch
     assert done.code == 1
     assert "no Ray cluster answers at" in done.err
     assert "Traceback" not in done.err
+
+
+def test_a_model_with_windows_may_do_with_less(manta: Manta, model: Path) -> None:
+    """Only the workers know how much less: they refuse what is too little even so."""
+    change_config(model, architectures=["MistralForCausalLM"], model_type="mistral", sliding_window=16)
+    little = ("serve", model, "--kv-cache-memory-bytes", 1 << 20, "--port", free_port(), "--dry-run")
+    assert manta(*little).code == 0
+    assert "less than one request of max_model_len=" in manta(*little, "--hybrid-kv-cache", "off").mistake

@@ -113,7 +113,7 @@ def test_the_state_of_sleep() -> None:
 
 def test_the_shape_of_the_kv_cache() -> None:
     recorder = MetricsRecorder({"model_name": "m", "engine": "0"})
-    EngineMetrics(recorder).kv_cache(block_size=16, num_blocks=100, max_model_len=640)
+    EngineMetrics(recorder).kv_cache(block_size=16, num_blocks=100, num_tokens=1600, max_model_len=640)
     (family,) = [f for f in families(recorder) if f.name == "vllm:cache_config_info"]
     (sample,) = family.samples
     assert sample.value == 1

@@ -117,4 +117,4 @@ def assert_idle(core: EngineCore) -> None:
     assert not scheduler._output_updater._preempted_in_flight
     assert not scheduler.kv._coming
     assert scheduler.kv.pool.num_deferred == 0
-    assert scheduler.kv.pool.num_free == scheduler.kv.pool.num_blocks
+    assert scheduler.kv.pool.num_free == scheduler.kv.num_blocks

@@ -124,7 +124,8 @@ class Driver:
         counts = [min(run.known - run.computed, self.chunk) for run in scheduled]
         new_blocks = []
         for run, count in zip(scheduled, counts, strict=True):
-            need = -(-(run.computed + count) // self.config.block_size) - len(owned[run.row])
+            long = -(-(run.computed + count) // self.config.block_size)
+            need = long * len(self.info.kv_windows) - len(owned[run.row])
             if need > 0:
                 blocks = [self.free_blocks.pop() for _ in range(need)]
                 owned[run.row] += blocks

@@ -180,13 +180,13 @@ def sampling(dtype: torch.dtype, vocab_size: int) -> None:
     triton_token_masks.apply_token_masks(logits.float(), ints.int(), words)
 
 
-def rows(max_num_seqs: int, width: int, block_size: int) -> None:
+def rows(max_num_seqs: int, width: int, block_size: int, num_groups: int = 1) -> None:
     """The first kernel of a step."""
     counts, cpu = torch.zeros(max_num_seqs, dtype=torch.int32), torch.device("cpu")
     token_ids = torch.zeros(max_num_seqs * width + 2, dtype=torch.int32, device="meta")
-    table = counts[:, None].expand(-1, -(-width // block_size))
+    table = counts.repeat(num_groups)[:, None].expand(-1, -(-width // block_size))
     columns = RowColumns(counts, counts, token_ids, table, width, block_size)
-    row_ops.begin_step(counts[:8], counts[:9], columns, StepTensors.zeros(8, 8, cpu))
+    row_ops.begin_step(counts[:8], counts[:9], columns, StepTensors.zeros(8, 8, cpu, num_groups))
 
 
 def fused(dtype: torch.dtype, hidden: int, heads: tuple[int, int, int], use_norm: bool) -> None:
@@ -271,6 +271,7 @@ def all_calls() -> list[Callable[[], None]]:
         partial(sampling, torch.bfloat16, 128_256),
         partial(rows, 256, 12_288, 16),
         partial(rows, 4096, 1 << 20, 16),  # more tokens than int32 counts
+        partial(rows, 256, 12_288, 16, num_groups=7),
     ]
     qwen, llama = (16, 8, 128), (32, 8, 128)
     for dtype in (torch.bfloat16, torch.float32):

@@ -33,8 +33,8 @@ class LocalEngine:
         self._queues: dict[str, tuple[asyncio.AbstractEventLoop, asyncio.Queue[EngineOutput]]] = {}
         core = EngineCore(config, model.info, create_executor(config), secrets.token_bytes(32))
         self.engine = AsyncEngine(core, self._deliver, lambda error: None)
-        worker = self.engine.start()
-        model.max_kv_tokens = worker.num_blocks * config.block_size
+        self.engine.start()
+        model.max_kv_tokens = core.bounds.max_kv_tokens
 
     def _deliver(self, outputs: list[EngineOutput]) -> None:
         for output in outputs:

@@ -206,6 +206,7 @@ class WorkerGroupExecutor(Executor):
             num_host_blocks=min(info.num_host_blocks for info in infos),
             num_draft_tokens=min(info.num_draft_tokens for info in infos),
             block_bytes=sum(info.block_bytes for info in infos),
+            kv_windows=infos[0].kv_windows,
         )
 
     def _load(self) -> list[WorkerInfo]:

@@ -9,45 +9,18 @@ compute.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 import numpy as np
-from numpy.typing import NDArray
 
 from app.engine.kv_cache.block_hash import hash_blocks
 from app.engine.kv_cache.block_pool import BlockPool
 from app.engine.kv_cache.kv_events import KVEventSink
+from app.engine.kv_cache.prefix_hit import LOADED, NO_HIT, PrefixHit
+from app.engine.kv_cache.running_rows import RunningRows
 from app.engine.kv_connector.base import KVConnector
 from app.engine.scheduler.request import Request
 from app.engine.step import KVTransfers
 
 NEVER = np.iinfo(np.int32).max
-LOADED = -1  # in a PrefixHit's table: the connector has the block
-
-Int32Array = NDArray[np.int32]
-
-
-@dataclass(slots=True, frozen=True)
-class PrefixHit:
-    """The blocks of a waiting request that need no computing. Nothing is taken yet."""
-
-    table: Sequence[int] = ()  # its block ids so far, in the layout of `Request.block_ids`; LOADED where it is loaded
-    held: Sequence[int] = ()  # those of them on the device
-    num_blocks: int = 0  # of its tokens, those that are loaded included
-    num_loads: int = 0  # how many of these the connector brings back
-
-
-NO_HIT = PrefixHit()
-
-
-@dataclass(slots=True, frozen=True)
-class RunningRows:
-    """The requests that may be in the next step: one entry each."""
-
-    num_tokens: Int32Array
-    num_slots: Int32Array  # that their blocks have
-    num_confirmed: Int32Array  # tokens computed by steps that have returned
 
 
 class KVCacheManager:
@@ -87,9 +60,14 @@ class KVCacheManager:
             request.block_hashes = hash_blocks(self._hash_key, request.root_hash, request.token_ids, self.block_size)
 
     @property
+    def num_blocks(self) -> int:
+        """Blocks that requests can have."""
+        return self.pool.num_blocks
+
+    @property
     def max_tokens(self) -> int:
         """Most tokens of a request that has all blocks to itself."""
-        return self.pool.num_blocks * self.block_size
+        return self.num_blocks * self.block_size
 
     @property
     def num_free_slots(self) -> int:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from app.engine.kv_cache.kv_cache_manager import RunningRows
+from app.engine.kv_cache.running_rows import RunningRows
 from app.engine.sampling_params import SamplingParams
 from app.engine.scheduler.request import Request
 

@@ -21,7 +21,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from app.engine.kv_cache.kv_cache_manager import KVCacheManager, PrefixHit
+from app.engine.kv_cache.kv_cache_manager import KVCacheManager
+from app.engine.kv_cache.prefix_hit import PrefixHit
 from app.engine.outputs import EngineOutput, FinishReason
 from app.engine.scheduler.deadlines import Deadlines, missed
 from app.engine.scheduler.loading import LoadingRequests

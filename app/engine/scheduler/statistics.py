@@ -71,7 +71,7 @@ class Statistics:
             num_waiting=len(waiting),
             num_paused=self.num_paused,
             num_deferred=waiting.load.num_paused,
-            num_blocks=pool.num_blocks,
+            num_blocks=kv.num_blocks,
             num_free_blocks=pool.num_free,
             num_cached_blocks=pool.num_cached,
             outstanding_prefill_tokens=to_compute + int(behind[occupied].sum()),

@@ -13,11 +13,13 @@ import torch
 
 from app.config import EngineConfig
 from app.engine.attention.kv_cache import KVCacheSpec
+from app.engine.kv_cache.kv_groups import WHOLE
 from app.errors import ConfigError
 from app.platforms import platform_of
 
 MIB = 1 << 20
-# The host keeps an object for each block; only a tiny model on a large GPU could have more.
+# The limit for each group of layers. The host keeps an object for each block; only a tiny model on a large GPU could
+# have more.
 MAX_BLOCKS = 1 << 19
 
 
@@ -34,35 +36,60 @@ def size_kv_cache(
 
     Raises ConfigError when memory does not hold one request of max_model_len tokens.
     """
-    needed = -(-max_model_len // spec.block_size)
+    needed = spec.groups.num_blocks(max_model_len)
     if not spec.layers:  # blocks are numbers that keep the host's books
         return config.max_num_seqs * needed
     if config.num_blocks is not None:
-        return config.num_blocks
+        return _configured(config.num_blocks, spec)
     runtime = platform_of(device).runtime
     if runtime is None:
         budget, option = config.kv_cache_memory_bytes, "kv_cache_memory_bytes"
     else:
         budget, option = _free_device_bytes(config, device, full_step, reserve), "gpu_memory_utilization"
     affordable = budget // spec.bytes_per_block
-    if affordable < needed:
+    if affordable < needed + spec.groups.num_kept:
+        held = spec.groups.max_tokens(max(affordable - spec.groups.num_kept, 0))
         raise ConfigError(
-            f"the KV cache can have {max(budget, 0) // MIB} MiB, which holds {max(affordable, 0) * spec.block_size} "
+            f"the KV cache can have {max(budget, 0) // MIB} MiB, which holds {held} "
             f"tokens, less than one request of max_model_len={max_model_len}: raise {option} or lower max_model_len",
             param=option,
         )
     # More blocks than all rows can fill still serve as prefix cache on a GPU; on a CPU they would be a waste.
-    useful = needed * config.max_num_seqs if runtime is None else max(MAX_BLOCKS, needed)
+    most = max(MAX_BLOCKS * len(spec.windows), needed)
+    useful = needed * config.max_num_seqs + spec.groups.num_kept if runtime is None else most
     return min(affordable, useful)
 
 
-def describe(spec: KVCacheSpec, num_blocks: int) -> str:
-    """A line for the start-up notes."""
+def describe(spec: KVCacheSpec, num_blocks: int, max_model_len: int) -> list[str]:
+    """Lines for the start-up notes."""
     if not spec.layers:
-        return "KV cache: none, every prompt is computed in one step"
+        return ["KV cache: none, every prompt is computed in one step"]
     mib = num_blocks * spec.bytes_per_block / MIB
     kind = ", fp8" if spec.is_quantized else ""
-    return f"KV cache: {num_blocks} blocks of {spec.block_size} tokens ({mib:.{0 if mib >= 10 else 1}f} MiB{kind})"
+    size = f"{num_blocks} blocks of {spec.block_size} tokens ({mib:.{0 if mib >= 10 else 1}f} MiB{kind})"
+    full = num_blocks * spec.bytes_per_block // (spec.bytes_per_token * spec.block_size)
+    full_room = f"{full / spec.whole.num_blocks(max_model_len):.1f}"
+    if spec.windows == WHOLE:
+        return [f"KV cache: {size}, room for {full_room} requests of {max_model_len} tokens"]
+    windows = ", ".join("all" if window is None else str(window) for window in spec.windows)
+    room = f"{spec.groups.num_requests(num_blocks, max_model_len):.1f}"
+    return [
+        f"KV cache: {size} in {len(spec.place_specs)} layers; groups of layers that see {windows} tokens",
+        f"KV cache: room for {room} requests of {max_model_len} tokens; {full_room} without hybrid_kv_cache",
+    ]
+
+
+def _configured(num_blocks: int, spec: KVCacheSpec) -> int:
+    """The memory of so many blocks of all layers, cut into blocks of a group; ConfigError where it holds no token."""
+    if spec.windows == WHOLE:
+        return num_blocks
+    cut = num_blocks * spec.bytes_per_token * spec.block_size // spec.bytes_per_block
+    if not spec.groups.max_tokens(cut - spec.groups.num_kept):
+        raise ConfigError(
+            f"num_blocks={num_blocks} holds no token in each of the {len(spec.windows)} groups of layers: raise it",
+            param="num_blocks",
+        )
+    return cut
 
 
 def _free_device_bytes(

@@ -79,14 +79,16 @@ class Worker:
             parts = build(self._config, placed)
             num_blocks = parts.size(placed.build.max_model_len)
             self._runner = parts.warm(num_blocks)
+        spec = parts.cache.spec
         self._parts, self._weights = parts, Weights(parts.model, self._config, placed)
-        notes = [*placed.notes, kv_sizing.describe(parts.cache.spec, num_blocks), *parts.notes]
+        notes = [*placed.notes, *kv_sizing.describe(spec, num_blocks, placed.build.max_model_len), *parts.notes]
         if not self._platform.is_async:
             notes.append(f"threads: {self._threads}")
         elif parts.graphs is not None:
             notes.append(parts.graphs.note)
         dtype = str(placed.build.dtype).removeprefix("torch.")
-        return parts.features.started(WorkerInfo(num_blocks, str(self._device), dtype, notes))
+        info = WorkerInfo(num_blocks, str(self._device), dtype, notes, kv_windows=spec.windows)
+        return parts.features.started(info)
 
     def execute(self, step: SchedulerOutput) -> list[ModelRunnerOutput]:
         """Run the step; returns the outputs that are ready, in the order of their steps."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from app.engine.kv_cache.kv_cache_manager import NO_HIT, KVCacheManager
+from app.engine.kv_cache.kv_cache_manager import KVCacheManager
+from app.engine.kv_cache.prefix_hit import NO_HIT
 from app.engine.request import EngineRequest
 from app.engine.sampling_params import SamplingParams
 from app.engine.scheduler.request import Request

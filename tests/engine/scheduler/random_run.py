@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from app.config import EngineConfig
 from app.engine.core import EngineCore
+from app.engine.kv_cache.kv_groups import WHOLE, KVGroups, Windows
 from app.engine.request import EngineRequest
 from app.engine.scheduler import scheduler as scheduler_module
 from app.engine.scheduler import token_masks as token_masks_module
@@ -26,7 +27,7 @@ from app.engine.step import ModelRunnerOutput, SchedulerOutput
 from app.engine.structured.matcher import Matcher
 from tests.engine.core_driver import KEY, Results, assert_idle, fake_info, make_request
 from tests.engine.fake_executor import VOCAB, DeviceRow, expected_tokens, sampling_key
-from tests.engine.kv_connector.slow_tier import SlowTier
+from tests.engine.kv_cache.window_device import WindowDevice
 
 MAX_STEPS = 60_000
 
@@ -61,7 +62,7 @@ def fill_masks(matchers: list[CountingMatcher]) -> NDArray[np.int32]:
     return words
 
 
-class Device(SlowTier):
+class Device(WindowDevice):
     """Every row with a grammar must sample under a mask made after its latest token."""
 
     def execute(self, step_message: SchedulerOutput) -> ModelRunnerOutput:
@@ -93,6 +94,7 @@ class RandomRun:
     monkeypatch: pytest.MonkeyPatch
     num_stages: int | None = None
     is_plain: bool = False
+    has_windows: bool = False  # layers in groups, some of which keep only a window
     each_step: Callable[[EngineCore], None] | None = None
     results: Results = field(default_factory=Results)
     sent: dict[str, Sent] = field(default_factory=dict)
@@ -120,13 +122,25 @@ class RandomRun:
         late, delay = rng.random() < 0.5, rng.randint(0, 5)
         most_drafts = 0 if self.is_plain else rng.choice([0, 1, 4])
         drafts = {"num_draft_tokens": most_drafts, "draft_quality": rng.choice([0.0, 0.5, 0.9, 1.0])}
-        device = Device(num_blocks, num_slots, block_size, late=late, delay=delay, seed=self.seed, **drafts)
+        windows = self.draw_windows() if self.has_windows else WHOLE
+        if self.has_windows:
+            groups = KVGroups(windows, block_size)
+            num_blocks = max(num_blocks * len(windows), groups.num_blocks(2 * block_size) + 1)
+            self.pool_tokens = min(self.pool_tokens, groups.max_tokens(num_blocks - 1))
+        device = Device(
+            num_blocks, num_slots, block_size, late=late, delay=delay, seed=self.seed, windows=windows, **drafts
+        )
         device.max_num_batched_tokens = budget
         self.device = device
         self.core = EngineCore(config, fake_info(), device, KEY)
         self.core.start()
         self.common = [rng.randrange(VOCAB) for _ in range(self.pool_tokens)]
         self.num_prompts = rng.randint(4, 20)
+
+    def draw_windows(self) -> Windows:
+        rng = random.Random(self.seed)
+        one, other = rng.choice([1, 2, 5, 16, 40]), rng.choice([1, 3, 7, 20])
+        return rng.choice([(one,), (None, one), (None, one, one), (None, None, one), (one, other), (None, one, other)])
 
     def play(self) -> EngineCore:
         """Until all has ended; the core, for what it counted."""
@@ -138,6 +152,8 @@ class RandomRun:
             self.interfere()
             if core.has_work():
                 self.results.take(core.step())
+                if self.has_windows:
+                    self.device.poison(core.scheduler.kv.pool)
                 if self.each_step is not None:
                     self.each_step(core)
             elif not self.num_prompts and not self.paused:

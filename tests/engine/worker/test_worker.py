@@ -225,7 +225,7 @@ def test_notes_say_what_was_chosen(directory: Path) -> None:
         "device: cpu (as configured)",
         "dtype: float32 (CPU)",
         "attention: torch (CPU)",
-        "KV cache: 28 blocks of 16 tokens (0.2 MiB)",
+        "KV cache: 28 blocks of 16 tokens (0.2 MiB), room for 4.0 requests of 100 tokens",
         "threads: 1",
     ]
 

@@ -16,10 +16,10 @@ PATHS = [pytest.param(reference.begin_step, id="torch"), pytest.param(triton_ops
 ROWS, WIDTH, SPARE = 9, 700, 9 * 700
 
 
-def columns(rng: np.random.Generator, block_size: int) -> RowColumns:
+def columns(rng: np.random.Generator, block_size: int, num_groups: int = 1) -> RowColumns:
     """Rows at random places, tokens that tell where they stand."""
     num_tokens = rng.integers(1, WIDTH - 10, ROWS)
-    table = rng.permutation(ROWS * -(-WIDTH // block_size)).reshape(ROWS, -1)
+    table = rng.permutation(num_groups * ROWS * -(-WIDTH // block_size)).reshape(num_groups * ROWS, -1)
 
     def device(array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array.astype(np.int32)).to(DEVICE)
@@ -30,23 +30,31 @@ def columns(rng: np.random.Generator, block_size: int) -> RowColumns:
     )  # fmt: skip
 
 
+def slot_of(row: int, position: int, columns: RowColumns, group: int = 0) -> int:
+    if row < 0:
+        return -1
+    size = columns.block_size
+    return int(columns.block_table[group * ROWS + row, position // size]) * size + position % size
+
+
 def expected_of(row: int, first: int, count: int, columns: RowColumns) -> list[tuple[int, int, int, int, int]]:
     """input id, position, slot, length, target of each token, one after the other."""
     if row < 0:
         return [(SPARE * 3, 0, -1, 1, SPARE + 1)]
-    size, table = columns.block_size, columns.block_table.tolist()
     return [
-        ((row * WIDTH + p) * 3, p, table[row][p // size] * size + p % size, p + 1, row * WIDTH + p + 1)
+        ((row * WIDTH + p) * 3, p, slot_of(row, p, columns), p + 1, row * WIDTH + p + 1)
         for p in range(first, first + count)
     ]
 
 
 @pytest.mark.parametrize("step", PATHS)
 @pytest.mark.parametrize("block_size", [1, 16, 24])
-@pytest.mark.parametrize("kind", ["decode", "padded", "mixed", "drafts"])
-def test_against_a_loop(step: Callable[..., None], kind: str, block_size: int) -> None:
+@pytest.mark.parametrize(
+    ("kind", "num_groups"), [("decode", 1), ("padded", 1), ("mixed", 1), ("drafts", 1), ("padded", 3), ("mixed", 4)]
+)
+def test_against_a_loop(step: Callable[..., None], kind: str, num_groups: int, block_size: int) -> None:
     rng = np.random.default_rng(len(kind) + block_size)
-    c = columns(rng, block_size)
+    c = columns(rng, block_size, num_groups)
     computed, known = c.num_computed.tolist(), c.num_tokens.tolist()
     rows = rng.permutation(ROWS)[: rng.integers(2, ROWS)].tolist()
     left = [known[row] - computed[row] for row in rows]
@@ -58,7 +66,7 @@ def test_against_a_loop(step: Callable[..., None], kind: str, block_size: int) -
     if kind == "padded":
         rows, counts = [*rows, -1, -1], [*counts, 1, 1]
     starts = np.concatenate(([0], np.cumsum(counts)))
-    out = StepTensors.zeros(int(starts[-1]), len(rows), torch.device(DEVICE))
+    out = StepTensors.zeros(int(starts[-1]), len(rows), torch.device(DEVICE), num_groups)
     for name in StepTensors.__slots__:
         getattr(out, name).fill_(-99)
     sent = torch.tensor([7, *rows, *starts.tolist()], dtype=torch.int32, device=DEVICE)  # views that are not aligned
@@ -68,6 +76,10 @@ def test_against_a_loop(step: Callable[..., None], kind: str, block_size: int) -
     )
     places = [(row, computed[row] if row >= 0 else 0, count) for row, count in zip(rows, counts, strict=True)]
     assert found == [token for row, first, count in places for token in expected_of(row, first, count, c)]
+    assert out.more_slots.tolist() == [
+        [slot_of(row, p, c, group) for row, first, count in places for p in range(first, first + count)]
+        for group in range(1, num_groups)
+    ]
     assert out.rows.tolist() == [max(row, 0) for row in rows]
     assert out.seq_lens.tolist() == [first + count for _, first, count in places]
     for row, first, count in places:

@@ -19,6 +19,7 @@ from app.engine.worker.graphs.graph_setup import GraphSetup
 from app.engine.worker.heads.base import Head
 from app.engine.worker.heads.relay import RelayHead
 from app.engine.worker.heads.sampling import SamplingHead
+from app.engine.worker.kv_group_choice import select_groups
 from app.engine.worker.placement import Placement
 from app.engine.worker.row_state import RowState
 from app.engine.worker.warmup.plan import generation_plan
@@ -30,8 +31,9 @@ def build(config: EngineConfig, place: Placement) -> Parts:
     """Raises ConfigError, CheckpointError and UnsupportedError with what to change."""
     ctx, info, device = place.build, place.info, place.device
     model = load_model(info, ctx, config.load_format, config.seed)
-    spec = KVCacheSpec.of(model.attention_layers, config.block_size)
-    state = RowState(config.max_num_seqs, ctx.max_model_len, config.block_size, device)
+    windows = select_groups(config, model.attention_layers, ctx)
+    spec = KVCacheSpec.of(model.attention_layers, config.block_size, windows)
+    state = RowState(config.max_num_seqs, ctx.max_model_len, config.block_size, device, len(windows))
     hidden_size = info.hidden_size
     link = StageLink(ctx.groups, hidden_size, ctx.dtype, device, config.max_inflight_steps + 2)
     forward = ForwardPass(model, KVCache(spec, device), link, info.vocab_size, ctx.dtype)

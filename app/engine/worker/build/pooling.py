@@ -22,6 +22,7 @@ from app.engine.worker.features.context import FeatureContext
 from app.engine.worker.forward_pass import ForwardPass
 from app.engine.worker.heads.pooling import PoolingHead
 from app.engine.worker.host_tier.host_tier import refuse_host_tier
+from app.engine.worker.kv_group_choice import select_groups
 from app.engine.worker.placement import Placement
 from app.engine.worker.row_state import RowState
 from app.engine.worker.warmup.plan import pooling_plan
@@ -40,8 +41,9 @@ def build(config: EngineConfig, place: Placement) -> Parts:
     model = load_pooling_model(info, ctx, config.load_format, config.seed)
     classify = model.classify if model.num_labels else None
     head = PoolingHead(Pooler(pooling, device, classify, dummy=config.load_format == "dummy"), device)
-    state = RowState(config.max_num_seqs, ctx.max_model_len, config.block_size, device)
-    spec = KVCacheSpec.of(model.attention_layers, config.block_size)
+    windows = select_groups(config, model.attention_layers, ctx)
+    spec = KVCacheSpec.of(model.attention_layers, config.block_size, windows)
+    state = RowState(config.max_num_seqs, ctx.max_model_len, config.block_size, device, len(windows))
     _refuse_kv_dtype(config, spec)
     link = StageLink(ctx.groups, 0, ctx.dtype, device, 0)
     forward = ForwardPass(model, KVCache(spec, device), link, info.vocab_size, ctx.dtype)

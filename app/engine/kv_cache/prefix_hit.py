@@ -1,0 +1,21 @@
+"""What the prefix cache has of a waiting request: found before anything is taken, handed back when it is admitted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+LOADED = -1  # in a table: the connector has the block
+
+
+@dataclass(slots=True, frozen=True)
+class PrefixHit:
+    """The blocks of a request that need no computing."""
+
+    table: Sequence[int] = ()  # its block ids so far, in the layout of `Request.block_ids`; LOADED where it is loaded
+    held: Sequence[int] = ()  # those of them on the device
+    num_blocks: int = 0  # of its tokens, those that are loaded included
+    num_loads: int = 0  # how many of these the connector brings back
+
+
+NO_HIT = PrefixHit()
