@@ -20,7 +20,7 @@ from app.engine.layers.cache_spec import LayerCacheSpec
 from app.engine.layers.context import BuildContext, ForwardContext
 from app.engine.models.transformers_backend.rotary import angles, exchange_rotation
 from app.engine.models.transformers_backend.tracing import AttentionCall
-from app.kernels.attention import AttentionMetadata
+from app.kernels.attention import AttentionMetadata, HeadBias
 from app.kernels.fused import fused_ops
 
 IMPLEMENTATION = "manta"  # without a mask of its own: transformers then makes none
@@ -41,7 +41,8 @@ class PagedAttention(AttentionLayer):
     ) -> None:
         super().__init__()
         self.num_heads, self.num_kv_heads = call.num_heads, call.num_kv_heads
-        self.head_dim, self.value_dim = call.head_dim, call.value_dim
+        # The cache has one width for keys and values: the narrower of them are padded with zeros, which add nothing.
+        self.head_dim, self.value_dim = max(call.head_dim, call.value_dim), call.value_dim
         self.scale = call.head_dim**-0.5 if call.scale is None else call.scale
         self.soft_cap, self.sliding_window = call.soft_cap, call.sliding_window
         self.layer_index = layer_index
@@ -55,14 +56,17 @@ class PagedAttention(AttentionLayer):
             sliding_window=call.sliding_window is not None,
             soft_cap=call.soft_cap is not None,
             kv_fp8=ctx.kv_dtype is not None,
+            sinks=call.has_sinks,
         )
         self.is_capturable = self.ops.is_capturable and is_capturable
         self.shares_prefixes = self.ops.shares_prefixes
         self.fused = fused_ops(ctx.device)
         self.rotation = exchange_rotation(call.module)
 
-    def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """query [1, Hq, T, D], key [1, Hkv, T, D], value [1, Hkv, T, Dv] -> [1, T, Hq, Dv]."""
+    def forward(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, sinks: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """query [1, Hq, T, D], key [1, Hkv, T, D], value [1, Hkv, T, Dv], sinks [Hq] -> [1, T, Hq, Dv]."""
         rotation = None if self.rotation is None else self.rotation.take(query, key, value)
         if query.is_meta:  # a trace
             return query.new_empty(1, query.shape[2], self.num_heads, self.value_dim)
@@ -73,14 +77,15 @@ class PagedAttention(AttentionLayer):
             heads, cos, sin = rotation
             cos, sin = angles(ctx, cos, sin)
             rows = self.fused.rotate_and_write(heads, cos, sin, None, kv_cache, meta.slot_mapping, self.kv_scales)
-            return self.attend(rows, kv_cache, meta)
-        if self.value_dim < self.head_dim:
-            value = F.pad(value, (0, self.head_dim - self.value_dim))
-        self.ops.write_kv(_rows(key), _rows(value), kv_cache, meta.slot_mapping, self.kv_scales)
-        return self.attend(_rows(query), kv_cache, meta)
+            return self._attend(rows, kv_cache, meta, sinks)
+        self.ops.write_kv(self._rows(key), self._rows(value), kv_cache, meta.slot_mapping, self.kv_scales)
+        return self._attend(self._rows(query), kv_cache, meta, sinks)
 
-    def attend(self, query: torch.Tensor, kv_cache: torch.Tensor, meta: AttentionMetadata) -> torch.Tensor:
+    def _attend(
+        self, query: torch.Tensor, kv_cache: torch.Tensor, meta: AttentionMetadata, sinks: torch.Tensor | None
+    ) -> torch.Tensor:
         """query [T, Hq, D] over the cache -> [1, T, Hq, Dv]."""
+        more = {} if sinks is None else {"bias": HeadBias(sinks=sinks.float())}
         out = self.ops.paged_attention(
             query,
             kv_cache,
@@ -89,8 +94,16 @@ class PagedAttention(AttentionLayer):
             sliding_window=self.sliding_window,
             soft_cap=self.soft_cap,
             kv_scales=self.kv_scales,
+            **more,
         )
         return out[None] if self.value_dim == self.head_dim else out[None, ..., : self.value_dim]
+
+    def _rows(self, x: torch.Tensor) -> torch.Tensor:
+        """[1, H, T, D] -> [T, H, D] of the cache's width, the vectors of heads contiguous as the kernels want them."""
+        rows = x[0].transpose(0, 1)
+        if rows.shape[-1] < self.head_dim:
+            return F.pad(rows, (0, self.head_dim - rows.shape[-1]))
+        return rows if rows.stride(-1) == 1 else rows.contiguous()
 
     @property
     def plan_key(self) -> Hashable:
@@ -108,21 +121,15 @@ class PagedAttention(AttentionLayer):
         )
 
     def cache_spec(self) -> LayerCacheSpec:
-        """Keys and values of this rank's KV heads; narrower values are padded to the keys' width."""
+        """Keys and values of this rank's KV heads."""
         return LayerCacheSpec((2, self.num_kv_heads), self.head_dim, self.kv_dtype, self.sliding_window)
 
 
-def _rows(x: torch.Tensor) -> torch.Tensor:
-    """[1, H, T, D] -> [T, H, D], the vectors of heads contiguous as the kernels want them."""
-    rows = x[0].transpose(0, 1)
-    return rows if rows.stride(-1) == 1 else rows.contiguous()
-
-
 def _attend(
-    module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any
+    module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **more: Any
 ) -> tuple[torch.Tensor, None]:
     """The attention function: what it is told beside the tensors, the trace has seen already."""
-    return getattr(module, PLACE)(query, key, value), None
+    return getattr(module, PLACE)(query, key, value, more.get("s_aux")), None
 
 
 AttentionInterface.register(IMPLEMENTATION, _attend)

@@ -109,6 +109,11 @@ class TransformersForCausalLM(EngineModel):
         """See EngineModel.own_tensors."""
         return ((PREFIX + own, part) for own, part in self._names.own(name, tensor))
 
+    def own_name(self, name: str) -> str | None:
+        """See EngineModel.own_name."""
+        own = self._names.own_name(name)
+        return None if own is None else PREFIX + own
+
     @property
     def attention_layers(self) -> list[Any]:
         """See EngineModel.attention_layers; modules may stand in another order than they are called in."""

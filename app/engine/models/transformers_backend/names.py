@@ -42,18 +42,22 @@ class CheckpointNames:
 
     def own(self, name: str, tensor: StoredTensor) -> Iterator[tuple[str, StoredTensor]]:
         """A tensor of the checkpoint under the modules' names: itself, its parts, or nothing where it has no use."""
+        own = self.own_name(name)
+        if own is not None and own in self._stacks:
+            yield from self._unstacked(own, tensor)
+        elif own is not None:
+            yield own, tensor
+
+    def own_name(self, name: str) -> str | None:
+        """The modules' name of a tensor, or of the part of a stacked parameter that it is; None: it has no use."""
         own, pattern = self._renamed(name)
         if own in self._tied or (own not in self._held and any(ignored.search(own) for ignored in self._ignored)):
-            return
+            return None
         if own in self._stacks and pattern is not None:
-            expert, matrix = self._place(name, pattern)
-            yield part_name(own, expert, matrix), tensor
-        elif own in self._stacks:
-            yield from self._unstacked(own, tensor)
-        elif pattern is not None and own in self._held:
+            return part_name(own, *self._place(name, pattern))
+        if pattern is not None and own in self._held:
             raise UnsupportedError(f"transformers converts {name} of this checkpoint, which we cannot", param="model")
-        else:
-            yield own, tensor
+        return own
 
     def _renamed(self, name: str) -> tuple[str, str | None]:
         from transformers.core_model_loading import rename_source_key

@@ -118,9 +118,14 @@ _SPLITS = {"packed_colwise": Split(-2, 2), "colwise": Split(-2), "rowwise": Spli
 
 
 def _split_of(style: str, parameter: nn.Parameter, ranks: int) -> Split:
+    if style == "colwise" and parameter.ndim == 1:  # something of each head
+        return _dividing(Split(-1), parameter, ranks)
     if style not in _SPLITS or parameter.ndim < 2:
         raise UnsupportedError(f"its tensor-parallel plan splits parameters by {style!r}", param="model")
-    split = _SPLITS[style]
+    return _dividing(_SPLITS[style], parameter, ranks)
+
+
+def _dividing(split: Split, parameter: nn.Parameter, ranks: int) -> Split:
     size = parameter.shape[split.dim]
     if size % (split.packs * ranks):
         raise UnsupportedError(f"{ranks} ranks do not divide {size} rows or columns", param="tensor_parallel_size")

@@ -70,9 +70,10 @@ class PendingRotation:
 
 def _lies(heads: torch.Tensor, whole: torch.Tensor, offset: int) -> bool:
     """Whether heads [1, H, T, D] are the columns of `whole` [1, T, N] from `offset` on."""
-    strides = (heads.shape[3], whole.shape[-1], 1)
+    num_heads, num_tokens, size = heads.shape[1:]
+    strides = (num_heads == 1 or heads.stride(1) == size) and (num_tokens == 1 or heads.stride(2) == whole.shape[-1])
     here = heads.storage_offset() == whole.storage_offset() + offset
-    return here and heads.stride()[1:] == strides and _storage(heads) == _storage(whole)
+    return strides and here and heads.stride(3) == 1 and _storage(heads) == _storage(whole)
 
 
 def _storage(x: torch.Tensor) -> int:

@@ -19,7 +19,7 @@ from app.errors import UnsupportedError
 
 TRACED = "manta_traced"  # the attention implementation while a model is traced
 NUM_TOKENS = 5
-_ALONG = ("sliding_window", "softcap", "is_causal")  # what may come along, beside what changes nothing
+_ALONG = ("sliding_window", "softcap", "is_causal", "s_aux")  # what may come along, beside what changes nothing
 _MASK = "_manta_mask"
 
 
@@ -42,6 +42,7 @@ class AttentionCall:
     scale: float | None
     soft_cap: float | None
     sliding_window: int | None
+    has_sinks: bool  # a logit of each head that no key gives
 
 
 @dataclass(slots=True)
@@ -98,8 +99,6 @@ def _attention_call(
     module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, more: dict[str, Any]
 ) -> AttentionCall:
     odd = [n for n, x in more.items() if n not in _ALONG and isinstance(x, torch.Tensor) and x.shape != (1, NUM_TOKENS)]
-    if more.get("s_aux") is not None:
-        raise _refused("attention sinks")
     if odd:
         raise _refused(f"attention with {', '.join(sorted(odd))}")
     if key.shape[2] != query.shape[2]:
@@ -107,7 +106,7 @@ def _attention_call(
     kind = getattr(mask, _MASK, None)
     if not isinstance(kind, MaskKind) or more.get("is_causal") is False:
         raise _refused("attention that is not causal, or whose mask transformers does not make")
-    if query.shape[3] != key.shape[3] or value.shape[3] > key.shape[3] or query.shape[1] % key.shape[1]:
+    if query.shape[3] != key.shape[3] or key.shape[1] != value.shape[1] or query.shape[1] % key.shape[1]:
         raise _refused(f"heads of odd shapes {tuple(query.shape)}, {tuple(key.shape)}, {tuple(value.shape)}")
     return AttentionCall(
         module,
@@ -118,6 +117,7 @@ def _attention_call(
         scale=more.get("scaling"),
         soft_cap=more.get("softcap"),
         sliding_window=kind.sliding_window,
+        has_sinks=more.get("s_aux") is not None,
     )
 
 

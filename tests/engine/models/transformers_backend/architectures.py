@@ -46,7 +46,10 @@ FURTHER: dict[str, dict[str, Any]] = {
     "glm4_moe": {**SHARED_GROUPS, **GROUPS, **PAD},
     "glm4_moe_lite": {**MOE, **GROUPS, **LATENT, **PAD},
     "gpt_bigcode": {**OLD, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 128, "n_inner": 100},
+    "gpt_oss": {**MOE, **WINDOW},
+    "granite_swa": WINDOW,
     "granitemoe": {**MOE, **NO_SIZE},
+    "granitemoe_swa": {**MOE, **WINDOW},
     "granitemoeshared": {**MOE, **NO_SIZE, "shared_intermediate_size": 48},
     "helium": {},
     "hunyuan_v1_dense": {},
@@ -56,6 +59,7 @@ FURTHER: dict[str, dict[str, Any]] = {
     "jais2": {},
     "laguna": MOE,
     "mellum": {**MOE, **WINDOW},
+    "mimo_v2_flash": {**MOE, **WINDOW},
     "minicpm3": {**LATENT, "head_dim": 8},
     "minimax_m2": MOE,
     "mixtral": {**MOE, **WINDOW},
@@ -122,7 +126,6 @@ _KINDS = {
 
 # What cannot run: changes, and the reason that a user reads.
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "gpt_oss": (MOE, "attention sinks"),
     "diffllama": ({**NO_SIZE, "num_attention_heads": 4, "num_key_value_heads": 2}, "more than once in a step"),
     "doge": ({}, "its forward pass needs more than shapes and positions"),
 }

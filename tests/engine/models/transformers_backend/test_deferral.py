@@ -56,12 +56,24 @@ def test_products_of_few_rows_take_sums_and_norms_with_them(monkeypatch: pytest.
     model, judge = model_of("llama", **SIZES), hf_model(tiny_model("llama", **SIZES))
     token_ids = torch.randint(3, 331, (14,), generator=torch.Generator().manual_seed(0)).tolist()
     truth = judge(torch.tensor([token_ids], device=judge.device)).logits[0].float().cpu()
+    rotated: list[int] = []
+    for layer in model.attention_layers:
+        layer.fused = replace(layer.fused, rotate_and_write=spied(layer.fused.rotate_and_write, rotated))
     caches = empty_caches(model)
     hidden = [step(model, caches, token_ids[:10], 0)]
     assert not seen
     hidden += [step(model, caches, token_ids[10:13], 10), step(model, caches, token_ids[13:], 13)]
     assert sum(seen) == 2 * 3  # all but the first of two layers' four, as in our own modules
+    assert rotated == [10, 10, 3, 3, 1, 1]  # tokens of each layer's rotation, which also writes
     torch.testing.assert_close(model.raw_logits(torch.cat(hidden)).float().cpu(), truth, rtol=1e-3, atol=1e-3)
+
+
+def spied(rotate_and_write: Any, tokens: list[int]) -> Any:
+    def call(heads: torch.Tensor, *args: Any) -> Any:
+        tokens.append(len(heads))
+        return rotate_and_write(heads, *args)
+
+    return call
 
 
 class NoWaiting(TorchDispatchMode):
@@ -73,7 +85,7 @@ class NoWaiting(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def _no_attention(layer: PagedAttention, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+def _no_attention(layer: PagedAttention, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any) -> Any:
     if layer.rotation is not None:
         layer.rotation.take(query, key, value)
     return query.new_zeros(1, query.shape[2], layer.num_heads, layer.value_dim)

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 import torch
 
+from app import LLM
 from app.config import EngineConfig
 from app.engine.core import EngineCore
 from app.engine.executor import create_executor
 from app.engine.executor.base import Executor
-from app.engine.model_info import ModelInfo
+from app.engine.model_info import ASSETS, ModelInfo
 from app.engine.models.transformers_backend.linears import Siblings
 from app.engine.models.transformers_backend.mlp import HfMLP
 from app.engine.models.transformers_backend.norms import HfRMSNorm
@@ -93,6 +94,31 @@ def test_over_two_ranks(name: str) -> None:
     engine_tokens(name, {**ARCHITECTURES[name], **HEADS}, "local_processes", tensor_parallel_size=2)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["llama", "starcoder2", "mixtral", "deepseek_v3", "gemma4_text", "gpt_oss"])
+def test_on_a_gpu(name: str) -> None:
+    """Prompts in chunks, tokens from CUDA graphs where the step can be captured; logprobs beside transformers'."""
+    directory = tiny_model(name, **ARCHITECTURES[name])
+    judge, asked = hf_model(directory), prompts((3, 16, 37, 70))
+    options: dict[str, Any] = {"dtype": "float32", "max_num_seqs": 4, "max_num_batched_tokens": 32, "num_blocks": 64}
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=0, prompt_logprobs=0)
+    chat = str(ASSETS / "tiny-chat")
+    with LLM(
+        str(directory), tokenizer=chat, device="cuda", max_model_len=128, model_impl="transformers", **options
+    ) as llm:
+        answers = llm.generate(asked, params, use_tqdm=False)
+    for prompt, answer in zip(asked, answers, strict=True):
+        tokens = [*prompt, *answer.outputs[0].token_ids]
+        with torch.inference_mode():
+            exact = torch.log_softmax(judge(torch.tensor([tokens])).logits[0], dim=-1)
+        assert answer.prompt_logprobs is not None
+        assert answer.outputs[0].logprobs is not None
+        found = [*answer.prompt_logprobs[1:], *answer.outputs[0].logprobs]
+        for token, line, entry in zip(tokens[1:], exact, found, strict=True):
+            assert entry is not None
+            assert entry[token].logprob == pytest.approx(float(line[token]), abs=2e-2)
+
+
 def test_what_is_exchanged_and_deferred_in_llama() -> None:
     """A layer is two sums with their norms, one product for queries, keys and values, one rotation that also writes."""
     driver = Driver(str(tiny_model("llama", num_hidden_layers=3)), num_blocks=8, model_impl="transformers")
@@ -107,6 +133,20 @@ def test_what_is_exchanged_and_deferred_in_llama() -> None:
     # The first norm has no sum before it, the last no product behind it.
     assert [norm.may_defer for norm in norms] == [False, True, True, True, True, True, False]
     assert [layer.rotation.is_in_use for layer in model.attention_layers] == [True] * 3
+
+
+def test_weights_are_replaced_in_place() -> None:
+    """Experts, which the checkpoint holds one by one and the model stacked, too."""
+    changes, asked = ARCHITECTURES["mixtral"], prompts((3, 16))
+    before, after = (tiny_model("mixtral", seed=seed, **changes) for seed in (0, 1))
+    driver = Driver(str(before), num_blocks=16, max_model_len=64, model_impl="transformers")
+    driver.worker.check_weights(str(after))
+    driver.worker.begin_update(True)
+    driver.worker.load_directory(str(after))
+    driver.worker.finish_update(True)
+    judge = hf_model(after)
+    found = driver.run([Run(prompt, greedy(6)) for prompt in asked])
+    assert [run.tokens for run in found] == [hf_greedy(judge, prompt, 6) for prompt in asked]
 
 
 @pytest.mark.parametrize("name", list(REFUSED))
