@@ -187,6 +187,7 @@ ENGINE_KWARGS: dict[str, Rule] = {
     ),
     "model_impl": to("engine", "model_impl", lambda value: "native" if value == "vllm" else value),
     "quantization": one_of("engine", "quantization", QUANT_METHODS),
+    "cpu_offload_gb": to("engine", "cpu_offload_gb"),
     "num_gpu_blocks_override": to("engine", "num_blocks"),
     "disable_hybrid_kv_cache_manager": to("engine", "hybrid_kv_cache", lambda value: "off" if value else "auto"),
     "kv_offloading_size": to("engine", "kv_host_memory_bytes", lambda value: int(value * GIB)),
