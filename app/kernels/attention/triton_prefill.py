@@ -114,16 +114,21 @@ def prefill_kernel(
         b_slope = tl.load(p_slopes + o_head)
     hi = tl.minimum(first_pos + BQ, b_len)
     lo = 0
-    i_masked = (first_pos + 1) // BN * BN  # keys before it are seen by all of the tile
+    i_seen = 0
+    i_masked = (first_pos + 1) // BN * BN  # from i_seen to here, keys are seen by all of the tile
     if USE_WINDOW:
         lo = tl.maximum(first_pos - window + 1, 0)
-        i_masked = lo // BN * BN
-    else:
-        for i_n in range(0, i_masked, BN):
+        i_seen = tl.minimum(tl.cdiv(tl.maximum(first_pos + BQ - window, 0), BN) * BN, i_masked)
+        for i_n in range(lo // BN * BN, i_seen, BN):
             b_acc, b_sum, b_max = attend_tile(
                 b_q, b_acc, b_sum, b_max, p_head, p_table, i_n, lo, hi, o_pos, scale, soft_cap, window, b_slope,
-                stride_block, stride_value, stride_slot, D, S, BN, BD, False, False, USE_CAP, PRECISION,
+                stride_block, stride_value, stride_slot, D, S, BN, BD, True, True, USE_CAP, PRECISION,
             )  # fmt: skip
+    for i_n in range(i_seen, i_masked, BN):
+        b_acc, b_sum, b_max = attend_tile(
+            b_q, b_acc, b_sum, b_max, p_head, p_table, i_n, lo, hi, o_pos, scale, soft_cap, window, b_slope,
+            stride_block, stride_value, stride_slot, D, S, BN, BD, False, False, USE_CAP, PRECISION,
+        )  # fmt: skip
     for i_n in range(i_masked, hi, BN):
         b_acc, b_sum, b_max = attend_tile(
             b_q, b_acc, b_sum, b_max, p_head, p_table, i_n, lo, hi, o_pos, scale, soft_cap, window, b_slope,

@@ -81,6 +81,12 @@ def test_sliding_window(sliding_window: int) -> None:
     check(make_batch([(1, 70), (1, 5), (20, 70), (9, 9)], device=DEVICE), sliding_window=sliding_window)
 
 
+@pytest.mark.parametrize("sliding_window", [33, 97, 150, 260])
+def test_a_window_wider_than_a_tile_of_queries(sliding_window: int) -> None:
+    """Between its two edges, keys are seen by all queries of the tile."""
+    check(make_batch([(90, 300), (70, 70)], device=DEVICE), sliding_window=sliding_window)
+
+
 def test_soft_cap() -> None:
     check(make_batch(MIXED, device=DEVICE), soft_cap=2.0)
     check(make_batch(MIXED, device=DEVICE), soft_cap=30.0, sliding_window=20)
