@@ -31,6 +31,7 @@ QWEN: dict[str, Any] = {
         **{
             "kv_offloading_size": 2,
             "cpu_offload_gb": 4.5,
+            "disable_hybrid_kv_cache_manager": True,
             "served_model_name": ["qwen-8b"],
             "max_logprobs": 5,
             "enable_chunked_prefill": True,
@@ -115,6 +116,7 @@ def test_every_field_arrives(tmp_path: Path) -> None:
     assert (engine.dtype, engine.quantization, engine.kv_cache_dtype) == ("float16", "fp8", "fp8")
     assert (engine.max_num_seqs, engine.num_blocks, engine.cuda_graphs) == (64, 1000, "off")
     assert (engine.kv_host_memory_bytes, engine.cpu_offload_gb) == (2 << 30, 4.5)
+    assert engine.hybrid_kv_cache == "off"
     assert (model.tool_parser, model.reasoning_parser) == ("hermes", "think")
     assert (model.cpus_per_worker, model.gpus_per_worker, model.placement_strategy) == (2, 1, "PACK")
     assert (model.graceful_shutdown_timeout_s, model.health_check_period_s) == (120, 5)
