@@ -4,9 +4,14 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 CONFIG ?= configs/serve/quickstart.yaml
 ORDINARY := not slow and not gpu and not multi_gpu
-# They start servers, clusters or groups of worker processes: one at a time, after the others, which run a core for each.
+# What starts servers, clusters or groups of worker processes runs after the others, which run a core for each: in two
+# suites side by side, one test at a time in each, as most of their time is waiting. tests/test_suites.py holds the lists.
 # PROCESSES_ARGS is for these only, as `--reruns`: a race in host code must not pass at its third try.
-ALONE := $(addprefix tests/,cli deployments e2e engine/distributed engine/executor examples loadtest)
+SERVERS := $(addprefix tests/,e2e examples loadtest/faults/test_rig.py deployments/test_serve_graph.py)
+SERVERS += $(addprefix tests/,deployments/admin/test_over_http.py)
+WORKERS := $(addprefix tests/,engine/distributed engine/executor deployments/test_ray_metrics.py)
+WORKERS += $(addprefix tests/,deployments/test_readiness.py deployments/test_tenant_store.py)
+WORKERS += $(addprefix tests/,engine/spec_decode/test_drafting.py)
 LOADTEST_ARGS ?= --users 1,4,16 --duration 15
 export RAY_USAGE_STATS_ENABLED := 0
 export RAY_AUTH_MODE ?= token
@@ -17,7 +22,7 @@ export RAY_prestart_worker_first_driver ?= 0
 # Or each Ctrl-C would end with an error: Serve's controller ends itself, and Ray reports the call that asked it to.
 export RAY_enable_output_error_log_if_still_retry ?= 0
 
-.PHONY: help setup setup-dev serve test lint docs bench loadtest acceptance clean
+.PHONY: help setup setup-dev serve test test-servers test-workers lint docs bench loadtest acceptance clean
 .DEFAULT_GOAL := help
 
 help:  ## list the commands
@@ -45,8 +50,16 @@ serve: setup  ## serve the built-in model at http://127.0.0.1:8000 (another: mak
 	$(BIN)/serve run $(CONFIG)
 
 test: setup-dev  ## run the test suite (under 15 minutes on two cores)
-	$(BIN)/python -m pytest -m "$(ORDINARY)" tests $(ALONE:%=--ignore=%) -n logical --maxprocesses 8 --dist loadfile $(PYTEST_ARGS)
-	$(BIN)/python -m pytest -m "$(ORDINARY)" $(ALONE) $(PYTEST_ARGS) $(PROCESSES_ARGS)
+	$(BIN)/python -m pytest -m "$(ORDINARY)" tests $(SERVERS:%=--ignore=%) $(WORKERS:%=--ignore=%) \
+	  -n logical --maxprocesses 8 --dist loadfile $(PYTEST_ARGS)
+	@echo "Servers, clusters and worker groups: two suites side by side; each shows its output when it has ended."
+	@$(MAKE) --no-print-directory --keep-going --jobs 2 --output-sync test-servers test-workers
+
+test-servers: setup-dev
+	$(BIN)/python -m pytest -m "$(ORDINARY)" $(SERVERS) $(PYTEST_ARGS) $(PROCESSES_ARGS)
+
+test-workers: setup-dev
+	$(BIN)/python -m pytest -m "$(ORDINARY)" $(WORKERS) $(PYTEST_ARGS) $(PROCESSES_ARGS)
 
 lint: setup-dev  ## ruff and mypy --strict
 	$(BIN)/ruff check .

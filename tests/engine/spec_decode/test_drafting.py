@@ -178,7 +178,7 @@ def test_stages_of_a_pipeline_agree_on_what_was_accepted(
 
 
 @pytest.mark.usefixtures("ray_cluster")
-@pytest.mark.parametrize("transport", ["socket", "compiled_graph"])
+@pytest.mark.parametrize("transport", ["socket", pytest.param("compiled_graph", marks=pytest.mark.slow)])
 def test_over_both_transports(
     directory: Path, tmp_path: Path, plain: tuple[WholeLogprobs, int], transport: str
 ) -> None:
