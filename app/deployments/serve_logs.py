@@ -14,7 +14,11 @@ def log_to_serve_files() -> None:
 
     Serve collects the lines for its file, a thousand in throughput mode, before it writes them; ours go to the file
     behind that at once.
+
+    What cannot be written is dropped, as on a full disk. Python would say so on standard error, which Serve makes lines
+    of its own file: each of them cannot be written either, and the event loop would do nothing else from there on.
     """
+    logging.raiseExceptions = False
     logger = configure_logging()
     for handler in logging.getLogger(SERVE_LOGGER).handlers:
         file = getattr(handler, "target", handler)
