@@ -173,11 +173,8 @@ def _session() -> aiohttp.ClientSession:
 
 
 def edit(config: dict[str, Any]) -> None:
-    """Modelled devices with a few rows each, so that they are what is short; no prompt is met twice. HAProxy is looked
-    after as seldom as by default: on a busy machine it would be started anew, and connections end with it."""
+    """Modelled devices with a few rows each, so that they are what is short; no prompt is met twice."""
     application = config["applications"][0]
-    for part in (config["controller_options"], application):
-        del part["runtime_env"]["env_vars"]["RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S"]
     application["import_path"] = "loadtest.modelled_app:build"
     application["args"]["models"][0]["engine"] |= {"max_num_seqs": MAX_NUM_SEQS, "enable_prefix_caching": False}
     application["args"]["ingress"]["num_replicas"] = 1
