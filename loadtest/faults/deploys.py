@@ -9,7 +9,7 @@ from typing import Any
 
 from loadtest.faults.crowd import crowded
 from loadtest.faults.fault import Fault
-from loadtest.faults.shapes import NODES
+from loadtest.faults.shapes import ROOMY, ROOMY_NODES
 from loadtest.faults.site import Site
 
 _LIMIT_S = 700.0  # more than Serve gives a replica to end
@@ -63,10 +63,10 @@ async def _drain(site: Site, rng: random.Random) -> list[str]:
 
 
 FAULTS = (
-    Fault("rolling_update", 20, "`serve deploy` of a changed engine option", crowded(_update), keeps_on=True,
-          is_long=True),
-    Fault("scale_down", 20, "`serve deploy` of one replica instead of two", crowded(scale_down), _scale_up,
+    Fault("rolling_update", 20, "`serve deploy` of a changed engine option", crowded(_update), shape=ROOMY,
           keeps_on=True, is_long=True),
-    Fault("node_drained", 20, "a node is taken back: `manta drain`", crowded(_drain), shape=NODES, keeps_on=True,
-          ends_site=True, is_long=True),
+    Fault("scale_down", 20, "`serve deploy` of one replica instead of two", crowded(scale_down), _scale_up,
+          shape=ROOMY, keeps_on=True, is_long=True),
+    Fault("node_drained", 20, "a node is taken back: `manta drain`", crowded(_drain), shape=ROOMY_NODES,
+          keeps_on=True, ends_site=True, is_long=True),
 )  # fmt: skip

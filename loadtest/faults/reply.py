@@ -44,11 +44,11 @@ class Reply:
 
 
 async def send(http: httpx.AsyncClient, reply: Reply, limit_s: float) -> None:
-    """Ask, and fill the reply as it comes, however it ends; `limit_s` without an end is a hang."""
+    """Ask, and fill the reply as it comes, however it ends; `limit_s` without anything new is a hang."""
     reply.began = time.monotonic()
     try:
-        async with asyncio.timeout(limit_s):
-            await _read(http, reply)
+        async with asyncio.timeout(limit_s) as silence:
+            await _read(http, reply, silence, limit_s)
     except TimeoutError:
         reply.end = "hung"
     except httpx.HTTPError as error:
@@ -56,7 +56,7 @@ async def send(http: httpx.AsyncClient, reply: Reply, limit_s: float) -> None:
     reply.ended = time.monotonic()
 
 
-async def _read(http: httpx.AsyncClient, reply: Reply) -> None:
+async def _read(http: httpx.AsyncClient, reply: Reply, silence: asyncio.Timeout, limit_s: float) -> None:
     body: dict[str, Any] = {"model": MODEL, **reply.ask.body}
     async with http.stream("POST", reply.ask.path, json=body) as response:
         reply.status, reply.headers = response.status_code, dict(response.headers)
@@ -66,6 +66,7 @@ async def _read(http: httpx.AsyncClient, reply: Reply) -> None:
         reader = reader_of(reply.ask)
         async for data in _data(response, bool(body.get("stream"))):
             reply.times.append(time.monotonic())
+            silence.reschedule(asyncio.get_running_loop().time() + limit_s)
             try:
                 reader.push(reply.answer, data)
             except (ValueError, LookupError, TypeError) as error:

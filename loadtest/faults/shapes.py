@@ -55,6 +55,12 @@ def _little_memory(args: dict[str, Any]) -> None:
     model["engine"]["num_blocks"] = 160
 
 
+def _much_memory(args: dict[str, Any]) -> None:
+    """A KV cache that holds the whole crowd (crowd.py) on one replica: whoever takes replicas away leaves such."""
+    (model,) = args["models"]
+    model["engine"]["kv_cache_memory_bytes"] = 768 << 20
+
+
 # Ray looks for a dead node every three seconds, five times: made for clusters of thousands.
 _WATCHFUL = {"RAY_health_check_period_ms": "1000", "RAY_health_check_failure_threshold": "3"}
 _PATIENT = {"RAY_gcs_rpc_server_reconnect_timeout_s": "300"}
@@ -64,7 +70,9 @@ _OWN_CLOCK = {"LD_PRELOAD": "{tmp}/library.so", "MANTA_CLOCK": "{tmp}/clock"}
 PAIR = Shape("pair")
 WORKER_GROUP = Shape("worker_group", _worker_group, num_workers=4)
 LITTLE_MEMORY = Shape("little memory", _little_memory)
+ROOMY = Shape("much memory", _much_memory)
 NODES = Shape("two nodes", num_nodes=2, node_cpus=1, environ=_WATCHFUL)
+ROOMY_NODES = Shape("two nodes, much memory", _much_memory, num_nodes=2, node_cpus=1, environ=_WATCHFUL)
 FAR_NODES = Shape("far nodes", num_nodes=2, node_cpus=1, environ=_WATCHFUL, has_link=True)
 REDIS = Shape("redis", num_nodes=1, redis=True, environ=_PATIENT)
 OWN_CLOCK = Shape("own clock", environ=_OWN_CLOCK, library=Path(__file__).with_name("clock_shim.c"))
