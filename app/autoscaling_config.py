@@ -14,7 +14,13 @@ class AutoscalingConfig(Frozen):
 
     min_replicas: int = Field(1, ge=0, description="Fewest replicas; 0 lets the model sleep when nobody asks for it.")
     max_replicas: int = Field(ge=1, description="Most replicas.")
-    initial_replicas: int | None = Field(None, ge=0, description="Replicas at the start; min_replicas when not given.")
+    initial_replicas: int | None = Field(
+        None,
+        ge=0,
+        description="Replicas at the start, and again after each deploy of a changed configuration. When not given: "
+        "min_replicas, and afterwards those that run.",
+    )
+
     utilization: float = Field(
         0.6, gt=0, le=1, description="Share of a replica's time, and of its KV cache, that is planned with."
     )

@@ -140,6 +140,7 @@ BOARDS: dict[str, tuple[Panel, ...]] = {
     ),
     "failover": (
         gauge("Replicas that each ingress reaches", "manta:ingress_channels", "ingress", where=""),
+        gauge("Models without a replica, though not asleep", "manta:ingress_model_down", "model_name", where=""),
         rate("Replicas lost", "manta:ingress_channels_lost_total", "ingress", "ops", ""),
         rate("Requests that went on elsewhere", "manta:ingress_migrations_total", "reason", where="",
              help="lost: their replica died; moved: it was taken out of service, or needed for a suspect alone"),

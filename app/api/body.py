@@ -56,6 +56,13 @@ async def read_body(request: Request, model: type[BodyT]) -> BodyT:
     return await work_of(request).run(PARSE_S_PER_BYTE * len(raw), _parse, raw, model, max_depth)
 
 
+async def read_optional_body(request: Request, model: type[BodyT]) -> BodyT:
+    """The same; without a body what `model` is by default."""
+    if request.headers.get("content-length", "0") == "0" and "transfer-encoding" not in request.headers:
+        return model()
+    return await read_body(request, model)
+
+
 def _check_content_type(given: str) -> None:
     """A page of any origin may post other types without asking (no CORS preflight): they are not read as JSON."""
     media_type = given.partition(";")[0].strip().lower()

@@ -15,7 +15,7 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import JSONResponse
 
-from app.api.body import read_body
+from app.api.body import read_optional_body
 from app.api.engine_client import Named, ReplicaAnswer
 from app.api.origin import check_origin
 from app.api.render import find_model
@@ -69,9 +69,7 @@ def profile_routes(client: Controlled, ingress: IngressConfig) -> APIRouter:
 
     async def asked(request: Request, kind: type[ProfileRequest] | type[ModelName]) -> Any:
         check_origin(request, ingress.cors_origins)
-        if request.headers.get("content-length", "0") == "0" and "transfer-encoding" not in request.headers:
-            return kind()
-        return await read_body(request, kind)
+        return await read_optional_body(request, kind)
 
     @router.post("/start_profile")
     async def start_profile(request: Request) -> JSONResponse:

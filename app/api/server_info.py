@@ -37,7 +37,7 @@ def server_info_routes(config: ServeConfig) -> APIRouter:
 
     @router.get("/server_info")
     async def server_info() -> JSONResponse:
-        """Version and options of the server, without its keys. Open only with `ingress.admin`."""
+        """Version and options of the server, without its keys; beside the API open only with `ingress.admin`."""
         options: dict[str, Any] = config.model_dump(mode="json", exclude=_SECRET)
         return JSONResponse({"version": VERSION, "config": options})
 

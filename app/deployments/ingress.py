@@ -256,6 +256,9 @@ class Ingress:
         self._recorder.set("manta:ingress_channels_lost_total", sum(pool.num_lost for pool in self._pools.values()))
         for name, room in self._waiting_rooms.items():
             self._recorder.set("manta:ingress_waiting_requests", room.num_requests, name)
+        for name, pool in self._pools.items():
+            is_down = not (pool.live() or self._may_sleep[name])
+            self._recorder.set("manta:ingress_model_down", float(is_down), name)
         return self._recorder.snapshot()
 
     async def record_autoscaling_stats(self) -> dict[str, float]:

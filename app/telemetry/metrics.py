@@ -7,6 +7,7 @@ and `engine` (the replica's index); ingress series by `ingress`. The values of f
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -70,6 +71,9 @@ LABEL_VALUES: dict[str, tuple[str, ...] | str] = {
     ),
 }
 
+# Where a metric has only some of them.
+OWN_LABEL_VALUES = {("manta:ingress_migrations_total", "reason"): ("lost", "moved")}
+
 
 @dataclass(frozen=True, slots=True)
 class Metric:
@@ -80,6 +84,14 @@ class Metric:
     help: str
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
+
+    @property
+    def known_series(self) -> list[tuple[str, ...]]:
+        """Further labels of the series that are there from the start: a counter's, where all their values are known."""
+        known = [OWN_LABEL_VALUES.get((self.name, label), LABEL_VALUES[label]) for label in self.labels]
+        if any(isinstance(values, str) for values in known) or (self.labels and self.kind != "counter"):
+            return []
+        return list(itertools.product(*known))
 
     @property
     def scopes(self) -> tuple[Scope, ...]:
@@ -170,6 +182,11 @@ METRICS: tuple[Metric, ...] = (
     _gauge("manta:ingress_requests", "Requests in flight in this ingress replica."),
     _gauge("manta:ingress_waiting_requests", "Requests that wait for a model's first replica.", "model_name"),
     _gauge("manta:ingress_channels", "Engine replicas that this ingress replica can send requests to."),
+    _gauge(
+        "manta:ingress_model_down",
+        "1 while this ingress replica reaches no engine replica of a model that is to have one, else 0.",
+        "model_name",
+    ),
     _counter("manta:ingress_rejections_total", "Requests this ingress replica turned away because it was full."),
     _counter("manta:ingress_route_fallbacks_total", "Requests placed without an answer of the Router."),
     _counter("manta:ingress_routes_total", "Prompts placed, by what the choice was informed by.", "level"),
@@ -234,7 +251,8 @@ class MetricsRecorder:
     _bounds: dict[str, list[float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Every unlabelled family starts at zero, so that rates work from the first scrape on."""
+        """Series whose labels are known start at zero: `increase` does not see what a series is born with, so the first
+        requests that a dead replica loses, or that fail, would raise no alert."""
         for metric in METRICS:
             if self.scope not in metric.scopes:
                 continue
@@ -245,7 +263,7 @@ class MetricsRecorder:
                 if not metric.labels:
                     self.histogram(metric.name)
             else:
-                self._values[metric.name] = {} if metric.labels else {(): 0.0}
+                self._values[metric.name] = dict.fromkeys(metric.known_series, 0.0)
         self.set("process_start_time_seconds", _PROCESS_START_S)
 
     def observe(self, name: str, value: float, *labels: str) -> None:

@@ -17,7 +17,7 @@ from app.config import RequestLimits
 from app.telemetry.tracing import Tracing
 from tests.deployments.two_engines import TwoEngines
 from tests.limits import run
-from tests.telemetry.otlp_receiver import Receiver, attributes
+from tools.otlp_receiver import Receiver, attributes
 
 STORY = {"messages": [{"role": "user", "content": "canaryprompt: count from 1 to 30."}], "model": "tiny-chat"}
 

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from starlette.responses import JSONResponse
 
 from app.api.engine_client import Named, ReplicaAnswer
+from app.errors import CheckpointError, ConfigError, InvalidRequestError
 
 TIMEOUT_S = 600.0  # what a call may take where nobody says otherwise
 MAX_TIMEOUT_S = 3600.0
@@ -40,6 +41,15 @@ class Fleet(Protocol):
 
         InvalidRequestError for an unknown one.
         """
+
+
+async def called(fleet: Fleet, model: str, name: str, arguments: dict[str, Any], timeout_s: float) -> JSONResponse:
+    """What each replica of a model answers to a control call; InvalidRequestError where a directory is not what the
+    operator believed."""
+    try:
+        return answer(await fleet.control(model, name, arguments, timeout_s))
+    except (CheckpointError, ConfigError) as error:  # here it is the operator's directory, not the server's
+        raise InvalidRequestError(error.message, param="path") from error
 
 
 def answer(answers: list[ReplicaAnswer]) -> JSONResponse:

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import JSONResponse
 
-from app.api.admin.fleet import MAX_TIMEOUT_S, REMOTE, TIMEOUT_S, Fleet, answer
+from app.api.admin.fleet import MAX_TIMEOUT_S, REMOTE, TIMEOUT_S, Fleet, called
 from app.api.body import describe_body, read_body
 from app.api.query import choice_param, no_other_params
 from app.api.render import find_model
@@ -57,7 +57,6 @@ def replica_routes(fleet: Fleet) -> APIRouter:
         body = await read_body(request, RpcRequest)
         if body.method not in REMOTE:
             raise InvalidRequestError(f"method: no such call; known: {', '.join(REMOTE)}", param="method")
-        model = find_model(fleet, body.model).name
-        return answer(await fleet.control(model, body.method, body.kwargs, body.timeout))
+        return await called(fleet, find_model(fleet, body.model).name, body.method, body.kwargs, body.timeout)
 
     return router

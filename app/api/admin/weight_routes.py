@@ -8,12 +8,12 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import JSONResponse
 
-from app.api.admin.fleet import MAX_TIMEOUT_S, TIMEOUT_S, Fleet, answer
-from app.api.body import describe_body, read_body
+from app.api.admin.fleet import MAX_TIMEOUT_S, TIMEOUT_S, Fleet, called
+from app.api.body import describe_body, read_body, read_optional_body
 from app.api.render import find_model
 from app.api.strict_models import StrictModel
 from app.engine.control.transfer import MAX_TENSORS, Names, Shape
-from app.errors import CheckpointError, ConfigError, InvalidRequestError
+from app.errors import InvalidRequestError
 
 MAX_PATH_CHARS = 4096
 Mode = Literal["wait", "abort", "keep"]
@@ -80,10 +80,7 @@ def weight_routes(fleet: Fleet) -> APIRouter:
     router = APIRouter(tags=["weights"])
 
     async def call(model: str | None, name: str, timeout_s: float, **arguments: object) -> JSONResponse:
-        try:
-            return answer(await fleet.control(find_model(fleet, model).name, name, arguments, timeout_s))
-        except (CheckpointError, ConfigError) as error:  # here it is the operator's directory, not the server's
-            raise InvalidRequestError(error.message, param="path") from error
+        return await called(fleet, find_model(fleet, model).name, name, arguments, timeout_s)
 
     @router.post("/update_weights", openapi_extra=describe_body(UpdateRequest))
     async def update_weights(request: Request) -> JSONResponse:
@@ -98,7 +95,7 @@ def weight_routes(fleet: Fleet) -> APIRouter:
     @router.post("/reload_weights", openapi_extra=describe_body(ReloadRequest))
     async def reload_weights(request: Request) -> JSONResponse:
         """The weights of the model's own directory again, for all replicas before any answers with them."""
-        body = await read_body(request, ReloadRequest)
+        body = await read_optional_body(request, ReloadRequest)
         return await call(body.model, "reload_weights", body.timeout, mode=body.mode)
 
     @router.post("/init_weight_transfer_engine", openapi_extra=describe_body(InitRequest))
@@ -110,13 +107,13 @@ def weight_routes(fleet: Fleet) -> APIRouter:
     @router.post("/start_weight_update", openapi_extra=describe_body(ReloadRequest))
     async def start_weight_update(request: Request) -> JSONResponse:
         """Compute nothing more, until /finish_weight_update."""
-        body = await read_body(request, ReloadRequest)
+        body = await read_optional_body(request, ReloadRequest)
         return await call(body.model, "start_weight_update", body.timeout, mode=body.mode)
 
     @router.post("/finish_weight_update", openapi_extra=describe_body(FinishRequest))
     async def finish_weight_update(request: Request) -> JSONResponse:
         """Go on with the weights that came."""
-        body = await read_body(request, FinishRequest)
+        body = await read_optional_body(request, FinishRequest)
         return await call(body.model, "finish_weight_update", body.timeout, version=body.version, whole=body.whole)
 
     return router

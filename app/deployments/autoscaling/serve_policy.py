@@ -119,7 +119,11 @@ class ModelPolicy:
 
 
 def engine_config(model: ModelConfig, options: AutoscalingConfig) -> ServeAutoscalingConfig:
-    """What an engine deployment is given. All damping is the policy's own, so Serve adds none."""
+    """What an engine deployment is given. All damping is the policy's own, so Serve adds none.
+
+    A number to start with is what Serve goes back to whenever the configuration has changed, however many replicas are
+    busy: it gets one only where the operator has named it. Else it starts with the fewest, and keeps those that run.
+    """
     names = set(type(options).model_fields) & set(Settings.__dataclass_fields__)
     settings = {name: getattr(options, name) for name in sorted(names)} | {
         "ttft_slo_s": model.slo.ttft_s,
@@ -129,7 +133,7 @@ def engine_config(model: ModelConfig, options: AutoscalingConfig) -> ServeAutosc
     }
     return ServeAutoscalingConfig(
         min_replicas=options.min_replicas,
-        initial_replicas=options.start_replicas,
+        initial_replicas=options.initial_replicas,
         max_replicas=options.max_replicas,
         policy=AutoscalingPolicy(
             policy_function=ModelPolicy, policy_kwargs={"model": model.name, "settings": settings}

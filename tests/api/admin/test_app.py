@@ -105,7 +105,7 @@ def test_every_replica_is_asked(served: tuple[TestClient, Fleet]) -> None:
     })  # fmt: skip
     client.post("/start_weight_update", json={"mode": "keep"})
     client.post("/finish_weight_update", json={"version": "7"})
-    client.post("/reload_weights", json={})
+    client.post("/reload_weights")  # all of its fields have defaults
     assert [asked[1:] for asked in fleet.asked] == [
         ("sleep", {"level": 2, "mode": "keep"}),
         ("sleep", {"level": 1, "mode": "abort"}),
@@ -185,8 +185,11 @@ def test_a_replicas_error_is_the_answer(served: tuple[TestClient, Fleet]) -> Non
     assert failed.status_code == 400
     assert failed.json()["error"]["message"] == "replica b: path: no such model (1 of 2 replicas did it)"
     fleet.error = ConfigError("model '/x': no such path", param="model")
-    failed = client.post("/update_weights", json={"path": "/x"})
-    assert (failed.status_code, failed.json()["error"]["param"]) == (400, "path")
+    check = {"method": "check_weights", "kwargs": {"path": "/x"}}
+    for path, body in (("/update_weights", {"path": "/x"}), ("/collective_rpc", check)):
+        failed = client.post(path, json=body)
+        assert (failed.status_code, failed.json()["error"]["param"]) == (400, "path"), path
+        assert "'/x'" in failed.json()["error"]["message"]
     assert set(CONTROLS) >= set(REMOTE)
 
 

@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 from ray import cloudpickle
+from ray.serve._private.autoscaling_state import DeploymentAutoscalingState
 from ray.serve._private.common import DeploymentID, ReplicaID, TimeStampedValue
+from ray.serve._private.config import DeploymentConfig, ReplicaConfig
+from ray.serve._private.deployment_info import DeploymentInfo
 from ray.serve.autoscaling_policy import _apply_app_level_autoscaling_config, _apply_autoscaling_config
 from ray.serve.config import AutoscalingContext, AutoscalingPolicy
 
@@ -22,6 +25,22 @@ from app.engine.stats import EngineStats
 ENGINE = DeploymentID("Engine-m", "manta")
 INGRESS = DeploymentID("Ingress", "manta")
 IDLE = {"arrived_prefill_s": 0.0, "queued_prefill_s": 0.0, "decode_step_s": 0.0, "kv_share": 0.0, "num_requests": 0.0}
+
+
+def test_a_changed_configuration_keeps_the_replicas_that_run() -> None:
+    """Serve's own code is the judge. A number to start with makes it stop all others at every deploy."""
+
+    def deployed(num_running: int, **options: Any) -> int:
+        scaling = AutoscalingConfig(min_replicas=1, max_replicas=8, **options)
+        config = DeploymentConfig(autoscaling_config=engine_config(ModelConfig(name="m", autoscaling=scaling), scaling))
+        info = DeploymentInfo(config, ReplicaConfig.create(lambda: None), 0, "job", "1")
+        state = DeploymentAutoscalingState(ENGINE)
+        return state.register(info, num_running)
+
+    assert deployed(-1) == 1  # what Serve has of a deployment that is new
+    assert deployed(5) == 5
+    assert deployed(-1, initial_replicas=3) == 3
+    assert deployed(5, initial_replicas=3) == 3  # as docs/autoscaling.md says
 
 
 class Controller:
@@ -39,7 +58,7 @@ class Controller:
         self.scale_alone = _apply_autoscaling_config(own.get_policy()(**own.policy_kwargs))
         self.whole_application = whole_application
         self.now_s = 1_000_000.0
-        self.target = self.configs[ENGINE].initial_replicas or 0
+        self.target = scaling.start_replicas
         self.engines: dict[str, dict[str, float]] = {}  # what running replicas report now; nothing: they are silent
         self.waiting: Mapping[str, tuple[int, int]] = {"m": (0, 0)}
         self.ingress_runs = True

@@ -1,4 +1,4 @@
-"""An OTLP/HTTP collector in this process, which keeps the spans that it gets."""
+"""An OTLP/HTTP collector in this process, which keeps the spans that it gets: of tests, and of tools.trace_tree."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 
 class Receiver:
-    """`with Receiver() as receiver:` listens at `receiver.endpoint`."""
+    """`with Receiver() as receiver:` listens at `receiver.endpoint`, on this machine only; port 0 is a free one."""
 
-    def __init__(self) -> None:
+    def __init__(self, port: int = 0) -> None:
         self.spans: list[Span] = []
+        self._lock = threading.Lock()
         self.resources: list[dict[str, Any]] = []
         self.raw = b""
         receiver = self
@@ -38,15 +39,23 @@ class Receiver:
             def log_message(self, format: str, *args: object) -> None:
                 """Nobody reads it."""
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
         self.endpoint = f"http://127.0.0.1:{self._server.server_port}"
 
     def take(self, path: str, body: bytes) -> None:
         assert path == "/v1/traces"
         self.raw += body
         for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
-            self.resources.append(attributes(resource.resource))
-            self.spans += [span for scope in resource.scope_spans for span in scope.spans]
+            with self._lock:
+                self.resources.append(attributes(resource.resource))
+                self.spans += [span for scope in resource.scope_spans for span in scope.spans]
+
+    def pop(self, trace_id: bytes) -> list[Span]:
+        """The spans of one trace, which are kept no longer."""
+        with self._lock:
+            found = [span for span in self.spans if span.trace_id == trace_id]
+            self.spans = [span for span in self.spans if span.trace_id != trace_id]
+        return found
 
     def __enter__(self) -> Self:
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
