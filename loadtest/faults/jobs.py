@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from multiprocessing.connection import Connection, wait
 from types import TracebackType
 
+from loadtest.faults.mix import mixed
 from loadtest.faults.nodes import enter_own_network
 from loadtest.faults.plan import Plan, Task
 from loadtest.faults.results import Run
@@ -46,6 +47,7 @@ class Job:
         try:
             outcome: Run | str = self.connection.recv()
         except EOFError:
+            self._process.join(_END_S)  # or it would seem alive, and be given a run
             return "the job's process has ended"
         return outcome
 
@@ -94,7 +96,7 @@ def _work(connection: Connection, label: str, num_tokens: int) -> None:
     """Make the runs that are asked for, until nobody asks any more."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # and the deployment with it
     enter_own_network()
-    with Series(label, num_tokens) as series:
+    with Series(label, mixed(num_tokens)) as series:
         while True:
             try:
                 name, seed = connection.recv()

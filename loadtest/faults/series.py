@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import ExitStack
 
 from loadtest.faults import runner
 from loadtest.faults.fault import Fault
-from loadtest.faults.mix import mixed
+from loadtest.faults.mix import Ask
 from loadtest.faults.results import Run
 from loadtest.faults.shapes import Shape
 from loadtest.faults.site import Site
@@ -17,11 +18,11 @@ GOLDEN_S = 300.0
 
 
 class Series:
-    """`with Series(label, num_tokens) as series:` ends its deployment with the block."""
+    """`with Series(label, mixed(num_tokens)) as series:` ends its deployment with the block."""
 
-    def __init__(self, label: str, num_tokens: int) -> None:
+    def __init__(self, label: str, asks: Sequence[Ask]) -> None:
         self._label = label
-        self._asks = mixed(num_tokens)
+        self._asks = asks
         self._stack = ExitStack()
         self._site: Site | None = None
         self._goldens: Goldens | None = None

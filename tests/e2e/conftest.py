@@ -24,7 +24,8 @@ Record = Callable[[str, Any], None]
 @pytest.fixture(scope="session")
 def quickstart() -> Iterator[ServeProcess]:
     """`serve run configs/serve/quickstart.yaml`, on a free port."""
-    with ServeProcess(ROOT / "configs/serve/quickstart.yaml", ready_timeout_s=patience_s()) as server:
+    config = ROOT / "configs/serve/quickstart.yaml"
+    with ServeProcess(config, ready_timeout_s=patience_s(), ends_gracefully=False) as server:
         yield server
 
 

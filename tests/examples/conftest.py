@@ -6,6 +6,7 @@ The package of plugins (examples/plugin) is installed beside it, into a folder o
 from __future__ import annotations
 
 import os
+import runpy
 import shutil
 import subprocess
 import sys
@@ -71,5 +72,18 @@ def run_example() -> RunExample:
         )  # fmt: skip
         assert done.returncode == expected_status, done.stdout + done.stderr
         return done.stdout + done.stderr
+
+    return run
+
+
+@pytest.fixture
+def run_here(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> RunExample:
+    """The same in this process, which has imported PyTorch and the SDKs; one example of each kind has its own."""
+
+    def run(name: str, *arguments: str) -> str:
+        path = ROOT / f"examples/{name}.py"
+        monkeypatch.setattr(sys, "argv", [str(path), *arguments])
+        runpy.run_path(str(path), run_name="__main__")
+        return "".join(capfd.readouterr())
 
     return run

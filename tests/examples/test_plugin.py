@@ -240,9 +240,9 @@ def test_a_routing_policy_keeps_sessions() -> None:
     assert set(places.values()) == set("abcd")
 
 
-def test_a_server_uses_them(run_example: RunExample, server: ServeProcess, stats_file: Path) -> None:
+def test_a_server_uses_them(run_here: RunExample, server: ServeProcess, stats_file: Path) -> None:
     """Router, engine replica and worker actors each find what they were told to use."""
-    lines = run_example("several_models", server.base_url).splitlines()
+    lines = run_here("several_models", server.base_url).splitlines()
     assert [line.split(":")[0] for line in lines] == ["tiny-chat", "tiny-chat-draft"]
 
     def generated() -> list[list[str]]:

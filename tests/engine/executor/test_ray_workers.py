@@ -1,4 +1,4 @@
-"""The executor over Ray on a real local cluster, each test over both transports, with a worker that has no model."""
+"""The executor over Ray on a real local cluster, over both transports, with a worker that has no model."""
 
 from __future__ import annotations
 
@@ -34,11 +34,19 @@ from tests.engine.executor.semaphores import graph_semaphores, left_semaphores
 from tests.engine.executor.test_local_processes import gone
 
 TRANSPORTS = ("socket", "compiled_graph")
+KILLED: list[Any] = [("socket", "stepping"), ("compiled_graph", "parked")]
+KILLED.append(pytest.param("compiled_graph", "stepping", marks=pytest.mark.slow))
 DETECTED_S = 10.0  # the aims are 1 s and 3 s, and nothing else ends within this
 HERE = Path(__file__).parent
 Started = tuple[RayWorkersExecutor, WorkerInfo]
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
+
+
+def either(transport: str) -> pytest.MarkDecorator:
+    """Over this one in `make test`, where each of the two has its tests; over both in `make acceptance`."""
+    params = [pytest.param(name, marks=() if name == transport else pytest.mark.slow) for name in TRANSPORTS]
+    return pytest.mark.parametrize("transport", params)
 
 
 def start(transport: str, worker: str = "FakeWorker", **options: Any) -> Started:
@@ -180,7 +188,7 @@ def test_output_may_come_a_call_later(fresh: Callable[..., Started]) -> None:
     assert brought == [[], [0], [1], [2, 3]]
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@either("compiled_graph")
 def test_two_ranks(fresh: Callable[..., Started], transport: str) -> None:
     """Every rank gets every step message; outputs come from rank 0; the death of rank 1 is noticed while rank 0
     works."""
@@ -228,7 +236,7 @@ def test_calls_between_steps(shared: Started) -> None:
     assert executor.collect()[0].sampled_token_ids.tolist() == expected_tokens(make_step_message(1))
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@either("socket")
 def test_failed_step_says_what_failed(fresh: Callable[..., Started], transport: str) -> None:
     executor, _ = fresh(transport)
     executor.submit(make_step_message(0))
@@ -241,9 +249,7 @@ def test_failed_step_says_what_failed(fresh: Callable[..., Started], transport: 
             call()
 
 
-@pytest.mark.parametrize(
-    ("transport", "state"), [("socket", "stepping"), ("compiled_graph", "stepping"), ("compiled_graph", "parked")]
-)
+@pytest.mark.parametrize(("transport", "state"), KILLED)
 def test_killed_worker_is_noticed(fresh: Callable[..., Started], transport: str, state: str) -> None:
     semaphores = graph_semaphores()
     executor, _ = fresh(transport)
@@ -264,7 +270,7 @@ def test_killed_worker_is_noticed(fresh: Callable[..., Started], transport: str,
     assert not left_semaphores(semaphores)
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@either("compiled_graph")
 def test_submit_to_a_worker_that_just_died(fresh: Callable[..., Started], transport: str) -> None:
     """Nobody asked for the health in between: submit or collect raises, neither waits."""
     executor, _ = fresh(transport)
@@ -275,7 +281,7 @@ def test_submit_to_a_worker_that_just_died(fresh: Callable[..., Started], transp
         submit_and_collect(executor)
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@either("socket")
 def test_hung_worker_exceeds_the_step_timeout(fresh: Callable[..., Started], transport: str) -> None:
     executor, _ = fresh(transport)
     pids = executor.worker_pids
@@ -288,9 +294,7 @@ def test_hung_worker_exceeds_the_step_timeout(fresh: Callable[..., Started], tra
     assert gone(pids)
 
 
-@pytest.mark.parametrize(
-    ("transport", "state"), [("socket", "stepping"), ("compiled_graph", "stepping"), ("compiled_graph", "parked")]
-)
+@pytest.mark.parametrize(("transport", "state"), KILLED)
 def test_workers_do_not_outlive_the_driver(ray_cluster: str, transport: str, state: str) -> None:
     semaphores = graph_semaphores()
     driver = subprocess.Popen(
@@ -312,7 +316,7 @@ def test_workers_do_not_outlive_the_driver(ray_cluster: str, transport: str, sta
         driver.wait()
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@either("compiled_graph")
 def test_start_and_stop_leave_nothing(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", tempfile.mkdtemp())  # others' worker groups may be starting just now
     free = ray.available_resources()["CPU"]

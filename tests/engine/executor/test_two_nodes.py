@@ -64,7 +64,7 @@ def test_workers_on_another_node(transport: str) -> None:
 
 
 @pytest.mark.usefixtures("far_workers")
-@pytest.mark.parametrize("steps", [0, 2])
+@pytest.mark.parametrize("steps", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_end_of_a_parked_worker_group(steps: int) -> None:
     """Its node's own Ray process survives that, and no semaphore is left on either node; also just after it woke."""
     semaphores = graph_semaphores()

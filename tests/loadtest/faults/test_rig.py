@@ -1,16 +1,23 @@
-"""The short form of the rig: two classes of faults, once each, against a real deployment of two replicas."""
+"""The short form of the rig: two classes of faults, once each, against a real deployment of two replicas.
+
+Over the fake engine in `make test`: what a real one goes on with is shown by tests/deployments/test_continuation.py.
+"""
 
 from __future__ import annotations
 
+import re
 import signal
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from loadtest.faults import results
 from loadtest.faults.fault import Fault
 from loadtest.faults.judge import NEVER
-from loadtest.faults.mix import mixed
+from loadtest.faults.mix import Ask, mixed
 from loadtest.faults.series import Series
+from loadtest.faults.shapes import Shape
 from loadtest.faults.signals import send
 from loadtest.faults.table import FAULTS
 
@@ -23,19 +30,38 @@ BOTH = Fault(
 )  # fmt: skip
 
 
-def test_two_classes_of_faults() -> None:
+def _little_cpu(args: dict[str, Any]) -> None:
+    """The fake engine needs little."""
+    args["models"][0] |= {"cpus_per_worker": 0.01, "replica_cpus": 0.01}
+
+
+FAKE = Shape("fake engines", _little_cpu, import_path="tests.deployments.fake_app:build", num_workers=0)
+BEYOND_IT = re.compile("schema|tools|regex|echo|prompt logprobs")  # asks that the fake engine cannot answer
+
+
+def check(fault: Fault, asks: list[Ask]) -> None:
     """In one run: streams that lose their replica find their next place without the Router."""
-    with Series("test", num_tokens=40) as series:
-        run = series.run(BOTH, 0)
-    assert (run.outcomes, run.findings) == ({"ok": len(mixed(1))}, []), run.errors
+    with Series("test", asks) as series:
+        run = series.run(fault, 0)
+    assert (run.outcomes, run.findings) == ({"ok": len(asks)}, []), run.errors
     assert set(run.probes) == {"ok"}, run.errors
     assert run.whole_s is not None
+    assert run.stalls_s, "no stream was on the replica that died"
+
+
+def test_two_classes_of_faults_over_the_fake_engine() -> None:
+    check(replace(BOTH, shape=FAKE), [ask for ask in mixed(1200) if not BEYOND_IT.search(ask.name)])
+
+
+@pytest.mark.slow
+def test_two_classes_of_faults() -> None:
+    check(BOTH, mixed(40))
 
 
 def one_run(name: str) -> results.Run:
     if FAULTS[name].obstacle():
         pytest.skip(FAULTS[name].obstacle())
-    with Series("test", num_tokens=300) as series:
+    with Series("test", mixed(300)) as series:
         return series.run(FAULTS[name], 0)
 
 
