@@ -47,11 +47,16 @@ def reward_head(ctx: BuildContext, size: int, num_labels: int) -> nn.Module:
 
 
 class DecoderForPooling(PoolingModel):
-    """A family's decoder, and a head where the architecture has one."""
+    """A family's decoder, and a head where the architecture has one. A subclass may name its family (a package's does);
+    else the architecture's name tells it."""
+
+    family: type[CausalLM]
 
     def __init__(self, ctx: BuildContext, info: ModelInfo) -> None:
         super().__init__()
-        self.family, hf = family_of(info.architecture), info.hf_config
+        hf = info.hf_config
+        if not hasattr(type(self), "family"):
+            self.family = family_of(info.architecture)
         if hf.get("is_causal") is False or hf.get("use_bidirectional_attention"):
             raise UnsupportedError("decoders with attention in both directions are not supported", param="model")
         self.decoder_settings = settings = readable(self.family.settings, info)
