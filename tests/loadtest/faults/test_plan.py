@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from loadtest.faults.fault import Fault
 from loadtest.faults.jobs import Jobs
 from loadtest.faults.plan import Plan
 from loadtest.faults.table import FAULTS
-from tests.limits import AT_ONCE_S
+from tests.limits import AT_ONCE_S, pause
 from tests.loadtest.faults.test_results import make_run
 
 CHOSEN = [FAULTS[name] for name in ("engine_killed", "router_killed", "rank_killed", "gcs_killed")]
@@ -77,7 +76,7 @@ def fake_work(connection: jobs.Connection, label: str, num_tokens: int) -> None:
             return
         if name == "worker_killed" and seed == 1:
             connection.close()
-            time.sleep(AT_ONCE_S)  # a process lives on for a while after its connection
+            pause(AT_ONCE_S)  # a process lives on for a while after its connection
             raise SystemExit(3)
         refused = name in ("controller_killed", "worker_killed")
         connection.send("no deployment" if refused else make_run(name, label, seed=seed))
