@@ -21,7 +21,7 @@ import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 import triton
@@ -46,7 +46,7 @@ from app.kernels.attention import (
 from app.kernels.attention.triton_ops import OPS
 from app.kernels.attention.triton_prefill import PrefillTile
 from app.kernels.attention.triton_shared_splits import share_splits
-from app.kernels.fused import HeadNorm, triton_ops
+from app.kernels.fused import GatedActivation, HeadNorm, triton_ops
 from app.kernels.gemm import DeferredNorm, triton_fp8, triton_small
 from app.kernels.rows import RowColumns, StepTensors
 from app.kernels.rows import triton_ops as row_ops
@@ -194,7 +194,10 @@ def fused(dtype: torch.dtype, hidden: int, heads: tuple[int, int, int], use_norm
     num_heads, num_kv_heads, head_dim = heads
     x, weight = torch.zeros(4, hidden, dtype=dtype), torch.zeros(max(hidden, head_dim), dtype=dtype)
     triton_ops.add_rms_norm(x, x, weight, 1e-6)
-    triton_ops.act_and_mul(torch.zeros(4, 8 * hidden, dtype=dtype), "silu")
+    triton_ops.add_rms_norm(x, x, weight.float(), 1e-6, weight.float())
+    triton_ops.add_rms_norm(x, x, None, 1e-6, weight)
+    for activation in get_args(GatedActivation):
+        triton_ops.act_and_mul(torch.zeros(4, 8 * hidden, dtype=dtype), activation)
     angles = torch.zeros(4, 1, head_dim, dtype=dtype)
     cache = torch.zeros(2, 2, num_kv_heads, 16, head_dim, dtype=dtype)
     scales = torch.ones(2, num_kv_heads)
@@ -294,6 +297,7 @@ def all_calls() -> list[Callable[[], None]]:
         partial(linear, 1024, 2048, 4096, 3072),
         partial(linear, 4096, 4096, 6144, 14336),
         partial(attention, torch.bfloat16, (8, 4, 256), 16, soft_cap=50.0),
+        partial(attention, torch.bfloat16, (8, 4, 256), 16, KV_FP8, sliding_window=100),
         partial(attention, torch.float16, (7, 1, 80), 32),
         *(partial(sharing, num_requests) for num_requests in (256, 512, 4096)),
         quantizing,

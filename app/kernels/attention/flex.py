@@ -150,10 +150,12 @@ def _score(part: FlexPart, soft_cap: float | None, slopes: torch.Tensor | None) 
     """How scores are changed; None: not at all."""
     if soft_cap is None and slopes is None:
         return None
+    # As a number it would be an input of the compiled graph, which FlexAttention's lowering cannot take.
+    cap = None if soft_cap is None else torch.full((), soft_cap, device=part.blocks.device)
 
     def changed(score: torch.Tensor, b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> Any:
-        if soft_cap is not None:
-            score = soft_cap * torch.tanh(score / soft_cap)
+        if cap is not None:
+            score = cap * torch.tanh(score / cap)
         if slopes is not None:
             score = score + slopes[h] * (part.key_position[k] - part.query_position[q])
         return score

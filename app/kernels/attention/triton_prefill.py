@@ -44,6 +44,8 @@ def choose_tile(head_dim: int, dtype: torch.dtype, shared_bytes: int = 227 << 10
         return PrefillTile(rows=128, keys=128, num_warps=8, num_stages=2)
     if padded < 128:
         return PrefillTile(rows=128, keys=64, num_warps=4, num_stages=3)
+    if padded == 256 and dtype.itemsize == 2 and shared_bytes >= 192 << 10:
+        return PrefillTile(rows=128, keys=64, num_warps=8, num_stages=2)
     return PrefillTile(rows=64, keys=32, num_warps=4, num_stages=2)
 
 

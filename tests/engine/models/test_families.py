@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,12 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from app import LLM, SamplingParams
-from app.engine.model_info import ASSETS, ModelInfo
+from app.engine.model_info import ModelInfo
 from app.engine.models.decoder import CausalLM
 from app.engine.models.gemma3 import Gemma3ForCausalLM
 from app.engine.models.ministral import Ministral3ForCausalLM
 from tests.engine.worker_driver import Driver, Run, all_logits, greedy
+from tests.hf_logprobs import check_logprobs, prompts
 from tests.tiny_models import hf_greedy, hf_model, tiny_model
 
 OLD = {"without": ["num_key_value_heads", "head_dim", "intermediate_size"]}
@@ -141,11 +140,6 @@ def test_the_text_part_of_a_model_that_sees_is_what_transformers_reads(name: str
         assert rope.parameters.get("factor") == expected.get("factor")
 
 
-def prompts(lengths: tuple[int, ...]) -> list[list[int]]:
-    rng = random.Random(7)
-    return [[rng.randrange(3, 331) for _ in range(length)] for length in lengths]
-
-
 @pytest.mark.parametrize("name", list(VARIANTS))
 def test_tokens_and_logits_equal_transformers(name: str) -> None:
     family, changes = VARIANTS[name]
@@ -176,25 +170,11 @@ def check(directory: Path, lengths: tuple[int, ...], max_model_len: int) -> None
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", list(VARIANTS))
 def test_on_a_gpu(name: str) -> None:
-    """Logprobs of prompts in chunks, and of tokens from replayed CUDA graphs, through the Triton kernels."""
+    """Prompts in chunks, and tokens from replayed CUDA graphs, through the Triton kernels."""
     family, changes = VARIANTS[name]
-    directory = tiny_model(family, **changes)
-    judge, asked = hf_model(directory), prompts((3, 16, 37, 70))
-    options: dict[str, Any] = {"dtype": "float32", "max_num_seqs": 4, "max_num_batched_tokens": 32, "num_blocks": 64}
-    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=0, prompt_logprobs=0)
-    with LLM(str(directory), tokenizer=str(ASSETS / "tiny-chat"), device="cuda", max_model_len=128, **options) as llm:
-        answers = llm.generate(asked, params, use_tqdm=False)
-    for prompt, answer in zip(asked, answers, strict=True):
-        tokens = [*prompt, *answer.outputs[0].token_ids]
-        with torch.inference_mode():
-            exact = torch.log_softmax(judge(torch.tensor([tokens])).logits[0], dim=-1)
-        assert answer.prompt_logprobs is not None
-        assert answer.outputs[0].logprobs is not None
-        found = [*answer.prompt_logprobs[1:], *answer.outputs[0].logprobs]
-        for token, line, entry in zip(tokens[1:], exact, found, strict=True):
-            assert entry is not None
-            assert entry.token_ids[0] == token
-            assert entry.logprobs[0] == pytest.approx(float(line[token]), abs=2e-2)
-        behind = exact[len(prompt) - 1 : -1]
-        chosen = behind.gather(1, torch.tensor(tokens[len(prompt) :])[:, None])[:, 0]
-        assert (behind.max(dim=1).values - chosen).max() < 2e-2, "not the most likely token"
+    check_logprobs(tiny_model(family, **changes), "cuda", 2e-2)
+
+
+def test_logprobs() -> None:
+    """The same check on a CPU."""
+    check_logprobs(tiny_model("llama"), "cpu", 1e-3)

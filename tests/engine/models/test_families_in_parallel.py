@@ -18,7 +18,8 @@ from app.engine.sampling_params import SamplingParams
 from tests import limits
 from tests.engine.core_driver import assert_idle, run
 from tests.engine.executor.forked_executor import ForkedExecutor
-from tests.engine.models.test_families import VARIANTS, prompts
+from tests.engine.models.test_families import VARIANTS
+from tests.hf_logprobs import prompts
 from tests.tiny_models import hf_greedy, hf_model, tiny_model
 
 LAYOUTS = {"tp2": {"tensor_parallel_size": 2}, "pp2": {"pipeline_parallel_size": 2, "max_inflight_steps": 3}}

@@ -18,8 +18,9 @@ from app.engine.model_info import ASSETS
 from app.engine.models import POOLING_MODELS
 from app.engine.pooling.params import PoolingParams
 from app.errors import UnsupportedError
-from tests.engine.models.test_families import VARIANTS, prompts
+from tests.engine.models.test_families import VARIANTS
 from tests.engine.pooling.pooling_driver import PoolingDriver
+from tests.hf_logprobs import prompts
 from tests.tiny_models import DEFAULTS
 
 # One variant of each family that transformers has a classifier of.

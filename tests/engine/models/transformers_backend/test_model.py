@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from app import LLM
 from app.config import EngineConfig
 from app.engine.core import EngineCore
 from app.engine.executor import create_executor
 from app.engine.executor.base import Executor
-from app.engine.model_info import ASSETS, ModelInfo
+from app.engine.model_info import ModelInfo
 from app.engine.models.transformers_backend.linears import Siblings
 from app.engine.models.transformers_backend.mlp import HfMLP
 from app.engine.models.transformers_backend.norms import HfRMSNorm
@@ -26,9 +25,10 @@ from app.errors import UnsupportedError
 from tests import limits
 from tests.engine.core_driver import assert_idle, run
 from tests.engine.executor.forked_executor import ForkedExecutor
-from tests.engine.models.test_families import all_logits, prompts
+from tests.engine.models.test_families import all_logits
 from tests.engine.models.transformers_backend.architectures import ARCHITECTURES, FURTHER, REFUSED, page_table
 from tests.engine.worker_driver import Driver, Run, greedy
+from tests.hf_logprobs import check_logprobs, prompts
 from tests.rooms import ROOT
 from tests.tiny_models import hf_greedy, hf_model, tiny_model
 
@@ -98,25 +98,7 @@ def test_over_two_ranks(name: str) -> None:
 @pytest.mark.parametrize("name", ["llama", "starcoder2", "mixtral", "deepseek_v3", "gemma4_text", "gpt_oss"])
 def test_on_a_gpu(name: str) -> None:
     """Prompts in chunks, tokens from CUDA graphs where the step can be captured; logprobs beside transformers'."""
-    directory = tiny_model(name, **ARCHITECTURES[name])
-    judge, asked = hf_model(directory), prompts((3, 16, 37, 70))
-    options: dict[str, Any] = {"dtype": "float32", "max_num_seqs": 4, "max_num_batched_tokens": 32, "num_blocks": 64}
-    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=0, prompt_logprobs=0)
-    chat = str(ASSETS / "tiny-chat")
-    with LLM(
-        str(directory), tokenizer=chat, device="cuda", max_model_len=128, model_impl="transformers", **options
-    ) as llm:
-        answers = llm.generate(asked, params, use_tqdm=False)
-    for prompt, answer in zip(asked, answers, strict=True):
-        tokens = [*prompt, *answer.outputs[0].token_ids]
-        with torch.inference_mode():
-            exact = torch.log_softmax(judge(torch.tensor([tokens])).logits[0], dim=-1)
-        assert answer.prompt_logprobs is not None
-        assert answer.outputs[0].logprobs is not None
-        found = [*answer.prompt_logprobs[1:], *answer.outputs[0].logprobs]
-        for token, line, entry in zip(tokens[1:], exact, found, strict=True):
-            assert entry is not None
-            assert entry[token].logprob == pytest.approx(float(line[token]), abs=2e-2)
+    check_logprobs(tiny_model(name, **ARCHITECTURES[name]), "cuda", 2e-2, model_impl="transformers")
 
 
 def test_what_is_exchanged_and_deferred_in_llama() -> None:

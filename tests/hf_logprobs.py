@@ -1,0 +1,42 @@
+"""Logprobs of `LLM`'s answers beside those of transformers, in chunks of prompts and from decode steps."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from app import LLM, SamplingParams
+from app.engine.model_info import ASSETS
+from tests.tiny_models import hf_model
+
+
+def prompts(lengths: tuple[int, ...]) -> list[list[int]]:
+    rng = random.Random(7)
+    return [[rng.randrange(3, 331) for _ in range(length)] for length in lengths]
+
+
+def check_logprobs(directory: Path, device: str, within: float, **options: Any) -> None:
+    """Every logprob is transformers' and every token a most likely one, both `within` so much."""
+    judge, asked = hf_model(directory), prompts((3, 16, 37, 70))
+    engine = {"dtype": "float32", "max_num_seqs": 4, "max_num_batched_tokens": 32, "num_blocks": 64, **options}
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=0, prompt_logprobs=0)
+    with LLM(str(directory), tokenizer=str(ASSETS / "tiny-chat"), device=device, max_model_len=128, **engine) as llm:
+        answers = llm.generate(asked, params, use_tqdm=False)
+    for prompt, answer in zip(asked, answers, strict=True):
+        tokens = [*prompt, *answer.outputs[0].token_ids]
+        with torch.inference_mode():
+            exact = torch.log_softmax(judge(torch.tensor([tokens])).logits[0], dim=-1)[:-1]
+        assert answer.prompt_logprobs is not None
+        assert answer.outputs[0].logprobs is not None
+        found = [*answer.prompt_logprobs[1:], *answer.outputs[0].logprobs]
+        for token, line, entry in zip(tokens[1:], exact, found, strict=True):
+            assert entry is not None
+            assert entry.token_ids[0] == token
+            assert entry.logprobs[0] == pytest.approx(float(line[token]), abs=within)
+        behind = exact[len(prompt) - 1 :]
+        chosen = behind.gather(1, torch.tensor(tokens[len(prompt) :])[:, None])[:, 0]
+        assert (behind.max(dim=1).values - chosen).max() < within, "not the most likely token"
