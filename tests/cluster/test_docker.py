@@ -37,6 +37,16 @@ def test_hadolint_finds_nothing() -> None:
     assert found.returncode == 0
 
 
+def test_the_image_has_what_settings_may_ask_for() -> None:
+    """OTEL_EXPORTER_OTLP_ENDPOINT and tokenizer.model need packages; without them the server does not start."""
+    (command,) = re.findall(
+        r'^RUN python -c "(import tomllib.*)" \\$', (DOCKER / "Dockerfile").read_text(), re.MULTILINE
+    )
+    told = subprocess.run([sys.executable, "-c", command], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    names = {re.split(r"[<>=\[;]", line)[0] for line in told.splitlines()}
+    assert {"ray", "opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http", "sentencepiece", "tiktoken"} <= names
+
+
 def test_what_is_copied_is_there_and_not_ignored() -> None:
     ignore = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and not line.startswith("#")]
     for line in re.findall(r"^COPY (.*)$", (DOCKER / "Dockerfile").read_text(), re.MULTILINE):
