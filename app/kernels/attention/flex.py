@@ -150,7 +150,7 @@ def _score(part: FlexPart, soft_cap: float | None, slopes: torch.Tensor | None) 
     """How scores are changed; None: not at all."""
     if soft_cap is None and slopes is None:
         return None
-    # As a number it would be an input of the compiled graph, which FlexAttention's lowering cannot take.
+    # A number would be an input of the compiled graph, which FlexAttention's lowering cannot take.
     cap = None if soft_cap is None else torch.full((), soft_cap, device=part.blocks.device)
 
     def changed(score: torch.Tensor, b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> Any:
