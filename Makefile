@@ -12,6 +12,8 @@ SERVERS += $(addprefix tests/,deployments/admin/test_over_http.py)
 WORKERS := $(addprefix tests/,engine/distributed engine/executor deployments/test_ray_metrics.py)
 WORKERS += $(addprefix tests/,deployments/test_readiness.py deployments/test_tenant_store.py)
 WORKERS += $(addprefix tests/,engine/spec_decode/test_drafting.py)
+# Ray notes the last cluster that was started in its directory, and who asks for "the" cluster gets that one.
+OWN_RAY := d=$$(mktemp -d) && trap 'rm -rf "$$d"' EXIT && RAY_TMPDIR=$$d
 LOADTEST_ARGS ?= --users 1,4,16 --duration 15
 export RAY_USAGE_STATS_ENABLED := 0
 export RAY_AUTH_MODE ?= token
@@ -56,10 +58,10 @@ test: setup-dev  ## run the test suite (under 15 minutes on two cores)
 	@$(MAKE) --no-print-directory --keep-going --jobs 2 --output-sync test-servers test-workers
 
 test-servers: setup-dev
-	$(BIN)/python -m pytest -m "$(ORDINARY)" $(SERVERS) $(PYTEST_ARGS) $(PROCESSES_ARGS)
+	$(OWN_RAY) $(BIN)/python -m pytest -m "$(ORDINARY)" $(SERVERS) $(PYTEST_ARGS) $(PROCESSES_ARGS)
 
 test-workers: setup-dev
-	$(BIN)/python -m pytest -m "$(ORDINARY)" $(WORKERS) $(PYTEST_ARGS) $(PROCESSES_ARGS)
+	$(OWN_RAY) $(BIN)/python -m pytest -m "$(ORDINARY)" $(WORKERS) $(PYTEST_ARGS) $(PROCESSES_ARGS)
 
 lint: setup-dev  ## ruff and mypy --strict
 	$(BIN)/ruff check .
