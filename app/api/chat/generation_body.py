@@ -46,7 +46,7 @@ REFUSED_EVERYWHERE = {
     "mm_processor_kwargs": "the model reads text only",
     "return_prompt_text": "not supported; see echo and return_token_ids",
     "return_token_offsets": "not supported; see logprobs.text_offset of /v1/completions",
-    "vllm_xargs": "there are no plugins to give them to",
+    "vllm_xargs": "plugins take nothing from requests",
     "watermarking": "not supported",
 }
 
