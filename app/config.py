@@ -22,7 +22,6 @@ from app.backends import (
     OWN_PROCESS,
     PLATFORMS,
     QUANT_METHODS,
-    ROUTING_POLICIES,
     STAT_LOGGERS,
     STEP_TRANSPORTS,
 )
@@ -30,6 +29,7 @@ from app.bounds import MAX_TEXT_CHARS
 from app.frozen import Frozen
 from app.parser_tables import REASONING_PARSERS, TOOL_PARSERS
 from app.registry import OneOf
+from app.router_config import RouterConfig
 from app.slo_config import SloConfig
 
 # Environment variables for what does not belong in a file: API keys, separated by commas or spaces; a file of keys.
@@ -362,23 +362,6 @@ class IngressConfig(Frozen):
     max_tenant_batches: int = Field(16, ge=0, description="Batches under way of one tenant.")
     max_batch_requests: int = Field(50_000, ge=1, description="Most requests in one batch.")
     limits: RequestLimits = RequestLimits()
-
-
-class RouterConfig(Frozen):
-    """The choice of replica."""
-
-    policy: Annotated[str, OneOf(ROUTING_POLICIES)] = Field("prefix_aware", description="How a replica is chosen.")
-    num_replicas: int = Field(1, ge=1, description="Router replicas.")
-    num_cpus: float = Field(0.0, ge=0, description="Ray CPUs reserved for each replica.")
-    heartbeat_s: float = Field(
-        0.1, gt=0, description="Interval of the engines' load reports and KV events, while they are busy."
-    )
-    index_max_blocks: int = Field(
-        10_000_000, ge=1, description="Most KV blocks per model that a Router remembers, about 120 bytes each."
-    )
-    speculative_life_s: float = Field(
-        4.0, gt=0, description="What a request is about to store is assumed cached for so long at most, until told."
-    )
 
 
 class ModelConfig(Frozen):

@@ -24,6 +24,7 @@ ROWS: tuple[tuple[tuple[str, ...], ...], ...] = (
             "app.admission_config",
             "app.admin_config",
             "app.autoscaling_config",
+            "app.router_config",
             "app.slo_config",
         ),
         ("app.config",),

@@ -19,7 +19,7 @@ from app.api.parsers.base import ParsedAnswer
 from app.api.served_models import load_served_model
 from app.backends import EXECUTORS, KV_CONNECTORS, PLATFORMS, ROUTING_POLICIES, STEP_TRANSPORTS
 from app.cli import main
-from app.config import EngineConfig, RouterConfig
+from app.config import EngineConfig
 from app.deployments.routing.load_book import LoadBook
 from app.deployments.routing.policies import create_policy
 from app.deployments.serve_args import parse_args
@@ -32,6 +32,7 @@ from app.engine.worker.worker import Worker
 from app.engine.worker_info import WorkerInfo
 from app.parser_tables import REASONING_PARSERS, TOOL_PARSERS
 from app.registry import Registry
+from app.router_config import RouterConfig
 from tests.deployments.routing.test_load_book import QUERY, report
 from tests.engine.core_driver import KEY, make_request, run
 from tests.engine.worker_driver import Driver, Run, greedy

@@ -16,11 +16,12 @@ import yaml
 
 from app.admission_config import AdmissionConfig
 from app.cli.options import Option, options_of
-from app.config import EngineConfig, IngressConfig, ModelConfig, RouterConfig, ServeConfig
+from app.config import EngineConfig, IngressConfig, ModelConfig, ServeConfig
 from app.deployments.autoscaling import POLICY_FUNCTION
 from app.deployments.haproxy import ENVIRONMENT as HAPROXY_ENVIRONMENT
 from app.deployments.serve_args import parse_args
 from app.errors import ConfigError
+from app.router_config import RouterConfig
 
 IMPORT_PATH = "app.deployments.app:build"
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8000

@@ -22,7 +22,7 @@ from ray import serve
 from app.api.engine_client import ReplicaAnswer
 from app.api.work_pool import WorkPool
 from app.backends import STAT_LOGGERS
-from app.config import EngineConfig, IngressConfig, ModelConfig, RouterConfig
+from app.config import EngineConfig, IngressConfig, ModelConfig
 from app.deployments.admin.fleet_state import FleetState, MemberReport
 from app.deployments.admin.member import FleetMember
 from app.deployments.admin.shared_state import SharedState
@@ -50,6 +50,7 @@ from app.engine.request import EngineRequest
 from app.engine.sampling_params import SamplingParams
 from app.engine.worker_info import WorkerInfo
 from app.errors import EngineDeadError, MantaError
+from app.router_config import RouterConfig
 from app.telemetry.metrics import MetricsRecorder
 from app.telemetry.stat_logger import StatLoggers
 

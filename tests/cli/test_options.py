@@ -10,9 +10,10 @@ from pydantic import BaseModel, Field
 
 from app.cli.configuration import SERVE_OPTIONS
 from app.cli.options import Option, add_options, build, given, options_of
-from app.config import EngineConfig, IngressConfig, ModelConfig, RouterConfig
+from app.config import EngineConfig, IngressConfig, ModelConfig
 from app.errors import ConfigError
 from app.frozen import Frozen
+from app.router_config import RouterConfig
 from tests.cli.conftest import Manta
 
 

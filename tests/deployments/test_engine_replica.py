@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from app.config import EngineConfig, IngressConfig, ModelConfig, RouterConfig
+from app.config import EngineConfig, IngressConfig, ModelConfig
 from app.deployments import engine_replica
 from app.deployments.admin.fleet_state import FleetState
 from app.deployments.channel.wire import ControlMessage, SecludedError, decode_frame, encode
@@ -25,6 +25,7 @@ from app.engine.request import EngineRequest, Placement
 from app.engine.sampling_params import SamplingParams
 from app.engine.structured.structured_outputs import StructuredOutputs
 from app.errors import EngineDeadError, InvalidRequestError, MantaError, OverloadedError
+from app.router_config import RouterConfig
 from tests import limits
 from tests.deployments.fake_engine import REFUSED_SEED, FakeEngine
 from tests.limits import run, until

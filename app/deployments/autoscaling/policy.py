@@ -37,7 +37,7 @@ BUCKET_S = 1.0  # the history keeps the least and the most of each
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """One model's options; see app/autoscaling_config.py, and SloConfig in app/config.py."""
+    """One model's options; see app/autoscaling_config.py, and app/slo_config.py."""
 
     min_replicas: int
     max_replicas: int

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from app.admission_config import CLASS_NAMES, AdmissionConfig
-from app.config import RouterConfig
 from app.deployments.channel.feed_pool import FeedPool
 from app.deployments.channel.replica_finder import Discovery
 from app.deployments.channel.serve_port import EngineHandles
@@ -28,6 +27,7 @@ from app.deployments.routing.route_explanation import RouteExplanation, explain
 from app.deployments.serve_logs import log_to_serve_files
 from app.deployments.start_errors import logs_start_error
 from app.errors import EngineDeadError
+from app.router_config import RouterConfig
 from app.telemetry.metrics import MetricsRecorder
 
 PING_TIMEOUT_S = 1.0

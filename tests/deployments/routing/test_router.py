@@ -8,11 +8,11 @@ import httpx
 import pytest
 
 from app.api.debug import debug_routes
-from app.config import RouterConfig
 from app.deployments.routing import router as router_module
 from app.deployments.routing.router import Router
 from app.engine.kv_cache.block_hash import hash_blocks, root_hash
 from app.engine.kv_cache.kv_events import KVEventLog
+from app.router_config import RouterConfig
 from app.telemetry.exposition import render
 from app.telemetry.metrics import decode_snapshot
 from tests.deployments.channel.test_feeds import BLOCK_SIZE, Cluster, Replica, hashes
