@@ -26,6 +26,7 @@ _QWEN = (
     ("<|endoftext|>", "<|im_start|>", "<|im_end|>", *(f"<|extra_{i}|>" for i in range(205))),
 )
 _OF_CLASS: dict[str, tuple[str, tuple[str, ...]]] = {"QWenTokenizer": _QWEN}
+CONFIG = "tokenizer_config.json"
 Ids = Callable[[str], list[int]]
 
 
@@ -39,18 +40,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Convert and write."""
     check_tokenizer(args.directory)
+    if kept := [name for name in (OWN, CONFIG) if (args.output / name).exists()]:
+        raise CheckpointError(f"{args.output} holds a {kept[0]} already: name another directory", param="output")
     convert(args.directory, args.output)
     print(f"use it with: --tokenizer {args.output}")
     return 0
 
 
 def convert(directory: Path, output: Path) -> None:
-    """Write tokenizer.json, and the names of its special tokens; CheckpointError in one line where it cannot be."""
+    """Write tokenizer.json, and tokenizer_config.json with its special tokens; CheckpointError where it cannot be."""
     source = source_of(directory)
     if source is None:
         raise CheckpointError(f"{directory} holds a {OWN} already", param="tokenizer")
     try:
-        backend, names = _converted(source, read_tokenizer_config(directory))
+        config = read_tokenizer_config(directory)
+        backend, names = _converted(source, config)
     except CheckpointError:
         raise
     except ImportError as error:
@@ -60,7 +64,7 @@ def convert(directory: Path, output: Path) -> None:
         raise CheckpointError(f"cannot convert {source}: {_line(error)}", param="tokenizer") from error
     output.mkdir(parents=True, exist_ok=True)
     backend.save(str(output / OWN))
-    (output / "tokenizer_config.json").write_text(json.dumps(names, indent=2) + "\n")
+    (output / CONFIG).write_text(json.dumps({**names, **config}, indent=2) + "\n")
 
 
 def _converted(source: Path, config: dict[str, Any]) -> tuple[Any, dict[str, str]]:

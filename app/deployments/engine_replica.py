@@ -127,6 +127,7 @@ class EngineReplica:
         self._feeds.renew(asker_id)
         if self._joining is None and self._has_admin:  # in the running set, where the Admin finds it too
             self._joining = asyncio.create_task(self._member.join(SharedState(self._model.name).ask))
+            self._joining.add_done_callback(self._on_joined)
         return self._report()
 
     async def open_channel(self, channel_id: str, ingress_id: str, target: str) -> AsyncIterator[bytes]:
@@ -353,6 +354,11 @@ class EngineReplica:
         self._hub.fail(self._fatal)
         self._feeds.close()
         self._exit_task = asyncio.create_task(self._exit(channels))
+
+    def _on_joined(self, joining: asyncio.Task[None]) -> None:
+        """One that cannot join would take no requests for ever: it ends, and Serve starts another."""
+        if not joining.cancelled() and (error := joining.exception()) is not None:
+            self._go(f"could not join its fleet: {type(error).__name__}: {error}")
 
     def _on_sigterm(self) -> None:
         self._go("ends, as SIGTERM asks")

@@ -63,14 +63,18 @@ def tokenizer_json(directory: Path) -> Path:
 
 def _convert(directory: Path, output: Path) -> None:
     paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    done = subprocess.run(
-        [sys.executable, "-m", "app.cli", "convert-tokenizer", str(directory), str(output)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-        capture_output=True,
-        text=True,
-        timeout=_TIMEOUT_S,
-        check=False,
-    )
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "app.cli", "convert-tokenizer", str(directory), str(output)],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        reason = f"the tokenizer of {directory} took longer than {_TIMEOUT_S:g} s to convert"
+        raise CheckpointError(reason, param="tokenizer") from None
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         raise CheckpointError(reason.removeprefix("manta: error: "), param="tokenizer")

@@ -215,3 +215,20 @@ def test_what_cannot_be_converted_says_why_in_one_line(
     assert line.startswith("manta: error: ")
     assert re.search(reason, line), line
     assert not (tmp_path / "made" / "tokenizer.json").exists()
+
+
+def test_the_configuration_goes_with_it(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(train(model_type="bpe", **LLAMA))
+    (tmp_path / "tokenizer_config.json").write_text('{"chat_template": "mine", "eos_token": "<|end|>"}')
+    assert main(["convert-tokenizer", str(tmp_path), str(tmp_path / "made")]) == 0
+    made = json.loads((tmp_path / "made" / "tokenizer_config.json").read_text())
+    assert (made["chat_template"], made["eos_token"], made["bos_token"]) == ("mine", "<|end|>", "<s>")
+
+
+def test_files_of_a_model_are_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(b"not read")
+    own = tmp_path / "tokenizer_config.json"
+    own.write_text('{"chat_template": "mine"}')
+    assert main(["convert-tokenizer", str(tmp_path), str(tmp_path)]) != 0
+    assert "holds a tokenizer_config.json already" in capsys.readouterr().err
+    assert own.read_text() == '{"chat_template": "mine"}'

@@ -112,6 +112,22 @@ def play_with_admin(play: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     return lambda scene: play(lambda replica: scene(replica, known))
 
 
+def test_one_that_cannot_join_its_fleet_ends(play_with_admin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def ask(self: Any) -> FleetState:
+        raise RuntimeError("no handle")
+
+    monkeypatch.setattr(engine_replica.SharedState, "ask", ask)
+    gone: list[str] = []
+    monkeypatch.setattr(EngineReplica, "_go", lambda self, why: gone.append(why))
+
+    async def scene(replica: Replica, known: asyncio.Event) -> None:
+        assert not await replica.accepting()
+        await until(lambda: bool(gone))
+        assert gone == ["could not join its fleet: RuntimeError: no handle"]
+
+    play_with_admin(scene)
+
+
 def test_takes_requests_once_it_is_what_the_fleet_is(play_with_admin: Any) -> None:
     async def scene(replica: Replica, known: asyncio.Event) -> None:
         frames = await replica.channel("one", "ingress-1")

@@ -42,3 +42,13 @@ def test_what_is_no_tokenizer_is_named(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(CheckpointError, match=r"^cannot convert .*tokenizer\.model") as caught:
         tokenizer_files.tokenizer_json(tmp_path)
     assert caught.value.param == "tokenizer"
+
+
+def test_a_conversion_without_end_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(tokenizer_files, "_TIMEOUT_S", 0.01)
+    directory = tmp_path / "model"
+    directory.mkdir()
+    (directory / "tokenizer.model").write_bytes(b"slow to read")
+    with pytest.raises(CheckpointError, match=r"took longer than 0\.01 s"):
+        tokenizer_files.tokenizer_json(directory)

@@ -69,10 +69,7 @@ class ModelFleet:
         """Learn what the fleet is from those that were told by an Admin before this one; a change that it left behind
         is taken back."""
         async with self._lock:
-            told = latest([member.state for member in await self._port.members()])
-            if told is not None and told.epoch:
-                self.state = told.next()
-                await self._bring_all_back(await self._joined())
+            await self._learn(await self._port.members())
             self._recovered.set()
 
     async def known_state(self) -> FleetState:
@@ -119,6 +116,8 @@ class ModelFleet:
             return
         async with self._lock:
             members = await self._port.members()
+            if await self._learn(members):  # they were silent when this Admin began
+                return
             lost = [one.replica_id for one in members if one.state is not None and one.state != self.state]
             lost = [] if self.state.is_changing else lost
             if lost:
@@ -126,6 +125,15 @@ class ModelFleet:
                 await self._port.leave(lost)
 
     # ---- under the lock
+
+    async def _learn(self, members: Sequence[MemberReport]) -> bool:
+        """Whether one of these was told something later than what is known here; then all become that."""
+        told = latest([member.state for member in members])
+        if told is None or told.epoch <= self.state.epoch:
+            return False
+        self.state = told.next()
+        await self._bring_all_back([member.replica_id for member in members if member.state is not None])
+        return True
 
     async def _joined(self) -> list[str]:
         return [member.replica_id for member in await self._port.members() if member.state is not None]

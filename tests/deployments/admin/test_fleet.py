@@ -300,6 +300,21 @@ def test_a_new_admin_knows_what_the_last_one_told(play: Any) -> None:
     play(scene)
 
 
+def test_a_new_admin_learns_from_replicas_that_were_silent_when_it_began(play: Any) -> None:
+    async def scene(stage: Stage) -> None:
+        await stage.call("update_weights", path="/new")
+        silent, stage.port.replicas = stage.port.replicas, {}
+        await stage.new_admin()
+        stage.port.replicas = silent
+        await stage.fleet.look_after()
+        await stage.fleet.look_after()
+        assert not stage.port.left
+        assert stage.fleet.state.weights == "/new"
+        assert stage.answers == {"new"}
+
+    play(scene)
+
+
 def test_one_that_missed_a_change_is_restarted(play: Any) -> None:
     async def scene(stage: Stage) -> None:
         hidden = stage.port.replicas.pop("b")
