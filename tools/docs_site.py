@@ -16,7 +16,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from tools import cli_docs, config_docs
+from tools import cli_docs, config_docs, performance_charts
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = {  # file of the repository -> page
@@ -41,7 +41,9 @@ def on_config(config: MkDocsConfig) -> None:
 def on_files(files: Files, config: MkDocsConfig) -> None:
     """Add what does not stand in docs/."""
     for source, page in PAGES.items():
-        files.append(File.generated(config, page, content=(ROOT / source).read_text(encoding="utf-8")))
+        text = (ROOT / source).read_text(encoding="utf-8")
+        content = performance_charts.page(text) if page == "performance.md" else text
+        files.append(File.generated(config, page, content=content))
     for page, make in GENERATED.items():
         files.append(File.generated(config, page, content=make()))
 

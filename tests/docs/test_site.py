@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -49,6 +50,16 @@ def test_the_picture_and_the_lists(site: Path) -> None:
     assert 'src="graph.svg"' in page
     assert (site / "graph.svg").exists()
     assert "<li>Metrics: prometheus-client writes the page" in page, "a list right below its sentence"
+
+
+def test_the_charts_show_the_figures_of_the_json(site: Path) -> None:
+    page = (site / "performance.html").read_text()
+    figures = json.loads((ROOT / "benchmarks/side_by_side.json").read_text())
+    assert page.count("<svg class=chart") + page.count('<svg class="chart"') == len(figures["decode_ms"])
+    for row in figures["decode_ms"].values():
+        for who in ("Manta", "vLLM"):
+            for batch, ms in row[who]:
+                assert f"<title>{who}: {ms:.4g} at {batch}</title>" in page
 
 
 def test_links_between_pages_of_the_repository(site: Path) -> None:

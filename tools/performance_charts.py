@@ -1,0 +1,35 @@
+"""The charts at the head of the performance page, of the figures in benchmarks/side_by_side.json."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from loadtest.chart import Line, line_chart
+
+FIGURES = Path(__file__).resolve().parent.parent / "benchmarks/side_by_side.json"
+# Colours of Material's own, which follow the reader's scheme.
+STYLE = """<style>
+.chart { width: 100%; max-width: 560px; height: auto; }
+.chart text { fill: var(--md-typeset-color); font: 11px system-ui, sans-serif; }
+.chart .title { font-size: 13px; font-weight: 600; }
+.chart .end { text-anchor: end; } .chart .mid { text-anchor: middle; }
+.chart .grid { stroke: var(--md-default-fg-color--lightest); } .chart .line { fill: none; stroke-width: 2; }
+.line.s0 { stroke: #3f51b5; } .dot.s0 { fill: #3f51b5; } .line.s1 { stroke: #e08a00; } .dot.s1 { fill: #e08a00; }
+</style>"""
+
+
+def charts(figures: dict[str, Any]) -> str:
+    """HTML: milliseconds of a decode step by batch, a chart for each shape."""
+    parts = [STYLE, f"<p>Milliseconds of a decode step by the number of requests; {figures['machine']}.</p>"]
+    for shape, row in figures["decode_ms"].items():
+        lines = [Line(who, [(x, y) for x, y in row[who]]) for who in ("Manta", "vLLM")]
+        parts.append(line_chart(f"{shape} ({row['date']})", "requests in the batch", "ms a step", lines))
+    return "\n".join(parts)
+
+
+def page(results: str) -> str:
+    """The performance page: charts between the heading and the text of benchmarks/RESULTS.md."""
+    heading, _, rest = results.partition("\n")
+    return f"{heading}\n\n{charts(json.loads(FIGURES.read_text(encoding='utf-8')))}\n{rest}"
