@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from app.engine.core import EngineCore
 from app.engine.outputs import EngineOutput
 from app.engine.scheduler.request import Request
+from app.errors import EngineAsleepError
 
 
 class EngineLoop:
@@ -34,12 +35,18 @@ class EngineLoop:
         self.core.abort_requests([request_id])
 
     def run(self, requests: Iterable[Request], take: Callable[[EngineOutput], None]) -> None:
-        """Give `take` every output until no request is left; it may send and end requests itself."""
+        """Give `take` every output until no request is left; it may send and end requests itself.
+
+        EngineAsleepError where the engine is held (paused, in the midst of an update): nobody could let it go on.
+        """
         try:
             self.send(requests)
             while self.core.has_work():
                 for output in self.core.step():
                     self._deliver(output, take)
+            if self._open:
+                holds = ", ".join(sorted(self.core.state.holds))
+                raise EngineAsleepError(f"the engine stands still ({holds}): resume it, or finish its update, first")
         finally:  # after an interrupt, or what `take` raised, the next call finds an empty engine
             self.core.abort_requests(list(self._open))
             self._open.clear()

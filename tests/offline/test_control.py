@@ -120,6 +120,16 @@ def test_what_does_not_fit_changes_nothing(make: Make, old: Path, tmp_path: Path
     assert answers(llm) == before
 
 
+def test_work_for_a_paused_engine_is_refused(make: Make, old: Path) -> None:
+    """In one process nobody else could resume it; results without an end would look like answers."""
+    llm, before = make(old), expected(old)
+    llm.collective_rpc("pause")
+    with pytest.raises(EngineAsleepError, match=r"stands still \(pause\)"):
+        answers(llm)
+    llm.collective_rpc("resume")
+    assert answers(llm) == before
+
+
 @pytest.mark.parametrize("options", [{}, {"quantization": "fp8"}], ids=["plain", "fp8"])
 def test_tensors_as_a_trainer_gives_them(make: Make, old: Path, new: Path, options: dict[str, Any]) -> None:
     """One by one, ended by `reset_prefix_cache`; a layer of which a part is missing is noticed."""

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from app.engine.control.weights import refusing_once_failed
 from app.engine.core import EngineCore
 from app.errors import InvalidRequestError
 
@@ -34,5 +35,6 @@ def receive_weights(core: EngineCore, names: Names, dtype_names: Names, shapes: 
         raise InvalidRequestError(
             f"names, dtype_names and shapes: {len(names)}, {len(dtype_names)} and {len(shapes)} entries", param="names"
         )
-    core.call_workers("receive_tensors", list(zip(names, dtype_names, shapes, strict=True)))
+    with refusing_once_failed(core):
+        core.call_workers("receive_tensors", list(zip(names, dtype_names, shapes, strict=True)))
     return len(names)

@@ -8,7 +8,8 @@ changes with the weights, so no block of the prefix cache is taken for one of th
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from app.engine.control.pause import Mode, hold
@@ -65,19 +66,27 @@ def start_weight_update(core: EngineCore, mode: Mode = "wait") -> Generator[None
     _begin(core)
 
 
-def _load(core: EngineCore, path: str, revision: str) -> str:
-    """Read a directory's weights; requests that come meanwhile wait, and are refused once that has failed."""
+@contextmanager
+def refusing_once_failed(core: EngineCore) -> Iterator[None]:
+    """Requests wait for the weights no longer, but are refused, once this part of an update has failed."""
     try:
-        core.call_workers("load_directory", path)
-        return finish_weight_update(core, revision=revision, whole=True)
-    finally:
+        yield
+    except BaseException:
         core.state.is_updating = False
+        raise
+
+
+def _load(core: EngineCore, path: str, revision: str) -> str:
+    with refusing_once_failed(core):
+        core.call_workers("load_directory", path)
+    return finish_weight_update(core, revision=revision, whole=True)
 
 
 def _begin(core: EngineCore) -> None:
     _refuse_asleep(core)
     core.state.is_updating = True
-    core.call_workers("begin_update", core.state.weights_missing)
+    with refusing_once_failed(core):
+        core.call_workers("begin_update", core.state.weights_missing)
     core.state.weights_missing = True
 
 
@@ -88,13 +97,15 @@ def _refuse_asleep(core: EngineCore) -> None:
 
 def load_weights(core: EngineCore, tensors: list[Any]) -> None:
     """Take in tensors: pairs of the name in the checkpoint and a tensor of torch's, whole, on whatever device."""
-    core.call_workers("load_tensors", tensors)
+    with refusing_once_failed(core):
+        core.call_workers("load_tensors", tensors)
 
 
 def finish_weight_update(core: EngineCore, revision: str = "", version: str = "", whole: bool = False) -> str:
     """Compute with the new weights; `whole`: refuse if some are missing. Their revision: `revision`, or one made of the
     last one and `version`, which says what came (all replicas that are to be equal must be told the same)."""
-    core.call_workers("finish_update", whole)
+    with refusing_once_failed(core):
+        core.call_workers("finish_update", whole)
     if not revision:
         told = f"{core.stats().model_revision}/{version}".encode()
         revision = hashlib.blake2b(told, digest_size=16).hexdigest()

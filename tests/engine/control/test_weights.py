@@ -174,3 +174,13 @@ def test_they_are_refused_once_reading_has_failed(
     running.control("reload_weights")
     running.receiver.wait_final(*running.ask("", range(2)))
     assert [running.receiver.results.tokens[str(one)] for one in range(2)] == tokens(5)[:2]
+
+
+def test_they_are_refused_once_a_part_of_a_transfer_has_failed(start: Callable[[Path], Running]) -> None:
+    running = start(tiny_model(seed=5))
+    running.control("start_weight_update", mode="abort")
+    assert running.engine.stats().refusal is None
+    with pytest.raises(InvalidRequestError, match="init_weight_transfer_engine"):
+        running.control("receive_weights", names=["lm_head.weight"], dtype_names=["float32"], shapes=[[1]])
+    with pytest.raises(EngineAsleepError, match="no weights"):
+        running.ask("", range(1))
