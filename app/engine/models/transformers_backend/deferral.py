@@ -91,6 +91,8 @@ for _name in (
     "getitem",
     "len",
     "iter",
+    "eq",
+    "ne",
     "lt",
     "le",
     "gt",

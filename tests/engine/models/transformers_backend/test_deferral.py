@@ -14,7 +14,7 @@ from app.engine.layers.context import BuildContext
 from app.engine.model_info import ModelInfo
 from app.engine.models.loader import load_model
 from app.engine.models.transformers_backend.attention import PagedAttention
-from app.engine.models.transformers_backend.deferral import Site, Sum, tensor_of
+from app.engine.models.transformers_backend.deferral import Deferred, Site, Sum, tensor_of
 from app.kernels.attention import triton_ops
 from app.kernels.fused import FUSED_OPS
 from app.kernels.gemm import LINEAR_OPS, DeferredNorm, triton_small
@@ -145,3 +145,11 @@ def test_launches_of_a_decode_layer_are_those_of_our_own_modules(dtype: torch.dt
 
     grown = {impl: launches(impl, 4) - launches(impl, 2) for impl in ("native", "transformers")}
     assert grown["transformers"] == grown["native"], grown
+
+
+def test_a_stand_in_is_compared_by_its_numbers() -> None:
+    """Python's own answer would be whether both are one object."""
+    numbers = torch.tensor([[0.0, 2.0]])
+    product = Deferred(Site(), lambda epilogue: numbers, numbers.shape, numbers)
+    assert (product == 0).tolist() == [[True, False]]  # type: ignore[attr-defined]
+    assert (product != 0).tolist() == [[False, True]]  # type: ignore[attr-defined]
