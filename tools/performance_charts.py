@@ -25,7 +25,8 @@ def charts(figures: dict[str, Any]) -> str:
     parts = [STYLE, f"<p>Milliseconds of a decode step by the number of requests; {figures['machine']}.</p>"]
     for shape, row in figures["decode_ms"].items():
         lines = [Line(who, [(x, y) for x, y in row[who]]) for who in ("Manta", "vLLM")]
-        parts.append(line_chart(f"{shape} ({row['date']})", "requests in the batch", "ms a step", lines))
+        parts.append(line_chart(shape, "requests in the batch", "ms a step", lines))
+        parts.append(f"<p>{shape}: {row['date']}.</p>")
     return "\n".join(parts)
 
 
