@@ -120,7 +120,8 @@ _SPLITS = {"packed_colwise": Split(-2, 2), "colwise": Split(-2), "rowwise": Spli
 def _split_of(style: str, parameter: nn.Parameter, ranks: int) -> Split:
     if style == "colwise" and parameter.ndim == 1:  # something of each head
         return _dividing(Split(-1), parameter, ranks)
-    if style not in _SPLITS or parameter.ndim < 2:
+    sums = style == "rowwise" and parameter.ndim == 2  # over ranks, which only layers of ours add up
+    if style not in _SPLITS or parameter.ndim < 2 or sums:
         raise UnsupportedError(f"its tensor-parallel plan splits parameters by {style!r}", param="model")
     return _dividing(_SPLITS[style], parameter, ranks)
 
