@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from app.engine.control.pause import Mode, hold
@@ -17,7 +18,7 @@ from app.engine.control.sleep import go_on
 from app.engine.core import EngineCore
 from app.engine.kv_cache.model_revision import model_revision
 from app.engine.model_info import ModelInfo
-from app.errors import InvalidRequestError
+from app.errors import CheckpointError, InvalidRequestError
 
 ENDED = "the model's weights were replaced while it was answered: ask again"
 # What a trainer may write differently into a config.json of the same model.
@@ -27,6 +28,10 @@ OF_NO_MATTER = frozenset({"_name_or_path", "transformers_version", "torch_dtype"
 def check_weights(core: EngineCore, path: str) -> str:
     """The revision that the weights in a directory would give; CheckpointError, InvalidRequestError where they do not
     fit the model. Nothing is changed."""
+    if not Path(path).is_absolute() or not Path(path).is_dir():  # the name of a hub's model would be downloaded
+        raise CheckpointError(
+            f"path: {path[:256]!r} is not the absolute path of a directory on this node", param="path"
+        )
     info = ModelInfo.from_directory(path)
     _same_model(core.info, info)
     core.call_workers("check_weights", path)

@@ -15,7 +15,7 @@ from app.engine.control import pause, weights
 from app.engine.core import EngineCore
 from app.engine.executor import create_executor
 from app.engine.model_info import ModelInfo
-from app.errors import EngineAsleepError, InvalidRequestError
+from app.errors import CheckpointError, EngineAsleepError, InvalidRequestError
 from tests import limits
 from tests.engine.core_driver import KEY, make_request
 from tests.engine.test_async_engine import Receiver
@@ -184,3 +184,11 @@ def test_they_are_refused_once_a_part_of_a_transfer_has_failed(start: Callable[[
         running.control("receive_weights", names=["lm_head.weight"], dtype_names=["float32"], shapes=[[1]])
     with pytest.raises(EngineAsleepError, match="no weights"):
         running.ask("", range(1))
+
+
+@pytest.mark.parametrize("path", ["organisation/name", "tiny-chat", "", "."])
+def test_a_path_is_no_name_of_a_model(path: str, start: Callable[[Path], Running], monkeypatch: Any) -> None:
+    monkeypatch.setattr("app.engine.model_info.fetch_description", None)  # nothing is asked of a hub
+    running = start(tiny_model())
+    with pytest.raises(CheckpointError, match="absolute path of a directory"):
+        running.control("check_weights", path=path)
