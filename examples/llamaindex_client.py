@@ -2,7 +2,7 @@
 
     .venv/bin/python examples/llamaindex_client.py [URL]
 
-Needs llama-index-llms-openai-like; LangChain and LiteLLM take the same URL.
+Needs llama-index-llms-openai-like, as `make setup-dev` has it.
 """
 
 from __future__ import annotations

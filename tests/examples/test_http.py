@@ -36,6 +36,15 @@ def test_openai_tools(run_here: RunExample, server: ServeProcess) -> None:
     assert "21" in printed.splitlines()[-1]
 
 
+@pytest.mark.parametrize("name", ["langchain_client", "litellm_client"])
+def test_other_clients(name: str, run_here: RunExample, server: ServeProcess) -> None:
+    *_, answer, count, call = run_here(name, server.base_url).splitlines()
+    assert "42" in answer
+    assert ", ".join(map(str, range(1, 21))) in count
+    assert call.startswith("get_weather(")
+    assert "Paris" in call
+
+
 def test_llamaindex_client(run_here: RunExample, server: ServeProcess) -> None:
     *_, answer, count, call = run_here("llamaindex_client", server.base_url).splitlines()
     assert "= 42" in answer
