@@ -100,8 +100,7 @@ class WindowDetokenizer:
             return self._push_bytes()
         broken = self._break_off(len(self._bytes))
         if not self._window and self._broken:  # else a decoder would take the token for the beginning of the text
-            self._window, self._num_emitted = self._broken, 1
-            self._prefix = self._decode(self._window)
+            self._begin_behind(self._broken[0])
         self._window.append(token_id)
         text = self._decode(self._window)
         return broken if text.endswith("\ufffd") else broken + self._advance(text)
@@ -124,10 +123,22 @@ class WindowDetokenizer:
                     return broken
                 broken += self._break_off(error.end)
             else:
+                if not self._window and self._broken:  # as in push, but a broken byte would break these too
+                    self._begin_behind(self._word())
                 self._window += self._bytes
                 self._bytes = []
                 return broken + self._advance(self._decode(self._window))
         return broken
+
+    def _begin_behind(self, token_id: int) -> None:
+        """Let the window begin with a token that has been emitted, or stands for one."""
+        self._window, self._num_emitted = [token_id], 1
+        self._prefix = self._decode(self._window)
+
+    def _word(self) -> int:
+        """Some token that is text, and no byte."""
+        tokens = (token for token in range(self._known) if not self._is_byte(token))
+        return next(token for token in tokens if self._decode([token]).isalnum())
 
     def _break_off(self, number: int) -> str:
         """U+FFFD for each of the first bytes that wait. They do not enter the window, where they would break others."""

@@ -51,6 +51,12 @@ def test_deltas_of_any_tokens_concatenate(data: st.DataObject, skip: bool, kinds
         assert "".join(deltas(tokenizer, ids, skip)) == decoded(tokenizer, ids, skip)
 
 
+@pytest.mark.parametrize("ids", [[131, 35], [131, 35, 35], [131, 131, 35, 99]])
+def test_a_space_behind_a_broken_byte_begins_no_text(ids: list[int], sentence_piece: Tokenizer) -> None:
+    """Bytes 0x80 and 0x20: decoders take away one space from the beginning of a text."""
+    assert "".join(deltas(sentence_piece, ids, False)) == decoded(sentence_piece, ids, False)
+
+
 def each_byte(error: UnicodeError) -> tuple[str, int]:
     """Error handler: a mark for each broken byte."""
     assert isinstance(error, UnicodeDecodeError)
