@@ -48,7 +48,10 @@ async def called(fleet: Fleet, model: str, name: str, arguments: dict[str, Any],
     operator believed."""
     try:
         return answer(await fleet.control(model, name, arguments, timeout_s))
-    except (CheckpointError, ConfigError) as error:  # here it is the operator's directory, not the server's
+    except (CheckpointError, ConfigError) as error:
+        if "path" not in arguments:
+            raise
+        # Here it is the operator's directory, not the server's.
         raise InvalidRequestError(error.message, param="path") from error
 
 

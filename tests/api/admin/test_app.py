@@ -190,6 +190,8 @@ def test_a_replicas_error_is_the_answer(served: tuple[TestClient, Fleet]) -> Non
         failed = client.post(path, json=body)
         assert (failed.status_code, failed.json()["error"]["param"]) == (400, "path"), path
         assert "'/x'" in failed.json()["error"]["message"]
+    failed = client.post("/reload_weights")  # which names no directory
+    assert failed.json()["error"]["param"] == "model"
     assert set(CONTROLS) >= set(REMOTE)
 
 

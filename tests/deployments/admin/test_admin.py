@@ -166,7 +166,28 @@ def test_who_says_what_the_fleet_is(monkeypatch: pytest.MonkeyPatch, admin: Any,
     context = type("Context", (), {"deployment": "Engine-m", "app_name": "manta"})
     monkeypatch.setattr(shared_state.serve, "get_replica_context", lambda: context)
     monkeypatch.setattr(shared_state.serve, "get_deployment_handle", lambda name, app: handles[name])
+    monkeypatch.setattr(shared_state, "RETRY_S", 0.0)
     assert run(SharedState("m").ask()).epoch == epoch
+
+
+def test_peers_that_are_silent_are_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[Any] = [TimeoutError(), [TimeoutError()], [None, FleetState(epoch=4)]]
+
+    async def nobody(*_: Any, **__: Any) -> Any:
+        raise TimeoutError
+
+    async def peers(*_: Any, **__: Any) -> Any:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    context = type("Context", (), {"deployment": "Engine-m", "app_name": "manta"})
+    monkeypatch.setattr(shared_state.serve, "get_replica_context", lambda: context)
+    monkeypatch.setattr(shared_state.serve, "get_deployment_handle", lambda name, app: Handle({}))
+    for name, value in (("call", nobody), ("broadcast", peers), ("RETRY_S", 0.0)):
+        monkeypatch.setattr(shared_state, name, value)
+    assert run(SharedState("m").ask()).epoch == 4
 
 
 def test_there_is_none_unless_it_is_asked_for() -> None:
