@@ -5,20 +5,18 @@ Several query heads may share a KV head (grouped-query attention: Ainslie et al.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import dataclass
 
 import torch
 
-from app.engine.layers.attention_layer import AttentionLayer
-from app.engine.layers.cache_spec import LayerCacheSpec
+from app.engine.layers.attention_layer import KVAttentionLayer
 from app.engine.layers.context import BuildContext, ForwardContext
 from app.engine.layers.epilogue import Epilogue, ResultT
 from app.engine.layers.linear import QKVLinear, RowLinear
 from app.engine.layers.norm import RMSNorm
 from app.engine.layers.query_key_norm import QUERY_KEY_NORMS, HeadShare, QueryKeyNorm
 from app.engine.layers.rotary import RotaryEmbedding
-from app.kernels.attention import AttentionMetadata, HeadBias
+from app.kernels.attention import HeadBias
 from app.kernels.fused import HeadNorm, fused_ops
 from app.kernels.gemm import Activations
 
@@ -41,7 +39,7 @@ class AttentionSettings:
     alibi_slopes: tuple[float, ...] = ()  # one for each head; (): no ALiBi
 
 
-class Attention(AttentionLayer):
+class Attention(KVAttentionLayer):
     """Grouped-query attention; `layer_index` picks its KV cache among those of this pipeline stage."""
 
     def __init__(
@@ -104,25 +102,6 @@ class Attention(AttentionLayer):
             **self.more,
         )
         return self.o_proj(out.reshape(out.shape[0], -1), epilogue)  # type: ignore[no-any-return]
-
-    @property
-    def plan_key(self) -> Hashable:
-        """The backend and the numbers of heads on this rank: layers that agree on them share a plan."""
-        return self.ops, self.num_heads, self.num_kv_heads, self.head_dim
-
-    def plan(self, meta: AttentionMetadata, block_size: int) -> None:
-        """Let the backend plan the step."""
-        self.ops.prepare(
-            meta,
-            num_heads=self.num_heads,
-            num_kv_heads=self.num_kv_heads,
-            head_dim=self.head_dim,
-            block_size=block_size,
-        )
-
-    def cache_spec(self) -> LayerCacheSpec:
-        """Keys and values of this rank's KV heads."""
-        return LayerCacheSpec((2, self.num_kv_heads), self.head_dim, self.kv_dtype, self.sliding_window)
 
     def _head_norm(self, heads: torch.Tensor) -> HeadNorm | None:
         """What the rotating kernel shall norm with; None where `heads` [T, Hq + 2 Hkv, D] need no norm or have it."""

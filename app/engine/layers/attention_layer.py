@@ -5,9 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Hashable
 
+import torch
+
 from app.engine.layers.cache_spec import LayerCacheSpec
 from app.engine.layers.layer import Layer
-from app.kernels.attention import AttentionMetadata
+from app.kernels.attention import AttentionMetadata, AttentionOps
 
 
 class AttentionLayer(Layer, ABC):
@@ -29,3 +31,34 @@ class AttentionLayer(Layer, ABC):
     @abstractmethod
     def cache_spec(self) -> LayerCacheSpec | None:
         """What the layer caches for each token on this rank; None: nothing."""
+
+
+class KVAttentionLayer(AttentionLayer):
+    """An attention layer that caches keys and values of heads in the paged cache."""
+
+    num_heads: int  # on this rank, as all that follows
+    num_kv_heads: int
+    head_dim: int
+    sliding_window: int | None
+    ops: AttentionOps
+    kv_dtype: torch.dtype
+    kv_scales: torch.Tensor | None  # of a quantized cache, [2, Hkv]: keys, values. The loader sets the checkpoint's
+
+    @property
+    def plan_key(self) -> Hashable:
+        """The backend and the numbers of heads on this rank: layers that agree on them share a plan."""
+        return self.ops, self.num_heads, self.num_kv_heads, self.head_dim
+
+    def plan(self, meta: AttentionMetadata, block_size: int) -> None:
+        """Let the backend plan the step."""
+        self.ops.prepare(
+            meta,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            block_size=block_size,
+        )
+
+    def cache_spec(self) -> LayerCacheSpec:
+        """Keys and values of this rank's KV heads."""
+        return LayerCacheSpec((2, self.num_kv_heads), self.head_dim, self.kv_dtype, self.sliding_window)

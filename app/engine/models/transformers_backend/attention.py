@@ -7,7 +7,6 @@ values into the cache and attends.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from typing import Any
 
 import torch
@@ -15,8 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import AttentionInterface
 
-from app.engine.layers.attention_layer import AttentionLayer
-from app.engine.layers.cache_spec import LayerCacheSpec
+from app.engine.layers.attention_layer import KVAttentionLayer
 from app.engine.layers.context import BuildContext, ForwardContext
 from app.engine.models.transformers_backend.rotary import angles, exchange_rotation
 from app.engine.models.transformers_backend.tracing import AttentionCall
@@ -33,7 +31,7 @@ class Step:
     context: ForwardContext | None = None
 
 
-class PagedAttention(AttentionLayer):
+class PagedAttention(KVAttentionLayer):
     """What an attention call of a module becomes."""
 
     def __init__(
@@ -104,25 +102,6 @@ class PagedAttention(AttentionLayer):
         if rows.shape[-1] < self.head_dim:
             return F.pad(rows, (0, self.head_dim - rows.shape[-1]))
         return rows if rows.stride(-1) == 1 else rows.contiguous()
-
-    @property
-    def plan_key(self) -> Hashable:
-        """See Attention.plan_key."""
-        return self.ops, self.num_heads, self.num_kv_heads, self.head_dim
-
-    def plan(self, meta: AttentionMetadata, block_size: int) -> None:
-        """Let the backend plan the step."""
-        self.ops.prepare(
-            meta,
-            num_heads=self.num_heads,
-            num_kv_heads=self.num_kv_heads,
-            head_dim=self.head_dim,
-            block_size=block_size,
-        )
-
-    def cache_spec(self) -> LayerCacheSpec:
-        """Keys and values of this rank's KV heads."""
-        return LayerCacheSpec((2, self.num_kv_heads), self.head_dim, self.kv_dtype, self.sliding_window)
 
 
 def _attend(

@@ -8,6 +8,7 @@ anything else of them gets the tensor. Which products are worth it, a trace find
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -38,7 +39,7 @@ class Site:
         return deferred if self.tries else deferred.value()
 
 
-class StandIn:
+class StandIn(ABC):
     """Stands for a tensor."""
 
     def __init__(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> None:
@@ -51,8 +52,9 @@ class StandIn:
             self._value = self._make()
         return self._value
 
+    @abstractmethod
     def _make(self) -> torch.Tensor:
-        raise NotImplementedError
+        """The tensor."""
 
     def _meta(self) -> torch.Tensor | None:
         return torch.empty(self.shape, dtype=self.dtype, device="meta") if self.device.type == "meta" else None
