@@ -22,7 +22,6 @@ TESTED_ELSEWHERE = {
     "app.engine.executor.worker_group.worker_actor": "needs processes: executor/test_local_processes, test_ray_workers",
     "app.engine.kv_connector": "its table, by executors and schedulers that have a tier",
     "app.engine.layers.attention": "against transformers: models/",
-    "app.engine.layers.cache_spec": "by worker/test_kv_sizing and host_tier/",
     "app.engine.layers.replicated": "against transformers: models/, pooling/test_encoders",
     "app.engine.models.model_check": "through the mistakes that it names: cli/test_mistakes",
     "app.engine.pooling.heads": "against sentence-transformers, with a worker around it",
