@@ -39,3 +39,9 @@ class ForwardContext:
     hidden: torch.Tensor | None = None  # [T, C] from the pipeline stage before; None in the first stage
     inputs: Mapping[str, torch.Tensor] = field(default_factory=dict)  # what per-row features bring, by name, [T, ...]
     memo: dict[object, Any] = field(default_factory=dict)  # what layers compute once a step for all of them
+
+    @property
+    def slot_mapping(self) -> torch.Tensor:
+        """int64 [T], below 0 at padding: a token that nobody reads, and for which no expert need compute. Of any
+        group of layers: they all agree on that."""
+        return self.attention[0].slot_mapping

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from app.engine.layers.activation import GATED_ACTIVATIONS, activation
-from app.engine.layers.context import BuildContext
+from app.engine.layers.context import BuildContext, ForwardContext
 from app.engine.layers.epilogue import ActMul, Epilogue, ResultT
 from app.engine.layers.layer import Layer
 from app.engine.layers.linear import MergedColumnLinear, RowLinear
@@ -26,7 +26,7 @@ class GatedMLP(Layer):
         fused = GATED_ACTIVATIONS.get(hidden_act)
         self.act_mul = ActMul(ctx.device, fused) if fused else None
 
-    def forward(self, x: Activations, epilogue: Epilogue[ResultT]) -> ResultT:
+    def forward(self, x: Activations, epilogue: Epilogue[ResultT], ctx: ForwardContext | None = None) -> ResultT:
         """x [T, C] -> the output [T, C], and what follows it."""
         if self.act_mul is not None:
             product: torch.Tensor = self.gate_up_proj(x, self.act_mul)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from app.engine.layers.activation import activation
-from app.engine.layers.context import BuildContext
+from app.engine.layers.context import BuildContext, ForwardContext
 from app.engine.layers.epilogue import Epilogue, ResultT
 from app.engine.layers.layer import Layer
 from app.engine.layers.linear import ColumnLinear, RowLinear
@@ -21,6 +21,6 @@ class PlainMLP(Layer):
         self.down_proj = RowLinear(ctx, intermediate_size, hidden_size, bias)
         self.act = activation(hidden_act)
 
-    def forward(self, x: Activations, epilogue: Epilogue[ResultT]) -> ResultT:
+    def forward(self, x: Activations, epilogue: Epilogue[ResultT], ctx: ForwardContext | None = None) -> ResultT:
         """x [T, C] -> the output [T, C], and what follows it."""
         return self.down_proj(self.act(self.up_proj(x)), epilogue)  # type: ignore[no-any-return]

@@ -85,7 +85,7 @@ class Blocks:
     read):
 
     - attention: (normed x [T, C], epilogue, ForwardContext) -> what the epilogue makes of the output;
-    - mlp, plain, gated or of experts: (normed x [T, C], epilogue) -> the same;
+    - mlp, plain, gated or of experts: the same arguments -> the same;
     - layer: as DecoderLayer, with its first norm under `input_layernorm` (None: it reads x as it is).
     """
 

@@ -34,7 +34,7 @@ class ParallelLayer(nn.Module):
 
     def forward(self, normed, x, next_norm, ctx):
         x = x + self.self_attn(normed, PLAIN, ctx)
-        return self.mlp(normed, AddNorm(x, next_norm))
+        return self.mlp(normed, AddNorm(x, next_norm), ctx)
 
 class StableLm(CausalLM):
     blocks = Blocks(norm=lambda ctx, s, _: LayerNorm(ctx, s.hidden_size, s.norm_eps), layer=ParallelLayer)
@@ -60,7 +60,7 @@ class PlainMLP(nn.Module):
         self.c_proj = RowLinear(ctx, settings.intermediate_size, settings.hidden_size, bias=True)
         self.act = activation(settings.hidden_act)
 
-    def forward(self, x, epilogue):
+    def forward(self, x, epilogue, ctx):
         return self.c_proj(self.act(self.c_fc(x)), epilogue)
 
 class Starcoder2(CausalLM):

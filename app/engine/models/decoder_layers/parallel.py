@@ -24,7 +24,7 @@ class ParallelLayer(DecoderLayer):
         """See DecoderLayer.forward."""
         of_mlp = self.of_mlp(normed, x)
         x = x + self.self_attn(normed, PLAIN, ctx)
-        return self.mlp(of_mlp, AddNorm(x, next_norm))  # type: ignore[no-any-return]
+        return self.mlp(of_mlp, AddNorm(x, next_norm), ctx)  # type: ignore[no-any-return]
 
     def of_mlp(self, normed: Activations, x: torch.Tensor) -> Activations:
         """What the feed-forward layer reads."""

@@ -25,7 +25,8 @@ class PostNormLayer(DecoderLayer):
     ) -> tuple[Activations, torch.Tensor]:
         """(x [T, C], x) -> the same of the next layer; of the last one, x after the final norm first."""
         _, x = self.self_attn(x, AddNorm(x, None, first=self.post_attention_layernorm), ctx)
-        return self.mlp(x, AddNorm(x, next_norm, first=self.post_feedforward_layernorm))  # type: ignore[no-any-return]
+        add = AddNorm(x, next_norm, first=self.post_feedforward_layernorm)
+        return self.mlp(x, add, ctx)  # type: ignore[no-any-return]
 
 
 class NormedSumLayer(PostNormLayer):
@@ -36,6 +37,6 @@ class NormedSumLayer(PostNormLayer):
     ) -> tuple[Activations, torch.Tensor]:
         """(x [T, C], x) -> the same of the next layer."""
         normed, _ = self.self_attn(x, AddNorm(x, self.post_attention_layernorm), ctx)
-        normed, _ = self.mlp(normed, AddNorm(materialize(normed), self.post_feedforward_layernorm))
+        normed, _ = self.mlp(normed, AddNorm(materialize(normed), self.post_feedforward_layernorm), ctx)
         x = materialize(normed)
         return (x if next_norm is None else next_norm(x)), x

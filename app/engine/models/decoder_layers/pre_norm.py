@@ -30,4 +30,4 @@ class PreNormLayer(DecoderLayer):
     ) -> tuple[Activations, torch.Tensor]:
         """See DecoderLayer.forward."""
         normed, x = self.self_attn(normed, AddNorm(x, self.post_attention_layernorm, self.scale), ctx)
-        return self.mlp(normed, AddNorm(x, next_norm, self.scale))  # type: ignore[no-any-return]
+        return self.mlp(normed, AddNorm(x, next_norm, self.scale), ctx)  # type: ignore[no-any-return]

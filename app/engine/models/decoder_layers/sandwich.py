@@ -34,4 +34,5 @@ class SandwichLayer(DecoderLayer):
         """See PreNormLayer.forward."""
         add = AddNorm(x, self.pre_feedforward_layernorm, first=self.post_attention_layernorm)
         normed, x = self.self_attn(normed, add, ctx)
-        return self.mlp(normed, AddNorm(x, next_norm, first=self.post_feedforward_layernorm))  # type: ignore[no-any-return]
+        add = AddNorm(x, next_norm, first=self.post_feedforward_layernorm)
+        return self.mlp(normed, add, ctx)  # type: ignore[no-any-return]

@@ -36,8 +36,10 @@ class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.matrix = torch.randn(WIDTH, WIDTH)
+        self.ctx: Any = None
 
     def __call__(self, x: torch.Tensor, epilogue: Any = None, ctx: Any = None) -> Any:
+        self.ctx = ctx or self.ctx
         return x @ self.matrix if epilogue is None else epilogue.after(x @ self.matrix)
 
 
@@ -95,7 +97,9 @@ def test_formula(kind: Any, formula: Formula, is_last_of_stage: bool) -> None:
     layer = kind(None, Settings(), None, BLOCKS)
     x, next_norm = torch.randn(3, WIDTH), None if is_last_of_stage else Times()
     normed = x if layer.input_layernorm is None else layer.input_layernorm(x)
-    normed, total = layer(normed, x, next_norm, None)
+    step: Any = object()
+    normed, total = layer(normed, x, next_norm, step)
+    assert layer.self_attn.ctx is layer.mlp.ctx is step
     expected = formula(layer, x)
     torch.testing.assert_close(total, expected)
     torch.testing.assert_close(normed, expected if next_norm is None else next_norm(expected))
