@@ -10,7 +10,7 @@ from itertools import accumulate
 import torch
 
 from app.engine.kv_cache.kv_groups import WHOLE, KVGroups, Window, Windows
-from app.engine.layers.attention_layer import AttentionLayer, KVAttentionLayer
+from app.engine.layers.attention_layer import AttentionLayer
 from app.engine.layers.cache_spec import LayerCacheSpec
 from app.errors import ConfigError
 from app.kernels.attention import KV_FP8
@@ -28,9 +28,7 @@ def select_kv_dtype(name: str, device: torch.device) -> torch.dtype | None:
 
 def describe_scales(layers: Sequence[AttentionLayer]) -> list[str]:
     """A line for the start-up notes where the cache is quantized."""
-    scales = [
-        layer.kv_scales for layer in layers if isinstance(layer, KVAttentionLayer) and layer.kv_scales is not None
-    ]
+    scales = [layer.kv_scales for layer in layers if layer.kv_scales is not None]
     if not scales:
         return []
     given = sum(bool((scale != 1).any()) for scale in scales)

@@ -9,16 +9,19 @@ from dataclasses import dataclass
 
 import torch
 
-from app.engine.layers.attention_layer import KVAttentionLayer
+from app.engine.layers.attention_layer import KVAttentionLayer, KVScaleKind
 from app.engine.layers.context import BuildContext, ForwardContext
 from app.engine.layers.epilogue import Epilogue, ResultT
 from app.engine.layers.linear import QKVLinear, RowLinear
 from app.engine.layers.norm import RMSNorm
 from app.engine.layers.query_key_norm import QUERY_KEY_NORMS, HeadShare, QueryKeyNorm
 from app.engine.layers.rotary import RotaryEmbedding
+from app.engine.layers.weight import ShapeMismatch
 from app.kernels.attention import HeadBias
 from app.kernels.fused import HeadNorm, fused_ops
 from app.kernels.gemm import Activations
+
+_SCALE_ROWS: dict[KVScaleKind, list[int]] = {"kv": [0, 1], "k": [0], "v": [1]}
 
 
 @dataclass(slots=True, frozen=True)
@@ -59,7 +62,6 @@ class Attention(KVAttentionLayer):
         self.sliding_window, self.soft_cap = s.sliding_window, s.soft_cap
         self.layer_index = layer_index
         self.rotary = rotary
-        # Scales of a quantized cache, [2, Hkv]: keys, values. The loader sets what the checkpoint says.
         self.kv_scales = (
             torch.ones(2, self.num_kv_heads, dtype=torch.float32, device=ctx.device) if ctx.kv_dtype else None
         )
@@ -102,6 +104,17 @@ class Attention(KVAttentionLayer):
             **self.more,
         )
         return self.o_proj(out.reshape(out.shape[0], -1), epilogue)  # type: ignore[no-any-return]
+
+    def set_kv_scales(self, kind: KVScaleKind, scales: torch.Tensor) -> None:
+        """One number, or one for each KV head of the model, of which this rank's are taken."""
+        assert self.kv_scales is not None, "the cache is not quantized"
+        num_heads = self.qkv_proj.whole_kv // self.head_dim
+        if len(scales) not in (1, num_heads):
+            shape = list(scales.shape)
+            raise ShapeMismatch(f"has shape {shape}, not one number or one for each of {num_heads} KV heads")
+        first = self.qkv_proj.shard("k_proj")[2] * self.num_kv_heads
+        own = scales.expand(num_heads)[first : first + self.num_kv_heads]
+        self.kv_scales[_SCALE_ROWS[kind]] = own.to(self.kv_scales.device)
 
     def _head_norm(self, heads: torch.Tensor) -> HeadNorm | None:
         """What the rotating kernel shall norm with; None where `heads` [T, Hq + 2 Hkv, D] need no norm or have it."""

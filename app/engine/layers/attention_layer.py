@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable
+from typing import Literal
 
 import torch
 
 from app.engine.layers.cache_spec import LayerCacheSpec
 from app.engine.layers.layer import Layer
 from app.kernels.attention import AttentionMetadata, AttentionOps
+
+KVScaleKind = Literal["kv", "k", "v"]  # of keys and values alike, of keys, of values
 
 
 class AttentionLayer(Layer, ABC):
@@ -18,6 +21,7 @@ class AttentionLayer(Layer, ABC):
     layer_index: int
     is_capturable: bool = False  # whether a decode step with it may be captured and replayed (AttentionOps)
     shares_prefixes: bool = False  # whether it heeds AttentionMetadata.cascade
+    kv_scales: torch.Tensor | None = None  # of a quantized cache, fp32; None: it is not quantized
 
     @property
     @abstractmethod
@@ -32,6 +36,15 @@ class AttentionLayer(Layer, ABC):
     def cache_spec(self) -> LayerCacheSpec | None:
         """What the layer caches for each token on this rank; None: nothing."""
 
+    def set_kv_scales(self, kind: KVScaleKind, scales: torch.Tensor) -> None:
+        """Take a checkpoint's scales of a quantized cache, fp32 [n]; ShapeMismatch for an n that cannot be."""
+        raise NotImplementedError(f"{type(self).__name__} keeps no scales")
+
+    def reset_kv_scales(self) -> None:
+        """What a checkpoint said of a quantized cache holds no more."""
+        if self.kv_scales is not None:
+            self.kv_scales.fill_(1.0)
+
 
 class KVAttentionLayer(AttentionLayer):
     """An attention layer that caches keys and values of heads in the paged cache."""
@@ -42,7 +55,7 @@ class KVAttentionLayer(AttentionLayer):
     sliding_window: int | None
     ops: AttentionOps
     kv_dtype: torch.dtype
-    kv_scales: torch.Tensor | None  # of a quantized cache, [2, Hkv]: keys, values. The loader sets the checkpoint's
+    kv_scales: torch.Tensor | None  # [2, Hkv]: keys, values
 
     @property
     def plan_key(self) -> Hashable:

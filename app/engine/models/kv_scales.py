@@ -14,12 +14,13 @@ from typing import Protocol, TypeVar
 import torch
 from torch import nn
 
-from app.engine.layers.attention import Attention
+from app.engine.layers.attention_layer import AttentionLayer, KVScaleKind
+from app.engine.layers.weight import ShapeMismatch
 from app.errors import CheckpointError
 
 _NAME = re.compile(r"(.+\.self_attn)\.(?:attn\.|[kv]_proj\.|qkv_proj\.)?(k|v|kv|q|prob)_scale")
-# Rows of Attention.kv_scales. Scales of queries and probabilities are for arithmetic in fp8, which there is none of.
-_ROWS = {"kv": (0, 1), "k": (0,), "v": (1,), "q": (), "prob": ()}
+# A common one first. Scales of queries and probabilities are for arithmetic in fp8, which there is none of.
+_KINDS: dict[str, KVScaleKind | None] = {"kv": "kv", "k": "k", "v": "v", "q": None, "prob": None}
 
 
 class ScaleTensor(Protocol):
@@ -54,37 +55,30 @@ def take_kv_scales(model: nn.Module, tensors: Mapping[str, TensorT], names: Coll
     `names` are those of the whole model's tensors: a scale beside none of them is left among the rest.
     CheckpointError names a scale that is none.
     """
-    layers = {name: module for name, module in model.named_modules() if isinstance(module, Attention)}
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, AttentionLayer)}
     found = find_kv_scales(tensors, names)
-    for name in sorted(found, key=lambda name: list(_ROWS).index(found[name][2])):  # a common one first
-        layer = layers.get(found[name][1])
-        if layer is not None and layer.kv_scales is not None and _ROWS[found[name][2]]:
-            layer.kv_scales[list(_ROWS[found[name][2]])] = _share(layer, tensors[name]).to(layer.kv_scales.device)
+    for name in sorted(found, key=lambda name: list(_KINDS).index(found[name][2])):
+        layer, kind = layers.get(found[name][1]), _KINDS[found[name][2]]
+        if layer is not None and layer.kv_scales is not None and kind is not None:
+            _give(layer, kind, tensors[name])
     return {name: tensor for name, tensor in tensors.items() if name not in found}
 
 
 def find_kv_scales(tensors: Collection[str], names: Collection[str]) -> dict[str, re.Match[str]]:
-    """Which of `tensors` are such scales, beside one of `names`."""
-    return {
-        name: match for name in tensors if (match := _NAME.fullmatch(name)) and f"{match[1]}.q_proj.weight" in names
-    }
+    """Which of `tensors` are such scales, beside tensors of the same attention layer among `names`."""
+    layers = {name.rsplit(".", 2)[0] for name in names}
+    return {name: match for name in tensors if (match := _NAME.fullmatch(name)) and match[1] in layers}
 
 
-def _share(layer: Attention, tensor: ScaleTensor) -> torch.Tensor:
-    """Scales of this rank's KV heads, fp32 [Hkv]."""
+def _give(layer: AttentionLayer, kind: KVScaleKind, tensor: ScaleTensor) -> None:
+    """CheckpointError names a tensor that is no scale of the layer."""
     scales = tensor.whole().float().flatten()
-    qkv = layer.qkv_proj
-    num_heads = qkv.whole_kv // layer.head_dim
-    if len(scales) not in (1, num_heads):
-        raise CheckpointError(
-            f"{tensor.name} in {tensor.file} has shape {list(tensor.shape)}, not one number or one for each of "
-            f"{num_heads} KV heads",
-            param="model",
-        )
     if not bool((scales.isfinite() & (scales > 0)).all()):
         raise CheckpointError(
             f"{tensor.name} in {tensor.file} is no scale: it must be above 0; kv_cache_dtype=auto does without",
             param="model",
         )
-    share = qkv.shard("k_proj")[2]
-    return scales.expand(num_heads)[share * layer.num_kv_heads :][: layer.num_kv_heads]
+    try:
+        layer.set_kv_scales(kind, scales)
+    except ShapeMismatch as error:
+        raise CheckpointError(f"{tensor.name} in {tensor.file} {error}", param="model") from error

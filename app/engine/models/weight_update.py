@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from app.engine.layers.attention import Attention
+from app.engine.layers.attention_layer import AttentionLayer
 from app.engine.layers.linear import Linear
 from app.engine.layers.vocab import LMHead
 from app.engine.layers.weight import ShapeMismatch, Weight
@@ -142,8 +142,8 @@ class WeightUpdate:
     def forget_kv_scales(self) -> None:
         """What the checkpoint before said of a quantized KV cache holds no more."""
         for module in self._model.modules():
-            if isinstance(module, Attention) and module.kv_scales is not None:
-                module.kv_scales.fill_(1.0)
+            if isinstance(module, AttentionLayer):
+                module.reset_kv_scales()
 
     def _load_one(self, name: str, tensor: SourceTensor) -> None:
         place = self._places[name]
