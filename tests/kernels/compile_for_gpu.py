@@ -46,7 +46,7 @@ from app.kernels.attention import (
 from app.kernels.attention.triton_ops import OPS
 from app.kernels.attention.triton_prefill import PrefillTile
 from app.kernels.attention.triton_shared_splits import share_splits
-from app.kernels.fused import GatedActivation, HeadNorm, triton_ops
+from app.kernels.fused import GatedActivation, HeadNorm, LatentRotation, triton_ops
 from app.kernels.gemm import DeferredNorm, triton_fp8, triton_small
 from app.kernels.rows import RowColumns, StepTensors
 from app.kernels.rows import triton_ops as row_ops
@@ -208,6 +208,18 @@ def fused(dtype: torch.dtype, hidden: int, heads: tuple[int, int, int], use_norm
         triton_ops.rotate_and_write(all_heads, angles, angles, norm, kv_cache, slots, kv_scales)
 
 
+def latent(dtype: torch.dtype, num_heads: int, size: int, dims: tuple[int, int], *, interleaved: bool) -> None:
+    """Latents and the rotating part of queries, which lies behind the other part; dims: both parts."""
+    weight, angles = torch.zeros(size, dtype=dtype), torch.zeros(4, 1, dims[1], dtype=dtype)
+    rotation, slots = LatentRotation(angles, angles, interleaved, weight, 1e-6), torch.zeros(4, dtype=torch.int64)
+    query = torch.zeros(4, num_heads, sum(dims), dtype=dtype)[..., dims[0] :]
+    row = torch.zeros(4, num_heads * sum(dims) + size + dims[1], dtype=dtype)[:, -size - dims[1] :]
+    out = torch.zeros(4, num_heads, size + dims[1], dtype=dtype)[..., size:]
+    cache = torch.zeros(2, 16, size + dims[1], dtype=dtype)
+    triton_ops.rotate_and_write_latent(query, row, rotation, cache, slots, None, out)
+    triton_ops.rotate_and_write_latent(query, row, rotation, cache.to(KV_FP8), slots, torch.ones(1), query)
+
+
 def attention(
     dtype: torch.dtype, heads: tuple[int, int, int], block_size: int, kv_dtype: torch.dtype | None = None, **masks: Any
 ) -> None:
@@ -294,6 +306,8 @@ def all_calls() -> list[Callable[[], None]]:
         partial(fused, torch.float16, 112, (7, 1, 80), use_norm=True),
         partial(attention, torch.bfloat16, qwen, 64, sliding_window=512, soft_cap=30.0),
         partial(attention, torch.float16, (14, 2, 64), 16),
+        partial(latent, torch.bfloat16, 16, 512, (128, 64), interleaved=True),
+        partial(latent, torch.float32, 5, 256, (64, 32), interleaved=False),
         partial(linear, 1024, 2048, 4096, 3072),
         partial(linear, 4096, 4096, 6144, 14336),
         partial(attention, torch.bfloat16, (8, 4, 256), 16, soft_cap=50.0),

@@ -30,6 +30,17 @@ class HeadNorm:
     eps: float
 
 
+@dataclass(slots=True, frozen=True)
+class LatentRotation:
+    """What a step's latents and the rotating part of its queries go through (multi-head latent attention)."""
+
+    cos: torch.Tensor  # [T, 1, Dr]
+    sin: torch.Tensor  # [T, 1, Dr], the first half negated
+    interleaved: bool  # the dimensions that rotate together lie in pairs; what comes out has them in halves
+    norm_weight: torch.Tensor  # [R], of the RMS norm of the latents
+    eps: float
+
+
 class AddRMSNorm(Protocol):
     """The residual stream between two blocks."""
 
@@ -60,6 +71,22 @@ class FusedOps:
     rotate_and_write: Callable[
         [torch.Tensor, torch.Tensor, torch.Tensor, HeadNorm | None, torch.Tensor, torch.Tensor, torch.Tensor | None],
         torch.Tensor,
+    ]
+    # (query [T, H, Dr], latent [T, R + Dr], rotation, cache [B, S, R + Dr], slots int64 [T], scale, out [T, H, Dr]).
+    # Queries are rotated into `out`, which may be `query` itself. The first R numbers of a latent are normalised, the
+    # others rotated as one more head; it goes into the cache at the token's slot, where -1 stores nothing. A quantized
+    # cache comes with a scale fp32 [1], another with None.
+    rotate_and_write_latent: Callable[
+        [
+            torch.Tensor,
+            torch.Tensor,
+            LatentRotation,
+            torch.Tensor,
+            torch.Tensor,
+            torch.Tensor | None,
+            torch.Tensor,
+        ],
+        None,
     ]
     # gate and up side by side [T, 2 I] -> activation(gate) * up [T, I]
     act_and_mul: Callable[[torch.Tensor, GatedActivation], torch.Tensor]

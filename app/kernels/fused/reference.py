@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from app.kernels.attention.reference import write_kv
-from app.kernels.fused import FusedOps, GatedActivation, HeadNorm
+from app.kernels.attention.reference import quantize, write_kv
+from app.kernels.fused import FusedOps, GatedActivation, HeadNorm, LatentRotation
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -61,6 +61,31 @@ def rotate_and_write(
     return query
 
 
+def rotate_and_write_latent(
+    query: torch.Tensor,
+    latent: torch.Tensor,
+    rotation: LatentRotation,
+    cache: torch.Tensor,
+    slots: torch.Tensor,
+    scale: torch.Tensor | None,
+    out: torch.Tensor,
+) -> None:
+    """query [T, H, Dr] is rotated into out; latents [T, R + Dr], normed and rotated, go into the cache."""
+    size = len(rotation.norm_weight)
+    normed = rms_norm(latent[:, :size], rotation.norm_weight, rotation.eps)
+    heads = torch.cat((query, latent[:, None, size:]), dim=1)
+    if rotation.interleaved:
+        heads = torch.cat((heads[..., 0::2], heads[..., 1::2]), dim=-1)
+    heads = rotate(heads, rotation.cos, rotation.sin)
+    out.copy_(heads[:, :-1])
+    row = torch.cat((normed, heads[:, -1]), dim=-1)
+    kept = slots >= 0
+    if scale is not None:  # as bytes: PyTorch lacks indexing of fp8 on some devices
+        row, cache = quantize(row[:, None], scale)[:, 0].view(torch.uint8), cache.view(torch.uint8)
+    blocks, offsets = slots[kept] // cache.shape[1], slots[kept] % cache.shape[1]
+    cache[blocks, offsets] = row[kept]
+
+
 def activate(x: torch.Tensor, activation: GatedActivation) -> torch.Tensor:
     """The activation of every number."""
     if activation == "silu":
@@ -74,4 +99,9 @@ def act_and_mul(gate_up: torch.Tensor, activation: GatedActivation) -> torch.Ten
     return activate(gate, activation).mul_(up)
 
 
-OPS = FusedOps(add_rms_norm=add_rms_norm, rotate_and_write=rotate_and_write, act_and_mul=act_and_mul)
+OPS = FusedOps(
+    add_rms_norm=add_rms_norm,
+    rotate_and_write=rotate_and_write,
+    rotate_and_write_latent=rotate_and_write_latent,
+    act_and_mul=act_and_mul,
+)

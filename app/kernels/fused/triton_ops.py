@@ -9,6 +9,7 @@ import triton.language as tl
 
 from app.kernels.attention.triton_quantize import quantize
 from app.kernels.fused import FusedOps, GatedActivation, HeadNorm
+from app.kernels.fused.triton_latent import rotate_and_write_latent
 from app.kernels.launch import cdiv, early_launch, next_power_of_2
 
 # Elements of one program of rotate_and_write; the same for any number of tokens, so that a norm has the same bits (I6).
@@ -180,4 +181,9 @@ def act_and_mul(gate_up: torch.Tensor, activation: GatedActivation) -> torch.Ten
     return out
 
 
-OPS = FusedOps(add_rms_norm=add_rms_norm, rotate_and_write=rotate_and_write, act_and_mul=act_and_mul)
+OPS = FusedOps(
+    add_rms_norm=add_rms_norm,
+    rotate_and_write=rotate_and_write,
+    rotate_and_write_latent=rotate_and_write_latent,
+    act_and_mul=act_and_mul,
+)

@@ -7,7 +7,16 @@ from typing import get_args
 import pytest
 import torch
 
-from app.kernels.fused import FUSED_OPS, FusedOps, GatedActivation, HeadNorm, fused_ops, reference, triton_ops
+from app.kernels.fused import (
+    FUSED_OPS,
+    FusedOps,
+    GatedActivation,
+    HeadNorm,
+    LatentRotation,
+    fused_ops,
+    reference,
+    triton_ops,
+)
 from tests.kernels.gemm.test_fp8 import nearest_e4m3
 
 ON_GPU = torch.cuda.is_available()
@@ -180,6 +189,72 @@ def test_rotate_and_write_to_a_quantized_cache(
     torch.testing.assert_close(found, rounding, rtol=0.13, atol=2.0**-9)
     same = (found == rounding).double().mean()
     assert same > {torch.float32: 0.9995, torch.float16: 0.98, torch.bfloat16: 0.9}[dtype]
+
+
+def turned_pairs(x: torch.Tensor, angles: torch.Tensor, *, interleaved: bool) -> torch.Tensor:
+    """x [T, H, Dr] rotated by angles [T, 1, Dr / 2] in float64, with complex numbers; the result in halves."""
+    x, half = x.double(), x.shape[-1] // 2
+    first, second = (x[..., 0::2], x[..., 1::2]) if interleaved else (x[..., :half], x[..., half:])
+    pairs = torch.complex(first, second) * torch.polar(torch.ones_like(angles), angles).to(torch.complex128)
+    return torch.cat((pairs.real, pairs.imag), dim=-1)
+
+
+@pytest.mark.parametrize("ops", OPS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize(
+    ("num_heads", "size", "dim", "block_size", "interleaved", "num_tokens"),
+    [(16, 512, 64, 16, True, 3), (5, 48, 24, 32, False, 7), (1, 30, 6, 16, True, 33), (40, 256, 32, 64, True, 0)],
+)
+def test_rotate_and_write_latent(
+    ops: FusedOps, dtype: torch.dtype, in_place: bool, num_heads: int, size: int, dim: int, block_size: int,
+    interleaved: bool, num_tokens: int,
+) -> None:  # fmt: skip
+    rows = randn(num_tokens, num_heads, dim + 10, dtype=dtype)  # what does not rotate stands before it
+    latent = randn(num_tokens, size + dim + 3, dtype=dtype, seed=1)[:, : size + dim] * 3
+    angles = torch.rand(num_tokens, 1, dim // 2, generator=torch.Generator().manual_seed(1)).to(DEVICE).double() * 6
+    cos, sin = (torch.cat(x, dim=-1).to(dtype) for x in (2 * (angles.cos(),), (-angles.sin(), angles.sin())))
+    weight = randn(size, dtype=dtype, seed=3)
+    cache = torch.full((3, block_size, size + dim), 7.0, dtype=dtype, device=DEVICE)
+    slots = torch.randperm(3 * block_size, generator=torch.Generator().manual_seed(2))[:num_tokens].to(DEVICE)
+    slots[num_tokens // 2 :: 3] = -1
+    query, before = rows[..., 10:], rows.clone()
+    out = query if in_place else torch.full((num_tokens, num_heads, size + dim), 7.0, dtype=dtype, device=DEVICE)
+    place = out if in_place else out[..., size:]
+    expected = turned_pairs(before[..., 10:], angles, interleaved=interleaved)
+    normed = latent[:, :size].double() * (latent[:, :size].double().square().mean(-1, keepdim=True) + 1e-6).rsqrt()
+    key = turned_pairs(latent[:, None, size:], angles, interleaved=interleaved)[:, 0]
+    rotation = LatentRotation(cos, sin, interleaved, weight, 1e-6)
+    ops.rotate_and_write_latent(query, latent, rotation, cache, slots, None, place)
+    close(place, expected, dtype)
+    assert torch.equal(rows[..., :10], before[..., :10])
+    if not in_place:
+        assert torch.equal(rows, before)
+        assert bool((out[..., :size] == 7).all())
+    truth = torch.full_like(cache, 7.0, dtype=torch.float64)
+    for token, slot in enumerate(slots.tolist()):
+        if slot >= 0:
+            truth[slot // block_size, slot % block_size] = torch.cat((normed[token] * weight.double(), key[token]))
+    close(cache, truth, dtype)
+
+
+@pytest.mark.usefixtures("rounding_e4m3")
+@pytest.mark.parametrize("ops", OPS)
+def test_rotate_and_write_latent_to_a_quantized_cache(ops: FusedOps) -> None:
+    query, latent = randn(9, 2, 16, dtype=torch.float32), randn(9, 56, dtype=torch.float32, seed=1)
+    latent[0] *= 300  # its rotated key is beyond what the cache holds
+    angles = torch.rand(9, 1, 8, generator=torch.Generator().manual_seed(1)).to(DEVICE).double() * 6
+    cos, sin = (torch.cat(x, dim=-1).float() for x in (2 * (angles.cos(),), (-angles.sin(), angles.sin())))
+    rotation = LatentRotation(cos, sin, True, randn(40, dtype=torch.float32, seed=3), 1e-6)
+    exact = torch.zeros(1, 16, 56, device=DEVICE)
+    cache, slots = exact.to(torch.float8_e4m3fn), torch.arange(9, device=DEVICE)
+    ops.rotate_and_write_latent(query, latent, rotation, exact, slots, None, torch.empty_like(query))
+    scale = torch.tensor([0.37], device=DEVICE)
+    ops.rotate_and_write_latent(query, latent, rotation, cache, slots, scale, torch.empty_like(query))
+    rounded = torch.from_numpy(nearest_e4m3((exact.double() / 0.37).cpu().numpy())).to(DEVICE)
+    assert float(rounded.abs().max()) == 448
+    assert (cache.double() == rounded).double().mean() > 0.995
+    torch.testing.assert_close(cache.double(), rounded, rtol=0.13, atol=2.0**-9)
 
 
 def test_table_names_both_devices() -> None:
