@@ -149,6 +149,11 @@ class EngineConfig(Frozen):
     pipeline_partition: tuple[int, ...] | None = Field(
         None, description="Layers of each stage, first to last; split evenly when not given."
     )
+    enable_expert_parallel: bool = Field(
+        False,
+        description="In layers of experts each GPU of tensor_parallel_size holds whole experts, instead of a share of "
+        "the width of all.",
+    )
     small_all_reduce: Literal["auto", "nccl", "symmetric_memory"] = Field(
         "auto",
         description="How GPUs of one host sum up small messages: torch's symmetric-memory kernels or NCCL. `auto`: by "

@@ -19,6 +19,7 @@ from app import LLM, SamplingParams
 from app.engine.scheduler.scheduler import Scheduler
 from app.engine.worker.graphs.decode_inputs import DecodeInputs
 from app.engine.worker.worker import Worker
+from benchmarks.even_routing import route_evenly
 from benchmarks.serve_process import ROOT
 from benchmarks.shapes import SHAPES, write_shape
 
@@ -29,9 +30,15 @@ def arguments(description: str | None, shape: str = "qwen3-0.6b") -> argparse.Ar
     """Options that every offline benchmark has."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=sorted(SHAPES), default=shape)
+    parser.add_argument("--even-routing", action=_RouteEvenly, nargs=0, help="send tokens to experts drawn evenly")
     parser.add_argument("--engine", type=json.loads, default={}, help="further engine options, as JSON")
     parser.add_argument("--out", type=Path, help="JSON")
     return parser
+
+
+class _RouteEvenly(argparse.Action):
+    def __call__(self, *_: Any) -> None:
+        route_evenly()
 
 
 def make_llm(shape: str, **options: Any) -> LLM:

@@ -58,6 +58,9 @@ def _save(family: str, seed: int, dtype: str, changes: str) -> Path:
             # Biases and norms would otherwise be all 0 or all 1, and hide a mix-up.
             if parameter.ndim == 1 or "norm" in name:
                 parameter.add_(torch.randn_like(parameter) * (0.2 if "norm" in name else 0.5))
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):  # zeros too
+                buffer.add_(torch.randn_like(buffer) * 0.2)
     directory = Path(tempfile.mkdtemp(prefix=f"{family}-", dir=_root()))
     model.save_pretrained(directory, max_shard_size=max_shard_size)
     return directory

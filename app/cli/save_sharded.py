@@ -18,6 +18,7 @@ _FIELDS = {
     "tensor_parallel_size",
     "pipeline_parallel_size",
     "pipeline_partition",
+    "enable_expert_parallel",
 }
 _OPTIONS = tuple(options_of(EngineConfig, skip=EngineConfig.model_fields.keys() - _FIELDS))
 
@@ -39,6 +40,7 @@ def run(args: argparse.Namespace) -> int:
     sizes = f"--tensor-parallel-size {config.tensor_parallel_size}"
     if config.pipeline_parallel_size > 1:
         sizes += f" --pipeline-parallel-size {config.pipeline_parallel_size}"
+    sizes += " --enable-expert-parallel" if config.enable_expert_parallel else ""
     print(f"serve it with: manta serve {args.output} {sizes}")
     return 0
 

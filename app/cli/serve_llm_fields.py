@@ -178,7 +178,7 @@ ENGINE_KWARGS: dict[str, Rule] = {
         for name in (
             *("max_model_len", "block_size", "gpu_memory_utilization", "enable_prefix_caching", "max_num_seqs", "seed"),
             *("max_num_batched_tokens", "scheduling_policy", "tensor_parallel_size", "pipeline_parallel_size"),
-            *("tokenizer", "kv_cache_dtype", "runner", "revision", "download_dir"),
+            *("tokenizer", "kv_cache_dtype", "runner", "revision", "download_dir", "enable_expert_parallel"),
         )
     },
     "dtype": to("engine", "dtype", lambda value: DTYPES.get(value, value)),

@@ -120,6 +120,12 @@ class ModelInfo:
         return int(self._size("intermediate_size"))
 
     @property
+    def num_experts(self) -> int:
+        """Experts of a layer that has them; 0: the model has none."""
+        names = ("num_local_experts", "num_experts", "n_routed_experts")
+        return int(next((self.hf_config[name] for name in names if name in self.hf_config), 0))
+
+    @property
     def num_layers(self) -> int:
         """Decoder layers."""
         return int(self._size("num_hidden_layers"))

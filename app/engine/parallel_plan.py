@@ -45,12 +45,13 @@ def refuse_stages(config: EngineConfig) -> None:
 def check_parallel_sizes(config: EngineConfig, info: ModelInfo) -> None:
     """ConfigError when `config` cannot split this model: names the number that does not divide."""
     tp = config.tensor_parallel_size
+    if config.enable_expert_parallel:
+        _check_expert_parallel(config, info)
     if config.pipeline_parallel_size > 1 or config.pipeline_partition is not None:
         stage_layers(info.num_layers, config.pipeline_parallel_size, config.pipeline_partition)
     if tp == 1:
         return
-    sizes = {"num_attention_heads": info.num_heads}
-    sizes["intermediate_size"] = info.intermediate_size
+    sizes = {"num_attention_heads": info.num_heads, **_widths(info, whole_experts=config.enable_expert_parallel)}
     for name, size in sizes.items():
         if size % tp:
             raise ConfigError(f"tensor_parallel_size={tp} does not divide {name}={size}", param="tensor_parallel_size")
@@ -61,6 +62,35 @@ def check_parallel_sizes(config: EngineConfig, info: ModelInfo) -> None:
         )
 
 
+# Widths of feed-forward layers beside experts that every token goes through, or of layers without experts.
+_OTHER_WIDTHS = ("shared_expert_intermediate_size", "shared_intermediate_size", "intermediate_size_mlp")
+
+
+def _widths(info: ModelInfo, *, whole_experts: bool) -> dict[str, int]:
+    """Widths of feed-forward layers that are split over ranks, by their names."""
+    hf = info.hf_config
+    widths = {"intermediate_size": info.intermediate_size}
+    if info.num_experts:
+        of_experts = "moe_intermediate_size" if "moe_intermediate_size" in hf else "intermediate_size"
+        widths[of_experts] = int(hf.get(of_experts, info.intermediate_size))
+        widths |= {name: int(hf[name]) for name in _OTHER_WIDTHS if name in hf}
+        if whole_experts:
+            del widths[of_experts]
+    return widths
+
+
+def _check_expert_parallel(config: EngineConfig, info: ModelInfo) -> None:
+    tp, reason = config.tensor_parallel_size, None
+    if not info.num_experts:
+        reason = "the model has no experts"
+    elif tp == 1:
+        reason = "there is one GPU; set tensor_parallel_size"
+    elif info.num_experts < tp:
+        reason = f"tensor_parallel_size={tp} is more than the model's {info.num_experts} experts"
+    if reason is not None:
+        raise ConfigError(f"enable_expert_parallel: {reason}", param="enable_expert_parallel")
+
+
 def check_backend_sizes(config: EngineConfig, info: ModelInfo) -> None:
     """The same for a model that runs through transformers' modules, as far as its config.json tells."""
     if config.pipeline_parallel_size > 1:
@@ -68,6 +98,12 @@ def check_backend_sizes(config: EngineConfig, info: ModelInfo) -> None:
             f"pipeline_parallel_size={config.pipeline_parallel_size}: a model that runs through transformers' "
             "modules is not cut into stages; use tensor_parallel_size",
             param="pipeline_parallel_size",
+        )
+    if config.enable_expert_parallel:
+        raise ConfigError(
+            "enable_expert_parallel: not for a model that runs through transformers' modules; use "
+            "tensor_parallel_size alone",
+            param="enable_expert_parallel",
         )
     for name, size in {"num_attention_heads": info.num_heads, "num_key_value_heads": info.num_kv_heads}.items():
         if size % config.tensor_parallel_size:

@@ -170,7 +170,7 @@ def test_a_hubs_model_stays_one(tmp_path: Path) -> None:
 def test_every_line_of_the_tables_is_tried() -> None:
     tried = {f"engine_kwargs.{name}" for name in QWEN["engine_kwargs"]} | {path for path, _, _ in LOST}
     plain = {"seed", "runner", "block_size", "max_num_batched_tokens", "scheduling_policy", "pipeline_parallel_size"}
-    plain |= {"revision", "download_dir", "model_impl"}
+    plain |= {"revision", "download_dir", "model_impl", "enable_expert_parallel"}
     plain |= {
         "tokenizer",
         "chat_template",

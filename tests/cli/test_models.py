@@ -6,6 +6,7 @@ import pytest
 
 from app.cli import main
 from app.engine.models import MODELS, POOLING_MODELS
+from tests.engine.models.expert_variants import EXPERT_VARIANTS
 from tests.engine.models.test_families import VARIANTS
 from tests.rooms import ROOT
 
@@ -15,7 +16,7 @@ def test_every_architecture_has_a_line(capsys: pytest.CaptureFixture[str]) -> No
     lines = dict(line.split(None, 1) for line in capsys.readouterr().out.splitlines())
     through = {name for name, use in lines.items() if "(through transformers)" in use}
     assert lines.keys() - through == set(MODELS) | (set(POOLING_MODELS) - through)
-    assert {"Starcoder2ForCausalLM", "MixtralForCausalLM"} <= through
+    assert {"Starcoder2ForCausalLM", "Dots1ForCausalLM"} <= through
     assert not through & {*MODELS, "MambaForCausalLM", "GPTJForCausalLM"}
     assert lines["LlamaForCausalLM"] == "generate (TP, PP, quantized), pooling (TP)"
     assert lines["GPT2LMHeadModel"] == "generate (TP, PP, quantized)"
@@ -29,4 +30,4 @@ def test_the_page_names_every_architecture_and_every_variant() -> None:
     named = {name.strip(" `") for row in rows for name in row[2].split(",")}
     assert {*MODELS} <= named
     variants = {name.strip() for row in rows for name in row[3].split(",")}
-    assert {*VARIANTS} <= variants
+    assert {*VARIANTS, *EXPERT_VARIANTS} <= variants

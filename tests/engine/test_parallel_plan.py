@@ -57,6 +57,34 @@ def test_sizes_that_do_not_divide_are_named(changes: dict[str, Any], tp: int, me
     assert caught.value.param == "tensor_parallel_size"
 
 
+EXPERTS = {"num_experts": 6, "moe_intermediate_size": 30, "intermediate_size": 96}
+
+
+@pytest.mark.parametrize(
+    ("changes", "tp", "message"),
+    [
+        ({}, 2, "the model has no experts"),
+        (EXPERTS, 1, "there is one GPU; set tensor_parallel_size"),
+        ({**EXPERTS, "num_experts": 2}, 4, "tensor_parallel_size=4 is more than the model's 2 experts"),
+    ],
+)
+def test_whole_experts_are_refused_by_name(changes: dict[str, Any], tp: int, message: str) -> None:
+    config = EngineConfig(tensor_parallel_size=tp, enable_expert_parallel=True)
+    with pytest.raises(ConfigError, match=message) as caught:
+        check_parallel_sizes(config, info(**changes))
+    assert caught.value.param == "enable_expert_parallel"
+
+
+def test_widths_of_experts_must_divide_unless_they_are_whole() -> None:
+    whole, share = (EngineConfig(tensor_parallel_size=4, enable_expert_parallel=one) for one in (True, False))
+    check_parallel_sizes(whole, info(**EXPERTS))
+    with pytest.raises(ConfigError, match="tensor_parallel_size=4 does not divide moe_intermediate_size=30"):
+        check_parallel_sizes(share, info(**EXPERTS))
+    shared = {**EXPERTS, "shared_expert_intermediate_size": 50}
+    with pytest.raises(ConfigError, match="does not divide shared_expert_intermediate_size=50"):
+        check_parallel_sizes(whole, info(**shared))
+
+
 def test_steps_in_flight_follow_the_stages_unless_given() -> None:
     assert EngineConfig().max_inflight_steps == 2
     assert EngineConfig(pipeline_parallel_size=4).max_inflight_steps == 5

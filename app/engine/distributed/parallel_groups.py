@@ -7,7 +7,7 @@ torch.distributed only, never through the step messages (I2). How the groups are
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
@@ -76,6 +76,11 @@ class ParallelGroups:
     tp: RankGroup = RankGroup()
     pp: RankGroup = RankGroup()
     feedback: RankGroup = RankGroup()
+    ep: RankGroup = RankGroup()  # the ranks that hold whole experts: those of `tp`, or (size 1) shares of all experts
+
+    def with_whole_experts(self) -> ParallelGroups:
+        """The same groups, in which a rank holds whole experts."""
+        return replace(self, ep=self.tp)
 
     @property
     def is_first_stage(self) -> bool:

@@ -16,7 +16,7 @@ from app.engine.layers.linear import QKVLinear, RowLinear
 from app.engine.layers.norm import RMSNorm
 from app.engine.layers.query_key_norm import QUERY_KEY_NORMS, HeadShare, QueryKeyNorm
 from app.engine.layers.rotary import RotaryEmbedding
-from app.engine.layers.weight import ShapeMismatch
+from app.engine.layers.weight import CheckpointTensor, ShapeMismatch, Weight, WeightSpec, expect_shape
 from app.kernels.attention import HeadBias
 from app.kernels.fused import HeadNorm, fused_ops
 from app.kernels.gemm import Activations
@@ -40,6 +40,7 @@ class AttentionSettings:
     soft_cap: float | None = None
     sliding_window: int | None = None  # tokens seen, the token itself included; None: all
     alibi_slopes: tuple[float, ...] = ()  # one for each head; (): no ALiBi
+    sinks: bool = False  # whether heads have one
 
 
 class Attention(KVAttentionLayer):
@@ -72,15 +73,21 @@ class Attention(KVAttentionLayer):
             soft_cap=s.soft_cap is not None,
             kv_fp8=ctx.kv_dtype is not None,
             alibi=bool(s.alibi_slopes),
+            sinks=s.sinks,
         )
-        first = ctx.groups.tp.rank * self.num_heads
-        slopes = s.alibi_slopes[first : first + self.num_heads]
-        self.more: dict[str, HeadBias] = {}  # what the backend is given only where there is something to give
-        if slopes:
-            self.more["bias"] = HeadBias(slopes=torch.tensor(slopes, dtype=torch.float32, device=ctx.device))
-
+        self.first_head, self.whole_heads = ctx.groups.tp.rank * self.num_heads, s.num_heads
+        slopes = s.alibi_slopes[self.first_head : self.first_head + self.num_heads]
+        self.slopes = torch.tensor(slopes, dtype=torch.float32, device=ctx.device) if slopes else None
+        self.sinks = (
+            Weight(torch.empty(self.num_heads, dtype=torch.float32), WeightSpec(self.load_sinks)) if s.sinks else None
+        )
         self.is_capturable, self.shares_prefixes = self.ops.is_capturable, self.ops.shares_prefixes
         self.fused = fused_ops(ctx.device)
+
+    def load_sinks(self, weight: Weight, tensor: CheckpointTensor, shard_id: str) -> None:
+        """Load those of this rank's heads."""
+        expect_shape(tensor, self.whole_heads)
+        tensor.read_into(weight.data, 0, self.first_head)
 
     def forward(self, x: Activations, epilogue: Epilogue[ResultT], ctx: ForwardContext) -> ResultT:
         """x [T, C] -> the output [T, C], and what follows it. Writes the tokens' keys and values into the cache."""
@@ -101,7 +108,7 @@ class Attention(KVAttentionLayer):
             sliding_window=self.sliding_window,
             soft_cap=self.soft_cap,
             kv_scales=scales,
-            **self.more,
+            **self._bias(),
         )
         return self.o_proj(out.reshape(out.shape[0], -1), epilogue)  # type: ignore[no-any-return]
 
@@ -115,6 +122,12 @@ class Attention(KVAttentionLayer):
         first = self.qkv_proj.shard("k_proj")[2] * self.num_kv_heads
         own = scales.expand(num_heads)[first : first + self.num_kv_heads]
         self.kv_scales[_SCALE_ROWS[kind]] = own.to(self.kv_scales.device)
+
+    def _bias(self) -> dict[str, HeadBias]:
+        """What the backend is given only where there is something to give."""
+        if self.sinks is None and self.slopes is None:
+            return {}
+        return {"bias": HeadBias(self.sinks, self.slopes)}
 
     def _head_norm(self, heads: torch.Tensor) -> HeadNorm | None:
         """What the rotating kernel shall norm with; None where `heads` [T, Hq + 2 Hkv, D] need no norm or have it."""

@@ -14,6 +14,7 @@ import torch
 from app.engine.layers.norm import Norm
 from app.kernels.fused import GatedActivation, fused_ops
 from app.kernels.gemm import Activations, LinearOps
+from app.kernels.moe import ExpertRows
 
 ResultT = TypeVar("ResultT", covariant=True)
 
@@ -27,8 +28,12 @@ class Epilogue(Protocol[ResultT]):
     def after(self, y: torch.Tensor) -> ResultT:
         """What follows the product y [T, N]."""
 
+    def after_experts(self, rows: ExpertRows) -> ResultT:
+        """What follows the sum [T, N] of what experts gave."""
+        return self.after(rows.materialize())
 
-class Plain:
+
+class Plain(Epilogue[torch.Tensor]):
     """The product itself."""
 
     def joined(self, ops: LinearOps, x: Activations, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -40,7 +45,7 @@ class Plain:
         return y
 
 
-class ActMul:
+class ActMul(Epilogue[torch.Tensor]):
     """Gate and up side by side (GLU variants: Shazeer, 2020): activation(gate) * up, [T, N / 2]."""
 
     def __init__(self, device: torch.device, activation: GatedActivation) -> None:
@@ -57,7 +62,7 @@ class ActMul:
 
 
 @dataclass(slots=True)
-class AddNorm:
+class AddNorm(Epilogue[tuple[Activations, torch.Tensor]]):
     """The residual stream: (norm of the sum, sum), both [T, N]; no norm: the sum twice."""
 
     residual: torch.Tensor  # [T, N]
@@ -80,6 +85,12 @@ class AddNorm:
             total = y + self.residual if self.first is None else self.first.then_add(y, self.residual)
             return total, total
         return self.norm.after_add(y, self.residual, self.first)
+
+    def after_experts(self, rows: ExpertRows) -> tuple[Activations, torch.Tensor]:
+        """Sum with what experts gave, and its norm."""
+        if self.norm is None or self.first is not None or self.scale != 1.0:
+            return self.after(rows.materialize())
+        return self.norm.after_experts(rows, self.residual)
 
 
 PLAIN = Plain()

@@ -12,6 +12,7 @@ from app.engine.layers.layer import Layer
 from app.engine.layers.weight import REPLICATED, Weight
 from app.kernels.fused import fused_ops
 from app.kernels.gemm import Activations, LinearOps
+from app.kernels.moe import ExpertRows
 
 
 class Norm(Layer, ABC):
@@ -40,6 +41,10 @@ class Norm(Layer, ABC):
     ) -> tuple[Activations, torch.Tensor]:
         """The same of a product x [T, K] W^T + b and residual [T, C]."""
         return self.after_add(ops.linear(x, weight, bias), residual)
+
+    def after_experts(self, rows: ExpertRows, residual: torch.Tensor) -> tuple[Activations, torch.Tensor]:
+        """The same of the sum of what experts gave, and residual [T, C]."""
+        return self.after_add(rows.materialize(), residual)
 
 
 class RMSNorm(Norm):
@@ -80,3 +85,7 @@ class RMSNorm(Norm):
         """The norm of the product + residual, and the sum; one kernel on a GPU where rows are few."""
         rows = x if isinstance(x, torch.Tensor) else x.materialize()
         return ops.linear_add_norm(rows, weight, bias, residual, self.weight, self.eps, self.may_defer)
+
+    def after_experts(self, rows: ExpertRows, residual: torch.Tensor) -> tuple[Activations, torch.Tensor]:
+        """The norm of the sum + residual, and that sum; one kernel on a GPU."""
+        return rows.add_norm(residual, self.weight, self.eps, self.may_defer)

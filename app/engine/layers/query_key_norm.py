@@ -22,7 +22,13 @@ from app.engine.layers.offset_norm import OffsetRMSNorm
 from app.engine.layers.weight import CheckpointTensor, Weight, WeightSpec, expect_shape
 
 QueryKeyNorm = Literal[
-    "head_rms", "head_offset_rms", "projection_rms", "head_layer_norm", "head_biased_layer_norm", "layer_norms_of_heads"
+    "head_rms",
+    "head_unit_rms",
+    "head_offset_rms",
+    "projection_rms",
+    "head_layer_norm",
+    "head_biased_layer_norm",
+    "layer_norms_of_heads",
 ]
 
 
@@ -35,6 +41,16 @@ class HeadShare:
         self.own = own
         self.copies = max(1, own * tp.size // whole)  # ranks that hold the same head
         self.first = tp.rank // self.copies * own
+
+
+class UnitRMSNorm(RMSNorm):
+    """An RMS norm without weights (Llama 4, which applies it after the rotation: a head's norm is the same)."""
+
+    def __init__(self, ctx: BuildContext, head_dim: int, eps: float) -> None:
+        super().__init__(ctx, head_dim, eps)
+        ones = torch.ones(head_dim, dtype=ctx.dtype, device=ctx.device)
+        del self.weight
+        self.register_buffer("weight", ones, persistent=False)
 
 
 class ProjectionRMSNorm(Layer):
@@ -102,6 +118,7 @@ Make = Callable[[BuildContext, HeadShare, int, float], nn.Module]
 
 QUERY_KEY_NORMS: dict[QueryKeyNorm, Make] = {
     "head_rms": lambda ctx, heads, head_dim, eps: RMSNorm(ctx, head_dim, eps),
+    "head_unit_rms": lambda ctx, heads, head_dim, eps: UnitRMSNorm(ctx, head_dim, eps),
     "head_offset_rms": lambda ctx, heads, head_dim, eps: OffsetRMSNorm(ctx, head_dim, eps),
     "projection_rms": ProjectionRMSNorm,
     "head_layer_norm": lambda ctx, heads, head_dim, eps: HeadLayerNorm(ctx, heads, head_dim, eps, bias=False),

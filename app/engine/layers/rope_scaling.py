@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -69,9 +70,9 @@ class RopeSettings:
         return cls(dim, theta, rope_type, limit, max_model_len, parameters)
 
     @classmethod
-    def none(cls) -> RopeSettings:
+    def none(cls, parameters: Mapping[str, Any] = MappingProxyType({})) -> RopeSettings:
         """No rotation: of layers that know no positions, or learned ones."""
-        return cls(dim=2, theta=1.0, rope_type="none")
+        return cls(dim=2, theta=1.0, rope_type="none", parameters=parameters)
 
     def frequencies(self) -> Frequencies:
         """Inverse frequencies fp32 [D / 2] and the factor of cosines and sines."""
@@ -82,7 +83,8 @@ class RopeSettings:
         if self.parameters.get("llama_4_scaling_beta") is None:
             return None
         original = self.number("original_max_position_embeddings")
-        turns = torch.floor(torch.arange(num_positions, dtype=torch.float32, device="cpu") / original)
+        positions = torch.arange(num_positions, dtype=torch.float32, device="cpu") + self.number("first_position", 0)
+        turns = torch.floor(positions / original)
         return 1 + self.number("llama_4_scaling_beta") * torch.log(1 + turns)
 
     def number(self, name: str, default: float | None = None) -> float:

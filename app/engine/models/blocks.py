@@ -11,6 +11,7 @@ from torch import nn
 from app.engine.layers.attention import Attention, AttentionSettings
 from app.engine.layers.attention_layer import AttentionLayer
 from app.engine.layers.context import BuildContext
+from app.engine.layers.experts.expert_mlp import ExpertMLP
 from app.engine.layers.layer_norm import LayerNorm
 from app.engine.layers.mlp import GatedMLP
 from app.engine.layers.norm import Norm, RMSNorm
@@ -50,13 +51,17 @@ def grouped_query_attention(ctx: BuildContext, settings: DecoderSettings, place:
         soft_cap=s.attention_soft_cap,
         sliding_window=s.sliding_windows[place.index],
         alibi_slopes=s.alibi_slopes,
+        sinks=s.attention_sinks,
     )
     return Attention(ctx, attention, place.cache_index, place.rotary)
 
 
 def gated_mlp(ctx: BuildContext, settings: DecoderSettings, place: LayerPlace) -> nn.Module:
-    """A block that is the same in every layer."""
-    return GatedMLP(ctx, settings.hidden_size, settings.intermediate_size, settings.hidden_act, settings.mlp_bias)
+    """Experts in the layers that have them, in the others one feed-forward layer with a gate."""
+    s = settings
+    if s.experts is not None and place.index in s.experts.layers:
+        return ExpertMLP(ctx, s.hidden_size, s.hidden_act, s.experts)
+    return GatedMLP(ctx, s.hidden_size, s.intermediate_size, s.hidden_act, s.mlp_bias)
 
 
 def layer_norm(ctx: BuildContext, settings: DecoderSettings, before_linear: bool) -> Norm:

@@ -10,6 +10,7 @@ from app.engine.model_info import ModelInfo
 from app.errors import CheckpointError, UnsupportedError
 
 if TYPE_CHECKING:  # the settings alone need no torch
+    from app.engine.layers.experts.settings import ExpertSettings
     from app.engine.layers.query_key_norm import QueryKeyNorm
 
 
@@ -41,6 +42,7 @@ class DecoderSettings:
     attention_scale: float | None = None  # of the scores; None: head_dim^-0.5
     attention_soft_cap: float | None = None
     alibi_slopes: tuple[float, ...] = ()  # one for each head; (): no ALiBi
+    attention_sinks: bool = False  # one for each head, in the checkpoint
     # The layer type whose rope parameters a layer takes, NO_ROPE for none at all; (): all layers take the common ones.
     rope_types: tuple[str, ...] = ()
     num_positions: int = 0  # rows of the table of learned positions; 0: there is none
@@ -54,6 +56,7 @@ class DecoderSettings:
     final_norm: bool = True
     norms_sums: bool = False  # layers norm their sums, not what their blocks read
     rotary_dim: int = 0  # of a head's dimensions, those that rotate, where the family must know
+    experts: ExpertSettings | None = None  # in the layers that it names, instead of one feed-forward layer
 
     @classmethod
     def from_info(

@@ -42,7 +42,7 @@ def load_model(info: ModelInfo, ctx: BuildContext, load_format: str, seed: int) 
 
 def fill_model(info: ModelInfo, ctx: BuildContext, load_format: str, seed: int) -> EngineModel:
     """The same, not packed: its parameters are what a checkpoint holds."""
-    request = LoadRequest(info.directory, ctx, seed, elsewhere=lambda: names_of_other_stages(info, ctx))
+    request = LoadRequest(info.directory, ctx, seed, elsewhere=lambda: names_of_other_ranks(info, ctx))
     return _filled(causal_model(info), info, request, load_format)
 
 
@@ -108,9 +108,9 @@ def materialize_packed(model: nn.Module, device: torch.device) -> None:
                 setattr(module, name, parameter.materialize(device))
 
 
-def names_of_other_stages(info: ModelInfo, ctx: BuildContext) -> set[str]:
-    """Checkpoint names that the whole model is filled from; empty without pipeline stages."""
-    if ctx.groups.pp.size == 1:
+def names_of_other_ranks(info: ModelInfo, ctx: BuildContext) -> set[str]:
+    """Checkpoint names that the whole model is filled from; empty where every rank takes of each of them."""
+    if ctx.groups.pp.size == 1 and ctx.groups.ep.size == 1:
         return set()
     whole = replace(ctx, groups=ParallelGroups(), stage_layers=None)
     with torch.device("meta"):

@@ -11,7 +11,13 @@ _TEXT: list[Rule] = [
     (r"^(?:model\.language_model|language_model\.model)\.", "model."),
     (r"^language_model\.lm_head\.", "lm_head."),
 ]
-_IMAGES = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
+_IMAGES = (
+    "vision_tower.",
+    "vision_model.",
+    "multi_modal_projector.",
+    "model.vision_tower.",
+    "model.multi_modal_projector.",
+)
 
 
 def renamed(name: str, rules: Sequence[Rule]) -> str:
@@ -24,3 +30,10 @@ def renamed(name: str, rules: Sequence[Rule]) -> str:
 def text_name(name: str) -> str | None:
     """Our name in a checkpoint that may hold more than its language model; None for what sees images."""
     return None if name.startswith(_IMAGES) else renamed(name, _TEXT)
+
+
+def is_behind_last_layer(name: str, num_layers: int) -> bool:
+    """Whether a tensor is of a layer that predicts further tokens (DeepSeek-V3, GLM-4.5), numbered on behind the
+    last."""
+    found = re.match(r"model\.layers\.(\d+)\.", name)
+    return found is not None and int(found[1]) >= num_layers

@@ -40,11 +40,16 @@ class ComputedTensor(StoredTensor):
             self.reader.add(Piece(self.file, self.begin, self.mapped.dtype, target, fill))
 
 
+def viewed(source: StoredTensor, part: torch.Tensor) -> StoredTensor:
+    """A part of a tensor, given as a view of its `mapped`."""
+    skipped = (part.storage_offset() - source.mapped.storage_offset()) * part.itemsize
+    data = source.data if part.is_contiguous() else None
+    return replace(source, mapped=part, begin=source.begin + int(skipped), data=data)
+
+
 def rows(source: StoredTensor, start: int, length: int) -> StoredTensor:
     """Rows `start` to `start + length`."""
-    part = source.mapped.narrow(0, start, length)
-    skipped = (part.storage_offset() - source.mapped.storage_offset()) * part.itemsize
-    return replace(source, mapped=part, begin=source.begin + int(skipped))
+    return viewed(source, source.mapped.narrow(0, start, length))
 
 
 def transposed(source: StoredTensor) -> StoredTensor:

@@ -86,6 +86,8 @@ def _join_groups(
     store = connect_store(rendezvous.address, config.world_size)
     sizes = (config.tensor_parallel_size, config.pipeline_parallel_size)
     groups = join_groups(store, rank, *sizes, device, rendezvous.address[0])
+    if config.enable_expert_parallel:
+        groups = groups.with_whole_experts()
     first = rank - groups.tp.rank
     one_node = rendezvous.share_a_node(range(first, first + groups.tp.size))
     return with_small_all_reduce(groups, config.small_all_reduce, dtype, device, one_node)
@@ -95,6 +97,8 @@ def _parallel_notes(config: EngineConfig, layers: list[range], all_reduce: str) 
     if config.world_size == 1:
         return []
     note = f"parallel: TP {config.tensor_parallel_size} x PP {config.pipeline_parallel_size}"
+    if config.enable_expert_parallel:
+        note += ", whole experts a rank"
     if config.pipeline_parallel_size > 1:
         note += f", layers a stage {'+'.join(str(len(stage)) for stage in layers)}"
     return [note, all_reduce] if config.tensor_parallel_size > 1 else [note]

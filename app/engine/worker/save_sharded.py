@@ -53,7 +53,8 @@ def save_sharded(config: EngineConfig, output: Path, done: Callable[[int], objec
         done(rank)
     stages = stage_layers(info.num_layers, config.pipeline_parallel_size, config.pipeline_partition)
     partition = tuple(len(layers) for layers in stages)
-    Layout(config.tensor_parallel_size, config.pipeline_parallel_size, partition).save(output)
+    whole_experts = config.enable_expert_parallel
+    Layout(config.tensor_parallel_size, config.pipeline_parallel_size, partition, whole_experts).save(output)
 
 
 def _of_top(directory: Path) -> Callable[[str, list[str]], set[str]]:
@@ -72,6 +73,7 @@ def rank_contexts(config: EngineConfig, info: ModelInfo) -> Iterator[BuildContex
     for stage, layers in enumerate(stages):
         for rank in range(config.tensor_parallel_size):
             groups = ParallelGroups(tp=_group(rank, config.tensor_parallel_size), pp=_group(stage, len(stages)))
+            groups = groups.with_whole_experts() if config.enable_expert_parallel else groups
             yield BuildContext(dtype, CPU, length, attention, groups, layers, quantization)
 
 

@@ -21,7 +21,7 @@ from app.engine.models.base import EngineModel
 from app.engine.models.load_formats import open_checkpoint
 from app.engine.models.load_formats.base import LoadRequest
 from app.engine.models.load_formats.dummy import Dummy
-from app.engine.models.loader import materialize_packed, names_of_other_stages, pack
+from app.engine.models.loader import materialize_packed, names_of_other_ranks, pack
 from app.engine.models.weight_update import SourceTensor, WeightUpdate, drop_packed
 from app.engine.worker.host_copy import HostCopy, empty, storages
 from app.engine.worker.placement import Placement
@@ -43,7 +43,7 @@ class Weights:
 
     @cached_property
     def _elsewhere(self) -> frozenset[str]:
-        return frozenset(names_of_other_stages(self._place.info, self._place.build))
+        return frozenset(names_of_other_ranks(self._place.info, self._place.build))
 
     def sleep(self, level: int) -> None:
         """Give the weights' memory back; from level 1 to 2 only the copy."""

@@ -37,7 +37,11 @@ SAMPLE = random.Random(17).sample(CASES, 4)
 def test_tokens_equal_transformers(name: str, layout: str) -> None:
     family, changes = VARIANTS[name]
     heads = {} if family in OWN_HEADS else HEADS
-    directory = tiny_model(family, **{**changes, **heads})
+    check_layout(family, {**changes, **heads}, LAYOUTS[layout])
+
+
+def check_layout(family: str, changes: dict[str, Any], layout: dict[str, Any]) -> None:
+    directory = tiny_model(family, **changes)
     judge = hf_model(directory)
     shared = prompts((40,))[0]
     asked = [*prompts((3, 16, 37, 60)), *(shared + one for one in prompts((5, 9, 20)))]
@@ -50,7 +54,7 @@ def test_tokens_equal_transformers(name: str, layout: str) -> None:
         num_threads=1,
         step_timeout_s=limits.patience_s(),
         **options,
-        **LAYOUTS[layout],
+        **layout,
     )
     core = EngineCore(config, ModelInfo.from_directory(config.model), ForkedExecutor(config), b"a secret for tests")
     try:

@@ -29,7 +29,7 @@ class LoadRequest:
     directory: Path
     ctx: BuildContext
     seed: int = 0  # of random weights
-    elsewhere: Callable[[], set[str]] = field(default=set)  # names that other pipeline stages are filled from
+    elsewhere: Callable[[], set[str]] = field(default=set)  # names that other ranks are filled from
 
 
 class LoadFormat(ABC):

@@ -35,10 +35,12 @@ class Layout:
     tensor_parallel_size: int
     pipeline_parallel_size: int
     pipeline_partition: tuple[int, ...]
+    expert_parallel: bool = False  # ranks hold whole experts
 
     def __str__(self) -> str:
         stages = "+".join(map(str, self.pipeline_partition))
-        return f"TP {self.tensor_parallel_size} x PP {self.pipeline_parallel_size} (layers {stages})"
+        experts = ", whole experts a rank" if self.expert_parallel else ""
+        return f"TP {self.tensor_parallel_size} x PP {self.pipeline_parallel_size} (layers {stages}{experts})"
 
     def save(self, directory: Path) -> None:
         """Written last: a directory without it is not complete."""
@@ -65,13 +67,16 @@ class Layout:
         """ConfigError where this rank's place is none of this layout."""
         groups = ctx.groups
         sizes = (groups.tp.size, groups.pp.size) == (self.tensor_parallel_size, self.pipeline_parallel_size)
+        sizes = sizes and (groups.ep.size > 1) == self.expert_parallel
         if sizes and (ctx.stage_layers is None or len(ctx.stage_layers) == self.pipeline_partition[groups.pp.rank]):
             return
         here = f"TP {groups.tp.size} x PP {groups.pp.size}"
         layers = "" if ctx.stage_layers is None else f" ({len(ctx.stage_layers)} layers in stage {groups.pp.rank})"
+        layers += ", whole experts a rank" if groups.ep.size > 1 else ""
         raise ConfigError(
             f"{directory} was saved for {self}, this is {here}{layers}: set tensor_parallel_size, "
-            "pipeline_parallel_size and pipeline_partition as then, or save it again with `manta save-sharded`",
+            "pipeline_parallel_size, pipeline_partition and enable_expert_parallel as then, or save it again with "
+            "`manta save-sharded`",
             param="tensor_parallel_size",
         )
 

@@ -1,0 +1,92 @@
+"""A feed-forward layer of experts (Shazeer et al., "Outrageously Large Neural Networks", 2017): each token goes through
+a few of them, and through what all tokens share."""
+
+from __future__ import annotations
+
+import torch
+
+from app.engine.layers.activation import GATED_ACTIVATIONS
+from app.engine.layers.context import BuildContext, ForwardContext
+from app.engine.layers.epilogue import PLAIN, Epilogue, ResultT
+from app.engine.layers.experts.expert_linear import ExpertDown, ExpertGateUp
+from app.engine.layers.experts.expert_share import ExpertShare
+from app.engine.layers.experts.gate import Gate
+from app.engine.layers.experts.settings import ExpertSettings
+from app.engine.layers.layer import Layer
+from app.engine.layers.mlp import GatedMLP
+from app.engine.layers.replicated import ReplicatedLinear
+from app.errors import UnsupportedError
+from app.kernels.gemm import Activations, linear_ops
+from app.kernels.moe import GLU, ExpertRows, ExpertWeights, Routing, moe_ops
+
+
+class Experts(Layer):
+    """This rank's share of all experts."""
+
+    def __init__(self, ctx: BuildContext, hidden_size: int, hidden_act: str, settings: ExpertSettings) -> None:
+        super().__init__()
+        s, share = settings, ExpertShare.of(ctx.groups, settings.num_experts, settings.intermediate_size)
+        self.gate_up_proj = ExpertGateUp(ctx, share, hidden_size, s.intermediate_size, s.bias)
+        self.down_proj = ExpertDown(ctx, share, hidden_size, s.intermediate_size, s.bias)
+        self.activation, self.weighs_input = s.activation or _glu(hidden_act), s.weighs_input
+        self.places = share.places(ctx.device)
+        self.ops = moe_ops(ctx.device)
+
+    def forward(self, x: Activations, routing: Routing) -> ExpertRows:
+        """x [T, C] and the model's numbers of its experts -> what those of this rank give."""
+        if self.places is not None:
+            routing = routing._replace(ids=self.places[routing.ids])
+        weights = ExpertWeights(
+            gate_up=self.gate_up_proj.weight,
+            down=self.down_proj.weight,
+            activation=self.activation,
+            gate_up_bias=self.gate_up_proj.bias,
+            down_bias=self.down_proj.bias,
+            weighs_input=self.weighs_input,
+        )
+        return self.ops.experts(x, routing, weights)
+
+
+def _glu(hidden_act: str) -> GLU:
+    if hidden_act not in GATED_ACTIVATIONS:
+        known = ", ".join(sorted(GATED_ACTIVATIONS))
+        raise UnsupportedError(f"unknown hidden_act {hidden_act!r} of experts; known: {known}", param="model")
+    return GLU(GATED_ACTIVATIONS[hidden_act])
+
+
+class SharedExperts(GatedMLP):
+    """What every token goes through; its sum over the ranks is left to the layer of experts."""
+
+    def __init__(self, ctx: BuildContext, hidden_size: int, size: int, hidden_act: str) -> None:
+        super().__init__(ctx, hidden_size, size, hidden_act, bias=False)
+        self.down_proj.sums_up = False
+
+
+class ExpertMLP(Layer):
+    """The experts' sum, and that of what all tokens share."""
+
+    def __init__(self, ctx: BuildContext, hidden_size: int, hidden_act: str, settings: ExpertSettings) -> None:
+        super().__init__()
+        s = settings
+        self.gate = Gate(ctx, hidden_size, s)
+        self.experts = Experts(ctx, hidden_size, hidden_act, s)
+        self.shared_experts = SharedExperts(ctx, hidden_size, s.shared_size, hidden_act) if s.shared_size else None
+        self.shared_expert_gate = ReplicatedLinear(ctx, hidden_size, 1, bias=False) if s.gates_shared else None
+        self.tp = ctx.groups.tp
+        self.linear = linear_ops(ctx.device).linear
+
+    def forward(self, x: Activations, epilogue: Epilogue[ResultT], ctx: ForwardContext) -> ResultT:
+        """x [T, C] -> the output [T, C], and what follows it."""
+        rows: ExpertRows = self.experts(x, self.gate(x, ctx))
+        rows.shared = self._shared(x)
+        if self.tp.size > 1:
+            return epilogue.after(self.tp.all_reduce(rows.materialize()))
+        return epilogue.after_experts(rows)
+
+    def _shared(self, x: Activations) -> torch.Tensor | None:
+        if self.shared_experts is None:
+            return None
+        shared: torch.Tensor = self.shared_experts(x, PLAIN)
+        if self.shared_expert_gate is None:
+            return shared
+        return self.linear(x, self.shared_expert_gate.weight, None).sigmoid() * shared

@@ -1,0 +1,38 @@
+"""The gate: which experts a token goes to, and with what weights."""
+
+from __future__ import annotations
+
+import torch
+
+from app.engine.layers.context import BuildContext, ForwardContext
+from app.engine.layers.experts.settings import ExpertSettings
+from app.engine.layers.layer import Layer
+from app.engine.layers.weight import REPLICATED, Weight
+from app.kernels.gemm import Activations
+from app.kernels.moe import Routing, moe_ops
+
+
+class Gate(Layer):
+    """One product and the model's rule; every rank chooses alike. Its weights are never quantized."""
+
+    def __init__(self, ctx: BuildContext, hidden_size: int, settings: ExpertSettings) -> None:
+        super().__init__()
+        num_experts = settings.num_experts
+        self.weight = Weight(torch.empty(num_experts, hidden_size, dtype=ctx.dtype), REPLICATED)
+        self.bias = Weight(torch.empty(num_experts, dtype=ctx.dtype), REPLICATED) if settings.gate_bias else None
+        self.e_score_correction_bias = (
+            Weight(torch.empty(num_experts, dtype=torch.float32), REPLICATED) if settings.corrects else None
+        )
+        self.rule = settings.rule_in(ctx.dtype)
+        self.ops = moe_ops(ctx.device)
+
+    def forward(self, x: Activations, ctx: ForwardContext) -> Routing:
+        """x [T, C] -> experts [T, K] and their weights; padding goes to none."""
+        return self.ops.gate(
+            x,
+            self.weight,
+            self.bias,
+            self.rule,
+            correction=self.e_score_correction_bias,
+            slot_mapping=ctx.slot_mapping,
+        )

@@ -1,0 +1,36 @@
+"""What a model says of its layers of experts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from app.kernels.moe import GLU, RoutingRule
+
+
+@dataclass(slots=True, frozen=True)
+class ExpertSettings:
+    """Sizes and switches; sizes are the model's, before they are split over ranks."""
+
+    num_experts: int
+    intermediate_size: int  # of one expert
+    rule: RoutingRule  # without types: see `rule_in`
+    layers: frozenset[int]  # those that have experts; the others have one feed-forward layer
+    activation: GLU | None = None  # None: the model's hidden_act
+    rounds_logits: bool = True  # to the model's type
+    rounds_weights: bool = False
+    gate_bias: bool = False
+    corrects: bool = False  # the gate holds numbers that are added to scores for choosing only
+    bias: bool = False  # of the experts' products
+    weighs_input: bool = False  # routing weights multiply what experts read
+    shared_size: int = 0  # width of the feed-forward layer that every token goes through; 0: there is none
+    gates_shared: bool = False  # its output is multiplied by the sigmoid of a gate of its own
+
+    def rule_in(self, dtype: torch.dtype) -> RoutingRule:
+        """The rule of a model of this type."""
+        return replace(
+            self.rule,
+            logits_dtype=dtype if self.rounds_logits else None,
+            weights_dtype=dtype if self.rounds_weights else None,
+        )

@@ -1,0 +1,29 @@
+"""Checkpoints that hold all experts of a layer in one tensor: each expert's part of it under a name of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+
+from app.engine.models.checkpoint import StoredTensor
+from app.engine.models.tensor_view import viewed
+
+Cuts = Mapping[str, Callable[[torch.Tensor], torch.Tensor]]  # part -> the view of it in an expert's tensor
+
+# An expert's [2 I, C] has gate's rows above up's, or (GPT-OSS) both in turn. Biases and scales have the same rows.
+HALVES: Cuts = {"gate_proj": lambda x: x[: len(x) // 2], "up_proj": lambda x: x[len(x) // 2 :]}
+IN_TURN: Cuts = {"gate_proj": lambda x: x[0::2], "up_proj": lambda x: x[1::2]}
+DOWN: Cuts = {"down_proj": lambda x: x}
+
+
+def transposed_cuts(cuts: Cuts) -> Cuts:
+    """The same of matrices that are stored the other way round."""
+    return {part: lambda x, cut=cut: cut(x.t()) for part, cut in cuts.items()}  # type: ignore[misc]
+
+
+def unstacked(experts: str, leaf: str, tensor: StoredTensor, cuts: Cuts) -> Iterator[tuple[str, StoredTensor]]:
+    """Parts of a tensor [E, ...], for `experts` as in `model.layers.0.mlp.experts`. Views: nothing is read here."""
+    for number, expert in enumerate(tensor.mapped):
+        for part, cut in cuts.items():
+            yield f"{experts}.{number}.{part}.{leaf}", viewed(tensor, cut(expert))

@@ -1,0 +1,68 @@
+"""Gates that send tokens to experts drawn evenly, whatever they compute.
+
+Random weights route unevenly, and in every engine otherwise: so engines are compared with this on both sides (in vLLM
+VLLM_MOE_ROUTING_SIMULATION_STRATEGY=uniform_random). A gate computes as always; then what it has chosen is overwritten
+from a table, by one small copy, each layer from another place in it. Padding is overwritten too: batches should have
+the size of a graph.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from app.kernels.moe import MOE_OPS, MoEOps, Routing, RoutingRule
+
+MOST_TOKENS = 1 << 14  # of one step
+_STRIDE = 331  # from a layer's place in the table to the next one's
+
+
+class EvenGate:
+    """Stands in the place of `MoEOps.gate`."""
+
+    def __init__(self, ops: MoEOps) -> None:
+        self._gate = ops.gate
+        self._tables: dict[tuple[int, int], torch.Tensor] = {}  # by numbers of experts, and of those of a token
+        self._places: dict[int, int] = {}  # by the address of a gate's weight
+
+    def __call__(
+        self, x: Any, weight: torch.Tensor, bias: torch.Tensor | None, rule: RoutingRule, **more: Any
+    ) -> Routing:
+        """The gate's weights, for other experts."""
+        routing = self._gate(x, weight, bias, rule, **more)
+        place = self._places.setdefault(weight.data_ptr(), len(self._places) * _STRIDE % MOST_TOKENS)
+        chosen = self._table(len(weight), rule.top_k, weight.device)[place : place + len(routing.ids)]
+        routing.ids[:, : rule.top_k].copy_(chosen)
+        return routing
+
+    def _table(self, num_experts: int, top_k: int, device: torch.device) -> torch.Tensor:
+        """int32 [2 * MOST_TOKENS, top_k], no expert twice in a row."""
+        key = num_experts, top_k
+        if key not in self._tables:
+            generator = torch.Generator().manual_seed(0)
+            scores = torch.rand(2 * MOST_TOKENS, num_experts, generator=generator, device="cpu")
+            self._tables[key] = scores.topk(top_k, dim=1).indices.int().to(device)
+        return self._tables[key]
+
+
+def route_evenly() -> None:
+    """From now on, in this process: to be called before an engine is made."""
+    for name in list(MOE_OPS):
+        MOE_OPS._table[name] = f"benchmarks.even_routing:{name}"
+
+
+def __getattr__(name: str) -> MoEOps:
+    """The functions of a platform, with this gate."""
+    if name not in _ORIGINALS:
+        raise AttributeError(name)
+    if name not in _MADE:
+        module, _, attribute = _ORIGINALS[name].partition(":")
+        ops: MoEOps = getattr(__import__(module, fromlist=[attribute]), attribute)
+        _MADE[name] = replace(ops, gate=EvenGate(ops))
+    return _MADE[name]
+
+
+_ORIGINALS = dict(MOE_OPS._table)
+_MADE: dict[str, MoEOps] = {}

@@ -1,0 +1,135 @@
+"""A layer of experts equals transformers', whole or over any number of ranks; padding goes to no expert."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+import torch
+from transformers import Qwen2MoeConfig
+from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeSparseMoeBlock
+
+from app.engine.attention.backend import select_attention
+from app.engine.distributed.parallel_groups import ParallelGroups, RankGroup
+from app.engine.layers.context import BuildContext, ForwardContext
+from app.engine.layers.epilogue import PLAIN, AddNorm
+from app.engine.layers.experts.expert_mlp import ExpertMLP
+from app.engine.layers.experts.settings import ExpertSettings
+from app.engine.layers.norm import RMSNorm
+from app.engine.layers.weight import ShapeMismatch
+from app.engine.models.load_formats.base import targets
+from app.errors import ConfigError, UnsupportedError
+from app.kernels.attention import AttentionMetadata
+from app.kernels.moe import RoutingRule
+from tests.engine.layers.test_tensor_parallel_shares import Recorded
+
+CPU = torch.device("cpu")
+C, W, E, K = 20, 12, 7, 3  # hidden size, width of an expert, experts, of a token
+SETTINGS = ExpertSettings(
+    num_experts=E,
+    intermediate_size=W,
+    rule=RoutingRule(top_k=K, renormalize=True),
+    layers=frozenset((0,)),
+    shared_size=24,
+    gates_shared=True,
+)
+
+
+class Partial(RankGroup):
+    """One rank among several, whose sum stays its own: the test sums."""
+
+    __slots__ = ()
+
+    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
+
+def context(rank: int = 0, size: int = 1, *, whole_experts: bool = False) -> BuildContext:
+    tp = Partial(rank, size, cast("Any", object()) if size > 1 else None)
+    groups = ParallelGroups(tp=tp)
+    groups = groups.with_whole_experts() if whole_experts else groups
+    return BuildContext(torch.float32, CPU, 64, select_attention("torch", CPU)[0], groups)
+
+
+def step(slots: list[int]) -> ForwardContext:
+    meta = cast("AttentionMetadata", type("Meta", (), {"slot_mapping": torch.tensor(slots)}))
+    return ForwardContext(torch.arange(len(slots)), [meta], [])
+
+
+@pytest.fixture(scope="module")
+def judge() -> Any:
+    torch.manual_seed(0)
+    config = Qwen2MoeConfig(
+        hidden_size=C, moe_intermediate_size=W, shared_expert_intermediate_size=24, num_experts=E,
+        num_experts_per_tok=K, norm_topk_prob=True,
+    )  # fmt: skip
+    block = Qwen2MoeSparseMoeBlock(config)
+    for parameter in block.parameters():
+        parameter.data.normal_(0, 0.5)
+    return block
+
+
+def stored(judge: Any) -> dict[str, torch.Tensor]:
+    """The block's tensors as a checkpoint has them."""
+    tensors = {name: tensor.detach() for name, tensor in judge.named_parameters() if ".experts." not in f".{name}"}
+    tensors = {name.replace("shared_expert.", "shared_experts."): tensor for name, tensor in tensors.items()}
+    for e in range(E):
+        tensors[f"experts.{e}.gate_proj.weight"] = judge.experts.gate_up_proj[e, :W].detach()
+        tensors[f"experts.{e}.up_proj.weight"] = judge.experts.gate_up_proj[e, W:].detach()
+        tensors[f"experts.{e}.down_proj.weight"] = judge.experts.down_proj[e].detach()
+    return tensors
+
+
+def filled(ctx: BuildContext, tensors: dict[str, torch.Tensor]) -> tuple[ExpertMLP, int]:
+    """The layer of a rank, and how many numbers of experts' weights it read."""
+    layer, read = ExpertMLP(ctx, C, "silu", SETTINGS), 0
+    for name, (weight, part) in targets(layer).items():
+        tensor = Recorded(tensors[name])
+        weight.weight_loader(tensor, part)
+        read += tensor.read if name.startswith("experts.") else 0
+    return layer, read
+
+
+@pytest.mark.parametrize(("size", "whole_experts"), [(1, False), (2, False), (4, False), (2, True), (4, True)])
+@torch.inference_mode()
+def test_ranks_sum_to_the_whole(judge: Any, size: int, whole_experts: bool) -> None:
+    x, tensors = torch.randn(9, C), stored(judge)
+    total, read = torch.zeros(9, C), 0
+    for rank in range(size):
+        layer, own = filled(context(rank, size, whole_experts=whole_experts), tensors)
+        total, read = total + layer(x, PLAIN, step([5] * 9)), read + own
+    torch.testing.assert_close(total, judge(x[None])[0], rtol=1e-4, atol=1e-5)
+    assert read == E * 3 * W * C, "each expert's weight is read once between the ranks"
+
+
+@torch.inference_mode()
+def test_padding_goes_to_no_expert_and_the_sum_is_normed(judge: Any) -> None:
+    layer, _ = filled(context(), stored(judge))
+    x, residual, norm = torch.randn(6, C), torch.randn(6, C), RMSNorm(context(), C, 1e-5)
+    slots = [3, -1, 4, 8, -1, 0]
+    routed = layer.gate(x, step(slots)).ids
+    assert (routed < 0).all(1).tolist() == [slot < 0 for slot in slots]
+    live = routed.min(1).values >= 0
+    normed, total = layer(x, AddNorm(residual, norm), step(slots))
+    expected = judge(x[None])[0] + residual
+    torch.testing.assert_close(total[live], expected[live], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(normed, norm(total))
+    scaled, _ = layer(x, AddNorm(residual, norm, 0.5), step(slots))
+    torch.testing.assert_close(scaled[live], norm(residual + 0.5 * (expected - residual))[live], rtol=1e-4, atol=1e-4)
+
+
+def test_what_does_not_fit_is_named(judge: Any) -> None:
+    layer = ExpertMLP(context(), C, "silu", SETTINGS)
+    for name in ("experts.gate_up_proj", "experts.down_proj"):
+        weight, part = next(target for own, target in targets(layer).items() if own.endswith(layer_part(name)))
+        with pytest.raises(ShapeMismatch, match=r"\[3, 3\]"):
+            weight.weight_loader(Recorded(torch.zeros(3, 3)), part)
+    with pytest.raises(ConfigError, match="tensor_parallel_size=5 does not divide the experts' width 12"):
+        ExpertMLP(context(1, 5), C, "silu", SETTINGS)
+    with pytest.raises(UnsupportedError, match="unknown hidden_act 'relu'"):
+        ExpertMLP(context(), C, "relu", replace(SETTINGS, shared_size=0))
+
+
+def layer_part(name: str) -> str:
+    return {"experts.gate_up_proj": ".gate_proj.weight", "experts.down_proj": ".down_proj.weight"}[name]

@@ -1,0 +1,55 @@
+"""Tiny configurations of families with experts: numbers of experts that are odd, or no power of two."""
+
+from __future__ import annotations
+
+from typing import Any
+
+FEW = {"num_local_experts": 5, "num_experts_per_tok": 2}
+QWEN = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
+GLM = {
+    **{"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48, "n_shared_experts": 2},
+    **{"routed_scaling_factor": 1.7, "num_hidden_layers": 3, "pad_token_id": 0},
+}
+MULTIPLIERS = {
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.4,
+    "attention_multiplier": 0.1,
+    "logits_scaling": 2.0,
+}
+LLAMA4 = {
+    **{"num_local_experts": 4, "num_experts_per_tok": 1, "intermediate_size_mlp": 96, "num_hidden_layers": 4},
+    **{"pad_token_id": 0, "floor_scale": 16, "attn_scale": 0.3},
+}
+# A table of which the first positions leave the original context already.
+OSS_YARN = {
+    **{"rope_type": "yarn", "rope_theta": 1000.0, "factor": 16.0, "beta_fast": 32.0, "beta_slow": 1.0},
+    **{"truncate": False, "original_max_position_embeddings": 32},
+}
+OSS = {"num_local_experts": 6, "num_experts_per_tok": 4, "sliding_window": 9, "rope_parameters": OSS_YARN}
+# name: (transformers' model type, changes to the tiny configuration)
+EXPERT_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "mixtral": ("mixtral", {**FEW, "sliding_window": 9}),
+    "qwen2_moe": ("qwen2_moe", {**QWEN, "shared_expert_intermediate_size": 80}),
+    "qwen2_moe-sparse": (
+        "qwen2_moe",
+        {
+            **{**QWEN, "shared_expert_intermediate_size": 80, "norm_topk_prob": True, "decoder_sparse_step": 2},
+            **{"num_hidden_layers": 4, "mlp_only_layers": [3], "use_sliding_window": True, "sliding_window": 9},
+            **{"max_window_layers": 3, "qkv_bias": False},
+        },
+    ),
+    "qwen3_moe": ("qwen3_moe", {**QWEN, "norm_topk_prob": True}),
+    "qwen3_moe-windows": (
+        "qwen3_moe",
+        {**QWEN, "use_sliding_window": True, "sliding_window": 9, "attention_bias": True},
+    ),
+    "olmoe": ("olmoe", {"num_experts": 6, "num_experts_per_tok": 3, "num_key_value_heads": 2, "without": ["head_dim"]}),
+    "phimoe": ("phimoe", {**FEW, "attention_bias": True, "lm_head_bias": True, "sliding_window": 9}),
+    "granitemoe": ("granitemoe", {**FEW, **MULTIPLIERS}),
+    "granitemoeshared": ("granitemoeshared", {**FEW, **MULTIPLIERS, "shared_intermediate_size": 72}),
+    "glm4_moe": ("glm4_moe", {**GLM, "use_qk_norm": True, "attention_bias": True}),
+    "glm4_moe-groups": ("glm4_moe", {**GLM, "n_group": 4, "topk_group": 2, "norm_topk_prob": False}),
+    "llama4": ("llama4_text", LLAMA4),
+    "llama4-sparse": ("llama4_text", {**LLAMA4, "interleave_moe_layer_step": 2, "num_experts_per_tok": 2}),
+    "gpt_oss": ("gpt_oss", OSS),
+}

@@ -1,0 +1,20 @@
+"""Logits and greedy tokens of every family with experts equal transformers', on tiny random checkpoints.
+
+CI takes one variant of each family; `make acceptance` takes all.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.engine.models.expert_variants import EXPERT_VARIANTS
+from tests.engine.models.test_families import check
+from tests.tiny_models import tiny_model
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if "-" in name else ()) for name in EXPERT_VARIANTS]
+)
+def test_tokens_and_logits_equal_transformers(name: str) -> None:
+    family, changes = EXPERT_VARIANTS[name]
+    check(tiny_model(family, **changes), (3, 16, 37, 70), 128)
