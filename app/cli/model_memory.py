@@ -8,6 +8,7 @@ from pathlib import Path
 from app.config import EngineConfig
 from app.engine.hub import commit_of
 from app.engine.model_info import ModelInfo
+from app.engine.models.implementation import runs_natively
 from app.engine.safetensors_header import SafetensorsHeader
 from app.engine.weight_files import format_of, weight_files
 
@@ -38,8 +39,19 @@ def weights_bytes(info: ModelInfo, dtype: str, load_format: str = "auto") -> int
 
 
 def kv_bytes_per_token(info: ModelInfo, dtype: str) -> int:
-    """Keys and values of one token over all layers."""
-    return 2 * info.num_layers * info.num_kv_heads * info.head_dim * ITEM_BYTES.get(dtype, 2)
+    """What is cached of one token over all layers: keys and values, or latents."""
+    return info.num_layers * _cached_width(info) * ITEM_BYTES.get(dtype, 2)
+
+
+def _cached_width(info: ModelInfo) -> int:
+    """Numbers of a layer. Through transformers, latents are cached as the heads' keys and values, in one width."""
+    hf = info.hf_config
+    if "kv_lora_rank" not in hf:
+        return 2 * info.num_kv_heads * info.head_dim
+    if runs_natively(info):
+        return int(hf["kv_lora_rank"]) + int(hf["qk_rope_head_dim"])
+    key_dim = int(hf["qk_nope_head_dim"]) + int(hf["qk_rope_head_dim"])
+    return 2 * info.num_heads * max(key_dim, int(hf.get("v_head_dim", 0)))
 
 
 def _num_elements(file: Path) -> int:

@@ -36,6 +36,7 @@ MODELS: Registry[type[CausalLM]] = Registry(
         "LlamaForCausalLM": "app.engine.models.llama:LlamaForCausalLM",
         "Llama4ForCausalLM": "app.engine.models.llama4:Llama4ForCausalLM",
         "Llama4ForConditionalGeneration": "app.engine.models.llama4:Llama4ForCausalLM",  # text only
+        "MiniCPM3ForCausalLM": "app.engine.models.minicpm3:MiniCPM3ForCausalLM",
         "Ministral3ForCausalLM": "app.engine.models.ministral:Ministral3ForCausalLM",
         "MinistralForCausalLM": "app.engine.models.ministral:MinistralForCausalLM",
         "Mistral3ForConditionalGeneration": "app.engine.models.ministral:Ministral3ForCausalLM",  # text only
@@ -54,6 +55,7 @@ MODELS: Registry[type[CausalLM]] = Registry(
         "Qwen3ForCausalLM": "app.engine.models.qwen3:Qwen3ForCausalLM",
         "SmolLM3ForCausalLM": "app.engine.models.smollm3:SmolLM3ForCausalLM",
         "StableLmForCausalLM": "app.engine.models.stablelm:StableLmForCausalLM",
+        "YoutuForCausalLM": "app.engine.models.youtu:YoutuForCausalLM",
     },
     PluginGroup("models", "app.engine.models.decoder:CausalLM"),
 )

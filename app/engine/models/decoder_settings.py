@@ -11,6 +11,7 @@ from app.errors import CheckpointError, UnsupportedError
 
 if TYPE_CHECKING:  # the settings alone need no torch
     from app.engine.layers.experts.settings import ExpertSettings
+    from app.engine.layers.latent_attention import LatentSettings
     from app.engine.layers.query_key_norm import QueryKeyNorm
 
 
@@ -57,6 +58,7 @@ class DecoderSettings:
     norms_sums: bool = False  # layers norm their sums, not what their blocks read
     rotary_dim: int = 0  # of a head's dimensions, those that rotate, where the family must know
     experts: ExpertSettings | None = None  # in the layers that it names, instead of one feed-forward layer
+    latent: LatentSettings | None = None  # of latent attention; None: keys and values of heads are cached
 
     @classmethod
     def from_info(

@@ -48,6 +48,14 @@ MULTIPLIERS = {
 }
 FOUR = {"num_hidden_layers": 4, "sliding_window": 9}
 PAD = {"pad_token_id": 0}
+LATENT = {
+    **{"num_attention_heads": 4, "num_key_value_heads": 4, "without": ["head_dim"], "q_lora_rank": 24},
+    **{"kv_lora_rank": 64, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 12},
+}  # whose keys and values are expanded from 18 tokens on
+LATENT_YARN = {
+    **{"rope_type": "yarn", "rope_theta": 1000.0, "factor": 16.0, "original_max_position_embeddings": 32},
+    **{"mscale": 0.707, "mscale_all_dim": 0.707},
+}
 # name: (transformers' model type, changes to the tiny configuration)
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma": ("gemma", {}),
@@ -92,6 +100,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "smollm3-windows": ("smollm3", {**PAD, **FOUR, "use_sliding_window": True}),
     "ministral": ("ministral", {"sliding_window": 9, "layer_types": ["full_attention", "sliding_attention"]}),
     "ministral3": ("ministral3", {"rope_parameters": YARN}),
+    "minicpm3": ("minicpm3", {**LATENT, "scale_emb": 3, "dim_model_base": 32}),
+    "minicpm3-one-product": ("minicpm3", {**LATENT, "q_lora_rank": None, "rope_parameters": LATENT_YARN}),
+    "youtu": ("youtu", LATENT),
+    "youtu-yarn": ("youtu", {**LATENT, "rope_parameters": LATENT_YARN, "attention_bias": True}),
+    "youtu-halves": ("youtu", {**LATENT, "q_lora_rank": None, "rope_interleave": False, "tie_word_embeddings": True}),
 }
 # The text parts of models that also see, as published: gemma-3-4b-it, gemma-3-27b-it and Mistral-Small-3.1.
 GEMMA3 = {"model_type": "gemma3_text", "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024}

@@ -25,7 +25,7 @@ from tests.tiny_models import hf_greedy, hf_model, tiny_model
 LAYOUTS = {"tp2": {"tensor_parallel_size": 2}, "pp2": {"pipeline_parallel_size": 2, "max_inflight_steps": 3}}
 # Heads that two ranks can share out; old families have these numbers already.
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
-OWN_HEADS = ("gpt2", "gpt_neox", "opt", "falcon", "phi")
+OWN_HEADS = ("gpt2", "gpt_neox", "opt", "falcon", "phi", "minicpm3", "youtu")
 CASES = [(name, layout) for name in VARIANTS for layout in LAYOUTS]
 SAMPLE = random.Random(17).sample(CASES, 4)
 

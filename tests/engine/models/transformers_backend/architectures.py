@@ -56,7 +56,6 @@ FURTHER: dict[str, dict[str, Any]] = {
     "laguna": MOE,
     "mellum": {**MOE, **WINDOW},
     "mimo_v2_flash": {**MOE, **WINDOW},
-    "minicpm3": {**LATENT, "head_dim": 8},
     "minimax_m2": MOE,
     "modernbert-decoder": {**PAD, **PLAIN_HEADS, "local_attention": 9},
     "nanochat": {},
@@ -67,7 +66,6 @@ FURTHER: dict[str, dict[str, Any]] = {
     "solar_open": {**MOE, **GROUPS, **PAD},
     "starcoder2": {**WINDOW, **NO_SIZE},
     "vaultgemma": WINDOW,
-    "youtu": {**LATENT, "head_dim": 8},
 }
 # Those that it has, run this way all the same.
 NATIVE: dict[str, dict[str, Any]] = {
@@ -87,6 +85,7 @@ NATIVE: dict[str, dict[str, Any]] = {
     "granitemoe": {**MOE, **NO_SIZE},
     "granitemoeshared": {**MOE, **NO_SIZE, "shared_intermediate_size": 48},
     "llama": {},
+    "minicpm3": {**LATENT, "head_dim": 8},
     "ministral": WINDOW,
     "ministral3": {},
     "mistral": WINDOW,
@@ -102,6 +101,7 @@ NATIVE: dict[str, dict[str, Any]] = {
     "qwen3": {},
     "qwen3_moe": MOE,
     "smollm3": {**PAD, "num_hidden_layers": 4},
+    "youtu": {**LATENT, "head_dim": 8},
 }
 ARCHITECTURES = {**FURTHER, **NATIVE}
 

@@ -1,0 +1,189 @@
+"""Multi-head latent attention (MLA: DeepSeek-V2, 2024): one small vector of a token is cached for all heads.
+
+It is the token's latent, of which every head's key and value are linear functions (`kv_b_proj`), and one rotated key
+that all heads share. A query that brings few tokens goes through the keys' function the other way round and meets the
+latents themselves (absorbed); for many tokens keys and values are computed (expanded): see latent_step.py. Ranks of a
+tensor-parallel group split the heads; each caches the whole latent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+import torch
+
+from app.engine.layers.attention_layer import AttentionLayer, KVScaleKind
+from app.engine.layers.cache_spec import LayerCacheSpec
+from app.engine.layers.context import BuildContext, ForwardContext
+from app.engine.layers.epilogue import Epilogue, ResultT
+from app.engine.layers.latent_linear import LatentInputLinear, LatentUpLinear
+from app.engine.layers.latent_step import LatentStep, StepPart, least_expanded, split_step
+from app.engine.layers.linear import ColumnLinear, RowLinear
+from app.engine.layers.norm import RMSNorm
+from app.engine.layers.rotary import RotaryEmbedding
+from app.engine.layers.weight import ShapeMismatch
+from app.kernels.attention import AttentionMetadata
+from app.kernels.fused import LatentRotation, fused_ops
+from app.kernels.gemm import Activations
+from app.kernels.mla import chunk_tokens, mla_ops
+
+NORM_EPS = 1e-6  # of the latents' norms, whatever the model's others have
+
+
+@dataclass(slots=True, frozen=True)
+class LatentSettings:
+    """The shape of latent attention, before it is split over ranks."""
+
+    latent_size: int  # R
+    nope_dim: int  # of a head's key, what does not rotate
+    rope_dim: int
+    value_dim: int
+    query_rank: int | None = None  # of the queries' own latent, which is not cached; None: they have none
+    scale: float = 1.0  # of the scores
+    interleaved: bool = True  # the dimensions that rotate together lie in pairs
+    bias: bool = False  # of the projections that read or give hidden states
+
+    @property
+    def key_dim(self) -> int:
+        """A head's query and key."""
+        return self.nope_dim + self.rope_dim
+
+    @property
+    def width(self) -> int:
+        """Numbers that are cached of a token."""
+        return self.latent_size + self.rope_dim
+
+
+class LatentAttention(AttentionLayer):
+    """`layer_index` picks the layer's cache among those of this pipeline stage."""
+
+    def __init__(
+        self,
+        ctx: BuildContext,
+        settings: LatentSettings,
+        hidden_size: int,
+        num_heads: int,
+        layer_index: int,
+        rotary: RotaryEmbedding,
+    ) -> None:
+        super().__init__()
+        self.settings = s = settings
+        self.num_heads = ctx.groups.tp.share_of(num_heads, "num_attention_heads")
+        self.input_proj = LatentInputLinear(ctx, hidden_size, num_heads * s.key_dim, s.query_rank, s.width, s.bias)
+        self.q_a_layernorm = self.q_b_proj = None
+        if s.query_rank is not None:
+            self.q_a_layernorm = RMSNorm(ctx, s.query_rank, NORM_EPS)
+            self.q_b_proj = ColumnLinear(ctx, s.query_rank, num_heads * s.key_dim, bias=False)
+        self.kv_a_layernorm = RMSNorm(ctx, s.latent_size, NORM_EPS)
+        self.kv_b_proj = LatentUpLinear(ctx, s.latent_size, num_heads, s.nope_dim, s.value_dim)
+        self.o_proj = RowLinear(ctx, num_heads * s.value_dim, hidden_size, s.bias)
+        self.layer_index, self.rotary = layer_index, rotary
+        self.kv_dtype = ctx.kv_dtype or ctx.dtype
+        self.kv_scales = torch.ones(1, dtype=torch.float32, device=ctx.device) if ctx.kv_dtype else None
+        self._given_scales: dict[KVScaleKind, float] = {}
+        self.least_expanded = least_expanded(s.latent_size, s.nope_dim, s.value_dim)
+        self._kind = ctx.device, ctx.dtype, ctx.max_model_len
+        self._workspace: torch.Tensor | None = None
+        self.ops = mla_ops(ctx.attention_ops.name)
+        self.is_capturable = self.ops.is_capturable
+        self.fused = fused_ops(ctx.device)
+
+    @property
+    def plan_key(self) -> Hashable:
+        """Layers of the same heads and sizes share a plan."""
+        return self.ops, self.num_heads, self.settings
+
+    def plan(self, meta: AttentionMetadata, block_size: int) -> None:
+        """Part the step, and let the backend plan each part."""
+        step = split_step(meta, self.least_expanded)
+        for part in (step.absorbed, step.expanded):
+            if part is not None:
+                self.ops.prepare(part.meta, num_heads=self.num_heads, block_size=block_size)
+        if step.expanded is not None:
+            step.workspace = self.workspace()
+        meta.plan = step
+
+    def workspace(self) -> torch.Tensor:
+        """Memory for expanding, taken once for all layers that share a plan; on a GPU before the KV cache is sized."""
+        if self._workspace is None:
+            device, dtype, max_model_len = self._kind
+            width = self.settings.nope_dim + self.settings.value_dim
+            tokens = chunk_tokens(self.num_heads, width, dtype.itemsize, max_model_len)
+            self._workspace = torch.empty(tokens, self.num_heads, width, dtype=dtype, device=device)
+        return self._workspace
+
+    def cache_spec(self) -> LayerCacheSpec:
+        """One vector a token: the normed latent, then the rotated key."""
+        return LayerCacheSpec((), self.settings.width, self.kv_dtype)
+
+    def set_kv_scales(self, kind: KVScaleKind, scales: torch.Tensor) -> None:
+        """One number. Where keys and values have one each, the larger: then nothing that is cached is clamped."""
+        assert self.kv_scales is not None, "the cache is not quantized"
+        if len(scales) != 1:
+            raise ShapeMismatch(f"has shape {list(scales.shape)}, not one number for the layer's latents")
+        self._given_scales[kind] = float(scales)
+        self.kv_scales.fill_(max(self._given_scales.values()))
+
+    def reset_kv_scales(self) -> None:
+        """See AttentionLayer.reset_kv_scales."""
+        self._given_scales.clear()
+        super().reset_kv_scales()
+
+    def forward(self, x: Activations, epilogue: Epilogue[ResultT], ctx: ForwardContext) -> ResultT:
+        """x [T, C] -> the output [T, C], and what follows it. Writes the tokens' latents into the cache."""
+        cache, meta, s = ctx.kv_caches[self.layer_index], ctx.attention[self.layer_index], self.settings
+        step = meta.plan
+        assert isinstance(step, LatentStep), "a layer of this key was not planned"
+        query, latent = self._project(x)
+        turn = self.rotary.of_step(ctx)
+        if turn.query_scale is not None:
+            query = query * turn.query_scale
+        rotation = LatentRotation(turn.cos, turn.sin, s.interleaved, self.kv_a_layernorm.weight, NORM_EPS)
+        pe = query[..., s.nope_dim :]
+        absorbed = query.new_empty(*query.shape[:2], s.width) if step.expanded is None else None
+        turned = pe if absorbed is None else absorbed[..., s.latent_size :]
+        self.fused.rotate_and_write_latent(pe, latent, rotation, cache, meta.slot_mapping, self.kv_scales, turned)
+        out = query.new_empty(*query.shape[:2], s.value_dim)
+        if step.absorbed is not None:
+            self._attend_absorbed(query, absorbed, cache, step.absorbed, out)
+        if step.expanded is not None:
+            self._attend_expanded(query, cache, step, out)
+        return self.o_proj(out.flatten(1), epilogue)  # type: ignore[no-any-return]
+
+    def _project(self, x: Activations) -> tuple[torch.Tensor, torch.Tensor]:
+        """Queries of this rank's heads [T, H, Dn + Dr] and the tokens' latents [T, R + Dr], as they are projected."""
+        query, latent = self.input_proj(x).split(self.input_proj.sizes, dim=-1)
+        if self.q_b_proj is not None and self.q_a_layernorm is not None:
+            query = self.q_b_proj(self.q_a_layernorm(query))
+        return query.unflatten(-1, (self.num_heads, self.settings.key_dim)), latent
+
+    def _attend_absorbed(
+        self, query: torch.Tensor, absorbed: torch.Tensor | None, cache: torch.Tensor, part: StepPart, out: torch.Tensor
+    ) -> None:
+        """Queries [T, H, Dn + Dr] of a part's tokens, through the functions of the keys, to the latents, and through
+        those of the values into `out` [T, H, Dv]. `absorbed` [T, H, R + Dr]: has their rotated part already."""
+        s, heads = self.settings, self.kv_b_proj.heads
+        query = part.of(query)
+        if absorbed is None:
+            absorbed = query.new_empty(*query.shape[:2], s.width)
+            absorbed[..., s.latent_size :] = query[..., s.nope_dim :]
+        latent_query = absorbed[..., : s.latent_size].transpose(0, 1)
+        torch.bmm(query[..., : s.nope_dim].transpose(0, 1), heads[:, : s.nope_dim], out=latent_query)
+        found = self.ops.attend(
+            absorbed, cache, part.meta, scale=s.scale, latent_size=s.latent_size, kv_scale=self.kv_scales
+        )
+        values = heads[:, s.nope_dim :].transpose(1, 2)
+        if isinstance(part.tokens, slice):
+            torch.bmm(found.transpose(0, 1), values, out=out[part.tokens].transpose(0, 1))
+        else:
+            out[part.tokens] = torch.bmm(found.transpose(0, 1), values).transpose(0, 1)
+
+    def _attend_expanded(self, query: torch.Tensor, cache: torch.Tensor, step: LatentStep, out: torch.Tensor) -> None:
+        """Queries [T, H, Dn + Dr] of a part to the keys and values of their contexts, into `out` [T, H, Dv]."""
+        part = step.expanded
+        assert part is not None
+        out[part.tokens] = self.ops.attend_expanded(
+            part.of(query), cache, part.meta, self.kv_b_proj.heads, step.workspace,
+            scale=self.settings.scale, value_dim=self.settings.value_dim, kv_scale=self.kv_scales,
+        )  # fmt: skip

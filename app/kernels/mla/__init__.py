@@ -1,0 +1,64 @@
+"""Multi-head latent attention (MLA: DeepSeek-V2, 2024): the contract that every backend keeps.
+
+A cache is one tensor per layer, [B, S, R + Dr]: of each token its latent, of R numbers, and one rotated key of Dr that
+all heads share. Blocks, slots and a step's metadata are those of paged attention (app/kernels/attention), causal too.
+A head's key is (K_h c, rotated key) and its value V_h c, of a latent c; `up` [H, Dn + Dv, R] holds the rows of K_h and
+below them those of V_h. Two ways to the same result, for whichever is cheaper:
+
+- `attend`: queries come as (K_h^T q, rotated query) and meet the latents as they lie in the cache, one key for all
+  heads, whose first R numbers are the value too. The caller takes the result [T, H, R] through V_h.
+- `attend_expanded`: queries come as they are; keys and values of the contexts are computed from the latents, as many
+  tokens at a time as `workspace` holds, and the parts joined by the logarithms of their sums.
+
+A quantized cache (KV_FP8) comes with one scale for all of it, fp32 [1]: a latent is the stored number times the scale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from app.errors import ConfigError
+from app.registry import Registry
+
+WORKSPACE_BYTES = 128 << 20
+_LEAST_CHUNK = 256  # tokens: fewer at a time leave a GPU idle
+
+
+@dataclass(slots=True, frozen=True)
+class MLAOps:
+    """One implementation, in fp32 and in 16 bits: `prepare` once for each part of a step, then either way per layer."""
+
+    # (meta: AttentionMetadata, *, num_heads, block_size) -> None; sets meta.plan. ConfigError for sizes that it does
+    # not serve.
+    prepare: Callable[..., None]
+    # (query [T, H, R + Dr], cache [B, S, R + Dr], meta, *, scale, latent_size, kv_scale=None) -> [T, H, R]
+    attend: Callable[..., torch.Tensor]
+    # (query [T, H, Dn + Dr], cache [B, S, R + Dr], meta, up [H, Dn + Dv, R], workspace [W, H, Dn + Dv], *, scale,
+    # value_dim, kv_scale=None) -> [T, H, Dv]
+    attend_expanded: Callable[..., torch.Tensor]
+    is_capturable: bool = False  # whether `attend` in a static step can be captured and replayed
+
+
+MLA_OPS: Registry[MLAOps] = Registry(
+    "latent attention", {"torch": "app.kernels.mla.reference:OPS"}
+)  # by the attention backend's name
+
+
+def mla_ops(backend: str) -> MLAOps:
+    """Those of an attention backend; ConfigError where it has none."""
+    if backend not in MLA_OPS:
+        raise ConfigError(
+            f"attention_backend={backend}: it does not serve latent attention, which this model's layers have; use "
+            "auto",
+            param="attention_backend",
+        )
+    return MLA_OPS.load(backend)
+
+
+def chunk_tokens(num_heads: int, head_width: int, itemsize: int, max_model_len: int) -> int:
+    """W: tokens whose keys and values are expanded at a time, of `num_heads` times `head_width` numbers each."""
+    most = max(_LEAST_CHUNK, WORKSPACE_BYTES // (num_heads * head_width * itemsize))
+    return min(most, max_model_len)
