@@ -40,7 +40,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,clients,cluster,docs]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,clients,cluster,docs,formats]'
 	@touch $@ $(VENV)/.installed
 
 setup: $(VENV)/.installed  ## make .venv and install what serving needs
