@@ -50,6 +50,7 @@ LOAD_FORMATS: Registry[Any] = Registry(
         "safetensors": "app.engine.models.load_formats.safetensors:Safetensors",
         "pt": "app.engine.models.load_formats.pt:Pt",
         "sharded_state": "app.engine.models.load_formats.sharded_state:ShardedState",
+        "gguf": "app.engine.models.load_formats.gguf:Gguf",
         "dummy": "app.engine.models.load_formats.dummy:Dummy",
     },
     PluginGroup("load_formats", "app.engine.models.load_formats.base:LoadFormat"),

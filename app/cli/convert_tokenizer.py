@@ -9,10 +9,12 @@ import argparse
 import json
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from app.cli.command import Command
-from app.errors import CheckpointError
+from app.cli.gguf_tokenizer import adds_first_token, byte_level, kind_of, sentencepiece_model
+from app.errors import CheckpointError, MantaError
 from app.text.tokenizer import read_tokenizer_config
 from app.text.tokenizer_files import OWN, SOURCES, check_tokenizer, source_of
 
@@ -55,7 +57,7 @@ def convert(directory: Path, output: Path) -> None:
     try:
         config = read_tokenizer_config(directory)
         backend, names = _converted(source, config)
-    except CheckpointError:
+    except MantaError:
         raise
     except ImportError as error:
         reason = f"{source} needs the package that reads it, of the extra `tokenizers`: {_line(error)}"
@@ -69,11 +71,24 @@ def convert(directory: Path, output: Path) -> None:
 
 def _converted(source: Path, config: dict[str, Any]) -> tuple[Any, dict[str, str]]:
     """A `tokenizers.Tokenizer`, and its special tokens by name."""
+    if source.name == "gguf_tokenizer.json":
+        return _gguf(source, config)
     if source.name == "tekken.json":
         return _tekken(source)
     if source.suffix == ".tiktoken" or source.name == "tiktoken.model" or _is_tiktoken(source):
         return _tiktoken(source, config)
     return _sentencepiece(source, config) if source.name == "tokenizer.model" else _older(source.parent)
+
+
+def _gguf(source: Path, config: dict[str, Any]) -> tuple[Any, dict[str, str]]:
+    metadata = json.loads(source.read_text(encoding="utf-8"))
+    config = {"add_bos_token": adds_first_token(metadata), **config}
+    if kind_of(metadata) == "gpt2":
+        return _with_ends(byte_level(metadata), {}, config), {}
+    with TemporaryDirectory() as scratch:
+        model = Path(scratch) / "tokenizer.model"
+        model.write_bytes(sentencepiece_model(metadata))
+        return _sentencepiece(model, config)
 
 
 def _is_tiktoken(source: Path) -> bool:

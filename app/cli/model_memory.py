@@ -35,6 +35,8 @@ def weights_bytes(info: ModelInfo, dtype: str, load_format: str = "auto") -> int
         return stored * item_bytes // ITEM_BYTES.get(info.dtype, 2)
     if kind == "sharded_state":
         return sum(_num_elements(file) for file in info.directory.glob("model-rank-*.safetensors")) * item_bytes
+    if kind == "gguf":
+        return sum(file.stat().st_size for file in info.directory.glob("*.gguf"))
     return 0
 
 

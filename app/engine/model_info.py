@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from app.backends import MODEL_CONFIGS
 from app.config import EngineConfig
+from app.engine.gguf.description import describe
 from app.engine.hub import commit_of, fetch_description, fetch_weights, is_hub_id
 from app.engine.transformers_catalog import size_names
 from app.errors import CheckpointError, ConfigError
@@ -49,12 +50,14 @@ _TEXT_DEFAULTS: dict[str, dict[str, Any]] = {
 
 def resolve_model(model: str, revision: str | None = None, download_dir: str | None = None) -> Path:
     """Directory of a model given by path, by the name of a built-in one or by that of a hub's, whose description (all
-    but the weights) is downloaded; CheckpointError says why it is none."""
+    but the weights) is downloaded; of a GGUF file, one that describes it. CheckpointError says why it is none."""
     path = ASSETS / model if model in BUILT_IN_MODELS else Path(model).expanduser()
     if not path.exists() and is_hub_id(model):
         path = fetch_description(model, revision, download_dir)
     elif revision is not None:
         raise ConfigError(f"revision={revision}: model {model!r} is a directory, not of a hub", param="revision")
+    if path.is_file() and path.suffix == ".gguf":
+        return describe(path)
     if path.is_file():
         raise CheckpointError(
             f"model {model!r} is a file: give the directory that holds config.json, {str(path.parent)!r}", param="model"
@@ -66,8 +69,11 @@ def resolve_model(model: str, revision: str | None = None, download_dir: str | N
             param="model",
         )
     if not (path / "config.json").is_file():
+        files = [file.name for file in sorted(path.glob("*.gguf"))]
+        remedy = f"; give one of its GGUF files: {', '.join(files[:5])}" if files else ""
         raise CheckpointError(
-            f"model {model!r} is not a model directory: it holds no config.json (Hugging Face layout)", param="model"
+            f"model {model!r} is not a model directory: it holds no config.json (Hugging Face layout){remedy}",
+            param="model",
         )
     return path
 

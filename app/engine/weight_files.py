@@ -15,6 +15,7 @@ NAMED_FILES = {
     "pt": ("pytorch_model.bin", "pytorch_model.bin.index.json"),
 }
 SHARDED_MANIFEST = "sharded_state.json"
+GGUF_MANIFEST = "gguf.json"  # of a directory that describes a GGUF file (app/engine/gguf)
 
 
 def format_of(directory: Path, load_format: str) -> str:
@@ -23,6 +24,8 @@ def format_of(directory: Path, load_format: str) -> str:
         return load_format
     if (directory / SHARDED_MANIFEST).is_file():
         return "sharded_state"
+    if (directory / GGUF_MANIFEST).is_file():
+        return "gguf"
     for name, files in NAMED_FILES.items():
         if any((directory / file).is_file() for file in files):
             return name

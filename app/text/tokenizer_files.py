@@ -10,18 +10,18 @@ import hashlib
 import os
 import subprocess
 import sys
-import tempfile
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
+from app.engine.user_cache import made_once
 from app.errors import CheckpointError
 
 OWN = "tokenizer.json"
 # What else a tokenizer lies in, the first that is there.
 SOURCES = (
     *("tekken.json", "tokenizer.model", "tiktoken.model", "*.tiktoken"),
-    *("sentencepiece.bpe.model", "spiece.model", "vocab.json", "vocab.txt"),
+    *("sentencepiece.bpe.model", "spiece.model", "vocab.json", "vocab.txt", "gguf_tokenizer.json"),
 )
 _READ_TOO = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt", "config.json")
 _ROOT = Path(__file__).resolve().parent.parent.parent
@@ -49,16 +49,7 @@ def tokenizer_json(directory: Path) -> Path:
     check_tokenizer(directory)
     if (directory / OWN).is_file():
         return directory / OWN
-    made = _cache() / _digest(directory)
-    if not (made / OWN).is_file():
-        with tempfile.TemporaryDirectory(dir=made.parent) as scratch:
-            _convert(directory, Path(scratch) / "made")
-            try:
-                (Path(scratch) / "made").rename(made)
-            except OSError:  # another process was faster
-                if not (made / OWN).is_file():
-                    raise
-    return made / OWN
+    return made_once("tokenizers", _digest(directory), lambda output: _convert(directory, output)) / OWN
 
 
 def _convert(directory: Path, output: Path) -> None:
@@ -78,18 +69,6 @@ def _convert(directory: Path, output: Path) -> None:
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         raise CheckpointError(reason.removeprefix("manta: error: "), param="tokenizer")
-
-
-def _cache() -> Path:
-    """A directory of the user's; where there is none to write to, one of this process."""
-    base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "manta" / "tokenizers"
-    try:
-        base.mkdir(parents=True, exist_ok=True)
-        if os.access(base, os.W_OK):
-            return base
-    except (OSError, RuntimeError):
-        pass
-    return Path(tempfile.mkdtemp(prefix="manta-tokenizers-"))
 
 
 def _digest(directory: Path) -> str:

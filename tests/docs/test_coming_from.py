@@ -29,6 +29,7 @@ OTHER_WORDS = {
     "safetensors",
     "pt",
     "sharded_state",
+    "gguf",
     "dummy",
 }
 

@@ -23,7 +23,7 @@ from app.errors import CheckpointError
 
 SAMPLE_BYTES = 64
 MAX_SAMPLED_TENSORS = 8192  # in all files together; a read each, three where a tensor is large
-WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json")
+WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "*.gguf")
 
 
 def model_revision(info: ModelInfo, config: EngineConfig) -> str:

@@ -1,0 +1,157 @@
+"""config.json of a GGUF file's metadata: what llama.cpp's keys say, under transformers' names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from app.engine.gguf.architectures import Architecture
+from app.engine.gguf.header import GgufHeader
+from app.errors import CheckpointError, UnsupportedError
+
+Tables = Mapping[str, Sequence[float]]  # of rotary frequencies, by their tensors' names
+
+# Name in config.json: key behind the architecture's name.
+_SIZES = {
+    "hidden_size": "embedding_length",
+    "num_hidden_layers": "block_count",
+    "intermediate_size": "feed_forward_length",
+    "num_attention_heads": "attention.head_count",
+    "max_position_embeddings": "context_length",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+}
+_OPTIONAL = {
+    "num_key_value_heads": "attention.head_count_kv",
+    "sliding_window": "attention.sliding_window",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+}
+# Layers of the largest Gemmas, whose scores are scaled by what a head would have of the hidden size.
+_LARGEST_GEMMA = {"gemma2": 46, "gemma3_text": 62}
+
+
+@dataclass(slots=True, frozen=True)
+class _Keys:
+    """The metadata of one architecture."""
+
+    metadata: Mapping[str, Any]
+
+    def get(self, key: str) -> Any:
+        """The value behind the architecture's name; None: there is none. CheckpointError where it is no number or
+        text, as where layers differ in a size."""
+        name = f"{self.metadata['general.architecture']}.{key}"
+        value = self.metadata.get(name)
+        if isinstance(value, list):
+            if len(set(value)) != 1:
+                raise UnsupportedError(f"GGUF: {name} differs from layer to layer: {value[:8]}", param="model")
+            return value[0]
+        return value
+
+    def must(self, key: str) -> Any:
+        """The same; CheckpointError where there is none."""
+        value = self.get(key)
+        if value is None:
+            name = f"{self.metadata['general.architecture']}.{key}"
+            raise CheckpointError(f"GGUF: the metadata lack {name}", param="model")
+        return value
+
+
+def config_json(header: GgufHeader, architecture: Architecture, tables: Tables) -> dict[str, Any]:
+    """The object, less `quantization_config`. CheckpointError names what the metadata lack."""
+    keys = _Keys(header.metadata)
+    config = {name: keys.must(key) for name, key in _SIZES.items()}
+    config |= dict(architecture.config)
+    config |= {name: value for name, key in _OPTIONAL.items() if (value := keys.get(key)) is not None}
+    heads = _number(config, "num_attention_heads")
+    head_dim = keys.get("attention.key_length") or keys.get("rope.dimension_count")
+    config["head_dim"] = head_dim or _number(config, "hidden_size") // heads
+    if (value_dim := keys.get("attention.value_length")) not in (None, config["head_dim"]):
+        raise UnsupportedError(f"GGUF: values of {value_dim} with keys of {config['head_dim']}", param="model")
+    return {
+        "architectures": [architecture.causal_class],
+        "model_type": architecture.model_type,
+        "vocab_size": _vocab_size(header),
+        "tie_word_embeddings": "output.weight" not in header.tensors,
+        "dtype": _dtype(header),
+        **config,
+        **_biases(header),
+        **_attention_scale(architecture.model_type, config),
+        **_rope(keys, architecture.model_type, config, tables),
+        **_token_ids(header.metadata),
+    }
+
+
+def _number(config: Mapping[str, Any], name: str) -> int:
+    value = config[name]
+    if not isinstance(value, int) or value < 1:
+        raise CheckpointError(f"GGUF: {_SIZES[name]} is {value!r}, not a size", param="model")
+    return value
+
+
+def _vocab_size(header: GgufHeader) -> int:
+    table = header.tensors.get("token_embd.weight")
+    if table is None:
+        raise CheckpointError("GGUF: the file lacks token_embd.weight", param="model")
+    return table.shape[0]
+
+
+def _dtype(header: GgufHeader) -> str:
+    """float16 where that is all there is, besides norms; models are trained in bfloat16, whose range quantized ones
+    may need."""
+    types = {tensor.block.name for tensor in header.tensors.values()}
+    return "float16" if types <= {"F32", "F16"} and "F16" in types else "bfloat16"
+
+
+def _biases(header: GgufHeader) -> dict[str, Any]:
+    return {"attention_bias": "blk.0.attn_q.bias" in header.tensors}
+
+
+def _attention_scale(model_type: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    if model_type not in _LARGEST_GEMMA:
+        return {}
+    is_largest = config["num_hidden_layers"] == _LARGEST_GEMMA[model_type]
+    scaled_by = config["hidden_size"] // config["num_attention_heads"] if is_largest else config["head_dim"]
+    return {"query_pre_attn_scalar": scaled_by}
+
+
+def _rope(keys: _Keys, model_type: str, config: Mapping[str, Any], tables: Tables) -> dict[str, Any]:
+    """`rope_parameters`: factors come as tables of the file, or as a kind of scaling."""
+    theta = float(keys.get("rope.freq_base") or 10_000.0)
+    common = {"rope_theta": theta, "partial_rotary_factor": _rotating_part(keys, config)}
+    full = common | _scaling(keys, config, tables)
+    if model_type != "gemma3_text":
+        return {"rope_parameters": full}
+    local = {"rope_type": "default", "rope_theta": float(keys.get("rope.freq_base_swa") or 10_000.0)}
+    return {"rope_parameters": {"full_attention": full, "sliding_attention": local}}
+
+
+def _rotating_part(keys: _Keys, config: Mapping[str, Any]) -> float:
+    return float((keys.get("rope.dimension_count") or config["head_dim"]) / config["head_dim"])
+
+
+def _scaling(keys: _Keys, config: Mapping[str, Any], tables: Tables) -> dict[str, Any]:
+    original = keys.get("rope.scaling.original_context_length") or config["max_position_embeddings"]
+    if tables:
+        common = tables.get("rope_freqs.weight", ())
+        return {
+            "rope_type": "longrope",
+            "short_factor": list(tables.get("rope_factors_short.weight", common)),
+            "long_factor": list(tables.get("rope_factors_long.weight", common)),
+            "original_max_position_embeddings": original,
+            "attention_factor": float(keys.get("rope.scaling.attn_factor") or 1.0),
+        }
+    kind, factor = keys.get("rope.scaling.type"), keys.get("rope.scaling.factor")
+    if kind in (None, "none") or factor is None:
+        return {"rope_type": "default"}
+    if kind == "linear":
+        return {"rope_type": "linear", "factor": float(factor)}
+    if kind == "yarn":
+        return {"rope_type": "yarn", "factor": float(factor), "original_max_position_embeddings": original}
+    raise UnsupportedError(f"GGUF: rope.scaling.type {kind!r} is not supported", param="model")
+
+
+def _token_ids(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    names = {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id", "pad_token_id": "padding_token_id"}
+    found = {own: metadata.get(f"tokenizer.ggml.{name}") for own, name in names.items()}
+    return {own: value for own, value in found.items() if value is not None}

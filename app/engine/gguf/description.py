@@ -1,0 +1,149 @@
+"""A GGUF file as a model directory in the layout of transformers: made once, and kept in the user's cache.
+
+It holds config.json, generation_config.json, the tokenizer's files, links to the file (all of them where it is split)
+and gguf.json, which says where each tensor lies. The tensors stay in the file, and every other part of the engine meets
+a directory like any other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import struct
+from collections.abc import Mapping
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+from app.engine.gguf.architectures import ROPE_TABLES, Architecture, architecture_of
+from app.engine.gguf.blocks import PLAIN
+from app.engine.gguf.config_json import Tables, config_json
+from app.engine.gguf.header import GgufHeader, GgufTensor
+from app.engine.user_cache import made_once
+from app.engine.weight_files import GGUF_MANIFEST
+from app.errors import CheckpointError
+
+TOKENIZER = "gguf_tokenizer.json"
+_VERSION = 1  # of what is made
+_SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
+_NORMS = re.compile(r".*norm\.weight")
+
+
+@cache
+def describe(file: Path) -> Path:
+    """The directory. CheckpointError names an unusable file, UnsupportedError what is not read."""
+    files = _parts(file.resolve())
+    stats = [(str(part), part.stat().st_size, part.stat().st_mtime_ns) for part in files]
+    key = hashlib.sha256(json.dumps([_VERSION, stats]).encode()).hexdigest()[:32]
+    return made_once("gguf", key, partial(_make, files))
+
+
+def _parts(file: Path) -> list[Path]:
+    """All files of a model that is split; CheckpointError names a missing one."""
+    match = _SPLIT.fullmatch(file.name)
+    if match is None:
+        return [file]
+    count = int(match[3])
+    names = [f"{match[1]}-{number:05}-of-{match[3]}.gguf" for number in range(1, count + 1)]
+    missing = [name for name in names if not (file.parent / name).is_file()]
+    if missing:
+        raise CheckpointError(f"{file.parent / missing[0]} is missing: the model is split into {count}", param="model")
+    return [file.parent / name for name in names]
+
+
+def _make(files: list[Path], directory: Path) -> None:
+    headers = [GgufHeader.read(file) for file in files]
+    tensors = _tensors(files, headers)
+    whole = GgufHeader(headers[0].metadata, {name: tensor for name, (_, tensor) in tensors.items()})
+    architecture = architecture_of(whole.metadata)
+    tables = {name: _table(files[tensors[name][0]], tensors[name][1]) for name in ROPE_TABLES if name in tensors}
+    described = {architecture.own_name(name): entry for name, entry in tensors.items() if name not in tables}
+    directory.mkdir()
+    for number, file in enumerate(files):
+        (directory / _link(number)).symlink_to(file)
+    config = _config(whole, architecture, tables, described)
+    _write(directory / "config.json", config)
+    _write(directory / "generation_config.json", _generation(whole.metadata))
+    _write(directory / "tokenizer_config.json", _tokenizer_config(whole.metadata))
+    ours = {key: value for key, value in whole.metadata.items() if key.startswith("tokenizer.ggml.")}
+    _write(directory / TOKENIZER, ours)
+    places = {name: _place(name, *entry, architecture, config["head_dim"]) for name, entry in described.items()}
+    _write(directory / GGUF_MANIFEST, places)
+
+
+_Entry = tuple[int, GgufTensor]  # number of the file, and the tensor
+
+
+def _tensors(files: list[Path], headers: list[GgufHeader]) -> dict[str, _Entry]:
+    found: dict[str, _Entry] = {}
+    for number, header in enumerate(headers):
+        for name, tensor in header.tensors.items():
+            if name in found:
+                raise CheckpointError(f"{name} is both in {files[found[name][0]]} and {files[number]}", param="model")
+            found[name] = (number, tensor)
+    return found
+
+
+def _config(
+    header: GgufHeader, architecture: Architecture, tables: Tables, tensors: Mapping[str, _Entry]
+) -> dict[str, Any]:
+    modules = {
+        name.removesuffix(".weight"): tensor.block.name
+        for name, (_, tensor) in tensors.items()
+        if tensor.block.name not in PLAIN
+    }
+    config = config_json(header, architecture, tables)
+    return config | ({"quantization_config": {"quant_method": "gguf", "modules": modules}} if modules else {})
+
+
+def _table(file: Path, tensor: GgufTensor) -> tuple[float, ...]:
+    """The numbers of a small tensor of F32."""
+    if tensor.block.name != "F32" or len(tensor.shape) != 1:
+        raise CheckpointError(f"{file}: a table of rotary frequencies is not F32", param="model")
+    with file.open("rb") as opened:
+        opened.seek(tensor.begin)
+        return struct.unpack(f"<{tensor.shape[0]}f", opened.read(tensor.num_bytes))
+
+
+def _generation(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """An answer ends at the model's last token or at that of a turn."""
+    ends = [metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+    found = list(dict.fromkeys(one for one in ends if isinstance(one, int)))
+    return {"eos_token_id": found} if found else {}
+
+
+def _tokenizer_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """The chat template, and the special tokens by name."""
+    tokens = metadata.get("tokenizer.ggml.tokens", [])
+    names = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+    config: dict[str, Any] = {}
+    for own, name in names.items():
+        index = metadata.get(f"tokenizer.ggml.{name}_token_id")
+        if isinstance(index, int) and index < len(tokens):
+            config[own] = tokens[index]
+    if (template := metadata.get("tokenizer.chat_template")) is not None:
+        config["chat_template"] = template
+    return config
+
+
+def _place(name: str, number: int, tensor: GgufTensor, architecture: Architecture, head_dim: int) -> dict[str, Any]:
+    """What a worker must know of one tensor to read it."""
+    is_paired = architecture.pairs and name.rpartition(".")[0].endswith(("q_proj", "k_proj"))
+    offset = architecture.norm_offset if _NORMS.fullmatch(name) else 0.0
+    return {
+        "file": _link(number),
+        "type": tensor.block.name,
+        "shape": list(tensor.shape),
+        "begin": tensor.begin,
+        **({"pairs": head_dim} if is_paired else {}),
+        **({"offset": offset} if offset else {}),
+    }
+
+
+def _link(number: int) -> str:
+    return f"model-{number}.gguf"
+
+
+def _write(file: Path, content: Mapping[str, Any]) -> None:
+    file.write_text(json.dumps(content, indent=None if file.name == TOKENIZER else 2) + "\n", encoding="utf-8")
