@@ -70,7 +70,8 @@ class EngineConfig(Frozen):
         "auto",
         description="Where the weights come from. `safetensors`; `pt`: pytorch_model.bin, of which only tensors are "
         "read; `sharded_state`: each rank's own, as `manta save-sharded` wrote them; `gguf`: the file that `model` "
-        "names; `dummy`: random numbers, no checkpoint is read. `auto`: the first of these that the directory holds, sharded_state before all.",
+        "names; `dummy`: random numbers, no checkpoint is read. `auto`: the first of these that the directory holds, "
+        "sharded_state before all.",
     )
     model_impl: Literal["auto", "native", "transformers"] = Field(
         "auto", description="Whose modules: Manta's, or Hugging Face transformers'. `auto`: Manta's where it has them."
