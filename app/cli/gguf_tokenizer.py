@@ -45,7 +45,8 @@ def kind_of(metadata: Metadata) -> str:
     kind = metadata.get(_KEY + "model")
     if kind not in ("llama", "gpt2"):
         raise UnsupportedError(
-            f"GGUF: tokenizer.ggml.model {kind!r} is not supported (known: llama, gpt2); set --tokenizer to a directory",
+            f"GGUF: tokenizer.ggml.model {kind!r} is not supported (known: llama, gpt2); set --tokenizer to a "
+            "directory",
             param="tokenizer",
         )
     return str(kind)
