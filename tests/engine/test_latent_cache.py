@@ -19,7 +19,7 @@ from app.config import EngineConfig
 from app.engine.model_info import ASSETS
 from app.engine.worker.save_sharded import save_sharded
 from app.errors import CheckpointError, ConfigError
-from tests.engine.models.test_families import LATENT
+from tests.engine.models.expert_variants import LATENT
 from tests.engine.worker_driver import Driver, Run, decode_statically, greedy
 from tests.kernels.gemm.test_fp8 import nearest_e4m3
 from tests.tiny_models import hf_greedy, hf_model, tiny_model

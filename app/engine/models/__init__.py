@@ -16,6 +16,8 @@ MODELS: Registry[type[CausalLM]] = Registry(
     {
         "Cohere2ForCausalLM": "app.engine.models.cohere:Cohere2ForCausalLM",
         "CohereForCausalLM": "app.engine.models.cohere:CohereForCausalLM",
+        "DeepseekV2ForCausalLM": "app.engine.models.deepseek:DeepseekV2ForCausalLM",
+        "DeepseekV3ForCausalLM": "app.engine.models.deepseek:DeepseekV3ForCausalLM",
         "Exaone4ForCausalLM": "app.engine.models.exaone4:Exaone4ForCausalLM",
         "FalconForCausalLM": "app.engine.models.falcon:FalconForCausalLM",
         "GPT2LMHeadModel": "app.engine.models.gpt2:GPT2LMHeadModel",
@@ -25,6 +27,7 @@ MODELS: Registry[type[CausalLM]] = Registry(
         "Gemma3ForConditionalGeneration": "app.engine.models.gemma3:Gemma3ForCausalLM",  # text only
         "GemmaForCausalLM": "app.engine.models.gemma:GemmaForCausalLM",
         "Glm4MoeForCausalLM": "app.engine.models.glm4_moe:Glm4MoeForCausalLM",
+        "Glm4MoeLiteForCausalLM": "app.engine.models.deepseek:Glm4MoeLiteForCausalLM",
         "Glm4ForCausalLM": "app.engine.models.glm4:Glm4ForCausalLM",
         "GlmForCausalLM": "app.engine.models.glm4:GlmForCausalLM",
         "GptOssForCausalLM": "app.engine.models.gpt_oss:GptOssForCausalLM",

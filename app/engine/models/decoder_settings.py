@@ -93,6 +93,8 @@ def readable(settings: Callable[[ModelInfo], DecoderSettings], info: ModelInfo) 
     """A family's settings; CheckpointError where config.json holds something else than it should."""
     try:
         return settings(info)
+    except KeyError as error:
+        raise CheckpointError(f"{info.directory}/config.json is not usable: it lacks {error}", param="model") from error
     except (TypeError, ValueError, ArithmeticError) as error:
         raise CheckpointError(f"{info.directory}/config.json is not usable: {error}", param="model") from error
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -13,10 +12,9 @@ from app.engine.layers.latent_attention import LatentAttention, LatentSettings
 from app.engine.model_info import ModelInfo
 from app.engine.models.blocks import Blocks, LayerPlace
 from app.engine.models.checkpoint import StoredTensor
-from app.engine.models.decoder import CausalLM
+from app.engine.models.decoder import CausalLM, Ropes
 from app.engine.models.decoder_settings import DecoderSettings
-
-_LAYER = re.compile(r"model\.layers\.(\d+)\.")
+from app.engine.models.names import is_behind_last_layer
 
 
 def latent_attention(ctx: BuildContext, settings: DecoderSettings, place: LayerPlace) -> LatentAttention:
@@ -64,17 +62,20 @@ class LatentCausalLM(CausalLM):
         bias = bool(info.hf_config.get("mlp_bias", False))
         return replace(DecoderSettings.from_info(info), head_dim=latent.rope_dim, latent=latent, mlp_bias=bias)
 
+    @classmethod
+    def ropes(cls, info: ModelInfo, settings: DecoderSettings, max_model_len: int) -> Ropes:
+        """All of the part that rotates does; `partial_rotary_factor` is its share of a head."""
+        hf = {name: value for name, value in info.hf_config.items() if name != "partial_rotary_factor"}
+        for name in ("rope_parameters", "rope_scaling"):
+            if name in hf:
+                hf[name] = {**hf[name], "partial_rotary_factor": 1.0}
+        return super().ropes(replace(info, hf_config=hf), settings, max_model_len)
+
     @staticmethod
     def tensors(settings: DecoderSettings, name: str, tensor: StoredTensor) -> Iterable[tuple[str, StoredTensor]]:
         """All but those of the layers that only predict further tokens."""
-        return [] if is_of_draft_layer(settings, name) else [(name, tensor)]
+        return [] if is_behind_last_layer(name, settings.num_layers) else [(name, tensor)]
 
     def own_name(self, name: str) -> str | None:
         """See EngineModel.own_name."""
-        return None if is_of_draft_layer(self.decoder_settings, name) else name
-
-
-def is_of_draft_layer(settings: DecoderSettings, name: str) -> bool:
-    """Whether a tensor belongs to a layer for drafts (multi-token prediction), which stands behind the model's own."""
-    layer = _LAYER.match(name)
-    return layer is not None and int(layer[1]) >= settings.num_layers
+        return None if is_behind_last_layer(name, self.decoder_settings.num_layers) else name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+PAD = {"pad_token_id": 0}
 FEW = {"num_local_experts": 5, "num_experts_per_tok": 2}
 QWEN = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
 GLM = {
@@ -26,6 +27,19 @@ OSS_YARN = {
     **{"truncate": False, "original_max_position_embeddings": 32},
 }
 OSS = {"num_local_experts": 6, "num_experts_per_tok": 4, "sliding_window": 9, "rope_parameters": OSS_YARN}
+LATENT = {
+    **{"num_attention_heads": 4, "num_key_value_heads": 4, "without": ["head_dim"], "q_lora_rank": 24},
+    **{"kv_lora_rank": 64, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 12},
+}  # whose keys and values are expanded from 18 tokens on
+LATENT_YARN = {
+    **{"rope_type": "yarn", "rope_theta": 1000.0, "factor": 16.0, "original_max_position_embeddings": 32},
+    **{"mscale": 0.707, "mscale_all_dim": 0.707},
+}
+DEEPSEEK = {
+    **{**LATENT, "num_hidden_layers": 3, "first_k_dense_replace": 1, "moe_intermediate_size": 48},
+    **{"n_routed_experts": 8, "num_experts_per_tok": 3, "routed_scaling_factor": 1.7},
+}
+GROUPS = {"n_group": 4, "topk_group": 2}
 # name: (transformers' model type, changes to the tiny configuration)
 EXPERT_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("mixtral", {**FEW, "sliding_window": 9}),
@@ -52,4 +66,9 @@ EXPERT_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama4": ("llama4_text", LLAMA4),
     "llama4-sparse": ("llama4_text", {**LLAMA4, "interleave_moe_layer_step": 2, "num_experts_per_tok": 2}),
     "gpt_oss": ("gpt_oss", OSS),
+    "deepseek_v2": ("deepseek_v2", {**DEEPSEEK, "q_lora_rank": None, "rope_parameters": LATENT_YARN}),
+    "deepseek_v2-groups": ("deepseek_v2", {**DEEPSEEK, **GROUPS, "topk_method": "group_limited_greedy"}),
+    "deepseek_v3": ("deepseek_v3", {**DEEPSEEK, **GROUPS, "rope_parameters": LATENT_YARN}),
+    "deepseek_v3-plain": ("deepseek_v3", {**DEEPSEEK, "n_group": 1, "topk_group": 1, "norm_topk_prob": False}),
+    "glm4_moe_lite": ("glm4_moe_lite", {**PAD, **DEEPSEEK, "n_group": 1, "topk_group": 1}),
 }

@@ -14,6 +14,7 @@ from app.engine.model_info import ModelInfo
 from app.engine.models.decoder import CausalLM
 from app.engine.models.gemma3 import Gemma3ForCausalLM
 from app.engine.models.ministral import Ministral3ForCausalLM
+from tests.engine.models.expert_variants import LATENT, LATENT_YARN
 from tests.engine.worker_driver import Driver, Run, all_logits, greedy
 from tests.hf_logprobs import check_logprobs, prompts
 from tests.tiny_models import hf_greedy, hf_model, tiny_model
@@ -48,14 +49,6 @@ MULTIPLIERS = {
 }
 FOUR = {"num_hidden_layers": 4, "sliding_window": 9}
 PAD = {"pad_token_id": 0}
-LATENT = {
-    **{"num_attention_heads": 4, "num_key_value_heads": 4, "without": ["head_dim"], "q_lora_rank": 24},
-    **{"kv_lora_rank": 64, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 12},
-}  # whose keys and values are expanded from 18 tokens on
-LATENT_YARN = {
-    **{"rope_type": "yarn", "rope_theta": 1000.0, "factor": 16.0, "original_max_position_embeddings": 32},
-    **{"mscale": 0.707, "mscale_all_dim": 0.707},
-}
 # name: (transformers' model type, changes to the tiny configuration)
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma": ("gemma", {}),

@@ -32,8 +32,6 @@ FURTHER: dict[str, dict[str, Any]] = {
     "cohere2_moe": {**MOE, **WINDOW},
     "ctrl": {},
     "cwm": {**PAD, **WINDOW},
-    "deepseek_v2": {**SHARED_GROUPS, **LATENT, "head_dim": 8},
-    "deepseek_v3": {**SHARED_GROUPS, **LATENT, "head_dim": 8, "n_group": 2, "topk_group": 1},
     "dots1": {**SHARED_GROUPS, **GROUPS},
     "ernie4_5": PAD,
     "ernie4_5_moe": {
@@ -43,7 +41,6 @@ FURTHER: dict[str, dict[str, Any]] = {
     "exaone_moe": {**MOE, **WINDOW},
     "flex_olmo": {**MOE, **NO_SIZE, **PAD, "num_attention_heads": 4, "num_key_value_heads": 2},
     "gemma4_text": {},
-    "glm4_moe_lite": {**MOE, **GROUPS, **LATENT, **PAD},
     "gpt_bigcode": {**OLD, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 128, "n_inner": 100},
     "granite_swa": WINDOW,
     "granitemoe_swa": {**MOE, **WINDOW},
@@ -71,6 +68,8 @@ FURTHER: dict[str, dict[str, Any]] = {
 NATIVE: dict[str, dict[str, Any]] = {
     "cohere": {},
     "cohere2": {**WINDOW, "num_hidden_layers": 4},
+    "deepseek_v2": {**SHARED_GROUPS, **LATENT, "head_dim": 8},
+    "deepseek_v3": {**SHARED_GROUPS, **LATENT, "head_dim": 8, "n_group": 2, "topk_group": 1},
     "exaone4": {**WINDOW, "num_hidden_layers": 4},
     "gemma": {},
     "gemma2": WINDOW,
@@ -78,6 +77,7 @@ NATIVE: dict[str, dict[str, Any]] = {
     "glm": PAD,
     "glm4": PAD,
     "glm4_moe": {**SHARED_GROUPS, **GROUPS, **PAD},
+    "glm4_moe_lite": {**MOE, **GROUPS, **LATENT, **PAD},
     "gpt2": {**OLD, "n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 128, "n_inner": 100},
     "gpt_neox": {**PLAIN_HEADS, "num_attention_heads": 4, "max_position_embeddings": 128},
     "gpt_oss": {**MOE, **WINDOW},
