@@ -190,6 +190,11 @@ class ModelInfo:
         """Type of the checkpoint's weights, such as `bfloat16`."""
         return str(self.hf_config.get("dtype") or self.hf_config.get("torch_dtype") or "float32")
 
+    @property
+    def quantization_scheme(self) -> Mapping[str, Any]:
+        """What config.json says of quantized weights; empty: they are plain."""
+        return self.hf_config.get("quantization_config") or {}
+
     @cached_property
     def sampling_defaults(self) -> dict[str, Any]:
         """The sampling parameters that the model's generation_config.json asks for."""

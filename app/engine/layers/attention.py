@@ -119,7 +119,7 @@ class Attention(KVAttentionLayer):
         if len(scales) not in (1, num_heads):
             shape = list(scales.shape)
             raise ShapeMismatch(f"has shape {shape}, not one number or one for each of {num_heads} KV heads")
-        first = self.qkv_proj.shard("k_proj")[2] * self.num_kv_heads
+        first = self.qkv_proj.first_kv_head
         own = scales.expand(num_heads)[first : first + self.num_kv_heads]
         self.kv_scales[_SCALE_ROWS[kind]] = own.to(self.kv_scales.device)
 

@@ -7,6 +7,7 @@ import torch
 from app.engine.layers.context import BuildContext
 from app.engine.layers.linear import ColumnLinear, MergedColumnLinear
 from app.errors import UnsupportedError
+from app.kernels.gemm.parts import UnpackedWeight
 
 _LATENT = "kv_a_proj_with_mqa"
 
@@ -22,24 +23,15 @@ class LatentInputLinear(MergedColumnLinear):
     ) -> None:
         if bias and query_rank is None:
             raise UnsupportedError("attention_bias without q_lora_rank: only the latents would have one", param="model")
-        tp = ctx.groups.tp.size
-        # Every rank has the same share of a latent, which is all of it.
-        query = {"q_proj": query_size} if query_rank is None else {"q_a_proj": query_rank * tp}
-        super().__init__(ctx, input_size, {**query, _LATENT: width * tp}, bias)
+        latents = {_LATENT: width} if query_rank is None else {"q_a_proj": query_rank, _LATENT: width}
+        query = {"q_proj": query_size} if query_rank is None else {}
+        copies = dict.fromkeys(latents, ctx.groups.tp.size)
+        super().__init__(ctx, input_size, {**query, **latents}, bias, copies)
 
     @property
     def sizes(self) -> list[int]:
         """Numbers of each output on this rank."""
         return list(self.shares.values())
-
-    def shard(self, shard_id: str) -> tuple[int, int, int]:
-        """The only share of a latent is number 0."""
-        offset, rows, share = super().shard(shard_id)
-        return offset, rows, share if shard_id == "q_proj" else 0
-
-    def whole(self, shard_id: str) -> int:
-        """Rows of the checkpoint's tensor."""
-        return super().whole(shard_id) if shard_id == "q_proj" else self.shares[shard_id]
 
 
 class LatentUpLinear(ColumnLinear):
@@ -49,14 +41,24 @@ class LatentUpLinear(ColumnLinear):
     def __init__(self, ctx: BuildContext, latent_size: int, num_heads: int, nope_dim: int, value_dim: int) -> None:
         super().__init__(ctx, latent_size, num_heads * (nope_dim + value_dim), bias=False)
         self.dims = (nope_dim, value_dim)
-        self.dtype = ctx.dtype
+        self.dequantized: torch.Tensor | None = None  # [N, K], of a quantized one
 
     def pack(self) -> None:
-        """Nothing: it multiplies as it was loaded. UnsupportedError for a quantized one."""
-        if [leaf.name for leaf in self.leaves] != ["weight"] or self.weight.dtype != self.dtype:
-            raise UnsupportedError("kv_b_proj of latent attention is quantized in this checkpoint", param="model")
+        """Dequantize; a plain weight multiplies as it was loaded."""
+        if len(self.stored) == 1 and self.stored[0].is_plain:
+            return
+        self.dequantized = self.stored[0].form().dequantize().to(self.dtype)
+        self.packed = UnpackedWeight(self.dequantized)
+        for weight in self.stored:
+            weight.drop()
+
+    def drop_packed(self) -> None:
+        """See QuantizedLayer."""
+        super().drop_packed()
+        self.dequantized = None
 
     @property
     def heads(self) -> torch.Tensor:
         """[H, Dn + Dv, R]: of each head the rows of its key, then those of its value."""
-        return self.weight.view(-1, sum(self.dims), self.input_size)
+        weight = self.weight if self.dequantized is None else self.dequantized
+        return weight.view(-1, sum(self.dims), self.input_share.size)

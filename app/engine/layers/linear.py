@@ -1,17 +1,18 @@
 """Linear layers over a tensor-parallel group.
 
 Column layers split the output over the ranks, row layers the input and sum up the ranks' results (Megatron-LM: Shoeybi
-et al., 2019). Fused layers (query-key-value, gate-up) hold several checkpoint tensors in one parameter. Which tensors
-are stored, the layer's quantization method says; how they are split follows from their dimensions. `Linear.forward` is
-the one place where a weight meets an activation, and the one exit: what follows the product comes as its epilogue.
+et al., 2019). Fused layers (query-key-value, gate-up) hold several checkpoint tensors in one parameter, as far as they
+are stored alike. Which tensors are stored, the parts' quantization methods say; how they are split follows from their
+dimensions. `Linear.forward` is the one place where a weight meets an activation, and the one exit: what follows the
+product comes as its epilogue.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
+from abc import ABC
+from collections.abc import Mapping
+from itertools import groupby
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -19,126 +20,124 @@ import torch
 from app.engine.distributed.parallel_groups import RankGroup
 from app.engine.layers.context import BuildContext
 from app.engine.layers.epilogue import PLAIN, Epilogue
-from app.engine.layers.layer import Layer
+from app.engine.layers.quantized_layer import LayerPart, QuantizedLayer
+from app.engine.layers.stored_weight import StoredWeight, pack_stored
 from app.engine.layers.weight import CheckpointTensor, Weight, WeightSpec, expect_shape
-from app.engine.quantization.base import Axis, Dim
-from app.errors import UnsupportedError
-from app.kernels.gemm import Activations, LinearOps, PackedWeight, WeightT, linear_ops
-
-BIAS = (Dim("output"),)
+from app.engine.quantization.base import QuantMethod, Share
+from app.engine.quantization.plain import PLAIN_METHOD
+from app.kernels.gemm import Activations, PackedWeight, linear_ops, materialize
 
 
-@dataclass(slots=True, frozen=True)
-class Share:
-    """This rank's part of one axis of a checkpoint's tensor, and its place in the parameter."""
-
-    offset: int  # in the parameter
-    size: int
-    start: int  # in the checkpoint's tensor
-    whole: int  # entries of the checkpoint's tensor
-
-    def entries(self, per: int) -> Share:
-        """The same where an entry stands for `per` of the axis; UnsupportedError where the rank's part ends in one."""
-        if per > 1 and self.size < self.whole and (self.offset % per or self.size % per or self.start % per):
-            raise UnsupportedError(
-                f"a quantized weight's groups of {per} are cut by tensor_parallel_size; choose a smaller one",
-                param="tensor_parallel_size",
-            )
-        return Share(self.offset // per, -(-self.size // per), self.start // per, -(-self.whole // per))
-
-
-class Linear(Layer, ABC):
+class Linear(QuantizedLayer, ABC):
     """y = x W^T + b on this rank's share: weight [output_size, input_size], bias [output_size]."""
 
-    weight: Weight  # where the quantization method stores a leaf of this name
+    weight: Weight  # where a quantization method stores a leaf of this name
 
-    def __init__(
-        self, ctx: BuildContext, input_size: int, output_size: int, bias: bool, parts: tuple[str, ...]
-    ) -> None:
+    def __init__(self, ctx: BuildContext, outputs: Mapping[str, Share], inputs: Share, bias: bool) -> None:
+        """`outputs`: this rank's shares of the parts, by their names in the checkpoint ("": its own)."""
         super().__init__()
         self.tp: RankGroup = ctx.groups.tp
-        self.quantization = ctx.quantization
-        self.leaves = ctx.quantization.leaves(ctx.dtype)
-        sizes = {"output": output_size, "input": input_size, "unit": 1}
-        for leaf in self.leaves:
-            shape = [-(-sizes[dim.axis] // dim.per) for dim in leaf.dims]
-            spec = WeightSpec(partial(self.load, leaf.dims), parts)
-            self.register_parameter(leaf.name, Weight(torch.empty(shape, dtype=leaf.dtype), spec))
-        self.bias = (
-            Weight(torch.empty(output_size, dtype=ctx.dtype), WeightSpec(self.load_bias, parts)) if bias else None
-        )
+        self.dtype = ctx.dtype
+        self.output_shares, self.input_share = dict(outputs), inputs
+        self.stored: list[StoredWeight] = []
+        self.store(dict.fromkeys(outputs, PLAIN_METHOD))
+        parts = tuple(part for part in outputs if part)
+        size = sum(share.size for share in outputs.values())
+        self.bias = Weight(torch.empty(size, dtype=ctx.dtype), WeightSpec(self.load_bias, parts)) if bias else None
         self.packed: PackedWeight | None = None
         self.is_streamed = False  # its weight comes to where it lies just before it is read: it cannot be packed
         self.sums_up = False  # over ranks, each of which has a share of the input
         self.ops = linear_ops(ctx.device)
 
-    @abstractmethod
-    def share(self, axis: Axis, shard_id: str) -> Share:
-        """This rank's share of the part `shard_id` of a fused layer ("" where there is one)."""
+    @property
+    def quantized_parts(self) -> Mapping[str, LayerPart]:
+        """See QuantizedLayer."""
+        return {
+            part: LayerPart(share.whole, self.input_share.whole, self.bias is not None)
+            for part, share in self.output_shares.items()
+        }
 
-    def load(self, dims: Sequence[Dim], weight: Weight, tensor: CheckpointTensor, shard_id: str) -> None:
-        """Have this rank's share of a stored tensor read. No more than that is read."""
-        shares = [self.share(dim.axis, shard_id).entries(dim.per) for dim in dims]
-        expect_shape(tensor, *(share.whole for share in shares))
-        target, split = weight.data, 0
-        for number, share in enumerate(shares):
-            target = target.narrow(number, share.offset, share.size)
-            split = number if share.size < share.whole else split
-        tensor.read_into(target, split, shares[split].start)
+    def store(self, methods: Mapping[str, QuantMethod]) -> None:
+        """Parts that stand side by side and have equal methods lie in one parameter, if their entries allow it."""
+        for weight in self.stored:
+            weight.remove()
+        runs = [(method, list(parts)) for method, parts in groupby(self.output_shares, lambda part: methods[part])]
+        runs = [run for method, parts in runs for run in self._fitting(method, parts)]
+        self.stored = []
+        for method, parts in runs:
+            offset, outputs = 0, {}
+            for part in parts:
+                share = self.output_shares[part]
+                outputs[part] = Share(offset, share.size, share.start, share.whole)
+                offset += share.size
+            prefix = "" if len(runs) == 1 else "_".join(parts) + "_"
+            self.stored.append(StoredWeight(self, method, outputs, self.input_share, self.dtype, prefix=prefix))
+
+    def _fitting(self, method: QuantMethod, parts: list[str]) -> list[tuple[QuantMethod, list[str]]]:
+        first = self.output_shares[parts[0]].offset
+        shares = [self.output_shares[part] for part in parts]
+        moved = [Share(share.offset - first, share.size, share.start, share.whole) for share in shares]
+        if len(parts) == 1 or StoredWeight.fits(method, moved, self.dtype):
+            return [(method, parts)]
+        return [(method, [part]) for part in parts]
 
     def load_bias(self, weight: Weight, tensor: CheckpointTensor, shard_id: str) -> None:
-        """Load a bias as `load` does a weight."""
-        self.load(BIAS, weight, tensor, shard_id)
+        """Have this rank's share of a bias read."""
+        share = self.output_shares[shard_id]
+        expect_shape(tensor, share.whole)
+        tensor.read_into(weight.data.narrow(0, share.offset, share.size), 0, share.start)
 
     def forward(self, x: Activations, epilogue: Epilogue[Any] = PLAIN) -> Any:
         """[T, input_size] -> [T, output_size], or what the epilogue makes of it."""
+        if self.packed is None and not self.sums_up:
+            return epilogue.joined(self.ops, x, self.weight, self.bias)
         if self.packed is None:
-            return self._product(self.ops, x, self.weight, epilogue)
-        return self._product(self.packed.ops, x, self.packed, epilogue)
-
-    def _product(self, ops: LinearOps[WeightT], x: Activations, weight: WeightT, epilogue: Epilogue[Any]) -> Any:
-        if self.sums_up:
-            return epilogue.after(self.tp.all_reduce(ops.linear(x, weight, self.bias)))
-        return epilogue.joined(ops, x, weight, self.bias)
+            y = self.ops.linear(x, self.weight, self.bias)
+        else:
+            y = self.packed.linear(materialize(x), self.bias)
+        return epilogue.after(self.tp.all_reduce(y) if self.sums_up else y)
 
     def pack(self) -> None:
-        """Turn the loaded tensors into the weight that the quantization method multiplies. Their shapes stay, their
-        memory is freed."""
+        """Turn the loaded tensors into the weight that multiplies. Their shapes stay, their memory is freed."""
         if self.is_streamed:
             return
-        self.packed = self.quantization.pack({leaf.name: getattr(self, leaf.name).data for leaf in self.leaves})
+        self.packed = pack_stored(self.stored)
         if self.packed is not None:
-            for leaf in self.leaves:
-                setattr(self, leaf.name, getattr(self, leaf.name).materialize(torch.device("meta")))
+            for weight in self.stored:
+                weight.drop()
+
+    @property
+    def made(self) -> object:
+        """See QuantizedLayer."""
+        return self.packed
+
+    def drop_packed(self) -> None:
+        """See QuantizedLayer."""
+        self.packed = None
 
 
 class MergedColumnLinear(Linear):
     """Several outputs of one input side by side (gate and up), each split over the ranks."""
 
-    def __init__(self, ctx: BuildContext, input_size: int, output_sizes: dict[str, int], bias: bool) -> None:
-        tp = ctx.groups.tp
-        self.shares = {name: tp.share_of(size, name) for name, size in output_sizes.items()}
-        parts = tuple(output_sizes) if len(output_sizes) > 1 else ()
-        super().__init__(ctx, input_size, sum(self.shares.values()), bias, parts)
-        self.input_size = input_size
-
-    def shard(self, shard_id: str) -> tuple[int, int, int]:
-        """(offset in the parameter, rows in it, number of the share in the checkpoint's tensor)."""
-        names = list(self.shares)
-        index = names.index(shard_id) if shard_id else 0
-        return sum(self.shares[name] for name in names[:index]), self.shares[names[index]], self.tp.rank
-
-    def whole(self, shard_id: str) -> int:
-        """Rows of the checkpoint's tensor."""
-        return self.shares[shard_id or next(iter(self.shares))] * self.tp.size
-
-    def share(self, axis: Axis, shard_id: str) -> Share:
-        """Outputs of this rank; all inputs."""
-        if axis == "output":
-            offset, rows, number = self.shard(shard_id)
-            return Share(offset, rows, number * rows, self.whole(shard_id))
-        size = self.input_size if axis == "input" else 1
-        return Share(0, size, 0, size)
+    def __init__(
+        self,
+        ctx: BuildContext,
+        input_size: int,
+        output_sizes: Mapping[str, int],
+        bias: bool,
+        copies: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
+        """`copies`: how many ranks in a row hold the same share of a part, where that is more than one."""
+        tp, offset, outputs = ctx.groups.tp, 0, {}
+        held = {}
+        for name, size in output_sizes.items():
+            shared = copies.get(name, 1)
+            rows = tp.share_of(size * shared, name)
+            outputs[name if len(output_sizes) > 1 else ""] = Share(offset, rows, tp.rank // shared * rows, size)
+            held[name] = rows
+            offset += rows
+        super().__init__(ctx, outputs, Share(0, input_size, 0, input_size), bias)
+        self.shares = held  # rows of this rank
 
 
 class ColumnLinear(MergedColumnLinear):
@@ -155,39 +154,26 @@ class QKVLinear(MergedColumnLinear):
         self, ctx: BuildContext, input_size: int, head_dim: int, num_heads: int, num_kv_heads: int, bias: bool
     ) -> None:
         tp = ctx.groups.tp
-        self.kv_copies = max(1, tp.size // num_kv_heads)  # ranks that hold the same KV head
-        self.num_heads = tp.share_of(num_heads, "num_attention_heads")
-        self.num_kv_heads = tp.share_of(num_kv_heads * self.kv_copies, "num_key_value_heads")
+        copies = max(1, tp.size // num_kv_heads)  # ranks that hold the same KV head
+        query_heads = tp.share_of(num_heads, "num_attention_heads")
+        kv_heads = tp.share_of(num_kv_heads * copies, "num_key_value_heads")
+        sizes = {"q_proj": num_heads * head_dim, "k_proj": num_kv_heads * head_dim, "v_proj": num_kv_heads * head_dim}
+        super().__init__(ctx, input_size, sizes, bias, {"k_proj": copies, "v_proj": copies})
+        self.num_heads, self.num_kv_heads = query_heads, kv_heads
+        self.first_kv_head = self.output_shares["k_proj"].start // head_dim  # in the whole layer
         self.whole_kv = num_kv_heads * head_dim
-        kv_size = num_kv_heads * self.kv_copies * head_dim
-        sizes = {"q_proj": num_heads * head_dim, "k_proj": kv_size, "v_proj": kv_size}
-        super().__init__(ctx, input_size, sizes, bias)
-
-    def shard(self, shard_id: str) -> tuple[int, int, int]:
-        """The same as for merged columns, but ranks that share a KV head read the same share."""
-        offset, rows, share = super().shard(shard_id)
-        return offset, rows, share if shard_id == "q_proj" else share // self.kv_copies
-
-    def whole(self, shard_id: str) -> int:
-        """Rows of the checkpoint's tensor."""
-        return super().whole(shard_id) if shard_id == "q_proj" else self.whole_kv
 
 
 class RowLinear(Linear):
     """The input is split over the ranks; the results are summed up, the same on every rank."""
 
     def __init__(self, ctx: BuildContext, input_size: int, output_size: int, bias: bool) -> None:
-        self.whole_input, self.output_size = input_size, output_size
-        super().__init__(ctx, ctx.groups.tp.share_of(input_size, "input_size"), output_size, bias, ())
+        tp = ctx.groups.tp
+        share = tp.share_of(input_size, "input_size")
+        inputs = Share(0, share, tp.rank * share, input_size)
+        super().__init__(ctx, {"": Share(0, output_size, 0, output_size)}, inputs, bias)
+        self.output_size = output_size
         self.sums_up = self.tp.size > 1
-
-    def share(self, axis: Axis, shard_id: str) -> Share:
-        """Inputs of this rank; all outputs."""
-        if axis == "input":
-            size = self.whole_input // self.tp.size
-            return Share(0, size, self.tp.rank * size, self.whole_input)
-        size = self.output_size if axis == "output" else 1
-        return Share(0, size, 0, size)
 
     def load_bias(self, weight: Weight, tensor: CheckpointTensor, shard_id: str) -> None:
         """The bias is added once: by rank 0."""

@@ -6,50 +6,116 @@ A vocabulary that does not divide is padded: the last ranks hold rows that no to
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 import torch.nn.functional as F
 
 from app.engine.layers.context import BuildContext
-from app.engine.layers.layer import Layer
+from app.engine.layers.quantized_layer import LayerPart, QuantizedLayer
+from app.engine.layers.stored_weight import StoredWeight, pack_stored
 from app.engine.layers.weight import CheckpointTensor, Weight, WeightSpec, expect_shape
+from app.engine.quantization.base import QuantMethod, Share
+from app.engine.quantization.plain import PLAIN_METHOD
 from app.kernels.gemm import PackedWeight, linear_ops, pack_weight
 
 
-class VocabShard(Layer):
+class VocabShard(QuantizedLayer):
     """This rank's rows of a [V, C] table."""
+
+    weight: Weight  # where a quantization method stores a leaf of this name
 
     def __init__(self, ctx: BuildContext, vocab_size: int, hidden_size: int) -> None:
         super().__init__()
         self.tp = ctx.groups.tp
+        self.dtype = ctx.dtype
         self.vocab_size = vocab_size
         self.rows = -(-vocab_size // self.tp.size)
         self.first = self.tp.rank * self.rows
+        self.held = max(0, min(self.rows, vocab_size - self.first))  # rows that are tokens'
+        self.inputs = Share(0, hidden_size, 0, hidden_size)
+        self.stored: StoredWeight | None = None  # None: a plain table
         self.weight = Weight(torch.empty(self.rows, hidden_size, dtype=ctx.dtype), WeightSpec(self.load_weight))
 
     def load_weight(self, weight: Weight, tensor: CheckpointTensor, shard_id: str) -> None:
         """Load this rank's rows; padding rows are zero."""
         expect_shape(tensor, self.vocab_size, *weight.shape[1:])
-        held = max(0, min(self.rows, self.vocab_size - self.first))
-        if held:
-            tensor.read_into(weight.data[:held], 0, self.first)
-        weight.data[held:].zero_()
+        if self.held:
+            tensor.read_into(weight.data[: self.held], 0, self.first)
+        weight.data[self.held :].zero_()
+
+    @property
+    def quantized_parts(self) -> Mapping[str, LayerPart]:
+        """See QuantizedLayer."""
+        return {"": LayerPart(self.vocab_size, self.inputs.size)}
+
+    def store(self, methods: Mapping[str, QuantMethod]) -> None:
+        """See QuantizedLayer."""
+        if methods[""] is PLAIN_METHOD:
+            return
+        del self.weight
+        rows = Share(0, self.held, min(self.first, self.vocab_size), self.vocab_size)
+        self.stored = StoredWeight(self, methods[""], {"": rows}, self.inputs, self.dtype)
 
 
 class VocabEmbedding(VocabShard):
-    """Token ids to hidden states."""
+    """Token ids to hidden states. A quantized table is dequantized once it is loaded."""
+
+    kind = "embedding"
+
+    def __init__(self, ctx: BuildContext, vocab_size: int, hidden_size: int) -> None:
+        super().__init__(ctx, vocab_size, hidden_size)
+        self.dequantized: torch.Tensor | None = None  # [rows, C], of a quantized table
+        self._tied: tuple[LMHead, ...] = ()  # the head that shares the table; no module of this one
+
+    @property
+    def table(self) -> torch.Tensor:
+        """The rows of this rank, [rows, C]."""
+        return self.weight if self.dequantized is None else self.dequantized
+
+    def store(self, methods: Mapping[str, QuantMethod]) -> None:
+        """See QuantizedLayer."""
+        super().store(methods)
+        if self.stored is not None:
+            for head in self._tied:
+                del head.weight
+
+    def share_with(self, head: LMHead) -> None:
+        """Have a head read the same table."""
+        self._tied = (head,)
 
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
         """int [T] -> [T, C]."""
+        weight = self.table
         if self.tp.size == 1:
-            return F.embedding(token_ids, self.weight)
+            return F.embedding(token_ids, weight)
         local = token_ids - self.first
         foreign = (local < 0) | (local >= self.rows)
-        hidden = F.embedding(local.masked_fill(foreign, 0), self.weight)
+        hidden = F.embedding(local.masked_fill(foreign, 0), weight)
         return self.tp.all_reduce(hidden.masked_fill_(foreign.unsqueeze(-1), 0.0))
+
+    def pack(self) -> None:
+        """Dequantize."""
+        if self.stored is None:
+            return
+        table = self.stored.form().dequantize().to(self.dtype)
+        self.dequantized = F.pad(table, (0, 0, 0, self.rows - self.held))
+        self.stored.drop()
+
+    @property
+    def made(self) -> object:
+        """See QuantizedLayer."""
+        return self.dequantized
+
+    def drop_packed(self) -> None:
+        """See QuantizedLayer."""
+        self.dequantized = None
 
 
 class LMHead(VocabShard):
     """Hidden states to logits."""
+
+    kind = "head"
 
     def __init__(self, ctx: BuildContext, vocab_size: int, hidden_size: int, bias: bool = False) -> None:
         super().__init__(ctx, vocab_size, hidden_size)
@@ -58,25 +124,59 @@ class LMHead(VocabShard):
         self.packed: PackedWeight | None = None
         self.ops = linear_ops(ctx.device)
 
+    @property
+    def quantized_parts(self) -> Mapping[str, LayerPart]:
+        """See QuantizedLayer; none of its own where it shares the embedding's."""
+        return {} if self.tied else {"": LayerPart(self.vocab_size, self.inputs.size, self.bias is not None)}
+
     def tie(self, embedding: VocabEmbedding) -> None:
         """Share the embedding's table (tied weights)."""
         self.weight = embedding.weight
+        self._embedding = (embedding,)  # no module of this one
+        embedding.share_with(self)
         self.tied = True
+
+    @property
+    def table(self) -> torch.Tensor:
+        """The rows of this rank, [rows, C]."""
+        return self._embedding[0].table if self.tied else self.weight
 
     def pack(self) -> None:
         """Put the loaded table into the order of a faster kernel, where there is one.
 
         A tied table is then in memory twice, because the embedding reads rows of it.
         """
-        self.packed = pack_weight(self.weight.data)
+        if self.stored is not None:
+            self.packed = pack_stored([self.stored]) if self.held else None
+            self.stored.drop()
+            return
+        self.packed = pack_weight(self.table.data)
         if self.packed is not None and not self.tied:
             self.weight = self.weight.materialize(torch.device("meta"))
 
+    @property
+    def made(self) -> object:
+        """See QuantizedLayer."""
+        return self.packed
+
+    def drop_packed(self) -> None:
+        """See QuantizedLayer."""
+        self.packed = None
+
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[N, C] -> [N, V], the whole vocabulary on every rank."""
-        if self.packed is None:
-            local = self.ops.linear(hidden, self.weight, self.bias)
+        if self.stored is not None:
+            local = self._quantized(hidden)
+        elif self.packed is None:
+            local = self.ops.linear(hidden, self.table, self.bias)
         else:
             local = self.packed.linear(hidden, self.bias)
         logits = self.tp.all_gather(local)
         return logits[:, : self.vocab_size]
+
+    def _quantized(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits of the rows that tokens have, and zeros for the others."""
+        if self.packed is None:
+            return hidden.new_zeros(hidden.shape[0], self.rows)
+        bias = None if self.bias is None else self.bias[: self.held]
+        return F.pad(self.packed.linear(hidden, bias), (0, self.rows - self.held))

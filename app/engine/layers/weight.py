@@ -22,6 +22,15 @@ class CheckpointTensor(Protocol):
         """The shape of the whole tensor."""
         ...
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type it is stored in."""
+        ...
+
+    def reshaped(self, *shape: int) -> CheckpointTensor:
+        """The same numbers in the same order under another shape."""
+        ...
+
     def narrow(self, dim: int, start: int, length: int) -> torch.Tensor:
         """Read `length` entries from `start` along `dim`, now: for what cannot be read in place."""
         ...
@@ -38,7 +47,7 @@ WeightLoader = Callable[["Weight", CheckpointTensor, str], None]
 
 
 class ShapeMismatch(Exception):
-    """The checkpoint's tensor has another shape than the model expects; the loader adds the tensor's name."""
+    """The checkpoint's tensor has another shape or type than the model expects; the loader adds the tensor's name."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -48,6 +57,8 @@ class WeightSpec:
     loader: WeightLoader
     # Sibling names in the checkpoint for a fused parameter ("q_proj", ...); empty: the parameter's own name.
     parts: tuple[str, ...] = ()
+    leaf: str = ""  # its name in the checkpoint, where that is not the attribute's
+    dummy: float | None = None  # what it is filled with where there is no checkpoint; None: random numbers
 
 
 class Weight(nn.Parameter):
@@ -75,6 +86,15 @@ def expect_shape(tensor: CheckpointTensor, *shape: int) -> None:
     """Raise ShapeMismatch unless `tensor` has this shape."""
     if tuple(tensor.shape) != shape:
         raise ShapeMismatch(f"has shape {list(tensor.shape)}, the model expects {list(shape)}")
+
+
+def expect_dtype(tensor: CheckpointTensor, dtype: torch.dtype) -> None:
+    """Raise ShapeMismatch unless `tensor` holds what a parameter of `dtype` takes: other floating numbers are
+    converted, codes of few bits are not."""
+    is_code = not dtype.is_floating_point or dtype.itemsize == 1
+    if tensor.dtype != dtype if is_code else not tensor.dtype.is_floating_point:
+        stored, expected = (str(kind).removeprefix("torch.") for kind in (tensor.dtype, dtype))
+        raise ShapeMismatch(f"holds {stored}, the model expects {expected}")
 
 
 def load_replicated(weight: Weight, tensor: CheckpointTensor, shard_id: str) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import ctypes
 import os
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from app.engine.models.reader import PIECE_BYTES, Fill, Piece, Reader
+from app.engine.quantization.base import Leaf
 from app.errors import CheckpointError
 
 
@@ -55,11 +56,21 @@ class StoredTensor:
     begin: int
     reader: Reader
     data: DataFile | None = None
+    leaf: Leaf | None = None  # what a quantized layer stores it as; None: a dimension of outputs first, if any
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the whole tensor."""
         return tuple(self.mapped.shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type it is stored in."""
+        return self.mapped.dtype
+
+    def reshaped(self, *shape: int) -> StoredTensor:
+        """The same numbers in the same order under another shape."""
+        return replace(self, mapped=self.mapped.reshape(shape))
 
     def narrow(self, dim: int, start: int, length: int) -> torch.Tensor:
         """Read `length` entries from `start` along `dim`, now."""

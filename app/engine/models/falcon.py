@@ -15,7 +15,7 @@ from app.engine.models.decoder_layers.parallel import ParallelLayer, TwoNormPara
 from app.engine.models.decoder_settings import NO_ROPE, DecoderSettings
 from app.engine.models.gpt_neox import part_of_heads
 from app.engine.models.names import renamed
-from app.engine.models.tensor_view import computed
+from app.engine.models.tensor_view import rows_of
 
 _NAMES = [
     (r"^transformer\.h\.", "model.layers."),
@@ -67,4 +67,4 @@ class FalconForCausalLM(CausalLM):
         queries = settings.num_heads // settings.num_kv_heads
         for part, first, count in (("q_proj", 0, queries), ("k_proj", queries, 1), ("v_proj", queries + 1, 1)):
             take = partial(part_of_heads, head_dim=settings.head_dim, group=queries + 2, first=first, count=count)
-            yield f"{head}.self_attn.{part}.{leaf}", computed(tensor, take)
+            yield f"{head}.self_attn.{part}.{leaf}", rows_of(tensor, take)

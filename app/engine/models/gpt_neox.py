@@ -16,7 +16,7 @@ from app.engine.models.decoder import CausalLM, Ropes
 from app.engine.models.decoder_layers.parallel import TwoNormParallelLayer
 from app.engine.models.decoder_settings import DecoderSettings
 from app.engine.models.names import renamed
-from app.engine.models.tensor_view import computed
+from app.engine.models.tensor_view import rows_of
 
 _NAMES = [
     (r"^gpt_neox\.", "model."),
@@ -75,4 +75,4 @@ class GPTNeoXForCausalLM(CausalLM):
             return
         for first, part in enumerate(("q_proj", "k_proj", "v_proj")):
             take = partial(part_of_heads, head_dim=settings.head_dim, group=3, first=first, count=1)
-            yield f"{head}.self_attn.{part}.{leaf}", computed(tensor, take)
+            yield f"{head}.self_attn.{part}.{leaf}", rows_of(tensor, take)

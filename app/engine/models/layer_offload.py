@@ -163,9 +163,9 @@ def _places(layer: nn.Module) -> list[_Place]:
     for module in layer.modules():
         if not isinstance(module, Linear):
             continue
-        for leaf in module.leaves:
-            places.append(_Place(module, leaf.name, end))
-            end += -(-getattr(module, leaf.name).nbytes // ALIGNMENT) * ALIGNMENT
+        for leaf in [name for weight in module.stored for name in weight.attributes.values()]:
+            places.append(_Place(module, leaf, end))
+            end += -(-getattr(module, leaf).nbytes // ALIGNMENT) * ALIGNMENT
     return places
 
 

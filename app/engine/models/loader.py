@@ -15,15 +15,16 @@ from torch import nn
 from app.backends import LOAD_FORMATS
 from app.engine.distributed.parallel_groups import ParallelGroups
 from app.engine.layers.context import BuildContext
-from app.engine.layers.linear import Linear
-from app.engine.layers.vocab import LMHead
+from app.engine.layers.quantized_layer import QuantizedLayer
 from app.engine.layers.weight import Weight
 from app.engine.model_info import ModelInfo
 from app.engine.models import POOLING_MODELS
 from app.engine.models.base import EngineModel
 from app.engine.models.implementation import causal_model
-from app.engine.models.load_formats.base import LoadFormat, LoadRequest, targets
+from app.engine.models.load_formats.base import LoadFormat, LoadRequest, RankNames, targets
 from app.engine.models.pooling_model import PoolingModel
+from app.engine.models.quantized_modules import FoundModule, store_quantized, unused_names
+from app.engine.quantization.plain import PLAIN_METHOD
 from app.engine.weight_files import format_of
 from app.errors import ConfigError
 
@@ -42,8 +43,9 @@ def load_model(info: ModelInfo, ctx: BuildContext, load_format: str, seed: int) 
 
 def fill_model(info: ModelInfo, ctx: BuildContext, load_format: str, seed: int) -> EngineModel:
     """The same, not packed: its parameters are what a checkpoint holds."""
-    request = LoadRequest(info.directory, ctx, seed, elsewhere=lambda: names_of_other_ranks(info, ctx))
-    return _filled(causal_model(info), info, request, load_format)
+    form = format_named(info, load_format)
+    request = LoadRequest(info.directory, ctx, seed, elsewhere=lambda: names_of_other_ranks(info, ctx, form))
+    return _filled(causal_model(info), info, request, form)
 
 
 def load_pooling_model(info: ModelInfo, ctx: BuildContext, load_format: str, seed: int) -> PoolingModel:
@@ -53,18 +55,34 @@ def load_pooling_model(info: ModelInfo, ctx: BuildContext, load_format: str, see
 
 def fill_pooling_model(info: ModelInfo, ctx: BuildContext, load_format: str, seed: int) -> PoolingModel:
     """The same, not packed."""
-    kind = POOLING_MODELS.load(info.architecture)
-    return _filled(kind, info, LoadRequest(info.directory, ctx, seed), load_format)
+    kind, form = POOLING_MODELS.load(info.architecture), format_named(info, load_format)
+    return _filled(kind, info, LoadRequest(info.directory, ctx, seed), form)
+
+
+def format_named(info: ModelInfo, load_format: str) -> LoadFormat:
+    """The load format of that name, for this model's directory; CheckpointError where there is none."""
+    form: LoadFormat = LOAD_FORMATS.load(format_of(info.directory, load_format))()
+    return form
+
+
+def _built(
+    kind: Callable[[BuildContext, ModelInfo], ModelT], info: ModelInfo, ctx: BuildContext, form: LoadFormat
+) -> ModelT:
+    """The model on the meta device, its weights stored as their quantization methods say."""
+    with torch.device("meta"):
+        model = kind(ctx, info)
+        if ctx.quantization is not PLAIN_METHOD:
+            found = form.modules(model, info.directory) if info.quantization_scheme else None
+            store_quantized(model, ctx.quantization, ctx.dtype, found)
+    return model
 
 
 def _filled(
-    kind: Callable[[BuildContext, ModelInfo], ModelT], info: ModelInfo, request: LoadRequest, load_format: str
+    kind: Callable[[BuildContext, ModelInfo], ModelT], info: ModelInfo, request: LoadRequest, form: LoadFormat
 ) -> ModelT:
     """Build on the meta device, allocate, fill."""
     ctx = request.ctx
-    form: LoadFormat = LOAD_FORMATS.load(format_of(info.directory, load_format))()
-    with torch.device("meta"):
-        model = kind(ctx, info)
+    model = _built(kind, info, ctx, form)
     offload = model.offload_layers(ctx.offload_bytes, ctx.device) if ctx.offload_bytes else None
     if offload is not None:
         offload.hold()
@@ -79,10 +97,21 @@ def _filled(
     return model.eval()
 
 
+def found_modules(info: ModelInfo, ctx: BuildContext, load_format: str, *, pools: bool) -> dict[str, FoundModule]:
+    """The modules of a quantized checkpoint, all stages', by our names, with what methods looked at."""
+    kind = POOLING_MODELS.load(info.architecture) if pools else causal_model(info)
+    whole = replace(ctx, groups=ParallelGroups(), stage_layers=None)
+    with torch.device("meta"):
+        model = kind(whole, info)
+        found = format_named(info, load_format).modules(model, info.directory) or {}
+        store_quantized(model, ctx.quantization, ctx.dtype, found)
+    return found
+
+
 def pack(model: PackedT) -> PackedT:
     """Turn what was loaded into what multiplies; returns the model."""
     for module in model.modules():
-        if isinstance(module, Linear | LMHead):
+        if isinstance(module, QuantizedLayer):
             module.pack()
     return model
 
@@ -108,10 +137,9 @@ def materialize_packed(model: nn.Module, device: torch.device) -> None:
                 setattr(module, name, parameter.materialize(device))
 
 
-def names_of_other_ranks(info: ModelInfo, ctx: BuildContext) -> set[str]:
-    """Checkpoint names that the whole model is filled from; empty where every rank takes of each of them."""
+def names_of_other_ranks(info: ModelInfo, ctx: BuildContext, form: LoadFormat) -> RankNames:
+    """Checkpoint names of the whole model; empty where every rank takes of each of them."""
     if ctx.groups.pp.size == 1 and ctx.groups.ep.size == 1:
-        return set()
-    whole = replace(ctx, groups=ParallelGroups(), stage_layers=None)
-    with torch.device("meta"):
-        return set(targets(causal_model(info)(whole, info)))
+        return RankNames()
+    whole = _built(causal_model(info), info, replace(ctx, groups=ParallelGroups(), stage_layers=None), form)
+    return RankNames(frozenset(targets(whole)), frozenset(unused_names(whole)))

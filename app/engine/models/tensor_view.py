@@ -9,6 +9,8 @@ import torch
 
 from app.engine.models.checkpoint import StoredTensor
 from app.engine.models.reader import Piece
+from app.engine.quantization.base import Dim, Share
+from app.errors import UnsupportedError
 
 
 @dataclass(slots=True, frozen=True)
@@ -21,6 +23,10 @@ class ComputedTensor(StoredTensor):
     def shape(self) -> tuple[int, ...]:
         """The shape of what is made, found without reading."""
         return tuple(self.make(torch.empty(self.mapped.shape, device="meta")).shape)
+
+    def reshaped(self, *shape: int) -> ComputedTensor:
+        """See StoredTensor.reshaped."""
+        return replace(self, make=lambda x: self.make(x).reshape(shape))
 
     def narrow(self, dim: int, start: int, length: int) -> torch.Tensor:
         """See StoredTensor.narrow."""
@@ -48,8 +54,12 @@ def viewed(source: StoredTensor, part: torch.Tensor) -> StoredTensor:
 
 
 def rows(source: StoredTensor, start: int, length: int) -> StoredTensor:
-    """Rows `start` to `start + length`."""
-    return viewed(source, source.mapped.narrow(0, start, length))
+    """Outputs `start` to `start + length`."""
+    axis, dim = _outputs(source)
+    share = dim.cover(Share(0, length, start, source.shape[axis] * dim.per // dim.entries))
+    if start % dim.per or (length % dim.per and share.start + share.size < share.whole):
+        raise UnsupportedError(f"{source.name}: its parts begin within {dim.per} outputs that lie together")
+    return viewed(source, source.mapped.narrow(axis, share.start, share.size))
 
 
 def transposed(source: StoredTensor) -> StoredTensor:
@@ -59,18 +69,51 @@ def transposed(source: StoredTensor) -> StoredTensor:
 
 def computed(source: StoredTensor, make: Callable[[torch.Tensor], torch.Tensor]) -> ComputedTensor:
     """What `make` makes of the whole tensor."""
-    return ComputedTensor(source.name, source.file, source.mapped, source.begin, source.reader, None, make)
+    return ComputedTensor(source.name, source.file, source.mapped, source.begin, source.reader, None, source.leaf, make)
 
 
 def split_rows(source: StoredTensor, sizes: Mapping[str, int]) -> Iterator[tuple[str, StoredTensor]]:
-    """The parts of a fused tensor, one below the other; each gets all of a tensor that has no such rows."""
-    start = 0
+    """The parts of a fused tensor, their outputs one after the other; each gets all of a tensor without outputs."""
+    start, whole = 0, sum(sizes.values())
+    if source.leaf is not None and source.leaf.any_shape and source.leaf.output == (0, source.leaf.dims[0]):
+        source = source.reshaped(source.leaf.dims[0].count(whole), -1)
     for name, size in sizes.items():
-        yield name, rows(source, start, size) if source.shape[:1] == (sum(sizes.values()),) else source
+        yield name, rows(source, start, size) if _has_outputs(source, whole) else source
         start += size
 
 
-def pairs_to_halves(source: StoredTensor, head_dim: int, rotary_dim: int) -> ComputedTensor:
+def rows_of(source: StoredTensor, choose: Callable[[torch.Tensor], torch.Tensor]) -> StoredTensor:
+    """The rows of outputs that `choose` takes of all of them (any tensor with a first dimension of outputs), in its
+    order. UnsupportedError where rows are stored together that do not stay together."""
+    if source.leaf is None or source.leaf.dims[:1] == (Dim("output"),):
+        return computed(source, choose)
+    if source.leaf.output is None:
+        return source
+    axis, dim = source.leaf.output
+    blocks = choose(torch.arange(source.shape[axis] * dim.per // dim.entries, device="cpu"))
+    blocks = blocks.view(-1, dim.per) if blocks.numel() % dim.per == 0 else blocks[None]
+    entries, places = blocks // dim.per, blocks % dim.per
+    stay = dim.entries == 1 and blocks.shape[1] == dim.per and bool((entries == entries[:, :1]).all())
+    if not stay or (not source.dtype.is_floating_point and bool((places != torch.arange(dim.per)).any())):
+        raise UnsupportedError(f"{source.name}: {dim.per} outputs lie together that the model needs in another order")
+    return computed(source, lambda x: x.index_select(axis, entries[:, 0]))
+
+
+def _outputs(source: StoredTensor) -> tuple[int, Dim]:
+    output = (0, Dim("output")) if source.leaf is None else source.leaf.output
+    assert output is not None, f"{source.name} has no outputs"
+    return output
+
+
+def _has_outputs(source: StoredTensor, size: int) -> bool:
+    """Whether a tensor has a dimension of `size` outputs."""
+    if source.leaf is not None and source.leaf.output is None:
+        return False
+    axis, dim = _outputs(source)
+    return len(source.shape) > axis and source.shape[axis] == dim.count(size)
+
+
+def pairs_to_halves(source: StoredTensor, head_dim: int, rotary_dim: int) -> StoredTensor:
     """Rows of heads whose rotating dimensions lie in pairs (RoFormer's order), those of each pair's first before those
     of its second, as `Rotation` has them; the scores stay the same."""
 
@@ -79,4 +122,4 @@ def pairs_to_halves(source: StoredTensor, head_dim: int, rotary_dim: int) -> Com
         turning = heads[:, :rotary_dim]
         return torch.cat((turning[:, 0::2], turning[:, 1::2], heads[:, rotary_dim:]), dim=1).reshape(x.shape)
 
-    return computed(source, reorder)
+    return rows_of(source, reorder)

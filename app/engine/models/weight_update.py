@@ -13,13 +13,14 @@ import torch
 from torch import nn
 
 from app.engine.layers.attention_layer import AttentionLayer
-from app.engine.layers.linear import Linear
+from app.engine.layers.quantized_layer import QuantizedLayer
 from app.engine.layers.vocab import LMHead
 from app.engine.layers.weight import ShapeMismatch, Weight
 from app.engine.models.base import EngineModel
 from app.engine.models.checkpoint import StoredTensor
 from app.engine.models.kv_scales import find_kv_scales, take_kv_scales
-from app.engine.models.load_formats.base import is_tolerated, listed
+from app.engine.models.load_formats.base import RankNames, is_tolerated, listed
+from app.engine.models.quantized_modules import unused_names
 from app.errors import CheckpointError
 
 
@@ -36,6 +37,15 @@ class GivenTensor:
         """The shape of the whole tensor."""
         return tuple(self.tensor.shape)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Its type."""
+        return self.tensor.dtype
+
+    def reshaped(self, *shape: int) -> GivenTensor:
+        """The same numbers in the same order under another shape."""
+        return GivenTensor(self.name, self.tensor.reshape(shape), self.file)
+
     def narrow(self, dim: int, start: int, length: int) -> torch.Tensor:
         """`length` entries from `start` along `dim`."""
         return self.tensor.narrow(dim, start, length)
@@ -50,6 +60,7 @@ class GivenTensor:
 
 
 SourceTensor = StoredTensor | GivenTensor
+NO_NAMES = RankNames()
 
 
 class _Fits(Exception):
@@ -58,9 +69,14 @@ class _Fits(Exception):
 
 @dataclass(slots=True, frozen=True)
 class _Probe:
-    """A tensor's shape without its data."""
+    """A tensor's shape and type without its data."""
 
     shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def reshaped(self, *shape: int) -> _Probe:
+        """A probe of as many numbers in another shape."""
+        return _Probe(shape, self.dtype)
 
     def narrow(self, dim: int, start: int, length: int) -> torch.Tensor:
         """Comes after the look at the shape."""
@@ -90,12 +106,13 @@ class _Place:
 class WeightUpdate:
     """Begun, fed with tensors, finished. Until it is finished the model must not compute."""
 
-    def __init__(self, model: EngineModel, device: torch.device, elsewhere: frozenset[str] = frozenset()) -> None:
+    def __init__(self, model: EngineModel, device: torch.device, elsewhere: RankNames = NO_NAMES) -> None:
         """`elsewhere`: names of tensors that other pipeline stages take."""
         self._model = model
         self._device = device
         self._places = _places(model)
-        self._names = self._places.keys() | elsewhere
+        self._names = self._places.keys() | elsewhere.filled
+        self._unused = unused_names(model) | elsewhere.unused
         self._missing = set(self._places)
         self._left = _count(self._places)  # tensors still to come, by module
         self.replaced_memory = False  # whether a weight lies elsewhere than before
@@ -108,15 +125,15 @@ class WeightUpdate:
             raise CheckpointError(f"the update lacks {listed(missing)}", param="model")
         for name, tensor in own.items():
             if name in self._places:
-                self._check_shape(name, tensor.shape)
+                self._check_shape(name, _Probe(tensor.shape, tensor.dtype))
 
     def _is_left_over(self, name: str) -> bool:
-        return name not in self._names and is_tolerated(name, self._model)
+        return name not in self._names and (name in self._unused or is_tolerated(name, self._model))
 
-    def _check_shape(self, name: str, shape: tuple[int, ...]) -> None:
+    def _check_shape(self, name: str, probe: _Probe) -> None:
         place = self._places[name]
         try:
-            place.weight.weight_loader(_Probe(shape), place.part)
+            place.weight.weight_loader(probe, place.part)
         except _Fits:
             return
         except ShapeMismatch as error:
@@ -156,7 +173,7 @@ class WeightUpdate:
             raise CheckpointError(f"{name} in {tensor.file} {error}", param="names") from error
         self._missing.remove(name)
         self._left[place.module] -= 1
-        if not self._left[place.module] and isinstance(place.module, Linear | LMHead):
+        if not self._left[place.module] and isinstance(place.module, QuantizedLayer):
             place.module.pack()
 
     def all_loaded(self) -> None:
@@ -173,15 +190,15 @@ class WeightUpdate:
         for module in self._model.modules():
             if isinstance(module, LMHead) and module.tied:
                 module.pack()
-                self.replaced_memory |= module.packed is not None
+                self.replaced_memory |= module.made is not None
 
     def _half_loaded(self) -> set[str]:
         return {
             name
             for name in self._missing
-            if isinstance(module := self._places[name].module, Linear | LMHead)
+            if isinstance(module := self._places[name].module, QuantizedLayer)
             and not self._places[name].weight.is_meta
-            and module.packed is not None
+            and module.made is not None
             and not getattr(module, "tied", False)
         }
 
@@ -189,8 +206,8 @@ class WeightUpdate:
 def drop_packed(model: nn.Module) -> None:
     """Free what layers have packed in a form of their own kernel's, which no storage can be taken from."""
     for module in model.modules():
-        if isinstance(module, Linear | LMHead) and module.packed is not None:
-            module.packed = None
+        if isinstance(module, QuantizedLayer):
+            module.drop_packed()
 
 
 def _places(model: nn.Module) -> dict[str, _Place]:
@@ -200,8 +217,9 @@ def _places(model: nn.Module) -> dict[str, _Place]:
         assert isinstance(parameter, Weight)
         path, _, leaf = name.rpartition(".")
         module, parent = model.get_submodule(path), path.rpartition(".")[0]
+        stored = parameter.spec.leaf or leaf
         for part in parameter.spec.parts or ("",):
-            places[f"{parent}.{part}.{leaf}" if part else name] = _Place(module, leaf, part)
+            places[f"{parent}.{part}.{stored}" if part else f"{path}.{stored}"] = _Place(module, leaf, part)
     return places
 
 

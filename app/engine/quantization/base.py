@@ -1,29 +1,63 @@
-"""What a quantization method is: the tensors that a linear layer stores for its weight, and the product with them."""
+"""What a quantization method is: the tensors that a linear layer stores for its weight, and what is made of them.
+
+One object is a method for a whole checkpoint (`method_of` says which method serves which module, mostly itself) and for
+the layers that it serves (`leaves`, then `unpack` or `pack`).
+"""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 
+from app.engine.quantization.forms import PackedForm, PlainForm, WeightForm
 from app.errors import ConfigError, UnsupportedError
 from app.kernels.gemm import PackedWeight
 
-Axis = Literal["output", "input", "unit"]  # `unit`: a dimension of one entry, whatever the layer's size
+# `unit`: a dimension of `entries`, whatever the layer's size; `part`: an entry for each part of a fused layer, of which
+# the checkpoint stores one at a time.
+Axis = Literal["output", "input", "unit", "part"]
+ModuleKind = Literal["linear", "head", "embedding"]
+
+
+@dataclass(slots=True, frozen=True)
+class Share:
+    """This rank's part of one axis of a checkpoint's tensor, and its place in the parameter."""
+
+    offset: int  # in the parameter
+    size: int
+    start: int  # in the checkpoint's tensor
+    whole: int  # entries of the checkpoint's tensor
 
 
 @dataclass(slots=True, frozen=True)
 class Dim:
-    """One dimension of a stored tensor: each entry stands for `per` outputs or inputs of the layer.
+    """One dimension of a stored tensor: `entries` of it stand for `per` outputs or inputs of the layer.
 
-    It is split over tensor-parallel ranks where the layer splits its axis, else every rank holds all of it.
+    It is split over tensor-parallel ranks where the layer splits its axis, unless it is `whole`. A rank whose share
+    begins or ends within `per` reads the entries around it.
     """
 
     axis: Axis
     per: int = 1
+    entries: int = 1
+    whole: bool = False  # every rank holds all of it
+
+    def count(self, size: int) -> int:
+        """Entries that stand for `size` outputs or inputs."""
+        return -(-size * self.entries // self.per)
+
+    def cover(self, share: Share) -> Share:
+        """The entries in which a share of the axis lies."""
+        whole = self.count(share.whole)
+        if self.whole or share.size == share.whole:
+            return Share(self.count(share.offset), whole, 0, whole)
+        first = share.start // self.per * self.entries
+        end = min(whole, -(-(share.start + share.size) // self.per) * self.entries)
+        return Share(self.count(share.offset), end - first if share.size else 0, first, whole)
 
 
 @dataclass(slots=True, frozen=True)
@@ -31,24 +65,123 @@ class Leaf:
     """One stored tensor, under its name in the checkpoint: `weight`, `weight_scale`, `qweight`, ..."""
 
     name: str
-    dtype: torch.dtype
+    dtype: torch.dtype  # a tensor of integers or 8 bits must have it; other floating ones are converted
     dims: tuple[Dim, ...]
+    any_shape: bool = False  # its numbers lie in this order, but under another shape
+    dummy: float | None = None  # what `load_format: dummy` fills it with; None: random numbers, or bits
+
+    @property
+    def output(self) -> tuple[int, Dim] | None:
+        """The dimension of the outputs, and its number."""
+        return next(((n, dim) for n, dim in enumerate(self.dims) if dim.axis == "output"), None)
 
 
-class QuantMethod(ABC):
-    """How linear layers keep their weights. The embedding and the output head keep the model's own type."""
+class ReadableTensor(Protocol):
+    """A tensor of a checkpoint that may be looked at before the model has memory."""
 
-    def check(self, device: torch.device, dtype: torch.dtype) -> None:  # noqa: B027  # most run anywhere
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Its type."""
+        ...
+
+    def whole(self) -> torch.Tensor:
+        """All of it."""
+        ...
+
+
+@dataclass(slots=True, frozen=True)
+class StoredModule:
+    """One linear layer of a checkpoint, of which ours may fuse several."""
+
+    name: str  # in the checkpoint
+    kind: ModuleKind
+    dtype: torch.dtype  # the type that the model computes in
+    num_outputs: int  # N, of the whole layer
+    num_inputs: int  # K
+    has_bias: bool = False
+    # What lies there under its name; None: there is no checkpoint to look at (load_format=dummy).
+    tensors: Mapping[str, ReadableTensor] | None = None
+
+
+@dataclass(slots=True, frozen=True)
+class WeightShares:
+    """What a rank holds of a weight [N, K]: outputs of parts side by side, and inputs."""
+
+    outputs: tuple[Share, ...]
+    inputs: Share
+
+    @property
+    def num_outputs(self) -> int:
+        """Rows on this rank."""
+        return sum(share.size for share in self.outputs)
+
+    @property
+    def num_inputs(self) -> int:
+        """Columns on this rank."""
+        return self.inputs.size
+
+    def along(self, dim: Dim) -> Share:
+        """The share of a dimension's axis, of all parts together."""
+        if dim.axis == "input":
+            return self.inputs
+        if len(self.outputs) == 1:
+            return self.outputs[0]
+        return Share(0, self.num_outputs, 0, sum(share.whole for share in self.outputs))
+
+    def own(self, values: torch.Tensor, number: int, dim: Dim) -> torch.Tensor:
+        """This rank's of `values`, which stand for one output or input each along dimension `number`, once the entries
+        that were read for `dim` are unpacked."""
+        share = self.along(dim)
+        return values.narrow(number, share.start if dim.whole else share.start % dim.per, share.size)
+
+    def spread(self, scales: torch.Tensor, number: int, dim: Dim) -> tuple[torch.Tensor, int]:
+        """Scales along dimension `number`, each for a group of outputs or inputs of which the first begins where this
+        rank's share does, and the size of a group: smaller than `dim.per` where the share begins within one."""
+        share = self.along(dim)
+        first = share.start if dim.whole else share.start % dim.per
+        size = math.gcd(dim.per, first)
+        if size != dim.per:
+            scales = scales.repeat_interleave(dim.per // size, number)
+        return scales.narrow(number, first // size, -(-share.size // size)), size
+
+    def rows_of_parts(self, scale: torch.Tensor) -> torch.Tensor:
+        """A number for each part [P] as one for each row, [N, 1]."""
+        sizes = torch.tensor([share.size for share in self.outputs], device=scale.device)
+        return scale.repeat_interleave(sizes).unsqueeze(1)
+
+
+class QuantMethod:
+    """How linear layers keep their weights; those with equal methods may lie in one parameter."""
+
+    unused: ClassVar[tuple[str, ...]] = ()  # names beside the leaves that checkpoints hold and nobody needs
+
+    def check(self, device: torch.device, dtype: torch.dtype) -> None:  # most run anywhere
         """Raise ConfigError, saying what to change, where this device or compute type cannot do it."""
+
+    def method_of(self, module: StoredModule) -> QuantMethod | None:
+        """The method of one module, None where its weights are plain: here this one of linear layers, none of the
+        output head and the embedding. UnsupportedError or CheckpointError names what cannot be read."""
+        return self if module.kind == "linear" else None
 
     def leaves(self, dtype: torch.dtype) -> tuple[Leaf, ...]:
         """What a layer of compute type `dtype` loads: here the weight [N, K] as a plain checkpoint has it."""
         return (Leaf("weight", dtype, (Dim("output"), Dim("input"))),)
 
-    @abstractmethod
+    def unpack(self, stored: Mapping[str, torch.Tensor], shares: WeightShares) -> WeightForm:
+        """The leaves, once they are loaded, as numbers in rows and columns: those of this rank alone, none packed into
+        others. Here what `pack` makes."""
+        packed = self.pack(stored)
+        return PlainForm(stored["weight"]) if packed is None else PackedForm(packed)
+
     def pack(self, stored: Mapping[str, torch.Tensor]) -> PackedWeight | None:
-        """The leaves, once they are loaded, as what multiplies: the layer then drops them. None: the layer multiplies
-        with its leaf `weight` as it is."""
+        """The leaves, once they are loaded, as what multiplies, for a method that has a kernel of its own. None: the
+        layer multiplies with its leaf `weight` as it is."""
+        raise NotImplementedError("a method has `unpack` or `pack`")
 
     @classmethod
     def while_loading(cls) -> QuantMethod:

@@ -46,7 +46,7 @@ def place(config: EngineConfig, rank: int, local_rank: int, rendezvous: Rendezvo
     enter_thread(device, num_threads(config))
     groups, all_reduce_note = _join_groups(config, rank, rendezvous, device, dtype)
     layers = stage_layers(info.num_layers, config.pipeline_parallel_size, config.pipeline_partition)
-    scheme = info.hf_config.get("quantization_config") or {}
+    scheme = info.quantization_scheme
     quantization, quantization_notes = select_quantization(config.quantization, scheme, device, dtype)
     build = BuildContext(
         dtype=dtype,

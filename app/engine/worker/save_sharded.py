@@ -20,8 +20,8 @@ from app.engine.model_info import ModelInfo, fetch_model_weights
 from app.engine.models.kv_scales import find_kv_scales
 from app.engine.models.load_formats import open_checkpoint
 from app.engine.models.load_formats.base import targets
-from app.engine.models.load_formats.sharded_state import Layout, save_rank
-from app.engine.models.loader import fill_model, fill_pooling_model
+from app.engine.models.load_formats.sharded_state import Layout, save_modules, save_rank
+from app.engine.models.loader import fill_model, fill_pooling_model, found_modules
 from app.engine.parallel_plan import refuse_stages, stage_layers
 from app.engine.quantization import select_quantization
 from app.engine.worker.device import DTYPES, select_dtype
@@ -46,7 +46,10 @@ def save_sharded(config: EngineConfig, output: Path, done: Callable[[int], objec
     stored = open_checkpoint(info.directory)
     shutil.copytree(info.directory, output, ignore=_of_top(info.directory), dirs_exist_ok=True)
     fill = fill_pooling_model if pools else fill_model
-    for rank, ctx in enumerate(rank_contexts(config, info)):
+    contexts = list(rank_contexts(config, info))
+    if info.quantization_scheme:
+        save_modules(found_modules(info, contexts[0], config.load_format, pools=pools), output)
+    for rank, ctx in enumerate(contexts):
         model = fill(info, ctx, config.load_format, config.seed)
         scales = {name: stored[name].whole() for name in find_kv_scales(stored, targets(model).keys())}
         save_rank(model, ctx, output, scales)
@@ -66,7 +69,7 @@ def rank_contexts(config: EngineConfig, info: ModelInfo) -> Iterator[BuildContex
     """Contexts of all ranks, in their order."""
     name = info.dtype if config.dtype == "auto" and info.dtype in DTYPES else config.dtype
     dtype, _ = select_dtype(name, CPU, info)
-    quantization, _ = select_quantization(None, info.hf_config.get("quantization_config") or {}, CPU, dtype)
+    quantization, _ = select_quantization(None, info.quantization_scheme, CPU, dtype)
     attention, _ = select_attention("torch", CPU)
     stages = stage_layers(info.num_layers, config.pipeline_parallel_size, config.pipeline_partition)
     length = config.max_model_len or info.max_position_embeddings

@@ -15,13 +15,12 @@ import torch
 from torch import nn
 
 from app.config import EngineConfig
-from app.engine.layers.linear import Linear
-from app.engine.layers.vocab import LMHead
+from app.engine.layers.quantized_layer import QuantizedLayer
 from app.engine.models.base import EngineModel
 from app.engine.models.load_formats import open_checkpoint
-from app.engine.models.load_formats.base import LoadRequest
+from app.engine.models.load_formats.base import LoadRequest, RankNames
 from app.engine.models.load_formats.dummy import Dummy
-from app.engine.models.loader import materialize_packed, names_of_other_ranks, pack
+from app.engine.models.loader import format_named, materialize_packed, names_of_other_ranks, pack
 from app.engine.models.weight_update import SourceTensor, WeightUpdate, drop_packed
 from app.engine.worker.host_copy import HostCopy, empty, storages
 from app.engine.worker.placement import Placement
@@ -42,8 +41,9 @@ class Weights:
         self._whole = False
 
     @cached_property
-    def _elsewhere(self) -> frozenset[str]:
-        return frozenset(names_of_other_ranks(self._place.info, self._place.build))
+    def _elsewhere(self) -> RankNames:
+        info = self._place.info
+        return names_of_other_ranks(info, self._place.build, format_named(info, self._config.load_format))
 
     def sleep(self, level: int) -> None:
         """Give the weights' memory back; from level 1 to 2 only the copy."""
@@ -123,10 +123,17 @@ def _tensors(model: nn.Module) -> list[torch.Tensor]:
     """Everything that holds weights: parameters, and what layers keep packed."""
     found = [parameter.data for parameter in model.parameters() if not parameter.is_meta]
     for module in model.modules():
-        if isinstance(module, Linear | LMHead) and dataclasses.is_dataclass(module.packed):
-            found += [
-                value
-                for field in dataclasses.fields(module.packed)
-                if isinstance(value := getattr(module.packed, field.name), torch.Tensor) and not value.is_mkldnn
-            ]
+        if isinstance(module, QuantizedLayer):
+            found += _within(module.made)
     return found
+
+
+def _within(made: object) -> list[torch.Tensor]:
+    """The tensors of something packed, but for those in an order of a library's own."""
+    if isinstance(made, torch.Tensor):
+        return [] if made.is_mkldnn else [made]
+    if isinstance(made, tuple | list):
+        return [tensor for one in made for tensor in _within(one)]
+    if dataclasses.is_dataclass(made):
+        return [x for field in dataclasses.fields(made) for x in _within(getattr(made, field.name))]
+    return []

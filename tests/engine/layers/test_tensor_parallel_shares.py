@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -16,9 +15,8 @@ from app.engine.layers.context import BuildContext
 from app.engine.layers.linear import ColumnLinear, Linear, MergedColumnLinear, QKVLinear, RowLinear
 from app.engine.layers.vocab import LMHead
 from app.engine.layers.weight import ShapeMismatch
-from app.engine.quantization.base import Dim, Leaf
+from app.engine.quantization.base import Dim, Leaf, Share
 from app.engine.quantization.plain import PlainMethod
-from app.errors import UnsupportedError
 
 CPU = torch.device("cpu")
 
@@ -33,6 +31,13 @@ class Recorded:
 
     def __post_init__(self) -> None:
         self.shape = tuple(self.data.shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.data.dtype
+
+    def reshaped(self, *shape: int) -> Recorded:
+        return Recorded(self.data.reshape(shape))
 
     def narrow(self, dim: int, start: int, length: int) -> torch.Tensor:
         assert start + length <= self.shape[dim]
@@ -150,8 +155,10 @@ def test_stored_tensors_are_split_where_the_layer_splits_their_axis() -> None:
         "factor": torch.randn(8, 1),
     }  # fmt: skip
     for rank in range(2):
-        ctx = dataclasses.replace(context(rank, 2), quantization=Grouped())
+        ctx = context(rank, 2)
         column, row = ColumnLinear(ctx, 16, 8, bias=False), RowLinear(ctx, 16, 8, bias=False)
+        for layer in (column, row):
+            layer.store({"": Grouped()})
         rows, half = slice(rank * 4, rank * 4 + 4), slice(rank * 8, rank * 8 + 8)
         found = loaded(column, stored)
         assert torch.equal(found["codes"], codes[rows])
@@ -165,8 +172,40 @@ def test_stored_tensors_are_split_where_the_layer_splits_their_axis() -> None:
         assert torch.equal(found["factor"], stored["factor"])
 
 
-def test_groups_that_ranks_would_cut_are_refused() -> None:
-    ctx = dataclasses.replace(context(1, 4), quantization=Grouped())
-    layer = RowLinear(ctx, 24, 8, bias=False)
-    with pytest.raises(UnsupportedError, match="groups of 4 are cut by tensor_parallel_size"):
-        loaded(layer, {"scales": torch.randn(8, 6)})
+def test_a_rank_whose_share_begins_within_a_group_reads_the_groups_around_it() -> None:
+    scales, codes = torch.randn(8, 6), torch.randint(0, 256, (8, 12), dtype=torch.uint8)
+    for rank, groups in enumerate([slice(0, 2), slice(1, 3), slice(3, 5), slice(4, 6)]):  # of 6 inputs: 4 a group
+        layer = RowLinear(context(rank, 4), 24, 8, bias=False)
+        layer.store({"": Grouped()})
+        found = loaded(layer, {"scales": scales, "codes": codes})
+        assert torch.equal(found["scales"], scales[:, groups])
+        assert torch.equal(found["codes"], codes[:, rank * 3 : rank * 3 + 3])
+
+
+def test_parts_whose_entries_do_not_fit_together_lie_apart() -> None:
+    """A scale for 4 outputs: those of a part of 6 end within one."""
+
+    class Blocks(PlainMethod):
+        def leaves(self, dtype: torch.dtype) -> tuple[Leaf, ...]:
+            return (Leaf("scales", torch.float32, (Dim("output", 4),)), Leaf("factor", torch.float32, (Dim("part"),)))
+
+    method = Blocks()
+    layer = MergedColumnLinear(context(0, 1), 16, {"a": 8, "b": 8}, bias=False)
+    layer.store({"a": method, "b": method})
+    found = loaded(layer, {"scales": torch.ones(2), "factor": torch.tensor(3.0)}, "b")
+    assert [len(x) for x in found.values()] == [4, 2]
+    assert found["factor"][1] == 3.0
+
+    layer = MergedColumnLinear(context(1, 2), 16, {"a": 12, "b": 16}, bias=False)
+    layer.store({"a": method, "b": method})
+    stored = torch.randn(3)
+    layer.get_parameter("a_scales").weight_loader(Recorded(stored), "a")  # type: ignore[attr-defined]
+    assert torch.equal(layer.get_parameter("a_scales"), stored[1:])  # rows 6 to 12
+    assert [weight.shares.outputs[0] for weight in layer.stored] == [Share(0, 6, 6, 12), Share(0, 8, 8, 16)]
+
+
+def test_codes_are_not_converted() -> None:
+    layer = ColumnLinear(context(0, 1), 16, 8, bias=False)
+    layer.store({"": Grouped()})
+    with pytest.raises(ShapeMismatch, match="holds float32, the model expects uint8"):
+        loaded(layer, {"codes": torch.zeros(8, 8)})

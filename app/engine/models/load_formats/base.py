@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from torch import nn
@@ -16,10 +16,20 @@ from app.engine.models.base import EngineModel
 from app.engine.models.checkpoint import StoredTensor
 from app.engine.models.decoder import CausalLM
 from app.engine.models.kv_scales import take_kv_scales
+from app.engine.models.quantized_modules import FoundModule, leaves_of, modules_of, unused_names
 from app.engine.models.reader import Reader
+from app.engine.quantization.plain import PLAIN_METHOD
 from app.errors import CheckpointError
 
 Target = tuple[Weight, str]  # parameter, and which of its parts
+
+
+@dataclass(slots=True, frozen=True)
+class RankNames:
+    """Names in a checkpoint that all ranks know together."""
+
+    filled: frozenset[str] = frozenset()  # what some rank is filled from
+    unused: frozenset[str] = frozenset()  # what may be there, and no rank needs
 
 
 @dataclass(slots=True, frozen=True)
@@ -29,11 +39,16 @@ class LoadRequest:
     directory: Path
     ctx: BuildContext
     seed: int = 0  # of random weights
-    elsewhere: Callable[[], set[str]] = field(default=set)  # names that other ranks are filled from
+    elsewhere: Callable[[], RankNames] = field(default=RankNames)
 
 
 class LoadFormat(ABC):
     """Gives each parameter of a model, which has memory already, its weights."""
+
+    def modules(self, model: EngineModel, directory: Path) -> dict[str, FoundModule] | None:
+        """The modules of a quantized checkpoint by our names, before the model has memory; None: it cannot tell, so
+        that names are taken for ours."""
+        return None
 
     @abstractmethod
     def fill(self, model: EngineModel, request: LoadRequest) -> None:
@@ -51,14 +66,31 @@ class NamedTensors(LoadFormat):
     def tensors(self, directory: Path, reader: Reader) -> dict[str, StoredTensor]:
         """All tensors of a directory, unread. CheckpointError names an unusable file."""
 
+    _opened: tuple[Reader, dict[str, StoredTensor]] | None = None
+
+    def modules(self, model: EngineModel, directory: Path) -> dict[str, FoundModule] | None:
+        """See LoadFormat."""
+        return modules_of(model, self._open(directory)[1])
+
+    def _open(self, directory: Path) -> tuple[Reader, dict[str, StoredTensor]]:
+        """All tensors, and who reads them; opened once."""
+        if self._opened is None:
+            reader = Reader()
+            self._opened = reader, self.tensors(directory, reader)
+        return self._opened
+
     def fill(self, model: EngineModel, request: LoadRequest) -> None:
         """Each rank reads its own shares only."""
-        reader = Reader()
-        stored = self.tensors(request.directory, reader).items()
-        tensors = {own: part for name, tensor in stored for own, part in model.own_tensors(name, tensor)}
+        reader, stored = self._open(request.directory)
+        if request.ctx.quantization is not PLAIN_METHOD:
+            leaves = leaves_of(model, modules_of(model, stored), request.ctx.dtype)
+            stored = {name: replace(tensor, leaf=leaves.get(name)) for name, tensor in stored.items()}
+        own = (pair for name, tensor in stored.items() for pair in model.own_tensors(name, tensor))
         places, elsewhere = targets(model), request.elsewhere()
-        tensors = take_kv_scales(model, tensors, places.keys() | elsewhere)
-        _check_names(model, tensors, places.keys() | elsewhere)
+        wanted, unused = places.keys() | elsewhere.filled, unused_names(model) | elsewhere.unused
+        tensors = {name: tensor for name, tensor in own if name not in unused}
+        tensors = take_kv_scales(model, tensors, wanted)
+        _check_names(model, tensors, wanted)
         for name, (weight, part) in places.items():
             with named(tensors[name]):
                 weight.weight_loader(tensors[name], part)
@@ -80,9 +112,9 @@ def targets(model: nn.Module) -> dict[str, Target]:
     for name, parameter in model.named_parameters():
         assert isinstance(parameter, Weight)
         module, _, leaf = name.rpartition(".")
-        parent = module.rpartition(".")[0]
+        parent, leaf = module.rpartition(".")[0], parameter.spec.leaf or leaf
         if not parameter.spec.parts:
-            found[name] = (parameter, "")
+            found[f"{module}.{leaf}" if module else leaf] = (parameter, "")
         for part in parameter.spec.parts:
             found[f"{parent}.{part}.{leaf}"] = (parameter, part)
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from app.engine.layers.norm import Norm
+from app.engine.layers.weight import Weight
 from app.engine.models.base import EngineModel
 from app.engine.models.load_formats.base import LoadFormat, LoadRequest
 
@@ -19,7 +20,12 @@ class Dummy(LoadFormat):
         device = request.ctx.device
         generator = torch.Generator(device).manual_seed(request.seed)
         for parameter in model.parameters():
-            if parameter.dtype.itemsize > 1:
+            if isinstance(parameter, Weight) and parameter.spec.dummy is not None:
+                parameter.data.copy_(torch.full(parameter.shape, parameter.spec.dummy, device=device))
+            elif not parameter.dtype.is_floating_point:  # codes, of which any bits are some
+                drawn = torch.empty(parameter.shape, dtype=parameter.dtype, device=device).view(torch.uint8)
+                parameter.data.copy_(drawn.random_(0, 256, generator=generator).view(parameter.dtype))
+            elif parameter.dtype.itemsize > 1:
                 drawn = parameter.data if parameter.device == device else torch.empty_like(parameter, device=device)
                 parameter.data.copy_(drawn.normal_(0.0, STD, generator=generator))
             else:  # stored in 8 bits, for which PyTorch draws nothing

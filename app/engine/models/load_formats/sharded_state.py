@@ -7,12 +7,14 @@ which layout they were saved. The idea and the files' names are vLLM's (`load_fo
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from app.engine.layers.context import BuildContext
@@ -21,11 +23,13 @@ from app.engine.models.base import EngineModel
 from app.engine.models.kv_scales import take_kv_scales
 from app.engine.models.load_formats.base import LoadFormat, LoadRequest, listed, named, targets
 from app.engine.models.load_formats.safetensors import open_files
+from app.engine.models.quantized_modules import FoundModule, SeenTensor
 from app.engine.models.reader import Reader
 from app.engine.weight_files import SHARDED_MANIFEST
 from app.errors import CheckpointError, ConfigError
 
 MOST_FILE_BYTES = 5 << 30
+MODULES = "quantized-modules.safetensors"
 
 
 @dataclass(slots=True, frozen=True)
@@ -81,8 +85,47 @@ class Layout:
         )
 
 
+def save_modules(found: Mapping[str, FoundModule], directory: Path) -> None:
+    """What the checkpoint called the modules of a quantized model and what it had of each, by our names; with the
+    contents that its method looked at."""
+    contents = {
+        f"{own}.{leaf}": tensor.content
+        for own, module in found.items()
+        for leaf, tensor in module.tensors.items()
+        if tensor.content is not None
+    }
+    names = {own: [module.name, {leaf: x.kind for leaf, x in module.tensors.items()}] for own, module in found.items()}
+    save_file(contents, directory / MODULES, {"modules": json.dumps(names)})
+
+
+def read_modules(directory: Path) -> dict[str, FoundModule]:
+    """What `save_modules` wrote; CheckpointError where it is not there."""
+    file = directory / MODULES
+    try:
+        with safe_open(file, "pt") as opened:
+            names = json.loads(opened.metadata()["modules"])
+        contents = load_file(file)
+        return {
+            own: FoundModule(name, {leaf: _seen(contents.get(f"{own}.{leaf}"), *kind) for leaf, kind in leaves.items()})
+            for own, (name, leaves) in names.items()
+        }
+    except (OSError, SafetensorError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise CheckpointError(f"cannot read {file}: {error!r}; save it again with `manta save-sharded`") from None
+
+
+def _seen(content: torch.Tensor | None, *kind: Any) -> SeenTensor:
+    def read() -> torch.Tensor:
+        raise CheckpointError(f"{MODULES} lacks what the method reads; save it again with `manta save-sharded`")
+
+    return SeenTensor(kind[:-1], getattr(torch, kind[-1]), read, content)
+
+
 class ShardedState(LoadFormat):
     """Reads what `save_rank` wrote."""
+
+    def modules(self, model: EngineModel, directory: Path) -> dict[str, FoundModule]:
+        """See LoadFormat."""
+        return read_modules(directory)
 
     def fill(self, model: EngineModel, request: LoadRequest) -> None:
         """ConfigError names the layout of the directory where this is another."""
