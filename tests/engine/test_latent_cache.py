@@ -143,6 +143,14 @@ def test_sleep(level: int) -> None:
         assert tokens(llm) == judged()
 
 
+def test_weights_in_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All layers stream theirs, that of keys and values of heads too, which is read in two ways."""
+    monkeypatch.setattr("app.engine.worker.placement.offload_bytes", lambda *_, **__: 1 << 30)
+    with engine() as llm:
+        assert any(note.startswith("weights in host memory: 2 of 2 layers") for note in llm.worker_info.notes)
+        assert tokens(llm) == judged()
+
+
 def test_each_rank_reads_its_own_file(tmp_path: Path) -> None:
     save_sharded(EngineConfig(model=str(directory())), tmp_path / "out")
     with engine(model=tmp_path / "out", kv_cache_dtype="fp8") as llm:
