@@ -32,6 +32,7 @@ from triton.compiler.compiler import make_backend
 from triton.experimental.gluon._runtime import GluonASTSource
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.runtime.jit import JITFunction
+from triton.tools import tensor_descriptor
 
 from app.kernels import launch
 from app.kernels.attention import (
@@ -48,6 +49,8 @@ from app.kernels.attention.triton_prefill import PrefillTile
 from app.kernels.attention.triton_shared_splits import share_splits
 from app.kernels.fused import GatedActivation, HeadNorm, LatentRotation, triton_ops
 from app.kernels.gemm import DeferredNorm, triton_fp8, triton_small
+from app.kernels.moe import GLU, ExpertWeights, Routing, RoutingRule, triton_gate
+from app.kernels.moe import triton_ops as expert_ops
 from app.kernels.rows import RowColumns, StepTensors
 from app.kernels.rows import triton_ops as row_ops
 from app.kernels.sampling import triton_ops as sampling_ops
@@ -98,6 +101,8 @@ def type_of(value: Any, is_constexpr: bool, do_not_specialize: bool) -> tuple[st
         return "constexpr", False
     if isinstance(value, TensorDescriptor):
         return f"tensordesc<{TYPES[value.base.dtype]}{list(value.block_shape)},{value.layout!r}>", False
+    if isinstance(value, tensor_descriptor.TensorDescriptor):
+        return f"tensordesc<{TYPES[value.base.dtype]}{list(value.block_shape)}>", False
     if isinstance(value, torch.Tensor):
         return f"*{TYPES[value.dtype]}", True
     if isinstance(value, int):
@@ -315,7 +320,25 @@ def all_calls() -> list[Callable[[], None]]:
         partial(attention, torch.float16, (7, 1, 80), 32),
         *(partial(sharing, num_requests) for num_requests in (256, 512, 4096)),
         quantizing,
+        partial(experts, (128, 768, 2048), RoutingRule(8, renormalize=True), GLU()),
+        partial(experts, (32, 2880, 2880), RoutingRule(4, "softmax_of_chosen"), GLU(limit=7.0), has_bias=True),
     ]
+
+
+def experts(sizes: tuple[int, int, int], rule: RoutingRule, activation: GLU, *, has_bias: bool = False) -> None:
+    """Layers of experts at every number of tokens that has tiles of its own; sizes: E, I, C."""
+    num_experts, intermediate, hidden = sizes
+    down = torch.empty(num_experts, hidden, intermediate, dtype=torch.bfloat16)  # as its pages are never read
+    gate_up = torch.empty(num_experts, 2 * intermediate, hidden, dtype=torch.bfloat16)
+    biases = (gate_up[..., 0], down[..., 0]) if has_bias else (None, None)
+    weights = ExpertWeights(gate_up, down, activation, *biases)
+    for count in (1, 32, 128, 512, 2048, 8192) if not IS_AMD else (1, 32):
+        x = torch.empty(count, hidden, dtype=torch.bfloat16)
+        deferred = DeferredNorm(x, torch.zeros(count, 4), 1e-6)
+        routing = triton_gate.gate(x if count > 64 else deferred, gate_up[0, :num_experts], None, rule)
+        rows = expert_ops.experts(x if count > 64 else deferred, Routing(*routing), weights)
+        rows.add_norm(x, x[0], 1e-6, may_defer=True)
+        rows.materialize()
 
 
 def quantizing() -> None:

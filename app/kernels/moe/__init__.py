@@ -174,7 +174,7 @@ MOE_OPS: Registry[MoEOps] = Registry(
     "experts",
     {
         "torch": "app.kernels.moe.reference:OPS",
-        "triton": "app.kernels.moe.reference:OPS",
+        "triton": "app.kernels.moe.triton_ops:OPS",
     },
 )
 

@@ -1,0 +1,58 @@
+"""Tiles of the grouped products on a GPU, chosen by how many pairs there are for each expert.
+
+Read off `python -m benchmarks.tune_moe` on an H200 over the sizes of Qwen3-30B-A3B, DeepSeek-V2-Lite and GPT-OSS-20B
+at 1 to 8,192 tokens: each is within 5 % of the best tile of any of those cases. What else another model or GPU likes
+better, the same command says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from app.kernels.moe.triton_grouped import GroupedTile
+
+MOST_SCANNED = 512  # pairs: with more, sorting them takes less time than every program's search
+
+
+@dataclass(slots=True, frozen=True)
+class LayerTiles:
+    """How a layer's two products run."""
+
+    gate_up: GroupedTile
+    down: GroupedTile
+    is_sorted: bool
+
+
+FEWEST = (  # pairs, a quarter of the experts and fewer: many small tiles start sooner
+    GroupedTile(16, 64, 64, 4, 5, swap=True),
+    GroupedTile(16, 64, 64, 4, 5, swap=True),
+)
+# Up to so many pairs for each expert: the tiles of gate and up, and of down.
+BY_ROWS: tuple[tuple[float, GroupedTile, GroupedTile], ...] = (
+    (10, GroupedTile(16, 64, 128, 4, 3, swap=True, tma=True), GroupedTile(16, 128, 128, 4, 3, swap=True, tma=True)),
+    (20, GroupedTile(32, 64, 64, 4, 3, swap=True), GroupedTile(32, 64, 128, 4, 3, swap=True, tma=True)),
+    (96, GroupedTile(64, 64, 64, 4, 3, swap=True), GroupedTile(64, 128, 64, 4, 3, tma=True)),
+    (256, GroupedTile(128, 128, 64, 8, 4), GroupedTile(128, 256, 64, 8, 4)),
+    (float("inf"), GroupedTile(128, 128, 64, 8, 3, tma=True), GroupedTile(128, 256, 64, 8, 3, tma=True, programs=1)),
+)
+_EXACT = GroupedTile(16, 16, 32, 4, 2)
+EXACT = LayerTiles(_EXACT, _EXACT, is_sorted=True)  # fp32, for any number of pairs (I6)
+
+
+def layer_tiles(num_pairs: int, num_experts: int, dtype: torch.dtype) -> LayerTiles:
+    """The tiles for so many pairs over so many experts; in fp32 the same for all."""
+    if dtype == torch.float32:
+        return EXACT
+    if 4 * num_pairs <= num_experts:
+        return LayerTiles(*FEWEST, is_sorted=False)
+    if num_pairs <= MOST_SCANNED:
+        return LayerTiles(*BY_ROWS[0][1:], is_sorted=False)
+    gate_up, down = next(tiles for most, *tiles in BY_ROWS if num_pairs <= most * num_experts)
+    return LayerTiles(gate_up, down, is_sorted=True)
+
+
+def aligned(tile: GroupedTile, size: int, itemsize: int) -> GroupedTile:
+    """The tile without the tensor memory accelerator where rows of `size` do not begin at multiples of 16 bytes."""
+    return replace(tile, tma=tile.tma and size * itemsize % 16 == 0)

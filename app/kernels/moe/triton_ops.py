@@ -1,0 +1,64 @@
+"""Experts on a GPU in Triton (`OPS`): the gate, two grouped products and the sum are four launches where tokens are
+few, and one more, which sorts their pairs, where they are many."""
+
+from __future__ import annotations
+
+import torch
+
+from app.kernels.gemm import Activations, DeferredNorm
+from app.kernels.moe import ExpertRows, ExpertWeights, MoEOps, Routing
+from app.kernels.moe.tiles import LayerTiles, aligned, layer_tiles
+from app.kernels.moe.triton_gate import gate, route
+from app.kernels.moe.triton_grouped import Product, scan_product, sorted_product
+from app.kernels.moe.triton_sort import sort_pairs
+from app.kernels.moe.triton_sum import sum_add_norm, sum_rows
+
+
+class SummedRows(ExpertRows):
+    """Rows [T * K, C] in the order of the ids; those routed nowhere are undefined."""
+
+    def __init__(self, rows: torch.Tensor, routing: Routing, *, is_weighed: bool) -> None:
+        self.rows, self.routing = rows, routing
+        self.weights = None if is_weighed else routing.weights
+
+    def materialize(self) -> torch.Tensor:
+        """[T, C]."""
+        return sum_rows(self.rows, self.routing, self.weights, self.shared)
+
+    def add_norm(
+        self, residual: torch.Tensor, norm_weight: torch.Tensor, eps: float, may_defer: bool
+    ) -> tuple[Activations, torch.Tensor]:
+        """Both [T, C]; the norm is deferred where rows are few."""
+        return sum_add_norm(
+            self.rows, self.routing, self.weights, self.shared, residual, norm_weight, eps, may_defer
+        )  # fmt: skip
+
+
+def experts(x: Activations, routing: Routing, weights: ExpertWeights, tiles: LayerTiles | None = None) -> ExpertRows:
+    """The same as `reference.experts`."""
+    rows = x.rows if isinstance(x, DeferredNorm) else x
+    ids, top = routing.ids, routing.ids.shape[1]
+    assert isinstance(weights.gate_up, torch.Tensor)
+    assert isinstance(weights.down, torch.Tensor)
+    if ids.numel() == 0:
+        return SummedRows(rows.new_empty(0, rows.shape[1]), routing, is_weighed=weights.weighs_input)
+    gate_up = Product(
+        weights.gate_up, weights.gate_up_bias, weights.activation, routing.weights if weights.weighs_input else None
+    )  # fmt: skip
+    down = Product(weights.down, weights.down_bias)
+    tiles = tiles or layer_tiles(ids.numel(), len(weights.down), rows.dtype)
+    first, second = (
+        aligned(tile, product.weight.shape[2], rows.element_size())
+        for tile, product in ((tiles.gate_up, gate_up), (tiles.down, down))
+    )
+    if tiles.is_sorted:
+        pairs = sort_pairs(ids, len(weights.down), first.rows)
+        h = sorted_product(gate_up, x, pairs, top, first, out_sorted=True)
+        out = sorted_product(down, h, pairs, 1, second, x_sorted=True)
+    else:
+        h = scan_product(gate_up, x, ids, top, first)
+        out = scan_product(down, h, ids, 1, second)
+    return SummedRows(out, routing, is_weighed=weights.weighs_input)
+
+
+OPS = MoEOps(route=route, gate=gate, experts=experts)
