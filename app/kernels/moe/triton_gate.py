@@ -231,10 +231,11 @@ def _rule_arguments(rule: RoutingRule, num_experts: int) -> dict[str, Any]:
 
 
 def _launch(
-    x: torch.Tensor, squares: torch.Tensor | None, eps: float, weight: torch.Tensor | None, bias: torch.Tensor | None,
-    num_experts: int, rule: RoutingRule, correction: torch.Tensor | None, slot_mapping: torch.Tensor | None,
+    given: Activations, weight: torch.Tensor | None, bias: torch.Tensor | None, num_experts: int,
+    rule: RoutingRule, correction: torch.Tensor | None, slot_mapping: torch.Tensor | None,
     tile: GateTile,
 ) -> Routing:  # fmt: skip
+    x, squares, eps = (given.rows, given.squares, given.eps) if isinstance(given, DeferredNorm) else (given, None, 0.0)
     num_tokens, device = len(x), x.device
     ids = torch.empty(num_tokens, rule.num_chosen, dtype=torch.int32, device=device)
     weights = torch.empty(num_tokens, rule.num_chosen, dtype=torch.float32, device=device)
@@ -273,7 +274,7 @@ def route(
 ) -> Routing:
     """The same as `reference.route`."""
     tile = GateTile(16, 16, 16, 1, 4, 1)
-    return _launch(logits, None, 0.0, None, None, logits.shape[1], rule, correction, slot_mapping, tile)
+    return _launch(logits, None, None, logits.shape[1], rule, correction, slot_mapping, tile)
 
 
 def gate(
@@ -287,7 +288,7 @@ def gate(
     tile: GateTile | None = None,
 ) -> Routing:
     """The same as `reference.gate`."""
-    rows, squares, eps = (x.rows, x.squares, x.eps) if isinstance(x, DeferredNorm) else (x, None, 0.0)
+    rows = x.rows if isinstance(x, DeferredNorm) else x
     wide = torch.float32 if torch.float32 in (rows.dtype, weight.dtype) else rows.dtype
     tile = tile or gate_tile(len(rows), wide)
-    return _launch(rows, squares, eps, weight, bias, len(weight), rule, correction, slot_mapping, tile)
+    return _launch(x, weight, bias, len(weight), rule, correction, slot_mapping, tile)

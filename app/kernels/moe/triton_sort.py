@@ -1,9 +1,10 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 """Pairs of tokens and experts sorted by expert on a GPU, with the list of tiles that a grouped product works through:
-one launch, no value comes to the host, and all is allocated at its bound.
+no value comes to the host, and all is allocated at its bound.
 
-Each program counts all ids (reading them from the L2 cache takes less time than a second launch), so it knows where
-each expert begins and how many of its pairs come before the program's own; then it places those. The order is stable.
+Each program places some pairs. For that it must know how many pairs each expert has, and how many of them come before
+the program's own: where pairs are few it counts all ids itself, which takes less time than another launch; where they
+are many, a launch before it has counted those of every program. The order is stable.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ import triton.language as tl
 
 from app.kernels.launch import cdiv, early_launch, next_power_of_2
 
-_OWN_PAIRS = 128  # that a program places
-_READ = 1024  # ids that a program counts at a time
+MOST_AT_ONCE = 4096  # pairs that every program counts itself
+_OWN_PAIRS = (128, 256)  # that a program places: where pairs are few, and many
+_COUNTS = 16  # programs' counts that are added up at a time
 
 
 @dataclass(slots=True, frozen=True)
@@ -30,37 +32,48 @@ class SortedPairs:
     tile_rows: int
 
 
+@triton.jit(do_not_specialize=["num_pairs"])
+def count_pairs_kernel(p_ids, p_counts, num_pairs, E: tl.constexpr, BE: tl.constexpr, OWN: tl.constexpr,
+                       EARLY: tl.constexpr):  # fmt: skip
+    """Grid (programs,): p_counts [programs, BE], how many of its pairs go to each expert; E: nowhere."""
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
+    i = tl.program_id(0)
+    o = i * OWN + tl.arange(0, OWN)
+    b_ids = tl.load(p_ids + o, mask=o < num_pairs, other=-1)
+    tl.store(p_counts + i * BE + tl.arange(0, BE), tl.histogram(tl.where(b_ids < 0, E, b_ids), BE))
+
+
 @triton.jit(do_not_specialize=["num_pairs", "MOST_TILES"])
-def sort_pairs_kernel(
-    p_ids, p_order, p_tiles, p_num_tiles, num_pairs, MOST_TILES,
+def place_pairs_kernel(
+    p_ids, p_counts, p_first, p_order, p_tiles, p_num_tiles, num_pairs, MOST_TILES,
     E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, OWN: tl.constexpr, READ: tl.constexpr, BT: tl.constexpr,
     EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Grid (programs,): each places OWN pairs and describes BT tiles. BE > E: pairs routed nowhere come last."""
+    """Grid (programs,): each places OWN pairs and describes BT tiles. Without p_counts it counts READ ids at a time;
+    p_first [programs, BE] is for itself. BE > E: pairs routed nowhere come last."""
     if EARLY:
         tl.extra.cuda.gdc_wait()
     i = tl.program_id(0)
     o_e = tl.arange(0, BE)
     b_all = tl.zeros([BE], dtype=tl.int32)
     b_before = tl.zeros([BE], dtype=tl.int32)
-    for start in range(0, num_pairs, READ):
-        o = start + tl.arange(0, READ)
-        b_ids = tl.load(p_ids + o, mask=o < num_pairs, other=-1)
-        b_ids = tl.where(b_ids < 0, E, b_ids)
-        b_all += tl.histogram(b_ids, BE)
-        if start + READ <= i * OWN:
-            b_before += tl.histogram(b_ids, BE)
-        elif start < i * OWN:
-            b_before += tl.histogram(tl.where(o < i * OWN, b_ids, E), BE)
+    if p_counts is not None:
+        for start in range(0, tl.num_programs(0), READ):
+            o_p = start + tl.arange(0, READ)[:, None]
+            b_count = tl.load(p_counts + o_p * BE + o_e[None, :], mask=o_p < tl.num_programs(0), other=0)
+            b_all += tl.sum(b_count, 0)
+            b_before += tl.sum(tl.where(o_p < i, b_count, 0), 0)
+    else:
+        for start in range(0, num_pairs, READ):
+            o_p = start + tl.arange(0, READ)
+            b_ids = tl.load(p_ids + o_p, mask=o_p < num_pairs, other=-1)
+            b_ids = tl.where(b_ids < 0, E, b_ids)
+            b_all += tl.histogram(b_ids, BE)
+            b_before += tl.histogram(tl.where(o_p < i * OWN, b_ids, E), BE)
     b_all = tl.where(o_e < E, b_all, 0)
     b_first = tl.cumsum(b_all, 0) - b_all
-    # This program's own pairs.
-    o, o_row = i * OWN + tl.arange(0, OWN), i * OWN + tl.arange(0, OWN)[None, :]
-    b_own = tl.load(p_ids + o, mask=o < num_pairs, other=-1)
-    b_row = tl.load(p_ids + o_row, mask=o_row < num_pairs, other=-1)
-    b_rank = tl.sum(((b_own[:, None] == b_row) & (o_row < o[:, None])).to(tl.int32), 1)
-    b_base = tl.sum(tl.where(b_own[:, None] == o_e[None, :], (b_first + b_before)[None, :], 0), 1)
-    tl.store(p_order + b_base + b_rank, o, mask=b_own >= 0)
+    tl.store(p_first + i * BE + o_e, b_first + b_before)
     # Its share of the tiles.
     b_tiles = (b_all + BM - 1) // BM
     b_end = tl.cumsum(b_tiles, 0)
@@ -76,22 +89,40 @@ def sort_pairs_kernel(
     tl.store(p_tiles + 2 * MOST_TILES + o_t, tl.minimum(b_count - b_skip, BM), mask=m_t)
     if i == 0:
         tl.store(p_num_tiles, tl.sum(b_tiles, 0))
+    # Its pairs: after those before it, a pair comes where the program's own of the same expert leave it.
+    o = i * OWN + tl.arange(0, OWN)
+    b_own = tl.load(p_ids + o, mask=o < num_pairs, other=-1)
+    b_rank = tl.zeros([OWN], dtype=tl.int32)
+    for start in range(i * OWN, (i + 1) * OWN, 32):
+        o_p = start + tl.arange(0, 32)
+        b_ids = tl.load(p_ids + o_p, mask=o_p < num_pairs, other=-1)
+        m_earlier = (b_own[:, None] == b_ids[None, :]) & (o_p[None, :] < o[:, None])
+        b_rank += tl.sum(m_earlier.to(tl.int32), 1)
+    tl.debug_barrier()  # p_first is written
+    b_place = tl.load(p_first + i * BE + b_own, mask=b_own >= 0, other=0) + b_rank
+    tl.store(p_order + b_place, o, mask=b_own >= 0)
 
 
-def sort_pairs(ids: torch.Tensor, num_experts: int, tile_rows: int) -> SortedPairs:
+def sort_pairs(ids: torch.Tensor, num_experts: int, tile_rows: int, most_at_once: int = MOST_AT_ONCE) -> SortedPairs:
     """ids int32 [T, K], -1: nowhere; tiles of at most `tile_rows` pairs of one expert."""
-    num_pairs = ids.numel()
+    num_pairs, device = ids.numel(), ids.device
     assert num_pairs > 0
     assert ids.is_contiguous()
     most = cdiv(num_pairs, tile_rows) + min(num_experts, num_pairs)
-    order = torch.empty(num_pairs, dtype=torch.int32, device=ids.device)
-    tiles = torch.empty(3, most, dtype=torch.int32, device=ids.device)
-    num_tiles = torch.empty(1, dtype=torch.int32, device=ids.device)
-    own = _OWN_PAIRS if num_pairs <= 1 << 15 else 2 * _OWN_PAIRS
+    is_large = num_pairs > most_at_once
+    own, width = _OWN_PAIRS[is_large], next_power_of_2(num_experts + 1)
     programs = cdiv(num_pairs, own)
-    sort_pairs_kernel[(programs,)](
-        ids, order, tiles, num_tiles, num_pairs, most, E=num_experts, BE=next_power_of_2(num_experts + 1),
-        BM=tile_rows, OWN=own, READ=_READ, BT=next_power_of_2(cdiv(most, programs)), num_warps=8,
-        **early_launch(ids.device),
+    order = torch.empty(num_pairs, dtype=torch.int32, device=device)
+    tiles = torch.empty(3, most, dtype=torch.int32, device=device)
+    num_tiles = torch.empty(1, dtype=torch.int32, device=device)
+    counts, first = torch.empty(2, programs, width, dtype=torch.int32, device=device)
+    if is_large:
+        count_pairs_kernel[(programs,)](
+            ids, counts, num_pairs, E=num_experts, BE=width, OWN=own, num_warps=4, **early_launch(device)
+        )  # fmt: skip
+    place_pairs_kernel[(programs,)](
+        ids, counts if is_large else None, first, order, tiles, num_tiles, num_pairs, most, E=num_experts, BE=width,
+        BM=tile_rows, OWN=own, READ=_COUNTS if is_large else min(MOST_AT_ONCE, max(32, next_power_of_2(num_pairs))),
+        BT=next_power_of_2(cdiv(most, programs)), num_warps=8, **early_launch(device),
     )  # fmt: skip
     return SortedPairs(order, tiles, num_tiles, tile_rows)
