@@ -49,6 +49,7 @@ from app.kernels.attention.triton_prefill import PrefillTile
 from app.kernels.attention.triton_shared_splits import share_splits
 from app.kernels.fused import GatedActivation, HeadNorm, LatentRotation, triton_ops
 from app.kernels.gemm import DeferredNorm, triton_fp8, triton_small
+from app.kernels.mla import triton_heads
 from app.kernels.moe import GLU, ExpertWeights, Routing, RoutingRule, triton_gate
 from app.kernels.moe import triton_ops as expert_ops
 from app.kernels.rows import RowColumns, StepTensors
@@ -223,6 +224,11 @@ def latent(dtype: torch.dtype, num_heads: int, size: int, dims: tuple[int, int],
     cache = torch.zeros(2, 16, size + dims[1], dtype=dtype)
     triton_ops.rotate_and_write_latent(query, row, rotation, cache, slots, None, out)
     triton_ops.rotate_and_write_latent(query, row, rotation, cache.to(KV_FP8), slots, torch.ones(1), query)
+    up = torch.zeros(num_heads, dims[0] + 128, size, dtype=dtype)
+    for num_tokens in (1, 30, 64):
+        rows = torch.zeros(num_tokens, num_heads, size, dtype=dtype)
+        triton_heads.head_products(rows[..., : dims[0]], up[:, : dims[0]], rows)
+        triton_heads.head_products(rows, up[:, dims[0] :].transpose(1, 2), rows[..., :128].contiguous())
 
 
 def attention(

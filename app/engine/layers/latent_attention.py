@@ -168,16 +168,17 @@ class LatentAttention(AttentionLayer):
         if absorbed is None:
             absorbed = query.new_empty(*query.shape[:2], s.width)
             absorbed[..., s.latent_size :] = query[..., s.nope_dim :]
-        latent_query = absorbed[..., : s.latent_size].transpose(0, 1)
-        torch.bmm(query[..., : s.nope_dim].transpose(0, 1), heads[:, : s.nope_dim], out=latent_query)
+        self.ops.head_products(query[..., : s.nope_dim], heads[:, : s.nope_dim], absorbed[..., : s.latent_size])
         found = self.ops.attend(
             absorbed, cache, part.meta, scale=s.scale, latent_size=s.latent_size, kv_scale=self.kv_scales
         )
         values = heads[:, s.nope_dim :].transpose(1, 2)
         if isinstance(part.tokens, slice):
-            torch.bmm(found.transpose(0, 1), values, out=out[part.tokens].transpose(0, 1))
-        else:
-            out[part.tokens] = torch.bmm(found.transpose(0, 1), values).transpose(0, 1)
+            self.ops.head_products(found, values, out[part.tokens])
+            return
+        of_part = query.new_empty(*query.shape[:2], s.value_dim)
+        self.ops.head_products(found, values, of_part)
+        out[part.tokens] = of_part
 
     def _attend_expanded(self, query: torch.Tensor, cache: torch.Tensor, step: LatentStep, out: torch.Tensor) -> None:
         """Queries [T, H, Dn + Dr] of a part to the keys and values of their contexts, into `out` [T, H, Dv]."""

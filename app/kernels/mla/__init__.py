@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import torch
 
 from app.errors import ConfigError
+from app.kernels.mla.heads import head_products
 from app.registry import Registry
 
 WORKSPACE_BYTES = 128 << 20
@@ -39,6 +40,9 @@ class MLAOps:
     # (query [T, H, Dn + Dr], cache [B, S, R + Dr], meta, up [H, Dn + Dv, R], workspace [W, H, Dn + Dv], *, scale,
     # value_dim, kv_scale=None) -> [T, H, Dv]
     attend_expanded: Callable[..., torch.Tensor]
+    # (x [T, H, K], weight [H, K, N], out [T, H, N]) -> None: the products before and behind `attend`, head by head; any
+    # strides, but rows lie in one piece
+    head_products: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None] = head_products
     is_capturable: bool = False  # whether `attend` in a static step can be captured and replayed
 
 
