@@ -152,9 +152,14 @@ class EngineConfig(Frozen):
     )
     enable_expert_parallel: bool = Field(
         False,
-        description="In layers of experts each GPU of tensor_parallel_size holds whole experts, instead of a share of "
-        "the width of all.",
+        description="Each GPU of tensor_parallel_size holds whole experts, instead of a share of each one's width.",
     )
+    enable_eplb: bool = Field(
+        False, description="With enable_expert_parallel: move and copy experts so that GPUs are equally busy."
+    )
+    num_redundant_experts: int = Field(0, ge=0, description="Copies of experts in a layer, with enable_eplb.")
+    eplb_window_size: int = Field(1000, ge=1, description="Steps whose tokens decide where experts go (enable_eplb).")
+    eplb_step_interval: int = Field(3000, ge=1, description="Steps from one such decision to the next (enable_eplb).")
     small_all_reduce: Literal["auto", "nccl", "symmetric_memory"] = Field(
         "auto",
         description="How GPUs of one host sum up small messages: torch's symmetric-memory kernels or NCCL. `auto`: by "

@@ -130,6 +130,8 @@ class EngineMetrics:
         recorder.set("manta:outstanding_tokens", stats.outstanding_tokens)
         recorder.set("vllm:kv_cache_usage_perc", stats.kv_cache_usage)
         recorder.set("vllm:num_preemptions_total", stats.preemptions_total)
+        recorder.set("manta:experts_moved_total", stats.moved_experts_total)
+        recorder.set("manta:expert_imbalance", stats.expert_imbalance)
         recorder.set("vllm:prompt_tokens_total", stats.prompt_tokens_total)
         recorder.set("vllm:prompt_tokens_cached_total", stats.found_tokens_total + stats.loaded_tokens_total)
         recorder.set("vllm:prompt_tokens_by_source_total", stats.computed_tokens_total, "local_compute")

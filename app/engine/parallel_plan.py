@@ -45,8 +45,7 @@ def refuse_stages(config: EngineConfig) -> None:
 def check_parallel_sizes(config: EngineConfig, info: ModelInfo) -> None:
     """ConfigError when `config` cannot split this model: names the number that does not divide."""
     tp = config.tensor_parallel_size
-    if config.enable_expert_parallel:
-        _check_expert_parallel(config, info)
+    _check_expert_parallel(config, info)
     if config.pipeline_parallel_size > 1 or config.pipeline_partition is not None:
         stage_layers(info.num_layers, config.pipeline_parallel_size, config.pipeline_partition)
     if tp == 1:
@@ -80,7 +79,10 @@ def _widths(info: ModelInfo, *, whole_experts: bool) -> dict[str, int]:
 
 
 def _check_expert_parallel(config: EngineConfig, info: ModelInfo) -> None:
+    _check_expert_balance(config, info.num_experts)
     tp, reason = config.tensor_parallel_size, None
+    if not config.enable_expert_parallel:
+        return
     if not info.num_experts:
         reason = "the model has no experts"
     elif tp == 1:
@@ -89,6 +91,24 @@ def _check_expert_parallel(config: EngineConfig, info: ModelInfo) -> None:
         reason = f"tensor_parallel_size={tp} is more than the model's {info.num_experts} experts"
     if reason is not None:
         raise ConfigError(f"enable_expert_parallel: {reason}", param="enable_expert_parallel")
+
+
+def _check_expert_balance(config: EngineConfig, num_experts: int) -> None:
+    if config.enable_eplb and not config.enable_expert_parallel:
+        raise ConfigError("enable_eplb needs enable_expert_parallel", param="enable_eplb")
+    if config.num_redundant_experts and not config.enable_eplb:
+        raise ConfigError("num_redundant_experts needs enable_eplb", param="num_redundant_experts")
+    most = num_experts * (config.tensor_parallel_size - 1)
+    if num_experts and config.num_redundant_experts > most:
+        raise ConfigError(
+            f"num_redundant_experts={config.num_redundant_experts} is more than {most}: all experts on every GPU",
+            param="num_redundant_experts",
+        )
+    if config.eplb_window_size > config.eplb_step_interval:
+        raise ConfigError(
+            f"eplb_window_size={config.eplb_window_size} is more than eplb_step_interval={config.eplb_step_interval}",
+            param="eplb_window_size",
+        )
 
 
 def check_backend_sizes(config: EngineConfig, info: ModelInfo) -> None:

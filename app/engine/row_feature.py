@@ -31,6 +31,10 @@ class RowFeature:
         """The worker is ready; `info` with what this feature has to report of its start."""
         return info
 
+    def weights_change(self) -> None:
+        """Weights are about to be replaced, under the names and in the places in which they were loaded. Every rank is
+        told, and no step is out."""
+
     def before(self, step: SchedulerOutput) -> None:
         """A step message came. Its diffs are not applied yet, and its computation is not enqueued."""
 
@@ -77,6 +81,11 @@ class RowFeatures:
         for feature in self._all:
             info = feature.started(info)
         return info
+
+    def weights_change(self) -> None:
+        """Have every feature ready for weights to be replaced."""
+        for feature in self._all:
+            feature.weights_change()
 
     def before(self, step: SchedulerOutput) -> None:
         """Pass on a step message before it is applied."""

@@ -59,6 +59,8 @@ class EngineStats:
     computed_tokens_total: int = 0
     found_tokens_total: int = 0
     loaded_tokens_total: int = 0
+    moved_experts_total: int = 0  # between ranks, to keep these equally busy
+    expert_imbalance: float = 0.0  # busiest rank over the mean, as counted last; 0: nothing is counted
     kv_connector: ConnectorStats | None = None  # the tier behind the device's prefix cache
     queued: tuple[QueuedWork, ...] = ()  # those of most work
     begun_rate: float = 0.0  # seconds of queued work that begin in a second; 0 until measured
@@ -185,6 +187,8 @@ class EngineCounters:
     prefix_cache_hits: int = 0
     steps: int = 0
     iteration_tokens: int = 0
+    moved_experts: int = 0
+    expert_imbalance: float = 0.0
     output_tokens_average: float = TYPICAL_OUTPUT_TOKENS
 
     def request_finished(self, reason: FinishReason, num_output_tokens: int) -> None:

@@ -125,6 +125,8 @@ class ModelRunnerOutput:
     logprobs: list[TokenLogprobs | None] | None = None
     prompt_logprobs: dict[int, tuple[int, list[TokenLogprobs]]] | None = None
     step_time_s: float = 0.0  # time the device took, as seen by the worker
+    moved_experts: int = 0  # between ranks, since the output before
+    expert_imbalance: float = 0.0  # busiest rank over the mean as counted last, over layers; 0: nothing is counted
     loading_since: int = 0  # the oldest step whose loads were still under way; 0: all were done
     pooled: list[Float32Array] | None = None  # a pooling model's, instead of tokens: the j-th True's result
 

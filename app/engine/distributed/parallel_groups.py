@@ -76,7 +76,9 @@ class ParallelGroups:
     tp: RankGroup = RankGroup()
     pp: RankGroup = RankGroup()
     feedback: RankGroup = RankGroup()
-    ep: RankGroup = RankGroup()  # the ranks that hold whole experts: those of `tp`, or (size 1) shares of all experts
+    # The ranks that hold whole experts: those of `tp`, on a channel of their own, as experts move beside sums. Size 1:
+    # every rank of `tp` holds a share of all experts.
+    ep: RankGroup = RankGroup()
 
     def with_whole_experts(self) -> ParallelGroups:
         """The same groups, in which a rank holds whole experts."""

@@ -53,7 +53,14 @@ def connect_store(address: tuple[str, int], world_size: int) -> Any:
 
 
 def join_groups(
-    store: Any, rank: int, tensor_parallel_size: int, pipeline_parallel_size: int, device: torch.device, host: str
+    store: Any,
+    rank: int,
+    tensor_parallel_size: int,
+    pipeline_parallel_size: int,
+    device: torch.device,
+    host: str,
+    *,
+    whole_experts: bool = False,
 ) -> ParallelGroups:
     """All groups of `rank` in a worker group of stages x ranks; blocks until every rank of the worker group has come.
 
@@ -72,6 +79,7 @@ def join_groups(
         tp=_own_group(stages, rank, backend) if tp > 1 else RankGroup(),
         pp=_own_group(columns, rank, backend) if pp > 1 else RankGroup(),
         feedback=_own_group(columns, rank, backend) if pp > 1 else RankGroup(),
+        ep=_own_group(stages, rank, backend) if whole_experts and tp > 1 else RankGroup(),
     )
 
 

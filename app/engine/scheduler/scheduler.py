@@ -464,6 +464,7 @@ class Scheduler:
         self._last_returned = step_message.step_id
         self.kv.pool.step_returned(step_message.step_id)
         self._loading.returned(step_message.step_id, output.loading_since)
+        self._statistics.experts_moved(output.moved_experts, output.expert_imbalance)
         stats = StepStats(step_message.num_tokens, 0, 0, 0, output.step_time_s)
         outputs = self._output_updater.update_from_output(step_message, output, stats)
         self.waiting.load.refresh()

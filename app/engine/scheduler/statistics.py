@@ -53,6 +53,11 @@ class Statistics:
         if self._recorder is not None:
             self._recorder.record_step(step)
 
+    def experts_moved(self, count: int, imbalance: float) -> None:
+        """What the workers did for the balance of experts, and what they found."""
+        self.counters.moved_experts += count
+        self.counters.expert_imbalance = imbalance
+
     def work_costs(self, rows: RowTable) -> WorkCosts:
         """What a token costs while as many requests run as now."""
         return WorkCosts(self.costs.prefill_token_s, self.costs.decode_step_s / max(1, rows.num_occupied))
@@ -89,6 +94,8 @@ class Statistics:
             computed_tokens_total=counters.computed_tokens,
             found_tokens_total=counters.found_tokens,
             loaded_tokens_total=counters.loaded_tokens,
+            moved_experts_total=counters.moved_experts,
+            expert_imbalance=counters.expert_imbalance,
             queued=waiting.load.queued(self.work_costs(rows)) if len(waiting) else (),
             begun_rate=waiting.load.begun.rate,
             kv_connector=None if kv.connector is None else kv.connector.stats(),

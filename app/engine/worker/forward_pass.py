@@ -24,7 +24,7 @@ class ForwardPass:
         self.link = link
         self.vocab_size = vocab_size
         self.dtype = dtype  # the type of hidden states and logits
-        self._model = model
+        self.model = model
         layers = model.attention_layers
         keys = [(group, layer.plan_key) for group, layer in zip(cache.spec.groups_of(layers), layers, strict=True)]
         planned = dict(zip(reversed(keys), reversed(layers), strict=True))  # a layer of those that plan alike
@@ -61,16 +61,16 @@ class ForwardPass:
         """int [T], or hidden states [T, C] of the stage before -> hidden states [T, C]; the tokens' keys and values go
         into the cache."""
         ctx = ForwardContext(positions, self._plan(attention), self.cache.tensors, received, layer_inputs or {})
-        hidden: torch.Tensor = self._model(input_ids, ctx)
+        hidden: torch.Tensor = self.model(input_ids, ctx)
         return hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden states [N, C] -> fp32 [N, V]; in the last stage."""
-        return self._model.raw_logits(hidden).float()
+        return self.model.raw_logits(hidden).float()
 
     def raw_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden states [N, C] -> [N, V] in the model's type; in the last stage."""
-        return self._model.raw_logits(hidden)
+        return self.model.raw_logits(hidden)
 
     def _plan(self, attention: AttentionMetadata) -> list[AttentionMetadata]:
         """The plan of each attention layer; one object for all where all plan alike."""

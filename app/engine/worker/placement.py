@@ -58,6 +58,7 @@ def place(config: EngineConfig, rank: int, local_rank: int, rendezvous: Rendezvo
         quantization=quantization,
         offload_bytes=offload_bytes(config, device, quantized=bool(quantization_notes)),
         kv_dtype=select_kv_dtype(config.kv_cache_dtype, device),
+        redundant_experts=config.num_redundant_experts if config.enable_eplb else None,
     )
     notes = [device_note, dtype_note, attention_note, *quantization_notes]
     return Placement(info, build, [*notes, *_parallel_notes(config, layers, all_reduce_note)])
@@ -85,9 +86,8 @@ def _join_groups(
         return ParallelGroups(), ""
     store = connect_store(rendezvous.address, config.world_size)
     sizes = (config.tensor_parallel_size, config.pipeline_parallel_size)
-    groups = join_groups(store, rank, *sizes, device, rendezvous.address[0])
-    if config.enable_expert_parallel:
-        groups = groups.with_whole_experts()
+    whole_experts = config.enable_expert_parallel
+    groups = join_groups(store, rank, *sizes, device, rendezvous.address[0], whole_experts=whole_experts)
     first = rank - groups.tp.rank
     one_node = rendezvous.share_a_node(range(first, first + groups.tp.size))
     return with_small_all_reduce(groups, config.small_all_reduce, dtype, device, one_node)

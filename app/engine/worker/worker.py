@@ -132,6 +132,8 @@ class Worker:
         """Weights are going to be replaced, `whole`: all of them; until `finish_update` no step may run."""
         with self._weights_only() as weights:
             weights.begin(whole=whole)
+            if self._parts is not None:
+                self._parts.features.weights_change()
 
     def load_directory(self, directory: str) -> None:
         """Take in a whole checkpoint; the model's own where `directory` is empty."""

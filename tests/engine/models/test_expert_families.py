@@ -9,6 +9,7 @@ import pytest
 
 from tests.engine.models.expert_variants import EXPERT_VARIANTS
 from tests.engine.models.test_families import check
+from tests.hf_logprobs import check_logprobs
 from tests.tiny_models import tiny_model
 
 
@@ -18,3 +19,11 @@ from tests.tiny_models import tiny_model
 def test_tokens_and_logits_equal_transformers(name: str) -> None:
     family, changes = EXPERT_VARIANTS[name]
     check(tiny_model(family, **changes), (3, 16, 37, 70), 128)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", list(EXPERT_VARIANTS))
+def test_on_a_gpu(name: str) -> None:
+    """Prompts in chunks, and tokens from replayed CUDA graphs, through the Triton kernels."""
+    family, changes = EXPERT_VARIANTS[name]
+    check_logprobs(tiny_model(family, **changes), "cuda", 2e-2)

@@ -21,11 +21,12 @@ class ExpertLinear(Layer, ABC):
         """`sizes`: (N, K) on this rank."""
         super().__init__()
         self.experts = share
-        names = tuple(f"{expert}.{part}" for expert in share.held for part in parts)
-        weight = torch.empty(len(share.held), *sizes, dtype=ctx.dtype)
+        self.slots = {expert: slot for slot, expert in enumerate(share.held)}
+        names = tuple(f"{expert}.{part}" for expert in self.slots for part in parts)
+        weight = torch.empty(len(self.slots), *sizes, dtype=ctx.dtype)
         self.weight = Weight(weight, WeightSpec(self.load_weight, names))
         self.bias = (
-            Weight(weight.new_empty(len(share.held), sizes[0]), WeightSpec(self.load_bias, names)) if bias else None
+            Weight(weight.new_empty(len(self.slots), sizes[0]), WeightSpec(self.load_bias, names)) if bias else None
         )
         self.parts = parts
 
@@ -40,7 +41,7 @@ class ExpertLinear(Layer, ABC):
     def place_of(self, weight: Weight, shard_id: str) -> tuple[torch.Tensor, str]:
         """Where an expert lies in a parameter, and which of its parts is meant."""
         expert, _, part = shard_id.partition(".")
-        return weight.data[int(expert) - self.experts.held.start], part
+        return weight.data[self.slots[int(expert)]], part
 
 
 class ExpertGateUp(ExpertLinear):

@@ -9,6 +9,7 @@ from app.engine.layers.activation import GATED_ACTIVATIONS
 from app.engine.layers.context import BuildContext, ForwardContext
 from app.engine.layers.epilogue import PLAIN, Epilogue, ResultT
 from app.engine.layers.experts.expert_linear import ExpertDown, ExpertGateUp
+from app.engine.layers.experts.expert_map import ExpertMap
 from app.engine.layers.experts.expert_share import ExpertShare
 from app.engine.layers.experts.gate import Gate
 from app.engine.layers.experts.settings import ExpertSettings
@@ -25,17 +26,19 @@ class Experts(Layer):
 
     def __init__(self, ctx: BuildContext, hidden_size: int, hidden_act: str, settings: ExpertSettings) -> None:
         super().__init__()
-        s, share = settings, ExpertShare.of(ctx.groups, settings.num_experts, settings.intermediate_size)
+        s = settings
+        share = ExpertShare.of(ctx.groups, s.num_experts, s.intermediate_size, ctx.redundant_experts)
         self.gate_up_proj = ExpertGateUp(ctx, share, hidden_size, s.intermediate_size, s.bias)
         self.down_proj = ExpertDown(ctx, share, hidden_size, s.intermediate_size, s.bias)
         self.activation, self.weighs_input = s.activation or _glu(hidden_act), s.weighs_input
-        self.places = share.places(ctx.device)
+        self.map = ExpertMap(share, ctx.device) if len(share.slots) > 1 else None
+        self.group = ctx.groups.ep
         self.ops = moe_ops(ctx.device)
 
-    def forward(self, x: Activations, routing: Routing) -> ExpertRows:
+    def forward(self, x: Activations, routing: Routing, ctx: ForwardContext) -> ExpertRows:
         """x [T, C] and the model's numbers of its experts -> what those of this rank give."""
-        if self.places is not None:
-            routing = routing._replace(ids=self.places[routing.ids])
+        if self.map is not None:
+            routing = self.map.of_rank(routing, ctx.positions)
         weights = ExpertWeights(
             gate_up=self.gate_up_proj.weight,
             down=self.down_proj.weight,
@@ -45,6 +48,12 @@ class Experts(Layer):
             weighs_input=self.weighs_input,
         )
         return self.ops.experts(x, routing, weights)
+
+    @property
+    def slot_tensors(self) -> list[torch.Tensor]:
+        """All that an expert is made of on this rank: tensors whose first dimension is its slot."""
+        parts = (self.gate_up_proj, self.down_proj)
+        return [x.data for part in parts for x in (part.weight, part.bias) if x is not None]
 
 
 def _glu(hidden_act: str) -> GLU:
@@ -77,7 +86,7 @@ class ExpertMLP(Layer):
 
     def forward(self, x: Activations, epilogue: Epilogue[ResultT], ctx: ForwardContext) -> ResultT:
         """x [T, C] -> the output [T, C], and what follows it."""
-        rows: ExpertRows = self.experts(x, self.gate(x, ctx))
+        rows: ExpertRows = self.experts(x, self.gate(x, ctx), ctx)
         rows.shared = self._shared(x)
         if self.tp.size > 1:
             return epilogue.after(self.tp.all_reduce(rows.materialize()))

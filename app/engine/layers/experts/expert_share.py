@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
+import numpy as np
 
 from app.engine.distributed.parallel_groups import ParallelGroups
+from app.engine.layers.experts.placement import Slots, first_slots
 from app.errors import ConfigError
+
+NOBODY = -1  # in a slot without an expert
 
 
 @dataclass(slots=True, frozen=True)
@@ -15,18 +18,25 @@ class ExpertShare:
     """Whole experts (expert parallelism) or a share of the width of all: the rank's sums are part of the output."""
 
     num_experts: int  # of the model
-    held: range  # those of this rank
+    slots: Slots  # [R, S]: the experts of all ranks that hold whole ones, as the checkpoint fills them
+    rank: int  # among those
     width: int  # of an expert, on this rank
     first: int  # of the width: this rank's begin
+    moves: bool = False  # whether experts may move between slots
 
     @classmethod
-    def of(cls, groups: ParallelGroups, num_experts: int, intermediate_size: int) -> ExpertShare:
-        """This rank's. Experts that do not divide are dealt as evenly as can be; ConfigError for a width that does
-        not."""
+    def of(
+        cls, groups: ParallelGroups, num_experts: int, intermediate_size: int, num_redundant: int | None = None
+    ) -> ExpertShare:
+        """This rank's; `num_redundant` copies of experts that may move, None: they stay where they are.
+
+        Experts that do not divide are dealt as evenly as can be. ConfigError for a width that does not divide.
+        """
         ep, tp = groups.ep, groups.tp
         if ep.size > 1:
-            ends = [num_experts * (rank + 1) // ep.size for rank in range(ep.size)]
-            return cls(num_experts, range(ends[ep.rank - 1] if ep.rank else 0, ends[ep.rank]), intermediate_size, 0)
+            moves = num_redundant is not None
+            slots = first_slots(num_experts, ep.size, num_redundant or 0) if moves else _dealt(num_experts, ep.size)
+            return cls(num_experts, slots, ep.rank, intermediate_size, 0, moves)
         if intermediate_size % tp.size:
             raise ConfigError(
                 f"tensor_parallel_size={tp.size} does not divide the experts' width {intermediate_size}; "
@@ -34,13 +44,18 @@ class ExpertShare:
                 param="tensor_parallel_size",
             )
         width = intermediate_size // tp.size
-        return cls(num_experts, range(num_experts), width, tp.rank * width)
+        return cls(num_experts, np.arange(num_experts)[None], 0, width, tp.rank * width)
 
-    def places(self, device: torch.device) -> torch.Tensor | None:
-        """The number of each expert of the model among those of this rank, -1 for others and behind them all: int32
-        [E + 1]; None where the rank has all."""
-        if len(self.held) == self.num_experts:
-            return None
-        places = torch.full((self.num_experts + 1,), -1, dtype=torch.int32, device="cpu")
-        places[self.held.start : self.held.stop] = torch.arange(len(self.held), dtype=torch.int32, device="cpu")
-        return places.to(device)
+    @property
+    def held(self) -> list[int]:
+        """The experts in this rank's slots, in their order."""
+        return [expert for expert in self.slots[self.rank].tolist() if expert != NOBODY]
+
+
+def _dealt(num_experts: int, num_ranks: int) -> Slots:
+    """Each expert once, in order."""
+    ends = [num_experts * (rank + 1) // num_ranks for rank in range(num_ranks)]
+    slots = np.full((num_ranks, -(-num_experts // num_ranks)), NOBODY, dtype=np.int64)
+    for rank, (first, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
+        slots[rank, : end - first] = np.arange(first, end)
+    return slots

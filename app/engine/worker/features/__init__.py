@@ -21,6 +21,7 @@ ROW_FEATURES: Registry[Callable[[FeatureContext], RowFeature | None]] = Registry
     {
         "kv_transfer": "app.engine.worker.host_tier.host_tier:create",
         "token_types": "app.engine.worker.features.token_types:create",
+        "expert_balance": "app.engine.worker.eplb.balancer:create",
         "prompt_logprobs": "app.engine.worker.features.prompt_logprobs:create",
     },
 )

@@ -1,0 +1,136 @@
+"""Follows what tokens ask of experts, and moves experts between ranks so that these are equally busy.
+
+All ranks see all tokens, so they count alike, reach the same placements and move the same experts before the same
+steps, without a word to each other but the experts themselves. Counting costs a step one small kernel a layer; once an
+interval the counts of its last window are copied to the host beside the steps, then layer after layer is looked at:
+one that is out of balance is moved, no more than one at a time, and swapped a few steps later.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+
+import numpy as np
+import torch
+
+from app.config import EngineConfig
+from app.engine.distributed.parallel_groups import RankGroup
+from app.engine.layers.experts.expert_mlp import Experts
+from app.engine.layers.experts.placement import Loads, imbalance, place
+from app.engine.row_feature import RowFeature
+from app.engine.step import ModelRunnerOutput, SchedulerOutput
+from app.engine.worker.eplb.exchange import Exchange
+from app.engine.worker.features.context import FeatureContext
+from app.platforms import platform_of
+
+logger = logging.getLogger("manta.experts")
+
+SETTLED = 2  # steps between the copy of counts, or a move's beginning, and its use
+LOOKED_AT = 4  # layers that are looked at before one step, most
+EVEN = 1.05  # busiest over mean: a layer that is this even stays
+GAIN = 0.05  # what a move must take away from it
+
+
+class ExpertBalancer(RowFeature):
+    """One rank's."""
+
+    def __init__(self, layers: list[Experts], group: RankGroup, config: EngineConfig, device: torch.device) -> None:
+        self.layers, self._group = layers, group
+        self._window, self._interval = config.eplb_window_size, config.eplb_step_interval
+        self._exchange = Exchange(layers, group, device)
+        self._runtime = platform_of(device).runtime
+        pinned = self._runtime is not None
+        size = (len(layers), len(self._counts(0)))
+        self._host = torch.zeros(size, dtype=torch.int64, device="cpu", pin_memory=pinned)
+        self._copied = None if self._runtime is None else self._runtime.Event()
+        self._left: deque[int] = deque()  # layers to look at
+        self._steps = self._idle_until = 0
+        self._moved = 0  # experts, since the last report
+        self._imbalances = np.zeros(len(layers))  # of layers, as counted last
+
+    def before(self, step: SchedulerOutput) -> None:
+        """Every rank gets every step message, so all are at the same one here."""
+        if step.step_id < 0:  # of the warm-up
+            return
+        self._steps += 1
+        phase = self._steps % self._interval
+        if phase == 0 and not self._left and not self._exchange.is_moving:
+            self._read_counts()
+        if phase == -self._window % self._interval:
+            for number in range(len(self.layers)):
+                self._counts(number).zero_()
+        if self._steps < self._idle_until:
+            return
+        if self._exchange.is_moving:
+            self._exchange.finish()
+        elif self._left:
+            self._look()
+
+    def report(self, output: ModelRunnerOutput) -> None:
+        """What has been moved, and how even the ranks were."""
+        output.moved_experts, self._moved = self._moved, 0
+        output.expert_imbalance = float(self._imbalances.mean())
+
+    def weights_change(self) -> None:
+        """Experts where the checkpoint has them, now."""
+        self._left.clear()
+        if self._exchange.is_moving:
+            self._exchange.finish()
+        for layer in self.layers:
+            assert layer.map is not None
+            if (layer.map.slots != layer.map.share.slots).any():
+                self._exchange.begin(layer, layer.map.share.slots)
+                self._exchange.finish()
+
+    def _counts(self, number: int) -> torch.Tensor:
+        found = self.layers[number].map
+        assert found is not None
+        return found.counts
+
+    def _read_counts(self) -> None:
+        counts = torch.stack([self._counts(number) for number in range(len(self.layers))])
+        self._host.copy_(counts, non_blocking=True)
+        if self._copied is not None:
+            self._copied.record()
+        self._left.extend(range(len(self.layers)))
+        self._idle_until = self._steps + SETTLED
+
+    def _look(self) -> None:
+        """At some layers, until one has to move."""
+        if self._copied is not None:
+            self._copied.synchronize()  # long over
+        for _ in range(min(LOOKED_AT, len(self._left))):
+            number = self._left.popleft()
+            loads: Loads = self._host[number, 1:].numpy().astype(np.float64)
+            if self._moves(number, loads):
+                self._idle_until = self._steps + SETTLED
+                return
+
+    def _moves(self, number: int, loads: Loads) -> bool:
+        layer = self.layers[number]
+        assert layer.map is not None
+        self._imbalances[number] = before = imbalance(loads, layer.map.slots)
+        if before <= EVEN:
+            return False
+        wanted = place(loads, layer.map.slots)
+        after = imbalance(loads, wanted)
+        if before - after < GAIN:
+            return False
+        count = int((wanted != layer.map.slots).sum())
+        self._exchange.begin(layer, wanted)
+        self._moved += count
+        if self._group.rank == 0:
+            logger.info(
+                "experts of layer %d: the busiest rank had %.2f of the mean, has %.2f now; %d moved",
+                number, before, after, count,
+            )  # fmt: skip
+        return True
+
+
+def create(context: FeatureContext) -> ExpertBalancer | None:
+    """Where experts may move."""
+    if not context.config.enable_eplb:
+        return None
+    layers = [module for module in context.forward.model.modules() if isinstance(module, Experts)]
+    return ExpertBalancer(layers, layers[0].group, context.config, context.state.device) if layers else None

@@ -1,0 +1,126 @@
+"""Moves experts of one layer between the slots of the ranks, beside the steps.
+
+What comes into a slot is gathered in memory of its own first, while steps go on computing with what the slots hold;
+then, between two steps, it is copied into them and the layer's table says so: on every rank before the same step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from app.engine.distributed.parallel_groups import RankGroup
+from app.engine.layers.experts.expert_mlp import Experts
+from app.engine.layers.experts.placement import Slots
+from app.platforms import platform_of
+
+
+@dataclass(slots=True, frozen=True)
+class Move:
+    """A copy of an expert to come: from a slot of one rank to that of another, or of the same."""
+
+    source: tuple[int, int]  # rank, slot
+    target: tuple[int, int]
+
+
+def moves_between(held: Slots, wanted: Slots) -> Iterator[Move]:
+    """What has to move, in an order that is the same on every rank; a rank that has the expert is its own source."""
+    holders: dict[int, list[tuple[int, int]]] = {}
+    for rank, row in enumerate(held.tolist()):
+        for slot, expert in enumerate(row):
+            holders.setdefault(expert, []).append((rank, slot))
+    for rank, row in enumerate(wanted.tolist()):
+        for slot, expert in enumerate(row):
+            if held[rank, slot] != expert:
+                places = holders[expert]
+                own = [place for place in places if place[0] == rank]
+                yield Move((own or places)[(rank + slot) % len(own or places)], (rank, slot))
+
+
+class Exchange:
+    """One layer's move at a time: `begin`, some steps, `finish`."""
+
+    def __init__(self, layers: Sequence[Experts], group: RankGroup, device: torch.device) -> None:
+        self._group = group
+        self._staged = torch.empty(max(map(_num_bytes, layers)), dtype=torch.uint8, device=device)
+        self._runtime = platform_of(device).runtime
+        self._stream = None if self._runtime is None else self._runtime.Stream(device)
+        self._device = device
+        self._works: list[Any] = []
+        self._moving: tuple[Experts, Slots, list[int]] | None = None
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether a move has begun and not been finished."""
+        return self._moving is not None
+
+    def begin(self, layer: Experts, wanted: Slots) -> None:
+        """Start to gather what `wanted` [R, S] has and the layer has not. Collective."""
+        assert layer.map is not None
+        moves = list(moves_between(layer.map.slots, wanted))
+        own = [move.target[1] for move in moves if move.target[0] == self._group.rank]
+        self._moving = layer, wanted, own
+        if self._stream is None:
+            self._gather(layer, moves)
+            return
+        self._stream.wait_stream(self._runtime.current_stream(self._device))
+        with self._runtime.stream(self._stream):
+            self._gather(layer, moves)
+
+    def finish(self) -> None:
+        """Fill the slots. On a GPU the step's stream waits for what is still under way, the host does not."""
+        assert self._moving is not None
+        (layer, wanted, own), self._moving = self._moving, None
+        assert layer.map is not None
+        for work in self._works:
+            work.wait()
+        self._works = []
+        if self._stream is not None:
+            self._runtime.current_stream(self._device).wait_stream(self._stream)
+        for tensor, staged in zip(layer.slot_tensors, self._views(layer), strict=True):
+            for slot in own:
+                tensor[slot].copy_(staged[slot])
+        layer.map.hold(wanted)
+
+    def _gather(self, layer: Experts, moves: Sequence[Move]) -> None:
+        """Copies within the rank; sends and receives for the others."""
+        rank, sent = self._group.rank, []
+        for tensor, staged in zip(layer.slot_tensors, self._views(layer), strict=True):
+            for move in moves:
+                (source, from_slot), (target, to_slot) = move.source, move.target
+                if source == target == rank:
+                    staged[to_slot].copy_(tensor[from_slot])
+                elif source == rank:
+                    sent.append(self._operation(dist.isend, tensor[from_slot], target))
+                elif target == rank:
+                    sent.append(self._operation(dist.irecv, staged[to_slot], source))
+        self._works = dist.batch_isend_irecv(sent) if sent else []
+        if self._stream is not None:
+            for work in self._works:  # this stream waits, not the host
+                work.wait()
+            self._works = []
+
+    def _operation(self, kind: Any, tensor: torch.Tensor, peer: int) -> dist.P2POp:
+        """Send or receive; bytes, which every backend takes."""
+        return dist.P2POp(kind, tensor.view(torch.uint8), group=self._group.handle, group_peer=peer)
+
+    def _views(self, layer: Experts) -> list[torch.Tensor]:
+        """The gathering memory as tensors like the layer's."""
+        views, begin = [], 0
+        for tensor in layer.slot_tensors:
+            size = tensor.numel() * tensor.itemsize
+            views.append(self._staged[begin : begin + size].view(tensor.dtype).view(tensor.shape))
+            begin += _aligned(size)
+        return views
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // 16) * 16
+
+
+def _num_bytes(layer: Experts) -> int:
+    return sum(_aligned(tensor.numel() * tensor.itemsize) for tensor in layer.slot_tensors)
