@@ -21,6 +21,8 @@ class AttentionLayer(Layer, ABC):
     layer_index: int
     is_capturable: bool = False  # whether a decode step with it may be captured and replayed (AttentionOps)
     shares_prefixes: bool = False  # whether it heeds AttentionMetadata.cascade
+    # Queries of up to so many tokens take more memory a token than longer ones; 0: all take the same.
+    short_query: int = 0
     kv_scales: torch.Tensor | None = None  # of a quantized cache, fp32; None: it is not quantized
 
     @property

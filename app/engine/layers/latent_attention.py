@@ -83,6 +83,7 @@ class LatentAttention(AttentionLayer):
         self.kv_scales = torch.ones(1, dtype=torch.float32, device=ctx.device) if ctx.kv_dtype else None
         self._given_scales: dict[KVScaleKind, float] = {}
         self.least_expanded = least_expanded(s.latent_size, s.nope_dim, s.value_dim)
+        self.short_query = self.least_expanded - 1
         self._kind = ctx.device, ctx.dtype, ctx.max_model_len
         self._workspace: torch.Tensor | None = None
         self.ops = mla_ops(ctx.attention_ops.name)

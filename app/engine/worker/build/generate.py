@@ -48,7 +48,11 @@ def build(config: EngineConfig, place: Placement) -> Parts:
         config, forward, state, ctx.groups.tp, all_features, shares_prefixes=shares, drafts=proposer is not None
     )
     plan = generation_plan(
-        config, ctx.max_model_len, on_gpu=platform_of(device).is_async, compiles=forward.is_capturable
+        config,
+        ctx.max_model_len,
+        on_gpu=platform_of(device).is_async,
+        compiles=forward.is_capturable,
+        short_query=max((layer.short_query for layer in model.attention_layers), default=0),
     )
     notes = [] if model.offload is None else [model.offload.note]
     notes += describe_scales(model.attention_layers)

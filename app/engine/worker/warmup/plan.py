@@ -39,12 +39,15 @@ class WarmupPlan:
     measured_blocks: int = 1  # KV blocks that `compile` and `largest` need
 
 
-def generation_plan(config: EngineConfig, max_model_len: int, *, on_gpu: bool, compiles: bool) -> WarmupPlan:
-    """The plan of a generating model. `compiles`: its attention is all kernels, which can be compiled without a run."""
+def generation_plan(
+    config: EngineConfig, max_model_len: int, *, on_gpu: bool, compiles: bool, short_query: int = 0
+) -> WarmupPlan:
+    """The plan of a generating model. `compiles`: its attention is all kernels, which can be compiled without a run;
+    `short_query`: see AttentionLayer."""
     room = min(max_model_len, config.block_size, config.max_num_batched_tokens)
     return WarmupPlan(
         compile=compiled_steps(config, max_model_len, compiles=compiles) if on_gpu else (),
-        largest=_largest_step(config, max_model_len),
+        largest=_largest_step(config, max_model_len, short_query),
         run=_run_steps(config, max_model_len, on_gpu=on_gpu),
         prompts=(2,) if room >= 4 else (),
     )
@@ -75,11 +78,15 @@ def compiled_steps(config: EngineConfig, max_model_len: int, *, compiles: bool) 
     return (*steps, *(DummyStep((length,), 0, False) for length in prefills))
 
 
-def _largest_step(config: EngineConfig, max_model_len: int) -> DummyStep:
-    """A step of as many tokens as any can have, in as many requests."""
-    requests = max(1, min(config.max_num_seqs, config.max_num_batched_tokens))
-    parts = np.array_split(np.arange(config.max_num_batched_tokens), requests)
-    return DummyStep(tuple(min(len(part), max_model_len) for part in parts))
+def _largest_step(config: EngineConfig, max_model_len: int, short_query: int) -> DummyStep:
+    """A step of as many tokens as any can have, in as many requests: of these, as many as can be are short."""
+    tokens = config.max_num_batched_tokens
+    requests = max(1, min(config.max_num_seqs, tokens))
+    short = min(short_query, tokens // requests)
+    num_long = next((n for n in range(1, requests) if n * max_model_len >= tokens - (requests - n) * short), requests)
+    num_long = num_long if short else requests
+    parts = np.array_split(np.arange(tokens - (requests - num_long) * short), num_long)
+    return DummyStep((short,) * (requests - num_long) + tuple(min(len(part), max_model_len) for part in parts))
 
 
 def _run_steps(config: EngineConfig, max_model_len: int, *, on_gpu: bool) -> tuple[DummyStep, ...]:

@@ -46,12 +46,26 @@ def test_steps_fit_the_engine(options: dict[str, Any], steps: list[tuple[int, in
     assert all(len(step.counts) <= options["max_num_seqs"] for step in made)
 
 
-def test_the_largest_step_has_every_token_and_every_row() -> None:
-    largest = generation_plan(
-        EngineConfig(model="m", max_num_seqs=3, max_num_batched_tokens=10), 4, on_gpu=True, compiles=True
-    ).largest
-    assert largest is not None
-    assert largest.counts == (4, 3, 3)
+@pytest.mark.parametrize(
+    ("sizes", "max_model_len", "short_query", "counts"),
+    [
+        ((3, 10), 4, 0, (4, 3, 3)),
+        ((4, 40), 64, 5, (5, 5, 5, 25)),  # short ones take the most memory a token
+        ((4, 40), 20, 5, (5, 5, 15, 15)),
+        ((4, 40), 12, 5, (5, 12, 12, 11)),
+        ((4, 40), 8, 5, (8, 8, 8, 8)),
+        ((8, 16), 64, 5, (2,) * 8),  # all are short
+        ((1, 16), 64, 5, (16,)),
+        ((4, 40), 64, 1 << 62, (10,) * 4),
+    ],
+)
+def test_the_largest_step_has_every_token_and_every_row(
+    sizes: tuple[int, int], max_model_len: int, short_query: int, counts: tuple[int, ...]
+) -> None:
+    config = EngineConfig(model="m", max_num_seqs=sizes[0], max_num_batched_tokens=sizes[1])
+    plan = generation_plan(config, max_model_len, on_gpu=True, compiles=True, short_query=short_query)
+    assert plan.largest is not None
+    assert plan.largest.counts == counts
 
 
 def test_pooling_prompts_fill_a_step_on_a_gpu_and_fit_the_blocks() -> None:
