@@ -1,7 +1,7 @@
 """What follows a linear layer's product, which one kernel may do together with it: the layers' one exit.
 
 An epilogue knows both ways: joined to a product that is still to be made, where the device has such a kernel
-(`LinearOps`), and after one that stands alone because its weight is packed or its shares are summed over ranks.
+(`LinearOps`), and after one that stands alone because its shares are summed over ranks.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 from app.engine.layers.norm import Norm
 from app.kernels.fused import GatedActivation, fused_ops
-from app.kernels.gemm import Activations, LinearOps
+from app.kernels.gemm import Activations, LinearOps, WeightT
 from app.kernels.moe import ExpertRows
 
 ResultT = TypeVar("ResultT", covariant=True)
@@ -22,7 +22,7 @@ ResultT = TypeVar("ResultT", covariant=True)
 class Epilogue(Protocol[ResultT]):
     """What may follow a product."""
 
-    def joined(self, ops: LinearOps, x: Activations, weight: torch.Tensor, bias: torch.Tensor | None) -> ResultT:
+    def joined(self, ops: LinearOps[WeightT], x: Activations, weight: WeightT, bias: torch.Tensor | None) -> ResultT:
         """The product x [T, K] W^T + b with weight [N, K], and what follows."""
 
     def after(self, y: torch.Tensor) -> ResultT:
@@ -36,7 +36,9 @@ class Epilogue(Protocol[ResultT]):
 class Plain(Epilogue[torch.Tensor]):
     """The product itself."""
 
-    def joined(self, ops: LinearOps, x: Activations, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def joined(
+        self, ops: LinearOps[WeightT], x: Activations, weight: WeightT, bias: torch.Tensor | None
+    ) -> torch.Tensor:
         """The product alone, [T, N]."""
         return ops.linear(x, weight, bias)
 
@@ -52,7 +54,9 @@ class ActMul(Epilogue[torch.Tensor]):
         self._act_and_mul = fused_ops(device).act_and_mul
         self._activation = activation
 
-    def joined(self, ops: LinearOps, x: Activations, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def joined(
+        self, ops: LinearOps[WeightT], x: Activations, weight: WeightT, bias: torch.Tensor | None
+    ) -> torch.Tensor:
         """[T, N / 2]."""
         return ops.gated_linear(x, weight, bias, self._activation)
 
@@ -71,7 +75,7 @@ class AddNorm(Epilogue[tuple[Activations, torch.Tensor]]):
     first: Norm | None = None  # norms the product before it is added
 
     def joined(
-        self, ops: LinearOps, x: Activations, weight: torch.Tensor, bias: torch.Tensor | None
+        self, ops: LinearOps[WeightT], x: Activations, weight: WeightT, bias: torch.Tensor | None
     ) -> tuple[Activations, torch.Tensor]:
         """Sum with the product, and its norm."""
         if self.norm is None or self.first is not None or self.scale != 1.0:

@@ -25,7 +25,7 @@ from app.engine.layers.stored_weight import StoredWeight, pack_stored
 from app.engine.layers.weight import CheckpointTensor, Weight, WeightSpec, expect_shape
 from app.engine.quantization.base import QuantMethod, Share
 from app.engine.quantization.plain import PLAIN_METHOD
-from app.kernels.gemm import Activations, PackedWeight, linear_ops, materialize
+from app.kernels.gemm import Activations, LinearOps, PackedWeight, WeightT, linear_ops
 
 
 class Linear(QuantizedLayer, ABC):
@@ -89,13 +89,14 @@ class Linear(QuantizedLayer, ABC):
 
     def forward(self, x: Activations, epilogue: Epilogue[Any] = PLAIN) -> Any:
         """[T, input_size] -> [T, output_size], or what the epilogue makes of it."""
-        if self.packed is None and not self.sums_up:
-            return epilogue.joined(self.ops, x, self.weight, self.bias)
         if self.packed is None:
-            y = self.ops.linear(x, self.weight, self.bias)
-        else:
-            y = self.packed.linear(materialize(x), self.bias)
-        return epilogue.after(self.tp.all_reduce(y) if self.sums_up else y)
+            return self._product(self.ops, x, self.weight, epilogue)
+        return self._product(self.packed.ops, x, self.packed, epilogue)
+
+    def _product(self, ops: LinearOps[WeightT], x: Activations, weight: WeightT, epilogue: Epilogue[Any]) -> Any:
+        if self.sums_up:
+            return epilogue.after(self.tp.all_reduce(ops.linear(x, weight, self.bias)))
+        return epilogue.joined(ops, x, weight, self.bias)
 
     def pack(self) -> None:
         """Turn the loaded tensors into the weight that multiplies. Their shapes stay, their memory is freed."""

@@ -11,7 +11,7 @@ from app.engine.layers.context import BuildContext
 from app.engine.layers.layer import Layer
 from app.engine.layers.weight import REPLICATED, Weight
 from app.kernels.fused import fused_ops
-from app.kernels.gemm import Activations, LinearOps
+from app.kernels.gemm import Activations, LinearOps, WeightT
 from app.kernels.moe import ExpertRows
 
 
@@ -37,7 +37,12 @@ class Norm(Layer, ABC):
         return self(total), total
 
     def after_product(
-        self, ops: LinearOps, x: Activations, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor
+        self,
+        ops: LinearOps[WeightT],
+        x: Activations,
+        weight: WeightT,
+        bias: torch.Tensor | None,
+        residual: torch.Tensor,
     ) -> tuple[Activations, torch.Tensor]:
         """The same of a product x [T, K] W^T + b and residual [T, C]."""
         return self.after_add(ops.linear(x, weight, bias), residual)
@@ -80,7 +85,12 @@ class RMSNorm(Norm):
         return self.fused.add_rms_norm(x, residual, self.weight, self.eps, first.weight)
 
     def after_product(
-        self, ops: LinearOps, x: Activations, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor
+        self,
+        ops: LinearOps[WeightT],
+        x: Activations,
+        weight: WeightT,
+        bias: torch.Tensor | None,
+        residual: torch.Tensor,
     ) -> tuple[Activations, torch.Tensor]:
         """The norm of the product + residual, and the sum; one kernel on a GPU where rows are few."""
         rows = x if isinstance(x, torch.Tensor) else x.materialize()

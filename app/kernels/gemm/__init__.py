@@ -2,14 +2,17 @@
 
 `LinearOps` are a device's products with weights as they were loaded; those of `reference.py` are the truth. A kernel
 that wants a weight in its own order turns a weight [N, K] once, when it is loaded, into a `PackedWeight` that
-multiplies any number of rows; whoever packs then drops the weight, so that no second copy stays in memory.
+multiplies any number of rows; whoever packs then drops the weight, so that no second copy stays in memory. Quantized
+weights are packed weights, too: each kind is one file with its plain PyTorch truth. A packed weight brings `LinearOps`
+of its own, which take it in place of a tensor.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
@@ -43,27 +46,28 @@ def materialize(x: Activations) -> torch.Tensor:
     return x.materialize() if isinstance(x, DeferredNorm) else x
 
 
-Product = Callable[[Activations, torch.Tensor, torch.Tensor | None], torch.Tensor]
+WeightT = TypeVar("WeightT")  # torch.Tensor [N, K], or a packed weight of those sizes
+Product = Callable[[Activations, WeightT, torch.Tensor | None], torch.Tensor]
 # gate and up side by side in one weight: activation(first half) * second half, [T, N / 2]
-GatedProduct = Callable[[Activations, torch.Tensor, torch.Tensor | None, GatedActivation], torch.Tensor]
+GatedProduct = Callable[[Activations, WeightT, torch.Tensor | None, GatedActivation], torch.Tensor]
 # (x [T, K], weight [N, K], bias [N] or None, residual [T, N], norm's weight [N], eps, whether the norm's reader is one
 # of these products) -> (rms_norm(s) * norm's weight, s), where s = the product, rounded, + residual.
 ProductThenNorm = Callable[
-    [torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor, float, bool],
+    [torch.Tensor, WeightT, torch.Tensor | None, torch.Tensor, torch.Tensor, float, bool],
     tuple[Activations, torch.Tensor],
 ]
 
 
 @dataclass(slots=True, frozen=True)
-class LinearOps:
-    """One device's products of x [T, K] with a weight [N, K] and a bias [N] or None, in the dtype of x."""
+class LinearOps(Generic[WeightT]):
+    """Products of x [T, K] with one kind of weight [N, K] and a bias [N] or None, in the dtype of x."""
 
-    linear: Product  # [T, N]
-    gated_linear: GatedProduct
-    linear_add_norm: ProductThenNorm
+    linear: Product[WeightT]  # [T, N]
+    gated_linear: GatedProduct[WeightT]
+    linear_add_norm: ProductThenNorm[WeightT]
 
 
-LINEAR_OPS: Registry[LinearOps] = Registry(
+LINEAR_OPS: Registry[LinearOps[torch.Tensor]] = Registry(
     "linear layers",
     {
         "torch": "app.kernels.gemm.reference:OPS",
@@ -72,17 +76,28 @@ LINEAR_OPS: Registry[LinearOps] = Registry(
 )
 
 
-def linear_ops(device: torch.device) -> LinearOps:
-    """The products of a device's platform."""
+def linear_ops(device: torch.device) -> LinearOps[torch.Tensor]:
+    """A platform's products with plain weights."""
     return LINEAR_OPS.load(platform_of(device).kernels)
 
 
-class PackedWeight(Protocol):
-    """A weight in a kernel's own order."""
+class PackedWeight(ABC):
+    """A weight [N, K] in a kernel's own order."""
 
+    __slots__ = ()
+
+    @abstractmethod
     def linear(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """x [T, K] -> x W^T + bias, [T, N], in the dtype of x."""
-        ...
+
+    @property
+    def ops(self) -> LinearOps[Any]:
+        """The products with such a weight. Here what follows a product is a launch of its own."""
+        return SEPARATE_OPS.load("separate")
+
+
+# The products of packed weights whose kernel makes one alone.
+SEPARATE_OPS: Registry[LinearOps[PackedWeight]] = Registry("products", {"separate": "app.kernels.gemm.separate:OPS"})
 
 
 class GemmKernel(Protocol):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from app.kernels.gemm import PackedWeight
 from app.platforms import platform_of
 from app.registry import Registry
 
@@ -35,8 +36,8 @@ def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @dataclass(slots=True, frozen=True)
-class Fp8Weight:
-    """A `PackedWeight`."""
+class Fp8Weight(PackedWeight):
+    """e4m3 numbers, each row with a scale."""
 
     weight: torch.Tensor  # e4m3 [N, K]
     scale: torch.Tensor  # fp32 [N, 1]

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from app.kernels.gemm import PackedWeight
 from app.kernels.gemm.reference import linear
 
 # The order depends on the number of rows it is meant for, but hardly: orders for 8 and for 512 rows are equally fast
@@ -21,7 +22,7 @@ _DTYPES = (torch.float32, torch.bfloat16)
 
 
 @dataclass(slots=True, frozen=True)
-class OneDNNWeight:
+class OneDNNWeight(PackedWeight):
     """A weight in oneDNN's own order, an opaque tensor."""
 
     packed: torch.Tensor

@@ -11,7 +11,7 @@ from app.kernels.gemm import PackedWeight
 
 
 @dataclass(slots=True, frozen=True)
-class UnpackedWeight:
+class UnpackedWeight(PackedWeight):
     """A plain tensor [N, K] among packed ones."""
 
     weight: torch.Tensor
@@ -31,7 +31,7 @@ class UnpackedWeight:
 
 
 @dataclass(slots=True, frozen=True)
-class PackedParts:
+class PackedParts(PackedWeight):
     """A weight [N, K] of several, one below the other."""
 
     parts: tuple[PackedWeight, ...]

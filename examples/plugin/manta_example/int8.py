@@ -14,7 +14,7 @@ from app.kernels.gemm import PackedWeight
 
 
 @dataclass(slots=True, frozen=True)
-class Int8Weight:
+class Int8Weight(PackedWeight):
     """A weight [N, K]."""
 
     stored: torch.Tensor  # int8 [N, K]

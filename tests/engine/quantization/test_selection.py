@@ -27,8 +27,9 @@ FILE = """
 import torch
 import torch.nn.functional as F
 from app.engine.quantization.base import Dim, Leaf, QuantMethod
+from app.kernels.gemm import PackedWeight
 
-class Packed:
+class Packed(PackedWeight):
     def __init__(self, codes, scales):
         low, high = codes & 15, codes >> 4
         numbers = torch.stack((low, high), dim=2).flatten(1).float() - 8
