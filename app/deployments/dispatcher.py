@@ -22,7 +22,7 @@ from app.deployments.circuit_breaker import CircuitBreaker
 from app.deployments.claims import claim_of, rejection_error
 from app.deployments.continuation import MAX_DEATHS, Continuation, Quarantine, Seclusion
 from app.deployments.router_client import RouterClient
-from app.deployments.routing.admission import Answer
+from app.deployments.routing.admission import Admission, Answer
 from app.deployments.routing.claim import Claim, Rejection, Wait
 from app.deployments.routing.policies.base import Level, RouteQuery
 from app.deployments.waiting_room import WaitingRoom, no_replica_error
@@ -51,7 +51,9 @@ class Dispatcher:
         waiting_room: WaitingRoom | None = None,
         quarantine: Quarantine | None = None,
         breaker_faults: int = 3,
+        admission: Admission | None = None,
     ) -> None:
+        """`admission`: over the pool's book, for the time when the Router does not answer."""
         self._pool = pool
         self._router = router
         self._recorder = recorder
@@ -60,6 +62,7 @@ class Dispatcher:
         self._quarantine = quarantine or Quarantine()
         self._seclusion = Seclusion()
         self._breaker = CircuitBreaker(breaker_faults)
+        self._admission = admission
 
     async def outputs(self, request: EngineRequest, route: RouteInfo) -> AsyncGenerator[EngineOutput, None]:
         """The request's outputs, whichever replicas bring them.
@@ -167,6 +170,8 @@ class Dispatcher:
             decision = "waited"
             with self._waiting_room.counted(way.request):
                 await asyncio.sleep(answer.wait_s)
+        if answer is None and claim is not None and self._admission is not None:
+            answer = self._admission.refusal(query, claim, live)
         if isinstance(answer, Rejection):
             self._recorder.increment("manta:admission_total", 1.0, name, f"rejected_{answer.reason}")
             raise rejection_error(answer)

@@ -38,8 +38,10 @@ from app.deployments.metrics_collector import MetricsCollector
 from app.deployments.peers import Peers, Refused, SharedQuarantines
 from app.deployments.readiness import why_not_ready
 from app.deployments.router_client import RouterClient, route_arguments
+from app.deployments.routing.admission import Admission
 from app.deployments.routing.policies.base import EXPECTED_TOKENS, RouteQuery
 from app.deployments.routing.prompt_hasher import PromptHasher
+from app.deployments.routing.retry_budget import RetryBudget
 from app.deployments.routing.route_explanation import RouteExplanation
 from app.deployments.serve_logs import log_to_serve_files
 from app.deployments.start_errors import logs_start_error
@@ -109,6 +111,7 @@ class Ingress:
                 waiting_room=self._waiting_rooms[model.name],
                 quarantine=self._quarantines.of[model.name],
                 breaker_faults=config.admission.breaker_faults,
+                admission=self._admission(model.name),
             )
             for model in config.models
         }
@@ -307,6 +310,12 @@ class Ingress:
                 await asyncio.sleep(LAST_BYTES_S)
         logging.shutdown()
         os._exit(1)
+
+    def _admission(self, model: str) -> Admission:
+        """An admission over what this ingress itself knows, for when the Router is silent."""
+        options = self._config.admission
+        budget = RetryBudget(options.retry_share, options.min_retries_per_s)
+        return Admission(options, self._pools[model].book, budget)
 
     def _create_pool(self, model: str) -> ReplicaPool:
         handles = self._handles[model]

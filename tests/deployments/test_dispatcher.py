@@ -17,6 +17,7 @@ import openai
 import pytest
 from ray import cloudpickle
 
+from app.admission_config import AdmissionConfig
 from app.api.engine_client import PromptPlace, RouteInfo
 from app.api.errors import error_response
 from app.autoscaling_config import AutoscalingConfig
@@ -31,15 +32,19 @@ from app.deployments.claims import claim_of
 from app.deployments.continuation import OUTLIVED_TOKENS, Continuation
 from app.deployments.dispatcher import Dispatcher
 from app.deployments.router_client import RouterClient
-from app.deployments.routing.admission import Answer
+from app.deployments.routing.admission import Admission, Answer
 from app.deployments.routing.claim import Claim, Rejection, Wait
+from app.deployments.routing.load_book import LoadBook
 from app.deployments.routing.policies.base import Decision, RouteQuery
+from app.deployments.routing.policies.power_of_two import PowerOfTwo
 from app.deployments.routing.prompt_hasher import PromptHasher
+from app.deployments.routing.retry_budget import RetryBudget
 from app.deployments.waiting_room import WaitingRoom
 from app.engine.kv_cache.block_hash import hash_blocks, root_hash
 from app.engine.outputs import EngineOutput
 from app.engine.request import Deadline, EngineRequest, Placement, ServiceClass
 from app.engine.sampling_params import SamplingParams
+from app.engine.stats import QueuedWork
 from app.errors import DeadlineError, EngineDeadError, MantaError, OverloadedError, PoisonedRequestError
 from app.telemetry.metrics import MetricsRecorder, decode_snapshot
 from tests import limits
@@ -705,6 +710,31 @@ def test_a_request_that_the_router_refuses_is_told_when_to_come_again(play: Any)
             assert admissions(stage)["default", f"rejected_{reason}"] == 1
         assert not stage.replicas["a"].served + stage.replicas["b"].served, "nothing was begun"
         assert await stage._choice("y", PromptPlace()) in "ab", "it is asked again for the next one"
+
+    play(scene)
+
+
+def test_without_a_router_what_would_come_too_late_is_refused_all_the_same(play: Any) -> None:
+    async def never(*arguments: Any) -> None:
+        await asyncio.Event().wait()
+
+    async def scene(stage: Stage) -> None:
+        stage.client._timeout_s = 0.05
+        stage.router.remote = never  # type: ignore[method-assign, assignment]
+        book = LoadBook(PowerOfTwo())
+        admission = Admission(AdmissionConfig(), book, RetryBudget(0.2, 3))
+        stage.dispatcher = Dispatcher(stage.pool, stage.client, stage.recorder, admission=admission)
+        for name, work_s in (("a", 300.0), ("b", 200.0)):
+            queued = (QueuedWork("default", 0.3, "another", 100.0), QueuedWork("default", 0.3, "", work_s))
+            measured = {"prefill_token_s": 1e-4, "decode_step_s": 0.01, "queued": queued, "begun_rate": 0.1}
+            book.report(msgspec.structs.replace(LoadReport("m", name, "1", True, 8, 9, 9, 64, 16, 0), **measured))
+        with pytest.raises(OverloadedError):
+            await stage._choice("x", PromptPlace())
+        assert admissions(stage) == {("default", "rejected_tenant"): 1}
+        for name in "ab":
+            book.report(LoadReport("m", name, "1", True, 0, 0, 0, 64, 16, 0))
+        assert await stage._choice("y", PromptPlace()) in "ab"
+        assert admissions(stage)["default", "local"] == 1
 
     play(scene)
 

@@ -43,7 +43,7 @@ class ReplicaPool:
         self._connect = connect
         self._leave_after_s = LAST_PART * shutdown_s
         self._move_after_s = min(config.move_after_s, self._leave_after_s)
-        self._book = LoadBook(PowerOfTwo())
+        self.book = LoadBook(PowerOfTwo())
         self._channels: dict[str, ChannelClient] = {}
         self._openings: set[asyncio.Task[None]] = set()
         self.finder = ReplicaFinder(model, discover, self._update, lambda: bool(self.live()))
@@ -66,7 +66,7 @@ class ReplicaPool:
     def choose(self, query: RouteQuery, allowed: Collection[str]) -> str:
         """The less loaded of two of `allowed` (at least one), as far as this ingress can tell. They were live a moment
         ago: where none is any more, one of them is named all the same."""
-        decision = self._book.route(query, allowed)
+        decision = self.book.route(query, allowed)
         if decision is not None:
             return decision.replica_id
         channels = [self._channels[name] for name in allowed if name in self._channels]
@@ -76,7 +76,7 @@ class ReplicaPool:
 
     def routed(self, replica_id: str, query: RouteQuery) -> None:
         """Somebody else chose: remember the load."""
-        self._book.routed(replica_id, query)
+        self.book.routed(replica_id, query)
 
     async def close(self) -> None:
         """End all channels."""
@@ -117,7 +117,7 @@ class ReplicaPool:
             self._ingress_id,
             window=self._config.credit_window_tokens,
             lease_s=self._config.lease_s,
-            on_load=self._book.report,
+            on_load=self.book.report,
             on_closed=self._lost,
         )
         self._channels[replica_id] = channel
@@ -126,5 +126,5 @@ class ReplicaPool:
 
     def _lost(self, channel: ChannelClient, num_requests: int) -> None:
         self.num_lost += num_requests > 0
-        self._book.remove(channel.replica_id)
+        self.book.remove(channel.replica_id)
         self.finder.lost_one()

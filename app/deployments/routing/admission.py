@@ -12,7 +12,7 @@ from collections.abc import Collection
 
 from app.admission_config import CLASS_NAMES, AdmissionConfig
 from app.deployments.routing.claim import NO_CLAIM, Claim, Rejection, Wait
-from app.deployments.routing.load_book import LoadBook
+from app.deployments.routing.load_book import Choice, LoadBook
 from app.deployments.routing.policies.base import Decision, ReplicaLoad, RouteQuery
 from app.deployments.routing.queue_wait import QueueWait, expected_output
 from app.deployments.routing.retry_budget import RetryBudget
@@ -46,16 +46,20 @@ class Admission:
         if choice is None:
             return None
         decision = choice.decision
-        if claim is not None:
-            load = self._book.load(decision.replica_id)
-            late = self._late(load, query, claim, sum(decision.match))
-            if late is not None:
-                other = min(choice.candidates, key=lambda one: QueueWait(one).total_s())
-                if other is load or self._late(other, query, claim, 0) is not None:
-                    return late
-                decision = Decision(other.report.replica_id, "load")
+        if claim is not None and (late := self._late_at(decision, query, claim)) is not None:
+            other = self._least_waiting(choice)
+            if self._late_at(other, query, claim) is not None:
+                return late
+            decision = other
         self._book.routed(decision.replica_id, query, decision.match, claim or NO_CLAIM)
         return decision
+
+    def refusal(self, query: RouteQuery, claim: Claim, allowed: Collection[str] | None = None) -> Rejection | None:
+        """Why no replica that is known would serve the request in time; nothing is counted, and retries are not."""
+        choice = self._book.decide(query, allowed)
+        if choice is None or (late := self._late_at(choice.decision, query, claim)) is None:
+            return None
+        return late if self._late_at(self._least_waiting(choice), query, claim) is not None else None
 
     def queue_s(self, service_class: str) -> float:
         """Seconds of a class's work that wait, on an average replica."""
@@ -69,6 +73,13 @@ class Admission:
             after_s = self._jittered(RETRY_WAIT_S)
             return Wait(after_s) if claim.may_wait else Rejection("retry", after_s, max(1.0, after_s))
         return None
+
+    def _least_waiting(self, choice: Choice) -> Decision:
+        load = min(choice.candidates, key=lambda one: QueueWait(one).total_s())
+        return Decision(load.report.replica_id, "load")
+
+    def _late_at(self, decision: Decision, query: RouteQuery, claim: Claim) -> Rejection | None:
+        return self._late(self._book.load(decision.replica_id), query, claim, sum(decision.match))
 
     def _late(self, load: ReplicaLoad, query: RouteQuery, claim: Claim, num_blocks: int) -> Rejection | None:
         """Why the request would be served too late there; None: it would not, as far as can be told."""
