@@ -89,9 +89,7 @@ class EngineConfig(Frozen):
         description="Compute type, and that of the KV cache unless kv_cache_dtype says otherwise. `auto`: float32 on a "
         "CPU, the checkpoint's type on a GPU.",
     )
-    cpu_offload_gb: float = Field(
-        0, ge=0, allow_inf_nan=False, description="GiB of each GPU's weights to keep in host memory instead."
-    )
+    cpu_offload_gb: float = Field(0, ge=0, description="GiB of each GPU's weights to keep in host memory instead.")
     kv_cache_dtype: Annotated[Literal["auto", "fp8"], BeforeValidator(_kv_cache_dtype)] = Field(
         "auto",
         description="`fp8`: keep keys and values in 8 bits (e4m3; also written fp8_e4m3), which halves the KV cache of "
