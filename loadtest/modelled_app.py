@@ -51,9 +51,8 @@ def create_modelled_engine(
 class ModelledDevice(Executor):
     """Steps come one after the other, each as long as `speeds` says; tokens are all the same up to the answer's end."""
 
-    def __init__(self, speeds: Speeds | None = None, slowness: float = SLOWNESS) -> None:
-        self._speeds = speeds or Speeds()
-        self._slowness = slowness
+    def __init__(self) -> None:
+        self._speeds = Speeds().slowed(SLOWNESS)
         self._rows: dict[int, _Row] = {}
         self._out: deque[tuple[float, ModelRunnerOutput]] = deque()  # when it comes (monotonic), oldest first
         self._free_at = 0.0
@@ -106,7 +105,7 @@ class ModelledDevice(Executor):
             else:
                 prefill_s += self._speeds.prefill_s(count, state.num_computed)
             state.num_computed += count
-        return self._slowness * self._speeds.step_s(prefill_s, num_decodes, resident) if len(step.rows) else 0.0
+        return self._speeds.step_s(prefill_s, num_decodes, resident) if len(step.rows) else 0.0
 
 
 class _Row:

@@ -29,7 +29,7 @@ class QueuedWork(NamedTuple):
     share: float
     tenant: str
     work_s: float
-    rate: float = 0.0  # seconds of it that begin in a second; 0 until measured
+    rate: float = 0.0  # seconds of it that begin in a second; until measured, what it may count on; 0 unknown
 
 
 @dataclass(slots=True, frozen=True)

@@ -36,7 +36,6 @@ HOP_S = 0.001
 HEARTBEAT_S = 0.1
 BLOCK_SIZE = 16
 NUM_BLOCKS = 8192
-MAX_TOKENS = 256  # that every request asks for; answers end before
 EOS, OTHER, VOCAB = 0, 1, 1000
 MAX_RETRIES = 2
 KEY = b"simulated"
@@ -54,6 +53,9 @@ class Setting:
     max_num_seqs: int = 32
     length_s: float = 60.0
     deadline_s: float = 10.0
+    prompts: tuple[int, int] = (200, 1200)  # tokens, from and to
+    hostile_prompts: tuple[int, int] = (1000, 3000)
+    max_tokens: int = 256  # that every request asks for; answers end before
     is_guarded: bool = True  # else first come, first served, and nothing is refused
     seed: int = 0
 
@@ -144,11 +146,11 @@ class OverloadedFleet:
         setting, requests = self._setting, list[Sent]()
         shares = {f"tenant-{i}": (1 - setting.hostile_share) / setting.num_others for i in range(setting.num_others)}
         for tenant, share in {**shares, "hostile": setting.hostile_share}.items():
-            prompts = (1000, 3000) if tenant == "hostile" else (200, 1200)
-            seconds, at_s = self._work_s(sum(prompts) / 2, MAX_TOKENS / 2), 0.0
+            prompts = setting.hostile_prompts if tenant == "hostile" else setting.prompts
+            seconds, at_s = self._work_s(sum(prompts) / 2, setting.max_tokens / 2), 0.0
             per_s = setting.load * share * setting.num_replicas / seconds
             while per_s and (at_s := at_s + self._random.expovariate(per_s)) < setting.length_s:
-                size = self._random.randint(*prompts), self._random.randint(8, MAX_TOKENS - 8)
+                size = self._random.randint(*prompts), self._random.randint(8, setting.max_tokens - 8)
                 requests.append(Sent(tenant, at_s, *size))
         return requests
 
@@ -166,7 +168,7 @@ class OverloadedFleet:
     def _ask(self, sent: Sent) -> None:
         """The client sends it, for the first time or again."""
         sent.num_attempts += 1
-        query, claim = RouteQuery(sent.num_prompt_tokens, MAX_TOKENS), None
+        query, claim = RouteQuery(sent.num_prompt_tokens, self._setting.max_tokens), None
         if self._setting.is_guarded:
             is_retry = sent.num_attempts > 1
             claim = Claim(self._class, sent.tenant, self._setting.deadline_s, is_retry=is_retry)
@@ -188,7 +190,7 @@ class OverloadedFleet:
         if self._setting.is_guarded:
             deadline = Deadline(self._setting.deadline_s)
             placement = Placement(tenant=sent.tenant, service_class=self._class, deadline=deadline)
-        params, name = SamplingParams(max_tokens=MAX_TOKENS, seed=0), str(next(self._ids))
+        params, name = SamplingParams(max_tokens=self._setting.max_tokens, seed=0), str(next(self._ids))
         made = EngineRequest(name, [OTHER] * sent.num_prompt_tokens, params, placement=placement)
         request = replica.admission.admit(made)
         request.arrival = self.now

@@ -24,6 +24,11 @@ class Speeds:
     resident_token_s: float = 32 * 0.274e-3 / (64 * 4096)
     decode_ms: tuple[tuple[int, float], ...] = H200_DECODE_MS
 
+    def slowed(self, factor: float) -> Speeds:
+        """A device whose steps take so many times as long."""
+        decode_ms = tuple((count, factor * ms) for count, ms in self.decode_ms)
+        return Speeds(factor * self.token_s, factor * self.pair_s, factor * self.resident_token_s, decode_ms)
+
     def prefill_s(self, num_tokens: int, num_before: int = 0) -> float:
         """Seconds for `num_tokens` prompt tokens of one request with `num_before` tokens computed or cached."""
         return num_tokens * (self.token_s + self.pair_s * (num_before + num_tokens / 2))

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from loadtest import overload
+from loadtest.modelled_app import SLOWNESS
+from loadtest.overload_served import HOSTILE_PROMPTS, MAX_NUM_SEQS, MAX_TOKENS, PROMPTS
 from loadtest.simulation.fairness import Outcome, jain, max_min
 from loadtest.simulation.overload import OverloadedFleet, Setting
+from loadtest.simulation.speeds import Speeds
 
 LENGTH_S = 15.0
 
@@ -36,6 +40,21 @@ def test_a_tenant_that_sends_nearly_everything_is_let_in_only_where_its_turn_com
     found = [outcome(load=3.0, hostile_share=0.8, seed=seed) for seed in (0, 2)]
     assert sum(one.num_admitted * (1 - one.in_time) for one in found) / sum(one.num_admitted for one in found) < 0.02
     assert min(one.fairness() for one in found) > 0.95
+
+
+def test_engines_so_slow_that_a_turn_takes_seconds() -> None:
+    """A few rows, answers of seconds: a tenant's queue fills before it is known how fast it runs off."""
+    setting = Setting(
+        *(3.0, 0.5), max_num_seqs=MAX_NUM_SEQS, deadline_s=15.0, length_s=40.0, prompts=PROMPTS,
+        hostile_prompts=HOSTILE_PROMPTS, max_tokens=MAX_TOKENS,
+    )  # fmt: skip
+    speeds = Speeds().slowed(SLOWNESS)
+    found = [
+        Outcome.of(OverloadedFleet(replace(setting, hostile_share=share), speeds).run(), 15.0, 40.0 / 6, 40.0)
+        for share in (0.2, 0.5, 0.8)
+    ]
+    assert sum(one.num_admitted * (1 - one.in_time) for one in found) / sum(one.num_admitted for one in found) < 0.01
+    assert min(one.fairness() for one in found) > 0.9  # of some 30 requests of each
 
 
 def test_without_overload_nobody_is_refused() -> None:

@@ -16,7 +16,7 @@ from app.deployments.routing.claim import Claim
 from app.deployments.routing.policies.base import ReplicaLoad, RouteQuery
 from app.engine.request import ServiceClass
 
-LEAST_RATE, MOST_RATE = 0.1, 1.25  # seconds of work that may begin in a second: what is measured beyond is noise
+LEAST_RATE, MOST_RATE = 0.1, 1.0  # seconds of work that may begin in a second: what is measured beyond is noise
 OWN_DOUBT = 1.6  # times its own queue's time, where others take turns: its rate falls when more of them come
 ALONE = 0.9  # of what begins: a tenant that gets as much shares with nobody
 

@@ -96,7 +96,7 @@ class Statistics:
             loaded_tokens_total=counters.loaded_tokens,
             moved_experts_total=counters.moved_experts,
             expert_imbalance=counters.expert_imbalance,
-            queued=waiting.load.queued(self.work_costs(rows)) if len(waiting) else (),
+            queued=waiting.queued(self.work_costs(rows), rows.generation.size) if len(waiting) else (),
             begun_rate=waiting.load.begun.rate,
             kv_connector=None if kv.connector is None else kv.connector.stats(),
         )

@@ -53,6 +53,23 @@ class TenantTurns(Flow):
         self._turns: list[tuple[Turn, _Tenant]] = []  # of tenants that wait, the next one first
         self._round = 0  # of the last request that was served
 
+    def fair_share(self, num_rows: int) -> float:
+        """The part of this class's work that a tenant which waits may count on (max-min: Bertsekas and Gallager, 1992).
+
+        Others that wait take as much; who runs and does not wait takes rows as now, give or take two deviations of a
+        Poisson count, as more of it may come. `num_rows`: requests that run at once. Any thread may ask.
+        """
+        tenants = list(self._tenants.values())
+        num_waiting = max(1, sum(bool(tenant.requests) for tenant in tenants))
+        taken = sum(tenant.num_running for tenant in tenants if not tenant.requests)
+        left = 1.0 - (taken + 2.0 * math.sqrt(taken)) / num_rows
+        return max(1.0 / max(1, len(tenants)), left / num_waiting)
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether a request waits. Any thread may ask."""
+        return bool(self._turns)
+
     @property
     def first(self) -> Request | None:
         """The next request; None when nothing waits."""

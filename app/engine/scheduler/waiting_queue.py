@@ -10,9 +10,10 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
 
-from app.engine.scheduler.queue_load import QueueLoad
+from app.engine.scheduler.queue_load import QueueLoad, WorkCosts
 from app.engine.scheduler.request import Request
 from app.engine.scheduler.tenant_turns import Flow, TenantTurns, Turn, in_turn
+from app.engine.stats import QueuedWork
 
 
 def _key(request: Request) -> int:
@@ -89,6 +90,17 @@ class WaitingQueue:
             num_prefilled = request.num_prompt_tokens + request.num_resumed_tokens - request.num_cached_tokens
             num_generated = request.num_output_tokens - request.num_resumed_tokens
             self._turns(request).settle(request, num_prefilled + num_generated - request.cost)
+
+    def queued(self, costs: WorkCosts, num_rows: int) -> tuple[QueuedWork, ...]:
+        """The queues of most work, by class and tenant; where a rate is not measured yet, what the tenant may count on
+        while others go on coming. `num_rows`: requests that run at once. Any thread may ask."""
+        begun = min(self.load.begun.rate or 1.0, 1.0)
+        classes = {name: turns for name, turns in list(self._classes.items()) if turns.is_waited_for}
+        all_shares = sum(turns.share for turns in classes.values())
+        rates = {name: begun * turns.share / all_shares * turns.fair_share(num_rows) for name, turns in classes.items()}
+        return tuple(
+            one if one.rate else one._replace(rate=rates.get(one.service_class, 0.0)) for one in self.load.queued(costs)
+        )
 
     def _turns(self, request: Request) -> TenantTurns:
         return self._classes.setdefault(request.spec.placement.service_class.name, TenantTurns())

@@ -9,6 +9,7 @@ import pytest
 
 from app.engine.request import EngineRequest, Placement, ServiceClass
 from app.engine.sampling_params import SamplingParams
+from app.engine.scheduler.queue_load import WorkCosts
 from app.engine.scheduler.request import Request, RequestStatus
 from app.engine.scheduler.tenant_turns import QUANTUM_TOKENS
 from app.engine.scheduler.waiting_queue import WaitingQueue
@@ -143,3 +144,37 @@ def test_a_request_that_returns_goes_first_and_is_charged_once() -> None:
     turns = queue._classes["default"]
     assert turns.num_running == 0
     assert not turns._tenants, "nothing is kept of tenants that left"
+
+
+COSTS = WorkCosts(1e-3, 1e-2)
+
+
+def rates(queue: WaitingQueue, num_rows: int) -> dict[str, float]:
+    return {one.tenant: one.rate for one in queue.queued(COSTS, num_rows)}
+
+
+def test_until_its_rate_is_measured_a_tenant_counts_on_its_part_among_those_who_come() -> None:
+    queue, key = WaitingQueue(), 0
+    for tenant in ("a", "b", "c", "d"):
+        queue.push(request(key := key + 1, tenant, 100))
+    served = serve(queue, 300)
+    for _ in range(3):
+        queue.push(request(key := key + 1, "d", 100))
+    assert rates(queue, 4) == {"d": 0.25}, "the three others run in four rows: they will go on coming"
+    assert rates(queue, 100)["d"] == pytest.approx(1 - (3 + 2 * 3**0.5) / 100), "in a hundred that is little"
+    queue.push(request(key := key + 1, "a", 100))
+    assert rates(queue, 1000) == pytest.approx({"a": 0.5, "d": 0.5}, abs=0.01), "who waits takes as much"
+    queue.push(request(key := key + 1, "e", 100, "interactive"))
+    assert rates(queue, 1000) == pytest.approx({"a": 1 / 6, "d": 1 / 6, "e": 2 / 3}, abs=0.01), "so do classes"
+    for one in served:
+        queue.settle(one)
+    assert sum(rates(queue, 4).values()) == pytest.approx(1.0)
+
+
+def test_what_was_measured_counts() -> None:
+    queue = WaitingQueue()
+    for key in range(5):
+        queue.push(request(key, "a", 100), now=0.0)
+    first = next(iter(queue))
+    queue.load.began(first, WorkCosts(3e-3, 0.0), 100, 1.5)
+    assert rates(queue, 8) == {"a": pytest.approx(0.2)}
