@@ -21,7 +21,7 @@ from app.api.errors import BodyTimeoutError, BodyTooLargeError, HeadersTooLargeE
 from app.api.request_log import begin_record, end_record
 from app.api.service_terms import BEGAN
 from app.config import RequestLimits
-from app.errors import OverloadedError
+from app.errors import OverloadedError, ServerOverloadedError
 from app.telemetry.request_record import CURRENT
 
 _SAFE_ID = re.compile(r"[\x21-\x7e]{1,256}")
@@ -74,6 +74,27 @@ class RequestContext:
         finally:
             if record is not None:
                 end_record(record, scope, status, is_counted=self._is_counted)
+
+
+class RequestLimit:
+    """Refuses with a 503 what comes while `max_requests` are under way."""
+
+    def __init__(self, app: ASGIApp, max_requests: int) -> None:
+        self._app = app
+        self._max_requests = max_requests
+        self._num_requests = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection."""
+        if scope["type"] == "http" and self._num_requests >= self._max_requests:
+            error = ServerOverloadedError(f"{self._num_requests} requests are under way here; try later")
+            await error_response(error, scope)(scope, receive, send)
+            return
+        self._num_requests += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._num_requests -= 1
 
 
 class HeaderLimit:

@@ -12,7 +12,7 @@ from app.api.admin.weight_routes import FinishRequest, InitRequest, ReloadReques
 from app.api.auth import ApiKeys, Authentication
 from app.api.body import add_body_schemas
 from app.api.errors import install_error_handlers
-from app.api.middleware import BodyLimit, HeaderLimit, RequestContext
+from app.api.middleware import BodyLimit, HeaderLimit, RequestContext, RequestLimit
 from app.api.profile import profile_routes
 from app.api.server_info import server_info_routes
 from app.api.version import VERSION
@@ -22,6 +22,7 @@ from app.config import ServeConfig
 BODIES = (RpcRequest, UpdateRequest, ReloadRequest, InitRequest, FinishRequest)
 MAX_BODY_BYTES = 1 << 24  # names and shapes of all tensors of a model
 MAX_WAITING_WORK = 64
+MAX_REQUESTS = 64
 
 
 def create_admin_app(fleet: Fleet, config: ServeConfig, keys: ApiKeys) -> FastAPI:
@@ -41,6 +42,7 @@ def create_admin_app(fleet: Fleet, config: ServeConfig, keys: ApiKeys) -> FastAP
     app.add_middleware(BodyLimit, max_bytes=MAX_BODY_BYTES, max_s=max_s, max_total_bytes=4 * MAX_BODY_BYTES)
     app.add_middleware(Authentication, keys=keys)
     app.add_middleware(HeaderLimit, limits=config.ingress.limits)
+    app.add_middleware(RequestLimit, max_requests=MAX_REQUESTS)
     app.add_middleware(RequestContext)
     return app
 

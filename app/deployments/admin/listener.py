@@ -16,7 +16,6 @@ from app.errors import ConfigError
 BIND_TRIES_S = 30.0  # the replica that this one replaces may still have the port
 RETRY_S = 0.5
 CLOSE_S = 5.0
-MAX_CONNECTIONS = 64
 
 logger = logging.getLogger("manta.admin")
 
@@ -28,7 +27,7 @@ class Listener:
         self._host = host
         self._port = port
         config = uvicorn.Config(
-            app, log_config=None, access_log=False, lifespan="off", ws="none", limit_concurrency=MAX_CONNECTIONS,
+            app, log_config=None, access_log=False, lifespan="off", ws="none",
             timeout_graceful_shutdown=int(CLOSE_S), server_header=False,
         )  # fmt: skip
         self._server = uvicorn.Server(config)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 from starlette.testclient import TestClient
 
 from app.admin_config import AdminConfig
-from app.api.admin.app import create_admin_app
+from app.api.admin.app import MAX_REQUESTS, create_admin_app
 from app.api.admin.fleet import REMOTE
 from app.api.auth import ApiKeys
 from app.api.engine_client import ReplicaAnswer
@@ -17,6 +19,7 @@ from app.config import IngressConfig, ModelConfig, ServeConfig
 from app.deployments.config_check import check_config
 from app.engine.control import CONTROLS
 from app.errors import ConfigError, InvalidRequestError, MantaError
+from tests import limits
 
 KEY = "operator-key-0123"
 STATE = {"sleep_level": 1, "is_paused": True, "world_size": 2}
@@ -85,6 +88,37 @@ def test_keys_of_a_file(tmp_path: Any) -> None:
     file.write_text("alice=first-operator\n")
     keys = ApiKeys.of_operators(AdminConfig(port=1, keys_file=str(file)), {"MANTA_ADMIN_KEYS_FILE": str(file)})
     assert keys.tenant("first-operator") == "alice"
+
+
+def test_one_request_too_many_is_refused_in_the_form_of_errors() -> None:
+    """65 at once, of which 64 wait for replicas; once these have answered there is room again."""
+    fleet, asked, go_on = Fleet(), asyncio.Event(), asyncio.Event()
+
+    async def control(*arguments: Any) -> list[ReplicaAnswer]:
+        fleet.asked.append(arguments)
+        if len(fleet.asked) == MAX_REQUESTS:
+            asked.set()
+        await go_on.wait()
+        return [ReplicaAnswer("a", STATE)]
+
+    fleet.control = control  # type: ignore[method-assign]
+    app = create_admin_app(fleet, CONFIG, ApiKeys.of_operators(AdminConfig(port=1), {"MANTA_ADMIN_KEYS": KEY}))
+
+    async def main() -> None:
+        transport, headers = httpx.ASGITransport(app), {"authorization": f"Bearer {KEY}"}
+        async with httpx.AsyncClient(transport=transport, base_url="http://admin", headers=headers) as http:
+            waiting = [asyncio.create_task(http.post("/resume")) for _ in range(MAX_REQUESTS)]
+            await asked.wait()
+            refused = await http.post("/resume")
+            assert refused.status_code == 503
+            assert refused.json()["error"]["code"] == "server_overloaded"
+            assert refused.headers["retry-after"] == "1"
+            assert refused.headers["x-request-id"]
+            go_on.set()
+            assert {answer.status_code for answer in await asyncio.gather(*waiting)} == {200}
+            assert (await http.post("/resume")).status_code == 200
+
+    limits.run(main())
 
 
 def test_every_replica_is_asked(served: tuple[TestClient, Fleet]) -> None:

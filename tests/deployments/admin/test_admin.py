@@ -51,6 +51,23 @@ def test_the_listener_opens_and_leaves_its_port(monkeypatch: pytest.MonkeyPatch)
     run(main())
 
 
+def test_many_connections_meet_the_applications_answer_and_no_other() -> None:
+    port = free_port()
+
+    async def main() -> None:
+        one = Listener(PlainTextResponse("here"), "127.0.0.1", port)
+        await one.start()
+        async with httpx.AsyncClient(timeout=limits.patience_s()) as http:
+            assert (await http.get(f"http://127.0.0.1:{port}/")).text == "here"
+            idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(80)]
+            assert (await http.get(f"http://127.0.0.1:{port}/")).text == "here"
+        for _, writer in idle:
+            writer.close()
+        await one.close()
+
+    run(main())
+
+
 def test_whose_replicas_are_meant() -> None:
     config = ServeConfig(models=(ModelConfig(name="m", aliases=("n",)), ModelConfig(name="o")))
 
