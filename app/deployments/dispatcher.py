@@ -182,7 +182,10 @@ class Dispatcher:
                 way.leg.num_hit_tokens = sum(answer.match) * load.block_size
             self._pool.routed(replica_id, query)
         else:
-            self._recorder.increment("manta:ingress_route_fallbacks_total")
+            if (
+                self._router.is_silent
+            ):  # one that answers may know no replica yet, or one that this ingress does not reach
+                self._recorder.increment("manta:ingress_route_fallbacks_total")
             replica_id, decision = self._pool.choose(query, live), "local"
         way.leg.level = level
         self._recorder.increment("manta:ingress_routes_total", 1.0, level)

@@ -29,6 +29,11 @@ class RouterClient:
         self._timeout_s = timeout_s
         self._asleep_until = 0.0
 
+    @property
+    def is_silent(self) -> bool:
+        """Whether it did not answer when it was asked last, a moment ago."""
+        return time.monotonic() < self._asleep_until
+
     async def place(
         self,
         model: str,
@@ -39,7 +44,7 @@ class RouterClient:
     ) -> Answer | None:
         """The Router's answer for a prompt, but for `excluded` replicas; None when it knows none or does not answer in
         time. `load`: any replica's. See Router.route."""
-        if time.monotonic() < self._asleep_until:
+        if self.is_silent:
             return None
         known = [*request.prompt_token_ids, *request.output_token_ids] if request.output_token_ids else None
         hashes = await self._hasher.hash_prompt(known or request.prompt_token_ids, request.placement.cache_root, load)
@@ -50,7 +55,7 @@ class RouterClient:
                 self._handle, *route_arguments(model, query), excluded, claimed, timeout_s=self._timeout_s
             )
         except Exception as error:
-            if time.monotonic() >= self._asleep_until:  # the first of those that wait for it
+            if not self.is_silent:  # the first of those that wait for it
                 logger.info("the Router did not answer (%s); placing requests here", type(error).__name__)
             self._asleep_until = time.monotonic() + REST_S
             return None

@@ -187,7 +187,7 @@ class TurningRouter:
         self.sessions: list[str] = []
         self.excluded: list[tuple[str, ...]] = []
         self.claims: list[Claim | None] = []
-        self.answers: list[Answer] = []  # that come first
+        self.answers: list[Answer | None] = []  # that come first
 
     async def remote(
         self,
@@ -692,6 +692,20 @@ def test_a_silent_router_is_counted_and_left_alone(play: Any) -> None:
         values = decode_snapshot(stage.recorder.snapshot()).values
         assert values["manta:ingress_routes_total"] == {("ingress",): 3.0}
         assert values["manta:ingress_route_fallbacks_total"] == {(): 3.0}
+
+    play(scene)
+
+
+def test_a_router_that_knows_no_replica_yet_is_not_a_silent_one(play: Any) -> None:
+    """As when a model has just woken: the ingress knows its replicas first."""
+
+    async def scene(stage: Stage) -> None:
+        stage.router.answers = [None, Decision("gone", "exact")]
+        for name in "xy":
+            assert len(await stage.ask(name)) == 1
+        values = decode_snapshot(stage.recorder.snapshot()).values
+        assert values["manta:ingress_routes_total"] == {("ingress",): 2.0}
+        assert values.get("manta:ingress_route_fallbacks_total", {}).get((), 0.0) == 0.0
 
     play(scene)
 
