@@ -24,6 +24,13 @@ class AdminConfig(Frozen):
         "(MANTA_ADMIN_KEYS, MANTA_ADMIN_KEYS_FILE) may name further ones. Without any it does not start.",
     )
 
+    transfer_idle_s: float = Field(
+        300.0,
+        gt=0,
+        description="Weights from another process, begun and not finished, are taken back when none of their calls has "
+        "come for so long: until then requests wait.",
+    )
+
     @property
     def is_open(self) -> bool:
         """Whether there is a listener."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -22,6 +23,7 @@ from app.deployments.admin.fleet_state import (
     latest,
     sent_revision,
 )
+from app.deployments.admin.transfer_watch import TransferWatch
 from app.errors import EngineDeadError, InvalidRequestError, MantaError
 
 BACK_TIMEOUT_S = 600.0  # bringing a replica back may mean to read its weights again
@@ -58,10 +60,12 @@ class FleetPort(Protocol):
 class ModelFleet:
     """One model's. Lives on one event loop, in the Admin."""
 
-    def __init__(self, model: str, port: FleetPort) -> None:
+    def __init__(self, model: str, port: FleetPort, transfer_idle_s: float = math.inf) -> None:
+        """`transfer_idle_s`: a transfer of weights without a call for so long is taken back."""
         self.model = model
         self.state = FleetState()
         self._port = port
+        self._transfer = TransferWatch(transfer_idle_s)
         self._lock = asyncio.Lock()
         self._recovered = asyncio.Event()
 
@@ -89,6 +93,10 @@ class ModelFleet:
     async def control(self, name: str, arguments: Mapping[str, Any], timeout_s: float) -> list[ReplicaAnswer]:
         """See Fleet.control."""
         await self._recovered.wait()
+        with self._transfer.during(name):
+            return await self._control(name, arguments, timeout_s)
+
+    async def _control(self, name: str, arguments: Mapping[str, Any], timeout_s: float) -> list[ReplicaAnswer]:
         async with self._lock:
             if name in NEW_WEIGHTS:
                 return await self._new_weights(name, arguments, timeout_s)
@@ -100,6 +108,8 @@ class ModelFleet:
                 return await self._change(name, arguments, timeout_s)
             if name == "init_weight_transfer_engine":
                 return await self._join_transfer(arguments, timeout_s)
+            if name == "receive_weights":
+                self._check_under_way(name)
         return await self._all(name, arguments, timeout_s)  # the others wait for nobody
 
     async def drain(self, replica_id: str, is_drained: bool, move: bool) -> bool:
@@ -118,8 +128,11 @@ class ModelFleet:
             members = await self._port.members()
             if await self._learn(members):  # they were silent when this Admin began
                 return
+            joined = [one.replica_id for one in members if one.state is not None]
+            if self.state.is_changing:
+                await self._give_up_transfer(joined)
+                return
             lost = [one.replica_id for one in members if one.state is not None and one.state != self.state]
-            lost = [] if self.state.is_changing else lost
             if lost:
                 logger.warning("%s: %s missed what the fleet was told; restarted", self.model, ", ".join(lost))
                 await self._port.leave(lost)
@@ -208,9 +221,19 @@ class ModelFleet:
         await self._raise_failed(answers, members)
         return answers
 
-    async def _end_transfer(self, arguments: Mapping[str, Any], timeout_s: float) -> list[ReplicaAnswer]:
+    async def _give_up_transfer(self, members: Sequence[str]) -> None:
+        """Where its sender has been silent for too long: all are as before, and requests go on."""
+        if not self._transfer.is_given_up:
+            return
+        logger.error("%s: no word of new weights for %g s: taken back", self.model, self._transfer.limit_s)
+        await self._bring_all_back(members)
+
+    def _check_under_way(self, name: str) -> None:
         if not self.state.is_changing:
-            raise InvalidRequestError(f"{TRANSFER_ENDS}: no weights are under way: {TRANSFER_BEGINS} first")
+            raise InvalidRequestError(f"{name}: no weights are under way: {TRANSFER_BEGINS} first")
+
+    async def _end_transfer(self, arguments: Mapping[str, Any], timeout_s: float) -> list[ReplicaAnswer]:
+        self._check_under_way(TRANSFER_ENDS)
         members = await self._joined()
         revision = sent_revision(self.state, str(arguments.get("version", "")), uuid.uuid4().hex)
         told = {"revision": revision, "whole": arguments.get("whole", False)}

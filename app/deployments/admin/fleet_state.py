@@ -17,6 +17,7 @@ from app.engine.engine_state import TAGS, Tag
 CHANGES = frozenset({"pause", "resume", "sleep", "wake_up", "update_weights", "reload_weights"})
 # Those of a transfer from another process; between the first and the last no other change is taken.
 TRANSFER_BEGINS, TRANSFER_ENDS = "start_weight_update", "finish_weight_update"
+TRANSFER_PARTS = frozenset({"init_weight_transfer_engine", "receive_weights"})
 
 
 @dataclass(frozen=True, slots=True)

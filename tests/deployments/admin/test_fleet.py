@@ -10,6 +10,7 @@ import pytest
 
 from app.deployments.admin.fleet import ModelFleet
 from app.deployments.admin.fleet_state import FleetState
+from app.deployments.admin.transfer_watch import TransferWatch
 from app.errors import EngineDeadError, InvalidRequestError
 from tests.deployments.admin.fake_fleet import OWN, FakePort, FakeReplica
 from tests.limits import run, until
@@ -362,6 +363,36 @@ def test_a_transfer_is_given_up_for_the_weights_of_a_directory(play: Any) -> Non
         await stage.call("reload_weights")
         assert stage.answers == {OWN}
         assert not stage.fleet.state.is_changing
+
+    play(scene)
+
+
+def test_a_transfer_whose_sender_has_left_is_taken_back(play: Any) -> None:
+    async def scene(stage: Stage) -> None:
+        now = 0.0
+        stage.fleet._transfer = TransferWatch(300.0, lambda: now)
+        await stage.call("update_weights", path="/old")
+        await stage.call("start_weight_update")
+        stage.a.gates["receive_weights"] = asyncio.Event()
+        received = asyncio.create_task(stage.call("receive_weights", names=["a"]))
+        await until(lambda: ("b", "receive_weights") in stage.log)
+        now = 1000.0
+        await stage.fleet.look_after()
+        assert stage.fleet.state.is_changing, "tensors come"
+        stage.a.gates["receive_weights"].set()
+        await received
+        now = 1299.0
+        await stage.call("describe")
+        await stage.fleet.look_after()
+        assert stage.answers == {None}
+        now = 1301.0
+        await stage.fleet.look_after()
+        assert stage.answers == {"old"}
+        assert not stage.fleet.state.is_changing
+        for late in ("receive_weights", "finish_weight_update"):
+            with pytest.raises(InvalidRequestError, match="start_weight_update first"):
+                await stage.call(late)
+        assert stage.answers == {"old"}
 
     play(scene)
 
