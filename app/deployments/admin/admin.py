@@ -86,7 +86,8 @@ class Admin:
         log_to_serve_files()
         assert config.admin.port is not None
         keys = await asyncio.to_thread(ApiKeys.of_operators, config.admin)
-        fleets = {name: ModelFleet(name, EnginePort(handle), config.admin.transfer_idle_s) for name, handle in engines.items()}
+        idle_s = config.admin.transfer_idle_s
+        fleets = {name: ModelFleet(name, EnginePort(handle), idle_s) for name, handle in engines.items()}
         self._fleets = Fleets(config, fleets)
         app = await asyncio.to_thread(create_admin_app, self._fleets, config, keys)
         self._listener = Listener(app, config.admin.host, config.admin.port)
