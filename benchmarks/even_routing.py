@@ -8,6 +8,7 @@ the size of a graph.
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import replace
 from typing import Any
 
@@ -50,19 +51,21 @@ class EvenGate:
 def route_evenly() -> None:
     """From now on, in this process: to be called before an engine is made."""
     for name in list(MOE_OPS):
-        MOE_OPS._table[name] = f"benchmarks.even_routing:{name}"
+        MOE_OPS._table[name] = f"benchmarks.even_routing:{_PREFIX}{name}"
 
 
-def __getattr__(name: str) -> MoEOps:
+def __getattr__(attribute: str) -> MoEOps:
     """The functions of a platform, with this gate."""
-    if name not in _ORIGINALS:
-        raise AttributeError(name)
+    name = attribute.removeprefix(_PREFIX)
+    if name == attribute or name not in _ORIGINALS:
+        raise AttributeError(attribute)
     if name not in _MADE:
-        module, _, attribute = _ORIGINALS[name].partition(":")
-        ops: MoEOps = getattr(__import__(module, fromlist=[attribute]), attribute)
+        module, _, ops_name = _ORIGINALS[name].partition(":")
+        ops: MoEOps = getattr(importlib.import_module(module), ops_name)
         _MADE[name] = replace(ops, gate=EvenGate(ops))
     return _MADE[name]
 
 
+_PREFIX = "evenly_"
 _ORIGINALS = dict(MOE_OPS._table)
 _MADE: dict[str, MoEOps] = {}
