@@ -14,9 +14,7 @@ from torch import nn
 
 from app.engine.layers.weight import CheckpointTensor, Weight, WeightSpec, expect_dtype, expect_shape
 from app.engine.quantization.base import Dim, Leaf, QuantMethod, Share, WeightShares
-from app.engine.quantization.forms import PlainForm, WeightForm
-from app.engine.quantization.plain import PLAIN_METHOD
-from app.errors import UnsupportedError
+from app.engine.quantization.forms import WeightForm
 from app.kernels.gemm import PackedWeight
 from app.kernels.gemm.parts import PackedParts, UnpackedWeight
 
@@ -75,17 +73,14 @@ class StoredWeight:
         return WeightShares(tuple(self.outputs.values()), self.inputs)
 
     def form(self) -> WeightForm:
-        """What was loaded, unpacked; UnsupportedError for experts that are stored unlike."""
+        """What was loaded, unpacked."""
+        return self.method.unpack({leaf.name: self._parameter(leaf).data for leaf in self.leaves}, self.shares)
+
+    def forms(self) -> list[WeightForm]:
+        """The same of each expert."""
         stored = {leaf.name: self._parameter(leaf).data for leaf in self.leaves}
-        if not self.experts:
-            return self.method.unpack(stored, self.shares)
-        if self.method is PLAIN_METHOD:
-            return PlainForm(stored["weight"])
         each = [{name: x[index] for name, x in stored.items()} for index in range(len(self.experts))]
-        stacked = WeightForm.stacked([self.method.unpack(one, self.shares) for one in each])
-        if stacked is None:
-            raise UnsupportedError("experts of one layer that are quantized in unlike ways", param="model")
-        return stacked
+        return [self.method.unpack(one, self.shares) for one in each]
 
     def drop(self) -> None:
         """Free the parameters' memory; their shapes stay."""

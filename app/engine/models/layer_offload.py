@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from app.engine.layers.experts.expert_linear import ExpertLinear
 from app.engine.layers.linear import Linear
 from app.engine.layers.weight import Weight
 from app.errors import ConfigError
@@ -31,7 +32,7 @@ ALIGNMENT = 512  # bytes, of each weight in a layer's memory
 class _Place:
     """Where a weight lies in the memory of its layer."""
 
-    linear: Linear
+    linear: Linear | ExpertLinear
     leaf: str
     begin: int
 
@@ -161,7 +162,7 @@ def spread(sizes: Sequence[int], num_bytes: int) -> list[int]:
 def _places(layer: nn.Module) -> list[_Place]:
     places, end = [], 0
     for module in layer.modules():
-        if not isinstance(module, Linear):
+        if not isinstance(module, Linear | ExpertLinear):
             continue
         for leaf in [name for weight in module.stored for name in weight.attributes.values()]:
             places.append(_Place(module, leaf, end))

@@ -1,13 +1,12 @@
 """What a stored weight is once it is unpacked, whatever format it came from: the numbers of this rank's share in rows
 and columns, with their scales. Each form makes the weight of one kernel (app/kernels/gemm).
 
-Forms of a kind lie side by side where a fused layer's parts were loaded apart, and are stacked where experts were.
+Forms of a kind lie side by side where a fused layer's parts were loaded apart.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Self, cast
 
@@ -19,7 +18,7 @@ from app.kernels.gemm.fp8 import Fp8Weight
 
 
 class WeightForm(ABC):
-    """A weight [N, K]; stacked, [E, N, K]."""
+    """A weight [N, K]."""
 
     rows: ClassVar[tuple[str, ...]] = ()  # fields of a row for each output
     largest: ClassVar[tuple[str, ...]] = ()  # fields of which forms side by side take the largest
@@ -43,17 +42,6 @@ class WeightForm(ABC):
         fields_of_both = {name: (getattr(self, name), getattr(other, name)) for name in (*self.rows, *self.largest)}
         merged = {name: _merged(*both, largest=name in self.largest) for name, both in fields_of_both.items()}
         return cast("Self", replace(cast("Any", self), **merged))
-
-    @classmethod
-    def stacked(cls, forms: Sequence[WeightForm]) -> WeightForm | None:
-        """Experts' weights [N, K] as one [E, N, K]; None where they are unlike."""
-        first = forms[0]
-        if not first.can_join or any(type(form) is not type(first) or not first._agrees(form) for form in forms[1:]):
-            return None
-        each = {name: [getattr(form, name) for form in forms] for name in (*first.rows, *first.largest)}
-        return cast("WeightForm", replace(cast("Any", first), **{
-            name: None if values[0] is None else torch.stack(values) for name, values in each.items()
-        }))  # fmt: skip
 
     def _agrees(self, other: WeightForm) -> bool:
         """Whether the other is stored alike, up to the numbers in its rows."""

@@ -10,6 +10,7 @@ captured in a CUDA graph. `reference.py` is the plain PyTorch truth and the CPU 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
@@ -168,6 +169,8 @@ class MoEOps:
     route: RouteOp
     gate: GateOp
     experts: ExpertsOp
+    # Whether `experts` multiplies by weights in this form; others are dequantized when they are loaded.
+    serves: Callable[[PackedExperts], bool] = lambda _: False
 
 
 MOE_OPS: Registry[MoEOps] = Registry(

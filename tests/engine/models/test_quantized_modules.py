@@ -120,7 +120,7 @@ def check_logits(directory: Path, **options: Any) -> Driver:
 
 def modules(driver: Driver, kind: type) -> dict[str, Any]:
     assert driver.worker._runner is not None
-    model = driver.worker._runner._forward._model
+    model = driver.worker._runner._forward.model
     return {name: module for name, module in model.named_modules() if isinstance(module, kind)}
 
 

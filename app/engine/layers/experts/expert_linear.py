@@ -2,90 +2,141 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from app.engine.layers.context import BuildContext
 from app.engine.layers.experts.expert_share import ExpertShare
-from app.engine.layers.layer import Layer
+from app.engine.layers.quantized_layer import LayerPart, QuantizedLayer
+from app.engine.layers.stored_weight import StoredWeight
 from app.engine.layers.weight import CheckpointTensor, Weight, WeightSpec, expect_shape
+from app.engine.quantization.base import QuantMethod, Share
+from app.engine.quantization.forms import PlainForm, WeightForm
+from app.engine.quantization.plain import PLAIN_METHOD
+from app.errors import UnsupportedError
+from app.kernels.gemm import PackedWeight
+from app.kernels.gemm.parts import UnpackedWeight
+from app.kernels.moe import moe_ops
+from app.kernels.moe.stacked import StackedExperts, stack_experts
 
 
-class ExpertLinear(Layer, ABC):
+class ExpertLinear(QuantizedLayer):
     """weight [E, N, K], bias [E, N]; the checkpoint has `7.gate_proj.weight` and so on beside it."""
 
+    weight: Weight  # where a quantization method stores a leaf of this name
+
     def __init__(
-        self, ctx: BuildContext, share: ExpertShare, sizes: tuple[int, int], parts: tuple[str, ...], bias: bool
+        self, ctx: BuildContext, share: ExpertShare, outputs: Mapping[str, Share], inputs: Share, bias: bool
     ) -> None:
-        """`sizes`: (N, K) on this rank."""
+        """`outputs`: this rank's shares of an expert's parts, by their names in the checkpoint."""
         super().__init__()
-        self.experts = share
+        self.share, self.dtype, self.ops = share, ctx.dtype, moe_ops(ctx.device)
         self.slots = {expert: slot for slot, expert in enumerate(share.held)}
-        names = tuple(f"{expert}.{part}" for expert in self.slots for part in parts)
-        weight = torch.empty(len(self.slots), *sizes, dtype=ctx.dtype)
-        self.weight = Weight(weight, WeightSpec(self.load_weight, names))
-        self.bias = (
-            Weight(weight.new_empty(len(self.slots), sizes[0]), WeightSpec(self.load_bias, names)) if bias else None
+        self.output_shares, self.input_share, self.has_bias = dict(outputs), inputs, bias
+        self.stored: list[StoredWeight] = []
+        self.store(dict.fromkeys(self.quantized_parts, PLAIN_METHOD))
+        spec = WeightSpec(self.load_bias, tuple(self.quantized_parts))
+        size = sum(one.size for one in outputs.values())
+        self.bias = Weight(torch.empty(len(self.slots), size, dtype=ctx.dtype), spec) if bias else None
+        self.packed: StackedExperts | torch.Tensor | None = None  # None: the parameter, as it is
+        self.is_streamed = False  # see Linear
+
+    @property
+    def quantized_parts(self) -> Mapping[str, LayerPart]:
+        """See QuantizedLayer."""
+        part_of = {
+            part: LayerPart(one.whole, self.input_share.whole, self.has_bias)
+            for part, one in self.output_shares.items()
+        }
+        return {f"{expert}.{part}": size for expert in self.slots for part, size in part_of.items()}
+
+    def store(self, methods: Mapping[str, QuantMethod]) -> None:
+        """All experts alike; parts in one parameter, if their entries allow it. UnsupportedError."""
+        method = next(iter(methods.values()))
+        odd = next((part for part, other in methods.items() if other != method), None)
+        if odd is not None:
+            raise UnsupportedError(f"experts of one layer are quantized in unlike ways ({odd})", param="model")
+        for weight in self.stored:
+            weight.remove()
+        together = StoredWeight.fits(method, list(self.output_shares.values()), self.dtype)
+        runs = [list(self.output_shares)] if together else [[part] for part in self.output_shares]
+        self.stored = [self._stored(method, parts, prefix="" if together else f"{parts[0]}_") for parts in runs]
+
+    def _stored(self, method: QuantMethod, parts: Sequence[str], prefix: str) -> StoredWeight:
+        first = self.output_shares[parts[0]].offset
+        outputs = {
+            part: Share(one.offset - first, one.size, one.start, one.whole)
+            for part, one in self.output_shares.items()
+            if part in parts
+        }
+        return StoredWeight(
+            self, method, outputs, self.input_share, self.dtype, experts=list(self.slots), prefix=prefix
         )
-        self.parts = parts
 
-    @abstractmethod
-    def load_weight(self, weight: Weight, tensor: CheckpointTensor, shard_id: str) -> None:
-        """Have this rank's share of an expert's weight read."""
-
-    @abstractmethod
     def load_bias(self, weight: Weight, tensor: CheckpointTensor, shard_id: str) -> None:
-        """The same of a bias."""
-
-    def place_of(self, weight: Weight, shard_id: str) -> tuple[torch.Tensor, str]:
-        """Where an expert lies in a parameter, and which of its parts is meant."""
+        """Have this rank's share of an expert's bias read; where ranks share its inputs, the first one adds it."""
         expert, _, part = shard_id.partition(".")
-        return weight.data[self.slots[int(expert)]], part
-
-
-class ExpertGateUp(ExpertLinear):
-    """Gate above up, [E, 2 I, C]."""
-
-    def __init__(self, ctx: BuildContext, share: ExpertShare, hidden_size: int, width: int, bias: bool) -> None:
-        """`width`: an expert's, in the model."""
-        super().__init__(ctx, share, (2 * share.width, hidden_size), ("gate_proj", "up_proj"), bias)
-        self.whole, self.input_size = width, hidden_size
-
-    def load_weight(self, weight: Weight, tensor: CheckpointTensor, shard_id: str) -> None:
-        """See ExpertLinear.load_weight."""
-        expect_shape(tensor, self.whole, self.input_size)
-        self._load(weight, tensor, shard_id)
-
-    def load_bias(self, weight: Weight, tensor: CheckpointTensor, shard_id: str) -> None:
-        """See ExpertLinear.load_bias."""
-        expect_shape(tensor, self.whole)
-        self._load(weight, tensor, shard_id)
-
-    def _load(self, weight: Weight, tensor: CheckpointTensor, shard_id: str) -> None:
-        expert, part = self.place_of(weight, shard_id)
-        width = self.experts.width
-        tensor.read_into(expert.narrow(0, self.parts.index(part) * width, width), 0, self.experts.first)
-
-
-class ExpertDown(ExpertLinear):
-    """Back to the hidden size, [E, C, I]; where ranks share an expert, the first one adds its bias."""
-
-    def __init__(self, ctx: BuildContext, share: ExpertShare, hidden_size: int, width: int, bias: bool) -> None:
-        """`width`: an expert's, in the model."""
-        super().__init__(ctx, share, (hidden_size, share.width), ("down_proj",), bias)
-        self.whole, self.output_size = width, hidden_size
-
-    def load_weight(self, weight: Weight, tensor: CheckpointTensor, shard_id: str) -> None:
-        """See ExpertLinear.load_weight."""
-        expect_shape(tensor, self.output_size, self.whole)
-        tensor.read_into(self.place_of(weight, shard_id)[0], 1, self.experts.first)
-
-    def load_bias(self, weight: Weight, tensor: CheckpointTensor, shard_id: str) -> None:
-        """See ExpertLinear.load_bias."""
-        expect_shape(tensor, self.output_size)
-        target, _ = self.place_of(weight, shard_id)
-        if self.experts.first:
+        share = self.output_shares[part]
+        expect_shape(tensor, share.whole)
+        target = weight.data[self.slots[int(expert)]].narrow(0, share.offset, share.size)
+        if self.input_share.start:
             target.zero_()
         else:
-            tensor.read_into(target)
+            tensor.read_into(target, 0, share.start)
+
+    @property
+    def multiplier(self) -> StackedExperts | torch.Tensor:
+        """What multiplies, [E, N, K]."""
+        return self.weight if self.packed is None else self.packed
+
+    @property
+    def slot_tensors(self) -> list[torch.Tensor]:
+        """All that an expert is made of: tensors whose first dimension is its slot."""
+        weights = self.packed.tensors if isinstance(self.packed, StackedExperts) else [self.multiplier]
+        return [*weights, *([] if self.bias is None else [self.bias.data])]
+
+    def pack(self) -> None:
+        """Turn the loaded tensors into what multiplies. Their shapes stay, their memory is freed."""
+        if self.is_streamed or self.stored[0].method is PLAIN_METHOD:
+            return
+        each = zip(*(weight.forms() for weight in self.stored), strict=True)
+        packed = [self._packed(forms) for forms in each]
+        if all(isinstance(one, UnpackedWeight) for one in packed) and len(self.stored) == 1 and self.stored[0].is_plain:
+            return
+        self.packed = stack_experts(packed, self.dtype, self.ops)
+        for weight in self.stored:
+            weight.drop()
+
+    def _packed(self, forms: Sequence[WeightForm]) -> PackedWeight:
+        """One expert's weight [N, K], of parts that were stored apart."""
+        joined: WeightForm | None = forms[0]
+        for form in forms[1:]:
+            joined = None if joined is None else joined.beside(form)
+        if joined is None:  # parts that are unlike
+            return UnpackedWeight(torch.cat([form.dequantize().to(self.dtype) for form in forms]))
+        if not isinstance(joined, PlainForm) and (packed := joined.pack()) is not None:
+            return packed
+        return UnpackedWeight(joined.dequantize().to(self.dtype))
+
+    @property
+    def made(self) -> object:
+        """See QuantizedLayer."""
+        return self.packed
+
+    def drop_packed(self) -> None:
+        """See QuantizedLayer."""
+        self.packed = None
+
+
+def gate_up(ctx: BuildContext, share: ExpertShare, hidden_size: int, width: int, bias: bool) -> ExpertLinear:
+    """Gate above up, [E, 2 I, C]; `width`: an expert's, in the model."""
+    own = share.width
+    outputs = {part: Share(offset, own, share.first, width) for part, offset in (("gate_proj", 0), ("up_proj", own))}
+    return ExpertLinear(ctx, share, outputs, Share(0, hidden_size, 0, hidden_size), bias)
+
+
+def down(ctx: BuildContext, share: ExpertShare, hidden_size: int, width: int, bias: bool) -> ExpertLinear:
+    """Back to the hidden size, [E, C, I]."""
+    outputs = {"down_proj": Share(0, hidden_size, 0, hidden_size)}
+    return ExpertLinear(ctx, share, outputs, Share(0, share.width, share.first, width), bias)

@@ -8,7 +8,7 @@ import torch
 from app.engine.layers.activation import GATED_ACTIVATIONS
 from app.engine.layers.context import BuildContext, ForwardContext
 from app.engine.layers.epilogue import PLAIN, Epilogue, ResultT
-from app.engine.layers.experts.expert_linear import ExpertDown, ExpertGateUp
+from app.engine.layers.experts.expert_linear import down, gate_up
 from app.engine.layers.experts.expert_map import ExpertMap
 from app.engine.layers.experts.expert_share import ExpertShare
 from app.engine.layers.experts.gate import Gate
@@ -28,8 +28,8 @@ class Experts(Layer):
         super().__init__()
         s = settings
         share = ExpertShare.of(ctx.groups, s.num_experts, s.intermediate_size, ctx.redundant_experts)
-        self.gate_up_proj = ExpertGateUp(ctx, share, hidden_size, s.intermediate_size, s.bias)
-        self.down_proj = ExpertDown(ctx, share, hidden_size, s.intermediate_size, s.bias)
+        self.gate_up_proj = gate_up(ctx, share, hidden_size, s.intermediate_size, s.bias)
+        self.down_proj = down(ctx, share, hidden_size, s.intermediate_size, s.bias)
         self.activation, self.weighs_input = s.activation or _glu(hidden_act), s.weighs_input
         self.map = ExpertMap(share, ctx.device) if len(share.slots) > 1 else None
         self.group = ctx.groups.ep
@@ -40,8 +40,8 @@ class Experts(Layer):
         if self.map is not None:
             routing = self.map.of_rank(routing, ctx.positions)
         weights = ExpertWeights(
-            gate_up=self.gate_up_proj.weight,
-            down=self.down_proj.weight,
+            gate_up=self.gate_up_proj.multiplier,
+            down=self.down_proj.multiplier,
             activation=self.activation,
             gate_up_bias=self.gate_up_proj.bias,
             down_bias=self.down_proj.bias,
@@ -52,8 +52,7 @@ class Experts(Layer):
     @property
     def slot_tensors(self) -> list[torch.Tensor]:
         """All that an expert is made of on this rank: tensors whose first dimension is its slot."""
-        parts = (self.gate_up_proj, self.down_proj)
-        return [x.data for part in parts for x in (part.weight, part.bias) if x is not None]
+        return [*self.gate_up_proj.slot_tensors, *self.down_proj.slot_tensors]
 
 
 def _glu(hidden_act: str) -> GLU:

@@ -1,0 +1,68 @@
+"""Experts of quantized checkpoints, whole or over ranks: against transformers with the weights that were stored."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from app.backends import QUANT_METHODS
+from app.engine.layers.experts.expert_mlp import Experts
+from app.errors import UnsupportedError
+from tests.engine.models.expert_variants import EXPERT_VARIANTS
+from tests.engine.models.load_formats.formats import contexts, fill
+from tests.engine.models.test_quantized_modules import HEADS, check_logits, quantized
+from tests.tiny_models import tiny_model
+
+WIDTHS = {"moe_intermediate_size": 40}
+
+
+@pytest.fixture(autouse=True)
+def _table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(QUANT_METHODS._table, "nibbles", "tests.engine.models.test_quantized_modules:Nibbles")
+
+
+def experts(driver: Any) -> list[Experts]:
+    return [module for module in driver.worker._parts.model.modules() if isinstance(module, Experts)]
+
+
+@pytest.mark.parametrize("name", ["qwen2_moe", pytest.param("mixtral", marks=pytest.mark.slow)])
+def test_logits_equal_transformers(name: str, tmp_path: Path) -> None:
+    family, changes = EXPERT_VARIANTS[name]
+    source = tiny_model(family, **{**changes, **WIDTHS})
+    directory = quantized(source, tmp_path / "model", linear=r"(_proj|\.w[123])\.weight$")
+    driver = check_logits(directory)
+    assert all(layer.gate_up_proj.packed is not None for layer in experts(driver))
+    assert all(layer.gate_up_proj.weight.is_meta for layer in experts(driver) if hasattr(layer.gate_up_proj, "weight"))
+
+
+def test_experts_that_are_quantized_unlike_are_refused_by_name(tmp_path: Path) -> None:
+    family, changes = EXPERT_VARIANTS["qwen3_moe"]
+    directory = quantized(tiny_model(family, **changes), tmp_path / "model", coarse=[r"experts\.3\."])
+    with pytest.raises(UnsupportedError, match=r"experts of one layer are quantized in unlike ways \(3\.gate_proj\)"):
+        check_logits(directory)
+
+
+@pytest.mark.parametrize(("tp", "whole"), [(2, False), (4, False), (2, True)])
+def test_ranks_hold_the_share_of_what_is_stored(tp: int, whole: bool, tmp_path: Path) -> None:
+    """Shares of 40 outputs and inputs begin within groups of 16."""
+    family, changes = EXPERT_VARIANTS["qwen3_moe"]
+    directory = quantized(tiny_model(family, **{**changes, **HEADS, **WIDTHS}), tmp_path / "model")
+    stored = load_file(tmp_path / "judge" / "model.safetensors")
+    seen = []
+    for rank, ctx in enumerate(contexts(directory, tp, enable_expert_parallel=whole)):
+        layer: Experts = fill(directory, ctx=ctx).model.layers["1"].mlp.experts
+        width = 40 if whole else 40 // tp
+        own = slice(0, 40) if whole else slice(rank * width, rank * width + width)
+        for part in (layer.gate_up_proj, layer.down_proj):
+            part.pack()
+        for expert, slot in layer.gate_up_proj.slots.items():
+            name = f"model.layers.1.mlp.experts.{expert}"
+            gate, up, down = (stored[f"{name}.{part}_proj.weight"] for part in ("gate", "up", "down"))
+            torch.testing.assert_close(layer.gate_up_proj.multiplier[slot], torch.cat((gate[own], up[own])))
+            torch.testing.assert_close(layer.down_proj.multiplier[slot], down[:, own])
+            seen.append(expert)
+    assert sorted(seen) == sorted(list(range(7)) * (1 if whole else tp))
