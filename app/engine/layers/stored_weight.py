@@ -54,9 +54,11 @@ class StoredWeight:
 
     @staticmethod
     def fits(method: QuantMethod, outputs: Sequence[Share], dtype: torch.dtype) -> bool:
-        """Whether these parts' tensors can lie in one parameter: none begins within an entry of it."""
-        pers = [leaf.output[1].per for leaf in method.leaves(dtype) if leaf.output is not None]
-        return all(
+        """Whether these parts' tensors can lie in one parameter: each has a place, and none begins within an entry."""
+        leaves = method.leaves(dtype)
+        pers = [leaf.output[1].per for leaf in leaves if leaf.output is not None]
+        have_places = all(any(dim.axis in ("output", "part") for dim in leaf.dims) for leaf in leaves)
+        return have_places and all(
             not share.offset % per and not share.start % per and (not share.size % per or share is outputs[-1])
             for per in pers
             for share in outputs

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 
@@ -158,7 +158,7 @@ class WeightShares:
 class QuantMethod:
     """How linear layers keep their weights; those with equal methods may lie in one parameter."""
 
-    unused: ClassVar[tuple[str, ...]] = ()  # names beside the leaves that checkpoints hold and nobody needs
+    unused: tuple[str, ...] = ()  # names beside the leaves that checkpoints hold and nobody needs
 
     def check(self, device: torch.device, dtype: torch.dtype) -> None:  # most run anywhere
         """Raise ConfigError, saying what to change, where this device or compute type cannot do it."""

@@ -1,61 +1,186 @@
-"""Checkpoints that llm-compressor wrote as `FP8-dynamic`: e4m3 weights with a scale for each output channel, and
-activations quantized for each token as they arrive. What `quantization: fp8` makes while loading, made beforehand."""
+"""Checkpoints in the form of `compressed-tensors`, which llm-compressor writes: groups of modules, each with a scheme
+of its own for weights and activations.
+
+Weights are always what the checkpoint stands for. Activations are quantized where a kernel does it as the scheme asks
+(fp8; int8, symmetric as it arrives or with stored scales); else they stay as they are, which loses nothing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
 
-from app.engine.quantization.base import Dim, Leaf, QuantMethod
+from app.engine.quantization.base import QuantMethod, StoredModule
 from app.engine.quantization.fp8 import check_fp8
+from app.engine.quantization.packed_integers import PackedIntegers
+from app.engine.quantization.stored_fp4 import StoredFp4
+from app.engine.quantization.stored_fp8 import PER_OUTPUT, PER_TENSOR, StoredFp8
+from app.engine.quantization.stored_int8 import StoredInt8
 from app.errors import UnsupportedError
-from app.kernels.gemm import PackedWeight
-from app.kernels.gemm.fp8 import FP8, Fp8Weight
-from app.platforms import platform_of
 
-# What must be said of weights and activations: (key, value).
-_WEIGHTS = (("num_bits", 8), ("type", "float"), ("strategy", "channel"), ("symmetric", True), ("dynamic", False))
-_ACTIVATIONS = (("num_bits", 8), ("type", "float"), ("strategy", "token"), ("symmetric", True), ("dynamic", True))
+_CLASSES = {"linear": "Linear", "head": "Linear", "embedding": "Embedding"}
+_SPARSE = ("marlin-24", "sparse-bitmask", "sparse-24-bitmask")
+_BLOCKS = ("tensor", "channel", "block")
 
 
+@dataclass(slots=True, frozen=True)
+class Group:
+    """Modules that are quantized alike."""
+
+    name: str
+    targets: tuple[str, ...]
+    weights: Mapping[str, Any]
+    inputs: Mapping[str, Any]
+    format: str  # "": by what is in it
+
+    def refuse(self, what: str) -> UnsupportedError:
+        """The error that says so."""
+        return UnsupportedError(f"compressed-tensors: {self.name}: {what}", param="model")
+
+    def method(self, dtype: torch.dtype) -> QuantMethod:
+        """The method of its modules; UnsupportedError names what nobody here reads."""
+        kind, bits = self.weights.get("type", "int"), self.weights.get("num_bits", 8)
+        if self.weights.get("dynamic"):
+            raise self.refuse("weights with dynamic=True")
+        if kind == "int" and 1 <= bits <= 8:
+            packed = self.format == "pack-quantized" or (not self.format and bits < 8)
+            return self._packed(dtype, bits) if packed else self._int8(dtype, bits)
+        if kind == "float" and self.weights.get("symmetric", True):
+            if bits == 8:
+                return self._fp8(dtype)
+            if bits == 4:
+                return self._fp4(dtype)
+        raise self.refuse(f"weights of type={kind!r}, num_bits={bits}, symmetric={self.weights.get('symmetric', True)}")
+
+    def _packed(self, dtype: torch.dtype, bits: int) -> PackedIntegers:
+        order = self.weights.get("actorder")
+        if order not in (None, False, True, "weight", "static", "group", "dynamic"):
+            raise self.refuse(f"weights with actorder={order!r}")
+        group = self._group_size("tensor", "channel", "group")
+        has_zeros = not self.weights.get("symmetric", True)
+        if has_zeros and group < 0:
+            raise self.refuse("zeros of a whole tensor")
+        ordered = order in (True, "group", "dynamic") and group > 0
+        unused = ("weight_shape", "input_global_scale", *_INPUTS, *(() if ordered else ("weight_g_idx",)))
+        return PackedIntegers(dtype, bits, group, has_zeros, ordered, unused)
+
+    def _int8(self, dtype: torch.dtype, bits: int) -> StoredInt8:
+        if bits != 8 or not self.weights.get("symmetric", True):
+            raise self.refuse(f"weights with num_bits={bits}, symmetric=False, a byte each")
+        group, inputs = self._group_size("tensor", "channel", "group"), self.inputs
+        rounds = inputs.get("type", "int") == "int" and inputs.get("num_bits") == 8 and group <= 0
+        if not inputs or not rounds:
+            return StoredInt8(dtype, group, rounds_inputs=False, unused=_INPUTS)
+        symmetric, static = inputs.get("symmetric", True), not inputs.get("dynamic", False)
+        if static and inputs.get("strategy", "tensor") != "tensor":
+            raise self.refuse(f"static input_activations with strategy={inputs['strategy']!r}")
+        if not static:
+            return StoredInt8(dtype, group, rounds_inputs=bool(symmetric), unused=_INPUTS)
+        zeros = not symmetric
+        unused = () if zeros else ("input_zero_point",)
+        return StoredInt8(dtype, group, rounds_inputs=True, static_inputs=True, input_zeros=zeros, unused=unused)
+
+    def _fp8(self, dtype: torch.dtype) -> StoredFp8:
+        strategy = self.weights.get("strategy", "tensor")
+        if strategy not in _BLOCKS:
+            raise self.refuse(f"fp8 weights with strategy={strategy!r}")
+        static = bool(self.inputs) and not self.inputs.get("dynamic", False) and strategy != "block"
+        if static and self.inputs.get("strategy", "tensor") != "tensor":
+            raise self.refuse(f"static input_activations with strategy={self.inputs['strategy']!r}")
+        block = PER_TENSOR if strategy == "tensor" else PER_OUTPUT
+        if strategy == "block":
+            block = self._block()
+        return StoredFp8(dtype, block, input_scale="input_scale" if static else None, unused=() if static else _INPUTS)
+
+    def _block(self) -> tuple[int, int]:
+        size = self.weights.get("block_structure")
+        if isinstance(size, str):
+            size = [int(number) for number in size.split("x")]
+        if not isinstance(size, list) or len(size) != 2 or min(size) < 1:
+            raise self.refuse(f"weights with block_structure={size!r}")
+        return size[0], size[1]
+
+    def _fp4(self, dtype: torch.dtype) -> StoredFp4:
+        group, strategy = self.weights.get("group_size"), self.weights.get("strategy")
+        if strategy == "tensor_group" and group == 16:
+            return StoredFp4(dtype, 16, "weight_global_scale", divides=True, unused=("input_global_scale", *_INPUTS))
+        if strategy == "group" and group == 32:
+            return StoredFp4(dtype, 32, unused=_INPUTS)
+        raise self.refuse(f"4-bit floats with strategy={strategy!r}, group_size={group!r}")
+
+    def _group_size(self, *known: str) -> int:
+        strategy, size = self.weights.get("strategy"), self.weights.get("group_size")
+        if strategy is None:
+            strategy = "tensor" if size is None else "group" if size > 0 else "channel"
+        if strategy not in known:
+            raise self.refuse(f"weights with strategy={strategy!r}")
+        if strategy == "group" and (not isinstance(size, int) or size < 1):
+            raise self.refuse(f"weights with group_size={size!r}")
+        return {"tensor": -1, "channel": 0}.get(strategy) if strategy != "group" else size  # type: ignore[return-value]
+
+
+_INPUTS = ("input_scale", "input_zero_point")
+
+
+@dataclass(slots=True, frozen=True)
 class CompressedTensors(QuantMethod):
-    """All linear layers alike; the output head is not quantized."""
+    """A whole checkpoint."""
+
+    groups: tuple[Group, ...]
+    ignored: tuple[str, ...]
 
     def check(self, device: torch.device, dtype: torch.dtype) -> None:
-        """The same conditions as for fp8 that is made while loading."""
-        check_fp8("an fp8 checkpoint", "take one that is not quantized", device, dtype)
+        """Fp8 has the same conditions as where it is made while loading."""
+        if any(isinstance(group.method(dtype), StoredFp8) for group in self.groups):
+            check_fp8("an fp8 checkpoint", "take one that is not quantized", device, dtype)
 
-    def leaves(self, dtype: torch.dtype) -> tuple[Leaf, ...]:
-        """Weights [N, K] and scales [N, 1]."""
-        return (
-            Leaf("weight", FP8, (Dim("output"), Dim("input"))),
-            Leaf("weight_scale", torch.float32, (Dim("output"), Dim("unit"))),
-        )
-
-    def pack(self, stored: Mapping[str, torch.Tensor]) -> PackedWeight:
-        """UnsupportedError for sizes that fp8 tensor cores do not take."""
-        weight = stored["weight"]
-        if platform_of(weight.device).has_fp8_products and (weight.shape[0] % 16 or weight.shape[1] % 16):
-            raise UnsupportedError(
-                f"a quantized weight of {list(weight.shape)} on a rank is no multiple of 16; choose another "
-                "tensor_parallel_size",
-                param="tensor_parallel_size",
-            )
-        return Fp8Weight(weight, stored["weight_scale"])
+    def method_of(self, module: StoredModule) -> QuantMethod | None:
+        """That of the group whose targets name the module, or else its class."""
+        kind = _CLASSES[module.kind]
+        if _matches(self.ignored, module.name, kind):
+            return None
+        named = (group for group in self.groups if _matches(set(group.targets) - {kind}, module.name, kind))
+        of_class = (group for group in self.groups if kind in group.targets)
+        group = next(chain(named, of_class), None)
+        return None if group is None else group.method(module.dtype)
 
     @classmethod
     def of_checkpoint(cls, scheme: Mapping[str, Any]) -> QuantMethod:
         """UnsupportedError names what this checkpoint has otherwise."""
-        groups = list((scheme.get("config_groups") or {}).values())
-        if len(groups) != 1 or groups[0].get("targets") != ["Linear"]:
-            raise UnsupportedError("compressed-tensors: layers quantized in unlike ways", param="model")
-        for part, wanted in (("weights", _WEIGHTS), ("input_activations", _ACTIVATIONS)):
-            given = groups[0].get(part) or {}
-            odd = [f"{key}={given.get(key)!r}" for key, value in wanted if given.get(key) != value]
-            if odd:
-                raise UnsupportedError(f"compressed-tensors: {part} with {', '.join(odd)}", param="model")
-        if set(scheme.get("ignore") or ()) - {"lm_head"}:
-            raise UnsupportedError("compressed-tensors: some linear layers left as they were", param="model")
-        return cls()
+        sparsity = (scheme.get("sparsity_config") or {}).get("format", "dense")
+        for name in (sparsity, str(scheme.get("format"))):
+            if name in _SPARSE:
+                raise UnsupportedError(f"compressed-tensors: sparse weights ({name})", param="model")
+        if (scheme.get("transform_config") or {}).get("config_groups"):
+            raise UnsupportedError("compressed-tensors: weights behind a transform", param="model")
+        whole = str(scheme.get("format") or "")
+        groups = tuple(_group(name, group, whole) for name, group in (scheme.get("config_groups") or {}).items())
+        for group in groups:
+            group.method(torch.float32)
+        return cls(groups, tuple(scheme.get("ignore") or ()))
+
+
+def _group(name: str, group: Mapping[str, Any], whole: str) -> Group:
+    form = str(group.get("format") or whole)
+    if form in _SPARSE:
+        raise UnsupportedError(f"compressed-tensors: {name}: sparse weights ({form})", param="model")
+    form = "" if form in ("mixed-precision", "dense", "None") else form
+    read = Group(name, tuple(group["targets"]), group.get("weights") or {}, group.get("input_activations") or {}, form)
+    if not read.weights:
+        raise read.refuse("activations are quantized, and no weights")
+    if group.get("output_activations"):
+        raise read.refuse("output_activations")
+    return read
+
+
+def _matches(patterns: Iterable[str], name: str, kind: str) -> bool:
+    """Whether one is the module's name, its class or, after `re:`, a pattern at the beginning of its name."""
+    return any(
+        re.match(pattern[3:], name) is not None if pattern.startswith("re:") else pattern in (name, kind)
+        for pattern in patterns
+    )

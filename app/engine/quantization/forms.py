@@ -15,6 +15,7 @@ import torch
 from app.errors import UnsupportedError
 from app.kernels.gemm import PackedWeight, pack_weight
 from app.kernels.gemm.fp8 import Fp8Weight
+from app.platforms import platform_of
 
 
 class WeightForm(ABC):
@@ -98,12 +99,129 @@ class PackedForm(WeightForm):
 
 @dataclass(slots=True, frozen=True)
 class Fp8RowForm(WeightForm):
-    """e4m3, a scale for each row."""
+    """e4m3 numbers, a scale for each row."""
+
+    rows: ClassVar[tuple[str, ...]] = ("weight", "scale")
+    largest: ClassVar[tuple[str, ...]] = ("input_scale",)
+    weight: torch.Tensor  # e4m3 [N, K]
+    scale: torch.Tensor  # fp32 [N, 1]
+    dtype: torch.dtype = torch.bfloat16  # the type that the model computes in
+    input_scale: torch.Tensor | None = None  # fp32 []; None: each row of activations has its own
+
+    def pack(self) -> PackedWeight | None:
+        """The products of fp8 tensor cores take sizes that are multiples of 16; others are made by plain numbers."""
+        if platform_of(self.weight.device).has_fp8_products and any(size % 16 for size in self.weight.shape):
+            return pack_weight(self.dequantize().to(self.dtype))
+        return Fp8Weight(self.weight, self.scale)
+
+    def dequantize(self) -> torch.Tensor:
+        """See WeightForm."""
+        return self.weight.float() * self.scale
+
+
+@dataclass(slots=True, frozen=True)
+class Fp8BlockForm(WeightForm):
+    """e4m3 numbers, a scale for each block of outputs and inputs; activations have one for each row and as many
+    inputs."""
 
     rows: ClassVar[tuple[str, ...]] = ("weight", "scale")
     weight: torch.Tensor  # e4m3 [N, K]
-    scale: torch.Tensor  # fp32 [N, 1]
+    scale: torch.Tensor  # fp32 [N / block[0], K / block[1]], rounded up
+    block: tuple[int, int]
+    dtype: torch.dtype
+
+    def beside(self, other: WeightForm) -> Fp8BlockForm | None:
+        """See WeightForm.beside: only whole blocks have anything below them."""
+        return None if self.weight.shape[-2] % self.block[0] else WeightForm.beside(self, other)
 
     def pack(self) -> PackedWeight | None:
         """See WeightForm."""
-        return Fp8Weight(self.weight, self.scale)
+        return pack_weight(self.dequantize().to(self.dtype))
+
+    def dequantize(self) -> torch.Tensor:
+        """See WeightForm."""
+        scale = self.scale.repeat_interleave(self.block[0], 0)[: self.weight.shape[0]]
+        return self.weight.float() * of_groups(scale, self.block[1], self.weight.shape[1])
+
+
+@dataclass(slots=True, frozen=True)
+class Int8RowForm(WeightForm):
+    """int8 numbers, a scale for each row, and activations in int8."""
+
+    rows: ClassVar[tuple[str, ...]] = ("weight", "scale")
+    weight: torch.Tensor  # int8 [N, K]
+    scale: torch.Tensor  # fp32 [N, 1]
+    dtype: torch.dtype
+    input_scale: torch.Tensor | None = None  # fp32 []; None: each row of activations has its own
+    input_zero: torch.Tensor | None = None  # []: what 0 becomes
+
+    def pack(self) -> PackedWeight | None:
+        """See WeightForm."""
+        return pack_weight(self.dequantize().to(self.dtype))
+
+    def dequantize(self) -> torch.Tensor:
+        """See WeightForm."""
+        return self.weight.float() * self.scale
+
+
+@dataclass(slots=True, frozen=True)
+class GroupForm(WeightForm):
+    """Whole numbers: code * scale + offset; without offsets, (code - half their range) * scale."""
+
+    rows: ClassVar[tuple[str, ...]] = ("codes", "scale", "offset")
+    codes: torch.Tensor  # uint8 [N, K]
+    scale: torch.Tensor  # fp32 [N, K / group], rounded up
+    group: int
+    bits: int
+    dtype: torch.dtype
+    offset: torch.Tensor | None = None  # as the scale
+    # int64 [K]: column k of the codes multiplies input order[k]. Columns that only fill a group up stand for 0, and
+    # name an input a second time.
+    order: torch.Tensor | None = None
+
+    def pack(self) -> PackedWeight | None:
+        """See WeightForm."""
+        return pack_weight(self.dequantize().to(self.dtype))
+
+    def dequantize(self) -> torch.Tensor:
+        """See WeightForm."""
+        size = self.codes.shape[1]
+        codes = self.codes.float() - (0 if self.offset is not None else 1 << (self.bits - 1))
+        weight = codes * of_groups(self.scale, self.group, size)
+        weight = weight if self.offset is None else weight + of_groups(self.offset, self.group, size)
+        if self.order is None:
+            return weight
+        return weight.new_zeros(len(weight), int(self.order.max()) + 1).index_add_(1, self.order, weight)
+
+
+@dataclass(slots=True, frozen=True)
+class TableForm(WeightForm):
+    """Numbers of a table: table[code] * scale."""
+
+    rows: ClassVar[tuple[str, ...]] = ("codes", "scale")
+    codes: torch.Tensor  # uint8 [N, K]
+    table: torch.Tensor  # fp32 [16]
+    scale: torch.Tensor  # fp32 [N, K / group], rounded up
+    group: int
+    dtype: torch.dtype
+
+    def pack(self) -> PackedWeight | None:
+        """See WeightForm."""
+        return pack_weight(self.dequantize().to(self.dtype))
+
+    def dequantize(self) -> torch.Tensor:
+        """See WeightForm."""
+        values = self.table[self.codes.int()] if self.table.ndim == 1 else self.table.gather(1, self.codes.long())
+        return values * of_groups(self.scale, self.group, self.codes.shape[1])
+
+
+@dataclass(slots=True, frozen=True)
+class RowTableForm(TableForm):
+    """The same with a table for each row, [N, 16]."""
+
+    rows: ClassVar[tuple[str, ...]] = ("codes", "table", "scale")
+
+
+def of_groups(numbers: torch.Tensor, size: int, num_columns: int) -> torch.Tensor:
+    """Numbers of groups of `size` columns, [N, groups], as one for each column, fp32 [N, num_columns]."""
+    return numbers.float().repeat_interleave(size, dim=1)[:, :num_columns]

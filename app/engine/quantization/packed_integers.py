@@ -1,0 +1,62 @@
+"""compressed-tensors' `pack-quantized`: codes of 1 to 8 bits in int32 words along the inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from app.engine.quantization.base import Dim, Leaf, QuantMethod, WeightShares
+from app.engine.quantization.bits import unpack_bits, words_of
+from app.engine.quantization.forms import GroupForm, WeightForm
+from app.engine.quantization.input_order import sorted_groups
+
+
+@dataclass(slots=True, frozen=True)
+class PackedIntegers(QuantMethod):
+    """One weight; activations stay as they are."""
+
+    dtype: torch.dtype  # the type that the model computes in
+    bits: int
+    group: int  # inputs that share a scale; 0: all of an output's, -1: all of the tensor
+    has_zeros: bool
+    ordered: bool = False  # groups are of inputs that `weight_g_idx` names
+    unused: tuple[str, ...] = ("weight_shape",)
+
+    def leaves(self, dtype: torch.dtype) -> tuple[Leaf, ...]:
+        """See QuantMethod."""
+        per, entries = words_of(self.bits)
+        leaves = [
+            Leaf("weight_packed", torch.int32, (Dim("output"), Dim("input", per, entries))),
+            Leaf("weight_scale", torch.float32, self._groups, any_shape=self.group == 0, dummy=0.08 / (1 << self.bits)),
+        ]
+        if self.has_zeros:
+            leaves.append(Leaf("weight_zero_point", torch.int32, (Dim("output", per, entries), *self._groups[1:])))
+        if self.ordered:
+            leaves.append(Leaf("weight_g_idx", torch.int32, (Dim("input"),)))
+        return tuple(leaves)
+
+    @property
+    def _groups(self) -> tuple[Dim, ...]:
+        dims = {0: (Dim("output"), Dim("unit")), -1: (Dim("part"),)}
+        return dims.get(self.group) or (Dim("output"), Dim("input", self.group, whole=self.ordered))
+
+    def unpack(self, stored: Mapping[str, torch.Tensor], shares: WeightShares) -> WeightForm:
+        """See QuantMethod."""
+        per, entries = words_of(self.bits)
+        words = Dim("input", per, entries)
+        codes = shares.own(unpack_bits(stored["weight_packed"], self.bits), 1, words)
+        scale, group = stored["weight_scale"], max(1, shares.num_inputs)
+        offset = None
+        if self.group < 0:
+            scale = shares.rows_of_parts(scale)
+        if self.has_zeros:
+            zeros = unpack_bits(stored["weight_zero_point"].t(), self.bits).t()
+            offset = -shares.own(zeros, 0, Dim("output", per, entries)).float() * scale
+        if self.ordered:
+            return sorted_groups(codes, scale, offset, stored["weight_g_idx"], self.bits, self.dtype)
+        if self.group > 0:
+            scale, group = shares.spread(scale, 1, self._groups[1])
+            offset = None if offset is None else shares.spread(offset, 1, self._groups[1])[0]
+        return GroupForm(codes, scale, group, self.bits, self.dtype, offset)

@@ -1,0 +1,29 @@
+"""Columns sorted by groups of any sizes stand for the weight in the inputs' order."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from app.engine.quantization.input_order import SHORT, is_in_order, sorted_groups
+
+
+@pytest.mark.parametrize("has_zeros", [False, True])
+@pytest.mark.parametrize("held", [64, 40, 7])
+def test_the_weight_is_that_of_its_groups(has_zeros: bool, held: int) -> None:
+    """A rank holds the first `held` of 64 inputs, whose 4 groups of 16 lie anywhere."""
+    groups = torch.arange(64).div(16, rounding_mode="floor")[torch.randperm(64)][:held].int()
+    codes = torch.randint(0, 16, (5, held), dtype=torch.uint8)
+    scale, zeros = torch.rand(5, 4) + 0.1, torch.randint(0, 16, (5, 4)).float()
+    offset = -zeros * scale if has_zeros else None
+    form = sorted_groups(codes, scale, offset, groups, 4, torch.float32)
+    zero = zeros if has_zeros else torch.full_like(zeros, 8)
+    expected = (codes - zero[:, groups.long()]) * scale[:, groups.long()]
+    torch.testing.assert_close(form.dequantize()[:, :held], expected)
+    assert form.codes.shape[1] % form.group == 0
+    assert (form.group == 16) if held == 64 else form.group == SHORT
+
+
+def test_groups_in_order() -> None:
+    assert is_in_order(torch.arange(40) // 16, 16)
+    assert not is_in_order(torch.tensor([1, 0]), 1)
