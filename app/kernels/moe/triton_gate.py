@@ -23,7 +23,6 @@ from app.kernels.moe import LEAST_SUM, Routing, RoutingRule
 _LEAST_SUM = tl.constexpr(LEAST_SUM)
 _TAKEN = tl.constexpr(-(1 << 63))  # less than all keys
 _SPLITS = 4  # of K; the same for any number of tokens (I6)
-_NARROW_TOKENS = 64  # so many and fewer share 16 tokens a program
 
 
 @triton.jit
@@ -73,14 +72,11 @@ def choose(
     b_logits = b_logits.to(LOGITS).to(tl.float32)
     b_logits = tl.where(m_e & (b_logits == b_logits), b_logits, -float("inf"))  # NaN: chosen last
     b_max = tl.max(b_logits, 1)[:, None]
-    b_total = tl.full([BT, 1], 1.0, dtype=tl.float32)
+    b_scores = tl.exp(b_logits - b_max)
+    b_total = tl.sum(b_scores, 1)[:, None]
+    b_scores = b_scores / b_total
     if SCORING == "sigmoid":
         b_scores = tl.sigmoid(b_logits)
-    else:
-        b_scores = tl.exp(b_logits - b_max)
-        if SCORING == "softmax":
-            b_total = tl.sum(b_scores, 1)[:, None]
-            b_scores = b_scores / b_total
     b_choice = b_logits
     if p_correction is not None or G > 1:
         b_choice = b_scores
@@ -208,9 +204,13 @@ def gate_tile(num_tokens: int, dtype: torch.dtype) -> GateTile:
     """The tile for so many tokens; in fp32 the same for all."""
     if dtype == torch.float32:
         return GateTile(16, 16, 64, _SPLITS, 4, 2)
-    if num_tokens <= _NARROW_TOKENS:
+    if num_tokens <= 128:
         return GateTile(16, 16, 128, _SPLITS, 4, 4)
-    return GateTile(64, 64, 64, 1, 4, 4)
+    if num_tokens <= 1024:
+        return GateTile(16, 32, 128, 2, 4, 3)
+    if num_tokens <= 4096:
+        return GateTile(32, 64, 128, 1, 4, 3)
+    return GateTile(64, 128, 64, 1, 4, 3)
 
 
 _TYPES = {None: tl.float32, torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}

@@ -203,7 +203,7 @@ class Product:
 
     @property
     def columns(self) -> int:
-        """Of the result."""
+        """Columns of the result."""
         return self.weight.shape[1] // 2 if self.activation else self.weight.shape[1]
 
     def arguments(self, x: Activations, tile: GroupedTile) -> dict[str, Any]:

@@ -8,10 +8,13 @@ import torch
 from app.kernels.gemm import Activations, DeferredNorm
 from app.kernels.moe import ExpertRows, ExpertWeights, MoEOps, Routing
 from app.kernels.moe.tiles import LayerTiles, aligned, layer_tiles
+from app.kernels.moe.triton_few import FewRows
 from app.kernels.moe.triton_gate import gate, route
 from app.kernels.moe.triton_grouped import Product, scan_product, sorted_product
 from app.kernels.moe.triton_sort import sort_pairs
 from app.kernels.moe.triton_sum import sum_add_norm, sum_rows
+
+MOST_FEW = 8  # tokens whose down product is summed in the same launch
 
 
 class SummedRows(ExpertRows):
@@ -57,6 +60,8 @@ def experts(x: Activations, routing: Routing, weights: ExpertWeights, tiles: Lay
         out = sorted_product(down, h, pairs, 1, second, x_sorted=True)
     else:
         h = scan_product(gate_up, x, ids, top, first)
+        if len(ids) <= MOST_FEW:
+            return FewRows(h, routing, weights)
         out = scan_product(down, h, ids, 1, second)
     return SummedRows(out, routing, is_weighed=weights.weighs_input)
 

@@ -18,8 +18,7 @@ import triton.language as tl
 from app.kernels.launch import cdiv, early_launch, next_power_of_2
 
 MOST_AT_ONCE = 4096  # pairs that every program counts itself
-_OWN_PAIRS = (128, 256)  # that a program places: where pairs are few, and many
-_COUNTS = 16  # programs' counts that are added up at a time
+_COUNTS = 64  # programs' counts that are added up at a time
 
 
 @dataclass(slots=True, frozen=True)
@@ -110,7 +109,8 @@ def sort_pairs(ids: torch.Tensor, num_experts: int, tile_rows: int, most_at_once
     assert ids.is_contiguous()
     most = cdiv(num_pairs, tile_rows) + min(num_experts, num_pairs)
     is_large = num_pairs > most_at_once
-    own, width = _OWN_PAIRS[is_large], next_power_of_2(num_experts + 1)
+    width = next_power_of_2(num_experts + 1)
+    own = 128 if not is_large else 256 if num_pairs <= 1 << 15 else 512  # that a program places
     programs = cdiv(num_pairs, own)
     order = torch.empty(num_pairs, dtype=torch.int32, device=device)
     tiles = torch.empty(3, most, dtype=torch.int32, device=device)
