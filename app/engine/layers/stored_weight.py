@@ -26,7 +26,7 @@ class StoredWeight:
 
     `outputs` are this rank's shares of the parts that lie in it side by side (the key "": there is but one). Experts'
     tensors are asked for as "7.gate_proj", or "7" where there is one part; those of experts that are not among
-    `experts` are none of this rank's.
+    `experts` are none of this rank's. Behind them lie `spare` ones, which the layer fills itself.
     """
 
     def __init__(
@@ -38,6 +38,7 @@ class StoredWeight:
         dtype: torch.dtype,
         *,
         experts: Sequence[int] = (),
+        spare: int = 0,
         prefix: str = "",
     ) -> None:
         self.method, self.outputs, self.inputs, self.dtype = method, dict(outputs), inputs, dtype
@@ -48,7 +49,7 @@ class StoredWeight:
         for leaf in self.leaves:
             shape = [sum(self._place(dim, part).size for part in self._along(dim)) for dim in leaf.dims]
             spec = WeightSpec(partial(self._load, leaf), self._parts(), leaf.name, leaf.dummy)
-            stack = [len(experts)] if experts else []
+            stack = [len(experts) + spare] if experts else []
             parameter = Weight(torch.empty(*stack, *shape, dtype=leaf.dtype), spec)
             layer.register_parameter(self.attributes[leaf.name], parameter)
 

@@ -27,13 +27,20 @@ class ExpertLinear(QuantizedLayer):
     weight: Weight  # where a quantization method stores a leaf of this name
 
     def __init__(
-        self, ctx: BuildContext, share: ExpertShare, outputs: Mapping[str, Share], inputs: Share, bias: bool
+        self,
+        ctx: BuildContext,
+        share: ExpertShare,
+        outputs: Mapping[str, Share],
+        inputs: Share,
+        bias: bool,
+        spare: int = 0,
     ) -> None:
-        """`outputs`: this rank's shares of an expert's parts, by their names in the checkpoint."""
+        """`outputs`: this rank's shares of an expert's parts, by their names in the checkpoint; `spare`: slots behind
+        those of experts, for plain weights that somebody else puts there."""
         super().__init__()
         self.share, self.dtype, self.ops = share, ctx.dtype, moe_ops(ctx.device)
         self.slots = {expert: slot for slot, expert in enumerate(share.held)}
-        self.output_shares, self.input_share, self.has_bias = dict(outputs), inputs, bias
+        self.output_shares, self.input_share, self.has_bias, self.spare = dict(outputs), inputs, bias, spare
         self.stored: list[StoredWeight] = []
         self.store(dict.fromkeys(self.quantized_parts, PLAIN_METHOD))
         spec = WeightSpec(self.load_bias, tuple(self.quantized_parts))
@@ -71,7 +78,14 @@ class ExpertLinear(QuantizedLayer):
             if part in parts
         }
         return StoredWeight(
-            self, method, outputs, self.input_share, self.dtype, experts=list(self.slots), prefix=prefix
+            self,
+            method,
+            outputs,
+            self.input_share,
+            self.dtype,
+            experts=list(self.slots),
+            spare=self.spare,
+            prefix=prefix,
         )
 
     def load_bias(self, weight: Weight, tensor: CheckpointTensor, shard_id: str) -> None:
@@ -89,6 +103,11 @@ class ExpertLinear(QuantizedLayer):
     def multiplier(self) -> StackedExperts | torch.Tensor:
         """What multiplies, [E, N, K]."""
         return self.weight if self.packed is None else self.packed
+
+    @property
+    def spare_slots(self) -> torch.Tensor:
+        """Those behind the experts', [S, N, K]."""
+        return self.weight.data[len(self.slots) :]
 
     @property
     def slot_tensors(self) -> list[torch.Tensor]:
@@ -129,14 +148,18 @@ class ExpertLinear(QuantizedLayer):
         self.packed = None
 
 
-def gate_up(ctx: BuildContext, share: ExpertShare, hidden_size: int, width: int, bias: bool) -> ExpertLinear:
+def gate_up(
+    ctx: BuildContext, share: ExpertShare, hidden_size: int, width: int, bias: bool, spare: int = 0
+) -> ExpertLinear:
     """Gate above up, [E, 2 I, C]; `width`: an expert's, in the model."""
     own = share.width
     outputs = {part: Share(offset, own, share.first, width) for part, offset in (("gate_proj", 0), ("up_proj", own))}
-    return ExpertLinear(ctx, share, outputs, Share(0, hidden_size, 0, hidden_size), bias)
+    return ExpertLinear(ctx, share, outputs, Share(0, hidden_size, 0, hidden_size), bias, spare)
 
 
-def down(ctx: BuildContext, share: ExpertShare, hidden_size: int, width: int, bias: bool) -> ExpertLinear:
+def down(
+    ctx: BuildContext, share: ExpertShare, hidden_size: int, width: int, bias: bool, spare: int = 0
+) -> ExpertLinear:
     """Back to the hidden size, [E, C, I]."""
     outputs = {"down_proj": Share(0, hidden_size, 0, hidden_size)}
-    return ExpertLinear(ctx, share, outputs, Share(0, share.width, share.first, width), bias)
+    return ExpertLinear(ctx, share, outputs, Share(0, share.width, share.first, width), bias, spare)

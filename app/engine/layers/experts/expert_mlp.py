@@ -13,8 +13,8 @@ from app.engine.layers.experts.expert_map import ExpertMap
 from app.engine.layers.experts.expert_share import ExpertShare
 from app.engine.layers.experts.gate import Gate
 from app.engine.layers.experts.settings import ExpertSettings
+from app.engine.layers.experts.shared_experts import SharedAmongExperts, SharedExperts, num_among_experts
 from app.engine.layers.layer import Layer
-from app.engine.layers.mlp import GatedMLP
 from app.engine.layers.replicated import ReplicatedLinear
 from app.errors import UnsupportedError
 from app.kernels.gemm import Activations, linear_ops
@@ -24,12 +24,14 @@ from app.kernels.moe import GLU, ExpertRows, ExpertWeights, Routing, moe_ops
 class Experts(Layer):
     """This rank's share of all experts."""
 
-    def __init__(self, ctx: BuildContext, hidden_size: int, hidden_act: str, settings: ExpertSettings) -> None:
+    def __init__(
+        self, ctx: BuildContext, hidden_size: int, hidden_act: str, settings: ExpertSettings, spare: int
+    ) -> None:
         super().__init__()
         s = settings
         share = ExpertShare.of(ctx.groups, s.num_experts, s.intermediate_size, ctx.redundant_experts)
-        self.gate_up_proj = gate_up(ctx, share, hidden_size, s.intermediate_size, s.bias)
-        self.down_proj = down(ctx, share, hidden_size, s.intermediate_size, s.bias)
+        self.gate_up_proj = gate_up(ctx, share, hidden_size, s.intermediate_size, s.bias, spare)
+        self.down_proj = down(ctx, share, hidden_size, s.intermediate_size, s.bias, spare)
         self.activation, self.weighs_input = s.activation or _glu(hidden_act), s.weighs_input
         self.map = ExpertMap(share, ctx.device) if len(share.slots) > 1 else None
         self.group = ctx.groups.ep
@@ -62,23 +64,20 @@ def _glu(hidden_act: str) -> GLU:
     return GLU(GATED_ACTIVATIONS[hidden_act])
 
 
-class SharedExperts(GatedMLP):
-    """What every token goes through; its sum over the ranks is left to the layer of experts."""
-
-    def __init__(self, ctx: BuildContext, hidden_size: int, size: int, hidden_act: str) -> None:
-        super().__init__(ctx, hidden_size, size, hidden_act, bias=False)
-        self.down_proj.sums_up = False
-
-
 class ExpertMLP(Layer):
     """The experts' sum, and that of what all tokens share."""
 
     def __init__(self, ctx: BuildContext, hidden_size: int, hidden_act: str, settings: ExpertSettings) -> None:
         super().__init__()
-        s = settings
-        self.gate = Gate(ctx, hidden_size, s)
-        self.experts = Experts(ctx, hidden_size, hidden_act, s)
-        self.shared_experts = SharedExperts(ctx, hidden_size, s.shared_size, hidden_act) if s.shared_size else None
+        s, num_shared = settings, num_among_experts(ctx, settings)
+        self.gate = Gate(ctx, hidden_size, s, num_shared)
+        self.experts = Experts(ctx, hidden_size, hidden_act, s, num_shared)
+        self.shared_experts: SharedExperts | SharedAmongExperts | None = None
+        if num_shared:
+            places = self.experts.gate_up_proj, self.experts.down_proj
+            self.shared_experts = SharedAmongExperts(ctx, hidden_size, s.shared_size, *places)
+        elif s.shared_size:
+            self.shared_experts = SharedExperts(ctx, hidden_size, s.shared_size, hidden_act)
         self.shared_expert_gate = ReplicatedLinear(ctx, hidden_size, 1, bias=False) if s.gates_shared else None
         self.tp = ctx.groups.tp
         self.linear = linear_ops(ctx.device).linear
@@ -92,7 +91,7 @@ class ExpertMLP(Layer):
         return epilogue.after_experts(rows)
 
     def _shared(self, x: Activations) -> torch.Tensor | None:
-        if self.shared_experts is None:
+        if not isinstance(self.shared_experts, SharedExperts):
             return None
         shared: torch.Tensor = self.shared_experts(x, PLAIN)
         if self.shared_expert_gate is None:

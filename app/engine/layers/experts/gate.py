@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from app.engine.layers.context import BuildContext, ForwardContext
@@ -15,7 +17,8 @@ from app.kernels.moe import Routing, moe_ops
 class Gate(Layer):
     """One product and the model's rule; every rank chooses alike. Its weights are never quantized."""
 
-    def __init__(self, ctx: BuildContext, hidden_size: int, settings: ExpertSettings) -> None:
+    def __init__(self, ctx: BuildContext, hidden_size: int, settings: ExpertSettings, num_shared: int = 0) -> None:
+        """`num_shared`: experts behind those that are chosen from, that every token goes to."""
         super().__init__()
         num_experts = settings.num_experts
         self.weight = Weight(torch.empty(num_experts, hidden_size, dtype=ctx.dtype), REPLICATED)
@@ -23,7 +26,7 @@ class Gate(Layer):
         self.e_score_correction_bias = (
             Weight(torch.empty(num_experts, dtype=torch.float32), REPLICATED) if settings.corrects else None
         )
-        self.rule = settings.rule_in(ctx.dtype)
+        self.rule = replace(settings.rule_in(ctx.dtype), num_shared=num_shared)
         self.ops = moe_ops(ctx.device)
 
     def forward(self, x: Activations, ctx: ForwardContext) -> Routing:

@@ -16,7 +16,9 @@ from app.engine.layers.context import BuildContext, ForwardContext
 from app.engine.layers.epilogue import PLAIN, AddNorm
 from app.engine.layers.experts.expert_mlp import ExpertMLP
 from app.engine.layers.experts.settings import ExpertSettings
+from app.engine.layers.experts.shared_experts import SharedAmongExperts
 from app.engine.layers.norm import RMSNorm
+from app.engine.layers.quantized_layer import QuantizedLayer
 from app.engine.layers.weight import ShapeMismatch
 from app.engine.models.load_formats.base import targets
 from app.errors import ConfigError, UnsupportedError
@@ -81,13 +83,18 @@ def stored(judge: Any) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def filled(ctx: BuildContext, tensors: dict[str, torch.Tensor]) -> tuple[ExpertMLP, int]:
+def filled(
+    ctx: BuildContext, tensors: dict[str, torch.Tensor], settings: ExpertSettings = SETTINGS
+) -> tuple[ExpertMLP, int]:
     """The layer of a rank, and how many numbers of experts' weights it read."""
-    layer, read = ExpertMLP(ctx, C, "silu", SETTINGS), 0
+    layer, read = ExpertMLP(ctx, C, "silu", settings), 0
     for name, (weight, part) in targets(layer).items():
         tensor = Recorded(tensors[name])
         weight.weight_loader(tensor, part)
         read += tensor.read if name.startswith("experts.") else 0
+    for module in layer.modules():
+        if isinstance(module, QuantizedLayer):
+            module.pack()
     return layer, read
 
 
@@ -101,6 +108,23 @@ def test_ranks_sum_to_the_whole(judge: Any, size: int, whole_experts: bool) -> N
         total, read = total + layer(x, PLAIN, step([5] * 9)), read + own
     torch.testing.assert_close(total, judge(x[None])[0], rtol=1e-4, atol=1e-5)
     assert read == E * 3 * W * C, "each expert's weight is read once between the ranks"
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@torch.inference_mode()
+def test_what_tokens_share_is_computed_among_the_experts(judge: Any, size: int) -> None:
+    """Where it has no gate of its own."""
+    x, tensors, settings = torch.randn(9, C), stored(judge), replace(SETTINGS, gates_shared=False)
+    total = torch.zeros(9, C)
+    for rank in range(size):
+        layer, _ = filled(context(rank, size), tensors, settings)
+        assert isinstance(layer.shared_experts, SharedAmongExperts)
+        assert all(parameter.is_meta for parameter in layer.shared_experts.parameters())
+        assert layer.gate(x, step([5] * 9)).ids[0, -2:].tolist() == [E, E + 1]
+        total += layer(x, PLAIN, step([5] * 9))
+    _, weights, ids = judge.gate(x)
+    expected = judge.experts(x, ids, weights) + judge.shared_expert(x)
+    torch.testing.assert_close(total, expected, rtol=1e-4, atol=1e-5)
 
 
 @torch.inference_mode()
