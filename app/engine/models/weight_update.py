@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -21,45 +22,32 @@ from app.engine.models.checkpoint import StoredTensor
 from app.engine.models.kv_scales import find_kv_scales, take_kv_scales
 from app.engine.models.load_formats.base import RankNames, is_tolerated, listed
 from app.engine.models.quantized_modules import unused_names
+from app.engine.models.reader import DirectReader
 from app.errors import CheckpointError
 
 
 @dataclass(slots=True, frozen=True)
-class GivenTensor:
-    """A tensor in memory under its name in the checkpoint; see CheckpointTensor."""
+class GivenTensor(StoredTensor):
+    """A tensor in memory under its name in the checkpoint; `file` says where it comes from, for people."""
 
-    name: str
-    tensor: torch.Tensor
-    file: str = "the update"
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the whole tensor."""
-        return tuple(self.tensor.shape)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Its type."""
-        return self.tensor.dtype
-
-    def reshaped(self, *shape: int) -> GivenTensor:
-        """The same numbers in the same order under another shape."""
-        return GivenTensor(self.name, self.tensor.reshape(shape), self.file)
+    @classmethod
+    def of(cls, name: str, tensor: torch.Tensor, source: str = "the update") -> GivenTensor:
+        """All of it is there, on any device."""
+        return cls(name, Path(source), tensor, 0, DirectReader())
 
     def narrow(self, dim: int, start: int, length: int) -> torch.Tensor:
-        """`length` entries from `start` along `dim`."""
-        return self.tensor.narrow(dim, start, length)
-
-    def read_into(self, target: torch.Tensor, dim: int = 0, start: int = 0) -> None:
-        """Copy the entries from `start` along `dim`, as many as `target` has there."""
-        target.copy_(self.tensor.narrow(dim, start, target.shape[dim]) if target.ndim else self.tensor)
+        """See StoredTensor.narrow; not copied."""
+        return self.mapped.narrow(dim, start, length)
 
     def whole(self) -> torch.Tensor:
-        """All of it."""
-        return self.tensor
+        """See StoredTensor.whole; not copied."""
+        return self.mapped
+
+    def read_into(self, target: torch.Tensor, dim: int = 0, start: int = 0) -> None:
+        """See StoredTensor.read_into; at once."""
+        target.copy_(self.mapped.narrow(dim, start, target.shape[dim]) if target.ndim else self.mapped)
 
 
-SourceTensor = StoredTensor | GivenTensor
 NO_NAMES = RankNames()
 
 
@@ -117,7 +105,7 @@ class WeightUpdate:
         self._left = _count(self._places)  # tensors still to come, by module
         self.replaced_memory = False  # whether a weight lies elsewhere than before
 
-    def check(self, tensors: Mapping[str, SourceTensor]) -> None:
+    def check(self, tensors: Mapping[str, StoredTensor]) -> None:
         """CheckpointError unless these are all tensors of the model, in their shapes; nothing is read or changed."""
         own = self._own(tensors)
         missing = sorted(self._names - own.keys())
@@ -139,7 +127,7 @@ class WeightUpdate:
         except ShapeMismatch as error:
             raise CheckpointError(f"{name} {error}", param="model") from error
 
-    def load(self, tensors: Mapping[str, SourceTensor]) -> None:
+    def load(self, tensors: Mapping[str, StoredTensor]) -> None:
         """Take in these tensors. CheckpointError names one that has no place, another shape, or came before."""
         for name, tensor in take_kv_scales(self._model, self._own(tensors), self._names).items():
             if name in self._missing:
@@ -147,10 +135,10 @@ class WeightUpdate:
             elif name in self._places:
                 raise CheckpointError(f"{name} comes a second time", param="names")
 
-    def _own(self, tensors: Mapping[str, SourceTensor]) -> dict[str, SourceTensor]:
+    def _own(self, tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
         """The tensors of this model under the names that it has for them."""
-        named = ((self._model.own_name(name), tensor) for name, tensor in tensors.items())
-        own = {name: tensor for name, tensor in named if name is not None and not self._is_left_over(name)}
+        named = (part for name, tensor in tensors.items() for part in self._model.own_tensors(name, tensor))
+        own = {name: tensor for name, tensor in named if not self._is_left_over(name)}
         unknown = sorted(set(own) - self._names - find_kv_scales(own, self._names).keys())
         if unknown:
             raise CheckpointError(f"the model has no {listed(unknown)}", param="names")
@@ -162,7 +150,7 @@ class WeightUpdate:
             if isinstance(module, AttentionLayer):
                 module.reset_kv_scales()
 
-    def _load_one(self, name: str, tensor: SourceTensor) -> None:
+    def _load_one(self, name: str, tensor: StoredTensor) -> None:
         place = self._places[name]
         if place.weight.is_meta:  # the layer keeps it packed
             setattr(place.module, place.leaf, place.weight.materialize(self._device))

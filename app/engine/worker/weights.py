@@ -17,11 +17,12 @@ from torch import nn
 from app.config import EngineConfig
 from app.engine.layers.quantized_layer import QuantizedLayer
 from app.engine.models.base import EngineModel
+from app.engine.models.checkpoint import StoredTensor
 from app.engine.models.load_formats import open_checkpoint
 from app.engine.models.load_formats.base import LoadRequest, RankNames
 from app.engine.models.load_formats.dummy import Dummy
 from app.engine.models.loader import format_named, materialize_packed, names_of_other_ranks, pack
-from app.engine.models.weight_update import SourceTensor, WeightUpdate, drop_packed
+from app.engine.models.weight_update import WeightUpdate, drop_packed
 from app.engine.worker.host_copy import HostCopy, empty, storages
 from app.engine.worker.placement import Placement
 from app.errors import InvalidRequestError
@@ -90,7 +91,7 @@ class Weights:
         self._whole = whole
         self._update = WeightUpdate(self._model, self._place.device, self._elsewhere)
 
-    def load(self, tensors: Mapping[str, SourceTensor]) -> None:
+    def load(self, tensors: Mapping[str, StoredTensor]) -> None:
         """Take in tensors by their names in the checkpoint; CheckpointError names one that does not fit."""
         if self._update is None:
             raise InvalidRequestError("no update has begun")

@@ -143,7 +143,7 @@ class Worker:
     def load_tensors(self, tensors: list[tuple[str, torch.Tensor]]) -> None:
         """Take in tensors by their names in the checkpoint."""
         with self._weights_only() as weights:
-            weights.load({name: GivenTensor(name, tensor) for name, tensor in tensors})
+            weights.load({name: GivenTensor.of(name, tensor) for name, tensor in tensors})
 
     def finish_update(self, whole: bool) -> None:
         """The weights are all there; `whole`: refuse less than all of them."""
@@ -163,7 +163,7 @@ class Worker:
             raise InvalidRequestError("no weight transfer has been set up: init_weight_transfer_engine first")
         with self._weights_only() as weights:
             for name, dtype, shape in tensors:
-                weights.load({name: GivenTensor(name, self._receiver.receive(dtype, shape), "the transfer")})
+                weights.load({name: GivenTensor.of(name, self._receiver.receive(dtype, shape), "the transfer")})
 
     def leave_transfer(self) -> None:
         """Close the connection to the process that sends weights."""

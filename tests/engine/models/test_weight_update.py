@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from app.config import EngineConfig
 from app.engine.models.base import EngineModel
@@ -13,7 +14,11 @@ from app.engine.models.load_formats import open_checkpoint
 from app.engine.models.weight_update import GivenTensor, WeightUpdate
 from app.engine.worker.worker import Worker
 from app.errors import CheckpointError
-from tests.tiny_models import tiny_model
+from tests.engine.models.expert_variants import EXPERT_VARIANTS
+from tests.engine.models.test_families import VARIANTS
+from tests.engine.worker_driver import Driver, Run, greedy
+from tests.hf_logprobs import prompts
+from tests.tiny_models import hf_greedy, hf_model, tiny_model
 
 CPU = torch.device("cpu")
 NORM = "model.norm.weight"
@@ -45,13 +50,32 @@ def test_a_checkpoint_is_checked_without_being_read(model: EngineModel) -> None:
 def test_tensors_come_once_and_in_their_shapes(model: EngineModel) -> None:
     update = WeightUpdate(model, CPU)
     with torch.inference_mode():
-        update.load({NORM: GivenTensor(NORM, torch.ones(64))})
+        update.load({NORM: GivenTensor.of(NORM, torch.ones(64))})
         with pytest.raises(CheckpointError, match="a second time"):
-            update.load({NORM: GivenTensor(NORM, torch.ones(64))})
+            update.load({NORM: GivenTensor.of(NORM, torch.ones(64))})
         lm_head = "lm_head.weight"
         with pytest.raises(CheckpointError, match=r"lm_head.weight in the update has shape \[3, 64\]"):
-            update.load({lm_head: GivenTensor(lm_head, torch.ones(3, 64))})
+            update.load({lm_head: GivenTensor.of(lm_head, torch.ones(3, 64))})
     with pytest.raises(CheckpointError, match="lacks"):
         update.finish(whole=True)
     update.finish(whole=False)
     assert not update.replaced_memory
+
+
+@pytest.mark.parametrize("name", ["mixtral", "granitemoe", "glm4_moe", "phi3"])
+@pytest.mark.parametrize("source", ["directory", "memory"])
+def test_families_with_other_names_and_fused_tensors_are_replaced_too(name: str, source: str) -> None:
+    family, changes = {**VARIANTS, **EXPERT_VARIANTS}[name]
+    before, after = (tiny_model(family, seed=seed, **changes) for seed in (0, 1))
+    driver = Driver(str(before), num_blocks=16, max_model_len=64)
+    driver.worker.check_weights(str(after))
+    driver.worker.begin_update(True)
+    if source == "directory":
+        driver.worker.load_directory(str(after))
+    else:  # one after another, as a transfer brings them
+        for tensor in load_file(after / "model.safetensors").items():
+            driver.worker.load_tensors([tensor])
+    driver.worker.finish_update(True)
+    judge, asked = hf_model(after), prompts((3, 16))
+    found = driver.run([Run(prompt, greedy(6)) for prompt in asked])
+    assert [run.tokens for run in found] == [hf_greedy(judge, prompt, 6) for prompt in asked]
