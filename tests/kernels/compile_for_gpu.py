@@ -22,6 +22,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
+from unittest import mock
 
 import torch
 import triton
@@ -49,7 +50,8 @@ from app.kernels.attention.triton_prefill import PrefillTile
 from app.kernels.attention.triton_shared_splits import share_splits
 from app.kernels.fused import GatedActivation, HeadNorm, LatentRotation, triton_ops
 from app.kernels.gemm import DeferredNorm, triton_fp8, triton_small
-from app.kernels.mla import triton_heads
+from app.kernels.mla import gluon_attend, gluon_expanded, triton_heads
+from app.kernels.mla import triton_ops as mla_ops
 from app.kernels.moe import GLU, ExpertWeights, Routing, RoutingRule, triton_gate
 from app.kernels.moe import triton_ops as expert_ops
 from app.kernels.rows import RowColumns, StepTensors
@@ -261,6 +263,32 @@ def attention(
             gluon_prefill.prefill(query, cache, meta, query, scale=0.1)
 
 
+def latent_attention(dtype: torch.dtype, num_heads: int, sizes: tuple[int, int, int, int], is_fp8: bool) -> None:
+    """Steps that meet latents as they are, of few rows and of many, and one that expands them; sizes: of a latent, a
+    rotated key, the rest of a key, a value."""
+    size, rope, nope, value = sizes
+    cache, scale = torch.zeros(64, 16, size + rope, dtype=KV_FP8 if is_fp8 else dtype), torch.ones(1)
+    more = {"scale": 0.1, "kv_scale": scale if is_fp8 else None}
+    for counts in ([1, 1, 1], [1, 30]):
+        meta = AttentionMetadata(
+            torch.tensor([0, *counts]).cumsum(0).int(), torch.full((len(counts),), 900, dtype=torch.int32),
+            torch.zeros(len(counts), 64, dtype=torch.int32), torch.zeros(0), max(counts), 900, 0,
+        )  # fmt: skip
+        mla_ops.OPS.prepare(meta, num_heads=num_heads, block_size=16)
+        query = torch.zeros(sum(counts), num_heads, size + rope, dtype=dtype)
+        mla_ops.OPS.attend(query, cache, meta, latent_size=size, **more)
+    up = torch.zeros(num_heads, nope + value, size, dtype=dtype)
+    query, workspace = query[..., : nope + rope], torch.zeros(1000, num_heads, nope + value, dtype=dtype)
+    mla_ops.OPS.attend_expanded(query, cache, meta, up, workspace, value_dim=value, **more)
+    if not IS_AMD and dtype != torch.float32 and sizes == (512, 64, 128, 128):
+        with mock.patch.object(gluon_attend, "serves", return_value=not is_fp8):
+            meta.plan = None
+            mla_ops.OPS.prepare(meta, num_heads=num_heads, block_size=16)
+            mla_ops.OPS.attend(torch.zeros(31, num_heads, 576, dtype=dtype), cache, meta, latent_size=size, **more)
+        with mock.patch.object(gluon_expanded, "serves", return_value=True):
+            mla_ops.OPS.attend_expanded(query, cache, meta, up, workspace, value_dim=value, **more)
+
+
 def sharing(num_requests: int) -> None:
     """The search for shared splits among many requests."""
     lens, table = torch.ones(num_requests, dtype=torch.int32), torch.zeros(num_requests, 64, dtype=torch.int32)
@@ -319,6 +347,11 @@ def all_calls() -> list[Callable[[], None]]:
         partial(attention, torch.float16, (14, 2, 64), 16),
         partial(latent, torch.bfloat16, 16, 512, (128, 64), interleaved=True),
         partial(latent, torch.float32, 5, 256, (64, 32), interleaved=False),
+        *(
+            partial(latent_attention, torch.bfloat16, heads, (512, 64, 128, 128), fp8)
+            for heads, fp8 in ((16, False), (128, True))
+        ),
+        partial(latent_attention, torch.float32, 5, (256, 32, 64, 64), False),
         partial(linear, 1024, 2048, 4096, 3072),
         partial(linear, 4096, 4096, 6144, 14336),
         partial(attention, torch.bfloat16, (8, 4, 256), 16, soft_cap=50.0),

@@ -73,6 +73,7 @@ def _part(meta: AttentionMetadata, starts: NDArray[np.int64], requests: NDArray[
         max_query_len=int(counts.max()),
         num_decodes=min(meta.num_decodes, int((counts == 1).sum())),
         host_starts=own,
+        host_lens=None if meta.host_lens is None else meta.host_lens[requests],
         plan=None,
     )
     return StepPart(part, _tokens(starts, requests, own, device))

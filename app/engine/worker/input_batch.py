@@ -79,7 +79,7 @@ def build_input_batch(step: SchedulerOutput, state: RowState) -> InputBatch:
     return InputBatch(
         input_ids=tensors.input_ids,
         positions=tensors.positions,
-        attention=_metadata(state, tensors, device_starts, starts, int(seq_lens.max())),
+        attention=_metadata(state, tensors, device_starts, starts, seq_lens),
         rows=rows,
         sampled=sampled,
         logits_indices=indices,
@@ -101,10 +101,10 @@ def check_rows(state: RowState, step: SchedulerOutput, seq_lens: Int64Array) -> 
 
 
 def _metadata(
-    state: RowState, tensors: StepTensors, device_starts: torch.Tensor, starts: Int64Array, longest: int
+    state: RowState, tensors: StepTensors, device_starts: torch.Tensor, starts: Int64Array, seq_lens: Int64Array
 ) -> AttentionMetadata:
-    """`longest`: most tokens that one of the rows may have computed after the step."""
-    counts = np.diff(starts)
+    """`seq_lens` [R]: most tokens that each of the rows may have computed after the step."""
+    counts, longest = np.diff(starts), int(seq_lens.max())
     longer = np.flatnonzero(counts > 1)
     max_blocks = -(-longest // state.block_size)
     table, *more = (table[:, :max_blocks].index_select(0, tensors.rows) for table in state.block_tables)
@@ -117,6 +117,7 @@ def _metadata(
         max_seq_len=longest,
         num_decodes=int(longer[0]) if len(longer) else len(counts),
         host_starts=starts,
+        host_lens=seq_lens,
         more_tables=tuple(zip(more, tensors.more_slots, strict=True)),
     )
 

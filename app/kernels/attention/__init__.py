@@ -54,6 +54,7 @@ class AttentionMetadata:
     # these once for all. The result is the same but for rounding.
     cascade: bool = False
     host_starts: NDArray[np.int64] | None = None  # query_start_loc on the host, where the step was made there
+    host_lens: NDArray[np.int64] | None = None  # seq_lens there: at most
     plan: object | None = None  # a backend's own precomputation for the step, filled by its `prepare`
     # `block_table` and `slot_mapping` of the further groups of layers that keep blocks of their own; a layer's own
     # metadata has its group's in the fields above.

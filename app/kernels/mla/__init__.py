@@ -47,7 +47,7 @@ class MLAOps:
 
 
 MLA_OPS: Registry[MLAOps] = Registry(
-    "latent attention", {"torch": "app.kernels.mla.reference:OPS"}
+    "latent attention", {"torch": "app.kernels.mla.reference:OPS", "triton": "app.kernels.mla.triton_ops:OPS"}
 )  # by the attention backend's name
 
 

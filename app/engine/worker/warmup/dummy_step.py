@@ -43,6 +43,7 @@ def dummy_forward(
         num_decodes=len(lengths) if int(lengths.max()) == 1 else 0,
         cascade=step.cascade and shares_prefixes,
         host_starts=starts,
+        host_lens=lengths + step.context,
         more_tables=((table, slots),) * (len(forward.cache.spec.windows) - 1),
     )
     input_ids = torch.zeros(int(starts[-1]), dtype=torch.int32, device=device)
