@@ -44,7 +44,10 @@ def prepare(meta: AttentionMetadata, *, num_heads: int, num_kv_heads: int, head_
     if block_size < 16 or block_size & (block_size - 1):
         raise ConfigError(f"block_size={block_size}: the triton attention backend needs a power of two of at least 16")
     if head_dim > _MAX_HEAD_DIM:
-        raise ConfigError(f"head_dim={head_dim}: the triton attention backend holds at most {_MAX_HEAD_DIM}")
+        raise ConfigError(
+            f"head_dim={head_dim}: attention_backend=triton holds at most {_MAX_HEAD_DIM}; use attention_backend=torch",
+            param="attention_backend",
+        )
     meta.plan = TritonPlan(make_scratch(meta, num_heads, num_kv_heads, head_dim))
 
 

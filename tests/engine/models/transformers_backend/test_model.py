@@ -98,7 +98,9 @@ def test_over_two_ranks(name: str) -> None:
 @pytest.mark.parametrize("name", ["llama", "starcoder2", "mixtral", "deepseek_v3", "gemma4_text", "gpt_oss"])
 def test_on_a_gpu(name: str) -> None:
     """Prompts in chunks, tokens from CUDA graphs where the step can be captured; logprobs beside transformers'."""
-    check_logprobs(tiny_model(name, **ARCHITECTURES[name]), "cuda", 2e-2, model_impl="transformers")
+    # Its heads are wider than the kernels hold.
+    options = {"attention_backend": "torch"} if name == "gemma4_text" else {}
+    check_logprobs(tiny_model(name, **ARCHITECTURES[name]), "cuda", 2e-2, model_impl="transformers", **options)
 
 
 def test_what_is_exchanged_and_deferred_in_llama() -> None:
