@@ -39,6 +39,11 @@ QUANT_METHODS: Registry[Any] = Registry(
     {
         "fp8": "app.engine.quantization.fp8:Fp8Method",
         "compressed-tensors": "app.engine.quantization.compressed_tensors:CompressedTensors",
+        "bitsandbytes": "app.engine.quantization.bitsandbytes:BitsAndBytes",
+        "gguf": "app.engine.quantization.gguf:GgufMethod",
+        "modelopt": "app.engine.quantization.modelopt:ModelOpt",
+        "squeezellm": "app.engine.quantization.squeezellm:SqueezeLLM",
+        "torchao": "app.engine.quantization.torchao:TorchAo",
     },
     PluginGroup("quantizations", "app.engine.quantization.base:QuantMethod"),
 )

@@ -193,7 +193,11 @@ class ModelInfo:
     @property
     def quantization_scheme(self) -> Mapping[str, Any]:
         """What config.json says of quantized weights; empty: they are plain."""
-        return self.hf_config.get("quantization_config") or {}
+        scheme = self.hf_config.get("quantization_config")
+        if scheme:
+            return dict(scheme)
+        older = _read_json(self.directory / "hf_quant_config.json", optional=True)  # of ModelOpt
+        return {"quant_method": "modelopt", **older} if older else {}
 
     @cached_property
     def sampling_defaults(self) -> dict[str, Any]:

@@ -1,0 +1,83 @@
+"""Checkpoints of NVIDIA's ModelOpt: fp8 with a scale for each tensor or block, and NVFP4.
+
+Their configuration stands in config.json, in older ones in hf_quant_config.json (app/engine/model_info.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+
+from app.engine.quantization.base import QuantMethod, StoredModule
+from app.engine.quantization.fp8 import check_fp8
+from app.engine.quantization.stored_fp4 import StoredFp4
+from app.engine.quantization.stored_fp8 import PER_OUTPUT, PER_TENSOR, StoredFp8
+from app.errors import UnsupportedError
+
+_INPUTS = ("input_scale", "pre_quant_scale")
+_FP8 = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "FP8_PB_REAL")
+_FP4 = ("NVFP4", "W4A16_NVFP4", "NVFP4_AWQ")
+_BLOCK = 128
+
+
+@dataclass(slots=True, frozen=True)
+class ModelOpt(QuantMethod):
+    """A whole checkpoint."""
+
+    algorithm: str  # "MIXED_PRECISION": each layer has its own
+    group: int
+    excluded: tuple[str, ...]
+    layers: tuple[tuple[str, str, int], ...] = ()  # name, algorithm, group
+
+    def check(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Fp8 has the same conditions as where it is made while loading."""
+        if any(algorithm in _FP8 for algorithm in (self.algorithm, *(one for _, one, _ in self.layers))):
+            check_fp8("an fp8 checkpoint", "take one that is not quantized", device, dtype)
+
+    def method_of(self, module: StoredModule) -> QuantMethod | None:
+        """UnsupportedError names a layer that was smoothed, which would need its inputs scaled."""
+        if module.kind == "embedding" or self._is_excluded(module.name):
+            return None
+        algorithm, group = self.algorithm, self.group
+        if algorithm == "MIXED_PRECISION":
+            found = next(((one, size) for name, one, size in self.layers if name == module.name), None)
+            if found is None:
+                return None
+            algorithm, group = found
+        if "pre_quant_scale" in (module.tensors or ()):
+            raise UnsupportedError(f"ModelOpt: {module.name}.pre_quant_scale is not read", param="model")
+        return _method(algorithm, group, module)
+
+    def _is_excluded(self, name: str) -> bool:
+        return any(fnmatchcase(name, pattern) or name.startswith(f"{pattern}.") for pattern in self.excluded)
+
+    @classmethod
+    def of_checkpoint(cls, scheme: Mapping[str, Any]) -> QuantMethod:
+        """UnsupportedError names an algorithm that is not read."""
+        scheme = {**scheme, **(scheme.get("quantization") or {})}
+        algorithm = str(scheme.get("quant_algo") or "").upper()
+        layers = tuple(
+            (name, str(one.get("quant_algo", "")).upper(), int(one.get("group_size") or 16))
+            for name, one in (scheme.get("quantized_layers") or {}).items()
+        )
+        for one in {algorithm, *(kind for _, kind, _ in layers)} - {"MIXED_PRECISION"}:
+            if one not in (*_FP8, *_FP4):
+                known = ", ".join((*_FP8, *_FP4, "MIXED_PRECISION"))
+                raise UnsupportedError(f"ModelOpt: quant_algo {one!r} is not supported; known: {known}", param="model")
+        excluded = scheme.get("exclude_modules") or scheme.get("ignore") or ()
+        return cls(algorithm, int(scheme.get("group_size") or 16), tuple(map(str, excluded)), layers)
+
+
+def _method(algorithm: str, group: int, module: StoredModule) -> QuantMethod:
+    if algorithm in _FP4:
+        return StoredFp4(module.dtype, group, "weight_scale_2", codes="weight", unused=_INPUTS)
+    if algorithm == "FP8":
+        is_static = module.tensors is None or "input_scale" in module.tensors
+        return StoredFp8(module.dtype, PER_TENSOR, input_scale="input_scale" if is_static else None)
+    if algorithm == "FP8_PER_CHANNEL_PER_TOKEN":
+        return StoredFp8(module.dtype, PER_OUTPUT, unused=_INPUTS)
+    return StoredFp8(module.dtype, (_BLOCK, _BLOCK), unused=_INPUTS)
