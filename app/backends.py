@@ -38,6 +38,7 @@ QUANT_METHODS: Registry[Any] = Registry(
     "quantization",
     {
         "fp8": "app.engine.quantization.fp8:Fp8Method",
+        "mxfp4": "app.engine.quantization.mxfp4:Mxfp4",
         "compressed-tensors": "app.engine.quantization.compressed_tensors:CompressedTensors",
         "bitsandbytes": "app.engine.quantization.bitsandbytes:BitsAndBytes",
         "gguf": "app.engine.quantization.gguf:GgufMethod",

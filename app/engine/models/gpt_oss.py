@@ -12,15 +12,19 @@ from app.engine.models.checkpoint import StoredTensor
 from app.engine.models.decoder import CausalLM
 from app.engine.models.decoder_settings import DecoderSettings, layer_types, windows_of
 from app.engine.models.names import renamed
-from app.engine.models.stacked_experts import DOWN, IN_TURN, Cuts, transposed_cuts, unstacked
+from app.engine.models.stacked_experts import DOWN, IN_TURN, Cuts, flattened_cuts, transposed_cuts, unstacked
 from app.kernels.moe import GLU, RoutingRule
 
 # What the checkpoint holds beside `...mlp.experts`: our leaf, and where an expert's parts are.
 _STACKED: dict[str, tuple[str, Cuts]] = {
     "gate_up_proj": ("weight", transposed_cuts(IN_TURN)),
     "gate_up_proj_bias": ("bias", IN_TURN),
+    "gate_up_proj_blocks": ("weight_packed", flattened_cuts(IN_TURN)),
+    "gate_up_proj_scales": ("weight_scale", IN_TURN),
     "down_proj": ("weight", transposed_cuts(DOWN)),
     "down_proj_bias": ("bias", DOWN),
+    "down_proj_blocks": ("weight_packed", flattened_cuts(DOWN)),
+    "down_proj_scales": ("weight_scale", DOWN),
 }
 _YARN = {
     "rope_type": "yarn",

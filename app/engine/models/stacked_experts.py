@@ -22,6 +22,11 @@ def transposed_cuts(cuts: Cuts) -> Cuts:
     return {part: lambda x, cut=cut: cut(x.t()) for part, cut in cuts.items()}  # type: ignore[misc]
 
 
+def flattened_cuts(cuts: Cuts) -> Cuts:
+    """The same of rows that are stored as blocks of bytes, [rows, blocks, bytes]."""
+    return {part: lambda x, cut=cut: cut(x.flatten(1)) for part, cut in cuts.items()}  # type: ignore[misc]
+
+
 def unstacked(experts: str, leaf: str, tensor: StoredTensor, cuts: Cuts) -> Iterator[tuple[str, StoredTensor]]:
     """Parts of a tensor [E, ...], for `experts` as in `model.layers.0.mlp.experts`. Views: nothing is read here."""
     for number, expert in enumerate(tensor.mapped):

@@ -47,6 +47,10 @@ class Fp8Weight(PackedWeight):
         """Quantize weight [N, K]."""
         return cls(*quantize_rows(weight))
 
+    def dequantize(self) -> torch.Tensor:
+        """The numbers in fp32, [N, K]."""
+        return self.weight.float() * self.scale
+
     def linear(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """x [T, K] -> x W^T + bias, [T, N], in the dtype of x."""
         platform = platform_of(x.device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 import torch
 
@@ -30,6 +30,13 @@ class StackedExperts:
         """See PackedExperts."""
         one: Any = _mapped(lambda tensors: tensors[0][expert], [self.packed])
         return cast("torch.Tensor", one.dequantize())
+
+
+def is_stackable(packed: PackedWeight | None) -> TypeGuard[PackedWeight]:
+    """Whether a weight can be one of StackedExperts: not in an order of a library's own."""
+    if not is_dataclass(packed) or not hasattr(packed, "dequantize"):
+        return False
+    return not any(tensor.is_mkldnn for tensor in _tensors(packed))
 
 
 def stack_experts(weights: Sequence[PackedWeight], dtype: torch.dtype, ops: MoEOps) -> StackedExperts | torch.Tensor:

@@ -12,10 +12,13 @@ from safetensors.torch import load_file
 from app.backends import QUANT_METHODS
 from app.engine.layers.experts.expert_mlp import Experts
 from app.errors import UnsupportedError
+from app.kernels.moe.stacked import StackedExperts
 from tests.engine.models.expert_variants import EXPERT_VARIANTS
 from tests.engine.models.load_formats.formats import contexts, fill
-from tests.engine.models.test_quantized_modules import HEADS, check_logits, quantized
-from tests.tiny_models import tiny_model
+from tests.engine.models.test_quantized_modules import HEADS, PROMPT, check_logits, quantized
+from tests.engine.quantization.test_fp8 import round_linear_layers, rounded
+from tests.engine.worker_driver import Driver, all_logits
+from tests.tiny_models import hf_model, tiny_model
 
 WIDTHS = {"moe_intermediate_size": 40}
 
@@ -66,3 +69,19 @@ def test_ranks_hold_the_share_of_what_is_stored(tp: int, whole: bool, tmp_path: 
             torch.testing.assert_close(layer.down_proj.multiplier[slot], down[:, own])
             seen.append(expert)
     assert sorted(seen) == sorted(list(range(7)) * (1 if whole else tp))
+
+
+def test_experts_are_rounded_to_fp8_while_loading() -> None:
+    """Their weights alone: a CPU's kernels multiply what is left of them."""
+    family, changes = EXPERT_VARIANTS["qwen3_moe"]
+    directory = tiny_model(family, **changes)
+    judge = hf_model(directory)
+    round_linear_layers(judge)
+    for name, parameter in judge.named_parameters():
+        if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            parameter.data = rounded(parameter.data)
+    driver = Driver(str(directory), num_blocks=16, quantization="fp8")
+    assert all(isinstance(layer.down_proj.packed, StackedExperts) for layer in experts(driver))
+    with torch.inference_mode():
+        expected = judge(torch.tensor([PROMPT])).logits[0]
+    torch.testing.assert_close(all_logits(driver, PROMPT), expected, rtol=0, atol=2e-3)

@@ -18,7 +18,7 @@ from app.errors import UnsupportedError
 from app.kernels.gemm import PackedWeight
 from app.kernels.gemm.parts import UnpackedWeight
 from app.kernels.moe import moe_ops
-from app.kernels.moe.stacked import StackedExperts, stack_experts
+from app.kernels.moe.stacked import StackedExperts, is_stackable, stack_experts
 
 
 class ExpertLinear(QuantizedLayer):
@@ -134,7 +134,7 @@ class ExpertLinear(QuantizedLayer):
             joined = None if joined is None else joined.beside(form)
         if joined is None:  # parts that are unlike
             return UnpackedWeight(torch.cat([form.dequantize().to(self.dtype) for form in forms]))
-        if not isinstance(joined, PlainForm) and (packed := joined.pack()) is not None:
+        if not isinstance(joined, PlainForm) and is_stackable(packed := joined.pack()):
             return packed
         return UnpackedWeight(joined.dequantize().to(self.dtype))
 
