@@ -113,18 +113,19 @@ def attend_expanded(
 
 def _lay_out(query: torch.Tensor, cache: torch.Tensor, meta: AttentionMetadata, value_dim: int, chunk: int) -> Contexts:
     """One context behind the other; in fp32 each from a chunk's beginning on, so that it is cut alike whatever its
-    neighbours are (I6)."""
+    neighbours are (I6). The memory is that of any contexts, so that a start's largest step, which has none, counts it.
+    """
     step = chunk if query.dtype == torch.float32 else 1
     num_requests = meta.seq_lens.shape[0]
     lens = np.full(num_requests, meta.max_seq_len) if meta.host_lens is None else meta.host_lens
     total = int((-(-lens // step) * step).sum())
     offsets = torch.zeros(num_requests + 1, dtype=torch.int32, device=query.device)
     torch.cumsum((meta.seq_lens + (step - 1)) // step * step, 0, dtype=torch.int32, out=offsets[1:])
-    shape = query.shape[:2] if total > chunk else (0, 0)  # from a single chunk nothing is carried
+    shape = query.shape[:2]
     carried = Carried(
         query.new_empty(*shape, value_dim, dtype=torch.float32), query.new_empty(*shape, dtype=torch.float32)
     )
-    return Contexts(total, offsets, carried, query.new_empty(min(total, chunk), cache.shape[2]))
+    return Contexts(total, offsets, carried, query.new_empty(chunk, cache.shape[2]))
 
 
 def _plan(meta: AttentionMetadata) -> TritonLatentPlan:

@@ -17,6 +17,7 @@ from app.engine.models.loader import load_model
 from app.kernels.attention import AttentionMetadata, triton_ops
 from app.kernels.fused import FUSED_OPS
 from app.kernels.gemm import LINEAR_OPS, DeferredNorm, triton_small
+from tests.engine.models.expert_variants import LATENT, LATENT_YARN
 from tests.tiny_models import hf_model, tiny_model
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -66,6 +67,7 @@ def _triton_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
         ("qwen2", {"num_attention_heads": 7, "num_key_value_heads": 1, "head_dim": 16}),
         ("qwen3", {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 80}),
         ("mistral", {"sliding_window": 24}),
+        ("youtu", {**LATENT, "rope_parameters": LATENT_YARN}),  # the first step is expanded, the others absorbed
     ],
 )
 @torch.inference_mode()
