@@ -103,13 +103,15 @@ def graph_us(call: Callable[[], object], per_call: int) -> float:
 
 
 def launches(call: Callable[[], object]) -> int:
-    """Kernels that a call launches."""
+    """Kernels that a call runs on the GPU."""
     if DEVICE == "cpu":
         return 0
+    torch.cuda.synchronize()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         call()
         torch.cuda.synchronize()
-    return sum(event.count for event in profile.key_averages() if "Mem" not in event.key and "Graph" not in event.key)
+    events = profile.events() or []
+    return sum(event.device_type == torch.autograd.DeviceType.CUDA and "Mem" not in event.name for event in events)
 
 
 def library_us(layer: Layer, routing: Routing, x: torch.Tensor) -> float:

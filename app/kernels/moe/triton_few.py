@@ -31,7 +31,7 @@ class FewTile:
     num_stages: int
 
 
-TILE = FewTile(8, 64, 4, 4)
+TILE = FewTile(4, 64, 4, 4)
 
 
 @triton.jit
