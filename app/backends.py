@@ -39,6 +39,12 @@ QUANT_METHODS: Registry[Any] = Registry(
     {
         "fp8": "app.engine.quantization.fp8:Fp8Method",
         "mxfp4": "app.engine.quantization.mxfp4:Mxfp4",
+        "fp8_block": "app.engine.quantization.fp8_block:Fp8BlockMethod",
+        "int8": "app.engine.quantization.int8:Int8Method",
+        "w4": "app.engine.quantization.w4:Int4Method",
+        "awq": "app.engine.quantization.awq:Awq",
+        "gptq": "app.engine.quantization.gptq:Gptq",
+        "fbgemm_fp8": "app.engine.quantization.fp8_checkpoint:Fp8Checkpoint",
         "compressed-tensors": "app.engine.quantization.compressed_tensors:CompressedTensors",
         "bitsandbytes": "app.engine.quantization.bitsandbytes:BitsAndBytes",
         "gguf": "app.engine.quantization.gguf:GgufMethod",

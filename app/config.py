@@ -98,9 +98,10 @@ class EngineConfig(Frozen):
     )
     quantization: Annotated[str, OneOf(QUANT_METHODS)] | None = Field(
         None,
-        description="`fp8`: quantize the linear layers while loading, weights per output channel and activations per "
-        "token. On a GPU of compute capability 8.9 or later with dtype bfloat16; on a CPU exact but slow. A checkpoint "
-        "that is quantized already is read as it is, without this option, where its method is one of these.",
+        description="Quantize the linear layers while loading. `fp8`: weights per output channel, activations per "
+        "token. `fp8_block`: in blocks of 128. `int8`: as fp8, in whole numbers. `w4`: weights alone, 4 bits in groups "
+        "of 128. fp8 is for GPUs of compute capability 8.9 or later with dtype bfloat16, and CPUs. The other names are "
+        "those of checkpoints that are quantized already, which need no option.",
     )
     device: Annotated[str, OneOf(PLATFORMS, ("auto",))] = Field("auto", description="`auto`: a visible GPU, else cpu.")
     seed: int = Field(0, description="Seed of dummy weights.")

@@ -54,7 +54,7 @@ LOST: list[tuple[str, Any, str]] = [
     ("engine_kwargs.trust_remote_code", True, "no counterpart"),
     ("engine_kwargs.enable_chunked_prefill", False, "no counterpart"),
     ("engine_kwargs.speculative_config", {"method": "ngram"}, "no counterpart"),
-    ("engine_kwargs.quantization", "awq", "there are"),
+    ("engine_kwargs.quantization", "no_such", "there are"),
     ("engine_kwargs.tool_call_parser", "no_such", "there are"),
     ("engine_kwargs.load_format", "runai_streamer", "there are"),
     ("deployment_config.autoscaling_config", {"max_replicas": 4, "target_ongoing_requests": 8}, "seconds of work"),

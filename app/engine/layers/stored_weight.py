@@ -14,7 +14,7 @@ from torch import nn
 
 from app.engine.layers.weight import CheckpointTensor, Weight, WeightSpec, expect_dtype, expect_shape
 from app.engine.quantization.base import Dim, Leaf, QuantMethod, Share, WeightShares
-from app.engine.quantization.forms import WeightForm
+from app.engine.quantization.forms import PlainForm, WeightForm
 from app.kernels.gemm import PackedWeight
 from app.kernels.gemm.parts import PackedParts, UnpackedWeight
 
@@ -160,7 +160,7 @@ def pack_stored(weights: Sequence[StoredWeight]) -> PackedWeight | None:
             forms, sizes = [*forms, form], [*sizes, rows]
         else:
             forms[-1], sizes[-1] = joined, sizes[-1] + rows
-    if len(weights) == 1 and weights[0].is_plain:
+    if len(weights) == 1 and weights[0].is_plain and isinstance(forms[0], PlainForm):
         return forms[0].pack()
     packed = tuple(form.pack() or UnpackedWeight(form.dequantize().to(weights[0].dtype)) for form in forms)
     return packed[0] if len(packed) == 1 else PackedParts(packed, tuple(sizes))

@@ -99,7 +99,8 @@ def store_quantized(
             has_bias=size.has_bias,
             tensors=None if found is None else module.tensors,
         )
-        methods.setdefault(layer, {})[part] = method.method_of(stored) or PLAIN_METHOD
+        with torch.device("cpu"):  # where it may look at tensors
+            methods.setdefault(layer, {})[part] = method.method_of(stored) or PLAIN_METHOD
     for layer, of_parts in methods.items():
         layer.methods = of_parts
         layer.store(of_parts)

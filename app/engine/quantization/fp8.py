@@ -5,14 +5,15 @@ the tensor cores' rate."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
 from app.engine.quantization.base import QuantMethod
-from app.errors import ConfigError
+from app.engine.quantization.fp8_checkpoint import Fp8Checkpoint
+from app.engine.quantization.fp8_conditions import check_fp8
 from app.kernels.gemm import PackedWeight
 from app.kernels.gemm.fp8 import Fp8Weight
-from app.platforms import platform_of
 
 
 class Fp8Method(QuantMethod):
@@ -32,12 +33,7 @@ class Fp8Method(QuantMethod):
         """The method; one object serves all layers."""
         return cls()
 
-
-def check_fp8(what: str, remedy: str, device: torch.device, dtype: torch.dtype) -> None:
-    """ConfigError where `what` cannot be computed; `remedy` says what to do."""
-    platform = platform_of(device)
-    if (refusal := platform.fp8_refusal(device)) is not None:
-        raise ConfigError(f"{what}: {refusal}; {remedy}", param="quantization")
-    if platform.has_fp8_products and dtype != torch.bfloat16:
-        given = str(dtype).removeprefix("torch.")
-        raise ConfigError(f"{what} needs dtype=bfloat16 on a GPU, not {given}", param="quantization")
+    @classmethod
+    def of_checkpoint(cls, scheme: Mapping[str, Any]) -> QuantMethod:
+        """A checkpoint of that name brings weights in fp8."""
+        return Fp8Checkpoint.of_checkpoint(scheme)

@@ -106,8 +106,8 @@ def test_none_for_plain_checkpoints() -> None:
 @pytest.mark.parametrize(
     ("name", "scheme", "error", "message"),
     [
-        (None, {"quant_method": "awq"}, UnsupportedError, r"not supported \(quant_method 'awq'\)"),
-        (None, {"quant_method": "fp8"}, UnsupportedError, r"not supported \(quant_method 'fp8'\)"),
+        (None, {"quant_method": "vptq"}, UnsupportedError, r"not supported \(quant_method 'vptq'\)"),
+        (None, {"quant_method": "int8"}, UnsupportedError, r"not supported \(quant_method 'int8'\)"),
         ("fp8", {"quant_method": "gptq"}, ConfigError, r"is quantized already \(gptq\)"),
         ("compressed-tensors", {}, ConfigError, "reads quantized checkpoints only"),
     ],

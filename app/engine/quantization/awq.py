@@ -1,0 +1,86 @@
+"""Checkpoints of AWQ (Lin et al., 2023) in the form of its `gemm` kernel: codes of 4 bits, eight outputs in a word."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from app.engine.quantization.base import Dim, Leaf, QuantMethod, StoredModule, WeightShares
+from app.engine.quantization.bits import unpack_bits
+from app.engine.quantization.forms import GroupForm, WeightForm
+from app.errors import UnsupportedError
+
+BITS = 4
+_WORD = Dim("output", 8)
+# The place in a word of each of its eight outputs: the kernel's own order.
+_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
+_VERSIONS = ("gemm", "exllama", "ipex")  # which lay weights out alike
+
+
+@dataclass(slots=True, frozen=True)
+class StoredAwq(QuantMethod):
+    """One weight."""
+
+    dtype: torch.dtype  # the type that the model computes in
+    group: int  # inputs that share a scale; 0: all
+
+    def leaves(self, dtype: torch.dtype) -> tuple[Leaf, ...]:
+        """See QuantMethod."""
+        return (
+            Leaf("qweight", torch.int32, (Dim("input"), _WORD)),
+            Leaf("qzeros", torch.int32, (self._groups, _WORD)),
+            Leaf("scales", torch.float32, (self._groups, Dim("output")), dummy=0.005),
+        )
+
+    @property
+    def _groups(self) -> Dim:
+        return Dim("input", self.group) if self.group else Dim("unit")
+
+    def unpack(self, stored: Mapping[str, torch.Tensor], shares: WeightShares) -> WeightForm:
+        """See QuantMethod."""
+        codes, zeros = (shares.own(_unpacked(stored[name]), 1, _WORD) for name in ("qweight", "qzeros"))
+        scale = stored["scales"]
+        offset, group = -zeros.float() * scale, max(1, shares.num_inputs)
+        if self.group:
+            scale, group = shares.spread(scale, 0, self._groups)
+            offset, _ = shares.spread(offset, 0, self._groups)
+        return GroupForm(
+            codes.t().contiguous(), scale.t().contiguous(), group, BITS, self.dtype, offset.t().contiguous()
+        )
+
+
+def _unpacked(words: torch.Tensor) -> torch.Tensor:
+    """int32 [M, N / 8] -> uint8 [M, N]."""
+    places = torch.tensor(_PLACES, device=words.device)
+    return unpack_bits(words, BITS).unflatten(1, (-1, 8)).index_select(2, places).flatten(1)  # type: ignore[no-untyped-call]
+
+
+@dataclass(slots=True, frozen=True)
+class Awq(QuantMethod):
+    """A whole checkpoint: its linear layers but for those named, not its output head."""
+
+    group: int
+    skipped: tuple[str, ...]
+
+    def method_of(self, module: StoredModule) -> QuantMethod | None:
+        """None for a module whose name holds one of those left as they were."""
+        if module.kind != "linear" or any(name in module.name for name in self.skipped):
+            return None
+        return StoredAwq(module.dtype, self.group)
+
+    @classmethod
+    def of_checkpoint(cls, scheme: Mapping[str, Any]) -> QuantMethod:
+        """UnsupportedError names what this checkpoint has otherwise."""
+        version, bits = str(scheme.get("version", "gemm")).lower(), scheme.get("bits", scheme.get("w_bit", BITS))
+        group = scheme.get("group_size", scheme.get("q_group_size", 128))
+        if version not in _VERSIONS:
+            raise UnsupportedError(f"awq: version={version}; take a checkpoint of version gemm", param="model")
+        if bits != BITS or not scheme.get("zero_point", True):
+            found = f"bits={bits}, zero_point={scheme.get('zero_point', True)}"
+            raise UnsupportedError(f"awq: {found}; only 4 bits with zeros are known", param="model")
+        if not isinstance(group, int) or (group < 1 and group != -1):
+            raise UnsupportedError(f"awq: group_size={group!r}", param="model")
+        return cls(max(group, 0), tuple(scheme.get("modules_to_not_convert") or ()))
