@@ -132,5 +132,5 @@ def test_checkpoints_whose_cache_alone_is_quantized(copy: Path) -> None:
     assert scales(given())[0] == [0.5] * 4
     with pytest.raises(UnsupportedError, match="kv_cache_scheme"):
         given(kv_cache_scheme={"num_bits": 8, "type": "int"})
-    with pytest.raises(UnsupportedError, match="layers quantized in unlike ways"):
+    with pytest.raises(UnsupportedError, match="group_0: activations are quantized, and no weights"):
         given(config_groups={"group_0": {}})
