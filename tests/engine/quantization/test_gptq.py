@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from app.engine.quantization import select_quantization
 from app.errors import CheckpointError, UnsupportedError
@@ -26,7 +27,7 @@ SAMPLE = [*random.Random(3).sample(GRID, 3), (4, "gptq", 32, True, False), (3, "
 
 def words(codes: np.ndarray, bits: int) -> torch.Tensor:
     """[M, N], along the second dimension: bit b of code i is bit (i * bits + b) % 32 of word (i * bits + b) // 32."""
-    rows, size = codes.shape
+    rows = codes.shape[0]
     stream = ((codes[:, :, None] >> np.arange(bits)) & 1).reshape(rows, -1)
     stream = np.pad(stream, ((0, 0), (0, -stream.shape[1] % 32))).reshape(rows, -1, 32).astype(np.uint64)
     packed = (stream << np.arange(32, dtype=np.uint64)).sum(2).astype(np.uint32)
@@ -107,6 +108,20 @@ def test_biases_of_zeros_that_autogptq_added(tmp_path: Path) -> None:
     change(directory, "model.layers.0.mlp.up_proj.bias", lambda x: x + 1)
     with pytest.raises(CheckpointError, match=r"layers.0.mlp.up_proj.bias: the model has no such bias"):
         Driver(str(directory), num_blocks=16)
+
+
+@pytest.mark.parametrize("names", [("k_scale", "v_scale"), ("k_proj.k_scale", "v_proj.v_scale")])
+def test_scales_of_the_cache_beside_packed_weights(tmp_path: Path, names: tuple[str, str]) -> None:
+    directory = write(tiny_model("llama", intermediate_size=96), tmp_path, gptq(), SCHEME)
+    tensors = load_file(directory / "model.safetensors")
+    for number, name in enumerate(names):
+        tensors[f"model.layers.1.self_attn.{name}"] = torch.tensor([0.25 * (number + 1)])
+    save_file(tensors, directory / "model.safetensors")
+    driver = Driver(str(directory), num_blocks=16, kv_cache_dtype="fp8")
+    assert driver.worker._runner is not None
+    layers: Any = driver.worker._runner._forward.model.attention_layers
+    assert [layer.kv_scales.tolist() for layer in layers] == [[[1.0], [1.0]], [[0.25], [0.5]]]
+    check_logits(directory)  # a plain cache does without them
 
 
 @pytest.mark.parametrize(
