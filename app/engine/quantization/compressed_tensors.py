@@ -170,7 +170,13 @@ def _group(name: str, group: Mapping[str, Any], whole: str) -> Group:
     if form in _SPARSE:
         raise UnsupportedError(f"compressed-tensors: {name}: sparse weights ({form})", param="model")
     form = "" if form in ("mixed-precision", "dense", "None") else form
-    read = Group(name, tuple(group.get("targets") or ("Linear",)), group.get("weights") or {}, group.get("input_activations") or {}, form)
+    read = Group(
+        name,
+        tuple(group.get("targets") or ("Linear",)),
+        group.get("weights") or {},
+        group.get("input_activations") or {},
+        form,
+    )
     if not read.weights:
         raise read.refuse("activations are quantized, and no weights")
     if group.get("output_activations"):
