@@ -55,7 +55,8 @@ class StoredAwq(QuantMethod):
 def _unpacked(words: torch.Tensor) -> torch.Tensor:
     """int32 [M, N / 8] -> uint8 [M, N]."""
     places = torch.tensor(_PLACES, device=words.device)
-    return unpack_bits(words, BITS).unflatten(1, (-1, 8)).index_select(2, places).flatten(1)  # type: ignore[no-untyped-call]
+    codes = unpack_bits(words, BITS).reshape(len(words), -1, 8)
+    return codes.index_select(2, places).flatten(1)
 
 
 @dataclass(slots=True, frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from app.engine.quantization.base import QuantMethod, StoredModule
-from app.engine.quantization.fp8 import check_fp8
+from app.engine.quantization.fp8_conditions import check_fp8
 from app.engine.quantization.stored_fp4 import StoredFp4
 from app.engine.quantization.stored_fp8 import PER_OUTPUT, PER_TENSOR, StoredFp8
 from app.errors import UnsupportedError

@@ -16,7 +16,7 @@ import torch
 
 from app.engine.quantization.base import Dim, Leaf, QuantMethod, ReadableTensor, StoredModule, WeightShares
 from app.engine.quantization.forms import Fp8RowForm, GroupForm, Int8RowForm, WeightForm
-from app.engine.quantization.fp8 import check_fp8
+from app.engine.quantization.fp8_conditions import check_fp8
 from app.errors import CheckpointError, UnsupportedError
 from app.kernels.gemm.fp8 import FP8
 
