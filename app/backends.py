@@ -46,6 +46,7 @@ QUANT_METHODS: Registry[Any] = Registry(
         "gptq": "app.engine.quantization.gptq:Gptq",
         "fbgemm_fp8": "app.engine.quantization.fp8_checkpoint:Fp8Checkpoint",
         "compressed-tensors": "app.engine.quantization.compressed_tensors:CompressedTensors",
+        "auto-round": "app.engine.quantization.auto_round:AutoRound",
         "bitsandbytes": "app.engine.quantization.bitsandbytes:BitsAndBytes",
         "gguf": "app.engine.quantization.gguf:GgufMethod",
         "modelopt": "app.engine.quantization.modelopt:ModelOpt",

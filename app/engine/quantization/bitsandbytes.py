@@ -73,7 +73,7 @@ class Bits4(QuantMethod):
     def _magnitudes(
         self, nested: Nested, codes: torch.Tensor, scales: torch.Tensor, shares: WeightShares
     ) -> torch.Tensor:
-        """Of codes [N, blocks of a row] of this rank, fp32. Their blocks run over the rows of the whole weight."""
+        """Magnitudes of this rank's codes [N, blocks of a row], fp32. Blocks run over rows of the whole weight."""
         in_row = self.num_inputs // self.block
         first = shares.inputs.start // self.block
         columns = torch.arange(first, first + codes.shape[1], device=codes.device)

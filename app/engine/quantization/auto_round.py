@@ -1,0 +1,91 @@
+"""Checkpoints of AutoRound (Cheng et al., 2023), which packs as GPTQ, AWQ or fp8 do: `packing_format` says which.
+
+Modules have options of their own in `extra_config`, by name or by a pattern; those of 16 bits, and those
+that lie there as plain weights, are plain.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from app.engine.quantization.awq import StoredAwq
+from app.engine.quantization.base import QuantMethod, StoredModule
+from app.engine.quantization.gptq import StoredGptq
+from app.engine.quantization.stored_fp8 import PER_OUTPUT, PER_TENSOR, StoredFp8
+from app.errors import UnsupportedError
+
+_GPTQ = ("", "auto_gptq")  # zeros less 1
+_OWN = ("auto_round", "auto_round:gptq", "gptqmodel")  # zeros as they are
+_PLAIN_BITS = 16
+
+
+@dataclass(slots=True, frozen=True)
+class AutoRound(QuantMethod):
+    """A whole checkpoint."""
+
+    packing: str
+    options: tuple[tuple[str, Any], ...]
+    extra: tuple[tuple[str, tuple[tuple[str, Any], ...]], ...]  # by names and patterns
+
+    def method_of(self, module: StoredModule) -> QuantMethod | None:
+        """What lies there as a plain weight is one; the rest is as the module's options say."""
+        here, options = module.tensors, self._options(module.name)
+        if module.kind == "embedding" or options.get("bits", 4) >= _PLAIN_BITS:
+            return None
+        if here is None and module.kind == "head":
+            return None
+        if here is not None and "weight" in here and here["weight"].dtype.itemsize > 1:
+            return None
+        return self._method(module, options)
+
+    def _options(self, name: str) -> dict[str, Any]:
+        """Those of the checkpoint, and over them those that name the module."""
+        options = dict(self.options)
+        for pattern, own in self.extra:
+            if pattern == name or re.fullmatch(pattern, name):
+                options |= dict(own)
+        return options
+
+    def _method(self, module: StoredModule, options: Mapping[str, Any]) -> QuantMethod:
+        bits, group = options.get("bits", 4), options.get("group_size", 128)
+        if self.packing == "fp8":
+            return _fp8(module)
+        if not isinstance(group, int) or (group < 1 and group != -1):
+            raise UnsupportedError(f"auto-round: {module.name}: group_size={group!r}", param="model")
+        if self.packing == "auto_awq":
+            if bits != 4:
+                raise UnsupportedError(f"auto-round: {module.name}: bits={bits} packed as AWQ", param="model")
+            return StoredAwq(module.dtype, max(group, 0))
+        if bits not in (2, 3, 4, 8):
+            raise UnsupportedError(f"auto-round: {module.name}: bits={bits}; known: 2, 3, 4, 8", param="model")
+        return StoredGptq(module.dtype, bits, max(group, 0), self.packing in _GPTQ, False, ("g_idx",))
+
+    @classmethod
+    def of_checkpoint(cls, scheme: Mapping[str, Any]) -> QuantMethod:
+        """UnsupportedError names a packing that is not read."""
+        whole = str(scheme.get("packing_format") or "auto_round:auto_gptq")
+        packing = whole.removeprefix("auto_round:")
+        if packing not in (*_GPTQ, *_OWN, "auto_awq", "fp8"):
+            known = ", ".join((*_GPTQ[1:], *_OWN[:1], "auto_awq", "fp8"))
+            raise UnsupportedError(f"auto-round: packing_format={whole}; known: {known}", param="model")
+        if scheme.get("rotation_config"):
+            raise UnsupportedError("auto-round: rotation_config: rotated inputs are not read", param="model")
+        options = {name: scheme[name] for name in ("bits", "group_size") if name in scheme}
+        extra = (scheme.get("extra_config") or {}).items()
+        return cls(packing, tuple(options.items()), tuple((name, tuple(own.items())) for name, own in extra))
+
+
+def _fp8(module: StoredModule) -> QuantMethod:
+    """By the shape of its scales: one, one for each output, or blocks as DeepSeek's."""
+    here = module.tensors or {}
+    if "weight_scale_inv" in here:
+        rows, columns = here["weight_scale_inv"].shape
+        block = (-(-module.num_outputs // rows), -(-module.num_inputs // columns))
+        return StoredFp8(module.dtype, block, scale="weight_scale_inv")
+    scale = here.get("weight_scale")
+    is_single = scale is not None and scale.whole().numel() == 1
+    static = "input_scale" if "input_scale" in here else None
+    return StoredFp8(module.dtype, PER_TENSOR if is_single else PER_OUTPUT, input_scale=static)

@@ -1,0 +1,30 @@
+"""The tables of docs/quantization.md name every method that there is, and no other."""
+
+from __future__ import annotations
+
+import re
+
+from app.backends import QUANT_METHODS
+from app.engine.gguf.architectures import ARCHITECTURES
+from app.engine.gguf.blocks import BLOCK_TYPES
+from tests.docs.pages import DOCS
+
+PAGE = (DOCS / "quantization.md").read_text()
+
+
+def test_every_method_has_a_row() -> None:
+    named = _first_cells()
+    assert set(QUANT_METHODS) <= named
+    assert named - {"quantization", "quant_method", "fp8"} <= set(QUANT_METHODS)
+
+
+def _first_cells() -> set[str]:
+    cells = [line.split("|")[1] for line in PAGE.splitlines() if line.startswith("| `")]
+    return {name for cell in cells for name in re.findall(r"`([\w-]+)`", cell)}
+
+
+def test_types_and_families_of_gguf_are_all_of_them() -> None:
+    (row,) = [line for line in PAGE.splitlines() if line.startswith("| `gguf`")]
+    names = set(re.findall(r"\b(?:I?Q\d_\w+|B?F(?:16|32))\b", row))
+    assert names == BLOCK_TYPES.keys()
+    assert ARCHITECTURES.keys() <= set(re.findall(r"[a-z]+\d?", row))
