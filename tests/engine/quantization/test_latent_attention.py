@@ -36,6 +36,10 @@ SCHEMES: dict[str, tuple[dict[str, Any], str]] = {
         {"quant_method": "compressed-tensors", "config_groups": {"group_0": GROUP}, "ignore": ["lm_head"]},
         "weight_scale",
     ),
+    "fp8": (
+        {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [BLOCK, BLOCK], "fmt": "e4m3"},
+        "weight_scale_inv",
+    ),
 }
 
 
