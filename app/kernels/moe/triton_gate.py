@@ -204,13 +204,13 @@ def gate_tile(num_tokens: int, dtype: torch.dtype) -> GateTile:
     """The tile for so many tokens; in fp32 the same for all."""
     if dtype == torch.float32:
         return GateTile(16, 16, 64, _SPLITS, 4, 2)
+    if num_tokens <= 16:
+        return GateTile(16, 16, 128, 8, 1, 4)
     if num_tokens <= 128:
         return GateTile(16, 16, 128, _SPLITS, 4, 4)
     if num_tokens <= 1024:
         return GateTile(16, 32, 128, 2, 4, 3)
-    if num_tokens <= 4096:
-        return GateTile(32, 64, 128, 1, 4, 3)
-    return GateTile(64, 128, 64, 1, 4, 3)
+    return GateTile(32, 128, 128, 2 if num_tokens <= 4096 else 1, 4, 3)
 
 
 _TYPES = {None: tl.float32, torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
