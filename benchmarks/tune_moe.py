@@ -215,7 +215,7 @@ def measure(sizes: Sizes, kind: str, deadline: float) -> dict[str, Any]:
 
 
 def options(row: dict[str, Any]) -> str:
-    """A tile in few letters: rows/columns/depth/warps/stages and S(wapped), T(MA), P(ersistent), sorted or scanned."""
+    """A tile, briefly: rows/columns/depth/warps/stages and S(wapped), T(MA), P(ersistent), sorted or scanned."""
     sizes = "/".join(str(row[name]) for name in ("rows", "columns", "depth", "num_warps", "num_stages"))
     flags = (
         ("S" if row["swap"] else "") + ("T" if row["tma"] else "") + (f"P{row['programs']}" if row["programs"] else "")

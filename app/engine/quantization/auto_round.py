@@ -79,7 +79,7 @@ class AutoRound(QuantMethod):
 
 
 def _fp8(module: StoredModule) -> QuantMethod:
-    """By the shape of its scales: one, one for each output, or blocks as DeepSeek's."""
+    """The method that the shape of its scales tells: one, one for each output, or blocks as DeepSeek's."""
     here = module.tensors or {}
     if "weight_scale_inv" in here:
         rows, columns = here["weight_scale_inv"].shape

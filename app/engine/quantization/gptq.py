@@ -90,7 +90,7 @@ class Gptq(QuantMethod):
     rules: tuple[Rule, ...]
 
     def method_of(self, module: StoredModule) -> QuantMethod | None:
-        """By the first rule that fits its name; a module that lies there as a plain weight is one."""
+        """The method of the first rule that fits its name; a module that lies there as a plain weight is one."""
         here = module.tensors
         if module.kind == "embedding" or (module.kind == "head" and not self.head):
             return None
