@@ -25,7 +25,7 @@ from app.kernels.fused import HeadNorm
 from app.kernels.fused import reference as plain_fused
 from app.kernels.fused import triton_ops as fused
 from app.kernels.gemm.fp8 import Fp8Weight
-from app.kernels.gemm.triton_fp8 import quantize_rows
+from app.kernels.gemm.triton_quantize import quantize
 from app.kernels.sampling import gumbel_argmax, reference, sample_tokens
 from tests.kernels.attention.cases import Batch
 
@@ -339,11 +339,11 @@ def fp8_row(num_tokens: int) -> Row:
     """TFLOP/s counts the product alone."""
     weight = torch.randn(2 * INTERMEDIATE, HIDDEN, dtype=torch.bfloat16, device="cuda")
     x = torch.randn(num_tokens, HIDDEN, dtype=torch.bfloat16, device="cuda")
-    packed = Fp8Weight.of(weight)
+    packed = Fp8Weight.quantize(weight)
     truth = F.linear(x, weight)
     difference = float((packed.linear(x, None).float() - truth.float()).norm() / truth.float().norm())
     ms, plain_ms = graph_ms(lambda: packed.linear(x, None)), graph_ms(lambda: F.linear(x, weight))
-    quantize_ms = graph_ms(lambda: quantize_rows(x))
+    quantize_ms = graph_ms(lambda: quantize(x, "e4m3"))
     flops = 2.0 * num_tokens * weight.numel()
     row = {"us": ms * 1e3, "TFLOP/s": flops / ms / 1e9, "quantizing us": quantize_ms * 1e3, "bf16 us": plain_ms * 1e3}
     return row | {"difference": difference} | ({} if difference < 0.06 else {"error": "far from the bf16 product"})

@@ -49,7 +49,17 @@ from app.kernels.attention.triton_ops import OPS
 from app.kernels.attention.triton_prefill import PrefillTile
 from app.kernels.attention.triton_shared_splits import share_splits
 from app.kernels.fused import GatedActivation, HeadNorm, LatentRotation, triton_ops
-from app.kernels.gemm import DeferredNorm, triton_fp8, triton_small
+from app.kernels.gemm import (
+    DeferredNorm,
+    triton_dequantize,
+    triton_forms,
+    triton_packed_ops,
+    triton_quantize,
+    triton_small,
+)
+from app.kernels.gemm.int8 import Int8Weight
+from app.kernels.gemm.stored import StoredTiles, bits_of, block_for
+from app.kernels.gemm.triton_int8 import Int8Tile, int8_product
 from app.kernels.mla import gluon_attend, gluon_expanded, triton_heads
 from app.kernels.mla import triton_ops as mla_ops
 from app.kernels.moe import GLU, ExpertWeights, Routing, RoutingRule, triton_gate
@@ -69,7 +79,7 @@ SHARED_BYTES = 65_536 if IS_AMD else 232_448  # a program's at most
 GLOBAL_ACCESS = re.compile(r"^\s*(?:@!?%\w+\s+)?(?:[\w.:]+\.global\b|ld\.volatile|cp\.async|call\b)", re.MULTILINE)
 TYPES = {
     torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.float8_e4m3fn: "fp8e4nv",
-    torch.int32: "i32", torch.int64: "i64",
+    torch.int8: "i8", torch.int16: "i16", torch.int32: "i32", torch.int64: "i64",
 }  # fmt: skip
 ALIGNED = [["tt.divisibility", 16]]
 kernels: dict[tuple[Any, ...], tuple[ASTSource, dict[str, Any], bool | None]] = {}
@@ -359,6 +369,12 @@ def all_calls() -> list[Callable[[], None]]:
         partial(attention, torch.float16, (7, 1, 80), 32),
         *(partial(sharing, num_requests) for num_requests in (256, 512, 4096)),
         quantizing,
+        partial(packed, "nibble", 4096, 128, is_zero_based=True),
+        partial(packed, "nibble", 4096, 32),
+        partial(packed, "e2m1", 2048, 16),
+        partial(packed, "table", 2048, 64),
+        partial(packed, "int8", 4096, 4096),
+        partial(packed, "e4m3", 4096, 128, scale_rows=128),
         partial(experts, (128, 768, 2048), RoutingRule(8, renormalize=True), GLU()),
         partial(experts, (32, 2880, 2880), RoutingRule(4, "softmax_of_chosen"), GLU(limit=7.0), has_bias=True),
     ]
@@ -381,8 +397,33 @@ def experts(sizes: tuple[int, int, int], rule: RoutingRule, activation: GLU, *, 
 
 
 def quantizing() -> None:
-    """Activations of fp8 products."""
-    triton_fp8.quantize_rows(torch.zeros(4, 14336, dtype=torch.bfloat16))
+    """Activations of products of 8 bits; and those products of many rows."""
+    for kind, by_blocks in (("e4m3", False), ("e4m3", True), ("int8", False)):
+        triton_quantize.quantize(zeros(4, 14336), kind, by_blocks=by_blocks)
+    quantized = torch.zeros(4, 4096, dtype=torch.int8)
+    weight = Int8Weight.of(torch.zeros(64, 4096, dtype=torch.int8), torch.ones(64, 1))
+    if not IS_AMD:
+        for tile in (Int8Tile(128, 256, 128, 8, 4), Int8Tile(64, 128, 128, 4, 4)):
+            int8_product(quantized, torch.zeros(4, 1), weight, None, torch.bfloat16, tile)
+
+
+def packed(form: str, size: int, group: int, *, is_zero_based: bool = False, scale_rows: int = 1) -> None:
+    """Products of few rows with weights of a form, as a layer chains them."""
+    columns, block = 2048, block_for(form, group)
+    words = torch.zeros(columns, size * bits_of(form) // 16, dtype=torch.int16)
+    scales = zeros(max(1, size // group), columns // scale_rows)
+    table = zeros(16) if form == "table" else None
+    offsets = scales if is_zero_based else None
+    weight = StoredTiles(form, words, scales, offsets, table, size, block, group, scale_rows)
+    for rows in (1, 32, 64):
+        x = zeros(rows, size)
+        tile = triton_packed_ops.tile_for(rows, weight)
+        assert tile is not None
+        how = {"residual": zeros(rows, columns), "norm": (zeros(columns), 1e-6)}
+        triton_packed_ops.packed_linear(x, weight, None, tile, **how)
+        deferred = DeferredNorm(x, torch.zeros(rows, 64), 1e-6)
+        triton_packed_ops.packed_linear(deferred, weight, zeros(columns), tile, activation="silu")
+    triton_dequantize.dequantized(weight, 0, 64, torch.bfloat16)
 
 
 def main() -> int:
@@ -391,7 +432,7 @@ def main() -> int:
     stand_in("shared_memory", SHARED_BYTES)
     if IS_AMD:
         stand_in("register_limit", {})
-        triton_tile_fp8._BY_ASSEMBLY = tl.constexpr(False)
+        triton_tile_fp8._BY_ASSEMBLY = triton_forms.BY_ASSEMBLY = tl.constexpr(False)
     else:
         stand_in("early_launch", EARLY_LAUNCH)
     results = [compiled_aloud(*kernel) for kernel in found(all_calls())]

@@ -15,7 +15,10 @@ import torch
 from app.errors import UnsupportedError
 from app.kernels.gemm import PackedWeight, pack_weight
 from app.kernels.gemm.fp8 import Fp8Weight
-from app.platforms import platform_of
+from app.kernels.gemm.fp8_block import Fp8BlockWeight
+from app.kernels.gemm.group import GroupWeight
+from app.kernels.gemm.int8 import Int8Weight
+from app.kernels.gemm.lookup import TableWeight
 
 
 class WeightForm(ABC):
@@ -109,10 +112,8 @@ class Fp8RowForm(WeightForm):
     input_scale: torch.Tensor | None = None  # fp32 []; None: each row of activations has its own
 
     def pack(self) -> PackedWeight | None:
-        """The products of fp8 tensor cores take sizes that are multiples of 16; others are made by plain numbers."""
-        if platform_of(self.weight.device).has_fp8_products and any(size % 16 for size in self.weight.shape):
-            return pack_weight(self.dequantize().to(self.dtype))
-        return Fp8Weight(self.weight, self.scale)
+        """See WeightForm."""
+        return Fp8Weight.of(self.weight, self.scale, self.input_scale)
 
     def dequantize(self) -> torch.Tensor:
         """See WeightForm."""
@@ -136,7 +137,7 @@ class Fp8BlockForm(WeightForm):
 
     def pack(self) -> PackedWeight | None:
         """See WeightForm."""
-        return pack_weight(self.dequantize().to(self.dtype))
+        return Fp8BlockWeight.of(self.weight, self.scale, self.block)
 
     def dequantize(self) -> torch.Tensor:
         """See WeightForm."""
@@ -157,7 +158,7 @@ class Int8RowForm(WeightForm):
 
     def pack(self) -> PackedWeight | None:
         """See WeightForm."""
-        return pack_weight(self.dequantize().to(self.dtype))
+        return Int8Weight.of(self.weight, self.scale, self.input_scale, self.input_zero)
 
     def dequantize(self) -> torch.Tensor:
         """See WeightForm."""
@@ -181,7 +182,7 @@ class GroupForm(WeightForm):
 
     def pack(self) -> PackedWeight | None:
         """See WeightForm."""
-        return pack_weight(self.dequantize().to(self.dtype))
+        return GroupWeight.of(self.codes, self.scale, self.offset, self.bits, self.order, self.dtype, group=self.group)
 
     def dequantize(self) -> torch.Tensor:
         """See WeightForm."""
@@ -207,7 +208,7 @@ class TableForm(WeightForm):
 
     def pack(self) -> PackedWeight | None:
         """See WeightForm."""
-        return pack_weight(self.dequantize().to(self.dtype))
+        return TableWeight.of(self.codes, self.table, self.scale, self.dtype, group=self.group)
 
     def dequantize(self) -> torch.Tensor:
         """See WeightForm."""

@@ -26,7 +26,7 @@ class Fp8Method(QuantMethod):
     def pack(self, stored: Mapping[str, torch.Tensor]) -> PackedWeight | None:
         """The products of fp8 tensor cores take sizes that are multiples of 16; other weights stay as they are."""
         weight = stored["weight"]
-        return None if weight.shape[0] % 16 or weight.shape[1] % 16 else Fp8Weight.of(weight)
+        return None if weight.shape[0] % 16 or weight.shape[1] % 16 else Fp8Weight.quantize(weight)
 
     @classmethod
     def while_loading(cls) -> QuantMethod:

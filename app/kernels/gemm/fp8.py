@@ -6,60 +6,65 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 
-from app.kernels.gemm import PackedWeight
+from app.kernels.gemm.stored import BLOCK, StoredTiles, pack_words
+from app.kernels.gemm.tiled import TiledWeight, linear
 from app.platforms import platform_of
 from app.registry import Registry
 
 FP8 = torch.float8_e4m3fn
 LARGEST = 448.0  # the largest finite e4m3
 LEAST_SCALE = 1e-12  # that of a row of zeros
-# Sums stay in the tensor cores instead of being moved to fp32 every few products: faster, a few bits less exact.
-_FAST_ACCUMULATION = True
-
-# x [T, K] of a floating type -> (e4m3 [T, K], scales fp32 [T, 1]) with x = e4m3 * scale
-QUANTIZE_ROWS: Registry[Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]] = Registry(
-    "quantize_rows",
-    {
-        "torch": "app.kernels.gemm.fp8:quantize_rows",
-        "triton": "app.kernels.gemm.triton_fp8:quantize_rows",
-    },
-)
 
 
-def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """x [T, K] -> (e4m3 [T, K], scales fp32 [T, 1]): the largest value of a row becomes 448. In plain PyTorch."""
+def quantize_rows(x: torch.Tensor, input_scale: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """x [T, K] -> (e4m3 [T, K], scales fp32 [T, 1]), in plain PyTorch. The largest value of a row becomes 448, unless
+    its scale is given."""
     x = x.float()
-    scale = (x.abs().amax(dim=1, keepdim=True) / LARGEST).clamp_(min=LEAST_SCALE)
+    if input_scale is None:
+        scale = (x.abs().amax(dim=1, keepdim=True) / LARGEST).clamp_(min=LEAST_SCALE)
+    else:
+        scale = input_scale.float().expand(len(x), 1)
     return (x / scale).clamp_(-LARGEST, LARGEST).to(FP8), scale
 
 
 @dataclass(slots=True, frozen=True)
-class Fp8Weight(PackedWeight):
+class Fp8Weight(TiledWeight):
     """e4m3 numbers, each row with a scale."""
 
-    weight: torch.Tensor  # e4m3 [N, K]
-    scale: torch.Tensor  # fp32 [N, 1]
+    tiles: StoredTiles
+    input_scale: torch.Tensor | None = None  # fp32 []; None: each row of activations has its own
+
+    @property
+    def stored(self) -> StoredTiles:
+        """See TiledWeight."""
+        return self.tiles
 
     @classmethod
-    def of(cls, weight: torch.Tensor) -> Fp8Weight:
-        """Quantize weight [N, K]."""
-        return cls(*quantize_rows(weight))
+    def of(cls, weight: torch.Tensor, scale: torch.Tensor, input_scale: torch.Tensor | None = None) -> Fp8Weight:
+        """weight e4m3 [N, K], scale [N, 1]."""
+        size = weight.shape[1]
+        words = pack_words(weight.view(torch.uint8), 8, BLOCK)
+        tiles = StoredTiles("e4m3", words, scale.float().t().contiguous(), None, None, size, BLOCK, max(size, BLOCK))
+        return cls(tiles, input_scale)
 
-    def dequantize(self) -> torch.Tensor:
-        """The numbers in fp32, [N, K]."""
-        return self.weight.float() * self.scale
+    @classmethod
+    def quantize(cls, weight: torch.Tensor) -> Fp8Weight:
+        """Round weight [N, K]; the largest of a row becomes 448."""
+        return cls.of(*quantize_rows(weight))
 
     def linear(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """x [T, K] -> x W^T + bias, [T, N], in the dtype of x."""
-        platform = platform_of(x.device)
-        quantized, scale = QUANTIZE_ROWS.load(platform.kernels)(x)
-        if platform.has_fp8_products:
-            out: torch.Tensor = torch._scaled_mm(
-                quantized, self.weight.t(), scale_a=scale, scale_b=self.scale.t(), out_dtype=x.dtype,
-                use_fast_accum=_FAST_ACCUMULATION,
-            )  # fmt: skip
-        else:
-            out = (F.linear(quantized.float(), self.weight.float()) * scale * self.scale.t()).to(x.dtype)
-        return out if bias is None else out.add_(bias)
+        """x [T, K], quantized -> x W^T + bias, [T, N], in the dtype of x."""
+        return FP8_LINEAR.load(platform_of(x.device).kernels)(x, self, bias)
+
+
+def plain_linear(x: torch.Tensor, weight: Fp8Weight, bias: torch.Tensor | None) -> torch.Tensor:
+    """The product of what is left of both after quantization."""
+    quantized, scale = quantize_rows(x, weight.input_scale)
+    return linear((quantized.float() * scale).to(x.dtype), weight.tiles, bias)
+
+
+FP8_LINEAR: Registry[Callable[[torch.Tensor, Fp8Weight, torch.Tensor | None], torch.Tensor]] = Registry(
+    "fp8 products",
+    {"torch": "app.kernels.gemm.fp8:plain_linear", "triton": "app.kernels.gemm.triton_quantized:fp8_linear"},
+)

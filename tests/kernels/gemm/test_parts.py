@@ -16,7 +16,7 @@ def test_the_product_is_that_of_the_whole(bias: bool) -> None:
     b = torch.randn(21) if bias else None
     parts = PackedParts((UnpackedWeight(first), UnpackedWeight(second)), (5, 16))
     torch.testing.assert_close(parts.linear(x, b), F.linear(x, torch.cat((first, second)), b))
-    fp8 = Fp8Weight.of(second)
+    fp8 = Fp8Weight.quantize(second)
     unlike = PackedParts((UnpackedWeight(first), fp8), (5, 16)).linear(x, b)
     expected = torch.cat((F.linear(x, first), fp8.linear(x, None)), 1) + (0 if b is None else b)
     torch.testing.assert_close(unlike, expected)

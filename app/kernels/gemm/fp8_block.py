@@ -1,0 +1,79 @@
+"""Products of fp8 (e4m3) weights with a scale for each block of outputs and inputs, and activations with one for each
+row and as many inputs (DeepSeek-V3, arXiv 2412.19437)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from app.kernels.gemm.fp8 import FP8, LARGEST, LEAST_SCALE
+from app.kernels.gemm.stored import StoredTiles, block_for, groups_first, pack_words
+from app.kernels.gemm.tiled import TiledWeight, linear
+from app.platforms import platform_of
+from app.registry import Registry
+
+
+def quantize_groups(x: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """x [T, K] -> (e4m3 [T, K], scales fp32 [T, ceil(K / group)]): a group's largest becomes 448. Plain PyTorch."""
+    size = x.shape[1]
+    groups = F.pad(x.float(), (0, -size % group)).view(len(x), -(-size // group), group)
+    scale = (groups.abs().amax(dim=2) / LARGEST).clamp_(min=LEAST_SCALE)
+    quantized = (groups / scale[..., None]).clamp_(-LARGEST, LARGEST).to(FP8)
+    return quantized.flatten(1)[:, :size], scale
+
+
+@dataclass(slots=True, frozen=True)
+class Fp8BlockWeight(TiledWeight):
+    """e4m3 numbers, each block with a scale."""
+
+    tiles: StoredTiles
+    scales: torch.Tensor  # fp32 [N / block, K / block, to a multiple of 4], as products of cuBLAS read them
+
+    @property
+    def stored(self) -> StoredTiles:
+        """See TiledWeight."""
+        return self.tiles
+
+    @classmethod
+    def of(cls, weight: torch.Tensor, scale: torch.Tensor, block: tuple[int, int]) -> Fp8BlockWeight:
+        """weight e4m3 [N, K], scale [ceil(N / block[0]), ceil(K / block[1])], by which it is multiplied."""
+        depth = block_for("e4m3", block[1])
+        words = pack_words(weight.view(torch.uint8), 8, depth)
+        sizes = weight.shape[1], depth, block[1]
+        scales = groups_first(scale.float(), *sizes)
+        padded = F.pad(scale.float(), (0, -scale.shape[1] % 4)).contiguous()
+        return cls(StoredTiles("e4m3", words, scales, None, None, *sizes, block[0]), padded)
+
+    @classmethod
+    def quantize(cls, weight: torch.Tensor, block: tuple[int, int] = (128, 128)) -> Fp8BlockWeight:
+        """Round weight [N, K]; the largest of a block becomes 448."""
+        (rows, depth), (columns, size) = block, weight.shape
+        padded = F.pad(weight.float(), (0, -size % depth, 0, -columns % rows))
+        blocks = padded.view(len(padded) // rows, rows, -1, depth)
+        scale = (blocks.abs().amax(dim=(1, 3)) / LARGEST).clamp_(min=LEAST_SCALE)
+        numbers = (blocks / scale[:, None, :, None]).flatten(2).flatten(0, 1)[:columns, :size]
+        return cls.of(numbers.clamp_(-LARGEST, LARGEST).to(FP8), scale, block)
+
+    def linear(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """x [T, K], quantized -> x W^T + bias, [T, N], in the dtype of x."""
+        return FP8_BLOCK_LINEAR.load(platform_of(x.device).kernels)(x, self, bias)
+
+
+def plain_linear(x: torch.Tensor, weight: Fp8BlockWeight, bias: torch.Tensor | None) -> torch.Tensor:
+    """The product of what is left of both after quantization."""
+    group = weight.tiles.group
+    quantized, scale = quantize_groups(x, group)
+    spread = scale.repeat_interleave(group, dim=1)[:, : x.shape[1]]
+    return linear((quantized.float() * spread).to(x.dtype), weight.tiles, bias)
+
+
+FP8_BLOCK_LINEAR: Registry[Callable[[torch.Tensor, Fp8BlockWeight, torch.Tensor | None], torch.Tensor]] = Registry(
+    "fp8 block products",
+    {
+        "torch": "app.kernels.gemm.fp8_block:plain_linear",
+        "triton": "app.kernels.gemm.triton_quantized:fp8_block_linear",
+    },
+)

@@ -1,0 +1,86 @@
+"""Weights of 2 to 8 bits that groups of inputs share a scale and a zero of (GPTQ: Frantar et al., 2022; AWQ: Lin et
+al., 2023), times activations as they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from app.kernels.gemm.stored import Form, StoredTiles, bits_of, block_for, groups_first, pack_words
+from app.kernels.gemm.tiled import TiledWeight
+
+_LARGE_GROUP = 64  # inputs: four bytes of a scale for as many do not count
+
+
+@dataclass(slots=True, frozen=True)
+class GroupWeight(TiledWeight):
+    """w = q * scale + offset."""
+
+    tiles: StoredTiles
+    # int64 [K]: column k of the weight is for input order[k]. An input may come again with a column of zeros.
+    order: torch.Tensor | None = None
+
+    @property
+    def stored(self) -> StoredTiles:
+        """See TiledWeight."""
+        return self.tiles
+
+    @classmethod
+    def of(
+        cls,
+        q: torch.Tensor,
+        scale: torch.Tensor,
+        offset: torch.Tensor | None,
+        bits: int,
+        order: torch.Tensor | None,
+        dtype: torch.dtype,
+        *,
+        group: int | None = None,
+    ) -> GroupWeight:
+        """q uint8 [N, K] below 2^bits, scale and offset [N, groups]; no offset: -2^(bits - 1) * scale. Up to 4 bits are
+        stored in 4, more in 8. Scales are kept in 16 bits where that rounds none, or where groups are small and `dtype`
+        has 16.
+
+        group: inputs that share a scale; left out, K / groups, rounded up.
+        """
+        form: Form = "nibble" if bits <= 4 else "int8"
+        middle, own = 1 << (bits - 1), 1 << (bits_of(form) - 1)
+        group = group or -(-q.shape[1] // scale.shape[1])
+        if offset is None:
+            q = q + (own - middle)  # never beyond the stored bits: the middle becomes the middle
+        else:
+            offset = _none_if_zero(offset.float() + own * scale.float())
+        if form == "int8":
+            q = q ^ 0x80
+        block = block_for(form, group)
+        sizes = q.shape[1], block, group
+        tiles = StoredTiles(
+            form, pack_words(q, bits_of(form), block), groups_first(_narrow(scale, group, dtype), *sizes),
+            None if offset is None else groups_first(_narrow(offset, group, dtype), *sizes), None, *sizes,
+        )  # fmt: skip
+        return cls(tiles, order)
+
+    def inputs(self, x: torch.Tensor) -> torch.Tensor:
+        """x's columns in the weight's order."""
+        return x if self.order is None else x.index_select(1, self.order)
+
+    def dequantize(self) -> torch.Tensor:
+        """The weight in fp32 [N, K], its columns in the inputs' order."""
+        weight = self.tiles.dequantize()
+        if self.order is None:
+            return weight
+        return weight.new_zeros(len(weight), int(self.order.max()) + 1).index_add_(1, self.order, weight)
+
+
+def _none_if_zero(offset: torch.Tensor) -> torch.Tensor | None:
+    """None where zeros are all in the middle: a kernel has less to do."""
+    return offset if bool(offset.any()) else None
+
+
+def _narrow(groups: torch.Tensor, group: int, dtype: torch.dtype) -> torch.Tensor:
+    """[N, groups] in 16 bits, where `of` says so."""
+    for half in (torch.float16, torch.bfloat16):
+        if torch.equal(groups.to(half).to(groups.dtype), groups):
+            return groups.to(half)
+    return groups.to(dtype) if group < _LARGE_GROUP else groups

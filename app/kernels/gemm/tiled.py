@@ -1,0 +1,82 @@
+"""Packed weights of few bits: what is stored in tiles (stored.py), and its products.
+
+A GPU multiplies few rows by the codes themselves. Elsewhere, and for many rows, some rows of the weight at a time are
+turned into numbers for a plain product, so that no whole copy of them is ever made.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from app.kernels.gemm import LinearOps, PackedWeight
+from app.kernels.gemm.stored import StoredTiles
+from app.platforms import platform_of
+from app.registry import Registry
+
+# Numbers made at a time: what stays in the caches until they are multiplied.
+_ELEMENTS = {"cpu": 1 << 20}
+_MOST_ELEMENTS = 1 << 24
+
+TILED_OPS: Registry[LinearOps[Any]] = Registry(
+    "products of packed weights",
+    {"torch": "app.kernels.gemm.separate:OPS", "triton": "app.kernels.gemm.triton_packed_ops:OPS"},
+)
+# (weight, first row, row behind the last, type) -> those rows [n, K]
+DEQUANTIZE: Registry[Callable[[StoredTiles, int, int, torch.dtype], torch.Tensor]] = Registry(
+    "dequantized weights",
+    {"torch": "app.kernels.gemm.tiled:dequantized", "triton": "app.kernels.gemm.triton_dequantize:dequantized"},
+)
+
+
+def dequantized(stored: StoredTiles, start: int, stop: int, dtype: torch.dtype) -> torch.Tensor:
+    """Rows start..stop in plain PyTorch."""
+    return stored.dequantize(start, stop).to(dtype)
+
+
+def linear(x: torch.Tensor, stored: StoredTiles, bias: torch.Tensor | None) -> torch.Tensor:
+    """x [T, K] -> x W^T + bias, [T, N], in the dtype of x, by plain products."""
+    columns, size = stored.shape
+    dequantize = DEQUANTIZE.load(platform_of(x.device).kernels)
+    step = max(16, _ELEMENTS.get(x.device.type, _MOST_ELEMENTS) // size // 16 * 16)
+    out = torch.empty(len(x), columns, dtype=x.dtype, device=x.device)
+    for start in range(0, columns, step):
+        stop = min(columns, start + step)
+        torch.mm(x, dequantize(stored, start, stop, x.dtype).t(), out=out[:, start:stop])
+    return out if bias is None else out.add_(bias)
+
+
+class TiledWeight(PackedWeight):
+    """A `PackedWeight` of stored tiles."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def stored(self) -> StoredTiles:
+        """Its codes and scales."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, K)."""
+        return self.stored.shape
+
+    @property
+    def ops(self) -> LinearOps[Any]:
+        """Those of the device's platform."""
+        return TILED_OPS.load(platform_of(self.stored.words.device).kernels)
+
+    def inputs(self, x: torch.Tensor) -> torch.Tensor:
+        """x [T, K] with its columns as the stored weight has them."""
+        return x
+
+    def linear(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """x [T, K] -> x W^T + bias, [T, N], in the dtype of x; any number of rows."""
+        return linear(self.inputs(x), self.stored, bias)
+
+    def dequantize(self) -> torch.Tensor:
+        """The weight in fp32 [N, K]: the truth."""
+        return self.stored.dequantize()

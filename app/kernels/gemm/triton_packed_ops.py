@@ -1,0 +1,166 @@
+"""Launches of `triton_packed`, and the `OPS` that use them for packed weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from app.kernels.fused import GatedActivation
+from app.kernels.fused.reference import rms_norm
+from app.kernels.gemm import Activations, DeferredNorm, LinearOps, materialize, separate
+from app.kernels.gemm.stored import StoredTiles, bits_of
+from app.kernels.gemm.tiled import TiledWeight
+from app.kernels.gemm.triton_packed import packed_linear_kernel
+from app.kernels.gemm.triton_small import arrival_counters, may_defer_norm
+from app.kernels.launch import cdiv, early_launch, next_power_of_2, shared_memory
+
+MOST_ROWS = 64
+_DTYPES = (torch.bfloat16, torch.float16)
+_MOST_HEIGHT = 64  # rows of x in a tile
+_PROGRAMS = 300  # two or three for each multiprocessor
+_MOST_SPLITS = 8
+_LEAST_DEPTH = 512  # a split's share of K
+
+
+@dataclass(slots=True, frozen=True)
+class PackedTile:
+    """Tile sizes and launch options of the kernel."""
+
+    columns: int
+    height: int = 16  # rows of x
+    num_warps: int = 4
+    num_stages: int = 3
+    splits: int = 1  # parts that K is cut into
+    is_wide: bool = False  # weights are multiplied by their scales, not sums
+
+
+def packed_linear(
+    x: Activations,
+    weight: StoredTiles,
+    bias: torch.Tensor | None,
+    tile: PackedTile,
+    *,
+    activation: GatedActivation | None = None,
+    residual: torch.Tensor | None = None,
+    norm: tuple[torch.Tensor, float] | None = None,
+) -> tuple[torch.Tensor, DeferredNorm | None]:
+    """x [T, K] times weight [N, K], transposed, + residual [T, N], and its norm by (weight [N], eps).
+
+    With an activation the weight holds gate and up, and the product is [T, N / 2].
+    """
+    rows, squares, eps = (x.rows, x.squares, x.eps) if isinstance(x, DeferredNorm) else (x, None, 0.0)
+    (num_rows, size), columns = rows.shape, weight.shape[0]
+    assert rows.stride(1) == 1, "rows must be contiguous"
+    half = columns // 2 if activation else columns
+    tiles, height = cdiv(columns, tile.columns), tile.height
+    if activation:
+        tiles = cdiv(half, tile.columns // 2)
+    out = torch.empty(num_rows, half, dtype=rows.dtype, device=rows.device)
+    shares = arrived = deferred = None
+    num_blocks = cdiv(size, weight.block)
+    splits = min(tile.splits, num_blocks)
+    splits = cdiv(num_blocks, cdiv(num_blocks, splits))  # none is empty
+    if splits > 1:
+        shares = torch.empty(splits, num_rows, columns, dtype=torch.float32, device=rows.device)
+        arrived = arrival_counters(rows.device)
+    if norm is not None:
+        new_squares = torch.empty(num_rows, tiles, dtype=torch.float32, device=rows.device)
+        deferred = DeferredNorm(torch.empty_like(out), new_squares, norm[1])
+    num_squares = 1 if squares is None else squares.shape[1]
+    num_groups = weight.scales_of_block
+    assert num_groups is not None, weight.group
+    packed_linear_kernel[(tiles, splits, cdiv(num_rows, height))](
+        rows, weight.words, weight.scales, weight.offsets, weight.table, bias, squares, residual,
+        norm[0] if norm else None, shares, arrived, out, deferred.rows if deferred else None,
+        deferred.squares if deferred else None, num_rows, columns, size, weight.words.shape[1], rows.stride(0),
+        0 if residual is None else residual.stride(0), weight.scales.shape[1],
+        num_blocks if weight.group >= size else weight.group * num_groups // weight.block, num_blocks, eps,
+        BM=height, BN=tile.columns, BK=weight.block, SPLITS=splits, FORM=weight.form, G=num_groups,
+        ROWS=weight.scale_rows, TABLES=weight.table is not None and weight.table.dim() == 2,
+        GATED=activation is not None, ACT=activation or "silu", P=num_squares, BP=next_power_of_2(num_squares),
+        EVEN=columns % tile.columns == 0, EVEN_K=size % weight.block == 0, WIDE=tile.is_wide,
+        PRECISION="ieee" if rows.dtype == torch.float32 else "tf32", num_warps=tile.num_warps,
+        num_stages=stages_within(shared_memory(rows.device), tile, weight), **early_launch(rows.device),
+    )  # fmt: skip
+    return out, deferred
+
+
+def height_for(num_rows: int, weight: StoredTiles) -> int:
+    """Rows of x in a tile. Up to 8 take another kind of tensor core product, which pays for 8 bits."""
+    least = 8 if bits_of(weight.form) == 8 else 16
+    return min(_MOST_HEIGHT, max(least, next_power_of_2(num_rows)))
+
+
+def stages_within(num_bytes: int, tile: PackedTile, weight: StoredTiles) -> int:
+    """The tile's stages, or as many as shared memory holds: each buffers a tile of x and one of the weight."""
+    each = (tile.height * 2 + tile.columns * bits_of(weight.form) // 8) * weight.block
+    return max(1, min(tile.num_stages, num_bytes // each))
+
+
+def tile_for(num_rows: int, weight: StoredTiles, *, is_gated: bool = False) -> PackedTile | None:
+    """The tile for a product of so many rows; None: others are faster, or no kernel reads such groups."""
+    columns, size = weight.shape
+    if num_rows > MOST_ROWS or weight.scales_of_block is None:
+        return None
+    height = height_for(num_rows, weight)
+    if is_gated and columns >= 64 * _PROGRAMS:
+        is_half = num_rows <= 16 and bits_of(weight.form) == 4
+        return PackedTile(128, height, 4 if num_rows <= 16 else 8, 3, 2 if is_half else 1)
+    tiles, splits = cdiv(columns, 64), 1
+    while splits < _MOST_SPLITS and splits * tiles < _PROGRAMS and size >= 2 * splits * _LEAST_DEPTH:
+        splits *= 2
+    return PackedTile(64, height, 4, 3, splits)
+
+
+def _tile(rows: torch.Tensor, weight: TiledWeight, *, is_gated: bool = False) -> PackedTile | None:
+    serves = rows.dtype in _DTYPES and rows.stride(1) == 1
+    return tile_for(len(rows), weight.stored, is_gated=is_gated) if serves else None
+
+
+def _inputs(x: Activations, weight: TiledWeight) -> Activations:
+    if not isinstance(x, DeferredNorm):
+        return weight.inputs(x)
+    rows = weight.inputs(x.rows)
+    if rows.shape == x.rows.shape:
+        return DeferredNorm(rows, x.squares, x.eps)
+    return weight.inputs(x.materialize())  # a kernel divides by the number of inputs that it sees
+
+
+def linear(x: Activations, weight: TiledWeight, bias: torch.Tensor | None) -> torch.Tensor:
+    """The same as `reference.linear`."""
+    tile = _tile(x.rows if isinstance(x, DeferredNorm) else x, weight)
+    if tile is None:
+        return weight.linear(materialize(x), bias)
+    return packed_linear(_inputs(x, weight), weight.stored, bias, tile)[0]
+
+
+def gated_linear(
+    x: Activations, weight: TiledWeight, bias: torch.Tensor | None, activation: GatedActivation
+) -> torch.Tensor:
+    """The same as `reference.gated_linear`."""
+    tile = _tile(x.rows if isinstance(x, DeferredNorm) else x, weight, is_gated=True)
+    if tile is None:
+        return separate.gated_linear(x, weight, bias, activation)
+    return packed_linear(_inputs(x, weight), weight.stored, bias, tile, activation=activation)[0]
+
+
+def linear_add_norm(
+    x: torch.Tensor,
+    weight: TiledWeight,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor,
+    norm_weight: torch.Tensor,
+    eps: float,
+    may_defer: bool,
+) -> tuple[Activations, torch.Tensor]:
+    """The same as `reference.linear_add_norm`, but the norm may be deferred."""
+    tile = _tile(x, weight)
+    if tile is None:
+        return separate.linear_add_norm(x, weight, bias, residual, norm_weight, eps, may_defer)
+    norm = (norm_weight, eps) if may_defer and may_defer_norm(weight.shape[0], x.dtype) else None
+    total, deferred = packed_linear(weight.inputs(x), weight.stored, bias, tile, residual=residual, norm=norm)
+    return deferred or rms_norm(total, norm_weight, eps), total
+
+
+OPS = LinearOps(linear=linear, gated_linear=gated_linear, linear_add_norm=linear_add_norm)

@@ -1,0 +1,109 @@
+"""Products of few rows with packed weights in Triton against float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from app.kernels.gemm import DeferredNorm, triton_packed_ops
+from app.kernels.gemm.triton_dequantize import dequantized
+from app.kernels.gemm.triton_packed_ops import PackedTile, packed_linear, tile_for
+from app.kernels.gemm.triton_small import arrival_counters
+from tests.kernels.gemm.tiled_weights import KINDS, Made
+
+ON_GPU = torch.cuda.is_available()
+DEVICE = "cuda" if ON_GPU else "cpu"
+DTYPES = [torch.float16, torch.bfloat16] if ON_GPU else [torch.float32]
+TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1e-2, torch.float32: 2e-5}
+EPS = 1e-5
+READ = [name for name in KINDS if "24" not in name and "order" not in name]  # by kernels
+
+
+def made(name: str) -> Made:
+    torch.manual_seed(0)
+    return KINDS[name](DEVICE)
+
+
+def relative_error(out: torch.Tensor, truth: torch.Tensor) -> float:
+    """Norm of the difference over the norm of the truth."""
+    assert bool(out.isfinite().all())
+    return float((out.double().cpu() - truth.cpu()).norm() / truth.norm())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", READ)
+def test_products_and_what_follows_them(name: str, dtype: torch.dtype) -> None:
+    weight = made(name)
+    columns, size = weight.truth.shape
+    rows = 17 if name == "4 bits" else 3
+    wide = torch.randn(rows, size + 8).to(DEVICE, dtype)
+    wide[:, size:] = float("nan")  # of another tensor
+    x, bias = wide[:, :size], torch.randn(columns).to(DEVICE, dtype)
+    truth = F.linear(x.double().cpu(), weight.truth, bias.double().cpu())
+    tile, stored = PackedTile(64 if ON_GPU else 32), weight.weight.stored
+    assert relative_error(packed_linear(x, stored, bias, tile)[0], truth) < TOLERANCE[dtype]
+    split = PackedTile(tile.columns, splits=2)
+    residual, norm = torch.randn(rows, columns).to(DEVICE, dtype), torch.randn(columns).to(DEVICE, dtype)
+    total, deferred = packed_linear(x, stored, bias, split, residual=residual, norm=(norm, EPS))
+    truth += residual.double().cpu()
+    assert relative_error(total, truth) < TOLERANCE[dtype]
+    assert deferred is not None
+    assert torch.equal(deferred.rows, total * norm)
+    assert (
+        relative_error(deferred.materialize(), F.rms_norm(truth, (columns,), norm.double().cpu(), EPS))
+        < TOLERANCE[dtype]
+    )
+    assert not arrival_counters(x.device).any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ["4 bits, zeros", "int8", "fp8 blocks"])
+@pytest.mark.parametrize("splits", [1, 2])
+def test_gate_and_up_of_rows_with_a_deferred_norm(name: str, dtype: torch.dtype, splits: int) -> None:
+    weight = made(name)
+    columns, size = weight.truth.shape
+    x, bias = torch.randn(3, size).to(DEVICE, dtype) / 16, torch.randn(columns).to(DEVICE, dtype)
+    deferred = DeferredNorm(x, x.double().square().unflatten(1, (4, -1)).sum(2).float(), EPS)
+    truth = F.linear(F.rms_norm(x.double().cpu(), (size,), None, EPS), weight.truth, bias.double().cpu())
+    gate, up = truth.chunk(2, dim=1)
+    tile = PackedTile(64 if ON_GPU else 32, height=8, splits=splits)
+    out, _ = packed_linear(deferred, weight.weight.stored, bias, tile, activation="silu")
+    assert relative_error(out, F.silu(gate) * up) < 2 * TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_dequantized_rows(name: str) -> None:
+    weight = made(name).weight.stored
+    out = dequantized(weight, 5, 60, torch.float32)
+    torch.testing.assert_close(out, weight.dequantize(5, 60), rtol=1e-6, atol=1e-6)
+
+
+def test_the_order_of_inputs_and_sizes_that_no_kernel_reads() -> None:
+    dtype = torch.bfloat16 if ON_GPU else torch.float16
+    for name in ("act-order", "4 bits, groups of 24"):
+        weight = made(name)
+        x = torch.randn(3, weight.truth.shape[1]).to(DEVICE, dtype)
+        squares = x.float().square().sum(1, keepdim=True)
+        truth = F.rms_norm(x.double().cpu(), (x.shape[1],), None, EPS) @ weight.truth.T
+        for given in (DeferredNorm(x, squares, EPS), F.rms_norm(x, (x.shape[1],), None, EPS)):
+            assert relative_error(triton_packed_ops.linear(given, weight.weight, None), truth) < 2e-2
+    assert tile_for(3, weight.weight.stored) is None
+
+
+def test_a_row_alone_and_in_a_batch() -> None:
+    weight = made("4 bits, zeros").weight.stored
+    x = torch.randn(20, weight.size).to(DEVICE, torch.float32)
+    tile = PackedTile(64 if ON_GPU else 32, splits=2)
+    together, _ = packed_linear(x, weight, None, tile)
+    for row in (0, 19):
+        assert torch.equal(packed_linear(x[row : row + 1], weight, None, tile)[0][0], together[row])
+
+
+@pytest.mark.parametrize("name", ["4 bits, zeros", "4 bits, groups of 32", "int8"])
+def test_weights_multiplied_by_their_scales(name: str) -> None:
+    weight = made(name)
+    x = torch.randn(40, weight.weight.stored.size).to(DEVICE, DTYPES[0])
+    tile = PackedTile(64 if ON_GPU else 32, height=32, is_wide=True)
+    out, _ = packed_linear(x, weight.weight.stored, None, tile)
+    assert relative_error(out, x.double().cpu() @ weight.truth.T) < 2 * TOLERANCE[DTYPES[0]]

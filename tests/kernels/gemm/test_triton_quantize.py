@@ -1,0 +1,53 @@
+"""Activations of 8 bits in Triton against plain PyTorch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from app.kernels.gemm import fp8_block, int8
+from app.kernels.gemm.stored import BLOCK, unpack_words
+from app.kernels.gemm.triton_quantize import quantize
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def rows(num_rows: int, size: int) -> torch.Tensor:
+    x = torch.randn(num_rows, size + 3, generator=torch.Generator().manual_seed(size))[:, :size]
+    x[:1] = 0.0  # a row of zeros
+    return x.mul(torch.logspace(-4, 4, num_rows)[:, None]).to(DEVICE)
+
+
+def in_order(quantized: torch.Tensor, size: int) -> torch.Tensor:
+    """Bytes [T, size] by columns."""
+    return unpack_words(quantized.view(torch.int16), 8, BLOCK, size)
+
+
+@pytest.mark.parametrize(("num_rows", "size"), [(0, 16), (5, 16), (9, 300), (3, 1024)])
+def test_int8_rows(num_rows: int, size: int) -> None:
+    x = rows(num_rows, size)
+    quantized, scale = quantize(x, "int8")
+    assert quantized.shape == (num_rows, -(-size // BLOCK) * BLOCK)
+    numbers, expected = int8.quantize_rows(x)
+    torch.testing.assert_close(scale, expected)
+    assert torch.equal(in_order(quantized, size).view(torch.int8).float(), numbers)
+
+
+def test_int8_with_a_scale_and_a_zero() -> None:
+    x, scale, zero = rows(4, 200) / 1e3, torch.tensor(0.04, device=DEVICE), torch.tensor(-7, device=DEVICE)
+    quantized, given = quantize(x, "int8", given=scale, zero=zero)
+    numbers, _ = int8.quantize_rows(x, scale, zero)
+    assert torch.equal(in_order(quantized, 200).view(torch.int8).float() + 7, numbers)
+    assert given.tolist() == [[scale.item()]] * 4
+
+
+@pytest.mark.gpu  # the interpreter rounds wrongly to fp8
+@pytest.mark.parametrize(("num_rows", "size"), [(1, 128), (6, 300)])
+def test_fp8_blocks(num_rows: int, size: int) -> None:
+    x = rows(num_rows, size)
+    quantized, scale = quantize(x, "e4m3", by_blocks=True)
+    bytes_, expected = fp8_block.quantize_groups(x, BLOCK)
+    torch.testing.assert_close(scale[:num_rows], expected)
+    assert torch.equal(in_order(quantized, size)[:num_rows], bytes_.view(torch.uint8))
+    assert scale.stride(0) == 1
+    assert len(scale) % 4 == 0

@@ -1,0 +1,49 @@
+"""Products of many rows with quantized activations on a GPU; elsewhere the same functions make plain ones."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from app.kernels.gemm import triton_quantized as ours
+from app.kernels.gemm.fp8 import Fp8Weight
+from app.kernels.gemm.fp8_block import Fp8BlockWeight
+from app.kernels.gemm.int8 import Int8Weight
+from app.kernels.gemm.tiled import TiledWeight
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def product(weight: TiledWeight, x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """By the function of its kind."""
+    if isinstance(weight, Fp8Weight):
+        return ours.fp8_linear(x, weight, bias)
+    if isinstance(weight, Int8Weight):
+        return ours.int8_linear(x, weight, bias)
+    assert isinstance(weight, Fp8BlockWeight)
+    return ours.fp8_block_linear(x, weight, bias)
+
+
+@pytest.mark.parametrize("kind", [Fp8Weight, Int8Weight, Fp8BlockWeight])
+@pytest.mark.parametrize(("rows", "columns", "size"), [(3, 256, 384), (70, 208, 300), (130, 1040, 640)])
+def test_against_float64(
+    kind: type[Fp8Weight | Int8Weight | Fp8BlockWeight], rows: int, columns: int, size: int
+) -> None:
+    torch.manual_seed(rows)
+    weight = kind.quantize(torch.randn(columns, size, device=DEVICE))
+    x = (torch.randn(rows, size) * torch.logspace(-2, 2, rows)[:, None]).to(DEVICE, torch.bfloat16)
+    bias = torch.randn(columns).to(DEVICE, torch.bfloat16)
+    truth = x.double() @ weight.dequantize().double().T + bias.double()
+    out = product(weight, x, bias).double()
+    assert out.shape == truth.shape
+    errors = (out - truth).norm(dim=1) / truth.norm(dim=1)  # of each row: it has scales of its own
+    assert float(errors.max()) < (0.03 if kind is Int8Weight else 0.06)
+
+
+def test_a_zero_of_activations_is_taken_away() -> None:
+    weight = torch.randint(-128, 128, (64, 256), dtype=torch.int8, device=DEVICE)
+    packed = Int8Weight.of(weight, torch.ones(64, 1, device=DEVICE), *torch.tensor([0.02, -50.0], device=DEVICE))
+    x = torch.rand(70, 256).to(DEVICE, torch.bfloat16) * 3
+    truth = x.double() @ weight.double().T
+    out = product(packed, x, torch.zeros(64, device=DEVICE, dtype=x.dtype)).double()
+    assert float((out - truth).norm() / truth.norm()) < 0.02
