@@ -49,6 +49,12 @@ def mxfp4_model(directory: Path) -> Path:
     return directory
 
 
+def numbers(linear: ExpertLinear) -> torch.Tensor:
+    """What the experts multiply by, [E, N, K]."""
+    made = linear.multiplier
+    return made if isinstance(made, torch.Tensor) else torch.stack([made.dequantize(e) for e in range(made.shape[0])])
+
+
 def test_mxfp4_of_gpt_oss_is_what_transformers_dequantizes(tmp_path: Path) -> None:
     torch.manual_seed(3)
     directory = mxfp4_model(tmp_path / "model")
@@ -56,13 +62,13 @@ def test_mxfp4_of_gpt_oss_is_what_transformers_dequantizes(tmp_path: Path) -> No
     # A rank's share of 96 ends within a block of 32; whole experts, and shares, make up the whole.
     assert driver.worker._parts is not None
     layers = [module for module in driver.worker._parts.model.modules() if isinstance(module, Experts)]
-    whole = layers[0].gate_up_proj.multiplier
+    whole = numbers(layers[0].gate_up_proj)
     for tp in (2, 4):
         shares = []
         for ctx in contexts(directory, tp):
             linear: ExpertLinear = fill(directory, ctx=ctx).model.layers["0"].mlp.experts.gate_up_proj
             linear.pack()
-            shares.append(linear.multiplier)
+            shares.append(numbers(linear))
         gate, up = (torch.cat(halves, 1) for halves in zip(*(share.chunk(2, 1) for share in shares), strict=True))
         torch.testing.assert_close(torch.cat((gate, up), 1), whole)
 
