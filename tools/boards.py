@@ -133,6 +133,8 @@ BOARDS: dict[str, tuple[Panel, ...]] = {
               "vllm:external_prefix_cache_queries_total", "engine"),
         rate("Bytes to host memory", "manta:kv_host_stored_bytes_total", "engine", "Bps"),
         rate("Bytes from host memory", "manta:kv_host_loaded_bytes_total", "engine", "Bps"),
+        gauge("Load of experts, largest to mean", "manta:expert_imbalance", "engine"),
+        rate("Experts moved", "manta:experts_moved_total", "engine", "ops"),
         quantiles("Prompt tokens of a request", "vllm:request_prompt_tokens", unit="short"),
         quantiles("Life of a KV block", "vllm:kv_block_lifetime_seconds", "engine"),
         quantiles("Idle time before eviction", "vllm:kv_block_idle_before_evict_seconds", "engine"),

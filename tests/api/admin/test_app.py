@@ -173,7 +173,7 @@ def test_what_the_replicas_are(served: tuple[TestClient, Fleet]) -> None:
     client.post("/replicas/r1/resume")
     assert fleet.asked == [("r1", True, True), ("r1", False, False)]
     info = client.get("/server_info")
-    assert info.json()["config"]["admin"] == {"port": 9999, "host": "127.0.0.1"}
+    assert info.json()["config"]["admin"] == {"port": 9999, "host": "127.0.0.1", "transfer_idle_s": 300.0}
     assert "/secret" not in info.text
 
 

@@ -27,6 +27,9 @@ GLUS = {
     "gelu_tanh": GLU("gelu_tanh"),
     "clamped": GLU(limit=1.5, alpha=1.702, up_offset=1.0),
 }
+# Rules with and without a correction, which SparseMixer does not know.
+CORRECTED = [(name, corrected) for name, rule in RULES.items() for corrected in (False, True)
+             if not corrected or rule.scoring != "sparsemixer"]  # fmt: skip
 EPS = 1e-6
 
 

@@ -8,19 +8,16 @@ import torch.nn.functional as F
 
 from app.kernels.moe import RoutingRule, moe_ops
 from app.kernels.moe.reference import experts, gate, route
-from tests.kernels.moe.cases import EPS, GLUS, RULES, make_case, true_routing, true_sum
+from tests.kernels.moe.cases import CORRECTED, EPS, GLUS, RULES, make_case, true_routing, true_sum
 
 
 def test_a_cpu_has_the_plain_functions() -> None:
     assert moe_ops(torch.device("cpu")).experts is experts
 
 
-@pytest.mark.parametrize("name", RULES)
-@pytest.mark.parametrize("corrected", [False, True])
+@pytest.mark.parametrize(("name", "corrected"), CORRECTED)
 def test_routing(name: str, corrected: bool) -> None:
     rule, size = RULES[name], 64
-    if corrected and rule.scoring == "sparsemixer":
-        pytest.skip("has no correction")
     torch.manual_seed(1)
     logits, correction = torch.randn(13, size) * 2, torch.randn(size) if corrected else None
     ids, weights = route(logits, rule, correction=correction)

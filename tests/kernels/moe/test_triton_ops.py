@@ -15,7 +15,7 @@ from app.kernels.moe.tiles import LayerTiles, layer_tiles
 from app.kernels.moe.triton_gate import GateTile, gate, route
 from app.kernels.moe.triton_grouped import GroupedTile
 from app.kernels.moe.triton_sort import sort_pairs
-from tests.kernels.moe.cases import EPS, GLUS, RULES, Case, make_case, true_routing, true_sum
+from tests.kernels.moe.cases import CORRECTED, EPS, GLUS, RULES, Case, make_case, true_routing, true_sum
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TILE = GroupedTile(16, 16, 32, 4, 2)
@@ -159,12 +159,9 @@ def test_sort_pairs(num_experts: int, num_tokens: int, most_at_once: int) -> Non
     assert int(pairs.num_tiles) == sum(-(-int((flat == e).sum()) // 16) for e in range(num_experts))
 
 
-@pytest.mark.parametrize("corrected", [False, True])
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize(("name", "corrected"), CORRECTED)
 def test_route(name: str, corrected: bool) -> None:
     rule, size = RULES[name], 160 if name == "v2" else 32
-    if corrected and rule.scoring == "sparsemixer":
-        pytest.skip("has no correction")
     if DEVICE == "cpu":  # the interpreter rounds bf16 wrong
         rule = replace(rule, logits_dtype=None, weights_dtype=None)
     torch.manual_seed(2)
