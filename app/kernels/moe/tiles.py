@@ -7,7 +7,7 @@ better, the same command says.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -23,6 +23,7 @@ class LayerTiles:
     gate_up: GroupedTile
     down: GroupedTile
     is_sorted: bool
+    unpacks: bool = False  # weights of few bits become plain ones first
 
 
 FEWEST = (  # pairs, a quarter of the experts and fewer: many small tiles start sooner
@@ -37,22 +38,28 @@ BY_ROWS: tuple[tuple[float, GroupedTile, GroupedTile], ...] = (
     (256, GroupedTile(128, 128, 64, 8, 4), GroupedTile(128, 256, 64, 8, 4)),
     (float("inf"), GroupedTile(128, 128, 64, 8, 3, tma=True), GroupedTile(128, 256, 64, 8, 3, tma=True, programs=1)),
 )
+# The same for weights of few bits, whose depth is their own; with more rows they are unpacked first.
+STORED_BY_ROWS: tuple[tuple[float, GroupedTile, GroupedTile], ...] = (
+    (10, GroupedTile(16, 64, 128, 4, 4), GroupedTile(16, 64, 128, 4, 4)),
+    (24, GroupedTile(32, 64, 128, 4, 4), GroupedTile(32, 64, 128, 4, 4)),
+    (96, GroupedTile(64, 64, 128, 4, 3), GroupedTile(64, 64, 128, 4, 3)),
+)
 _EXACT = GroupedTile(16, 16, 32, 4, 2)
 EXACT = LayerTiles(_EXACT, _EXACT, is_sorted=True)  # fp32, for any number of pairs (I6)
 
 
-def layer_tiles(num_pairs: int, num_experts: int, dtype: torch.dtype) -> LayerTiles:
-    """The tiles for so many pairs over so many experts; in fp32 the same for all."""
+def layer_tiles(num_pairs: int, num_experts: int, dtype: torch.dtype, *, is_stored: bool = False) -> LayerTiles:
+    """The tiles for so many pairs over so many experts, whose weights are of few bits if `is_stored`; in fp32 the same
+    for all."""
     if dtype == torch.float32:
         return EXACT
+    few = [tiles for most, *tiles in STORED_BY_ROWS if is_stored and num_pairs <= most * num_experts]
+    if few:
+        is_sorted = num_pairs > MOST_SCANNED
+        return LayerTiles(*(STORED_BY_ROWS[0][1:] if not is_sorted else few[0]), is_sorted=is_sorted)
     if 4 * num_pairs <= num_experts:
         return LayerTiles(*FEWEST, is_sorted=False)
     if num_pairs <= MOST_SCANNED:
         return LayerTiles(*BY_ROWS[0][1:], is_sorted=False)
     gate_up, down = next(tiles for most, *tiles in BY_ROWS if num_pairs <= most * num_experts)
-    return LayerTiles(gate_up, down, is_sorted=True)
-
-
-def aligned(tile: GroupedTile, size: int, itemsize: int) -> GroupedTile:
-    """The tile without the tensor memory accelerator where rows of `size` do not begin at multiples of 16 bytes."""
-    return replace(tile, tma=tile.tma and size * itemsize % 16 == 0)
+    return LayerTiles(gate_up, down, is_sorted=True, unpacks=is_stored)

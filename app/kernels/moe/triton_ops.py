@@ -6,12 +6,15 @@ from __future__ import annotations
 import torch
 
 from app.kernels.gemm import Activations, DeferredNorm
-from app.kernels.moe import ExpertRows, ExpertWeights, MoEOps, Routing
-from app.kernels.moe.tiles import LayerTiles, aligned, layer_tiles
+from app.kernels.gemm.stored import StoredTiles
+from app.kernels.moe import ExpertRows, ExpertWeights, MoEOps, PackedExperts, Routing
+from app.kernels.moe.stored import serves, stored_tiles
+from app.kernels.moe.tiles import LayerTiles, layer_tiles
 from app.kernels.moe.triton_few import FewRows
 from app.kernels.moe.triton_gate import gate, route
 from app.kernels.moe.triton_grouped import Product, scan_product, sorted_product
 from app.kernels.moe.triton_sort import sort_pairs
+from app.kernels.moe.triton_stored import plain_experts
 from app.kernels.moe.triton_sum import sum_add_norm, sum_rows
 
 MOST_FEW = 8  # tokens whose down product is summed in the same launch
@@ -37,33 +40,38 @@ class SummedRows(ExpertRows):
         )  # fmt: skip
 
 
+def _readable(
+    weight: torch.Tensor | PackedExperts, dtype: torch.dtype, tiles: LayerTiles
+) -> torch.Tensor | StoredTiles:
+    """The weight as a grouped product reads it."""
+    stored = None if tiles.unpacks else stored_tiles(weight)
+    return plain_experts(weight, dtype) if stored is None else stored
+
+
 def experts(x: Activations, routing: Routing, weights: ExpertWeights, tiles: LayerTiles | None = None) -> ExpertRows:
     """The same as `reference.experts`."""
     rows = x.rows if isinstance(x, DeferredNorm) else x
     ids, top = routing.ids, routing.ids.shape[1]
-    assert isinstance(weights.gate_up, torch.Tensor)
-    assert isinstance(weights.down, torch.Tensor)
     if ids.numel() == 0:
         return SummedRows(rows.new_empty(0, rows.shape[1]), routing, is_weighed=weights.weighs_input)
+    num_experts = weights.down.shape[0]
+    is_stored = not all(isinstance(weight, torch.Tensor) for weight in (weights.gate_up, weights.down))
+    tiles = tiles or layer_tiles(ids.numel(), num_experts, rows.dtype, is_stored=is_stored)
     gate_up = Product(
-        weights.gate_up, weights.gate_up_bias, weights.activation, routing.weights if weights.weighs_input else None
+        _readable(weights.gate_up, rows.dtype, tiles), weights.gate_up_bias, weights.activation,
+        routing.weights if weights.weighs_input else None,
     )  # fmt: skip
-    down = Product(weights.down, weights.down_bias)
-    tiles = tiles or layer_tiles(ids.numel(), len(weights.down), rows.dtype)
-    first, second = (
-        aligned(tile, product.weight.shape[2], rows.element_size())
-        for tile, product in ((tiles.gate_up, gate_up), (tiles.down, down))
-    )
+    down = Product(_readable(weights.down, rows.dtype, tiles), weights.down_bias)
     if tiles.is_sorted:
-        pairs = sort_pairs(ids, len(weights.down), first.rows)
-        h = sorted_product(gate_up, x, pairs, top, first, out_sorted=True)
-        out = sorted_product(down, h, pairs, 1, second, x_sorted=True)
+        pairs = sort_pairs(ids, num_experts, tiles.gate_up.rows)
+        h = sorted_product(gate_up, x, pairs, top, tiles.gate_up, out_sorted=True)
+        out = sorted_product(down, h, pairs, 1, tiles.down, x_sorted=True)
     else:
-        h = scan_product(gate_up, x, ids, top, first)
-        if len(ids) <= MOST_FEW:
+        h = scan_product(gate_up, x, ids, top, tiles.gate_up)
+        if len(ids) <= MOST_FEW and isinstance(weights.down, torch.Tensor):
             return FewRows(h, routing, weights)
-        out = scan_product(down, h, ids, 1, second)
+        out = scan_product(down, h, ids, 1, tiles.down)
     return SummedRows(out, routing, is_weighed=weights.weighs_input)
 
 
-OPS = MoEOps(route=route, gate=gate, experts=experts)
+OPS = MoEOps(route=route, gate=gate, experts=experts, serves=serves)
