@@ -53,10 +53,11 @@ def layer_tiles(num_pairs: int, num_experts: int, dtype: torch.dtype, *, is_stor
     for all."""
     if dtype == torch.float32:
         return EXACT
-    few = [tiles for most, *tiles in STORED_BY_ROWS if is_stored and num_pairs <= most * num_experts]
-    if few:
-        is_sorted = num_pairs > MOST_SCANNED
-        return LayerTiles(*(STORED_BY_ROWS[0][1:] if not is_sorted else few[0]), is_sorted=is_sorted)
+    is_sorted = num_pairs > MOST_SCANNED
+    if is_stored and num_pairs <= STORED_BY_ROWS[-1][0] * num_experts:
+        rows = num_pairs if is_sorted else 0  # in a scan a tile is small: experts differ in how many pairs they have
+        gate_up, down = next(tiles for most, *tiles in STORED_BY_ROWS if rows <= most * num_experts)
+        return LayerTiles(gate_up, down, is_sorted=is_sorted)
     if 4 * num_pairs <= num_experts:
         return LayerTiles(*FEWEST, is_sorted=False)
     if num_pairs <= MOST_SCANNED:
