@@ -14,6 +14,10 @@ from typing import Any
 
 import torch
 
+from app.config import EngineConfig
+from app.engine.executor.worker_group_executor import WorkerGroupExecutor
+from app.engine.worker.worker import Worker
+from app.engine.worker_info import RendezvousInfo
 from app.kernels.moe import MOE_OPS, MoEOps, Routing, RoutingRule
 
 MOST_TOKENS = 1 << 14  # of one step
@@ -49,9 +53,23 @@ class EvenGate:
 
 
 def route_evenly() -> None:
-    """From now on, in this process: to be called before an engine is made."""
+    """From now on, in this process and in workers that it starts: to be called before an engine is made."""
     for name in list(MOE_OPS):
         MOE_OPS._table[name] = f"benchmarks.even_routing:{_PREFIX}{name}"
+    init = WorkerGroupExecutor.__init__
+
+    def with_even_workers(executor: WorkerGroupExecutor, config: EngineConfig, worker_class: str = "") -> None:
+        init(executor, config, f"{__name__}:{even_worker.__name__}")
+
+    WorkerGroupExecutor.__init__ = with_even_workers  # type: ignore[method-assign]
+
+
+def even_worker(
+    config: EngineConfig, rank: int, world_size: int, local_rank: int, rendezvous: RendezvousInfo | None
+) -> Worker:
+    """A rank of a worker group whose gates are even."""
+    route_evenly()
+    return Worker(config, rank, world_size, local_rank, rendezvous)
 
 
 def __getattr__(attribute: str) -> MoEOps:

@@ -11,6 +11,7 @@ import torch
 
 from app.engine.layers.experts.expert_share import NOBODY, ExpertShare
 from app.engine.layers.experts.placement import Slots
+from app.engine.to_device import to_device
 from app.kernels.moe import Routing
 
 COLUMNS = 60  # a position's remainder by this names the copy: divides evenly by 1 to 6 copies
@@ -39,7 +40,7 @@ class ExpertMap:
         turns = first[:, None] + np.arange(self.columns) % copies[:, None]
         rank, slot = np.divmod(order[turns], slots.shape[1])
         own[:-1] = np.where(rank == self.share.rank, slot, NOBODY)
-        self.table.copy_(torch.from_numpy(own))
+        self.table.copy_(to_device(own, self.table.device))
 
     def of_rank(self, routing: Routing, positions: torch.Tensor) -> Routing:
         """The same with slots of this rank, -1 for experts of others; positions int64 [T]."""

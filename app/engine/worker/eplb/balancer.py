@@ -3,7 +3,8 @@
 All ranks see all tokens, so they count alike, reach the same placements and move the same experts before the same
 steps, without a word to each other but the experts themselves. Counting costs a step one small kernel a layer; once an
 interval the counts of its last window are copied to the host beside the steps, then layer after layer is looked at:
-one that is out of balance is moved, no more than one at a time, and swapped a few steps later.
+one that is out of balance is moved, no more than one at a time, a few experts before each step, and swapped when all
+are there.
 """
 
 from __future__ import annotations
@@ -26,8 +27,7 @@ from app.platforms import platform_of
 
 logger = logging.getLogger("manta.experts")
 
-SETTLED = 2  # steps between the copy of counts, or a move's beginning, and its use
-LOOKED_AT = 4  # layers that are looked at before one step, most
+SETTLED = 2  # steps between the copy of counts, or a move's last experts, and its use
 EVEN = 1.05  # busiest over mean: a layer that is this even stays
 GAIN = 0.05  # what a move must take away from it
 
@@ -45,6 +45,7 @@ class ExpertBalancer(RowFeature):
         self._host = torch.zeros(size, dtype=torch.int64, device="cpu", pin_memory=pinned)
         self._copied = None if self._runtime is None else self._runtime.Event()
         self._left: deque[int] = deque()  # layers to look at
+        self._is_gathering = False
         self._steps = self._idle_until = 0
         self._moved = 0  # experts, since the last report
         self._imbalances = np.zeros(len(layers))  # of layers, as counted last
@@ -62,10 +63,8 @@ class ExpertBalancer(RowFeature):
                 self._counts(number).zero_()
         if self._steps < self._idle_until:
             return
-        if self._exchange.is_moving:
-            self._exchange.finish()
-        elif self._left:
-            self._look()
+        if self._left or self._exchange.is_moving:
+            self._go_on()
 
     def report(self, output: ModelRunnerOutput) -> None:
         """What has been moved, and how even the ranks were."""
@@ -75,6 +74,7 @@ class ExpertBalancer(RowFeature):
     def weights_change(self) -> None:
         """Experts where the checkpoint has them, now."""
         self._left.clear()
+        self._is_gathering = False
         if self._exchange.is_moving:
             self._exchange.finish()
         for layer in self.layers:
@@ -96,16 +96,24 @@ class ExpertBalancer(RowFeature):
         self._left.extend(range(len(self.layers)))
         self._idle_until = self._steps + SETTLED
 
+    def _go_on(self) -> None:
+        """One thing before one step: some experts, or the swap, or a look at the next layer."""
+        if self._is_gathering:
+            self._is_gathering = self._exchange.advance()
+            if not self._is_gathering:
+                self._idle_until = self._steps + SETTLED
+        elif self._exchange.is_moving:
+            self._exchange.finish()
+        else:
+            self._look()
+
     def _look(self) -> None:
-        """At some layers, until one has to move."""
+        """At the next layer: does it have to move?"""
         if self._copied is not None:
             self._copied.synchronize()  # long over
-        for _ in range(min(LOOKED_AT, len(self._left))):
-            number = self._left.popleft()
-            loads: Loads = self._host[number, 1:].numpy().astype(np.float64)
-            if self._moves(number, loads):
-                self._idle_until = self._steps + SETTLED
-                return
+        number = self._left.popleft()
+        loads: Loads = self._host[number, 1:].numpy().astype(np.float64)
+        self._is_gathering = self._moves(number, loads)
 
     def _moves(self, number: int, loads: Loads) -> bool:
         layer = self.layers[number]

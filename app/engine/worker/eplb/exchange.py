@@ -1,12 +1,15 @@
 """Moves experts of one layer between the slots of the ranks, beside the steps.
 
-What comes into a slot is gathered in memory of its own first, while steps go on computing with what the slots hold;
-then, between two steps, it is copied into them and the layer's table says so: on every rank before the same step.
+What comes into a slot is gathered in memory of its own first, a few experts before each step, while steps go on
+computing with what the slots hold; then, between two steps, it is copied into them and the layer's table says so: on
+every rank before the same step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +20,10 @@ from app.engine.distributed.parallel_groups import RankGroup
 from app.engine.layers.experts.expert_mlp import Experts
 from app.engine.layers.experts.placement import Slots
 from app.platforms import platform_of
+
+# What a rank sends or receives before one step, most: what that costs the host, and the links, must not hold a step up.
+MOVES_A_STEP = 8
+BYTES_A_STEP = 64 << 20
 
 
 @dataclass(slots=True, frozen=True)
@@ -41,8 +48,23 @@ def moves_between(held: Slots, wanted: Slots) -> Iterator[Move]:
                 yield Move((own or places)[(rank + slot) % len(own or places)], (rank, slot))
 
 
+def turns_of(moves: Iterable[Move], most: int) -> Iterator[list[Move]]:
+    """The moves in their order, in turns of which each has a rank take part in `most` of them."""
+    turn: list[Move] = []
+    busy = Counter[int]()
+    for move in moves:
+        ranks = {move.source[0], move.target[0]}
+        if any(busy[rank] >= most for rank in ranks):
+            yield turn
+            turn, busy = [], Counter()
+        turn.append(move)
+        busy.update(ranks)
+    if turn:
+        yield turn
+
+
 class Exchange:
-    """One layer's move at a time: `begin`, some steps, `finish`."""
+    """One layer's move at a time: `begin`, `advance` before steps until it has nothing left, some steps, `finish`."""
 
     def __init__(self, layers: Sequence[Experts], group: RankGroup, device: torch.device) -> None:
         self._group = group
@@ -52,6 +74,18 @@ class Exchange:
         self._device = device
         self._works: list[Any] = []
         self._moving: tuple[Experts, Slots, list[int]] | None = None
+        self._turns: Iterator[list[Move]] = iter(())
+        self._meet()
+
+    def _meet(self) -> None:
+        """Connect to all peers now: libraries do it at the first message, which takes longer than a step may."""
+        mine, theirs = (torch.zeros(16, dtype=torch.uint8, device=self._device) for _ in range(2))
+        peers = [rank for rank in range(self._group.size) if rank != self._group.rank]
+        met = [
+            self._operation(kind, x, rank) for rank in peers for kind, x in ((dist.isend, mine), (dist.irecv, theirs))
+        ]
+        for work in dist.batch_isend_irecv(met) if met else []:
+            work.wait()
 
     @property
     def is_moving(self) -> bool:
@@ -59,20 +93,31 @@ class Exchange:
         return self._moving is not None
 
     def begin(self, layer: Experts, wanted: Slots) -> None:
-        """Start to gather what `wanted` [R, S] has and the layer has not. Collective."""
+        """From now on gather what `wanted` [R, S] has and the layer has not."""
         assert layer.map is not None
         moves = list(moves_between(layer.map.slots, wanted))
         own = [move.target[1] for move in moves if move.target[0] == self._group.rank]
+        each = sum(tensor[0].numel() * tensor.itemsize for tensor in layer.slot_tensors)
+        self._turns = turns_of(moves, max(1, min(MOVES_A_STEP, BYTES_A_STEP // each)))
         self._moving = layer, wanted, own
-        if self._stream is None:
-            self._gather(layer, moves)
-            return
-        self._stream.wait_stream(self._runtime.current_stream(self._device))
-        with self._runtime.stream(self._stream):
-            self._gather(layer, moves)
+        if self._stream is not None:  # what was gathered before has been copied by then
+            self._stream.wait_stream(self._runtime.current_stream(self._device))
+
+    def advance(self) -> bool:
+        """Gather some more; False: all is under way. Collective."""
+        assert self._moving is not None
+        turn = next(self._turns, None)
+        if turn is None:
+            return False
+        with nullcontext() if self._stream is None else self._runtime.stream(self._stream):
+            self._gather(self._moving[0], turn)
+        return True
 
     def finish(self) -> None:
-        """Fill the slots. On a GPU the step's stream waits for what is still under way, the host does not."""
+        """Fill the slots. On a GPU the step's stream waits for what is still under way, the host does not. Collective
+        where something is left to gather."""
+        while self.advance():
+            pass
         assert self._moving is not None
         (layer, wanted, own), self._moving = self._moving, None
         assert layer.map is not None
@@ -82,8 +127,8 @@ class Exchange:
         if self._stream is not None:
             self._runtime.current_stream(self._device).wait_stream(self._stream)
         for tensor, staged in zip(layer.slot_tensors, self._views(layer), strict=True):
-            for slot in own:
-                tensor[slot].copy_(staged[slot])
+            if own:  # one launch
+                torch._foreach_copy_([tensor[slot] for slot in own], [staged[slot] for slot in own])
         layer.map.hold(wanted)
 
     def _gather(self, layer: Experts, moves: Sequence[Move]) -> None:
@@ -98,11 +143,12 @@ class Exchange:
                     sent.append(self._operation(dist.isend, tensor[from_slot], target))
                 elif target == rank:
                     sent.append(self._operation(dist.irecv, staged[to_slot], source))
-        self._works = dist.batch_isend_irecv(sent) if sent else []
-        if self._stream is not None:
-            for work in self._works:  # this stream waits, not the host
-                work.wait()
-            self._works = []
+        works = dist.batch_isend_irecv(sent) if sent else []
+        if self._stream is None:
+            self._works += works
+            return
+        for work in works:  # this stream waits, not the host
+            work.wait()
 
     def _operation(self, kind: Any, tensor: torch.Tensor, peer: int) -> dist.P2POp:
         """Send or receive; bytes, which every backend takes."""

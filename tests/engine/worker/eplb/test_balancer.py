@@ -14,7 +14,7 @@ from app.engine.layers.experts.expert_map import ExpertMap
 from app.engine.layers.experts.expert_share import ExpertShare
 from app.engine.layers.experts.placement import first_slots
 from app.engine.model_info import ModelInfo
-from app.engine.worker.eplb.exchange import moves_between
+from app.engine.worker.eplb.exchange import moves_between, turns_of
 from app.kernels.moe import Routing
 from tests import limits
 from tests.engine.core_driver import KEY, assert_idle, make_request, run
@@ -65,6 +65,9 @@ def test_moves_have_a_source_that_holds_the_expert() -> None:
     assert [move.target for move in moves] == [(0, 1), (0, 2), (1, 0), (1, 2)]
     assert [held[move.source] for move in moves] == [wanted[move.target] for move in moves]
     assert moves[1].source == (0, 1), "from its own rank where that has it"
+    turns = list(turns_of(moves, 2))
+    assert [move for turn in turns for move in turn] == moves
+    assert [len(turn) for turn in turns] == [2, 2], "rank 0 takes part in three"
 
 
 @pytest.mark.parametrize(
