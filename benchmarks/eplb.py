@@ -4,7 +4,7 @@
 
 Random weights route unevenly enough for experts to move. Each prompt comes back at the end, when all has moved: its
 tokens are compared with those of the beginning (in bf16 a sum over ranks in another order may tip a near tie: counted).
-`--engine '{"device":"cpu"}' --shape tiny-moe` tries the command.
+`--engine '{"device":"cpu"}' --shape tiny-moe --redundant 1` tries the command.
 """
 
 from __future__ import annotations
@@ -67,11 +67,13 @@ def main() -> None:
     parser = arguments(__doc__, shape="qwen30a3b")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--steps", type=int, default=1200)
+    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--redundant", type=int, default=16)
     args = parser.parse_args()
     options = {
         "tensor_parallel_size": args.ranks, "enable_expert_parallel": True, "enable_eplb": True,
-        "num_redundant_experts": 2 * args.ranks, "eplb_window_size": 100, "eplb_step_interval": args.steps // 2,
+        "num_redundant_experts": args.redundant, "eplb_window_size": args.steps // 8,
+        "eplb_step_interval": args.steps // 4,
     }  # fmt: skip
     rng = random.Random(1)
     prompts = [random_prompt(rng, 24, args.shape) for _ in range(8)]
