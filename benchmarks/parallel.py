@@ -41,7 +41,7 @@ class Loads:
 
     @property
     def names(self) -> list[str]:
-        """Of the figures."""
+        """Names of the figures."""
         return [
             *(f"prefill_{length}" for length in self.prefill),
             *(f"batch_{batch}" for batch in self.batches),
