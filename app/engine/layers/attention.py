@@ -9,19 +9,17 @@ from dataclasses import dataclass
 
 import torch
 
-from app.engine.layers.attention_layer import KVAttentionLayer, KVScaleKind
+from app.engine.layers.attention_layer import KVAttentionLayer
 from app.engine.layers.context import BuildContext, ForwardContext
 from app.engine.layers.epilogue import Epilogue, ResultT
 from app.engine.layers.linear import QKVLinear, RowLinear
 from app.engine.layers.norm import RMSNorm
 from app.engine.layers.query_key_norm import QUERY_KEY_NORMS, HeadShare, QueryKeyNorm
 from app.engine.layers.rotary import RotaryEmbedding
-from app.engine.layers.weight import CheckpointTensor, ShapeMismatch, Weight, WeightSpec, expect_shape
+from app.engine.layers.weight import CheckpointTensor, Weight, WeightSpec, expect_shape
 from app.kernels.attention import HeadBias
 from app.kernels.fused import HeadNorm, fused_ops
 from app.kernels.gemm import Activations
-
-_SCALE_ROWS: dict[KVScaleKind, list[int]] = {"kv": [0, 1], "k": [0], "v": [1]}
 
 
 @dataclass(slots=True, frozen=True)
@@ -54,6 +52,7 @@ class Attention(KVAttentionLayer):
         self.qkv_proj = QKVLinear(ctx, s.hidden_size, s.head_dim, s.num_heads, s.num_kv_heads, s.qkv_bias)
         self.o_proj = RowLinear(ctx, s.num_heads * s.head_dim, s.hidden_size, s.output_bias)
         self.num_heads, self.num_kv_heads = self.qkv_proj.num_heads, self.qkv_proj.num_kv_heads
+        self.first_kv_head, self.whole_kv_heads = self.qkv_proj.first_kv_head, s.num_kv_heads
         self.q_norm = self.k_norm = None
         if s.qk_norm is not None:
             make, tp = QUERY_KEY_NORMS[s.qk_norm], ctx.groups.tp
@@ -111,17 +110,6 @@ class Attention(KVAttentionLayer):
             **self._bias(),
         )
         return self.o_proj(out.reshape(out.shape[0], -1), epilogue)  # type: ignore[no-any-return]
-
-    def set_kv_scales(self, kind: KVScaleKind, scales: torch.Tensor) -> None:
-        """One number, or one for each KV head of the model, of which this rank's are taken."""
-        assert self.kv_scales is not None, "the cache is not quantized"
-        num_heads = self.qkv_proj.whole_kv // self.head_dim
-        if len(scales) not in (1, num_heads):
-            shape = list(scales.shape)
-            raise ShapeMismatch(f"has shape {shape}, not one number or one for each of {num_heads} KV heads")
-        first = self.qkv_proj.first_kv_head
-        own = scales.expand(num_heads)[first : first + self.num_kv_heads]
-        self.kv_scales[_SCALE_ROWS[kind]] = own.to(self.kv_scales.device)
 
     def _bias(self) -> dict[str, HeadBias]:
         """What the backend is given only where there is something to give."""

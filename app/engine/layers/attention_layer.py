@@ -10,9 +10,11 @@ import torch
 
 from app.engine.layers.cache_spec import LayerCacheSpec
 from app.engine.layers.layer import Layer
+from app.engine.layers.weight import ShapeMismatch
 from app.kernels.attention import AttentionMetadata, AttentionOps
 
 KVScaleKind = Literal["kv", "k", "v"]  # of keys and values alike, of keys, of values
+_SCALE_ROWS: dict[KVScaleKind, list[int]] = {"kv": [0, 1], "k": [0], "v": [1]}
 
 
 class AttentionLayer(Layer, ABC):
@@ -53,6 +55,8 @@ class KVAttentionLayer(AttentionLayer):
 
     num_heads: int  # on this rank, as all that follows
     num_kv_heads: int
+    first_kv_head: int  # among those of the model
+    whole_kv_heads: int  # of the model
     head_dim: int
     sliding_window: int | None
     ops: AttentionOps
@@ -77,3 +81,12 @@ class KVAttentionLayer(AttentionLayer):
     def cache_spec(self) -> LayerCacheSpec:
         """Keys and values of this rank's KV heads."""
         return LayerCacheSpec((2, self.num_kv_heads), self.head_dim, self.kv_dtype, self.sliding_window)
+
+    def set_kv_scales(self, kind: KVScaleKind, scales: torch.Tensor) -> None:
+        """One number, or one for each KV head of the model, of which this rank's are taken."""
+        assert self.kv_scales is not None, "the cache is not quantized"
+        if len(scales) not in (1, self.whole_kv_heads):
+            shape = list(scales.shape)
+            raise ShapeMismatch(f"has shape {shape}, not one number or one for each of {self.whole_kv_heads} KV heads")
+        own = scales.expand(self.whole_kv_heads)[self.first_kv_head : self.first_kv_head + self.num_kv_heads]
+        self.kv_scales[_SCALE_ROWS[kind]] = own.to(self.kv_scales.device)

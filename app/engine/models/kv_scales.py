@@ -56,6 +56,7 @@ def take_kv_scales(model: nn.Module, tensors: Mapping[str, TensorT], names: Coll
     CheckpointError names a scale that is none.
     """
     layers = {name: module for name, module in model.named_modules() if isinstance(module, AttentionLayer)}
+    layers |= {name.rpartition(".")[0]: layer for name, layer in layers.items()}  # that stand in another's module
     found = find_kv_scales(tensors, names)
     for name in sorted(found, key=lambda name: list(_KINDS).index(found[name][2])):
         layer, kind = layers.get(found[name][1]), _KINDS[found[name][2]]

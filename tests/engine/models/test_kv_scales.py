@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -39,11 +40,11 @@ def copy(tmp_path: Path) -> Path:
 
 
 def load(
-    directory: Path, *, rank: int = 0, ranks: int = 1, kv_dtype: torch.dtype | None = KV_FP8, **more: Any
+    directory: Path, *, rank: int = 0, ranks: int = 1, kv_dtype: torch.dtype | None = KV_FP8, impl: Any = "auto"
 ) -> CausalLM:
     tp = RankGroup(rank, ranks, cast("Any", object()) if ranks > 1 else None)
     groups = ParallelGroups(tp=tp)
-    info = ModelInfo.from_directory(str(directory))
+    info = replace(ModelInfo.from_directory(str(directory)), impl=impl)
     method, _ = select_quantization(None, info.hf_config.get("quantization_config") or {}, CPU, torch.float32)
     ops = select_attention("torch", CPU)[0]
     ctx = BuildContext(torch.float32, CPU, 64, ops, groups, quantization=method, kv_dtype=kv_dtype)
@@ -86,10 +87,12 @@ def test_one_for_both_and_a_closer_one(copy: Path) -> None:
     assert scales(load(copy)) == [[0.5] * 4, [0.125] * 4]
 
 
-def test_ranks_take_their_heads(copy: Path) -> None:
+@pytest.mark.parametrize("impl", ["native", "transformers"])
+def test_ranks_take_their_heads(copy: Path, impl: str) -> None:
     add(copy, **{f"{FIRST}.k_scale": torch.arange(1.0, 5.0).view(4, 1, 1), f"{FIRST}.v_scale": torch.arange(5.0, 9.0)})
-    assert scales(load(copy)) == [[1, 2, 3, 4], [5, 6, 7, 8]]
-    assert [scales(load(copy, rank=rank, ranks=2)) for rank in range(2)] == [[[1, 2], [5, 6]], [[3, 4], [7, 8]]]
+    assert scales(load(copy, impl=impl)) == [[1, 2, 3, 4], [5, 6, 7, 8]]
+    found = [scales(load(copy, rank=rank, ranks=2, impl=impl)) for rank in range(2)]
+    assert found == [[[1, 2], [5, 6]], [[3, 4], [7, 8]]]
 
 
 def test_ranks_share_a_head(tmp_path: Path) -> None:

@@ -35,10 +35,20 @@ class PagedAttention(KVAttentionLayer):
     """What an attention call of a module becomes."""
 
     def __init__(
-        self, ctx: BuildContext, call: AttentionCall, layer_index: int, step: Step, *, is_capturable: bool
+        self,
+        ctx: BuildContext,
+        call: AttentionCall,
+        whole: AttentionCall,
+        step: Step,
+        *,
+        layer_index: int,
+        is_capturable: bool,
     ) -> None:
+        """`call`: of this rank's heads; `whole`: of the model's."""
         super().__init__()
         self.num_heads, self.num_kv_heads = call.num_heads, call.num_kv_heads
+        self.whole_kv_heads = whole.num_kv_heads
+        self.first_kv_head = 0 if call.num_kv_heads == whole.num_kv_heads else ctx.groups.tp.rank * call.num_kv_heads
         # The cache has one width for keys and values: the narrower of them are padded with zeros, which add nothing.
         self.head_dim, self.value_dim = max(call.head_dim, call.value_dim), call.value_dim
         self.scale = call.head_dim**-0.5 if call.scale is None else call.scale

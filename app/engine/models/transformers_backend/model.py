@@ -59,8 +59,9 @@ class TransformersForCausalLM(EngineModel):
         )
         exchange_linears(hf, trunk, ctx, first, plan)
         exchange_ends(hf, ctx, skeleton.tied)
-        for index, call in enumerate(self._traced().attention):
-            layer = PagedAttention(ctx, call, index, self.step, is_capturable=captures)
+        calls = zip(self._traced().attention, first.attention, strict=True)
+        for index, (call, whole) in enumerate(calls):
+            layer = PagedAttention(ctx, call, whole, self.step, layer_index=index, is_capturable=captures)
             call.module.add_module(PLACE, layer)
         hf.config._attn_implementation = IMPLEMENTATION
         self._settle(norms)
