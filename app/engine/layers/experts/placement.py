@@ -132,18 +132,24 @@ class _Packing:
 
 def _near(bins: list[list[int]], held: Slots) -> Slots:
     """The bins as ranks: each the one that shares most experts with it, which stay in their slots."""
-    rows = held.tolist()
-    overlaps = sorted(
-        (-len(set(one) & set(row)), number, rank) for number, one in enumerate(bins) for rank, row in enumerate(rows)
-    )
-    slots, placed = held.copy(), set[int]()
-    taken = set[int]()
-    for _, number, rank in overlaps:
+    num_experts, num_ranks = int(held.max()) + 1, len(held)
+    # No library's threads: they would take the cores that steps need.
+    overlaps = np.einsum("be,re->br", _is_in(np.asarray(bins), num_experts), _is_in(held, num_experts))
+    slots, placed, taken = held.copy(), set[int](), set[int]()
+    for place in np.argsort(-overlaps, axis=None, kind="stable").tolist():
+        number, rank = divmod(place, num_ranks)
         if number not in placed and rank not in taken:
             placed.add(number)
             taken.add(rank)
-            slots[rank] = _in_slots(bins[number], rows[rank])
+            slots[rank] = _in_slots(bins[number], held[rank].tolist())
     return slots
+
+
+def _is_in(rows: Slots, num_experts: int) -> NDArray[np.float32]:
+    """[R, S] of experts -> [R, E], 1 where a row has the expert."""
+    found = np.zeros((len(rows), num_experts), dtype=np.float32)
+    np.put_along_axis(found, rows, 1, axis=1)
+    return found
 
 
 def _in_slots(experts: list[int], held: list[int]) -> list[int]:
