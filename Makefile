@@ -79,8 +79,8 @@ bench: setup-dev  ## tokens/s of the engine alone, through HTTP, and against tra
 loadtest: setup-dev  ## a short load test of a server that it starts itself; report in results/loadtest/report.html
 	$(BIN)/python -m loadtest.sweep --serve $(CONFIG) $(LOADTEST_ARGS) --out results/loadtest
 
-acceptance: setup-dev  ## the long and the timed checks; figures go to results/
-	$(BIN)/python -m pytest -m slow tests $(PYTEST_ARGS)
+acceptance: setup-dev  ## the long and the timed checks, and whole grids; figures and outcomes go to results/
+	$(BIN)/python -m pytest -m slow tests --outcomes results/acceptance_tests.json $(PYTEST_ARGS)
 
 clean:  ## remove .venv, caches and results
 	rm -rf $(VENV) build dist results .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import json
 import os
 import re
 import signal
@@ -17,6 +18,7 @@ import pytest
 import pytest_timeout
 
 from tests import limits
+from tests.outcomes import outcomes_of
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -102,6 +104,17 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
         if not any(re.search(may, reason) for may in (*_MAY_SKIP, os.environ.get("CI_MAY_SKIP")) if may):
             report.outcome, report.longrepr = "failed", f"skipped, where CI=true: {reason}"
     return report
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--outcomes", type=Path, help="JSON file for what became of each test")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    path: Path | None = config.getoption("--outcomes")
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(outcomes_of(terminalreporter.stats), indent=1, sort_keys=True) + "\n")
 
 
 def _gpu_count() -> int:

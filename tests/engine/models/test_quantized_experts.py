@@ -16,7 +16,9 @@ from app.kernels.moe.stacked import StackedExperts
 from tests.engine.models.expert_variants import EXPERT_VARIANTS
 from tests.engine.models.load_formats.formats import contexts, fill
 from tests.engine.models.test_quantized_modules import HEADS, PROMPT, check_logits, quantized
+from tests.engine.quantization.stored_forms import PLAIN_FORMS
 from tests.engine.quantization.test_fp8 import round_linear_layers, rounded
+from tests.engine.quantization.test_mxfp4 import numbers
 from tests.engine.worker_driver import Driver, all_logits
 from tests.tiny_models import hf_model, tiny_model
 
@@ -69,6 +71,23 @@ def test_ranks_hold_the_share_of_what_is_stored(tp: int, whole: bool, tmp_path: 
             torch.testing.assert_close(layer.down_proj.multiplier[slot], down[:, own])
             seen.append(expert)
     assert sorted(seen) == sorted(list(range(7)) * (1 if whole else tp))
+
+
+@pytest.mark.parametrize("width", [96, 72])
+def test_blocks_of_fp8_beside_latent_attention(width: int, tmp_path: Path) -> None:
+    """DeepSeek's form; of 72 outputs and inputs the last are no whole blocks of 32 and of 16."""
+    family, changes = EXPERT_VARIANTS["deepseek_v3"]
+    source = tiny_model(family, **{**changes, "moe_intermediate_size": width})
+    driver = Driver(str(PLAIN_FORMS["fp8-block"].write(source, tmp_path)), num_blocks=16)
+    stored = load_file(tmp_path / "judge" / "model.safetensors")
+    for number, layer in enumerate(experts(driver), start=1):  # the first layer has none
+        assert isinstance(layer.gate_up_proj.packed, StackedExperts) == (width == 96)
+        gate_up, down = numbers(layer.gate_up_proj), numbers(layer.down_proj)
+        for expert in range(changes["n_routed_experts"]):
+            name = f"model.layers.{number}.mlp.experts.{expert}"
+            gate, up, back = (stored[f"{name}.{part}_proj.weight"] for part in ("gate", "up", "down"))
+            torch.testing.assert_close(gate_up[expert], torch.cat((gate, up)), rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(down[expert], back, rtol=1e-5, atol=1e-6)
 
 
 def test_experts_are_rounded_to_fp8_while_loading() -> None:

@@ -19,7 +19,12 @@ from tests.engine.quantization.checkpoints import Pack, write
 from tests.tiny_models import tiny_model
 
 # A rank of two begins within a group of 16 or 32, and within a block.
-LLAMA: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 160}
+LLAMA: dict[str, Any] = {
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 160,
+    "initializer_range": 0.1,
+}
 LINEAR = r"(_proj|\.w[123]|mqa)\.weight$"  # experts' too
 
 

@@ -34,6 +34,7 @@ from tests.tiny_models import hf_model, tiny_model
 TWO = EXPERT_LAYOUTS["tp2"]
 EXACT = 1e-3
 NOISE = 0.01  # of activations that each rank rounds by a scale of its own share: a gate may choose otherwise
+ROUNDED = 0.3  # what roundings of 8 bits make of such models' logprobs, on average
 SAMPLE = random.Random(18).sample(sorted(FORMS), 1)
 FAMILIES = {
     "qwen3_moe": {"num_attention_heads": 4, "num_key_value_heads": 2, "moe_intermediate_size": 160},
@@ -44,6 +45,7 @@ FAMILIES = {
     },
 }
 MIXED = [(family, form, layout) for family in FAMILIES for form in PLAIN_FORMS for layout in EXPERT_LAYOUTS]
+MIXED_SAMPLE = [("deepseek_v3", "fp8-block", "ep2")]
 
 
 @dataclass
@@ -88,6 +90,7 @@ def check(directory: Path, rounds: bool, layout: dict[str, Any]) -> None:
         assert largest < EXACT
         return
     _, alone = errors(directory, directory.parent / "judge")
+    assert alone < ROUNDED, alone
     assert mean < 2 * alone + NOISE, (mean, alone)
 
 
@@ -98,11 +101,13 @@ def test_logprobs_are_those_of_what_is_stored(form: str, tmp_path: Path) -> None
     check(FORMS[form].write(llama(form), tmp_path), FORMS[form].rounds, TWO)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("family", "form", "layout"), MIXED, ids=map("-".join, MIXED))
+@pytest.mark.parametrize(
+    ("family", "form", "layout"),
+    [pytest.param(*one, marks=() if one in MIXED_SAMPLE else pytest.mark.slow, id="-".join(one)) for one in MIXED],
+)
 def test_experts_and_latent_attention(family: str, form: str, layout: str, tmp_path: Path) -> None:
     kind, changes = EXPERT_VARIANTS[family]
-    source = tiny_model(kind, **{**changes, **FAMILIES[family]})
+    source = tiny_model(kind, **{**changes, "initializer_range": 0.1, **FAMILIES[family]})
     check(FORMS[form].write(source, tmp_path), FORMS[form].rounds, EXPERT_LAYOUTS[layout])
 
 
