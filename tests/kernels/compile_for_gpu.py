@@ -415,7 +415,7 @@ def packed(form: str, size: int, group: int, *, is_zero_based: bool = False, sca
     table = zeros(16) if form == "table" else None
     offsets = scales if is_zero_based else None
     weight = StoredTiles(form, words, scales, offsets, table, size, block, group, scale_rows)
-    for rows in (1, 32, 64):
+    for rows in (1, 32, 64, *((256, 512) if form == "nibble" and not is_zero_based else ())):
         x = zeros(rows, size)
         tile = triton_packed_ops.tile_for(rows, weight)
         assert tile is not None

@@ -15,7 +15,8 @@ from app.kernels.gemm.triton_packed import packed_linear_kernel
 from app.kernels.gemm.triton_small import arrival_counters, may_defer_norm
 from app.kernels.launch import cdiv, early_launch, next_power_of_2, shared_memory
 
-MOST_ROWS = 64
+MOST_ROWS = 64  # beyond, tensor cores of 8 bits, or dequantized rows and cuBLAS, are faster
+_MOST_ROWS_OF_4_BITS = 512
 _DTYPES = (torch.bfloat16, torch.float16)
 _MOST_HEIGHT = 64  # rows of x in a tile
 _PROGRAMS = 300  # two or three for each multiprocessor
@@ -101,8 +102,12 @@ def stages_within(num_bytes: int, tile: PackedTile, weight: StoredTiles) -> int:
 def tile_for(num_rows: int, weight: StoredTiles, *, is_gated: bool = False) -> PackedTile | None:
     """The tile for a product of so many rows; None: others are faster, or no kernel reads such groups."""
     columns, size = weight.shape
-    if num_rows > MOST_ROWS or weight.scales_of_block is None:
+    is_light = weight.form == "nibble" and weight.offsets is None
+    most_rows = _MOST_ROWS_OF_4_BITS if is_light else MOST_ROWS
+    if num_rows > most_rows or weight.scales_of_block is None:
         return None
+    if num_rows > MOST_ROWS:
+        return PackedTile(128, 64 if num_rows <= 256 else 128, 8)
     height = height_for(num_rows, weight)
     if is_gated and columns >= 64 * _PROGRAMS:
         is_half = num_rows <= 16 and bits_of(weight.form) == 4

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from app.kernels.gemm import DeferredNorm, triton_packed_ops
+from app.kernels.gemm import DeferredNorm, materialize, triton_packed_ops
 from app.kernels.gemm.triton_dequantize import dequantized
 from app.kernels.gemm.triton_packed_ops import PackedTile, packed_linear, tile_for
 from app.kernels.gemm.triton_small import arrival_counters
@@ -89,6 +89,20 @@ def test_the_order_of_inputs_and_sizes_that_no_kernel_reads() -> None:
         for given in (DeferredNorm(x, squares, EPS), F.rms_norm(x, (x.shape[1],), None, EPS)):
             assert relative_error(triton_packed_ops.linear(given, weight.weight, None), truth) < 2e-2
     assert tile_for(3, weight.weight.stored) is None
+
+
+def test_more_rows_than_a_tile_has() -> None:
+    weight = made("4 bits")
+    rows, columns = 70, len(weight.truth)
+    x = torch.randn(rows, weight.weight.stored.size).to(DEVICE, torch.float16)
+    residual, norm = torch.randn(rows, columns).to(DEVICE, x.dtype), torch.randn(columns).to(DEVICE, x.dtype)
+    normed, total = triton_packed_ops.linear_add_norm(x, weight.weight, None, residual, norm, EPS, True)
+    truth = x.double().cpu() @ weight.truth.T + residual.double().cpu()
+    assert relative_error(total, truth) < 2e-3
+    assert relative_error(materialize(normed), F.rms_norm(truth, (columns,), norm.double().cpu(), EPS)) < 5e-3
+    tile = tile_for(rows, weight.weight.stored)
+    assert tile is not None
+    assert tile.height < rows
 
 
 def test_a_row_alone_and_in_a_batch() -> None:
