@@ -35,13 +35,22 @@ class StoredGptq(QuantMethod):
         """See QuantMethod."""
         leaves = (
             Leaf("qweight", torch.int32, (self._words("input"), Dim("output"))),
-            Leaf("qzeros", torch.int32, (self._groups, self._words("output"))),
+            Leaf("qzeros", torch.int32, (self._groups, self._words("output")), dummy=self._middle),
             Leaf("scales", torch.float32, (self._groups, Dim("output")), dummy=0.08 / (1 << self.bits)),
         )
         return (*leaves, Leaf("g_idx", torch.int32, (Dim("input"),))) if self.ordered else leaves
 
     def _words(self, axis: Any) -> Dim:
         return Dim(axis, *words_of(self.bits))
+
+    @property
+    def _middle(self) -> int | None:
+        """A word of the zeros of symmetric checkpoints; None: codes that no word repeats."""
+        if 32 % self.bits:
+            return None
+        zero = (1 << (self.bits - 1)) - self.zeros_less_one
+        word = sum(zero << shift for shift in range(0, 32, self.bits))
+        return word - (word >> 31 << 32)
 
     @property
     def _groups(self) -> Dim:

@@ -47,10 +47,12 @@ class GroupWeight(TiledWeight):
         form: Form = "nibble" if bits <= 4 else "int8"
         middle, own = 1 << (bits - 1), 1 << (bits_of(form) - 1)
         group = group or -(-q.shape[1] // scale.shape[1])
+        if offset is not None and torch.equal(offset.float(), -middle * scale.float()):
+            offset = None  # a kernel has less to do
         if offset is None:
             q = q + (own - middle)  # never beyond the stored bits: the middle becomes the middle
         else:
-            offset = _none_if_zero(offset.float() + own * scale.float())
+            offset = offset.float() + own * scale.float()
         if form == "int8":
             q = q ^ 0x80
         block = block_for(form, group)
@@ -71,11 +73,6 @@ class GroupWeight(TiledWeight):
         if self.order is None:
             return weight
         return weight.new_zeros(len(weight), int(self.order.max()) + 1).index_add_(1, self.order, weight)
-
-
-def _none_if_zero(offset: torch.Tensor) -> torch.Tensor | None:
-    """None where zeros are all in the middle: a kernel has less to do."""
-    return offset if bool(offset.any()) else None
 
 
 def _narrow(groups: torch.Tensor, group: int, dtype: torch.dtype) -> torch.Tensor:

@@ -7,14 +7,21 @@ import random
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
 
+from app.engine.layers.weight import Weight, WeightSpec, load_replicated
+from app.engine.models.load_formats.base import LoadRequest
+from app.engine.models.load_formats.dummy import Dummy
 from app.engine.quantization import select_quantization
+from app.engine.quantization.bits import unpack_bits
+from app.engine.quantization.gptq import StoredGptq
 from app.errors import CheckpointError, UnsupportedError
 from tests.engine.quantization.checkpoints import HEADS, Pack, change, check_logits, check_weights, write
 from tests.engine.worker_driver import Driver
@@ -82,6 +89,17 @@ def test_logits_equal_transformers(tmp_path: Path, case: tuple[int, str, int, bo
     directory = write(source, tmp_path, gptq(bits, form, group, act_order, sym), scheme)
     check_logits(directory)
     check_weights(directory, tp=2)
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("zeros_less_one", [True, False])
+def test_dummy_zeros_are_those_of_symmetric_checkpoints(bits: int, zeros_less_one: bool) -> None:
+    method = StoredGptq(torch.float32, bits, 64, zeros_less_one, ordered=False)
+    leaf = next(leaf for leaf in method.leaves(torch.float32) if leaf.name == "qzeros")
+    layer: Any = nn.Module()
+    layer.qzeros = Weight(torch.empty(2, 4, dtype=leaf.dtype), WeightSpec(load_replicated, dummy=leaf.dummy))
+    Dummy().fill(layer, LoadRequest(Path(), cast(Any, SimpleNamespace(device=torch.device("cpu")))))
+    assert (unpack_bits(layer.qzeros.data, bits).int() + zeros_less_one).unique().tolist() == [1 << (bits - 1)]
 
 
 def test_rules_for_modules_and_a_quantized_head(tmp_path: Path) -> None:

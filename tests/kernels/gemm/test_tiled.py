@@ -47,8 +47,11 @@ def test_4_bits_are_half_a_byte() -> None:
     weight = made("4 bits").weight.stored
     assert weight.words.numel() * weight.words.element_size() == 72 * 384 // 2
     assert weight.offsets is None
-    q, scale = torch.randint(16, (8, 128), dtype=torch.uint8), torch.rand(8, 1).half()
-    assert GroupWeight.of(q, scale, -8 * scale, 4, None, torch.float16).stored.offsets is None, "zeros in the middle"
+    for bits in (3, 4):
+        q, scale = torch.randint(1 << bits, (8, 128), dtype=torch.uint8), torch.rand(8, 1).half()
+        made_of = GroupWeight.of(q, scale, -(1 << (bits - 1)) * scale, bits, None, torch.float16)
+        assert made_of.stored.offsets is None, "zeros in the middle"
+        torch.testing.assert_close(made_of.dequantize(), (q.float() - (1 << (bits - 1))) * scale.float())
 
 
 @pytest.mark.parametrize("bits", [4, 8])

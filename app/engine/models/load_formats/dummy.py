@@ -21,7 +21,8 @@ class Dummy(LoadFormat):
         generator = torch.Generator(device).manual_seed(request.seed)
         for parameter in model.parameters():
             if isinstance(parameter, Weight) and parameter.spec.dummy is not None:
-                parameter.data.copy_(torch.full(parameter.shape, parameter.spec.dummy, device=device))
+                dtype = torch.float32 if parameter.dtype.is_floating_point else parameter.dtype
+                parameter.data.copy_(torch.full(parameter.shape, parameter.spec.dummy, dtype=dtype, device=device))
             elif not parameter.dtype.is_floating_point:  # codes, of which any bits are some
                 drawn = torch.empty(parameter.shape, dtype=parameter.dtype, device=device).view(torch.uint8)
                 parameter.data.copy_(drawn.random_(0, 256, generator=generator).view(parameter.dtype))
