@@ -22,7 +22,7 @@ def quantize_rows(x: torch.Tensor, input_scale: torch.Tensor | None = None) -> t
     its scale is given."""
     x = x.float()
     if input_scale is None:
-        scale = (x.abs().amax(dim=1, keepdim=True) / LARGEST).clamp_(min=LEAST_SCALE)
+        scale = (x.abs().amax(dim=1, keepdim=True) / x.new_full((), LARGEST)).clamp_(min=LEAST_SCALE)
     else:
         scale = input_scale.float().expand(len(x), 1)
     return (x / scale).clamp_(-LARGEST, LARGEST).to(FP8), scale

@@ -42,8 +42,9 @@ def fp8_block_linear(x: torch.Tensor, weight: Fp8BlockWeight, bias: torch.Tensor
     if is_plain or not _has_products(x, weight.shape[0]):
         return fp8_block.plain_linear(x, weight, bias)
     quantized, scale = quantize(x, "e4m3", by_blocks=True)
+    blocks = weight.scales[:, : cdiv(tiles.size, _BLOCK)]  # rows behind which the padding stays
     out: torch.Tensor = torch._scaled_mm(
-        quantized, tiles.words.view(FP8).t(), scale_a=scale, scale_b=weight.scales.t(), out_dtype=x.dtype
+        quantized, tiles.words.view(FP8).t(), scale_a=scale, scale_b=blocks.t(), out_dtype=x.dtype
     )
     out = out[: len(x)]
     return out if bias is None else out.add_(bias)
