@@ -26,7 +26,7 @@ from tests.engine.core_driver import KEY, assert_idle, run
 from tests.engine.executor.forked_executor import ForkedExecutor
 from tests.engine.models.expert_variants import EXPERT_VARIANTS
 from tests.engine.models.test_expert_families_in_parallel import EXPERT_LAYOUTS
-from tests.engine.quantization.stored_forms import FORMS, PLAIN_FORMS, llama
+from tests.engine.quantization.stored_forms import FORMS, LLAMA, PLAIN_FORMS, llama
 from tests.engine.quantization.test_mxfp4 import mxfp4_model
 from tests.hf_logprobs import errors_of, prompts
 from tests.tiny_models import hf_model, tiny_model
@@ -61,12 +61,12 @@ class Answer:
         return [self]
 
 
-def errors(directory: Path, judge: Path, **layout: Any) -> tuple[float, float]:
+def errors(directory: Path, judge: Path, quantization: str | None = None, **layout: Any) -> tuple[float, float]:
     """See `logprob_errors`."""
     config = EngineConfig(
         model=str(directory), device="cpu", max_model_len=128, num_threads=1, block_size=8, num_blocks=64,
         max_num_seqs=4, max_num_batched_tokens=32, step_timeout_s=limits.patience_s(),
-        executor="local_processes" if layout else "in_process", **layout,
+        executor="local_processes" if layout else "in_process", quantization=quantization, **layout,
     )  # fmt: skip
     executor: Executor = ForkedExecutor(config) if layout else InProcessExecutor(config)
     core = EngineCore(config, ModelInfo.from_directory(config.model), executor, KEY)
@@ -83,13 +83,16 @@ def errors(directory: Path, judge: Path, **layout: Any) -> tuple[float, float]:
     return errors_of(hf_model(judge), asked, answers)
 
 
-def check(directory: Path, rounds: bool, layout: dict[str, Any]) -> None:
+def check(
+    directory: Path, rounds: bool, layout: dict[str, Any], judge: Path | None = None, quantization: str | None = None
+) -> None:
     """As near to the judge as one process is."""
-    largest, mean = errors(directory, directory.parent / "judge", **layout)
+    judge = judge or directory.parent / "judge"
+    largest, mean = errors(directory, judge, quantization=quantization, **layout)
     if not rounds:
         assert largest < EXACT
         return
-    _, alone = errors(directory, directory.parent / "judge")
+    _, alone = errors(directory, judge, quantization=quantization)
     assert alone < ROUNDED, alone
     assert mean < 2 * alone + NOISE, (mean, alone)
 
@@ -115,3 +118,26 @@ def test_experts_and_latent_attention(family: str, form: str, layout: str, tmp_p
 @pytest.mark.parametrize("layout", EXPERT_LAYOUTS)
 def test_experts_of_gpt_oss_as_published(layout: str, tmp_path: Path) -> None:
     check(mxfp4_model(tmp_path / "model"), False, EXPERT_LAYOUTS[layout])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mix", ["k", "old", "small", "tables"])
+def test_gguf(mix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.engine.quantization.test_gguf import SIZES, types
+    from tests.gguf_models import write_gguf
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    file = tmp_path / "model.gguf"
+    write_gguf(tiny_model("llama", **SIZES), file, "llama", types(mix)).save_pretrained(tmp_path / "judge")
+    check(file, False, TWO)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("quantization", ["fp8", "fp8_block", "int8", "w4"])
+@pytest.mark.parametrize(("family", "layout"), [("llama", "tp2"), ("qwen3_moe", "tp2"), ("qwen3_moe", "ep2")])
+def test_weights_that_are_rounded_while_loading(family: str, quantization: str, layout: str) -> None:
+    """Each rank rounds its share: of 128 inputs a group, for few bits."""
+    kind, changes = EXPERT_VARIANTS.get(family, ("llama", LLAMA))
+    wide = {"hidden_size": 128, "initializer_range": 0.05}
+    directory = tiny_model(kind, **{**changes, **FAMILIES.get(family, {}), **wide})
+    check(directory, True, EXPERT_LAYOUTS[layout], directory, quantization)
