@@ -155,6 +155,20 @@ class GateOp(Protocol):
         """x [T, C], weight [E, C], bias [E]; the product in fp32, whatever they are stored in."""
 
 
+class SlotsOp(Protocol):
+    """Which of the chosen experts this rank holds, and where."""
+
+    def __call__(
+        self,
+        ids: torch.Tensor,
+        table: torch.Tensor,
+        positions: torch.Tensor | None = None,
+        counts: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """ids int32 [T, K], table int32 [E, W] -> int32 [T, K]: table[id, position % W], without positions int64 [T]
+        table[id, 0]; -1 for id -1. counts int64 [E] grow by one for each id."""
+
+
 class ExpertsOp(Protocol):
     """Grouped products."""
 
@@ -169,6 +183,7 @@ class MoEOps:
     route: RouteOp
     gate: GateOp
     experts: ExpertsOp
+    to_slots: SlotsOp
     # Whether `experts` multiplies by weights in this form; others are dequantized when they are loaded.
     serves: Callable[[PackedExperts], bool] = lambda _: False
 

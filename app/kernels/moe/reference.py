@@ -153,4 +153,18 @@ def experts(x: Activations, routing: Routing, weights: ExpertWeights) -> ExpertR
     return PlainRows(rows, routing, is_weighed=weights.weighs_input)
 
 
-OPS = MoEOps(route=route, gate=gate, experts=experts, serves=lambda _: True)
+def to_slots(
+    ids: torch.Tensor,
+    table: torch.Tensor,
+    positions: torch.Tensor | None = None,
+    counts: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """See SlotsOp."""
+    expert, is_one = ids.long().clamp(min=0), ids >= 0
+    if counts is not None:
+        counts.scatter_add_(0, expert.flatten(), is_one.long().flatten())
+    column = torch.zeros_like(expert[:, :1]) if positions is None else (positions % table.shape[1])[:, None]
+    return torch.where(is_one, table[expert, column], -1)
+
+
+OPS = MoEOps(route=route, gate=gate, experts=experts, to_slots=to_slots, serves=lambda _: True)

@@ -13,6 +13,7 @@ from app.kernels.moe.tiles import LayerTiles, layer_tiles
 from app.kernels.moe.triton_few import FewRows
 from app.kernels.moe.triton_gate import gate, route
 from app.kernels.moe.triton_grouped import Product, scan_product, sorted_product
+from app.kernels.moe.triton_slots import to_slots
 from app.kernels.moe.triton_sort import sort_pairs
 from app.kernels.moe.triton_stored import plain_experts
 from app.kernels.moe.triton_sum import sum_add_norm, sum_rows
@@ -74,4 +75,4 @@ def experts(x: Activations, routing: Routing, weights: ExpertWeights, tiles: Lay
     return SummedRows(out, routing, is_weighed=weights.weighs_input)
 
 
-OPS = MoEOps(route=route, gate=gate, experts=experts, serves=serves)
+OPS = MoEOps(route=route, gate=gate, experts=experts, to_slots=to_slots, serves=serves)

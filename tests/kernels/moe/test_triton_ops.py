@@ -10,10 +10,11 @@ import torch
 import torch.nn.functional as F
 
 from app.kernels.gemm import DeferredNorm, materialize
-from app.kernels.moe import Routing, RoutingRule, triton_ops
+from app.kernels.moe import Routing, RoutingRule, reference, triton_ops
 from app.kernels.moe.tiles import LayerTiles, layer_tiles
 from app.kernels.moe.triton_gate import GateTile, gate, route
 from app.kernels.moe.triton_grouped import GroupedTile
+from app.kernels.moe.triton_slots import to_slots
 from app.kernels.moe.triton_sort import sort_pairs
 from tests.kernels.moe.cases import CORRECTED, EPS, GLUS, RULES, Case, make_case, true_routing, true_sum
 
@@ -210,3 +211,23 @@ def test_few_tokens(num_tokens: int) -> None:
     assert num_tokens <= triton_ops.MOST_FEW
     check(make_case(num_tokens, 4, 3, 40, 80, GLUS["clamped"], has_bias=True), None)
     check(make_case(num_tokens, 4, 3, 64, 72, routed="padded" if num_tokens > 1 else "random", weighs_input=True), None)
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1, 131])
+@pytest.mark.parametrize("moves", [False, True])
+def test_slots_of_a_rank(num_tokens: int, moves: bool) -> None:
+    generator = torch.Generator().manual_seed(num_tokens)
+    ids = torch.randint(-1, 37, (num_tokens, 3), generator=generator).int()
+    table = torch.randint(-1, 9, (37, 60 if moves else 1), generator=generator).int()
+    positions = torch.randint(0, 1 << 40, (num_tokens,), generator=generator)
+    counts = torch.full((37,), 1 << 40)
+    expected = [
+        [-1 if i < 0 else int(table[i, position % 60 if moves else 0]) for i in row]
+        for row, position in zip(ids.tolist(), positions.tolist(), strict=True)
+    ]
+    for run in (to_slots, reference.to_slots):
+        own = counts.clone().to(DEVICE)
+        more = (positions.to(DEVICE), own) if moves else ()
+        assert run(ids.to(DEVICE), table.to(DEVICE), *more).cpu().tolist() == expected
+        seen = torch.bincount(ids[ids >= 0], minlength=37) if moves else torch.zeros(37).long()
+        assert (own.cpu() - counts).tolist() == seen.tolist()

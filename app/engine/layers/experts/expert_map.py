@@ -12,7 +12,7 @@ import torch
 from app.engine.layers.experts.expert_share import NOBODY, ExpertShare
 from app.engine.layers.experts.placement import Slots
 from app.engine.to_device import to_device
-from app.kernels.moe import Routing
+from app.kernels.moe import Routing, moe_ops
 
 COLUMNS = 60  # a position's remainder by this names the copy: divides evenly by 1 to 6 copies
 
@@ -23,29 +23,25 @@ class ExpertMap:
     def __init__(self, share: ExpertShare, device: torch.device) -> None:
         self.share, self.slots = share, share.slots
         self.columns = COLUMNS if share.moves else 1
-        # The row behind the last is that of id -1: no expert.
-        size = (share.num_experts + 1, self.columns)
+        size = (share.num_experts, self.columns)
         self.table = torch.full(size, NOBODY, dtype=torch.int32, device="cpu").to(device)
-        self.counts = torch.zeros(share.num_experts + 1, dtype=torch.int64, device="cpu").to(device)
+        self.counts = torch.zeros(share.num_experts, dtype=torch.int64, device="cpu").to(device)
+        self.to_slots = moe_ops(device).to_slots
         self.hold(share.slots)
 
     def hold(self, slots: Slots) -> None:
         """From now on the ranks' slots [R, S] hold these experts."""
         self.slots = slots
-        own = np.full(tuple(self.table.shape), NOBODY, dtype=np.int32)
         places = slots.ravel()
         order = np.argsort(places, kind="stable")[int((places == NOBODY).sum()) :]  # by expert
         copies = np.bincount(places[order], minlength=self.share.num_experts)
         first = np.cumsum(copies) - copies
         turns = first[:, None] + np.arange(self.columns) % copies[:, None]
         rank, slot = np.divmod(order[turns], slots.shape[1])
-        own[:-1] = np.where(rank == self.share.rank, slot, NOBODY)
+        own = np.where(rank == self.share.rank, slot, NOBODY).astype(np.int32)
         self.table.copy_(to_device(own, self.table.device))
 
     def of_rank(self, routing: Routing, positions: torch.Tensor) -> Routing:
         """The same with slots of this rank, -1 for experts of others; positions int64 [T]."""
-        if not self.share.moves:
-            return routing._replace(ids=self.table[:, 0][routing.ids])
-        expert = routing.ids.long()
-        self.counts.scatter_add_(0, (expert + 1).flatten(), torch.ones_like(expert).flatten())
-        return routing._replace(ids=self.table[expert, (positions % self.columns)[:, None]])
+        more = (positions, self.counts) if self.share.moves else ()
+        return routing._replace(ids=self.to_slots(routing.ids, self.table, *more))

@@ -112,7 +112,7 @@ class ExpertBalancer(RowFeature):
         if self._copied is not None:
             self._copied.synchronize()  # long over
         number = self._left.popleft()
-        loads: Loads = self._host[number, 1:].numpy().astype(np.float64)
+        loads: Loads = self._host[number].numpy().astype(np.float64)
         self._is_gathering = self._moves(number, loads)
 
     def _moves(self, number: int, loads: Loads) -> bool:
