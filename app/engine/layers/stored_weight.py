@@ -17,6 +17,7 @@ from app.engine.quantization.base import Dim, Leaf, QuantMethod, Share, WeightSh
 from app.engine.quantization.forms import PlainForm, WeightForm
 from app.kernels.gemm import PackedWeight
 from app.kernels.gemm.parts import PackedParts, UnpackedWeight
+from app.kernels.gemm.tiled import fastest
 
 META = torch.device("meta")
 
@@ -160,7 +161,11 @@ def pack_stored(weights: Sequence[StoredWeight]) -> PackedWeight | None:
             forms, sizes = [*forms, form], [*sizes, rows]
         else:
             forms[-1], sizes[-1] = joined, sizes[-1] + rows
+    dtype = weights[0].dtype
     if len(weights) == 1 and weights[0].is_plain and isinstance(forms[0], PlainForm):
         return forms[0].pack()
-    packed = tuple(form.pack() or UnpackedWeight(form.dequantize().to(weights[0].dtype)) for form in forms)
+    packed = tuple(
+        UnpackedWeight(form.dequantize().to(dtype)) if (one := form.pack()) is None else fastest(one, dtype)
+        for form in forms
+    )
     return packed[0] if len(packed) == 1 else PackedParts(packed, tuple(sizes))

@@ -1,14 +1,15 @@
 """Packed weights of few bits: what is stored in tiles (stored.py), and its products.
 
-A GPU multiplies few rows by the codes themselves. Elsewhere, and for many rows, some rows of the weight at a time are
-turned into numbers for a plain product, so that no whole copy of them is ever made.
+A GPU multiplies few rows by the codes themselves; so does a CPU by those of which it has a kernel (`TILED_KERNELS`),
+which wants them in an order of its own. Elsewhere, and for many rows, some rows of the weight at a time are turned into
+numbers for a plain product, so that no whole copy of them is ever made.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -80,3 +81,24 @@ class TiledWeight(PackedWeight):
     def dequantize(self) -> torch.Tensor:
         """The weight in fp32 [N, K]: the truth."""
         return self.stored.dequantize()
+
+
+class TiledKernel(Protocol):
+    """A library's products with some stored weights, in an order of its own."""
+
+    def pack(self, weight: PackedWeight, dtype: torch.dtype) -> PackedWeight | None:
+        """The weight in that order, for a model that computes in `dtype`; None where it does not serve it. It may try
+        a small product."""
+        ...
+
+
+TILED_KERNELS: Registry[TiledKernel] = Registry(
+    "kernel of stored weights",
+    {"onednn_int8": "app.kernels.gemm.onednn_int8:KERNEL", "aten_int4": "app.kernels.gemm.aten_int4:KERNEL"},
+)
+
+
+def fastest(weight: PackedWeight, dtype: torch.dtype) -> PackedWeight:
+    """The weight for the first kernel that serves it; as it is where none does."""
+    packed = (TILED_KERNELS.load(name).pack(weight, dtype) for name in TILED_KERNELS)
+    return next((one for one in packed if one is not None), weight)

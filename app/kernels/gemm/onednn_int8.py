@@ -1,0 +1,96 @@
+"""int8 weights and activations through oneDNN's products of whole numbers (CPU).
+
+Sums are exact in 32 bits and each row of activations has its own scale: a row's result has the same bits alone and
+among others. The operators are private to PyTorch: they are tried out on numbers that a processor without such
+products would cut off in 16 bits.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import torch
+
+from app.kernels.gemm import PackedWeight
+from app.kernels.gemm.int8 import LARGEST, LEAST_SCALE, Int8Weight
+from app.kernels.gemm.stored import unpack_words
+
+_MIDDLE = 128  # activations are unsigned here: products of signed ones have no fast path
+_MEANT_FOR_ROWS = 8  # see onednn.py
+
+
+@dataclass(slots=True, frozen=True)
+class OneDNNInt8Weight(PackedWeight):
+    """int8 numbers [N, K] in oneDNN's own order, an opaque tensor."""
+
+    packed: torch.Tensor
+    scale: torch.Tensor  # fp32 [N]
+    zeros: torch.Tensor  # int32 [N]: the operator wants the weight's
+    shape: tuple[int, int]  # (N, K)
+    input_scale: torch.Tensor | None = None  # fp32 []; None: each row of activations has its own
+    input_zero: int = 0  # what 0 becomes
+
+    def linear(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """x [T, K], quantized -> x W^T + bias, [T, N], in the dtype of x."""
+        if not len(x):
+            return x.new_empty(0, self.shape[0])
+        numbers = x.float()
+        scale = self.input_scale
+        if scale is None:
+            scale = (numbers.abs().amax(1, keepdim=True) / LARGEST).clamp_(min=LEAST_SCALE)
+        zero = _MIDDLE + self.input_zero
+        rounded = (numbers / scale + self.input_zero).round_().clamp_(-_MIDDLE, LARGEST).add_(_MIDDLE)
+        out = _product(rounded.to(torch.uint8), self.packed, self.scale, self.zeros, zero).mul_(scale)
+        return (out if bias is None else out.add_(bias)).to(x.dtype)
+
+    def dequantize(self) -> torch.Tensor:
+        """The weight in fp32 [N, K]: its products with one input at a time."""
+        inputs = torch.eye(self.shape[1], dtype=torch.uint8).add_(_MIDDLE)
+        return _product(inputs, self.packed, self.scale, self.zeros, _MIDDLE).t()
+
+
+class OneDNNInt8Kernel:
+    """`Int8Weight` on a CPU, whatever the model computes in."""
+
+    def pack(self, weight: PackedWeight, dtype: torch.dtype) -> OneDNNInt8Weight | None:
+        """See TiledKernel."""
+        if not isinstance(weight, Int8Weight) or weight.tiles.words.device.type != "cpu" or not _works():
+            return None
+        tiles = weight.tiles
+        numbers = unpack_words(tiles.words, 8, tiles.block, tiles.size).contiguous().view(torch.int8)
+        zero = 0 if weight.input_zero is None else int(weight.input_zero)
+        return _packed(numbers, tiles.scales.flatten(), weight.input_scale, zero)
+
+
+def _packed(
+    numbers: torch.Tensor, scale: torch.Tensor, input_scale: torch.Tensor | None = None, input_zero: int = 0
+) -> OneDNNInt8Weight:
+    rows, size = numbers.shape
+    packed = torch.ops.onednn.qlinear_prepack(numbers, [_MEANT_FOR_ROWS, size])
+    zeros = torch.zeros(rows, dtype=torch.int32)
+    return OneDNNInt8Weight(packed, scale, zeros, (rows, size), input_scale, input_zero)
+
+
+def _product(
+    x: torch.Tensor, packed: torch.Tensor, scale: torch.Tensor, zeros: torch.Tensor, zero: int
+) -> torch.Tensor:
+    """(x - zero) W^T * scale, fp32 [T, N], of x uint8 [T, K]."""
+    out: torch.Tensor = torch.ops.onednn.qlinear_pointwise(
+        x, 1.0, zero, packed, scale, zeros, None, 1.0, 0, torch.float32, "none", [], ""
+    )
+    return out
+
+
+@functools.cache
+def _works() -> bool:
+    numbers = torch.tensor([[127, -128], [127, 127], [-128, 1]], dtype=torch.int8).repeat(16, 32)
+    x = torch.tensor([[127.0, -128.0], [127.0, 126.0], [-128.0, -128.0]]).repeat(1, 32)
+    try:
+        weight = _packed(numbers, torch.ones(len(numbers)), torch.tensor(1.0))
+        return torch.equal(weight.linear(x, None), x @ numbers.float().T)
+    except (AttributeError, RuntimeError, TypeError, NotImplementedError):
+        return False
+
+
+KERNEL = OneDNNInt8Kernel()

@@ -1,0 +1,131 @@
+"""Products of stored weights by PyTorch's kernels for CPUs: what each promises, and which weights it does not serve."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from app.kernels.gemm import PackedWeight, aten_int4, onednn_int8
+from app.kernels.gemm.aten_int4 import AtenInt4Weight
+from app.kernels.gemm.int8 import Int8Weight, quantize_rows
+from app.kernels.gemm.onednn_int8 import OneDNNInt8Weight
+from app.kernels.gemm.tiled import fastest
+from tests.kernels.gemm.tiled_weights import KINDS, Made, grouped, rows_of_int8
+
+needs_int4 = pytest.mark.skipif(not aten_int4._width(), reason="this build of PyTorch has no products of 4 bits")
+needs_int8 = pytest.mark.skipif(not onednn_int8._works(), reason="this build of PyTorch has no products of int8")
+DTYPES = [torch.float32, torch.bfloat16]
+# Outputs, inputs, group, bits
+GROUPED = {
+    "one block of outputs": (64, 256, 128, 4),
+    "outputs that fill no block": (200, 320, 64, 4),
+    "groups of 32": (70, 352, 32, 4),
+    "groups of 512": (64, 1024, 512, 4),
+    "one scale an output": (72, 2048, 2048, 4),
+    "2 bits": (72, 256, 128, 2),
+    "5 bits": (72, 256, 32, 5),
+    "8 bits": (200, 384, 32, 8),
+}
+
+
+def served(made: Made, dtype: torch.dtype) -> PackedWeight:
+    packed = fastest(made.weight, dtype)
+    assert packed is not made.weight, "no kernel took it"
+    return packed
+
+
+@needs_int4
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("is_ordered", [False, True], ids=["in order", "act-order"])
+@pytest.mark.parametrize("is_zero_based", [False, True], ids=["symmetric", "zeros"])
+@pytest.mark.parametrize("case", GROUPED)
+def test_groups_equal_float64(case: str, is_zero_based: bool, is_ordered: bool, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    columns, size, group, bits = GROUPED[case]
+    made = grouped(columns, size, group, bits, is_zero_based=is_zero_based, is_ordered=is_ordered)
+    packed, bias = served(made, dtype), torch.randn(columns).to(dtype)
+    assert isinstance(packed, AtenInt4Weight)
+    for rows in (0, 1, 5, aten_int4._MOST_ROWS + 1):
+        x = torch.randn(rows, size).to(dtype)
+        truth = F.linear(x.double(), made.truth, bias.double())
+        out = packed.linear(x, bias)
+        assert out.dtype == dtype
+        error = float((out.double() - truth).norm() / truth.norm()) if rows else 0.0
+        assert error < (1e-6 if dtype == torch.float32 else 5e-3), rows
+
+
+@needs_int8
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("columns", "size"), [(16, 64), (72, 300), (130, 515)])
+def test_int8_equals_whole_numbers_times_scales(columns: int, size: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    made = rows_of_int8(columns, size)
+    packed, bias = served(made, dtype), torch.randn(columns).to(dtype)
+    assert isinstance(packed, OneDNNInt8Weight)
+    torch.testing.assert_close(packed.dequantize().double(), made.truth)
+    x = (torch.randn(9, size) * torch.logspace(-3, 3, 9)[:, None]).to(dtype)
+    x[3] = 0.0
+    numbers, scale = quantize_rows(x)
+    truth = numbers.double() @ made.truth.T * scale.double() + bias.double()
+    torch.testing.assert_close(packed.linear(x, bias), truth.to(dtype))
+    assert packed.linear(x[:0], bias).shape == (0, columns)
+
+
+@needs_int8
+def test_int8_rows_have_the_same_bits_alone_and_in_a_batch() -> None:
+    torch.manual_seed(0)
+    made = rows_of_int8(768, 2048)
+    packed, x = served(made, torch.float32), torch.randn(40, 2048)
+    together = packed.linear(x, None)
+    for row in (0, 7, 39):
+        assert torch.equal(packed.linear(x[row : row + 1], None)[0], together[row])
+        assert torch.equal(packed.linear(x[row // 2 : row + 1], None)[-1], together[row])
+
+
+@needs_int8
+@pytest.mark.parametrize("zero", [None, -20, 127])
+def test_int8_activations_with_a_scale_and_a_zero(zero: int | None) -> None:
+    weight = torch.randint(-128, 128, (16, 64), dtype=torch.int8)
+    scale, point = torch.tensor(0.05), None if zero is None else torch.tensor(float(zero))
+    stored = Int8Weight.of(weight, torch.full((16, 1), 0.5), scale, point)
+    packed = fastest(stored, torch.float32)
+    assert isinstance(packed, OneDNNInt8Weight)
+    x = torch.linspace(-20, 20, 5 * 64).view(5, 64)
+    numbers = (x / scale + (zero or 0)).round().clamp(-128, 127) - (zero or 0)
+    torch.testing.assert_close(packed.linear(x, None), numbers * scale @ (weight.float() / 2).T, rtol=1e-4, atol=1e-2)
+
+
+@pytest.mark.parametrize("name", ["4 bits", "4 bits, groups of 16", "4 bits, groups of 24", "nf4-like", "fp8 blocks"])
+def test_weights_without_a_kernel_stay_as_they_are(name: str) -> None:
+    made = KINDS[name]("cpu")
+    assert fastest(made.weight, torch.bfloat16) is made.weight
+
+
+def test_types_without_a_kernel_stay_as_they_are() -> None:
+    made = grouped(64, 256, 128, 4, is_zero_based=False)
+    assert fastest(made.weight, torch.float16) is made.weight
+
+
+@needs_int4
+def test_no_second_copy_of_the_codes() -> None:
+    made = grouped(128, 1024, 128, 4, is_zero_based=True)
+    packed = served(made, torch.bfloat16)
+    assert isinstance(packed, AtenInt4Weight)
+    (half,) = packed.halves
+    assert half.packed.nbytes == 128 * 1024 // 2
+    assert half.scales.nbytes == 128 * 1024 // 128 * 4
+
+
+@pytest.mark.parametrize(("module", "probe"), [(aten_int4, "_width"), (onednn_int8, "_works")])
+@pytest.mark.parametrize("failure", ["raises", "wrong"])
+def test_an_operator_that_fails_the_probe_is_not_used(
+    module: object, probe: str, failure: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(x: torch.Tensor, codes: object, *rest: object) -> torch.Tensor:
+        if failure == "raises":
+            raise RuntimeError("no such operator")
+        return torch.zeros(len(x), 128 if module is aten_int4 else 48)
+
+    monkeypatch.setattr(module, "_product", broken)
+    assert not getattr(module, probe).__wrapped__()
