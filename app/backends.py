@@ -33,7 +33,8 @@ PLATFORMS: Registry[Any] = Registry(
 )
 ON_HOST = frozenset({"cpu"})  # platforms that compute on the host's cores: their workers ask Ray for no GPU
 
-# Classes of QuantMethod (app/engine/quantization), by the names of `quantization` and of checkpoints' `quant_method`.
+# Classes of QuantMethod (app/engine/quantization), by the names of `quantization` and of checkpoints' `quant_method`;
+# several names of a class are one method.
 QUANT_METHODS: Registry[Any] = Registry(
     "quantization",
     {
@@ -43,13 +44,18 @@ QUANT_METHODS: Registry[Any] = Registry(
         "int8": "app.engine.quantization.int8:Int8Method",
         "w4": "app.engine.quantization.w4:Int4Method",
         "awq": "app.engine.quantization.awq:Awq",
+        "awq_marlin": "app.engine.quantization.awq:Awq",
         "gptq": "app.engine.quantization.gptq:Gptq",
+        "gptq_marlin": "app.engine.quantization.gptq:Gptq",
         "fbgemm_fp8": "app.engine.quantization.fp8_checkpoint:Fp8Checkpoint",
         "compressed-tensors": "app.engine.quantization.compressed_tensors:CompressedTensors",
         "auto-round": "app.engine.quantization.auto_round:AutoRound",
+        "intel/auto-round": "app.engine.quantization.auto_round:AutoRound",
+        "inc": "app.engine.quantization.auto_round:AutoRound",
         "bitsandbytes": "app.engine.quantization.bitsandbytes:BitsAndBytes",
         "gguf": "app.engine.quantization.gguf:GgufMethod",
         "modelopt": "app.engine.quantization.modelopt:ModelOpt",
+        "modelopt_fp4": "app.engine.quantization.modelopt:ModelOpt",
         "squeezellm": "app.engine.quantization.squeezellm:SqueezeLLM",
         "torchao": "app.engine.quantization.torchao:TorchAo",
     },

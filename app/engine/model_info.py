@@ -13,6 +13,7 @@ from app.backends import MODEL_CONFIGS
 from app.config import EngineConfig
 from app.engine.gguf.description import describe
 from app.engine.hub import commit_of, fetch_description, fetch_weights, is_hub_id
+from app.engine.older_scheme import older_scheme
 from app.engine.transformers_catalog import size_names
 from app.errors import CheckpointError, ConfigError
 
@@ -192,12 +193,12 @@ class ModelInfo:
 
     @property
     def quantization_scheme(self) -> Mapping[str, Any]:
-        """What config.json says of quantized weights; empty: they are plain."""
-        scheme = self.hf_config.get("quantization_config")
-        if scheme:
-            return dict(scheme)
-        older = _read_json(self.directory / "hf_quant_config.json", optional=True)  # of ModelOpt
-        return {"quant_method": "modelopt", **older} if older else {}
+        """What config.json says of quantized weights, or an older file beside it; empty: they are plain."""
+        scheme = self.hf_config.get("quantization_config") or self.hf_config.get("compression_config")
+        return dict(scheme) if scheme else older_scheme(self._optional_json)
+
+    def _optional_json(self, name: str) -> dict[str, Any]:
+        return _read_json(self.directory / name, optional=True)
 
     @cached_property
     def sampling_defaults(self) -> dict[str, Any]:

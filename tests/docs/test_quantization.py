@@ -20,7 +20,7 @@ def test_every_method_has_a_row() -> None:
 
 def _first_cells() -> set[str]:
     cells = [line.split("|")[1] for line in PAGE.splitlines() if line.startswith("| `")]
-    return {name for cell in cells for name in re.findall(r"`([\w-]+)`", cell)}
+    return {name for cell in cells for name in re.findall(r"`([\w/-]+)`", cell)}
 
 
 def test_types_and_families_of_gguf_are_all_of_them() -> None:

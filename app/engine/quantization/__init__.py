@@ -24,7 +24,7 @@ def select_quantization(
     stored = None if _keeps_plain_weights(scheme) else str(scheme.get("quant_method", "unknown"))
     if stored is None and name is None:
         return PLAIN_METHOD, []
-    if stored is not None and name not in (None, stored):
+    if stored is not None and name is not None and not _is_one_method(name, stored):
         raise ConfigError(
             f"quantization={name}, but the checkpoint is quantized already ({stored}); leave it out",
             param="quantization",
@@ -33,6 +33,11 @@ def select_quantization(
     method.check(device, dtype)
     where = "linear layers" if stored is None else "linear layers, as in the checkpoint"
     return method, [f"quantization: {stored or name} ({where})"]
+
+
+def _is_one_method(name: str, stored: str) -> bool:
+    """Whether two names mean the same class."""
+    return name == stored or (stored in QUANT_METHODS and QUANT_METHODS.load(name) is QUANT_METHODS.load(stored))
 
 
 def _while_loading(name: str) -> QuantMethod:

@@ -1,4 +1,5 @@
-"""Checkpoints of AutoRound (Cheng et al., 2023), which packs as GPTQ, AWQ or fp8 do: `packing_format` says which.
+"""Checkpoints of AutoRound (Cheng et al., 2023), which packs as GPTQ, AWQ, fp8 or compressed-tensors' floats of 4 bits
+do: `packing_format` says which.
 
 Modules have options of their own in `extra_config`, by name or by a pattern; those of 16 bits, and those
 that lie there as plain weights, are plain.
@@ -14,11 +15,14 @@ from typing import Any
 from app.engine.quantization.awq import StoredAwq
 from app.engine.quantization.base import QuantMethod, StoredModule
 from app.engine.quantization.gptq import StoredGptq
+from app.engine.quantization.stored_fp4 import StoredFp4
 from app.engine.quantization.stored_fp8 import PER_OUTPUT, PER_TENSOR, StoredFp8
 from app.errors import UnsupportedError
 
 _GPTQ = ("", "auto_gptq")  # zeros less 1
 _OWN = ("auto_round", "auto_round:gptq", "gptqmodel")  # zeros as they are
+_FP8 = ("fp8", "fp8_static")
+_FP4 = "llm_compressor"
 _PLAIN_BITS = 16
 
 
@@ -51,8 +55,10 @@ class AutoRound(QuantMethod):
 
     def _method(self, module: StoredModule, options: Mapping[str, Any]) -> QuantMethod:
         bits, group = options.get("bits", 4), options.get("group_size", 128)
-        if self.packing == "fp8":
+        if self.packing in _FP8:
             return _fp8(module)
+        if self.packing == _FP4:
+            return _fp4(module, str(options.get("data_type", "")), bits, group)
         if not isinstance(group, int) or (group < 1 and group != -1):
             raise UnsupportedError(f"auto-round: {module.name}: group_size={group!r}", param="model")
         if self.packing == "auto_awq":
@@ -68,14 +74,24 @@ class AutoRound(QuantMethod):
         """UnsupportedError names a packing that is not read."""
         whole = str(scheme.get("packing_format") or "auto_round:auto_gptq")
         packing = whole.removeprefix("auto_round:")
-        if packing not in (*_GPTQ, *_OWN, "auto_awq", "fp8"):
-            known = ", ".join((*_GPTQ[1:], *_OWN[:1], "auto_awq", "fp8"))
+        if packing not in (*_GPTQ, *_OWN, "auto_awq", *_FP8, _FP4):
+            known = ", ".join((*_GPTQ[1:], *_OWN[:1], "auto_awq", *_FP8, _FP4))
             raise UnsupportedError(f"auto-round: packing_format={whole}; known: {known}", param="model")
         if scheme.get("rotation_config"):
             raise UnsupportedError("auto-round: rotation_config: rotated inputs are not read", param="model")
-        options = {name: scheme[name] for name in ("bits", "group_size") if name in scheme}
+        options = {name: scheme[name] for name in ("bits", "group_size", "data_type") if name in scheme}
         extra = (scheme.get("extra_config") or {}).items()
         return cls(packing, tuple(options.items()), tuple((name, tuple(own.items())) for name, own in extra))
+
+
+def _fp4(module: StoredModule, kind: str, bits: int, group: int) -> QuantMethod:
+    """MXFP4 or NVFP4, which compressed-tensors lays out alike. UnsupportedError names what else there is."""
+    if kind.startswith("mx_fp") and (bits, group) == (4, 32):
+        return StoredFp4(module.dtype, 32)
+    if kind.startswith("nv_fp") and (bits, group) == (4, 16):
+        return StoredFp4(module.dtype, 16, "weight_global_scale", divides=True, unused=("input_global_scale",))
+    what = f"data_type={kind!r}, bits={bits}, group_size={group!r}"
+    raise UnsupportedError(f"auto-round: {module.name}: {what} in packing_format=auto_round:{_FP4}", param="model")
 
 
 def _fp8(module: StoredModule) -> QuantMethod:

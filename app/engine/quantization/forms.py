@@ -16,7 +16,7 @@ from app.errors import UnsupportedError
 from app.kernels.gemm import PackedWeight, pack_weight
 from app.kernels.gemm.fp8 import Fp8Weight
 from app.kernels.gemm.fp8_block import Fp8BlockWeight
-from app.kernels.gemm.group import GroupWeight
+from app.kernels.gemm.group import GroupWeight, of_inputs
 from app.kernels.gemm.int8 import Int8Weight
 from app.kernels.gemm.lookup import TableWeight
 
@@ -190,9 +190,7 @@ class GroupForm(WeightForm):
         codes = self.codes.float() - (0 if self.offset is not None else 1 << (self.bits - 1))
         weight = codes * of_groups(self.scale, self.group, size)
         weight = weight if self.offset is None else weight + of_groups(self.offset, self.group, size)
-        if self.order is None:
-            return weight
-        return weight.new_zeros(len(weight), int(self.order.max()) + 1).index_add_(1, self.order, weight)
+        return of_inputs(weight, self.order)
 
 
 @dataclass(slots=True, frozen=True)

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from app.kernels.gemm import PackedWeight
-from app.kernels.gemm.group import GroupWeight
+from app.kernels.gemm.group import GroupWeight, of_inputs
 from app.kernels.gemm.stored import StoredTiles, bits_of, unpack_words
 
 _GROUPS = (256, 128, 64, 32)  # inputs that share a scale in the operator
@@ -65,8 +65,8 @@ class AtenInt4Weight(PackedWeight):
         return self._by_numbers(x, bias)
 
     def dequantize(self) -> torch.Tensor:
-        """The weight in fp32 [N, K], its columns in the order of the codes."""
-        return self._numbers(0, len(self.halves[0].packed)).t()[: self.shape[0]]
+        """The weight in fp32 [N, K], its columns in the inputs' order."""
+        return of_inputs(self._numbers(0, len(self.halves[0].packed)).t()[: self.shape[0]], self.order)
 
     def _by_codes(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         products = [_product(x, half) for half in self.halves]

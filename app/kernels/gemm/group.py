@@ -69,10 +69,15 @@ class GroupWeight(TiledWeight):
 
     def dequantize(self) -> torch.Tensor:
         """The weight in fp32 [N, K], its columns in the inputs' order."""
-        weight = self.tiles.dequantize()
-        if self.order is None:
-            return weight
-        return weight.new_zeros(len(weight), int(self.order.max()) + 1).index_add_(1, self.order, weight)
+        return of_inputs(self.tiles.dequantize(), self.order)
+
+
+def of_inputs(weight: torch.Tensor, order: torch.Tensor | None) -> torch.Tensor:
+    """Columns [N, K'] of which column k is for input order[k], as one for each input: [N, K]. All inputs are named;
+    columns of 0 name one again."""
+    if order is None:
+        return weight
+    return weight.new_zeros(len(weight), int(order.max()) + 1).index_add_(1, order, weight)
 
 
 def _narrow(groups: torch.Tensor, group: int, dtype: torch.dtype) -> torch.Tensor:

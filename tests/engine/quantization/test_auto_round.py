@@ -11,10 +11,15 @@ import pytest
 import torch
 
 from app.engine.quantization.auto_round import AutoRound
+from app.engine.quantization.base import Share, StoredModule, WeightShares
+from app.engine.quantization.forms import of_groups
 from app.errors import CheckpointError, UnsupportedError
+from app.kernels.gemm.stored import E2M1
 from tests.engine.models.load_formats.formats import fill
 from tests.engine.quantization.checkpoints import HEADS, Pack, change, check_logits, check_weights, write
 from tests.engine.quantization.test_awq import awq
+from tests.engine.quantization.test_compressed_tensors import FORMS as COMPRESSED
+from tests.engine.quantization.test_compressed_tensors import library
 from tests.engine.quantization.test_gptq import gptq
 from tests.tiny_models import tiny_model
 
@@ -49,6 +54,9 @@ FORMS: dict[str, tuple[Pack, dict[str, Any]]] = {
     "auto_round": (without_index(gptq(form="gptq_v2")), scheme("auto_round")),
     "auto_awq": (awq(32), scheme("auto_round:auto_awq")),
     "fp8": (fp8, scheme("auto_round:fp8", bits=8)),
+    "fp8_static": (fp8, scheme("auto_round:fp8_static", bits=8)),
+    "mxfp4": (library(*COMPRESSED["mxfp4"]), scheme("auto_round:llm_compressor", data_type="mx_fp")),
+    "nvfp4": (library(*COMPRESSED["nvfp4"]), scheme("auto_round:llm_compressor", data_type="nv_fp", group_size=16)),
 }
 
 
@@ -92,6 +100,42 @@ def test_what_is_missing_or_misshapen_is_named(
     change(directory, name, edit)
     with pytest.raises(CheckpointError, match=message):
         fill(directory)
+
+
+@pytest.mark.slow  # the library takes seconds to import
+@pytest.mark.parametrize(("data_type", "group"), [("mx_fp", 32), ("nv_fp", 16)])
+def test_its_own_packer_of_4_bit_floats(data_type: str, group: int) -> None:
+    from auto_round.export.export_to_autoround.qlinear_fp import QuantLinear
+
+    torch.manual_seed(0)
+    linear, scale = torch.nn.Linear(128, 64, bias=False), torch.randint(-3, 3, (64, 128 // group)).float()
+    whole = {"global_scale": torch.tensor([64.0])} if data_type == "nv_fp" else {}
+    numbers = E2M1[torch.randint(16, (64, 128))] * of_groups(scale.exp2(), group, 128) / (64 if whole else 1)
+    linear.weight.data.copy_(numbers)
+    packed = QuantLinear(4, group, 128, 64, False, data_type=data_type, act_bits=4)
+    packed.pack(linear, scale.exp2() if whole else scale, **whole)
+    method = AutoRound.of_checkpoint(scheme("auto_round:llm_compressor", data_type=data_type, group_size=group))
+    module = StoredModule("model.layers.0.mlp.down_proj", "linear", torch.float32, 64, 128, tensors=None)
+    own = method.method_of(module)
+    assert own is not None
+    stored = packed.state_dict()
+    assert {leaf.name for leaf in own.leaves(torch.float32)} == set(stored) - set(own.unused)
+    shares = WeightShares((Share(0, 64, 0, 64),), Share(0, 128, 0, 128))
+    torch.testing.assert_close(own.unpack(stored, shares).dequantize(), numbers)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"data_type": "mx_fp", "bits": 8, "group_size": 32}, r"data_type='mx_fp', bits=8, group_size=32"),
+        ({"data_type": "nv_fp", "group_size": 32}, r"data_type='nv_fp', bits=4, group_size=32"),
+        ({}, r"data_type='', bits=4, group_size=32 in packing_format=auto_round:llm_compressor"),
+    ],
+)
+def test_what_compressed_tensors_has_otherwise_is_named(options: dict[str, Any], message: str) -> None:
+    method = AutoRound.of_checkpoint(scheme("auto_round:llm_compressor", **options))
+    with pytest.raises(UnsupportedError, match=message):
+        method.method_of(StoredModule(DOWN, "linear", torch.float32, 64, 128))
 
 
 @pytest.mark.parametrize(

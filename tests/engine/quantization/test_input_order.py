@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from app.engine.quantization.input_order import SHORT, is_in_order, sorted_groups
+from app.kernels.gemm.group import GroupWeight
 
 
 @pytest.mark.parametrize("has_zeros", [False, True])
@@ -19,7 +20,11 @@ def test_the_weight_is_that_of_its_groups(has_zeros: bool, held: int) -> None:
     form = sorted_groups(codes, scale, offset, groups, 4, torch.float32)
     zero = zeros if has_zeros else torch.full_like(zeros, 8)
     expected = (codes - zero[:, groups.long()]) * scale[:, groups.long()]
-    torch.testing.assert_close(form.dequantize()[:, :held], expected)
+    torch.testing.assert_close(form.dequantize(), expected)
+    packed, x = form.pack(), torch.randn(3, held)
+    assert isinstance(packed, GroupWeight)
+    torch.testing.assert_close(packed.dequantize(), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(packed.linear(x, None), x @ expected.T, rtol=1e-4, atol=1e-3)
     assert form.codes.shape[1] % form.group == 0
     assert (form.group == 16) if held == 64 else form.group == SHORT
 

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from app.backends import QUANT_METHODS
+from app.engine.model_info import ModelInfo
 from app.engine.quantization import select_quantization
 from app.engine.quantization.fp8 import Fp8Method
 from app.engine.quantization.plain import PLAIN_METHOD
@@ -117,3 +118,34 @@ def test_what_cannot_be_is_refused(
 ) -> None:
     with pytest.raises(error, match=message):
         select_quantization(name, scheme, CPU, FP32)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "method"),
+    [
+        ("quantize_config.json", {"bits": 4, "group_size": 64, "desc_act": True, "sym": True}, "gptq"),
+        ("quantize_config.json", {"quant_method": "gptq_marlin", "bits": 4, "group_size": 64}, "gptq_marlin"),
+        ("quantize_config.json", {"zero_point": True, "q_group_size": 64, "w_bit": 4, "version": "GEMM"}, "awq"),
+        ("quant_config.json", {"zero_point": True, "q_group_size": 64, "w_bit": 4, "version": "GEMM"}, "awq"),
+        ("quant_config.json", {"wbits": 4}, "squeezellm"),
+    ],
+)
+def test_older_files_say_it_where_config_json_does_not(
+    file: str, content: dict[str, Any], method: str, tmp_path: Path
+) -> None:
+    directory = tmp_path / "model"
+    shutil.copytree(tiny_model("llama"), directory)
+    (directory / file).write_text(json.dumps(content))
+    scheme = ModelInfo.from_directory(str(directory)).quantization_scheme
+    assert scheme == {**content, "quant_method": method}
+    selected, _ = select_quantization(None, scheme, CPU, FP32)
+    assert selected == QUANT_METHODS.load(method).of_checkpoint(content) or method == "squeezellm"
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "mxfp4"}}))
+    assert ModelInfo.from_directory(str(directory)).quantization_scheme == {"quant_method": "mxfp4"}
+
+
+@pytest.mark.parametrize(("name", "stored"), [("gptq_marlin", "gptq"), ("awq", "awq_marlin"), ("inc", "auto-round")])
+def test_several_names_are_one_method(name: str, stored: str) -> None:
+    scheme = {"quant_method": stored, "bits": 4, "group_size": 128}
+    assert select_quantization(name, scheme, CPU, FP32)[0] == select_quantization(None, scheme, CPU, FP32)[0]

@@ -46,6 +46,8 @@ def test_groups_equal_float64(case: str, is_zero_based: bool, is_ordered: bool, 
     made = grouped(columns, size, group, bits, is_zero_based=is_zero_based, is_ordered=is_ordered)
     packed, bias = served(made, dtype), torch.randn(columns).to(dtype)
     assert isinstance(packed, AtenInt4Weight)
+    if dtype == torch.float32:
+        torch.testing.assert_close(packed.dequantize().double(), made.truth, rtol=1e-5, atol=1e-5)
     for rows in (0, 1, 5, aten_int4._MOST_ROWS + 1):
         x = torch.randn(rows, size).to(dtype)
         truth = F.linear(x.double(), made.truth, bias.double())
