@@ -44,7 +44,20 @@ FAMILIES = {
         **{"q_lora_rank": 32, "qk_nope_head_dim": 24, "v_head_dim": 16},
     },
 }
-MIXED = [(family, form, layout) for family in FAMILIES for form in PLAIN_FORMS for layout in EXPERT_LAYOUTS]
+MIXED_LAYOUTS = {
+    **EXPERT_LAYOUTS,
+    "eplb2": {
+        **{**EXPERT_LAYOUTS["ep2"], "enable_eplb": True, "num_redundant_experts": 1},
+        **{"eplb_window_size": 2, "eplb_step_interval": 3},  # experts move as answers go on
+    },
+}
+MIXED = [
+    (family, form, layout)
+    for family in FAMILIES
+    for form in PLAIN_FORMS
+    for layout in MIXED_LAYOUTS
+    if (family, layout) != ("mixtral", "eplb2")  # whose few experts are even enough to stay
+]
 MIXED_SAMPLE = [("deepseek_v3", "fp8-block", "ep2")]
 
 
@@ -76,6 +89,7 @@ def errors(directory: Path, judge: Path, quantization: str | None = None, **layo
         core.start()
         results = run(core, [EngineRequest(str(i), prompt, params) for i, prompt in enumerate(asked)])
         assert_idle(core)
+        assert (core.stats().moved_experts_total > 0) == ("enable_eplb" in layout)
     finally:
         core.shutdown()
     names = map(str, range(len(asked)))
@@ -111,7 +125,7 @@ def test_logprobs_are_those_of_what_is_stored(form: str, tmp_path: Path) -> None
 def test_experts_and_latent_attention(family: str, form: str, layout: str, tmp_path: Path) -> None:
     kind, changes = EXPERT_VARIANTS[family]
     source = tiny_model(kind, **{**changes, "initializer_range": 0.1, **FAMILIES[family]})
-    check(FORMS[form].write(source, tmp_path), FORMS[form].rounds, EXPERT_LAYOUTS[layout])
+    check(FORMS[form].write(source, tmp_path), FORMS[form].rounds, MIXED_LAYOUTS[layout])
 
 
 @pytest.mark.slow
