@@ -72,6 +72,11 @@ def _fp8(name: str, scheme: Mapping[str, Any]) -> StoredForm:
     return StoredForm(lambda: (_of("test_fp8_checkpoint", name), scheme), rounds=True)
 
 
+def _fp8_tensor() -> StoredForm:
+    scheme = {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]}
+    return StoredForm(lambda: (_of("test_fp8_checkpoint", "by_tensor")((1,), True), scheme), rounds=True)
+
+
 def _compressed(name: str, table: str) -> StoredForm:
     def pack() -> tuple[Pack, Mapping[str, Any]]:
         form, weights, inputs = _of("test_compressed_tensors", table)[name]
@@ -139,6 +144,7 @@ PLAIN_FORMS: dict[str, StoredForm] = {
     "awq-rows": _awq(-1),
     "fp8-block": _fp8("by_block", BLOCK),
     "fp8-output": _fp8("by_output", {"quant_method": "fbgemm_fp8"}),
+    "fp8-tensor": _fp8_tensor(),
     "w4-words": StoredForm(lambda: (int4_words, _scheme("pack-quantized", INT4, None))),
     "w8a8-rows": StoredForm(lambda: (int8_rows, _scheme("int-quantized", INT8, INT8_TOKENS)), rounds=True),
     "squeezellm": StoredForm(lambda: (_of("test_squeezellm", "pack"), _of("test_squeezellm", "SCHEME"))),

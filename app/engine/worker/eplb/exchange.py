@@ -152,7 +152,7 @@ class Exchange:
 
     def _operation(self, kind: Any, tensor: torch.Tensor, peer: int) -> dist.P2POp:
         """Send or receive; bytes, which every backend takes."""
-        return dist.P2POp(kind, tensor.view(torch.uint8), group=self._group.handle, group_peer=peer)
+        return dist.P2POp(kind, tensor.view(-1).view(torch.uint8), group=self._group.handle, group_peer=peer)
 
     def _views(self, layer: Experts) -> list[torch.Tensor]:
         """The gathering memory as tensors like the layer's."""
