@@ -29,6 +29,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from app.kernels.attention import AttentionMetadata
 from app.kernels.launch import cdiv, nvidia_generation
+from app.kernels.quick_launch import quick_launch
 
 ROWS = gl.constexpr(64)  # (token, head) rows of a group: what one instruction of four warps takes
 KEYS = gl.constexpr(128)  # keys of a tile
@@ -180,6 +181,7 @@ def attend_partition(
     gl.store(p_tile, q_smem.load(WIDE), mask=m_q)
 
 
+@quick_launch
 @gluon.jit(do_not_specialize=["first_request", "stride_table"])
 def prefill_gluon_kernel(
     desc, p_q, p_out, p_tables, p_query_start_loc, p_seq_lens, factor, first_request,

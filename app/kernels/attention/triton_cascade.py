@@ -22,6 +22,7 @@ from app.kernels.attention.triton_quantize import query_to_fp8_keys
 from app.kernels.attention.triton_shared_splits import RUN_WORDS, SharedSplits
 from app.kernels.attention.triton_tile import NO_MAX, attend_tile
 from app.kernels.launch import multiprocessors, next_power_of_2
+from app.kernels.quick_launch import quick_launch
 
 # Programs of a launch, for each multiprocessor: as many as run at once, and a second round to even the ends out.
 _PROGRAMS_PER_SM = 4
@@ -56,6 +57,7 @@ def group_slots_of(tile: CascadeTile, group: int) -> int:
     return max(1, tile.rows // group)
 
 
+@quick_launch
 @triton.jit(do_not_specialize=["stride_table", "stride_split"])
 def cascade_kernel(
     p_q, p_cache, p_scales, p_partial, p_log_sum, p_tables, p_runs, p_members, p_count,

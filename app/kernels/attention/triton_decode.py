@@ -34,6 +34,7 @@ from app.kernels.attention.triton_splits import (
 from app.kernels.attention.triton_tile import NO_MAX, attend_tile, weight_of_sink
 from app.kernels.attention.triton_tile_fp8 import attend_fp8_tile, joined
 from app.kernels.launch import early_launch, next_power_of_2, register_limit
+from app.kernels.quick_launch import quick_launch
 
 # Elements of partial results that a merge holds at a time: they take registers, and the merge must not take more
 # than the rest of the kernel.
@@ -225,6 +226,7 @@ def attend_split(
                 tl.store(p_count, 0)  # for the next layer
 
 
+@quick_launch
 @triton.jit(do_not_specialize=["window", "stride_table", "stride_split"])
 def decode_kernel(
     p_q, p_cache, p_scales, p_sinks, p_slopes, p_out, p_partial, p_log_sum, p_arrived, p_tables, p_seq_lens, p_items,
@@ -277,6 +279,7 @@ def decode_kernel(
             )  # fmt: skip
 
 
+@quick_launch
 @triton.jit(do_not_specialize=["stride_split"])
 def merge_kernel(
     p_partial, p_log_sum, p_sinks, p_out, p_seq_lens, stride_out_token, stride_out_head, stride_split,

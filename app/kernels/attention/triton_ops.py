@@ -27,6 +27,7 @@ from app.kernels.attention import (
 from app.kernels.attention.triton_decode import DecodeScratch, decode, make_scratch
 from app.kernels.attention.triton_quantize import quantize
 from app.kernels.launch import next_power_of_2
+from app.kernels.quick_launch import quick_launch
 
 _MAX_HEAD_DIM = 256
 
@@ -51,6 +52,7 @@ def prepare(meta: AttentionMetadata, *, num_heads: int, num_kv_heads: int, head_
     meta.plan = TritonPlan(make_scratch(meta, num_heads, num_kv_heads, head_dim))
 
 
+@quick_launch
 @triton.jit
 def write_kv_kernel(
     p_key,

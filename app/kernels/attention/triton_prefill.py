@@ -18,6 +18,7 @@ from app.kernels.attention import AttentionMetadata, AttentionOptions, HeadBias
 from app.kernels.attention.triton_quantize import query_to_fp8_keys
 from app.kernels.attention.triton_tile import NO_MAX, attend_tile, weight_of_sink
 from app.kernels.launch import cdiv, next_power_of_2, shared_memory
+from app.kernels.quick_launch import quick_launch
 
 _LARGE_TILE_BYTES = 99 << 10  # of shared memory, that the largest tiles need: as GPUs of NVIDIA's have since Ampere
 
@@ -49,6 +50,7 @@ def choose_tile(head_dim: int, dtype: torch.dtype, shared_bytes: int = 227 << 10
     return PrefillTile(rows=64, keys=32, num_warps=4, num_stages=2)
 
 
+@quick_launch
 @triton.jit(do_not_specialize=["window", "first_request", "stride_table"])
 def prefill_kernel(
     p_q,

@@ -19,6 +19,7 @@ import triton.language as tl
 from app.kernels.attention import AttentionMetadata, triton_splits
 from app.kernels.attention.triton_splits import SplitList, cut_context, pack_item
 from app.kernels.launch import cdiv, next_power_of_2
+from app.kernels.quick_launch import quick_launch
 
 RUN_WORDS = 4  # first split, one past the last, positions of a split, members
 _DEPTH_TILE = 64
@@ -37,6 +38,7 @@ class SharedSplits:
     count: torch.Tensor  # int32 [1], runs
 
 
+@quick_launch
 @triton.jit(do_not_specialize=["R", "stride_table"])
 def depth_kernel(
     p_tables,
@@ -73,6 +75,7 @@ def depth_kernel(
     tl.store(p_depth + i_r.to(tl.int64) * R + o_c, tl.min(b_first, 1), mask=o_c < R)
 
 
+@quick_launch
 @triton.jit(do_not_specialize=["R"])
 def group_kernel(
     p_depth,

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from app.kernels.launch import multiprocessors
+from app.kernels.quick_launch import quick_launch
 
 MAX_SPLITS = 64
 SPLIT_KEYS = 256
@@ -59,6 +60,7 @@ def unpack_item(item, MAX_SPLITS: tl.constexpr):
     return low // MAX_SPLITS, low % MAX_SPLITS, (item >> 32).to(tl.int32)
 
 
+@quick_launch
 @triton.jit(do_not_specialize=["window", "R"])
 def list_kernel(
     p_seq_lens,

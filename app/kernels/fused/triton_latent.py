@@ -10,6 +10,7 @@ import triton.language as tl
 from app.kernels.attention.triton_quantize import quantize
 from app.kernels.fused import LatentRotation
 from app.kernels.launch import cdiv, early_launch, next_power_of_2
+from app.kernels.quick_launch import quick_launch
 
 # Elements of one program's heads; the same for any number of tokens, so that a result has the same bits (I6).
 _HEADS_TILE_ELEMENTS = 1024
@@ -31,6 +32,7 @@ def rotated(p_row, p_cos, p_sin, o_d, m, m_d, DR: tl.constexpr, PAIRS: tl.conste
     return b_own * b_cos + b_other * b_sin
 
 
+@quick_launch
 @triton.jit
 def rotate_and_write_latent_kernel(
     p_query, p_latent, p_cos, p_sin, p_weight, p_cache, p_scale, p_slots, p_out, eps,

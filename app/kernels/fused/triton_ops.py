@@ -11,12 +11,14 @@ from app.kernels.attention.triton_quantize import quantize
 from app.kernels.fused import FusedOps, GatedActivation, HeadNorm
 from app.kernels.fused.triton_latent import rotate_and_write_latent
 from app.kernels.launch import cdiv, early_launch, next_power_of_2
+from app.kernels.quick_launch import quick_launch
 
 # Elements of one program of rotate_and_write; the same for any number of tokens, so that a norm has the same bits (I6).
 _HEADS_TILE_ELEMENTS = 1024
 _ACT_TILE = 1024
 
 
+@quick_launch
 @triton.jit
 def add_rms_norm_kernel(
     p_x, p_residual, p_weight, p_input_weight, p_out, p_total, stride_x, stride_residual, eps,
@@ -64,6 +66,7 @@ def add_rms_norm(
     return out, total
 
 
+@quick_launch
 @triton.jit
 def rotate_and_write_kernel(
     p_heads, p_cos, p_sin, p_query_weight, p_key_weight, p_cache, p_scales, p_slots, p_out, eps,
@@ -159,6 +162,7 @@ def activate(b_x, ACT: tl.constexpr):
     return b_y
 
 
+@quick_launch
 @triton.jit
 def act_and_mul_kernel(p_x, p_out, stride_x, size, BN: tl.constexpr, ACT: tl.constexpr):
     """Grid (T, tiles of BN)."""

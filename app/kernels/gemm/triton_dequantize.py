@@ -10,10 +10,12 @@ import triton.language as tl
 from app.kernels.gemm.stored import StoredTiles
 from app.kernels.gemm.triton_forms import parts_of, unpack_part
 from app.kernels.launch import cdiv
+from app.kernels.quick_launch import quick_launch
 
 _ROWS = 64
 
 
+@quick_launch
 @triton.jit
 def dequantize_kernel(
     p_words, p_scales, p_offsets, p_table, p_out, start, N, K, row, num_scales, group,

@@ -12,6 +12,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from app.kernels.gemm.int8 import Int8Weight
 from app.kernels.launch import cdiv
+from app.kernels.quick_launch import quick_launch
 
 
 @dataclass(slots=True, frozen=True)
@@ -25,6 +26,7 @@ class Int8Tile:
     num_stages: int
 
 
+@quick_launch
 @triton.jit(do_not_specialize=["T"])
 def int8_kernel(
     d_x, d_weight, p_row_scales, p_scales, p_sums, p_zero, p_bias, p_out, T, N, K,

@@ -15,6 +15,7 @@ import triton.language as tl
 
 from app.kernels.fused.triton_ops import activate
 from app.kernels.gemm.triton_forms import parts_of, unpack_part
+from app.kernels.quick_launch import quick_launch
 
 
 @triton.jit
@@ -131,6 +132,7 @@ def summed_shares(p_shares, size, o, m, SPLITS: tl.constexpr):
     return b_sum
 
 
+@quick_launch
 @triton.jit(do_not_specialize=["T", "num_blocks"])
 def packed_linear_kernel(
     p_x, p_words, p_scales, p_offsets, p_table, p_bias, p_squares, p_residual, p_norm, p_shares, p_arrived, p_out,

@@ -11,6 +11,7 @@ import triton.language as tl
 
 from app.kernels.gemm.stored import BLOCK
 from app.kernels.launch import cdiv, early_launch, next_power_of_2
+from app.kernels.quick_launch import quick_launch
 
 _FP8 = 448.0
 _INT8 = 127.0
@@ -18,6 +19,7 @@ _LEAST_SCALE = 1e-12
 _ROUND = tl.constexpr(12582912.0)  # 1.5 * 2^23: a float added to it is rounded to a whole number
 
 
+@quick_launch
 @triton.jit
 def quantize_kernel(
     p_x, p_given, p_zero, p_out, p_scale, stride_x, stride_group, K, row,

@@ -25,6 +25,7 @@ from app.kernels.fused.reference import rms_norm
 from app.kernels.fused.triton_ops import act_and_mul, activate, add_rms_norm
 from app.kernels.gemm import Activations, DeferredNorm, LinearOps, materialize
 from app.kernels.launch import cdiv, early_launch, next_power_of_2, shared_memory
+from app.kernels.quick_launch import quick_launch
 
 MOST_ROWS = 64  # beyond, cuBLAS is as fast
 _DTYPES = (torch.bfloat16, torch.float16)
@@ -75,6 +76,7 @@ def multiply(
     return b_acc, b_up
 
 
+@quick_launch
 @triton.jit(do_not_specialize=["T"])
 def small_linear_kernel(
     p_x, p_weight, p_bias, p_squares, p_out, T, N, K, stride_x, eps,
@@ -108,6 +110,7 @@ def small_linear_kernel(
     tl.store(p_o, b_acc.to(p_out.dtype.element_ty), mask=m_m & m_n[None, :])
 
 
+@quick_launch
 @triton.jit(do_not_specialize=["T"])
 def small_linear_add_kernel(
     p_x, p_weight, p_bias, p_residual, p_norm, p_shares, p_arrived, p_total, p_rows, p_squares, T, N, K, stride_x,

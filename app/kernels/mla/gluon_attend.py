@@ -27,6 +27,7 @@ from app.kernels.attention import AttentionMetadata
 from app.kernels.attention.gluon_prefill import LOG2_E, NO_MAX, PANEL, PANEL_LAYOUT, is_hopper
 from app.kernels.launch import early_launch
 from app.kernels.mla.triton_schedule import FIELDS, AttendTile, Shares
+from app.kernels.quick_launch import quick_launch
 
 ROWS = gl.constexpr(64)
 KEYS = gl.constexpr(64)
@@ -178,6 +179,7 @@ def attend_partition(
         job += 1
 
 
+@quick_launch
 @gluon.jit(do_not_specialize=["stride_table"])
 def attend_gluon_kernel(
     desc, p_q, p_out, p_partial, p_log_sum, p_tables, p_jobs, p_first, p_totals, factor,

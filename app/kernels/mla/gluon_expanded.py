@@ -34,6 +34,7 @@ from app.kernels.attention.gluon_prefill import (
 )
 from app.kernels.launch import cdiv
 from app.kernels.mla.triton_expanded import Carried, Chunk
+from app.kernels.quick_launch import quick_launch
 
 NOPE = gl.constexpr(128)  # Dn
 TURNED = gl.constexpr(64)  # Dr
@@ -187,6 +188,7 @@ def attend_partition(
         gl.store(p_o + o_d[None, :], q_smem.load(WIDE), mask=(o_m < b_count)[:, None] & (o_d < VALUE)[None, :])
 
 
+@quick_launch
 @gluon.jit(do_not_specialize=["first", "size"])
 def expanded_gluon_kernel(
     desc, turned_desc, p_q, p_out, p_result, p_log_sum, p_query_start_loc, p_offsets, p_lens, factor, first, size,

@@ -18,6 +18,7 @@ from app.kernels.attention.triton_quantize import query_to_fp8_keys
 from app.kernels.attention.triton_tile import LOG2_E, NO_MAX, tile_offsets
 from app.kernels.launch import cdiv, early_launch, next_power_of_2
 from app.kernels.mla.triton_schedule import AttendTile, Shares, load_job
+from app.kernels.quick_launch import quick_launch
 
 _FEW_JOBS = 8
 _LARGE_TILE_BYTES = 222 << 10  # of shared memory, that the largest tiles need
@@ -118,6 +119,7 @@ def attend_job(
     return before + num_tiles
 
 
+@quick_launch
 @triton.jit(do_not_specialize=["stride_table"])
 def attend_kernel(
     p_q, p_cache, p_scale, p_out, p_partial, p_log_sum, p_tables, p_jobs, p_first, p_totals, scale,
@@ -151,6 +153,7 @@ def attend_kernel(
             job += 1
 
 
+@quick_launch
 @triton.jit
 def merge_kernel(
     p_partial, p_log_sum, p_out, p_jobs, p_first, p_totals, stride_out_token, stride_out_head,

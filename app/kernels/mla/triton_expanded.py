@@ -19,6 +19,7 @@ import triton.language as tl
 from app.kernels.attention import AttentionMetadata
 from app.kernels.attention.triton_tile import LOG2_E, NO_MAX
 from app.kernels.launch import cdiv, next_power_of_2, shared_memory
+from app.kernels.quick_launch import quick_launch
 
 _GATHER_TOKENS = 16
 _GATHER_REQUESTS = 16  # whose places are compared at a time
@@ -61,6 +62,7 @@ def choose_tile(head_dim: int, dtype: torch.dtype, shared_bytes: int) -> Expande
     return ExpandedTile(rows=64, keys=32, num_warps=4, num_stages=2 if shared_bytes >= 99 << 10 else 1)
 
 
+@quick_launch
 @triton.jit(do_not_specialize=["first", "size", "requests", "stride_table"])
 def gather_kernel(
     p_cache, p_scale, p_out, p_tables, p_offsets, p_lens, first, size, requests,
@@ -122,6 +124,7 @@ def attend_keys(
     return b_acc, b_sum, b_new_max
 
 
+@quick_launch
 @triton.jit(do_not_specialize=["first", "size"])
 def expanded_kernel(
     p_q, p_expanded, p_latents, p_out, p_result, p_log_sum, p_query_start_loc, p_offsets, p_lens, scale, first, size,

@@ -13,6 +13,7 @@ import triton.language as tl
 
 from app.kernels.launch import cdiv, early_launch, next_power_of_2
 from app.kernels.mla.heads import head_products as plain_head_products
+from app.kernels.quick_launch import quick_launch
 
 MOST_ROWS = 64  # beyond, cuBLAS is as fast
 _DTYPES = (torch.bfloat16, torch.float16)
@@ -20,6 +21,7 @@ _PROGRAMS = 128  # about one for each multiprocessor
 _DEPTH = 128
 
 
+@quick_launch
 @triton.jit(do_not_specialize=["T"])
 def head_products_kernel(
     p_x, p_weight, p_out, T, stride_x_token, stride_x_head, stride_w_head, stride_w, stride_out_token, stride_out_head,

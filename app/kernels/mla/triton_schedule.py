@@ -20,6 +20,7 @@ import triton.language as tl
 
 from app.kernels.attention import AttentionMetadata
 from app.kernels.launch import cdiv
+from app.kernels.quick_launch import quick_launch
 
 FIELDS = tl.constexpr(8)  # int32 numbers of a job: see `load_job`
 _LIST_TILE = 256
@@ -75,6 +76,7 @@ def load_job(p_jobs, job):
     return tl.load(p), tl.load(p + 1), tl.load(p + 2), tl.load(p + 3), tl.load(p + 4), tl.load(p + 5), tl.load(p + 6)
 
 
+@quick_launch
 @triton.jit(do_not_specialize=["R", "H", "P"])
 def deal_kernel(
     p_starts, p_lens, p_jobs, p_first, p_totals, R, H, P,

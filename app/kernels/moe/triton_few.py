@@ -19,6 +19,7 @@ from app.kernels.gemm import Activations, DeferredNorm
 from app.kernels.gemm.triton_small import may_defer_norm
 from app.kernels.launch import cdiv, early_launch, next_power_of_2
 from app.kernels.moe import ExpertRows, ExpertWeights, Routing
+from app.kernels.quick_launch import quick_launch
 
 
 @dataclass(slots=True, frozen=True)
@@ -34,6 +35,7 @@ class FewTile:
 TILE = FewTile(4, 64, 4, 4)
 
 
+@quick_launch
 @triton.jit
 def down_sum_kernel(
     p_h, p_weight, p_bias, p_ids, p_weights, p_shared, p_residual, p_norm, p_out, p_total, p_squares, N, K,

@@ -19,6 +19,7 @@ from app.kernels.gemm import Activations, DeferredNorm
 from app.kernels.gemm.triton_small import arrival_counters
 from app.kernels.launch import cdiv, early_launch, next_power_of_2
 from app.kernels.moe import LEAST_SUM, Routing, RoutingRule
+from app.kernels.quick_launch import quick_launch
 
 _LEAST_SUM = tl.constexpr(LEAST_SUM)
 _TAKEN = tl.constexpr(-(1 << 63))  # less than all keys
@@ -124,6 +125,7 @@ def choose(
     tl.store(p_weights + o, b_weights, mask=m)
 
 
+@quick_launch
 @triton.jit(do_not_specialize=["T"])
 def gate_kernel(
     p_x, p_weight, p_bias, p_squares, p_correction, p_slots, p_shares, p_arrived, p_ids, p_weights, T, K, stride_x,

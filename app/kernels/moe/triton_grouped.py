@@ -23,6 +23,7 @@ from app.kernels.launch import cdiv, early_launch, multiprocessors, next_power_o
 from app.kernels.moe import GLU
 from app.kernels.moe.triton_sort import SortedPairs
 from app.kernels.moe.triton_tile import expert_tile
+from app.kernels.quick_launch import quick_launch
 
 
 @dataclass(slots=True, frozen=True)
@@ -39,6 +40,7 @@ class GroupedTile:
     programs: int = 0  # of a persistent grid, for each multiprocessor; 0: a program a tile
 
 
+@quick_launch
 @triton.jit(do_not_specialize=["num_pairs"])
 def scan_product_kernel(
     p_x, weight, p_scales, p_offsets, p_table, p_bias, p_squares, p_weights, p_ids, p_out, num_pairs, N, K,
@@ -76,6 +78,7 @@ def scan_product_kernel(
         )  # fmt: skip
 
 
+@quick_launch
 @triton.jit(do_not_specialize=["MOST_TILES"])
 def sorted_product_kernel(
     p_x, weight, p_scales, p_offsets, p_table, p_bias, p_squares, p_weights, p_order, p_tiles, p_num_tiles,

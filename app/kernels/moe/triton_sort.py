@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from app.kernels.launch import cdiv, early_launch, next_power_of_2
+from app.kernels.quick_launch import quick_launch
 
 MOST_AT_ONCE = 4096  # pairs that every program counts itself
 _COUNTS = 64  # programs' counts that are added up at a time
@@ -31,6 +32,7 @@ class SortedPairs:
     tile_rows: int
 
 
+@quick_launch
 @triton.jit(do_not_specialize=["num_pairs"])
 def count_pairs_kernel(p_ids, p_counts, num_pairs, E: tl.constexpr, BE: tl.constexpr, OWN: tl.constexpr,
                        EARLY: tl.constexpr):  # fmt: skip
@@ -43,6 +45,7 @@ def count_pairs_kernel(p_ids, p_counts, num_pairs, E: tl.constexpr, BE: tl.const
     tl.store(p_counts + i * BE + tl.arange(0, BE), tl.histogram(tl.where(b_ids < 0, E, b_ids), BE))
 
 
+@quick_launch
 @triton.jit(do_not_specialize=["num_pairs", "MOST_TILES"])
 def place_pairs_kernel(
     p_ids, p_counts, p_first, p_order, p_tiles, p_num_tiles, num_pairs, MOST_TILES,

@@ -11,10 +11,12 @@ from app.kernels.gemm.triton_forms import parts_of, unpack_part
 from app.kernels.launch import cdiv, early_launch
 from app.kernels.moe import PackedExperts
 from app.kernels.moe.stored import stored_tiles
+from app.kernels.quick_launch import quick_launch
 
 _ROWS = 32  # of a program
 
 
+@quick_launch
 @triton.jit
 def unpack_experts_kernel(
     p_words, p_scales, p_offsets, p_table, p_out, N, K, row, num_groups, num_scales, group,

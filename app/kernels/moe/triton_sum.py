@@ -12,11 +12,13 @@ from app.kernels.gemm import Activations, DeferredNorm
 from app.kernels.gemm.triton_small import may_defer_norm
 from app.kernels.launch import cdiv, early_launch, next_power_of_2
 from app.kernels.moe import Routing
+from app.kernels.quick_launch import quick_launch
 
 MOST_DEFERRED = 64  # tokens: with more a program has a whole row, whose norm it can finish
 _COLUMNS = 512  # of a program where a norm is deferred, or where there is none
 
 
+@quick_launch
 @triton.jit
 def sum_rows_kernel(
     p_rows, p_ids, p_weights, p_shared, p_residual, p_norm, p_out, p_total, p_squares, stride_shared, stride_residual,

@@ -7,12 +7,14 @@ import torch
 import triton
 import triton.language as tl
 
+from app.kernels.quick_launch import quick_launch
 from app.kernels.rows import RowColumns, StepTensors
 
 _TILE_TOKENS = 256
 
 
 # Views may start anywhere; `stride_more` differs from step to step.
+@quick_launch
 @triton.jit(do_not_specialize=["stride_more"], do_not_specialize_on_alignment=["p_rows", "p_starts"])
 def begin_step_kernel(
     p_rows,

@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 
 from app.kernels.launch import cdiv, next_power_of_2
+from app.kernels.quick_launch import quick_launch
 from app.kernels.sampling.triton_ops import perturb
 
 _TILE = 2048  # tokens a program reads at a time
@@ -73,6 +74,7 @@ def is_filtered(b_temperature, b_top_k, b_top_p, b_min_p, V):
     return (b_temperature > 0.0) & (((b_top_k > 0) & (b_top_k < V)) | (b_top_p < 1.0) | (b_min_p > 0.0))
 
 
+@quick_launch
 @triton.jit(do_not_specialize_on_alignment=_ROWS)
 def read_kernel(
     p_logits, p_temperature, p_top_k, p_top_p, p_min_p, p_keys, p_positions, p_max, p_sum, p_best, p_token,
@@ -109,6 +111,7 @@ def row_max(p_max, i_n, num_tiles, BT: tl.constexpr):
     return tl.max(tl.load(p_max + i_n * num_tiles + o_t, mask=o_t < num_tiles, other=float("-inf")), 0)
 
 
+@quick_launch
 @triton.jit(do_not_specialize_on_alignment=_ROWS)
 def count_kernel(
     p_logits, p_temperature, p_top_k, p_top_p, p_min_p, p_max, p_count, p_mass,
@@ -161,6 +164,7 @@ def choose_cut(p_count, p_mass, i_n, num_tiles, b_top_k, b_top_p, b_min_p, V, CA
     return b_cut, b_num, b_total
 
 
+@quick_launch
 @triton.jit(do_not_specialize_on_alignment=_ROWS)
 def gather_kernel(
     p_logits, p_temperature, p_top_k, p_top_p, p_min_p, p_max, p_count, p_mass, p_found_x, p_found_token,
@@ -245,6 +249,7 @@ def least_key(
     return b_hi
 
 
+@quick_launch
 @triton.jit(do_not_specialize_on_alignment=_ROWS)
 def draw_kernel(
     p_logits, p_temperature, p_top_k, p_top_p, p_min_p, p_keys, p_positions, p_max, p_sum, p_best, p_token, p_count,

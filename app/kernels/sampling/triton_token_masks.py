@@ -8,10 +8,12 @@ import triton
 import triton.language as tl
 
 from app.kernels.launch import cdiv
+from app.kernels.quick_launch import quick_launch
 
 _TILE_TOKENS = 1024
 
 
+@quick_launch
 @triton.jit
 def token_masks_kernel(p_logits, p_indices, p_words, stride_logits, V, W, BV: tl.constexpr):
     """Grid (G, tiles of BV tokens): -inf into the logits whose bit is 0; past the last word nothing is allowed."""
