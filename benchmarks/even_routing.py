@@ -1,9 +1,9 @@
 """Gates that send tokens to experts drawn evenly, whatever they compute.
 
 Random weights route unevenly, and in every engine otherwise: so engines are compared with this on both sides (in vLLM
-VLLM_MOE_ROUTING_SIMULATION_STRATEGY=uniform_random). A gate computes as always; then what it has chosen is overwritten
-from a table, by one small copy, each layer from another place in it. Padding is overwritten too: batches should have
-the size of a graph.
+VLLM_MOE_ROUTING_SIMULATION_STRATEGY=uniform_random). A gate computes as always; then a part of a table stands in the
+place of what it has chosen, in each layer another part, without a launch of its own. Padding goes to experts too:
+batches should have the size of a graph.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from app.engine.worker_info import RendezvousInfo
 from app.kernels.moe import MOE_OPS, MoEOps, Routing, RoutingRule
 
 MOST_TOKENS = 1 << 14  # of one step
-_STRIDE = 331  # from a layer's place in the table to the next one's
+_STRIDE = 336  # from a layer's place in the table to the next one's; kernels like addresses that 16 divides
 
 
 class EvenGate:
@@ -29,7 +29,7 @@ class EvenGate:
 
     def __init__(self, ops: MoEOps) -> None:
         self._gate = ops.gate
-        self._tables: dict[tuple[int, int], torch.Tensor] = {}  # by numbers of experts, and of those of a token
+        self._tables: dict[tuple[int, int, int], torch.Tensor] = {}  # by numbers of experts, and of those of a token
         self._places: dict[int, int] = {}  # by the address of a gate's weight
 
     def __call__(
@@ -38,17 +38,17 @@ class EvenGate:
         """The gate's weights, for other experts."""
         routing = self._gate(x, weight, bias, rule, **more)
         place = self._places.setdefault(weight.data_ptr(), len(self._places) * _STRIDE % MOST_TOKENS)
-        chosen = self._table(len(weight), rule.top_k, weight.device)[place : place + len(routing.ids)]
-        routing.ids[:, : rule.top_k].copy_(chosen)
-        return routing
+        table = self._table(len(weight), rule.top_k, rule.num_shared, weight.device)
+        return routing._replace(ids=table[place : place + len(routing.ids)])
 
-    def _table(self, num_experts: int, top_k: int, device: torch.device) -> torch.Tensor:
-        """int32 [2 * MOST_TOKENS, top_k], no expert twice in a row."""
-        key = num_experts, top_k
+    def _table(self, num_experts: int, top_k: int, num_shared: int, device: torch.device) -> torch.Tensor:
+        """int32 [2 * MOST_TOKENS, top_k + num_shared], no expert twice in a row."""
+        key = num_experts, top_k, num_shared
         if key not in self._tables:
             generator = torch.Generator().manual_seed(0)
             scores = torch.rand(2 * MOST_TOKENS, num_experts, generator=generator, device="cpu")
-            self._tables[key] = scores.topk(top_k, dim=1).indices.int().to(device)
+            shared = torch.arange(num_experts, num_experts + num_shared).expand(len(scores), -1)
+            self._tables[key] = torch.cat((scores.topk(top_k, dim=1).indices, shared), dim=1).int().to(device)
         return self._tables[key]
 
 

@@ -35,13 +35,13 @@ class QuickKernel:
         self._launch = _made_for(function, self.compiled, self._launch_slowly)
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-        """What launches it over a grid."""
+        """Launches it over a grid."""
         return partial(self._launch, grid)
 
     def _launch_slowly(
         self, key: tuple[Any, ...] | None, grid: tuple[int, ...], arguments: tuple[Any, ...], options: dict[str, Any]
     ) -> None:
-        """As Triton does, which compiles what is new; with a key, the next launch is a quick one."""
+        """Triton launches it, and compiles what is new; with a key, the next launch is a quick one."""
         kernel = self.function.run(*arguments, grid=grid, warmup=False, **options)
         if key is not None and kernel is not None:
             self.compiled[key] = (kernel.run, kernel.function, kernel.packed_metadata)
@@ -56,8 +56,8 @@ def quick_launch(function: Any) -> Any:
 
 
 def kind_of(value: Any, specialize: bool) -> Any:
-    """What a kernel is compiled for of an argument that is no constant: Triton makes a constant of 1 and knows of
-    multiples of 16, unless the kernel says that it should not."""
+    """That of an argument which the kernel is compiled for. Triton makes a constant of 1 and knows of multiples of 16,
+    unless the kernel says that it should not."""
     kind = value.__class__
     if kind is int:
         size = -_FEW_BYTES <= value < _FEW_BYTES
@@ -72,9 +72,8 @@ def kind_of(value: Any, specialize: bool) -> Any:
 
 def is_watched() -> bool:
     """Whether somebody has to hear of launches: a profiler of Triton's, or who put something in the launch's place."""
-    runtime = knobs.runtime
-    hooks = runtime.launch_enter_hook, runtime.launch_exit_hook
-    return JITFunction.run is not _TRITONS_LAUNCH or any(hook is not None and hook.calls for hook in hooks)
+    before, after = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
+    return JITFunction.run is not _TRITONS_LAUNCH or bool(before and before.calls) or bool(after and after.calls)
 
 
 def _made_for(function: JITFunction[Any], compiled: dict[Any, Any], launch_slowly: Callable[..., None]) -> Any:
@@ -84,16 +83,17 @@ def _made_for(function: JITFunction[Any], compiled: dict[Any, Any], launch_slowl
     pointers = {p.name: f"a_{p.name}" for p in function.params if p.name.startswith("p_") and not p.is_constexpr}
     defaults = {f"default_{p.name}": p.default for p in function.params if p.has_default}
     declared = [f"{name}=default_{name}" if f"default_{name}" in defaults else name for name in names]
+    given = f"({', '.join(names)},), options"
     source = f"""
 def launch(grid, {", ".join(declared)}, **options):
     {"; ".join(f"{a} = 0 if {p} is None else {p}.data_ptr()" for p, a in pointers.items())}
+    if ({" | ".join(pointers.values()) or "0"}) & 15 or is_watched():
+        return launch_slowly(None, grid, {given})
     device = driver.active.get_current_device()
     key = (device, {", ".join(_key_part(one, pointers) for one in function.params)}, *options.items())
-    if ({" | ".join(pointers.values()) or "0"}) & 15 or is_watched():
-        return launch_slowly(None, grid, ({", ".join(names)},), options)
     made = compiled.get(key)
     if made is None:
-        return launch_slowly(key, grid, ({", ".join(names)},), options)
+        return launch_slowly(key, grid, {given})
     x, y, z = (*grid, 1, 1)[:3]
     run, handle, metadata = made
     stream = driver.active.get_current_stream(device)
@@ -108,7 +108,7 @@ def launch(grid, {", ".join(declared)}, **options):
 
 
 def _key_part(parameter: KernelParam, pointers: Collection[str]) -> str:
-    """What of an argument stands in the key, in Python."""
+    """Python that says what of an argument stands in the key."""
     name: str = parameter.name
     if parameter.is_constexpr:
         return name
