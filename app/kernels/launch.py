@@ -48,6 +48,7 @@ def shared_memory(device: torch.device) -> int:
     return int(getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block))
 
 
+@cache
 def multiprocessors(device: torch.device) -> int:
     """The GPU's multiprocessors; the interpreter pretends to have two, so that programs share a list there too."""
     runtime = platform_of(device).runtime

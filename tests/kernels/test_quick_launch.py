@@ -1,5 +1,5 @@
 """Quick launches find the kernel that Triton would have launched; what they do not know, and what is watched, is
-Triton's. A driver and a compiler that only note what they are told stand in for a GPU's."""
+Triton's."""
 
 from __future__ import annotations
 
@@ -11,61 +11,20 @@ import pytest
 import torch
 import triton.language as tl
 from triton import knobs
-from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from app.kernels.compile_ahead import compile_ahead
 from app.kernels.quick_launch import QuickKernel, quick_launch
+from tests.kernels.noted_launches import noted_launches
 
 CPU = torch.device("cpu")
 
 
-class Driver:
-    """A GPU that runs nothing."""
-
-    def __init__(self) -> None:
-        self.device = 0
-
-    def get_current_device(self) -> int:
-        return self.device
-
-    def get_current_stream(self, device: int) -> int:
-        return 70 + device
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
-
-
-class Compiled:
-    """A kernel, as Triton compiles one."""
-
-    def __init__(self, number: int, launched: list[Any]) -> None:
-        self.function, self.packed_metadata, self.launched = number, ("metadata", number), launched
-
-    def run(self, *arguments: Any) -> None:
-        """(grid, stream, function, metadata, 3 for hooks, the kernel's own)."""
-        self.launched.append(arguments)
-
-    def launch_metadata(self, *_: Any) -> None:
-        return None
-
-
 @pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
-    """What was launched."""
-    calls: list[Any] = []
-    numbers = itertools.count()
-
-    def compile_nothing(function: Any, key: Any, _signature: Any, device: int, *_: Any) -> Compiled:
-        kernel = function.device_caches[device][0][key] = Compiled(next(numbers), calls)
-        return kernel
-
-    monkeypatch.setattr(JITFunction, "_do_compile", compile_nothing)
-    before = driver._active
-    driver.set_active(Driver())  # type: ignore[arg-type]
-    yield calls
-    driver._active = before
+def launched() -> Iterator[list[Any]]:
+    with noted_launches() as noted:
+        yield noted.launched
 
 
 def some_kernel(p_x, p_y, weight, T, N, eps, C: tl.constexpr, KIND: tl.constexpr, EARLY: tl.constexpr = False):  # type: ignore[no-untyped-def]

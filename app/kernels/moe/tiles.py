@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from app.kernels.launch import next_power_of_2
 from app.kernels.moe.triton_grouped import GroupedTile
 
 MOST_SCANNED = 512  # pairs: with more, sorting them takes less time than every program's search
@@ -58,7 +59,7 @@ def layer_tiles(num_pairs: int, num_experts: int, dtype: torch.dtype, *, is_stor
         rows = num_pairs if is_sorted else 0  # in a scan a tile is small: experts differ in how many pairs they have
         gate_up, down = next(tiles for most, *tiles in STORED_BY_ROWS if rows <= most * num_experts)
         return LayerTiles(gate_up, down, is_sorted=is_sorted)
-    if 4 * num_pairs <= num_experts:
+    if 4 * next_power_of_2(num_pairs) <= num_experts:
         return LayerTiles(*FEWEST, is_sorted=False)
     if num_pairs <= MOST_SCANNED:
         return LayerTiles(*BY_ROWS[0][1:], is_sorted=False)

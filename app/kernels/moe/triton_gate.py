@@ -9,6 +9,7 @@ chooses. Logits given as they are need the choosing alone.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -218,6 +219,7 @@ def gate_tile(num_tokens: int, dtype: torch.dtype) -> GateTile:
 _TYPES = {None: tl.float32, torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
+@cache
 def _rule_arguments(rule: RoutingRule, num_experts: int) -> dict[str, Any]:
     """What the kernel knows of a rule."""
     groups, size = rule.num_groups, num_experts // rule.num_groups
@@ -238,7 +240,7 @@ def _launch(
     tile: GateTile,
 ) -> Routing:  # fmt: skip
     x, squares, eps = (given.rows, given.squares, given.eps) if isinstance(given, DeferredNorm) else (given, None, 0.0)
-    num_tokens, device = len(x), x.device
+    num_tokens, device = x.shape[0], x.device
     ids = torch.empty(num_tokens, rule.num_chosen, dtype=torch.int32, device=device)
     weights = torch.empty(num_tokens, rule.num_chosen, dtype=torch.float32, device=device)
     shares = arrived = None

@@ -194,10 +194,10 @@ def scan_product(product: Product, x: Activations, ids: torch.Tensor, per_row: i
     num_pairs, (num_experts, columns, _) = ids.numel(), product.sizes
     p_x = arguments["p_x"]
     out = torch.empty(num_pairs, columns, dtype=p_x.dtype, device=p_x.device)
-    grid = (cdiv(columns, tile.columns), min(num_pairs, num_experts))
-    scan_product_kernel[grid](
-        p_ids=ids, p_out=out, num_pairs=num_pairs, DIV=per_row, BPAIRS=next_power_of_2(num_pairs),
-        BY_PAIR=num_pairs < num_experts, **arguments,
+    room = next_power_of_2(num_pairs)
+    by_pair = room < num_experts  # by the room for pairs: no kernel of its own for numbers in between
+    scan_product_kernel[(cdiv(columns, tile.columns), num_pairs if by_pair else num_experts)](
+        p_ids=ids, p_out=out, num_pairs=num_pairs, DIV=per_row, BPAIRS=room, BY_PAIR=by_pair, **arguments
     )  # fmt: skip
     return out
 
@@ -210,7 +210,7 @@ def sorted_product(
     assert tile.rows == pairs.tile_rows, (tile, pairs.tile_rows)
     arguments = product.arguments(x, tile)
     p_x, columns = arguments["p_x"], product.sizes[1]
-    out = torch.empty(len(pairs.order), columns, dtype=p_x.dtype, device=p_x.device)
+    out = torch.empty(pairs.order.shape[0], columns, dtype=p_x.dtype, device=p_x.device)
     most = pairs.tiles.shape[1] * cdiv(columns, tile.columns)
     programs = min(most, tile.programs * multiprocessors(p_x.device)) if tile.programs else most
     sorted_product_kernel[(programs,)](

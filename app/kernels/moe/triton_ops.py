@@ -69,7 +69,7 @@ def experts(x: Activations, routing: Routing, weights: ExpertWeights, tiles: Lay
         out = sorted_product(down, h, pairs, 1, tiles.down, x_sorted=True)
     else:
         h = scan_product(gate_up, x, ids, top, tiles.gate_up)
-        if len(ids) <= MOST_FEW and isinstance(weights.down, torch.Tensor):
+        if ids.shape[0] <= MOST_FEW and isinstance(weights.down, torch.Tensor):
             return FewRows(h, routing, weights)
         out = scan_product(down, h, ids, 1, tiles.down)
     return SummedRows(out, routing, is_weighed=weights.weighs_input)

@@ -20,6 +20,8 @@ from app.kernels.quick_launch import quick_launch
 
 MOST_AT_ONCE = 4096  # pairs that every program counts itself
 _COUNTS = 64  # programs' counts that are added up at a time
+_IDS = 1024  # ids that are counted at a time
+_TILES = 64  # that a program describes at a time
 
 
 @dataclass(slots=True, frozen=True)
@@ -46,14 +48,13 @@ def count_pairs_kernel(p_ids, p_counts, num_pairs, E: tl.constexpr, BE: tl.const
 
 
 @quick_launch
-@triton.jit(do_not_specialize=["num_pairs", "MOST_TILES"])
+@triton.jit(do_not_specialize=["num_pairs", "MOST_TILES", "tile_rows"])
 def place_pairs_kernel(
-    p_ids, p_counts, p_first, p_order, p_tiles, p_num_tiles, num_pairs, MOST_TILES,
-    E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, OWN: tl.constexpr, READ: tl.constexpr, BT: tl.constexpr,
-    EARLY: tl.constexpr,
+    p_ids, p_counts, p_first, p_order, p_tiles, p_num_tiles, num_pairs, MOST_TILES, tile_rows,
+    E: tl.constexpr, BE: tl.constexpr, OWN: tl.constexpr, READ: tl.constexpr, BT: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Grid (programs,): each places OWN pairs and describes BT tiles. Without p_counts it counts READ ids at a time;
-    p_first [programs, BE] is for itself. BE > E: pairs routed nowhere come last."""
+    """Grid (programs,): each places OWN pairs, and describes BT tiles at a time. Without p_counts it counts READ ids at
+    a time; p_first [programs, BE] is for itself. BE > E: pairs routed nowhere come last."""
     if EARLY:
         tl.extra.cuda.gdc_wait()
     i = tl.program_id(0)
@@ -77,18 +78,19 @@ def place_pairs_kernel(
     b_first = tl.cumsum(b_all, 0) - b_all
     tl.store(p_first + i * BE + o_e, b_first + b_before)
     # Its share of the tiles.
-    b_tiles = (b_all + BM - 1) // BM
+    b_tiles = (b_all + tile_rows - 1) // tile_rows
     b_end = tl.cumsum(b_tiles, 0)
-    o_t = i * BT + tl.arange(0, BT)
-    b_expert = tl.sum((b_end[None, :] <= o_t[:, None]).to(tl.int32), 1)
-    m_mine = o_e[None, :] == b_expert[:, None]
-    b_skip = (o_t - tl.sum(tl.where(m_mine, (b_end - b_tiles)[None, :], 0), 1)) * BM
-    b_count = tl.sum(tl.where(m_mine, b_all[None, :], 0), 1)
-    b_start = tl.sum(tl.where(m_mine, b_first[None, :], 0), 1)
-    m_t = (o_t < MOST_TILES) & (b_expert < E)
-    tl.store(p_tiles + o_t, b_expert, mask=m_t)
-    tl.store(p_tiles + MOST_TILES + o_t, b_start + b_skip, mask=m_t)
-    tl.store(p_tiles + 2 * MOST_TILES + o_t, tl.minimum(b_count - b_skip, BM), mask=m_t)
+    for start in range(i * BT, MOST_TILES, tl.num_programs(0) * BT):
+        o_t = start + tl.arange(0, BT)
+        b_expert = tl.sum((b_end[None, :] <= o_t[:, None]).to(tl.int32), 1)
+        m_mine = o_e[None, :] == b_expert[:, None]
+        b_skip = (o_t - tl.sum(tl.where(m_mine, (b_end - b_tiles)[None, :], 0), 1)) * tile_rows
+        b_count = tl.sum(tl.where(m_mine, b_all[None, :], 0), 1)
+        b_start = tl.sum(tl.where(m_mine, b_first[None, :], 0), 1)
+        m_t = (o_t < MOST_TILES) & (b_expert < E)
+        tl.store(p_tiles + o_t, b_expert, mask=m_t)
+        tl.store(p_tiles + MOST_TILES + o_t, b_start + b_skip, mask=m_t)
+        tl.store(p_tiles + 2 * MOST_TILES + o_t, tl.minimum(b_count - b_skip, tile_rows), mask=m_t)
     if i == 0:
         tl.store(p_num_tiles, tl.sum(b_tiles, 0))
     # Its pairs: after those before it, a pair comes where the program's own of the same expert leave it.
@@ -118,14 +120,14 @@ def sort_pairs(ids: torch.Tensor, num_experts: int, tile_rows: int, most_at_once
     order = torch.empty(num_pairs, dtype=torch.int32, device=device)
     tiles = torch.empty(3, most, dtype=torch.int32, device=device)
     num_tiles = torch.empty(1, dtype=torch.int32, device=device)
-    counts, first = torch.empty(2, programs, width, dtype=torch.int32, device=device)
+    first = torch.empty(programs, width, dtype=torch.int32, device=device)
+    counts = torch.empty_like(first) if is_large else None
     if is_large:
         count_pairs_kernel[(programs,)](
             ids, counts, num_pairs, E=num_experts, BE=width, OWN=own, num_warps=4, **early_launch(device)
         )  # fmt: skip
     place_pairs_kernel[(programs,)](
-        ids, counts if is_large else None, first, order, tiles, num_tiles, num_pairs, most, E=num_experts, BE=width,
-        BM=tile_rows, OWN=own, READ=_COUNTS if is_large else min(MOST_AT_ONCE, max(32, next_power_of_2(num_pairs))),
-        BT=next_power_of_2(cdiv(most, programs)), num_warps=8, **early_launch(device),
+        ids, counts, first, order, tiles, num_tiles, num_pairs, most, tile_rows, E=num_experts, BE=width, OWN=own,
+        READ=_COUNTS if is_large else _IDS, BT=_TILES, num_warps=8, **early_launch(device),
     )  # fmt: skip
     return SortedPairs(order, tiles, num_tiles, tile_rows)

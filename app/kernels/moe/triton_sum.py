@@ -92,6 +92,6 @@ def sum_add_norm(
 ) -> tuple[Activations, torch.Tensor]:  # fmt: skip
     """(the norm of the sum + residual, deferred where rows are few; that sum)."""
     size = rows.shape[1]
-    defer = may_defer and len(routing.ids) <= MOST_DEFERRED and may_defer_norm(size, rows.dtype)
+    defer = may_defer and routing.ids.shape[0] <= MOST_DEFERRED and may_defer_norm(size, rows.dtype)
     width = _COLUMNS if defer else next_power_of_2(size)
     return _launch(rows, routing, weights, shared, width, residual, (norm_weight, eps), defer=defer)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from app.config import EngineConfig
 from app.engine.attention.kv_cache import KVCache, KVCacheSpec, describe_scales
 from app.engine.distributed.stage_link import StageLink
+from app.engine.layers.experts.expert_mlp import Experts
 from app.engine.models.loader import load_model
 from app.engine.row_feature import RowFeatures
 from app.engine.spec_decode import create_proposer
@@ -53,6 +54,7 @@ def build(config: EngineConfig, place: Placement) -> Parts:
         on_gpu=platform_of(device).is_async,
         compiles=forward.is_capturable,
         short_query=max((layer.short_query for layer in model.attention_layers), default=0),
+        has_experts=any(isinstance(module, Experts) for module in model.modules()),
     )
     notes = [] if model.offload is None else [model.offload.note]
     notes += describe_scales(model.attention_layers)

@@ -17,6 +17,8 @@ from app.config import EngineConfig
 # Kernels are chosen by powers of two; past a few hundred tokens by nothing any more.
 DECODES = (1, 2, 4, 8, 16, 32, 64, 128)
 PREFILLS = (16, 32, 64, 128, 1024)
+# Kernels of experts are chosen by how many tokens an expert has: these meet all of the families' (a test holds it).
+EXPERT_PREFILLS = (10, 72, 96, 144, 256, 320, 512, 2048, 4096, 8192)
 
 
 @dataclass(slots=True, frozen=True)
@@ -40,13 +42,19 @@ class WarmupPlan:
 
 
 def generation_plan(
-    config: EngineConfig, max_model_len: int, *, on_gpu: bool, compiles: bool, short_query: int = 0
+    config: EngineConfig,
+    max_model_len: int,
+    *,
+    on_gpu: bool,
+    compiles: bool,
+    short_query: int = 0,
+    has_experts: bool = False,
 ) -> WarmupPlan:
     """The plan of a generating model. `compiles`: its attention is all kernels, which can be compiled without a run;
     `short_query`: see AttentionLayer."""
     room = min(max_model_len, config.block_size, config.max_num_batched_tokens)
     return WarmupPlan(
-        compile=compiled_steps(config, max_model_len, compiles=compiles) if on_gpu else (),
+        compile=compiled_steps(config, max_model_len, compiles=compiles, has_experts=has_experts) if on_gpu else (),
         largest=_largest_step(config, max_model_len, short_query),
         run=_run_steps(config, max_model_len, on_gpu=on_gpu),
         prompts=(2,) if room >= 4 else (),
@@ -63,12 +71,15 @@ def pooling_plan(config: EngineConfig, max_model_len: int, budget: int, *, on_gp
     return WarmupPlan(prompts=prompts, measured_blocks=blocks)
 
 
-def compiled_steps(config: EngineConfig, max_model_len: int, *, compiles: bool) -> tuple[DummyStep, ...]:
+def compiled_steps(
+    config: EngineConfig, max_model_len: int, *, compiles: bool, has_experts: bool = False
+) -> tuple[DummyStep, ...]:
     """Steps that have all kernels of ordinary ones between them."""
     most = min(config.max_num_seqs, config.max_num_batched_tokens)
     longest = min(config.max_num_batched_tokens, max_model_len)
     decodes = sorted({min(count, most) for count in (*DECODES, most)})
-    prefills = sorted({min(length, longest) for length in PREFILLS} - {1})
+    lengths = (*PREFILLS, *(EXPERT_PREFILLS if has_experts else ()))
+    prefills = sorted({min(length, longest) for length in lengths} - {1})
     shared = [count for count in decodes if count > 1 and config.cascade_attention != "off"]
     if not compiles:  # but really computes
         return tuple(DummyStep((count,), 0, False) for count in (*decodes[:1], *prefills))

@@ -1,0 +1,78 @@
+"""No step of a model with experts compiles a kernel of theirs that the start has not compiled."""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+
+from app.config import EngineConfig
+from app.engine.worker.graphs.cuda_graphs import graph_sizes, telling_sizes
+from app.engine.worker.warmup.plan import compiled_steps
+from app.kernels.moe import (
+    ExpertWeights,
+    RoutingRule,
+    triton_few,
+    triton_gate,
+    triton_grouped,
+    triton_ops,
+    triton_sort,
+    triton_sum,
+)
+from tests.kernels.noted_launches import as_compiled, noted_launches
+
+SIZE, WIDTH = 512, 64
+MODELS = {
+    "mixtral": (8, RoutingRule(2)),
+    "phi-3.5": (16, RoutingRule(2, scoring="sparsemixer")),
+    "gpt-oss": (32, RoutingRule(4, scoring="softmax_of_chosen")),
+    "granite": (40, RoutingRule(8, scoring="softmax_of_chosen")),
+    "qwen2-moe": (60, RoutingRule(4)),
+    "deepseek-v2-lite": (64, RoutingRule(6, num_shared=2)),
+    "deepseek-v2-lite, shared apart": (64, RoutingRule(6)),
+    "deepseek-v2": (160, RoutingRule(6, num_groups=8, groups_chosen=3, num_shared=2)),
+    "olmoe": (64, RoutingRule(8)),
+    "qwen3-moe": (128, RoutingRule(8, renormalize=True)),
+    "llama-4": (128, RoutingRule(1, scoring="sigmoid")),
+    "deepseek-v3": (256, RoutingRule(8, scoring="sigmoid", num_groups=8, groups_chosen=4, num_shared=1)),
+}
+
+
+@pytest.fixture
+def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The modules' kernels, as Triton compiles them."""
+    for module in (triton_few, triton_gate, triton_grouped, triton_sort, triton_sum):
+        for name, kernel in inspect.getmembers(module, lambda value: hasattr(value, "__getitem__")):
+            if name.endswith("_kernel"):
+                monkeypatch.setattr(module, name, as_compiled(kernel))
+
+
+@pytest.mark.usefixtures("_as_on_a_gpu")
+@pytest.mark.parametrize("model", MODELS)
+def test_none_is_compiled_in_the_midst_of_traffic(model: str) -> None:
+    num_experts, rule = MODELS[model]
+    experts = num_experts + rule.num_shared
+    zeros: Any = lambda *shape: torch.empty(*shape, dtype=torch.bfloat16)  # noqa: E731
+    x, gate, norm = zeros(8192, SIZE), zeros(num_experts, SIZE), zeros(SIZE)
+    weights = ExpertWeights(zeros(experts, 2 * WIDTH, SIZE), zeros(experts, SIZE, WIDTH))
+    slots = torch.zeros(len(x), dtype=torch.int64)
+
+    def layer(tokens: int) -> None:
+        rows = x[:tokens]
+        routing = triton_gate.gate(rows, gate, None, rule, slot_mapping=slots[:tokens])
+        triton_ops.experts(rows, routing, weights).add_norm(rows, norm, 1e-6, True)
+
+    config = EngineConfig(model="m", max_num_batched_tokens=len(x))
+    steps = compiled_steps(config, 1 << 15, compiles=True, has_experts=True)
+    with noted_launches() as noted:
+        for tokens in {*telling_sizes(graph_sizes(config)), *(sum(step.counts) for step in steps)}:
+            layer(tokens)
+        at_start = Counter(noted.compiled)
+        for tokens in (*range(1, 400), *range(400, len(x), 17)):
+            layer(tokens)
+        assert Counter(noted.compiled) - at_start == Counter()
+    assert at_start["place_pairs_kernel"] <= 3, at_start
+    assert at_start["gate_kernel"] <= 9, at_start
