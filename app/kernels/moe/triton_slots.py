@@ -8,10 +8,12 @@ import triton
 import triton.language as tl
 
 from app.kernels.launch import cdiv, early_launch
+from app.kernels.quick_launch import quick_launch
 
 _BLOCK = 256
 
 
+@quick_launch
 @triton.jit(do_not_specialize=["N"])
 def slots_kernel(
     p_ids, p_table, p_positions, p_counts, p_slots, N, stride_table, K: tl.constexpr, COLUMNS: tl.constexpr,
