@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 
 import torch
 from torch import nn
@@ -27,7 +28,8 @@ class StoredWeight:
 
     `outputs` are this rank's shares of the parts that lie in it side by side (the key "": there is but one). Experts'
     tensors are asked for as "7.gate_proj", or "7" where there is one part; those of experts that are not among
-    `experts` are none of this rank's. Behind them lie `spare` ones, which the layer fills itself.
+    `experts`, whose methods store alike, are none of this rank's. Behind them lie `spare` ones, which the layer fills
+    itself.
     """
 
     def __init__(
@@ -38,12 +40,13 @@ class StoredWeight:
         inputs: Share,
         dtype: torch.dtype,
         *,
-        experts: Sequence[int] = (),
+        experts: Mapping[int, QuantMethod] = MappingProxyType({}),
         spare: int = 0,
         prefix: str = "",
     ) -> None:
         self.method, self.outputs, self.inputs, self.dtype = method, dict(outputs), inputs, dtype
         self.experts = {expert: index for index, expert in enumerate(experts)}
+        self.methods = list(experts.values())
         self.leaves = method.leaves(dtype)
         self.attributes = {leaf.name: prefix + leaf.name.replace(".", "__") for leaf in self.leaves}
         self._layer = layer
@@ -84,7 +87,7 @@ class StoredWeight:
         """The same of each expert."""
         stored = {leaf.name: self._parameter(leaf).data for leaf in self.leaves}
         each = [{name: x[index] for name, x in stored.items()} for index in range(len(self.experts))]
-        return [self.method.unpack(one, self.shares) for one in each]
+        return [method.unpack(one, self.shares) for method, one in zip(self.methods, each, strict=True)]
 
     def drop(self) -> None:
         """Free the parameters' memory; their shapes stay."""

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from app.engine.layers.quantized_layer import QuantizedLayer
+from app.engine.layers.quantized_layer import LayerPart, QuantizedLayer
 from app.engine.models.base import EngineModel
 from app.engine.models.checkpoint import StoredTensor
 from app.engine.quantization.base import Leaf, QuantMethod, StoredModule
+from app.engine.quantization.config_fields import named_errors
 from app.engine.quantization.plain import PLAIN_METHOD
 
 
@@ -87,23 +88,51 @@ def store_quantized(
     Callers have the meta device set. UnsupportedError, CheckpointError name a module that cannot be read.
     """
     methods: dict[QuantizedLayer, dict[str, QuantMethod]] = {}
-    for name, layer, part in quantized_parts(model):
-        size = layer.quantized_parts[part]
+    parts = _sizes(model)
+    rows = _rows_of_modules(parts, found or {})
+    for name, (layer, part, size) in parts.items():
         module = FoundModule(name) if found is None else found.get(name, FoundModule(name))
+        first, count = rows.get(name, (0, size.num_outputs))
         stored = StoredModule(
             name=module.name,
             kind=layer.kind,
             dtype=dtype,
-            num_outputs=size.num_outputs,
+            num_outputs=count,
             num_inputs=size.num_inputs,
             has_bias=size.has_bias,
             tensors=None if found is None else module.tensors,
+            first_output=first,
         )
-        with torch.device("cpu"):  # where it may look at tensors
+        with torch.device("cpu"), named_errors(module.name):  # where it may look at tensors
             methods.setdefault(layer, {})[part] = method.method_of(stored) or PLAIN_METHOD
     for layer, of_parts in methods.items():
         layer.methods = of_parts
         layer.store(of_parts)
+
+
+_Part = tuple[QuantizedLayer, str, LayerPart]
+
+
+def _sizes(model: nn.Module) -> dict[str, _Part]:
+    """The layer of each linear layer that checkpoints know, by our name, what the layer calls it, and its size."""
+    sizes: dict[QuantizedLayer, Mapping[str, LayerPart]] = {}
+    parts: dict[str, _Part] = {}
+    for name, layer, part in quantized_parts(model):
+        if layer not in sizes:
+            sizes[layer] = layer.quantized_parts
+        parts[name] = (layer, part, sizes[layer][part])
+    return parts
+
+
+def _rows_of_modules(parts: Mapping[str, _Part], found: Mapping[str, FoundModule]) -> dict[str, tuple[int, int]]:
+    """Where each part begins in its module of the checkpoint, and how many rows that has."""
+    ends: dict[tuple[QuantizedLayer, str], int] = {}
+    first: dict[str, int] = {}
+    for name in (name for name in found if name in parts):  # in the checkpoint's order
+        layer, _, size = parts[name]
+        first[name] = ends.get((layer, found[name].name), 0)
+        ends[layer, found[name].name] = first[name] + size.num_outputs
+    return {name: (start, ends[parts[name][0], found[name].name]) for name, start in first.items()}
 
 
 def leaves_of(model: nn.Module, found: Mapping[str, FoundModule], dtype: torch.dtype) -> dict[str, Leaf]:

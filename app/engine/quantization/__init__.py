@@ -10,6 +10,7 @@ import torch
 
 from app.backends import QUANT_METHODS
 from app.engine.quantization.base import QuantMethod
+from app.engine.quantization.config_fields import check_fields, named_errors
 from app.engine.quantization.plain import PLAIN_METHOD
 from app.errors import ConfigError, UnsupportedError
 
@@ -51,7 +52,9 @@ def _of_checkpoint(name: str, scheme: Mapping[str, Any]) -> QuantMethod:
     if name not in QUANT_METHODS:
         raise UnsupportedError(f"quantized checkpoints are not supported (quant_method {name!r})", param="model")
     kind: type[QuantMethod] = QUANT_METHODS.load(name)
-    return kind.of_checkpoint(scheme)
+    check_fields(scheme)
+    with named_errors(f"a checkpoint of quant_method {name}"):
+        return kind.of_checkpoint(scheme)
 
 
 def _keeps_plain_weights(scheme: Mapping[str, Any]) -> bool:

@@ -19,8 +19,9 @@ from app.engine.quantization.stored_fp4 import StoredFp4
 from app.engine.quantization.stored_fp8 import PER_OUTPUT, PER_TENSOR, StoredFp8
 from app.errors import UnsupportedError
 
-_GPTQ = ("", "auto_gptq")  # zeros less 1
-_OWN = ("auto_round", "auto_round:gptq", "gptqmodel")  # zeros as they are
+_GPTQ = ("auto_gptq",)  # zeros less 1
+_OWN = ("auto_round", "gptqmodel")  # zeros as they are
+_ALIASES = {"gptq": "auto_gptq", "awq": "auto_awq"}
 _FP8 = ("fp8", "fp8_static")
 _FP4 = "llm_compressor"
 _PLAIN_BITS = 16
@@ -36,27 +37,25 @@ class AutoRound(QuantMethod):
 
     def method_of(self, module: StoredModule) -> QuantMethod | None:
         """What lies there as a plain weight is one; the rest is as the module's options say."""
-        here, options = module.tensors, self._options(module.name)
-        if module.kind == "embedding" or options.get("bits", 4) >= _PLAIN_BITS:
+        options = self._options(module.name)
+        if module.is_plain or module.kind == "embedding" or options.get("bits", 4) >= _PLAIN_BITS:
             return None
-        if here is None and module.kind == "head":
-            return None
-        if here is not None and "weight" in here and here["weight"].dtype.itemsize > 1:
+        if module.tensors is None and module.kind == "head":
             return None
         return self._method(module, options)
 
     def _options(self, name: str) -> dict[str, Any]:
-        """Those of the checkpoint, and over them those that name the module."""
-        options = dict(self.options)
-        for pattern, own in self.extra:
-            if pattern == name or re.fullmatch(pattern, name):
-                options |= dict(own)
-        return options
+        """Those of the checkpoint, and over them those of the entry with the module's name, or else of the first one
+        whose pattern is found in it."""
+        own = dict(self.extra).get(name)
+        if own is None:
+            own = next((found for pattern, found in self.extra if re.search(pattern, name)), ())
+        return dict(self.options) | dict(own)
 
     def _method(self, module: StoredModule, options: Mapping[str, Any]) -> QuantMethod:
         bits, group = options.get("bits", 4), options.get("group_size", 128)
         if self.packing in _FP8:
-            return _fp8(module)
+            return _fp8(module, group)
         if self.packing == _FP4:
             return _fp4(module, str(options.get("data_type", "")), bits, group)
         if not isinstance(group, int) or (group < 1 and group != -1):
@@ -74,14 +73,15 @@ class AutoRound(QuantMethod):
         """UnsupportedError names a packing that is not read."""
         whole = str(scheme.get("packing_format") or "auto_round:auto_gptq")
         packing = whole.removeprefix("auto_round:")
+        packing = _ALIASES.get(packing, packing)
         if packing not in (*_GPTQ, *_OWN, "auto_awq", *_FP8, _FP4):
-            known = ", ".join((*_GPTQ[1:], *_OWN[:1], "auto_awq", *_FP8, _FP4))
+            known = ", ".join((*_GPTQ, *_OWN, "auto_awq", *_FP8, _FP4))
             raise UnsupportedError(f"auto-round: packing_format={whole}; known: {known}", param="model")
         if scheme.get("rotation_config"):
             raise UnsupportedError("auto-round: rotation_config: rotated inputs are not read", param="model")
         options = {name: scheme[name] for name in ("bits", "group_size", "data_type") if name in scheme}
         extra = (scheme.get("extra_config") or {}).items()
-        return cls(packing, tuple(options.items()), tuple((name, tuple(own.items())) for name, own in extra))
+        return cls(packing, tuple(options.items()), tuple((name, tuple((own or {}).items())) for name, own in extra))
 
 
 def _fp4(module: StoredModule, kind: str, bits: int, group: int) -> QuantMethod:
@@ -94,12 +94,18 @@ def _fp4(module: StoredModule, kind: str, bits: int, group: int) -> QuantMethod:
     raise UnsupportedError(f"auto-round: {module.name}: {what} in packing_format=auto_round:{_FP4}", param="model")
 
 
-def _fp8(module: StoredModule) -> QuantMethod:
-    """The method that the shape of its scales tells: one, one for each output, or blocks as DeepSeek's."""
+def _fp8(module: StoredModule, group: Any) -> QuantMethod:
+    """The method that the shape of its scales tells: one, one for each output, or blocks as DeepSeek's, whose size
+    `group_size` says, else that shape."""
     here = module.tensors or {}
-    if "weight_scale_inv" in here:
-        rows, columns = here["weight_scale_inv"].shape
-        block = (-(-module.num_outputs // rows), -(-module.num_inputs // columns))
+    if (blocks := here.get("weight_scale_inv")) is not None:
+        if len(blocks.shape) != 2 or not min(blocks.shape):
+            raise UnsupportedError(
+                f"auto-round: {module.name}.weight_scale_inv has shape {list(blocks.shape)}, no blocks", param="model"
+            )
+        rows, columns = blocks.shape
+        guess = (-(-module.num_outputs // rows), -(-module.num_inputs // columns))
+        block = (group[0], group[1]) if isinstance(group, list) and len(group) == 2 and min(group) > 0 else guess
         return StoredFp8(module.dtype, block, scale="weight_scale_inv")
     scale = here.get("weight_scale")
     is_single = scale is not None and scale.whole().numel() == 1

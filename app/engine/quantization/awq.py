@@ -18,6 +18,7 @@ _WORD = Dim("output", 8)
 # The place in a word of each of its eight outputs: the kernel's own order.
 _PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 _VERSIONS = ("gemm", "exllama", "ipex")  # which lay weights out alike
+_VERSION_FIELDS = ("version", "checkpoint_format")  # AutoAWQ's, GPTQModel's
 
 
 @dataclass(slots=True, frozen=True)
@@ -68,17 +69,19 @@ class Awq(QuantMethod):
 
     def method_of(self, module: StoredModule) -> QuantMethod | None:
         """None for a module whose name holds one of those left as they were."""
-        if module.kind != "linear" or any(name in module.name for name in self.skipped):
+        if module.is_plain or module.kind != "linear" or any(name in module.name for name in self.skipped):
             return None
         return StoredAwq(module.dtype, self.group)
 
     @classmethod
     def of_checkpoint(cls, scheme: Mapping[str, Any]) -> QuantMethod:
         """UnsupportedError names what this checkpoint has otherwise."""
-        version, bits = str(scheme.get("version", "gemm")).lower(), scheme.get("bits", scheme.get("w_bit", BITS))
+        bits = scheme.get("bits", scheme.get("w_bit", BITS))
         group = scheme.get("group_size", scheme.get("q_group_size", 128))
-        if version not in _VERSIONS:
-            raise UnsupportedError(f"awq: version={version}; take a checkpoint of version gemm", param="model")
+        for name in _VERSION_FIELDS:
+            version = str(scheme.get(name) or "gemm").lower()
+            if version not in _VERSIONS:
+                raise UnsupportedError(f"awq: {name}={version}; take a checkpoint of version gemm", param="model")
         if bits != BITS or not scheme.get("zero_point", True):
             found = f"bits={bits}, zero_point={scheme.get('zero_point', True)}"
             raise UnsupportedError(f"awq: {found}; only 4 bits with zeros are known", param="model")

@@ -21,6 +21,8 @@ from app.kernels.gemm import PackedWeight
 # the checkpoint stores one at a time.
 Axis = Literal["output", "input", "unit", "part"]
 ModuleKind = Literal["linear", "head", "embedding"]
+# How names of tensors begin that only a quantized weight has.
+_QUANTIZED = ("weight_", "weight.", "_weight", "qweight")
 
 
 @dataclass(slots=True, frozen=True)
@@ -101,11 +103,21 @@ class StoredModule:
     name: str  # in the checkpoint
     kind: ModuleKind
     dtype: torch.dtype  # the type that the model computes in
-    num_outputs: int  # N, of the whole layer
+    num_outputs: int  # N, as the checkpoint has it: of a fused module, the rows of all its parts
     num_inputs: int  # K
     has_bias: bool = False
     # What lies there under its name; None: there is no checkpoint to look at (load_format=dummy).
     tensors: Mapping[str, ReadableTensor] | None = None
+    first_output: int = 0  # where the part of a fused module begins that a method is asked for
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it lies in the checkpoint as a plain weight, whatever lists of names say: every method of a
+        checkpoint asks this first."""
+        weight = (self.tensors or {}).get("weight")
+        if weight is None or not weight.dtype.is_floating_point or weight.dtype.itemsize == 1:
+            return False
+        return not any(name.startswith(_QUANTIZED) for name in self.tensors or ())
 
 
 @dataclass(slots=True, frozen=True)
@@ -171,6 +183,10 @@ class QuantMethod:
     def leaves(self, dtype: torch.dtype) -> tuple[Leaf, ...]:
         """What a layer of compute type `dtype` loads: here the weight [N, K] as a plain checkpoint has it."""
         return (Leaf("weight", dtype, (Dim("output"), Dim("input"))),)
+
+    def stores_like(self, other: QuantMethod, dtype: torch.dtype) -> bool:
+        """Whether the other one's tensors could lie in the same parameters, each to be unpacked by its own method."""
+        return self == other or (type(self) is type(other) and self.leaves(dtype) == other.leaves(dtype))
 
     def unpack(self, stored: Mapping[str, torch.Tensor], shares: WeightShares) -> WeightForm:
         """The leaves, once they are loaded, as numbers in rows and columns: those of this rank alone, none packed into

@@ -33,6 +33,7 @@ class Nested:
     count: int  # of such blocks
     offset: float
     table: tuple[float, ...]
+    first: int  # row of the checkpoint's tensor at which the weight begins
 
 
 @dataclass(slots=True, frozen=True)
@@ -79,7 +80,7 @@ class Bits4(QuantMethod):
         columns = torch.arange(first, first + codes.shape[1], device=codes.device)
         of_parts = []
         for number, share in enumerate(shares.outputs):
-            rows = torch.arange(share.start, share.start + share.size, device=codes.device)
+            rows = torch.arange(share.size, device=codes.device) + (share.start + nested.first)
             places = (rows.unsqueeze(1) * in_row + columns) // nested.block
             of_parts.append(scales[number][places])
         table = torch.tensor(nested.table, device=codes.device)
@@ -117,7 +118,7 @@ class BitsAndBytes(QuantMethod):
 
     def method_of(self, module: StoredModule) -> QuantMethod | None:
         """CheckpointError names what is missing or no state of a weight."""
-        if module.kind == "embedding":
+        if module.is_plain or module.kind == "embedding":
             return None
         if module.tensors is None:
             return self._expected(module)
@@ -153,9 +154,10 @@ class BitsAndBytes(QuantMethod):
 
 def _int8(module: StoredModule, tensors: Mapping[str, ReadableTensor]) -> QuantMethod:
     order = tensors.get("weight_format")
-    if order is not None and int(order.whole()) != 0:
+    if order is not None and bool(order.whole().any()):
+        found = order.whole().tolist()
         raise UnsupportedError(
-            f"bitsandbytes: {module.name}.weight_format is {int(order.whole())}; only rows (0) are read", param="model"
+            f"bitsandbytes: {module.name}.weight_format is {found}; only rows (0) are read", param="model"
         )
     return Int8(module.dtype)
 
@@ -187,7 +189,8 @@ def _nested(
     if not isinstance(size, int) or size < 1 or not isinstance(offset, int | float) or not isfinite(offset):
         raise CheckpointError(f"{module.name}.{name}: nested blocks of {size} with the offset {offset}", param="model")
     count = -(-module.num_outputs * module.num_inputs // block // size)
-    return Nested(size, count, float(offset), _table(module, tensors, "weight.nested_quant_map", 256))
+    table = _table(module, tensors, "weight.nested_quant_map", 256)
+    return Nested(size, count, float(offset), table, module.first_output)
 
 
 def _state(module: StoredModule, tensor: ReadableTensor, name: str) -> Mapping[str, Any]:

@@ -70,7 +70,7 @@ class Group:
         return PackedIntegers(dtype, bits, group, has_zeros, ordered, unused)
 
     def _int8(self, dtype: torch.dtype, bits: int) -> StoredInt8:
-        if bits != 8 or not self.weights.get("symmetric", True):
+        if not self.weights.get("symmetric", True):
             raise self.refuse(f"weights with num_bits={bits}, symmetric=False, a byte each")
         group, inputs = self._group_size("tensor", "channel", "group"), self.inputs
         rounds = inputs.get("type", "int") == "int" and inputs.get("num_bits") == 8 and group <= 0
@@ -142,12 +142,15 @@ class CompressedTensors(QuantMethod):
     def method_of(self, module: StoredModule) -> QuantMethod | None:
         """That of the group whose targets name the module, or else its class."""
         kind = _CLASSES[module.kind]
-        if _matches(self.ignored, module.name, kind):
+        if module.is_plain or _matches(self.ignored, module.name, kind):
             return None
         named = (group for group in self.groups if _matches(set(group.targets) - {kind}, module.name, kind))
         of_class = (group for group in self.groups if kind in group.targets)
         group = next(chain(named, of_class), None)
-        return None if group is None else group.method(module.dtype)
+        if group is None:
+            return None
+        method = group.method(module.dtype)
+        return method.of_module(module) if isinstance(method, PackedIntegers) else method
 
     @classmethod
     def of_checkpoint(cls, scheme: Mapping[str, Any]) -> QuantMethod:

@@ -16,6 +16,7 @@ from app.errors import UnsupportedError
 from app.kernels.gemm.fp8 import FP8
 
 _STATIC = ("input_scale", "activation_scale")
+_SCALES = ("weight_scale", "weight_scale_inv")  # both multiply; transformers writes the second one of tensors, too
 
 
 @dataclass(slots=True, frozen=True)
@@ -37,7 +38,7 @@ class Fp8Checkpoint(QuantMethod):
             block = self.block or PER_TENSOR
             return None if skipped else StoredFp8(module.dtype, block, self._scale(block))
         weight = module.tensors.get("weight")
-        if weight is None or weight.dtype != FP8 or module.kind == "embedding":
+        if module.is_plain or weight is None or weight.dtype != FP8 or module.kind == "embedding":
             return None
         return self._of_tensors(module, module.tensors)
 
@@ -46,9 +47,9 @@ class Fp8Checkpoint(QuantMethod):
         unused = tuple(name for name in (*_STATIC, "input_scale_ub") if name != static)
         if self.block is not None:
             return StoredFp8(module.dtype, self.block, self._scale(self.block), unused=(*_STATIC, "input_scale_ub"))
-        scale = tensors.get("weight_scale")
-        per_output = scale is not None and torch.Size(scale.shape).numel() == module.num_outputs > 1
-        return StoredFp8(module.dtype, PER_OUTPUT if per_output else PER_TENSOR, "weight_scale", static, unused)
+        name = next((name for name in _SCALES if name in tensors), _SCALES[0])
+        per_output = name in tensors and torch.Size(tensors[name].shape).numel() == module.num_outputs > 1
+        return StoredFp8(module.dtype, PER_OUTPUT if per_output else PER_TENSOR, name, static, unused)
 
     def _scale(self, block: tuple[int, int]) -> str:
         return "weight_scale_inv" if self.block == block else "weight_scale"

@@ -51,7 +51,7 @@ class GgufMethod(QuantMethod):
 
     def method_of(self, module: StoredModule) -> QuantMethod | None:
         """See QuantMethod."""
-        name = self.types.get(module.name)
+        name = None if module.is_plain else self.types.get(module.name)
         return None if name is None else GgufBlocks(module.dtype, name)
 
     @classmethod

@@ -13,10 +13,11 @@ import torch
 from app.engine.quantization.base import Dim, Leaf, QuantMethod, StoredModule, WeightShares
 from app.engine.quantization.bits import unpack_bits, words_of
 from app.engine.quantization.forms import GroupForm, WeightForm
-from app.engine.quantization.input_order import is_in_order, sorted_groups
+from app.engine.quantization.input_order import is_ordered, sorted_groups
 from app.errors import CheckpointError, UnsupportedError
 
 _BITS = (2, 3, 4, 8)
+_OF_RULES = ("bits", "group_size")  # of what a rule may say: the rest, `g_idx` and the zeros say
 _FORMS = ("gptq", "gptq_v2")  # the first one stores a zero less 1
 
 
@@ -81,11 +82,11 @@ class Rule:
     options: tuple[tuple[str, Any], ...] | None  # None: they are left as they were
 
     @classmethod
-    def of(cls, pattern: str, options: Mapping[str, Any]) -> Rule:
+    def of(cls, pattern: str, options: Mapping[str, Any] | None) -> Rule:
         """A line of `dynamic`: names behind `+:`, `-:` (left out) or nothing."""
         leaves_out = pattern.startswith("-:")
-        known = {name: value for name, value in options.items() if name in ("bits", "group_size", "sym", "desc_act")}
-        return cls(pattern.removeprefix("-:").removeprefix("+:"), None if leaves_out else tuple(known.items()))
+        known = tuple((name, options[name]) for name in _OF_RULES if name in options) if options else ()
+        return cls(pattern.removeprefix("-:").removeprefix("+:"), None if leaves_out else known)
 
 
 @dataclass(slots=True, frozen=True)
@@ -100,15 +101,14 @@ class Gptq(QuantMethod):
 
     def method_of(self, module: StoredModule) -> QuantMethod | None:
         """The method of the first rule that fits its name; a module that lies there as a plain weight is one."""
-        here = module.tensors
-        if module.kind == "embedding" or (module.kind == "head" and not self.head):
+        if module.is_plain or module.kind == "embedding" or (module.kind == "head" and not self.head):
             return None
         rule = next((rule for rule in self.rules if re.match(rule.pattern, module.name)), Rule("", ()))
-        if rule.options is None or (here is not None and "weight" in here and "qweight" not in here):
+        if rule.options is None:
             return None
         options = dict(rule.options)
         bits, group = _sizes(options.get("bits", self.bits), options.get("group_size", self.group or -1))
-        ordered = _is_ordered(module, group)
+        ordered = group > 0 and is_ordered(module, "g_idx", group)
         unused = () if ordered else ("g_idx",)
         return StoredGptq(module.dtype, bits, group, self.zeros_less_one, ordered, unused + _zero_bias(module))
 
@@ -130,19 +130,6 @@ def _sizes(bits: Any, group: Any) -> tuple[int, int]:
     if not isinstance(group, int) or (group < 1 and group != -1):
         raise UnsupportedError(f"gptq: group_size={group!r}", param="model")
     return bits, max(group, 0)
-
-
-def _is_ordered(module: StoredModule, group: int) -> bool:
-    """Whether groups are not of inputs side by side. CheckpointError for an index that is none."""
-    index = (module.tensors or {}).get("g_idx")
-    if index is None or not group:
-        return False
-    groups, count = index.whole(), -(-module.num_inputs // group)
-    if groups.shape != (module.num_inputs,) or not bool(((groups >= 0) & (groups < count)).all()):
-        raise CheckpointError(
-            f"{module.name}.g_idx names no group for each of {module.num_inputs} inputs", param="model"
-        )
-    return not is_in_order(groups, group)
 
 
 def _zero_bias(module: StoredModule) -> tuple[str, ...]:

@@ -9,14 +9,27 @@ from __future__ import annotations
 
 import torch
 
+from app.engine.quantization.base import StoredModule
 from app.engine.quantization.forms import GroupForm
+from app.errors import CheckpointError
 
 SHORT = 16
 
 
-def is_in_order(groups: torch.Tensor, size: int) -> bool:
-    """Whether input k is of group k // size."""
-    return torch.equal(groups.long(), torch.arange(len(groups)) // size)
+def is_ordered(module: StoredModule, name: str, size: int) -> bool:
+    """Whether the index `name` says that groups are not of `size` inputs side by side; -1 throughout says that they
+    are. CheckpointError where it names no group of an input."""
+    index = (module.tensors or {}).get(name)
+    if index is None:
+        return False
+    groups, count = index.whole(), -(-module.num_inputs // size)
+    if groups.shape == (module.num_inputs,) and bool((groups == -1).all()):
+        return False
+    if groups.shape != (module.num_inputs,) or not bool(((groups >= 0) & (groups < count)).all()):
+        raise CheckpointError(
+            f"{module.name}.{name} names no group for each of {module.num_inputs} inputs", param="model"
+        )
+    return not torch.equal(groups.long(), torch.arange(len(groups)) // size)
 
 
 def sorted_groups(

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from app.engine.quantization.base import QuantMethod, StoredModule
+from app.engine.quantization.fp8_checkpoint import is_named
 from app.engine.quantization.fp8_conditions import check_fp8
 from app.engine.quantization.stored_fp4 import StoredFp4
 from app.engine.quantization.stored_fp8 import PER_OUTPUT, PER_TENSOR, StoredFp8
@@ -40,7 +41,7 @@ class ModelOpt(QuantMethod):
 
     def method_of(self, module: StoredModule) -> QuantMethod | None:
         """UnsupportedError names a layer that was smoothed, which would need its inputs scaled."""
-        if module.kind == "embedding" or self._is_excluded(module.name):
+        if module.is_plain or module.kind == "embedding" or self._is_excluded(module.name):
             return None
         algorithm, group = self.algorithm, self.group
         if algorithm == "MIXED_PRECISION":
@@ -53,7 +54,7 @@ class ModelOpt(QuantMethod):
         return _method(algorithm, group, module)
 
     def _is_excluded(self, name: str) -> bool:
-        return any(fnmatchcase(name, pattern) or name.startswith(f"{pattern}.") for pattern in self.excluded)
+        return any(fnmatchcase(name, pattern) or is_named(pattern, name) for pattern in self.excluded)
 
     @classmethod
     def of_checkpoint(cls, scheme: Mapping[str, Any]) -> QuantMethod:
@@ -61,7 +62,7 @@ class ModelOpt(QuantMethod):
         scheme = {**scheme, **(scheme.get("quantization") or {})}
         algorithm = str(scheme.get("quant_algo") or "").upper()
         layers = tuple(
-            (name, str(one.get("quant_algo", "")).upper(), int(one.get("group_size") or 16))
+            (name, str((one or {}).get("quant_algo", "")).upper(), (one or {}).get("group_size") or 16)
             for name, one in (scheme.get("quantized_layers") or {}).items()
         )
         for one in {algorithm, *(kind for _, kind, _ in layers)} - {"MIXED_PRECISION"}:
@@ -69,7 +70,7 @@ class ModelOpt(QuantMethod):
                 known = ", ".join((*_FP8, *_FP4, "MIXED_PRECISION"))
                 raise UnsupportedError(f"ModelOpt: quant_algo {one!r} is not supported; known: {known}", param="model")
         excluded = scheme.get("exclude_modules") or scheme.get("ignore") or ()
-        return cls(algorithm, int(scheme.get("group_size") or 16), tuple(map(str, excluded)), layers)
+        return cls(algorithm, scheme.get("group_size") or 16, tuple(map(str, excluded)), layers)
 
 
 def _method(algorithm: str, group: int, module: StoredModule) -> QuantMethod:
@@ -80,4 +81,4 @@ def _method(algorithm: str, group: int, module: StoredModule) -> QuantMethod:
         return StoredFp8(module.dtype, PER_TENSOR, input_scale="input_scale" if is_static else None)
     if algorithm == "FP8_PER_CHANNEL_PER_TOKEN":
         return StoredFp8(module.dtype, PER_OUTPUT, unused=_INPUTS)
-    return StoredFp8(module.dtype, (_BLOCK, _BLOCK), unused=_INPUTS)
+    return StoredFp8(module.dtype, (_BLOCK, _BLOCK), unused=_INPUTS, any_shape=True)

@@ -23,7 +23,7 @@ class Mxfp4(QuantMethod):
         """See QuantMethod."""
         is_expert = ".experts" in module.name
         is_plain = any(fnmatch(module.name, pattern) or pattern in module.name for pattern in self.plain)
-        return StoredFp4(module.dtype, GROUP) if is_expert and not is_plain else None
+        return StoredFp4(module.dtype, GROUP) if is_expert and not is_plain and not module.is_plain else None
 
     @classmethod
     def of_checkpoint(cls, scheme: Mapping[str, Any]) -> QuantMethod:

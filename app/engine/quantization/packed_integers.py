@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from app.engine.quantization.base import Dim, Leaf, QuantMethod, WeightShares
+from app.engine.quantization.base import Dim, Leaf, QuantMethod, StoredModule, WeightShares
 from app.engine.quantization.bits import unpack_bits, words_of
 from app.engine.quantization.forms import GroupForm, WeightForm
-from app.engine.quantization.input_order import sorted_groups
+from app.engine.quantization.input_order import is_ordered, sorted_groups
+
+_INDEX = "weight_g_idx"
 
 
 @dataclass(slots=True, frozen=True)
@@ -24,6 +26,12 @@ class PackedIntegers(QuantMethod):
     ordered: bool = False  # groups are of inputs that `weight_g_idx` names
     unused: tuple[str, ...] = ("weight_shape",)
 
+    def of_module(self, module: StoredModule) -> PackedIntegers:
+        """The method of a module whose index may say that its groups are in order; CheckpointError."""
+        if not self.ordered or module.tensors is None or is_ordered(module, _INDEX, self.group):
+            return self
+        return replace(self, ordered=False, unused=(*self.unused, _INDEX))
+
     def leaves(self, dtype: torch.dtype) -> tuple[Leaf, ...]:
         """See QuantMethod."""
         per, entries = words_of(self.bits)
@@ -34,7 +42,7 @@ class PackedIntegers(QuantMethod):
         if self.has_zeros:
             leaves.append(Leaf("weight_zero_point", torch.int32, (Dim("output", per, entries), *self._groups[1:])))
         if self.ordered:
-            leaves.append(Leaf("weight_g_idx", torch.int32, (Dim("input"),)))
+            leaves.append(Leaf(_INDEX, torch.int32, (Dim("input"),)))
         return tuple(leaves)
 
     @property
@@ -55,7 +63,7 @@ class PackedIntegers(QuantMethod):
             zeros = unpack_bits(stored["weight_zero_point"].t(), self.bits).t()
             offset = -shares.own(zeros, 0, Dim("output", per, entries)).float() * scale
         if self.ordered:
-            return sorted_groups(codes, scale, offset, stored["weight_g_idx"], self.bits, self.dtype)
+            return sorted_groups(codes, scale, offset, stored[_INDEX], self.bits, self.dtype)
         if self.group > 0:
             scale, group = shares.spread(scale, 1, self._groups[1])
             offset = None if offset is None else shares.spread(offset, 1, self._groups[1])[0]

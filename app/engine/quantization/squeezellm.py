@@ -46,7 +46,7 @@ class SqueezeLLM(QuantMethod):
         found = [name for name in _SPARSE if name in (module.tensors or ())]
         if found:
             raise UnsupportedError(f"SqueezeLLM: {module.name}.{found[0]}: sparse parts are not read", param="model")
-        return Table4(module.dtype) if module.kind == "linear" else None
+        return Table4(module.dtype) if module.kind == "linear" and not module.is_plain else None
 
     @classmethod
     def of_checkpoint(cls, scheme: Mapping[str, Any]) -> QuantMethod:

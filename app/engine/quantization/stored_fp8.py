@@ -25,6 +25,7 @@ class StoredFp8(QuantMethod):
     scale: str = "weight_scale"
     input_scale: str | None = None  # the name of a static one
     unused: tuple[str, ...] = ()
+    any_shape: bool = False  # scales of blocks lie in other dimensions than these two, in the same order
 
     def leaves(self, dtype: torch.dtype) -> tuple[Leaf, ...]:
         """See QuantMethod."""
@@ -32,7 +33,7 @@ class StoredFp8(QuantMethod):
         scale = dims.get(self.block) or self._blocks
         leaves = (
             Leaf("weight", FP8, (Dim("output"), Dim("input"))),
-            Leaf(self.scale, torch.float32, scale, any_shape=self.block == PER_OUTPUT, dummy=0.02),
+            Leaf(self.scale, torch.float32, scale, any_shape=self.any_shape or self.block == PER_OUTPUT, dummy=0.02),
         )
         if self.input_scale is None:
             return leaves

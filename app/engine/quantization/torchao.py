@@ -123,7 +123,7 @@ class TorchAo(QuantMethod):
         if module.tensors is None:
             return self._expected(module)
         data, scale = module.tensors.get(_DATA), module.tensors.get(_SCALE)
-        if data is None:
+        if module.is_plain or data is None:
             return None
         if odd := [name for name in _NOT_READ if name in module.tensors]:
             raise UnsupportedError(f"torchao: {module.name}.{odd[0]} is not read", param="model")

@@ -16,7 +16,8 @@ from app.kernels.moe.stacked import StackedExperts
 from tests.engine.models.expert_variants import EXPERT_VARIANTS
 from tests.engine.models.load_formats.formats import contexts, fill
 from tests.engine.models.test_quantized_modules import HEADS, PROMPT, check_logits, quantized
-from tests.engine.quantization.stored_forms import PLAIN_FORMS
+from tests.engine.quantization.checkpoints import check_stored
+from tests.engine.quantization.stored_forms import FORMS, PLAIN_FORMS
 from tests.engine.quantization.test_fp8 import round_linear_layers, rounded
 from tests.engine.quantization.test_mxfp4 import numbers
 from tests.engine.worker_driver import Driver, all_logits
@@ -42,6 +43,16 @@ def test_logits_equal_transformers(name: str, tmp_path: Path) -> None:
     driver = check_logits(directory)
     assert all(layer.gate_up_proj.packed is not None for layer in experts(driver))
     assert all(layer.gate_up_proj.weight.is_meta for layer in experts(driver) if hasattr(layer.gate_up_proj, "weight"))
+
+
+MIXTURES = ["bnb-nf4-nested"]
+IN_MORE_FORMS = [name for name in FORMS if name not in (*MIXTURES, "modelopt-mixed")]
+
+
+@pytest.mark.parametrize("form", [*MIXTURES, *(pytest.param(name, marks=pytest.mark.slow) for name in IN_MORE_FORMS)])
+def test_experts_are_read_in_every_form(form: str, tmp_path: Path) -> None:
+    sizes = {**HEADS, "intermediate_size": 128, **FORMS[form].sizes, "initializer_range": 0.1}
+    check_stored(FORMS[form].write(tiny_model("mixtral", **sizes, num_local_experts=3), tmp_path))
 
 
 def test_experts_that_are_quantized_unlike_are_refused_by_name(tmp_path: Path) -> None:

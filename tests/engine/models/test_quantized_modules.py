@@ -25,6 +25,8 @@ from app.engine.worker.save_sharded import save_sharded
 from app.errors import CheckpointError
 from tests.engine.models.load_formats.formats import contexts, fill, state
 from tests.engine.models.test_families import NEOX
+from tests.engine.quantization.checkpoints import check_stored
+from tests.engine.quantization.stored_forms import FORMS
 from tests.engine.worker_driver import Driver, all_logits
 from tests.tiny_models import hf_model, tiny_model
 
@@ -148,6 +150,17 @@ def test_logits_equal_transformers(
     tmp_path: Path, family: str, changes: dict[str, Any], linear: str, scheme: dict[str, Any]
 ) -> None:
     check_logits(quantized(tiny_model(family, **changes), tmp_path / "model", linear=linear, **scheme))
+
+
+FUSED = ["bnb-nf4", "bnb-nf4-nested", "fp8-output", "torchao-int8-groups"]
+IN_MORE_FORMS = [name for name in FORMS if name not in (*FUSED, "modelopt-mixed")]
+
+
+@pytest.mark.parametrize("form", [*FUSED, *(pytest.param(name, marks=pytest.mark.slow) for name in IN_MORE_FORMS)])
+def test_fused_projections_are_read_in_every_form(form: str, tmp_path: Path) -> None:
+    """A module of a checkpoint has the rows of all its parts, wherever its form is told by its shape."""
+    sizes = {"intermediate_size": 128, **FORMS[form].sizes, "initializer_range": 0.1}
+    check_stored(FORMS[form].write(tiny_model("phi3", pad_token_id=0, **sizes), tmp_path))
 
 
 def test_parts_that_are_stored_unlike_are_loaded_apart(tmp_path: Path) -> None:

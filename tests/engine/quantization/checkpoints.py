@@ -6,12 +6,16 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 
+from app.engine.layers.experts.expert_linear import ExpertLinear
+from app.engine.layers.linear import Linear
+from app.engine.layers.stored_weight import StoredWeight
 from tests.engine.models.load_formats.formats import contexts, fill
 from tests.engine.worker_driver import Driver, all_logits
 from tests.tiny_models import hf_model
@@ -21,6 +25,24 @@ HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
 # What a module `name` with `weight` [N, K] becomes: its tensors by leaf, and the weight that they stand for. None: it
 # stays as it is.
 Pack = Callable[[str, torch.Tensor], tuple[Mapping[str, torch.Tensor], torch.Tensor] | None]
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A tensor of a checkpoint as methods may look at it."""
+
+    tensor: torch.Tensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.tensor.shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.tensor.dtype
+
+    def whole(self) -> torch.Tensor:
+        return self.tensor
 
 
 def write(
@@ -62,6 +84,22 @@ def check_logits(directory: Path, **options: Any) -> Driver:
         expected = judge(torch.tensor([PROMPT])).logits[0]
     torch.testing.assert_close(all_logits(driver, PROMPT), expected, rtol=0, atol=1e-3)
     return driver
+
+
+def check_stored(directory: Path) -> None:
+    """What every linear layer and all experts unpack are the plain weights, whatever the family fuses."""
+    judge = dict(fill(directory.parent / "judge").named_modules())
+    for name, layer in fill(directory).named_modules():
+        if isinstance(layer, Linear | ExpertLinear):
+            assert not layer.stored[0].is_plain, name
+            found = [_dequantized(weight) for weight in layer.stored]
+            torch.testing.assert_close(torch.cat(found, -2), judge[name].weight.data, rtol=1e-5, atol=1e-6, msg=name)
+
+
+def _dequantized(weight: StoredWeight) -> torch.Tensor:
+    if not weight.experts:
+        return weight.form().dequantize()
+    return torch.stack([form.dequantize() for form in weight.forms()])
 
 
 def check_weights(directory: Path, tp: int = 1) -> None:

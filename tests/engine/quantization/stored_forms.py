@@ -169,7 +169,7 @@ FORMS: dict[str, StoredForm] = {
     },
     **{
         f"modelopt-{name}": _in_table("test_modelopt", name, name != "nvfp4")
-        for name in ("nvfp4", "fp8-static", "fp8-dynamic", "fp8-rows", "mixed")
+        for name in ("nvfp4", "fp8-static", "fp8-dynamic", "fp8-rows", "fp8-blocks", "mixed")
     },
     **{
         f"auto-round-{name}": _in_table("test_auto_round", name, name == "fp8", intermediate_size=128)

@@ -141,7 +141,11 @@ def test_what_compressed_tensors_has_otherwise_is_named(options: dict[str, Any],
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"packing_format": "auto_round:mlx"}, "packing_format=auto_round:mlx; known: auto_gptq"),
+        (
+            {"packing_format": "auto_round:mlx"},
+            "packing_format=auto_round:mlx; known: auto_gptq, auto_round, gptqmodel",
+        ),
+        ({"packing_format": "auto_round:"}, "packing_format=auto_round:; known"),
         ({"rotation_config": {"kind": "hadamard"}}, "rotation_config: rotated inputs are not read"),
     ],
 )

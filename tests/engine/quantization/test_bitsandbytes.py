@@ -103,6 +103,7 @@ def as_state(**changes: Any) -> Callable[[torch.Tensor], torch.Tensor]:
         ("nf4", "model.layers.0.mlp.down_proj.weight.quant_map", None, r"down_proj\.weight\.quant_map is missing"),
         ("nf4-nested", "model.layers.0.mlp.down_proj.weight.nested_absmax", None, r"lacks .*nested_absmax"),
         ("int8", "model.layers.0.mlp.down_proj.SCB", None, r"lacks .*down_proj\.SCB"),
+        ("int8", "model.layers.0.mlp.down_proj.weight_format", lambda x: torch.ones(2), r"weight_format is \[1"),
         ("int8", "model.layers.0.mlp.down_proj.weight_format", lambda x: x + 1, r"weight_format is 1; only rows"),
     ],
 )

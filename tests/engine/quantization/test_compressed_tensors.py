@@ -253,6 +253,7 @@ def test_dummy_weights_of_its_types(tmp_path: Path) -> None:
         ({"format": "marlin-24"}, r"sparse weights \(marlin-24\)"),
         ({"sparsity_config": {"format": "sparse-24-bitmask"}}, r"sparse weights \(sparse-24-bitmask\)"),
         ({"weights": {"num_bits": 6, "type": "float"}}, "a: weights of type='float', num_bits=6"),
+        ({"format": "int-quantized", "weights": {**INT, "num_bits": 4, "symmetric": False}}, "symmetric=False, a"),
         ({"weights": {**FP8, "strategy": "group", "group_size": 32}}, "a: fp8 weights with strategy='group'"),
         ({"weights": {**FP8, "strategy": "block"}}, "a: weights with block_structure=None"),
         ({"weights": {**INT, "num_bits": 4, "strategy": "block"}}, "a: weights with strategy='block'"),

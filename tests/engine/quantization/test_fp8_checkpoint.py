@@ -31,12 +31,12 @@ def by_block(name: str, weight: torch.Tensor) -> tuple[Mapping[str, torch.Tensor
     return {"weight": codes, "weight_scale_inv": scale}, codes.float() * spread
 
 
-def by_tensor(shape: tuple[int, ...], static: bool) -> Pack:
+def by_tensor(shape: tuple[int, ...], static: bool, names: tuple[str, str] = ("weight_scale", "input_scale")) -> Pack:
     def pack(name: str, weight: torch.Tensor) -> tuple[Mapping[str, torch.Tensor], torch.Tensor]:
         scale = weight.abs().amax() / 448
         codes = (weight / scale).to(FP8)
-        more = {"input_scale": torch.tensor(0.02)} if static else {}
-        return {"weight": codes, "weight_scale": scale.reshape(shape), **more}, codes.float() * scale
+        more = {names[1]: torch.tensor(0.02)} if static else {}
+        return {"weight": codes, names[0]: scale.reshape(shape), **more}, codes.float() * scale
 
     return pack
 
@@ -62,14 +62,19 @@ def test_blocks(tmp_path: Path) -> None:
     assert Driver(str(directory), num_blocks=16).info.notes
 
 
-@pytest.mark.parametrize("shape", [(), (1,)])
-def test_a_scale_of_the_tensor(tmp_path: Path, shape: tuple[int, ...]) -> None:
+OF_TRANSFORMERS = ("weight_scale_inv", "activation_scale")
+
+
+@pytest.mark.parametrize(
+    ("shape", "names"), [((), OF_TRANSFORMERS), ((1,), ("weight_scale", "input_scale")), ((1,), OF_TRANSFORMERS)]
+)
+def test_a_scale_of_the_tensor(tmp_path: Path, shape: tuple[int, ...], names: tuple[str, str]) -> None:
     scheme = {
         "quant_method": "fp8",
         "activation_scheme": "static" if shape else "dynamic",
         "ignored_layers": ["lm_head"],
     }
-    directory = write(tiny_model("llama", **HEADS), tmp_path, by_tensor(shape, bool(shape)), scheme)
+    directory = write(tiny_model("llama", **HEADS), tmp_path, by_tensor(shape, bool(shape), names), scheme)
     check_weights(directory, tp=2)
     assert Driver(str(directory), num_blocks=16).info.notes
 
@@ -96,7 +101,7 @@ def test_what_is_wrong_is_named(tmp_path: Path, make: Any, message: str) -> None
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"weight_block_size": [128]}, r"weight_block_size=\[128\]"),
+        ({"weight_block_size": [128]}, r"weight_block_size is \[128\], not two sizes"),
         ({"activation_scheme": "static"}, "activation_scheme=static"),
         ({"fmt": "e5m2"}, "fmt=e5m2"),
     ],

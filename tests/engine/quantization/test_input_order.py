@@ -5,8 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from app.engine.quantization.input_order import SHORT, is_in_order, sorted_groups
+from app.engine.quantization.base import StoredModule
+from app.engine.quantization.compressed_tensors import CompressedTensors
+from app.engine.quantization.input_order import SHORT, is_ordered, sorted_groups
+from app.errors import CheckpointError
 from app.kernels.gemm.group import GroupWeight
+from tests.engine.quantization.checkpoints import Shown
 
 
 @pytest.mark.parametrize("has_zeros", [False, True])
@@ -29,6 +33,21 @@ def test_the_weight_is_that_of_its_groups(has_zeros: bool, held: int) -> None:
     assert (form.group == 16) if held == 64 else form.group == SHORT
 
 
+def module(index: torch.Tensor) -> StoredModule:
+    return StoredModule("m", "linear", torch.float32, 8, 40, tensors={"weight_g_idx": Shown(index)})
+
+
 def test_groups_in_order() -> None:
-    assert is_in_order(torch.arange(40) // 16, 16)
-    assert not is_in_order(torch.tensor([1, 0]), 1)
+    groups = torch.arange(40) // 16
+    for index, ordered in ((groups, False), (torch.full((40,), -1), False), (groups.flip(0), True)):
+        assert is_ordered(module(index), "weight_g_idx", 16) == ordered
+
+
+@pytest.mark.parametrize("index", [torch.full((40,), 3), torch.arange(40) // 16 - 1, torch.zeros(39)])
+def test_an_index_that_names_no_group_is_refused_by_name(index: torch.Tensor) -> None:
+    """compressed-tensors' too, before anything is as large as a number in it says."""
+    weights = {"num_bits": 4, "strategy": "group", "group_size": 16, "actorder": "group"}
+    groups = {"g": {"targets": ["Linear"], "weights": weights}}
+    method = CompressedTensors.of_checkpoint({"format": "pack-quantized", "config_groups": groups})
+    with pytest.raises(CheckpointError, match=r"m\.weight_g_idx names no group for each of 40 inputs"):
+        method.method_of(module(index))

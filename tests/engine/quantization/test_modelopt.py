@@ -58,6 +58,17 @@ def fp8(kind: str) -> Pack:
     return pack
 
 
+def fp8_blocks(name: str, weight: torch.Tensor) -> tuple[Mapping[str, torch.Tensor], torch.Tensor]:
+    """Scales [blocks of outputs, 1, blocks of inputs, 1], as ModelOpt exports them."""
+    outputs, inputs = weight.shape
+    padded = torch.nn.functional.pad(weight, (0, -inputs % 128, 0, -outputs % 128))
+    blocks = padded.unflatten(1, (-1, 128)).unflatten(0, (-1, 128))
+    scale = (blocks.abs().amax((1, 3), keepdim=True) / 448).clamp(min=1e-9)
+    codes = (blocks / scale).to(FP8)
+    plain = (codes.float() * scale).flatten(2).flatten(0, 1)[:outputs, :inputs]
+    return {"weight": codes.flatten(2).flatten(0, 1)[:outputs, :inputs], "weight_scale": scale}, plain
+
+
 def mixed(name: str, weight: torch.Tensor) -> tuple[Mapping[str, torch.Tensor], torch.Tensor] | None:
     if "down_proj" in name:
         return nvfp4(name, weight)
@@ -74,6 +85,7 @@ FORMS: dict[str, tuple[Pack, dict[str, Any]]] = {
     "fp8-static": (fp8("static"), scheme("FP8")),
     "fp8-dynamic": (fp8("tensor"), scheme("FP8")),
     "fp8-rows": (fp8("row"), scheme("FP8_PER_CHANNEL_PER_TOKEN")),
+    "fp8-blocks": (fp8_blocks, scheme("FP8_PB_WO")),
     "mixed": (mixed, scheme("MIXED_PRECISION", quantized_layers=LAYERS)),
 }
 

@@ -86,6 +86,12 @@ def test_each_rank_has_its_shares(form: str, tmp_path: Path) -> None:
         ("int8-groups", "_weight_scale", None, r"lacks .*down_proj\._weight_scale"),
         ("int8-groups", "_weight_scale", lambda x: x[:, :3], r"_weight_scale has shape \[64, 3\], which is none for"),
         ("int8-groups", "_weight_qdata", lambda x: x[:, :9], r"_weight_qdata is int8 \[64, 9\]: in an order made for"),
+        (
+            "nibbles",
+            "_weight_scale",
+            lambda x: x.flatten(),
+            r"down_proj cannot be read as quantization_config describes it",
+        ),
         ("fp8", "_weight_scale", lambda x: x[:5], r"_weight_scale has shape \[5, 1\], not a number for each of 64"),
     ],
 )

@@ -59,18 +59,22 @@ class ExpertLinear(QuantizedLayer):
         return {f"{expert}.{part}": size for expert in self.slots for part, size in part_of.items()}
 
     def store(self, methods: Mapping[str, QuantMethod]) -> None:
-        """All experts alike; parts in one parameter, if their entries allow it. UnsupportedError."""
+        """The same tensors for all experts; parts in one parameter, if their methods are equal and their entries allow
+        it. UnsupportedError."""
         method = next(iter(methods.values()))
-        odd = next((part for part, other in methods.items() if other != method), None)
+        odd = next((part for part, other in methods.items() if not method.stores_like(other, self.dtype)), None)
         if odd is not None:
             raise UnsupportedError(f"experts of one layer are quantized in unlike ways ({odd})", param="model")
         for weight in self.stored:
             weight.remove()
-        together = StoredWeight.fits(method, list(self.output_shares.values()), self.dtype)
-        runs = [list(self.output_shares)] if together else [[part] for part in self.output_shares]
-        self.stored = [self._stored(method, parts, prefix="" if together else f"{parts[0]}_") for parts in runs]
+        parts = list(self.output_shares)
+        alike = all(methods[f"{one}.{part}"] == methods[f"{one}.{parts[0]}"] for one in self.slots for part in parts)
+        together = alike and StoredWeight.fits(method, list(self.output_shares.values()), self.dtype)
+        runs = [parts] if together else [[part] for part in parts]
+        self.stored = [self._stored(methods, run, prefix="" if together else f"{run[0]}_") for run in runs]
 
-    def _stored(self, method: QuantMethod, parts: Sequence[str], prefix: str) -> StoredWeight:
+    def _stored(self, methods: Mapping[str, QuantMethod], parts: Sequence[str], prefix: str) -> StoredWeight:
+        of_experts = {expert: methods[f"{expert}.{parts[0]}"] for expert in self.slots}
         first = self.output_shares[parts[0]].offset
         outputs = {
             part: Share(one.offset - first, one.size, one.start, one.whole)
@@ -79,11 +83,11 @@ class ExpertLinear(QuantizedLayer):
         }
         return StoredWeight(
             self,
-            method,
+            next(iter(of_experts.values())),
             outputs,
             self.input_share,
             self.dtype,
-            experts=list(self.slots),
+            experts=of_experts,
             spare=self.spare,
             prefix=prefix,
         )
