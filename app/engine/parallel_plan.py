@@ -93,11 +93,23 @@ def _check_expert_parallel(config: EngineConfig, info: ModelInfo) -> None:
         raise ConfigError(f"enable_expert_parallel: {reason}", param="enable_expert_parallel")
 
 
+_OF_BALANCE = ("num_redundant_experts", "eplb_window_size", "eplb_step_interval")
+
+
 def _check_expert_balance(config: EngineConfig, num_experts: int) -> None:
-    if config.enable_eplb and not config.enable_expert_parallel:
+    if not config.enable_eplb:
+        for name in _OF_BALANCE:
+            if getattr(config, name) != EngineConfig.model_fields[name].default:
+                raise ConfigError(f"{name}={getattr(config, name)} needs enable_eplb", param=name)
+        return
+    if not config.enable_expert_parallel:
         raise ConfigError("enable_eplb needs enable_expert_parallel", param="enable_eplb")
-    if config.num_redundant_experts and not config.enable_eplb:
-        raise ConfigError("num_redundant_experts needs enable_eplb", param="num_redundant_experts")
+    if config.cpu_offload_gb:
+        raise ConfigError(
+            f"enable_eplb moves experts between GPUs, cpu_offload_gb={config.cpu_offload_gb:g} keeps them in host "
+            "memory: leave one out",
+            param="enable_eplb",
+        )
     most = num_experts * (config.tensor_parallel_size - 1)
     if num_experts and config.num_redundant_experts > most:
         raise ConfigError(
@@ -125,6 +137,7 @@ def check_backend_sizes(config: EngineConfig, info: ModelInfo) -> None:
             "tensor_parallel_size alone",
             param="enable_expert_parallel",
         )
+    _check_expert_balance(config, info.num_experts)
     for name, size in {"num_attention_heads": info.num_heads, "num_key_value_heads": info.num_kv_heads}.items():
         if size % config.tensor_parallel_size:
             raise ConfigError(

@@ -31,9 +31,12 @@ class RowFeature:
         """The worker is ready; `info` with what this feature has to report of its start."""
         return info
 
-    def weights_change(self) -> None:
-        """Weights are about to be replaced, under the names and in the places in which they were loaded. Every rank is
-        told, and no step is out."""
+    def weights_leave(self) -> None:
+        """The memory of weights is about to be given back. Every rank is told, and no step is out."""
+
+    def weights_change(self, whole: bool) -> None:
+        """Weights are about to be replaced, under the names and in the places in which they were loaded; `whole`: all
+        of them, and what there is now may be none. Every rank is told, and no step is out."""
 
     def before(self, step: SchedulerOutput) -> None:
         """A step message came. Its diffs are not applied yet, and its computation is not enqueued."""
@@ -82,10 +85,15 @@ class RowFeatures:
             info = feature.started(info)
         return info
 
-    def weights_change(self) -> None:
+    def weights_leave(self) -> None:
+        """Have every feature ready for weights without memory."""
+        for feature in self._all:
+            feature.weights_leave()
+
+    def weights_change(self, whole: bool) -> None:
         """Have every feature ready for weights to be replaced."""
         for feature in self._all:
-            feature.weights_change()
+            feature.weights_change(whole)
 
     def before(self, step: SchedulerOutput) -> None:
         """Pass on a step message before it is applied."""

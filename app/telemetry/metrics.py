@@ -121,8 +121,14 @@ METRICS: tuple[Metric, ...] = (
     _gauge("vllm:num_requests_waiting_by_reason", "The same: for capacity, or deferred by a slow client.", "reason"),
     _gauge("vllm:kv_cache_usage_perc", "Share of the KV-cache blocks in use, 0 to 1."),
     _counter("vllm:num_preemptions_total", "Requests that had to give their KV blocks back."),
-    _counter("manta:experts_moved_total", "Experts moved between GPUs to keep these equally busy (enable_eplb)."),
-    _gauge("manta:expert_imbalance", "Busiest GPU's share of tokens over the mean, as counted last (enable_eplb)."),
+    _counter(
+        "manta:experts_moved_total",
+        "Experts moved between GPUs to keep these equally busy (enable_eplb); of the last pipeline stage.",
+    ),
+    _gauge(
+        "manta:expert_imbalance",
+        "Busiest GPU's share of tokens over the mean, as counted last (enable_eplb); of the last pipeline stage.",
+    ),
     _counter("vllm:prompt_tokens_total", "Prompt tokens processed."),
     _counter("vllm:prompt_tokens_cached_total", "Prompt tokens found in the prefix cache."),
     _counter(

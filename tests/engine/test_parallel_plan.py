@@ -9,7 +9,7 @@ import pytest
 
 from app.config import EngineConfig
 from app.engine.model_info import ModelInfo
-from app.engine.parallel_plan import check_parallel_sizes, stage_layers
+from app.engine.parallel_plan import check_backend_sizes, check_parallel_sizes, stage_layers
 from app.errors import ConfigError
 
 
@@ -73,6 +73,41 @@ def test_whole_experts_are_refused_by_name(changes: dict[str, Any], tp: int, mes
     with pytest.raises(ConfigError, match=message) as caught:
         check_parallel_sizes(config, info(**changes))
     assert caught.value.param == "enable_expert_parallel"
+
+
+BALANCED = {"tensor_parallel_size": 2, "enable_expert_parallel": True, "enable_eplb": True}
+
+
+@pytest.mark.parametrize("check", [check_parallel_sizes, check_backend_sizes])
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        ({"eplb_window_size": 10}, "eplb_window_size"),
+        ({"eplb_window_size": 4000}, "eplb_window_size"),
+        ({"eplb_step_interval": 10}, "eplb_step_interval"),
+        ({"num_redundant_experts": 1}, "num_redundant_experts"),
+        ({"enable_eplb": True}, "enable_eplb"),
+    ],
+)
+def test_no_option_of_moving_experts_is_ignored(check: Any, options: dict[str, Any], param: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{param}(=[0-9]+)? needs enable_e") as caught:
+        check(EngineConfig(**options), info(**EXPERTS))
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("options", "param", "message"),
+    [
+        ({"cpu_offload_gb": 2.5}, "enable_eplb", "cpu_offload_gb=2.5 keeps them in host memory"),
+        ({"num_redundant_experts": 7}, "num_redundant_experts", "is more than 6: all experts on every GPU"),
+        ({"eplb_step_interval": 9}, "eplb_window_size", "eplb_window_size=1000 is more than eplb_step_interval=9"),
+    ],
+)
+def test_experts_that_cannot_move_are_refused(options: dict[str, Any], param: str, message: str) -> None:
+    check_parallel_sizes(EngineConfig(**BALANCED), info(**EXPERTS))
+    with pytest.raises(ConfigError, match=message) as caught:
+        check_parallel_sizes(EngineConfig(**BALANCED, **options), info(**EXPERTS))
+    assert caught.value.param == param
 
 
 def test_widths_of_experts_must_divide_unless_they_are_whole() -> None:

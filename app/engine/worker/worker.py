@@ -107,6 +107,7 @@ class Worker:
     def sleep(self, level: int) -> None:
         """Give the memory of weights and KV cache back: the weights wait in host memory (1) or are dropped (2)."""
         with self._between_steps() as (parts, weights):
+            parts.features.weights_leave()
             weights.sleep(level)
             parts.cache.free()
 
@@ -133,7 +134,7 @@ class Worker:
         with self._weights_only() as weights:
             weights.begin(whole=whole)
             if self._parts is not None:
-                self._parts.features.weights_change()
+                self._parts.features.weights_change(whole)
 
     def load_directory(self, directory: str) -> None:
         """Take in a whole checkpoint; the model's own where `directory` is empty."""

@@ -48,7 +48,7 @@ class ExpertBalancer(RowFeature):
         self._is_gathering = False
         self._steps = self._idle_until = 0
         self._moved = 0  # experts, since the last report
-        self._imbalances = np.zeros(len(layers))  # of layers, as counted last
+        self._imbalances = np.ones(len(layers))  # of layers, as counted last
 
     def before(self, step: SchedulerOutput) -> None:
         """Every rank gets every step message, so all are at the same one here."""
@@ -58,7 +58,7 @@ class ExpertBalancer(RowFeature):
         phase = self._steps % self._interval
         if phase == 0 and not self._left and not self._exchange.is_moving:
             self._read_counts()
-        if phase == -self._window % self._interval:
+        if phase == -self._window % self._interval or self._steps == 1:  # the warm-up was counted, too
             for number in range(len(self.layers)):
                 self._counts(number).zero_()
         if self._steps < self._idle_until:
@@ -67,20 +67,27 @@ class ExpertBalancer(RowFeature):
             self._go_on()
 
     def report(self, output: ModelRunnerOutput) -> None:
-        """What has been moved, and how even the ranks were."""
+        """What has been moved, and how even the ranks were: in this pipeline stage's layers."""
         output.moved_experts, self._moved = self._moved, 0
         output.expert_imbalance = float(self._imbalances.mean())
 
-    def weights_change(self) -> None:
-        """Experts where the checkpoint has them, now."""
+    def weights_leave(self) -> None:
+        """Bring the move that is under way to its end."""
         self._left.clear()
         self._is_gathering = False
         if self._exchange.is_moving:
             self._exchange.finish()
+
+    def weights_change(self, whole: bool) -> None:
+        """Experts where the checkpoint has them, now; only their places, if all of them will come from there."""
+        self.weights_leave()
         for layer in self.layers:
             assert layer.map is not None
-            if (layer.map.slots != layer.map.share.slots).any():
-                self._exchange.begin(layer, layer.map.share.slots)
+            first = layer.map.share.slots
+            if whole:
+                layer.map.hold(first)
+            elif (layer.map.slots != first).any():
+                self._exchange.begin(layer, first)
                 self._exchange.finish()
 
     def _counts(self, number: int) -> torch.Tensor:
