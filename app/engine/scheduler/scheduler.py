@@ -454,6 +454,7 @@ class Scheduler:
 
     def update_from_output(self, output: ModelRunnerOutput) -> list[EngineOutput]:
         """Take in what a step brought; outputs of steps come in their order, an empty step message may bring none."""
+        self._statistics.experts_moved(output.moved_experts, output.expert_imbalance)  # a flush may say it, too
         while self._writer.in_flight and self._writer.in_flight[0].step_id < output.step_id:
             missing = self._writer.in_flight.popleft()
             raise RuntimeError(f"the workers returned step {output.step_id} but never step {missing.step_id}")
@@ -464,7 +465,6 @@ class Scheduler:
         self._last_returned = step_message.step_id
         self.kv.pool.step_returned(step_message.step_id)
         self._loading.returned(step_message.step_id, output.loading_since)
-        self._statistics.experts_moved(output.moved_experts, output.expert_imbalance)
         stats = StepStats(step_message.num_tokens, 0, 0, 0, output.step_time_s)
         outputs = self._output_updater.update_from_output(step_message, output, stats)
         self.waiting.load.refresh()

@@ -56,7 +56,7 @@ class Statistics:
     def experts_moved(self, count: int, imbalance: float) -> None:
         """What the workers did for the balance of experts, and what they found."""
         self.counters.moved_experts += count
-        self.counters.expert_imbalance = imbalance
+        self.counters.expert_imbalance = imbalance or self.counters.expert_imbalance  # not every output says it
 
     def work_costs(self, rows: RowTable) -> WorkCosts:
         """What a token costs while as many requests run as now."""

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from app.engine.core import EngineCore
-from app.engine.step import SchedulerOutput
+from app.engine.step import ModelRunnerOutput, SchedulerOutput
 from tests.engine.core_driver import Results, assert_idle, make_core, make_request, run
 from tests.engine.fake_executor import FakeExecutor, expected_tokens
 
@@ -332,3 +332,11 @@ def test_a_pipeline_goes_on_when_the_pool_is_full(stages: int) -> None:
             assert results.tokens[request.request_id] == expected_tokens(request.prompt_token_ids, 7, 60)
     assert core.stats().preemptions_total > 0
     assert_idle(core)
+
+
+def test_moved_experts_are_counted_whichever_output_says_so() -> None:
+    """On a GPU a flush brings two outputs, of which the last, that of no step, tells of moves."""
+    core, none = make_core(), np.empty(0, np.int32)
+    for moved, imbalance in ((3, 1.2), (0, 0.0), (2, 1.1), (0, 0.0)):
+        core.scheduler.update_from_output(ModelRunnerOutput(0, none, moved_experts=moved, expert_imbalance=imbalance))
+    assert (core.stats().moved_experts_total, core.stats().expert_imbalance) == (5, 1.1)

@@ -49,6 +49,8 @@ class ExpertBalancer(RowFeature):
         self._steps = self._idle_until = 0
         self._moved = 0  # experts, since the last report
         self._imbalances = np.ones(len(layers))  # of layers, as counted last
+        assert layers[0].map is not None
+        place(self._host[0].numpy().astype(np.float64), layers[0].map.slots)  # the first call is the slowest
 
     def before(self, step: SchedulerOutput) -> None:
         """Every rank gets every step message, so all are at the same one here."""

@@ -24,6 +24,7 @@ from app.platforms import platform_of
 # What a rank sends or receives before one step, most: what that costs the host, and the links, must not hold a step up.
 MOVES_A_STEP = 8
 BYTES_A_STEP = 64 << 20
+MOST_BYTES = 8 << 20  # of the first message
 
 
 @dataclass(slots=True, frozen=True)
@@ -75,17 +76,21 @@ class Exchange:
         self._works: list[Any] = []
         self._moving: tuple[Experts, Slots, list[int]] | None = None
         self._turns: Iterator[list[Move]] = iter(())
-        self._meet()
+        self._meet(layers[0])
 
-    def _meet(self) -> None:
-        """Connect to all peers now: libraries do it at the first message, which takes longer than a step may."""
-        mine, theirs = (torch.zeros(16, dtype=torch.uint8, device=self._device) for _ in range(2))
-        peers = [rank for rank in range(self._group.size) if rank != self._group.rank]
-        met = [
-            self._operation(kind, x, rank) for rank in peers for kind, x in ((dist.isend, mine), (dist.irecv, theirs))
-        ]
+    def _meet(self, layer: Experts) -> None:
+        """Send to all peers, receive and copy once: libraries connect and load kernels at first, which takes longer
+        than a step may."""
+        size = min(MOST_BYTES, len(self._staged) // 2)
+        mine, theirs = self._staged[:size], self._staged[size : 2 * size]
+        met: list[dist.P2POp] = []
+        for rank in range(self._group.size):
+            if rank != self._group.rank:
+                met += [self._operation(dist.isend, mine, rank), self._operation(dist.irecv, theirs, rank)]
         for work in dist.batch_isend_irecv(met) if met else []:
             work.wait()
+        for tensor, staged in zip(layer.slot_tensors, self._views(layer), strict=True):
+            torch._foreach_copy_([staged[0]], [tensor[0]])
 
     @property
     def is_moving(self) -> bool:
