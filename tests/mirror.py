@@ -23,7 +23,6 @@ TESTED_ELSEWHERE = {
     "app.engine.kv_connector": "its table, by executors and schedulers that have a tier",
     "app.engine.layers.attention": "against transformers: models/",
     "app.engine.layers.replicated": "against transformers: models/, pooling/test_encoders",
-    "app.engine.models.model_check": "through the mistakes that it names: cli/test_mistakes",
     "app.engine.pooling.heads": "against sentence-transformers, with a worker around it",
     "app.engine.pooling.pooler": "against sentence-transformers, with a worker around it",
     "app.engine.worker.build": "by every worker: worker/test_worker, executor/test_in_process",

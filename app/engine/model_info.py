@@ -33,8 +33,13 @@ _OTHER_NAMES = {
     "max_position_embeddings": ("n_positions",),
 }
 
-# Where config.json may say null and mean something: no window, no cap. Elsewhere null is what is left out.
-_MEANT_NULLS = ("sliding_window", "attn_logit_softcapping", "final_logit_softcapping")
+# Where config.json may say null and mean something: no window, cap, chunks or shared experts. Elsewhere null is what is
+# left out.
+_MEANT_NULLS = (
+    *("sliding_window", "attn_logit_softcapping", "final_logit_softcapping", "attention_chunk_size"),
+    "n_shared_experts",
+)
+_CHUNKED = ("llama4", "llama4_text")
 _NESTED = ("text_config", "rope_parameters", "rope_scaling")
 
 # What the text part of a model that also sees leaves out where it is transformers' default, by the part's model type.
@@ -156,10 +161,20 @@ class ModelInfo:
 
     @property
     def max_position_embeddings(self) -> int:
-        """Context length, in tokens: of an embedding model, what it was trained on; of RoBERTa, less its offset."""
+        """Context length, in tokens: of an embedding model, what it was trained on; of RoBERTa, less its offset; of a
+        model that attends in chunks, one of them."""
         length = int(self._find("max_position_embeddings") or 2048) - self.position_offset
+        if self.attention_chunk is not None:
+            length = min(length, self.attention_chunk)
         trained = _read_json(self.directory / "sentence_bert_config.json", optional=True).get("max_seq_length")
         return min(length, int(trained)) if trained else length
+
+    @property
+    def attention_chunk(self) -> int | None:
+        """Tokens within which layers of Llama 4 with rotated keys attend; None: they see all before them."""
+        is_chunked = str(self.hf_config.get("model_type")) in _CHUNKED
+        chunk = self.hf_config.get("attention_chunk_size", 8192) if is_chunked else None
+        return None if chunk is None else int(chunk)
 
     @property
     def position_offset(self) -> int:

@@ -49,6 +49,7 @@ MODELS: Registry[type[CausalLM]] = Registry(
         "Olmo2ForCausalLM": "app.engine.models.olmo2:Olmo2ForCausalLM",
         "Olmo3ForCausalLM": "app.engine.models.olmo2:Olmo3ForCausalLM",
         "OlmoeForCausalLM": "app.engine.models.olmoe:OlmoeForCausalLM",
+        "PhiMoEForCausalLM": "app.engine.models.phimoe:PhimoeForCausalLM",  # as published
         "PhimoeForCausalLM": "app.engine.models.phimoe:PhimoeForCausalLM",
         "Phi3ForCausalLM": "app.engine.models.phi3:Phi3ForCausalLM",
         "PhiForCausalLM": "app.engine.models.phi:PhiForCausalLM",

@@ -75,17 +75,26 @@ def expert_settings(info: ModelInfo, defaults: Mapping[str, Any]) -> ExpertSetti
     hf = {**defaults, **info.hf_config}
     if not hf.get("n_routed_experts"):
         return None
-    size, every = int(hf["moe_intermediate_size"]), int(hf.get("moe_layer_freq", 1))
-    layers = range(int(hf["first_k_dense_replace"]), info.num_layers)
+    size = int(hf["moe_intermediate_size"])
     return ExpertSettings(
         num_experts=int(hf["n_routed_experts"]),
         intermediate_size=size,
         rule=routing_rule(hf),
-        layers=frozenset(index for index in layers if index % every == 0),
+        layers=_expert_layers(hf, info.num_layers),
         rounds_logits=False,
         corrects=_METHODS[hf["topk_method"]][1],
         shared_size=size * int(hf["n_shared_experts"] or 0),
     )
+
+
+def _expert_layers(hf: Mapping[str, Any], num_layers: int) -> frozenset[int]:
+    """`moe_layer_freq` says of each layer whether it has experts, or, as a number n, that every n-th has."""
+    every = hf.get("moe_layer_freq", 1)
+    if isinstance(every, list):
+        if len(every) != num_layers:
+            raise UnsupportedError(f"moe_layer_freq names {len(every)} of {num_layers} layers", param="model")
+        return frozenset(index for index, has in enumerate(every) if has)
+    return frozenset(i for i in range(int(hf["first_k_dense_replace"]), num_layers) if i % int(every) == 0)
 
 
 def routing_rule(hf: Mapping[str, Any]) -> RoutingRule:

@@ -41,7 +41,7 @@ class Glm4MoeForCausalLM(CausalLM):
             layers=frozenset(range(int(hf.get("first_k_dense_replace", 1)), info.num_layers)),
             rounds_logits=False,
             corrects=True,
-            shared_size=size * int(hf.get("n_shared_experts", 1)),
+            shared_size=size * int(hf.get("n_shared_experts", 1) or 0),
         )
         return replace(
             DecoderSettings.from_info(info, norm_eps=1e-5),

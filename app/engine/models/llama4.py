@@ -18,7 +18,6 @@ from app.engine.models.decoder_settings import NO_ROPE, DecoderSettings
 from app.engine.models.names import Rule, renamed, text_name
 from app.engine.models.stacked_experts import DOWN, HALVES, Cuts, transposed_cuts, unstacked
 from app.engine.models.tensor_view import pairs_to_halves
-from app.errors import ConfigError
 from app.kernels.moe import RoutingRule
 
 _NAMES: list[Rule] = [
@@ -71,16 +70,8 @@ class Llama4ForCausalLM(CausalLM):
 
     @classmethod
     def ropes(cls, info: ModelInfo, settings: DecoderSettings, max_model_len: int) -> Ropes:
-        """Layers without positions scale their queries by the position instead. ConfigError for a context in which the
-        others would see no more than a chunk."""
+        """Layers without positions scale their queries by the position instead."""
         hf = info.hf_config
-        chunk = int(hf.get("attention_chunk_size") or max_model_len)
-        if max_model_len > chunk and set(settings.rope_types) != {NO_ROPE}:
-            raise ConfigError(
-                f"max_model_len={max_model_len}: the model attends in chunks of {chunk} tokens, of which one is "
-                f"supported; set max_model_len to {chunk} or less",
-                param="max_model_len",
-            )
         rope = super().ropes(info, settings, max_model_len)
         scales = {}
         if hf.get("attn_temperature_tuning", True):

@@ -37,8 +37,9 @@ def check_model(config: EngineConfig) -> ModelInfo:
     _check_architecture(info, pools)
     most = _check_sizes(info)
     if config.max_model_len is not None and config.max_model_len > most:
+        why = "" if most != info.attention_chunk else ", one of the chunks in which it attends"
         raise ConfigError(
-            f"max_model_len={config.max_model_len} is more than the model's context of {most} tokens: set "
+            f"max_model_len={config.max_model_len} is more than the model's context of {most} tokens{why}: set "
             f"--max-model-len to {most} or less",
             param="max_model_len",
         )

@@ -84,7 +84,7 @@ def test_null_is_what_is_left_out(architecture: str, tmp_path: Path) -> None:
     object.__setattr__(info, "hf_config", hf)
     expected = read(info)
     unset = (hf.asked | {"partial_rotary_factor", "rope_theta"}) - NEEDED
-    meant = {"sliding_window", "attn_logit_softcapping", "final_logit_softcapping"}
+    meant = {"sliding_window", "attn_logit_softcapping", "final_logit_softcapping", "n_shared_experts"}
     nulls = dict.fromkeys(unset - meant)
     assert read(described(tmp_path / "null", architecture, **nulls)) == expected
     if "rope_scaling" in unset and architecture not in ("Gemma3ForCausalLM", "Olmo3ForCausalLM"):

@@ -1,0 +1,72 @@
+"""Published config.json files of models with experts, as the check before any worker and the family read them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.config import EngineConfig
+from app.engine.layers.experts.settings import ExpertSettings
+from app.engine.model_info import ModelInfo
+from app.engine.models import MODELS
+from app.engine.models.model_check import check_model
+from app.errors import ConfigError, UnsupportedError
+from tests.engine.models.test_deepseek import PUBLISHED
+
+PHI = {
+    **{"architectures": ["PhiMoEForCausalLM"], "model_type": "phimoe", "hidden_size": 4096, "intermediate_size": 6400},
+    **{"num_attention_heads": 32, "num_key_value_heads": 8, "num_hidden_layers": 32, "num_local_experts": 16},
+    **{"num_experts_per_tok": 2, "vocab_size": 32064, "max_position_embeddings": 131072, "attention_bias": True},
+    **{"lm_head_bias": True, "sliding_window": 131072, "rms_norm_eps": 1e-5, "rope_theta": 10000.0},
+}
+SCOUT = {
+    **{"model_type": "llama4_text", "hidden_size": 5120, "intermediate_size": 8192, "intermediate_size_mlp": 16384},
+    **{"num_hidden_layers": 48, "num_attention_heads": 40, "num_key_value_heads": 8, "num_local_experts": 16},
+    **{"num_experts_per_tok": 1, "vocab_size": 202048, "max_position_embeddings": 10485760, "head_dim": 128},
+    **{"attention_chunk_size": 8192, "interleave_moe_layer_step": 1},
+}
+SEEING = {"architectures": ["Llama4ForConditionalGeneration"], "model_type": "llama4"}
+V2, V3 = PUBLISHED["DeepSeek-V2-Lite"][1], PUBLISHED["DeepSeek-V3"][1]
+
+
+def checked(folder: Path, config: dict[str, Any], **options: Any) -> tuple[ModelInfo, ExpertSettings]:
+    (folder / "config.json").write_text(json.dumps(config))
+    info = check_model(EngineConfig(model=str(folder), **options))
+    experts = MODELS.load(info.architecture).settings(info).experts
+    assert experts is not None
+    return info, experts
+
+
+def test_the_class_that_the_hub_names(tmp_path: Path) -> None:
+    assert checked(tmp_path, PHI)[1].num_experts == 16
+
+
+@pytest.mark.parametrize(("config", "size"), [(V2, 2816), (V3, 2048)])
+def test_no_shared_experts_is_none(config: dict[str, Any], size: int, tmp_path: Path) -> None:
+    left_out = {name: value for name, value in config.items() if name != "n_shared_experts"}
+    assert [checked(tmp_path, one)[1].shared_size for one in (config, left_out)] == [size, size]
+    assert checked(tmp_path, {**config, "n_shared_experts": None})[1].shared_size == 0
+
+
+def test_layers_with_experts_one_by_one(tmp_path: Path) -> None:
+    named = {**V3, "moe_layer_freq": [0] * 4 + [1] * 57}
+    assert checked(tmp_path, named)[1].layers == frozenset(range(4, 61))
+    with pytest.raises(UnsupportedError, match="moe_layer_freq names 2 of 61 layers"):
+        checked(tmp_path, {**named, "moe_layer_freq": [0, 1]})
+
+
+@pytest.mark.parametrize(
+    ("chunk", "context"), [({}, 8192), ({"attention_chunk_size": 4096}, 4096), ({"attention_chunk_size": None}, 10**7)]
+)
+def test_a_model_that_attends_in_chunks_has_the_context_of_one(
+    chunk: dict[str, Any], context: int, tmp_path: Path
+) -> None:
+    scout = {**SEEING, "text_config": {**SCOUT, "max_position_embeddings": 10**7, **chunk}}
+    assert checked(tmp_path, scout)[0].max_position_embeddings == context
+    why = ", one of the chunks" if context < 10**7 else ": set"
+    with pytest.raises(ConfigError, match=f"context of {context} tokens{why}") as caught:
+        checked(tmp_path, scout, max_model_len=10485760)
+    assert caught.value.param == "max_model_len"
