@@ -28,3 +28,10 @@ def unpack_bits(words: torch.Tensor, bits: int) -> torch.Tensor:
         1 << bits
     ) - 1  # a code within one word has what follows above it, which is cut off
     return codes.to(torch.uint8).flatten(-2)
+
+
+def pack_bits(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    """The same back, for codes that fill bytes: uint8 [..., K] -> int32 [..., K * bits / 32]; K in whole words."""
+    assert WORD % bits == 0 and codes.shape[-1] * bits % WORD == 0
+    places = codes.unflatten(-1, (-1, 8 // bits)) << torch.arange(0, 8, bits, device=codes.device, dtype=torch.uint8)
+    return places.sum(-1, dtype=torch.uint8).contiguous().view(torch.int32)

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from app.engine.quantization.base import QuantMethod
+from app.engine.quantization.base import QuantMethod, WeightShares
+from app.engine.quantization.forms import PlainForm, WeightForm
 from app.engine.quantization.fp8_checkpoint import Fp8Checkpoint
 from app.engine.quantization.fp8_conditions import check_fp8
-from app.kernels.gemm import PackedWeight
-from app.kernels.gemm.fp8 import Fp8Weight
+from app.engine.quantization.rounding import to_fp8_rows
 
 
 class Fp8Method(QuantMethod):
@@ -23,10 +23,10 @@ class Fp8Method(QuantMethod):
         """GPUs need e4m3 tensor cores, whose products come out as bf16."""
         check_fp8("quantization=fp8", "leave it out", device, dtype)
 
-    def pack(self, stored: Mapping[str, torch.Tensor]) -> PackedWeight | None:
+    def unpack(self, stored: Mapping[str, torch.Tensor], shares: WeightShares) -> WeightForm:
         """The products of fp8 tensor cores take sizes that are multiples of 16; other weights stay as they are."""
         weight = stored["weight"]
-        return None if weight.shape[0] % 16 or weight.shape[1] % 16 else Fp8Weight.quantize(weight)
+        return PlainForm(weight) if weight.shape[0] % 16 or weight.shape[1] % 16 else to_fp8_rows(weight)
 
     @classmethod
     def while_loading(cls) -> QuantMethod:

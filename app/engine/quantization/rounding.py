@@ -5,10 +5,15 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from app.engine.quantization.forms import Fp8BlockForm, GroupForm, Int8RowForm
-from app.kernels.gemm.fp8 import FP8, LARGEST
+from app.engine.quantization.forms import Fp8BlockForm, Fp8RowForm, GroupForm, Int8RowForm
+from app.kernels.gemm.fp8 import FP8, LARGEST, quantize_rows
 
 LEAST_SCALE = 1e-12  # that of zeros
+
+
+def to_fp8_rows(weight: torch.Tensor) -> Fp8RowForm:
+    """weight [N, K]: the largest number of a row becomes 448."""
+    return Fp8RowForm(*quantize_rows(weight), weight.dtype)
 
 
 def to_int8_rows(weight: torch.Tensor) -> Int8RowForm:

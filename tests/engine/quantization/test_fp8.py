@@ -10,6 +10,8 @@ import torch
 from torch import nn
 
 from app import LLM, SamplingParams
+from app.engine.quantization.base import Share, WeightShares
+from app.engine.quantization.forms import Fp8RowForm, PlainForm
 from app.engine.quantization.fp8 import Fp8Method
 from app.errors import ConfigError
 from benchmarks.serve_process import ROOT
@@ -17,6 +19,7 @@ from tests.kernels.gemm.test_fp8 import numpy_quantize
 from tests.tiny_models import hf_greedy, hf_model, tiny_model
 
 METHOD = Fp8Method()
+SHARES = WeightShares((Share(0, 32, 0, 32),), Share(0, 48, 0, 48))
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 TOKENIZER = str(ROOT / "app/assets/tiny-chat")
 
@@ -70,9 +73,9 @@ def test_what_cannot_run_it_is_refused_by_name() -> None:
 
 
 def test_sizes_that_tensor_cores_do_not_take_stay_as_they_are() -> None:
-    assert METHOD.pack({"weight": torch.randn(24, 32)}) is None
-    assert METHOD.pack({"weight": torch.randn(32, 24)}) is None
-    assert METHOD.pack({"weight": torch.randn(32, 48)}) is not None
+    for shape in ((24, 32), (32, 24)):
+        assert isinstance(METHOD.unpack({"weight": torch.randn(shape)}, SHARES), PlainForm)
+    assert isinstance(METHOD.unpack({"weight": torch.randn(32, 48)}, SHARES), Fp8RowForm)
 
 
 @pytest.mark.gpu
