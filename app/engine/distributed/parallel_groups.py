@@ -35,6 +35,13 @@ class RankGroup:
         assert 0 <= self.rank < self.size
         assert self.size == 1 or self.handle is not None, "several ranks need a process group"
 
+    @classmethod
+    def unconnected(cls, rank: int, size: int) -> RankGroup:
+        """A rank that another process plays by itself: it has a share of the model, and sends nothing."""
+        if size == 1:
+            return cls()
+        return cls(rank, size, dist.ProcessGroup(dist.HashStore(), rank, size))  # type: ignore[attr-defined]
+
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum over the ranks, in place; the same bits on every rank."""
         if self.size > 1:

@@ -73,15 +73,15 @@ def compressed_form(name: str, group: int = 128) -> CompressedForm:
 
 
 def scheme(
-    form: CompressedForm, ignored: Sequence[str], kv_scales: str | None = None, version: str = "0.15.0"
+    form: CompressedForm | None, ignored: Sequence[str], kv_scales: str | None = None, version: str = "0.15.0"
 ) -> dict[str, Any]:
-    """`quantization_config` of config.json. `ignored`: linear layers that stay as they are; `kv_scales`: whether the
+    """`quantization_config` of config.json; no `form`: weights are plain. `ignored`: linear layers that stay as they are; `kv_scales`: whether the
     KV cache has a scale for each "tensor" or each head ("attn_head"); `version`: of the library that reads it."""
     return {
         "quant_method": "compressed-tensors",
-        "format": form.format,
+        "format": "dense" if form is None else form.format,
         "quantization_status": "compressed",
-        "config_groups": {"group_0": {**form.group(), "format": form.format}},
+        "config_groups": {} if form is None else {"group_0": {**form.group(), "format": form.format}},
         "ignore": list(ignored),
         "kv_cache_scheme": None if kv_scales is None else {**KV_SCHEME, "strategy": kv_scales},
         "version": version,

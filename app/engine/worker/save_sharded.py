@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 from app.config import EngineConfig
 from app.engine.attention.backend import select_attention
@@ -75,13 +74,7 @@ def rank_contexts(config: EngineConfig, info: ModelInfo) -> Iterator[BuildContex
     length = config.max_model_len or info.max_position_embeddings
     for stage, layers in enumerate(stages):
         for rank in range(config.tensor_parallel_size):
-            groups = ParallelGroups(tp=_group(rank, config.tensor_parallel_size), pp=_group(stage, len(stages)))
+            tp = RankGroup.unconnected(rank, config.tensor_parallel_size)
+            groups = ParallelGroups(tp, RankGroup.unconnected(stage, len(stages)))
             groups = groups.with_whole_experts() if config.enable_expert_parallel else groups
             yield BuildContext(dtype, CPU, length, attention, groups, layers, quantization)
-
-
-def _group(rank: int, size: int) -> RankGroup:
-    """Loading sends nothing to other ranks, so none need be there."""
-    if size == 1:
-        return RankGroup()
-    return RankGroup(rank, size, dist.ProcessGroup(dist.HashStore(), rank, size))  # type: ignore[attr-defined]

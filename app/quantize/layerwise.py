@@ -1,0 +1,132 @@
+"""Runs texts through a checkpoint one decoder layer at a time: each layer is loaded as a pipeline stage of its own, has
+all texts run through it, and makes room for the next. What it caches can be looked at meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from app.config import EngineConfig
+from app.engine.attention.backend import select_attention
+from app.engine.attention.kv_cache import KVCache, KVCacheSpec, select_kv_dtype
+from app.engine.distributed.parallel_groups import ParallelGroups, RankGroup
+from app.engine.distributed.stage_link import StageLink
+from app.engine.layers.context import BuildContext
+from app.engine.model_info import ModelInfo
+from app.engine.models.base import EngineModel
+from app.engine.models.loader import load_model
+from app.engine.quantization import select_quantization
+from app.engine.worker.device import enter_thread, num_threads, select_device, select_dtype
+from app.engine.worker.forward_pass import ForwardPass
+from app.quantize.token_batch import BLOCK_SIZE, TokenBatch
+
+
+@dataclass(slots=True, frozen=True)
+class LoadedLayer:
+    """One decoder layer in memory, with the embedding before the first, norm and head after the last."""
+
+    index: int
+    model: EngineModel
+    forward: ForwardPass
+    dtype: torch.dtype
+
+    @property
+    def caches(self) -> list[torch.Tensor]:
+        """The KV cache of each of its attention layers, with the last batch in it."""
+        return self.forward.cache.tensors
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Hidden states [N, C] after the last layer -> fp32 [N, V]."""
+        return self.forward.logits(hidden)
+
+
+class LayerObserver:
+    """Is told what happens in a layer."""
+
+    def begin(self, layer: LoadedLayer) -> None:
+        """The layer is about to run."""
+
+    def after_batch(self, layer: LoadedLayer) -> None:
+        """A batch went through, and is in the layer's caches."""
+
+    def end(self, layer: LoadedLayer) -> None:
+        """All batches went through."""
+
+
+@dataclass(slots=True, frozen=True)
+class FinalStates:
+    """What came out of the last layer."""
+
+    hidden: Sequence[torch.Tensor]  # [T, C] of each batch, on the host
+    last: LoadedLayer
+
+
+@dataclass(slots=True)
+class LayerwiseModel:
+    """A model directory, and where its layers run. ConfigError where they cannot there."""
+
+    directory: str
+    device_name: str = "auto"
+    kv_cache_dtype: str = "auto"
+    info: ModelInfo = field(init=False)
+    device: torch.device = field(init=False)
+    dtype: torch.dtype = field(init=False)
+
+    def __post_init__(self) -> None:
+        config = EngineConfig(model=self.directory, device=self.device_name)
+        self.info = ModelInfo.of(config)
+        self.device, _ = select_device(config.device, 0)
+        self.dtype, _ = select_dtype("auto", self.device, self.info)
+        enter_thread(self.device, num_threads(config))
+
+    def load(self, index: int, num_blocks: int) -> LoadedLayer:
+        """One layer, and memory for its cache. CheckpointError."""
+        ctx = self._context(index)
+        model = load_model(self.info, ctx, "auto", 0)
+        cache = KVCache(KVCacheSpec.of(model.attention_layers, BLOCK_SIZE), self.device)
+        cache.allocate(num_blocks)
+        link = StageLink(ParallelGroups(), self.info.hidden_size, self.dtype, self.device, 1)
+        return LoadedLayer(index, model, ForwardPass(model, cache, link, self.info.vocab_size, self.dtype), self.dtype)
+
+    @torch.inference_mode()
+    def run(self, batches: Sequence[TokenBatch], observers: Sequence[LayerObserver] = ()) -> FinalStates:
+        """All layers, one after another."""
+        hidden: list[torch.Tensor | None] = [None] * len(batches)
+        layer = None
+        for layer in self._layers(max(batch.num_blocks for batch in batches)):
+            for observer in observers:
+                observer.begin(layer)
+            for number, batch in enumerate(batches):
+                hidden[number] = self._run_batch(layer, batch, hidden[number])
+                for observer in observers:
+                    observer.after_batch(layer)
+            for observer in observers:
+                observer.end(layer)
+        assert layer is not None
+        return FinalStates([states for states in hidden if states is not None], layer)
+
+    def _layers(self, num_blocks: int) -> Iterator[LoadedLayer]:
+        for index in range(self.info.num_layers):
+            yield self.load(index, num_blocks)
+
+    def _run_batch(self, layer: LoadedLayer, batch: TokenBatch, hidden: torch.Tensor | None) -> torch.Tensor:
+        received = None if hidden is None else hidden.to(self.device)
+        tokens, positions = (x.to(self.device) for x in (batch.input_ids, batch.positions))
+        return layer.forward.compute(tokens, positions, batch.metadata(self.device), received).cpu()
+
+    def _context(self, index: int) -> BuildContext:
+        stage = RankGroup.unconnected(index, self.info.num_layers)
+        quantization, _ = select_quantization(None, self.info.quantization_scheme, self.device, self.dtype)
+        return BuildContext(
+            dtype=self.dtype,
+            device=self.device,
+            max_model_len=self.info.max_position_embeddings,
+            attention_ops=select_attention("auto", self.device)[0],
+            groups=ParallelGroups(pp=stage),
+            stage_layers=range(index, index + 1),
+            quantization=quantization,
+            kv_dtype=select_kv_dtype(self.kv_cache_dtype, self.device),
+        )

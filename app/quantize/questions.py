@@ -1,0 +1,83 @@
+"""Questions with known answers that a model brings along (`heldout.jsonl`, as the built-in one does)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+FILE = "heldout.jsonl"
+_LONG = ("long_answer", "multiplication", "think", "think_multiplication")
+
+
+def read_questions(directory: Path) -> list[dict[str, Any]]:
+    """family, messages, expected, check, and where needed tools and chat_template_kwargs; none without the file."""
+    file = directory / FILE
+    if not file.is_file():
+        return []
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+
+
+def longest_answer(question: Mapping[str, Any]) -> int:
+    """Tokens that an answer may take."""
+    return 900 if question["family"] in _LONG else 320
+
+
+def is_right(question: Mapping[str, Any], answer: str) -> bool:
+    """Whether the text of an answer (its reasoning included or not) is right."""
+    answer, expected, how = _without_reasoning(answer), question["expected"], question["check"]
+    if how == "exact":
+        return bool(answer == expected.strip())
+    if how == "one_of":
+        return answer in expected
+    if how == "contains":
+        return expected in answer
+    if how == "json":
+        return _same_json(expected, answer)
+    if how == "tool_call":
+        return same_calls(expected, parse_tool_calls(answer))
+    raise ValueError(f"unknown check: {how}")
+
+
+def parse_tool_calls(text: str) -> list[dict[str, Any]] | None:
+    """The Hermes calls of an answer; None if one of them is not well formed."""
+    calls = []
+    for part in text.split("<tool_call>")[1:]:
+        if "</tool_call>" not in part:
+            return None
+        try:
+            calls.append(json.loads(part.split("</tool_call>")[0]))
+        except ValueError:
+            return None
+    return calls
+
+
+def same_calls(expected: Sequence[Mapping[str, Any]], found: Sequence[Mapping[str, Any]] | None) -> bool:
+    """Calls as {"name", "arguments"}; arguments may be an object or its JSON text, as over HTTP."""
+    if found is None:
+        return False
+    return [(call["name"], _plain(call["arguments"])) for call in expected] == [
+        (call.get("name"), _plain(call.get("arguments"))) for call in found
+    ]
+
+
+def _without_reasoning(text: str) -> str:
+    return text.rsplit("</think>", 1)[-1].strip()
+
+
+def _same_json(expected: str, answer: str) -> bool:
+    try:
+        found, wanted = json.loads(answer), json.loads(expected)
+    except ValueError:
+        return False
+    return bool(found == wanted and list(found) == list(wanted))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, str):
+        try:
+            return json.loads(value)
+        except ValueError:
+            return value
+    return value
