@@ -31,10 +31,10 @@ from app.engine.structured.limits import GrammarLimits
 from app.engine.structured.matcher import Matcher
 from app.engine.structured.structured_outputs import StructuredOutputs
 from app.engine.structured.vocabulary import VocabularySource
+from app.quantize.questions import parse_tool_calls, same_calls
 from app.text.tokenizer import Tokenizer
 from benchmarks.grammar_neighbours import neighbours, table
 from tests.engine.structured.grammars import all_grammars
-from tools.tiny_chat.evaluate import parse_tool_calls, same_calls
 
 MODEL = ModelInfo.from_directory("tiny-chat")
 LETTERS = "etaoinshrdlucmfwypvbgkjqxz"

@@ -70,7 +70,7 @@ ROWS: tuple[tuple[tuple[str, ...], ...], ...] = (
     ),
     (
         ("app.deployments.channel.wire", "app.deployments.start_errors", "app.deployments.serve_logs", "app.offline"),
-        ("app.deployments.routing",),
+        ("app.deployments.routing", "app.quantize"),
         ("app.deployments.channel",),
         ("app.deployments.routing.router",),
         ("app.deployments",),

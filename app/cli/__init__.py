@@ -27,6 +27,7 @@ COMMANDS: Registry[Command] = Registry(
         "config": "app.cli.config:COMMAND",
         "models": "app.cli.models:COMMAND",
         "save-sharded": "app.cli.save_sharded:COMMAND",
+        "quantize": "app.cli.quantize:COMMAND",
         "convert": "app.cli.convert:COMMAND",
         "convert-tokenizer": "app.cli.convert_tokenizer:COMMAND",
         "collect-env": "app.cli.collect_env:COMMAND",

@@ -172,7 +172,12 @@ def _decoder_layer(layer: LoadedLayer) -> Any:
     block = model.model.layers[str(layer.index)] if isinstance(model, CausalLM) else None
     if type(block) is not PreNormLayer:
         raise UnsupportedError(f"--awq: {type(model).__name__}'s layers are not made as Llama's; leave it out")
-    expected = {"self_attn": Attention, "mlp": GatedMLP, "input_layernorm": RMSNorm, "post_attention_layernorm": RMSNorm}
+    expected = {
+        "self_attn": Attention,
+        "mlp": GatedMLP,
+        "input_layernorm": RMSNorm,
+        "post_attention_layernorm": RMSNorm,
+    }
     for name, kind in expected.items():
         if type(getattr(block, name)) is not kind:
             raise UnsupportedError(

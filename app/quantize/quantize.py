@@ -12,6 +12,7 @@ import torch
 
 from app.engine.quantization.compressed_form import CompressedForm, compressed_form, scheme
 from app.engine.worker.device import select_device
+from app.errors import ConfigError
 from app.quantize.answers import count_right_answers
 from app.quantize.awq import InputScaleSearch
 from app.quantize.kv_scales import KVScaleCalibration
@@ -49,7 +50,7 @@ def quantize(settings: QuantizeSettings, say: Say = lambda line: None) -> Accura
     try:
         calibration = _calibrate(settings, source, form, chosen, texts, say)
         _write(settings, source, form, chosen, calibration, writer)
-        LayerwiseModel(str(writer.partial), settings.device, _kv(settings)).load(0, num_blocks=1)
+        _check_loads(settings, writer)
     except BaseException:
         writer.abandon()
         raise
@@ -119,6 +120,14 @@ def _write(
     per = {None: None, "tensor": "tensor", "head": "attn_head"}[settings.kv]
     config["quantization_config"] = scheme(form, source.ignored(chosen), per)
     writer.finish(source.info.directory, config)
+
+
+def _check_loads(settings: QuantizeSettings, writer: CheckpointWriter) -> None:
+    """What nobody could load gets no name."""
+    try:
+        LayerwiseModel(str(writer.partial), settings.device, _kv(settings)).load(0, num_blocks=1)
+    except ConfigError as error:
+        raise ConfigError(f"--device: it cannot be checked here ({error.message}); --device cpu can") from error
 
 
 def _report(

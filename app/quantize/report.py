@@ -62,8 +62,8 @@ class AccuracyReport:
         ]
         if self.answers:
             questions = self.answers["questions"]
-            right = (f"{self.answers[side]} of {questions}" for side in ("original", "quantized"))
-            rows.append(("right answers", *right))
+            original, quantized = (f"{self.answers[side]} of {questions}" for side in ("original", "quantized"))
+            rows.append(("right answers", original, quantized))
         head = f"{'':<28} {'original':>18} {'quantized':>18}"
         return [head, *(f"{name:<28} {a:>18} {b:>18}" for name, a, b in rows)]
 

@@ -42,7 +42,8 @@ class Texts:
             )
         if (most := max(map(max, texts))) >= vocab_size:
             raise ConfigError(f"MODEL: its tokenizer gives token {most}, the model knows those below {vocab_size}")
-        return cls([text for number, text in enumerate(texts) if (number + 1) % HELD_OUT], held_out)
+        others = [text for number, text in enumerate(texts, 1) if number % HELD_OUT]
+        return cls(others[:samples], held_out)
 
 
 class _Reader:

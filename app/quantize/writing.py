@@ -33,7 +33,9 @@ class CheckpointWriter:
         try:
             self.partial.mkdir(parents=True)
         except FileExistsError:
-            raise ConfigError(f"OUTPUT: {self.partial} is left of an interrupted run, or being written: remove it") from None
+            raise ConfigError(
+                f"OUTPUT: {self.partial} is left of an interrupted run, or being written: remove it"
+            ) from None
         except OSError as error:
             raise ConfigError(f"OUTPUT: cannot make {self.partial}: {error.strerror}") from None
         self._shard_bytes = shard_bytes

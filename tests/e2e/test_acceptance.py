@@ -13,11 +13,12 @@ import httpx
 import openai
 import pytest
 
+from app.quantize.questions import is_right, longest_answer
 from benchmarks.serve_process import ROOT, ServeProcess
 from tests import limits
 from tests.e2e.conftest import Record, heldout, metric, wait_until
 from tests.limits import patience_s
-from tools.tiny_chat.evaluate import check, max_new_tokens, prompt_kwargs
+from tools.tiny_chat.evaluate import prompt_kwargs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -27,7 +28,7 @@ def _body(example: dict[str, Any]) -> dict[str, Any]:
         "model": "tiny-chat",
         "messages": example["messages"],
         "temperature": 0,
-        "max_tokens": max_new_tokens(example),
+        "max_tokens": longest_answer(example),
         "extra_body": {"chat_template_kwargs": example.get("chat_template_kwargs") or {}},
     }
     if example.get("tools"):
@@ -77,13 +78,13 @@ def test_accuracy_through_http_equals_transformers(client: openai.OpenAI, record
     same = []
     for example, text in zip(examples, ours, strict=True):
         prompt = tokenizer.apply_chat_template(example["messages"], return_dict=False, **prompt_kwargs(example))
-        ids = model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=max_new_tokens(example))
+        ids = model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=longest_answer(example))
         theirs = tokenizer.decode(ids[0, len(prompt) :], skip_special_tokens=True)
         if "<tool_call>" not in theirs:
             same.append(theirs == text)
         score = scores[example["family"]]
-        score[0] += check(example, text)
-        score[1] += check(example, theirs)
+        score[0] += is_right(example, text)
+        score[1] += is_right(example, theirs)
         score[2] += 1
     record("heldout_http_transformers_of", dict(sorted(scores.items())))
     record("heldout_same_text", f"{sum(same)} of {len(same)} (answers without a tool call)")

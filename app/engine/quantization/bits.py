@@ -32,6 +32,7 @@ def unpack_bits(words: torch.Tensor, bits: int) -> torch.Tensor:
 
 def pack_bits(codes: torch.Tensor, bits: int) -> torch.Tensor:
     """The same back, for codes that fill bytes: uint8 [..., K] -> int32 [..., K * bits / 32]; K in whole words."""
-    assert WORD % bits == 0 and codes.shape[-1] * bits % WORD == 0
-    places = codes.unflatten(-1, (-1, 8 // bits)) << torch.arange(0, 8, bits, device=codes.device, dtype=torch.uint8)
-    return places.sum(-1, dtype=torch.uint8).contiguous().view(torch.int32)
+    assert WORD % bits == codes.shape[-1] * bits % WORD == 0
+    shifts = torch.arange(0, 8, bits, device=codes.device, dtype=torch.uint8)
+    numbers = (codes.view(*codes.shape[:-1], -1, 8 // bits) << shifts).sum(-1, dtype=torch.uint8)
+    return numbers.view(torch.int32)

@@ -17,6 +17,7 @@ from app.engine.quantization.rounding import to_fp8_blocks, to_fp8_rows, to_int4
 
 Tensors = dict[str, torch.Tensor]  # by their names behind the module's
 KV_SCHEME: Mapping[str, Any] = {"num_bits": 8, "type": "float", "symmetric": True, "dynamic": False}
+VERSION = "0.15.0"  # of the library's configuration that is written
 _BLOCK = 128
 
 
@@ -72,11 +73,9 @@ def compressed_form(name: str, group: int = 128) -> CompressedForm:
     return CompressedForm("pack-quantized", groups, None, lambda weight: to_int4_groups(weight, group), 1, group)
 
 
-def scheme(
-    form: CompressedForm | None, ignored: Sequence[str], kv_scales: str | None = None, version: str = "0.15.0"
-) -> dict[str, Any]:
-    """`quantization_config` of config.json; no `form`: weights are plain. `ignored`: linear layers that stay as they are; `kv_scales`: whether the
-    KV cache has a scale for each "tensor" or each head ("attn_head"); `version`: of the library that reads it."""
+def scheme(form: CompressedForm | None, ignored: Sequence[str], kv_scales: str | None = None) -> dict[str, Any]:
+    """`quantization_config` of config.json; no `form`: weights are plain. `ignored`: linear layers that stay as they
+    are; `kv_scales`: whether the KV cache has a scale for each "tensor" or each head ("attn_head")."""
     return {
         "quant_method": "compressed-tensors",
         "format": "dense" if form is None else form.format,
@@ -84,7 +83,7 @@ def scheme(
         "config_groups": {} if form is None else {"group_0": {**form.group(), "format": form.format}},
         "ignore": list(ignored),
         "kv_cache_scheme": None if kv_scales is None else {**KV_SCHEME, "strategy": kv_scales},
-        "version": version,
+        "version": VERSION,
     }
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from app.quantize.questions import is_right, same_calls
 from tools.tiny_chat import evaluate, families, template, words
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -40,9 +41,9 @@ def test_every_family_makes_examples_that_its_own_answer_passes():
                 text = template.answer_text({"content": "", "tool_calls": [{"function": c} for c in ex["expected"]]})
             else:
                 text = ex["expected"][0] if ex["check"] == "one_of" else ex["expected"]
-            assert evaluate.check(ex, text), (fam, ex)
-            assert evaluate.check(ex, "steps\n</think>\n\n" + text)
-            assert not evaluate.check(
+            assert is_right(ex, text), (fam, ex)
+            assert is_right(ex, "steps\n</think>\n\n" + text)
+            assert not is_right(
                 ex,
                 text + " x y z"
                 if ex["check"] != "tool_call"
@@ -137,5 +138,5 @@ def test_heldout_file():
     ],
 )
 def test_check(example, answer, right):
-    assert evaluate.check(example, answer) is right
-    assert evaluate.same_calls([{"name": "f", "arguments": {"x": 1}}], [{"name": "f", "arguments": '{"x": 1}'}])
+    assert is_right(example, answer) is right
+    assert same_calls([{"name": "f", "arguments": {"x": 1}}], [{"name": "f", "arguments": '{"x": 1}'}])
