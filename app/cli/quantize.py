@@ -78,7 +78,7 @@ def _add_texts(parser: argparse.ArgumentParser) -> None:
     texts.add_argument(
         "--questions",
         type=at_least(0),
-        default=126,
+        default=84,
         metavar="N",
         help="most questions of the model's own heldout.jsonl, which the built-in one has, that are answered for the "
         "report (default: %(default)s)",

@@ -71,6 +71,7 @@ class LayerwiseModel:
     directory: str
     device_name: str = "auto"
     kv_cache_dtype: str = "auto"
+    quantization: str | None = None  # of plain weights, while they are loaded
     info: ModelInfo = field(init=False)
     device: torch.device = field(init=False)
     dtype: torch.dtype = field(init=False)
@@ -119,7 +120,7 @@ class LayerwiseModel:
 
     def _context(self, index: int) -> BuildContext:
         stage = RankGroup.unconnected(index, self.info.num_layers)
-        quantization, _ = select_quantization(None, self.info.quantization_scheme, self.device, self.dtype)
+        quantization, _ = select_quantization(self.quantization, self.info.quantization_scheme, self.device, self.dtype)
         return BuildContext(
             dtype=self.dtype,
             device=self.device,

@@ -27,7 +27,7 @@ class QuantizeSettings:
     length: int = 512  # most tokens of each
     device: str = "auto"
     report: bool = True
-    questions: int = 126  # most of a model's own that are answered for the report
+    questions: int = 84  # most of a model's own that are answered for the report
     shard_bytes: int = 5 << 30
 
     def __post_init__(self) -> None:
