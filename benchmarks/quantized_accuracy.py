@@ -51,7 +51,6 @@ class Variant:
 def variants(folder: Path, device: str) -> Iterator[Variant]:
     """All rows; checkpoints are written into `folder` when their turn comes."""
     yield Variant("plain", MODEL)
-    yield Variant("online kv fp8", MODEL, kv_cache_dtype="fp8")
     for form in FORMS:
         yield Variant(f"online {form}", MODEL, form)
     for name, options in CHECKPOINTS.items():
@@ -59,6 +58,7 @@ def variants(folder: Path, device: str) -> Iterator[Variant]:
         if not output.exists():
             quantize(QuantizeSettings(str(MODEL), output, **options, report=False, device=device))
         yield Variant(f"checkpoint {name}", output, kv_cache_dtype="fp8" if options.get("kv") else "auto")
+    yield Variant("online kv fp8", MODEL, kv_cache_dtype="fp8")
 
 
 def row_of(

@@ -8,6 +8,7 @@ activation; which one, the error of the layer's output over calibration texts de
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -84,6 +85,7 @@ class InputScaleSearch(LayerObserver):
     ) -> None:
         """`names`: of the checkpoint's tensors, by our names; `chosen`: the weights that will be rounded."""
         self._tensors, self._names, self._chosen, self._round = tensors, names, set(chosen), round_weight
+        self._shared = {name for name, count in Counter(names.values()).items() if count > 1}
         self._rows_per_batch = -(-ROWS // num_batches)
         self._recorded: dict[str, tuple[Layer, str, RecordedLinear]] = {}
         self.changes: dict[str, TensorChange] = {}
@@ -154,8 +156,8 @@ class InputScaleSearch(LayerObserver):
         return best
 
     def _weight(self, module: str) -> str:
-        name = self._names.get(f"{module}.weight", "")
-        if self._names.values() and list(self._names.values()).count(name) != 1:
+        name = self._names.get(f"{module}.weight")
+        if name is None or name in self._shared:
             raise UnsupportedError(f"--awq: the checkpoint has no weight of its own for {module}")
         return name
 

@@ -9,6 +9,7 @@ from importlib import metadata
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from app.engine.quantization.compressed_form import CompressedForm, compressed_form, scheme
 from app.engine.worker.device import select_device
@@ -49,7 +50,10 @@ def quantize(settings: QuantizeSettings, say: Say = lambda line: None) -> Accura
     writer = CheckpointWriter(settings.output, settings.shard_bytes)
     try:
         calibration = _calibrate(settings, source, form, chosen, texts, say)
-        _write(settings, source, form, chosen, calibration, writer)
+        try:
+            _write(settings, source, form, chosen, calibration, writer)
+        except (OSError, SafetensorError) as error:
+            raise ConfigError(f"OUTPUT: cannot write {writer.partial}: {error}") from error
         _check_loads(settings, writer)
     except BaseException:
         writer.abandon()
