@@ -40,7 +40,7 @@ class KVScaleCalibration(LayerObserver):
                 self.scales[f"{name}.{kind}_scale"] = own.reshape(shape).contiguous()
 
     def _largest_of(self, cache: torch.Tensor) -> torch.Tensor:
-        """Of a cache [B, 2, Hkv, S, D], or of latents [B, S, D], which stand for both."""
+        """The largest numbers of a cache [B, 2, Hkv, S, D], or of latents [B, S, D], which stand for both."""
         if cache.ndim == 3:
             if self._per == "head":
                 raise UnsupportedError("--kv-scales head: latent attention has one vector for all heads; use tensor")

@@ -20,7 +20,7 @@ _ROWS = 256  # logits of so many tokens at once
 
 @dataclass(slots=True)
 class LogitErrors:
-    """Of the quantized model's logits against the original's, over all places of the texts."""
+    """Differences of the quantized model's logits from the original's, over all places of the texts."""
 
     max_error: float = 0.0
     mean_error: float = 0.0  # of the absolute differences

@@ -82,7 +82,7 @@ class _Reader:
         raise ConfigError(f"--calibration: {self._file}:{number}: expected an object with text or messages")
 
     def _chat(self, row: dict[str, Any]) -> list[int]:
-        """As the model's template has it; without one that takes it, message below message."""
+        """The conversation as the model's template has it; without one that takes it, message below message."""
         messages = list(row["messages"])
         if isinstance(row.get("expected"), str):
             messages.append({"role": "assistant", "content": row["expected"]})
