@@ -35,14 +35,19 @@ class OneDNNInt8Weight(PackedWeight):
         """x [T, K], quantized -> x W^T + bias, [T, N], in the dtype of x."""
         if not len(x):
             return x.new_empty(0, self.shape[0])
-        numbers = x.float()
-        scale = self.input_scale
-        if scale is None:
-            scale = (numbers.abs().amax(1, keepdim=True) / LARGEST).clamp_(min=LEAST_SCALE)
-        zero = _MIDDLE + self.input_zero
-        rounded = (numbers / scale + self.input_zero).round_().clamp_(-_MIDDLE, LARGEST).add_(_MIDDLE)
-        out = _product(rounded.to(torch.uint8), self.packed, self.scale, self.zeros, zero).mul_(scale)
+        rounded, scale, zero = self._quantized(x)
+        out = _product(rounded, self.packed, self.scale, self.zeros, zero).mul_(scale)
         return (out if bias is None else out.add_(bias)).to(x.dtype)
+
+    def _quantized(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
+        """As `int8.quantize_rows`, in fewer operations: numbers uint8 [T, K], scales, and which of them is 0."""
+        numbers, scale = x.float(), self.input_scale
+        if scale is not None:
+            numbers = (numbers / scale + self.input_zero).round_().clamp_(-_MIDDLE, LARGEST)
+            return numbers.add_(_MIDDLE).to(torch.uint8), scale, _MIDDLE + self.input_zero
+        scale = numbers.abs().amax(1, keepdim=True).div_(LARGEST).clamp_(min=LEAST_SCALE)
+        # Nothing is beyond the largest of its row.
+        return (numbers / scale).round_().add_(_MIDDLE).to(torch.uint8), scale, _MIDDLE
 
     def dequantize(self) -> torch.Tensor:
         """The weight in fp32 [N, K]: its products with one input at a time."""

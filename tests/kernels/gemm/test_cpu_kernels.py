@@ -86,16 +86,18 @@ def test_int8_rows_have_the_same_bits_alone_and_in_a_batch() -> None:
 
 
 @needs_int8
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("zero", [None, -20, 127])
-def test_int8_activations_with_a_scale_and_a_zero(zero: int | None) -> None:
+def test_int8_activations_with_a_scale_and_a_zero(zero: int | None, dtype: torch.dtype) -> None:
     weight = torch.randint(-128, 128, (16, 64), dtype=torch.int8)
     scale, point = torch.tensor(0.05), None if zero is None else torch.tensor(float(zero))
     stored = Int8Weight.of(weight, torch.full((16, 1), 0.5), scale, point)
-    packed = fastest(stored, torch.float32)
+    packed = fastest(stored, dtype)
     assert isinstance(packed, OneDNNInt8Weight)
-    x = torch.linspace(-20, 20, 5 * 64).view(5, 64)
-    numbers = (x / scale + (zero or 0)).round().clamp(-128, 127) - (zero or 0)
-    torch.testing.assert_close(packed.linear(x, None), numbers * scale @ (weight.float() / 2).T, rtol=1e-4, atol=1e-2)
+    x = torch.linspace(-20, 20, 5 * 64).view(5, 64).to(dtype)
+    numbers = (x.float() / scale + (zero or 0)).round().clamp(-128, 127) - (zero or 0)
+    truth = (numbers * scale @ (weight.float() / 2).T).to(dtype)
+    torch.testing.assert_close(packed.linear(x, None), truth, rtol=1e-4 if dtype == torch.float32 else 1e-2, atol=1e-2)
 
 
 @pytest.mark.parametrize("name", ["4 bits", "4 bits, groups of 16", "4 bits, groups of 24", "nf4-like", "fp8 blocks"])
