@@ -39,7 +39,7 @@ KEYS_FILE_VARIABLE = "MANTA_API_KEYS_FILE"
 
 def _kv_cache_dtype(value: Any) -> Any:
     """Two spellings, one meaning."""
-    return "fp8" if value == "fp8_e4m3" else value
+    return {"fp8_e4m3": "fp8", "int8": "int8_per_token_head"}.get(value, value) if isinstance(value, str) else value
 
 
 def _without_twins(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -90,11 +90,12 @@ class EngineConfig(Frozen):
         "CPU, the checkpoint's type on a GPU.",
     )
     cpu_offload_gb: float = Field(0, ge=0, description="GiB of each GPU's weights to keep in host memory instead.")
-    kv_cache_dtype: Annotated[Literal["auto", "fp8"], BeforeValidator(_kv_cache_dtype)] = Field(
+    kv_cache_dtype: Annotated[Literal["auto", "fp8", "int8_per_token_head"], BeforeValidator(_kv_cache_dtype)] = Field(
         "auto",
         description="`fp8`: keep keys and values in 8 bits (e4m3; also written fp8_e4m3), which halves the KV cache of "
         "a 16-bit model and the reading of it; arithmetic stays in 16 or 32 bits. With the checkpoint's k_scale and "
-        "v_scale where it has them, else 1. On GPUs of compute capability 8.9 or later, and CPUs. `auto`: as dtype.",
+        "v_scale where it has them, else 1. On GPUs of compute capability 8.9 or later, and CPUs. "
+        "`int8_per_token_head` (or int8): whole numbers, a scale for each token and head; on CPUs. `auto`: as dtype.",
     )
     quantization: Annotated[str, OneOf(QUANT_METHODS)] | None = Field(
         None,

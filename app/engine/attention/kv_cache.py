@@ -13,7 +13,7 @@ from app.engine.kv_cache.kv_groups import WHOLE, KVGroups, Window, Windows
 from app.engine.layers.attention_layer import AttentionLayer
 from app.engine.layers.cache_spec import LayerCacheSpec
 from app.errors import ConfigError
-from app.kernels.attention import KV_FP8
+from app.kernels.attention import KV_FP8, KV_INT8
 from app.platforms import platform_of
 
 
@@ -21,6 +21,10 @@ def select_kv_dtype(name: str, device: torch.device) -> torch.dtype | None:
     """The type that `kv_cache_dtype` asks for; None: the model's own. ConfigError where the device lacks it."""
     if name == "auto":
         return None
+    if name == "int8_per_token_head":
+        if device.type != "cpu":
+            raise ConfigError(f"kv_cache_dtype={name}: only CPUs have it; use fp8 or auto", param="kv_cache_dtype")
+        return KV_INT8
     if (refusal := platform_of(device).fp8_refusal(device)) is not None:
         raise ConfigError(f"kv_cache_dtype={name}: {refusal}; use auto", param="kv_cache_dtype")
     return KV_FP8
@@ -56,7 +60,13 @@ class KVCacheSpec:
     @property
     def is_quantized(self) -> bool:
         """Whether a layer keeps less than it computes with."""
-        return any(layer.dtype == KV_FP8 for layer in self.layers)
+        return bool(self.quantized_to)
+
+    @property
+    def quantized_to(self) -> str:
+        """What it is quantized to, for people; "" where it is not."""
+        names = {KV_FP8: "fp8", KV_INT8: "int8"}
+        return next((names[layer.dtype] for layer in self.layers if layer.dtype in names), "")
 
     @property
     def copy_dtype(self) -> torch.dtype:

@@ -62,15 +62,10 @@ class Attention(KVAttentionLayer):
         self.sliding_window, self.soft_cap = s.sliding_window, s.soft_cap
         self.layer_index = layer_index
         self.rotary = rotary
-        self.kv_scales = (
-            torch.ones(2, self.num_kv_heads, dtype=torch.float32, device=ctx.device) if ctx.kv_dtype else None
-        )
-        self.kv_dtype = ctx.kv_dtype or ctx.dtype
-        self.ops = ctx.attention_ops
-        self.ops.require(
+        self.choose_cache(
+            ctx,
             sliding_window=s.sliding_window is not None,
             soft_cap=s.soft_cap is not None,
-            kv_fp8=ctx.kv_dtype is not None,
             alibi=bool(s.alibi_slopes),
             sinks=s.sinks,
         )

@@ -9,9 +9,10 @@ from typing import Literal
 import torch
 
 from app.engine.layers.cache_spec import LayerCacheSpec
+from app.engine.layers.context import BuildContext
 from app.engine.layers.layer import Layer
 from app.engine.layers.weight import ShapeMismatch
-from app.kernels.attention import AttentionMetadata, AttentionOps
+from app.kernels.attention import KV_FP8, KV_INT8, SCALE_WIDTH, AttentionMetadata, AttentionOps
 
 KVScaleKind = Literal["kv", "k", "v"]  # of keys and values alike, of keys, of values
 _SCALE_ROWS: dict[KVScaleKind, list[int]] = {"kv": [0, 1], "k": [0], "v": [1]}
@@ -61,7 +62,15 @@ class KVAttentionLayer(AttentionLayer):
     sliding_window: int | None
     ops: AttentionOps
     kv_dtype: torch.dtype
-    kv_scales: torch.Tensor | None  # [2, Hkv]: keys, values
+    kv_scales: torch.Tensor | None  # [2, Hkv]: keys, values; None: not in fp8
+
+    def choose_cache(self, ctx: BuildContext, **wanted: bool) -> None:
+        """Set backend, type and scales of the cache once the heads are known; `wanted`: what the layer wants of the
+        backend besides. ConfigError names what it does not serve."""
+        self.ops, self.kv_dtype = ctx.attention_ops, ctx.kv_dtype or ctx.dtype
+        is_fp8 = self.kv_dtype == KV_FP8
+        self.kv_scales = torch.ones(2, self.num_kv_heads, dtype=torch.float32, device=ctx.device) if is_fp8 else None
+        self.ops.require(kv_fp8=is_fp8, kv_int8=self.kv_dtype == KV_INT8, **wanted)
 
     @property
     def plan_key(self) -> Hashable:
@@ -80,7 +89,8 @@ class KVAttentionLayer(AttentionLayer):
 
     def cache_spec(self) -> LayerCacheSpec:
         """Keys and values of this rank's KV heads."""
-        return LayerCacheSpec((2, self.num_kv_heads), self.head_dim, self.kv_dtype, self.sliding_window)
+        width = self.head_dim + (SCALE_WIDTH if self.kv_dtype == KV_INT8 else 0)
+        return LayerCacheSpec((2, self.num_kv_heads), width, self.kv_dtype, self.sliding_window)
 
     def set_kv_scales(self, kind: KVScaleKind, scales: torch.Tensor) -> None:
         """One number, or one for each KV head of the model, of which this rank's are taken."""

@@ -23,7 +23,8 @@ from app.engine.layers.linear import ColumnLinear, RowLinear
 from app.engine.layers.norm import RMSNorm
 from app.engine.layers.rotary import RotaryEmbedding
 from app.engine.layers.weight import ShapeMismatch
-from app.kernels.attention import AttentionMetadata
+from app.errors import ConfigError
+from app.kernels.attention import KV_INT8, AttentionMetadata
 from app.kernels.fused import LatentRotation, fused_ops
 from app.kernels.gemm import Activations
 from app.kernels.mla import chunk_tokens, mla_ops
@@ -79,6 +80,8 @@ class LatentAttention(AttentionLayer):
         self.kv_b_proj = LatentUpLinear(ctx, s.latent_size, num_heads, s.nope_dim, s.value_dim)
         self.o_proj = RowLinear(ctx, num_heads * s.value_dim, hidden_size, s.bias)
         self.layer_index, self.rotary = layer_index, rotary
+        if ctx.kv_dtype == KV_INT8:
+            raise ConfigError("kv_cache_dtype: latents are kept in fp8 or as they are", param="kv_cache_dtype")
         self.kv_dtype = ctx.kv_dtype or ctx.dtype
         self.kv_scales = torch.ones(1, dtype=torch.float32, device=ctx.device) if ctx.kv_dtype else None
         self._given_scales: dict[KVScaleKind, float] = {}

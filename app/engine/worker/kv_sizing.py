@@ -65,7 +65,7 @@ def describe(spec: KVCacheSpec, num_blocks: int, max_model_len: int) -> list[str
     if not spec.layers:
         return ["KV cache: none, every prompt is computed in one step"]
     mib = num_blocks * spec.bytes_per_block / MIB
-    kind = ", fp8" if spec.is_quantized else ""
+    kind = f", {spec.quantized_to}" if spec.is_quantized else ""
     size = f"{num_blocks} blocks of {spec.block_size} tokens ({mib:.{0 if mib >= 10 else 1}f} MiB{kind})"
     full = num_blocks * spec.bytes_per_block // (spec.bytes_per_token * spec.block_size)
     full_room = f"{full / spec.whole.num_blocks(max_model_len):.1f}"

@@ -6,8 +6,9 @@ query_start_loc[r] <= t < query_start_loc[r + 1]; its position is seq_lens[r] - 
 Attention is causal over the request's first `seq_lens[r]` positions, which `block_table[r]` maps to blocks.
 There is no prefill or decode mode (I1): a request brings any number of query tokens.
 
-The cache has the model's type, or it is quantized: then its type is `KV_FP8`, and `kv_scales` fp32 [2, Hkv] holds a
-scale for the keys and one for the values of each head. What is written is x / scale, clamped to +-`KV_FP8_MAX` and
+The cache has the model's type, or it is quantized. In `KV_INT8` (int8_cache.py) each vector brings its scale, and the
+cache is [B, 2, Hkv, S, D + SCALE_WIDTH]. In `KV_FP8` `kv_scales` fp32 [2, Hkv] holds a scale for the keys and one for
+the values of each head. What is written is x / scale, clamped to +-`KV_FP8_MAX` and
 rounded once; what is read is the stored number times its scale. Arithmetic is that of an unquantized cache, in 16 or
 32 bits: stored numbers convert exactly, the key's scale joins that of the scores, the value's the result.
 """
@@ -27,13 +28,16 @@ from app.errors import ConfigError
 FEATURES = {
     "sliding_window": "sliding windows",
     "soft_cap": "soft caps",
-    "kv_fp8": "a quantized KV cache",
+    "kv_fp8": "a KV cache in fp8",
+    "kv_int8": "a KV cache in int8",
     "sinks": "attention sinks",
     "alibi": "ALiBi",
 }
 
 KV_FP8 = torch.float8_e4m3fn
 KV_FP8_MAX = 448.0
+KV_INT8 = torch.int8
+SCALE_WIDTH = 4  # numbers of int8 that a vector's scale takes behind it
 
 
 @dataclass(slots=True)
@@ -101,7 +105,8 @@ class AttentionOps:
     """
 
     prepare: Callable[..., None]  # (meta: AttentionMetadata, *, num_heads, num_kv_heads, head_dim, block_size) -> None
-    # (key [T, Hkv, D], value [T, Hkv, D], kv_cache [B, 2, Hkv, S, D], slot_mapping int64 [T], kv_scales=None) -> None
+    # (key [T, Hkv, D], value [T, Hkv, D], kv_cache [B, 2, Hkv, S, D], slot_mapping int64 [T], kv_scales=None) -> None;
+    # a cache of KV_INT8 is SCALE_WIDTH wider
     write_kv: Callable[..., None]
     # (query [T, Hq, D], kv_cache [B, 2, Hkv, S, D], meta, *, scale, sliding_window=None, soft_cap=None, kv_scales=None,
     # bias=None) -> [T, Hq, D]; `bias` is given only where a layer has one

@@ -204,6 +204,6 @@ OPS = AttentionOps(
     write_kv=write_kv,
     paged_attention=paged_attention,
     device_types=("cpu", "cuda"),
-    features=frozenset(FEATURES),
+    features=frozenset(FEATURES) - {"kv_int8"},
     name="flex",
 )

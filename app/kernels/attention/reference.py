@@ -15,10 +15,12 @@ from app.kernels.attention import (
     FEATURES,
     KV_FP8,
     KV_FP8_MAX,
+    KV_INT8,
     AttentionMetadata,
     AttentionOps,
     AttentionOptions,
     HeadBias,
+    int8_cache,
     torch_in_place,
 )
 from app.kernels.attention.torch_biased import attend_biased
@@ -44,6 +46,8 @@ def write_kv(
     if kv_scales is not None:
         key, value = (_movable(quantize(x, scales)) for x, scales in zip((key, value), kv_scales, strict=True))
         kv_cache = _movable(kv_cache)
+    elif kv_cache.dtype == KV_INT8:
+        key, value = int8_cache.pack(key), int8_cache.pack(value)
     if int(slot_mapping.min()) < 0:
         kept = slot_mapping >= 0
         key, value, slot_mapping = key[kept], value[kept], slot_mapping[kept]
@@ -52,6 +56,11 @@ def write_kv(
     offsets = slot_mapping - blocks * block_size
     kv_cache[blocks, 0, :, offsets] = key
     kv_cache[blocks, 1, :, offsets] = value
+
+
+def _readable(stored: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Stored vectors as numbers of `dtype`; fp8 without its scales."""
+    return int8_cache.unpack(stored, dtype) if stored.dtype == KV_INT8 else stored.to(dtype)
 
 
 def _movable(x: torch.Tensor) -> torch.Tensor:
@@ -83,7 +92,7 @@ def naive_paged_attention(
         positions = torch.arange(seq_len, device=query.device)
         blocks = meta.block_table[request].long()[positions // kv_cache.shape[3]]
         stored = _movable(kv_cache)[blocks, :, :, positions % kv_cache.shape[3]].view(kv_cache.dtype)
-        context = stored.float()  # [seq_len, 2, Hkv, D]
+        context = _readable(stored, torch.float32)  # [seq_len, 2, Hkv, D]
         if kv_scales is not None:
             context = context * kv_scales[:, :, None]
         key, value = context.repeat_interleave(group, dim=2).unbind(1)
@@ -125,7 +134,7 @@ def paged_attention(
     """The CPU path: same arguments and result as `naive_paged_attention`, in the dtype of `query`."""
     plan = meta.plan
     assert isinstance(plan, TorchPlan), "call prepare(meta, ...) before the first layer"
-    assert (kv_scales is None) == (kv_cache.dtype == query.dtype), "a quantized cache comes with its scales"
+    assert (kv_scales is None) == (kv_cache.dtype != KV_FP8), "a cache in fp8 comes with its scales"
     if bias is not None:
         options = AttentionOptions(scale, sliding_window, soft_cap, kv_scales, bias)
         return attend_biased(naive_paged_attention, query, kv_cache, meta, options)
@@ -171,7 +180,7 @@ def _gather(kv_cache: torch.Tensor, pieces: torch.Tensor, plan: TorchPlan, dtype
     gathered = plan.scratch(kv_cache, pieces.numel())
     table = _movable(kv_cache).flatten(0, 2).flatten(1)
     torch.index_select(table, 0, pieces.flatten(), out=_movable(gathered))
-    return gathered.view(*pieces.shape[:3], -1, kv_cache.shape[4]).to(dtype)
+    return _readable(gathered.view(*pieces.shape[:3], -1, kv_cache.shape[4]), dtype)
 
 
 def _decode(

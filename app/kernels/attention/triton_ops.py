@@ -157,6 +157,6 @@ OPS = AttentionOps(
     paged_attention=paged_attention,
     shares_prefixes=True,
     is_capturable=True,
-    features=frozenset(FEATURES),
+    features=frozenset(FEATURES) - {"kv_int8"},
     name="triton",
 )

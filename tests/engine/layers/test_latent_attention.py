@@ -15,7 +15,7 @@ from app.engine.layers.latent_step import NEVER
 from app.engine.layers.rope_scaling import RopeSettings
 from app.engine.layers.rotary import RotaryEmbedding
 from app.engine.layers.weight import ShapeMismatch, Weight
-from app.errors import UnsupportedError
+from app.errors import ConfigError, UnsupportedError
 from app.kernels.attention import KV_FP8
 from tests.engine.layers.test_tensor_parallel_shares import CPU, Recorded, context
 from tests.kernels.mla.test_reference import step
@@ -94,3 +94,9 @@ def test_a_bias_that_only_latents_would_have_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="attention_bias without q_lora_rank"):
         layer(replace(SETTINGS, query_rank=None, bias=True))
     assert isinstance(layer(replace(SETTINGS, bias=True)).input_proj.bias, Weight)
+
+
+def test_latents_are_not_kept_in_int8() -> None:
+    with pytest.raises(ConfigError, match="latents are kept in fp8 or as they are") as raised:
+        layer(SETTINGS, torch.int8)
+    assert raised.value.param == "kv_cache_dtype"

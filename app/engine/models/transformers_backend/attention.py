@@ -55,15 +55,10 @@ class PagedAttention(KVAttentionLayer):
         self.soft_cap, self.sliding_window = call.soft_cap, call.sliding_window
         self.layer_index = layer_index
         self.step = step
-        self.kv_scales = (
-            torch.ones(2, self.num_kv_heads, dtype=torch.float32, device=ctx.device) if ctx.kv_dtype else None
-        )
-        self.kv_dtype = ctx.kv_dtype or ctx.dtype
-        self.ops = ctx.attention_ops
-        self.ops.require(
+        self.choose_cache(
+            ctx,
             sliding_window=call.sliding_window is not None,
             soft_cap=call.soft_cap is not None,
-            kv_fp8=ctx.kv_dtype is not None,
             sinks=call.has_sinks,
         )
         self.is_capturable = self.ops.is_capturable and is_capturable
