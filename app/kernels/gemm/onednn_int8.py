@@ -40,7 +40,7 @@ class OneDNNInt8Weight(PackedWeight):
         return (out if bias is None else out.add_(bias)).to(x.dtype)
 
     def _quantized(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
-        """As `int8.quantize_rows`, in fewer operations: numbers uint8 [T, K], scales, and which of them is 0."""
+        """Numbers uint8 [T, K], scales, and which number is 0: `int8.quantize_rows` in fewer operations."""
         numbers, scale = x.float(), self.input_scale
         if scale is not None:
             numbers = (numbers / scale + self.input_zero).round_().clamp_(-_MIDDLE, LARGEST)
