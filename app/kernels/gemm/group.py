@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from app.kernels.gemm.stored import Form, StoredTiles, bits_of, block_for, groups_first, pack_words
+from app.kernels.gemm.stored import Form, StoredTiles, bits_of, block_for, groups_first, pack_words, within_range
 from app.kernels.gemm.tiled import TiledWeight
 
 _LARGE_GROUP = 64  # inputs: four bytes of a scale for as many do not count
@@ -49,10 +49,9 @@ class GroupWeight(TiledWeight):
         group = group or -(-q.shape[1] // scale.shape[1])
         if offset is not None and torch.equal(offset.float(), -middle * scale.float()):
             offset = None  # a kernel has less to do
-        if offset is None:
-            q = q + (own - middle)  # never beyond the stored bits: the middle becomes the middle
-        else:
-            offset = offset.float() + own * scale.float()
+        q = q + (own - middle)  # never beyond the stored bits: the middle becomes the middle
+        if offset is not None:
+            offset = offset.float() + middle * scale.float()  # no larger than the weights are
         if form == "int8":
             q = q ^ 0x80
         block = block_for(form, group)
@@ -85,4 +84,4 @@ def _narrow(groups: torch.Tensor, group: int, dtype: torch.dtype) -> torch.Tenso
     for half in (torch.float16, torch.bfloat16):
         if torch.equal(groups.to(half).to(groups.dtype), groups):
             return groups.to(half)
-    return groups.to(dtype) if group < _LARGE_GROUP else groups
+    return within_range(groups, dtype) if group < _LARGE_GROUP else groups

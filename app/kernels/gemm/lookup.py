@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from app.kernels.gemm.stored import E2M1, Form, StoredTiles, block_for, groups_first, pack_words
+from app.kernels.gemm.stored import E2M1, Form, StoredTiles, block_for, groups_first, pack_words, within_range
 from app.kernels.gemm.tiled import TiledWeight
 
 
@@ -32,7 +32,8 @@ class TableWeight(TiledWeight):
         *,
         group: int | None = None,
     ) -> TableWeight:
-        """codes uint8 [N, K] below 16, table [16] or [N, 16], scale [N, groups]; table and scales are kept in `dtype`.
+        """codes uint8 [N, K] below 16, table [16] or [N, 16], scale [N, groups]; table and scales are kept in `dtype`,
+        scales beyond its range in fp32.
 
         group: inputs that share a scale; left out, K / groups, rounded up.
         """
@@ -42,7 +43,7 @@ class TableWeight(TiledWeight):
         block = block_for(form, group)
         sizes = codes.shape[1], block, group
         tiles = StoredTiles(
-            form, pack_words(codes, 4, block), groups_first(scale.to(dtype), *sizes), None,
+            form, pack_words(codes, 4, block), groups_first(within_range(scale, dtype), *sizes), None,
             None if is_e2m1 else table.to(dtype).contiguous(), *sizes,
         )  # fmt: skip
         return cls(tiles)

@@ -49,6 +49,12 @@ def unpack_words(words: torch.Tensor, bits: int, block: int, size: int) -> torch
     return ((split >> shifts) & ((1 << bits) - 1)).to(torch.uint8).flatten(1)[:, :size]
 
 
+def within_range(groups: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Scales in `dtype`, in fp32 where that would take more from one than a few bits, as fp16 does from small ones."""
+    rounded = groups.to(dtype)
+    return rounded if torch.allclose(rounded.float(), groups.float(), rtol=2.0**-8, atol=0.0) else groups.float()
+
+
 def groups_first(groups: torch.Tensor, size: int, block: int, group: int) -> torch.Tensor:
     """[N, groups] of K = size -> [groups, N], with zeros for what blocks hold behind K."""
     padded = -(-size // block) * block
