@@ -25,6 +25,7 @@ class QuantizedLayer(Layer, ABC):
     """Made with plain weights; then told its methods, while it has no memory; filled; packed."""
 
     kind: ClassVar[ModuleKind] = "linear"
+    stays_plain: ClassVar[bool] = False  # no method that rounds plain weights has it: it takes what a checkpoint stores
     methods: Mapping[str, QuantMethod] = MappingProxyType({})  # of its parts; one that is not among them is plain
 
     @property

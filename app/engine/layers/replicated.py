@@ -1,13 +1,19 @@
-"""Small layers that every rank holds in full: tables of positions, heads of classifiers."""
+"""Small layers that every rank holds in full: tables of positions, heads of classifiers, gates."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from app.engine.layers.context import BuildContext
+from app.engine.layers.quantized_layer import LayerPart, QuantizedLayer
+from app.engine.layers.stored_weight import StoredWeight
 from app.engine.layers.weight import REPLICATED, Weight
+from app.engine.quantization.base import QuantMethod, Share
+from app.engine.quantization.plain import PLAIN_METHOD
 
 
 class ReplicatedTable(nn.Module):
@@ -22,14 +28,50 @@ class ReplicatedTable(nn.Module):
         return F.embedding(indices, self.weight)
 
 
-class ReplicatedLinear(nn.Module):
-    """y = x W^T + b."""
+class ReplicatedLinear(QuantizedLayer):
+    """y = x W^T + b. What is stored in a quantized form is dequantized at load."""
+
+    stays_plain = True
+    weight: Weight  # where a quantization method stores a leaf of this name
 
     def __init__(self, ctx: BuildContext, input_size: int, output_size: int, bias: bool = True) -> None:
         super().__init__()
-        self.weight = Weight(torch.empty(output_size, input_size, dtype=ctx.dtype), REPLICATED)
+        self.dtype = ctx.dtype
+        self._outputs, self._inputs = (Share(0, size, 0, size) for size in (output_size, input_size))
+        self.stored = StoredWeight(self, PLAIN_METHOD, {"": self._outputs}, self._inputs, self.dtype)
         self.bias = Weight(torch.empty(output_size, dtype=ctx.dtype), REPLICATED) if bias else None
+        self.dequantized: torch.Tensor | None = None  # [N, K], of a quantized one
+
+    @property
+    def quantized_parts(self) -> Mapping[str, LayerPart]:
+        """See QuantizedLayer."""
+        return {"": LayerPart(self._outputs.whole, self._inputs.whole, self.bias is not None)}
+
+    def store(self, methods: Mapping[str, QuantMethod]) -> None:
+        """See QuantizedLayer."""
+        self.stored.remove()
+        self.stored = StoredWeight(self, methods[""], {"": self._outputs}, self._inputs, self.dtype)
+
+    def pack(self) -> None:
+        """Dequantize; a plain weight multiplies as it was loaded."""
+        if not self.stored.is_plain:
+            self.dequantized = self.stored.form().dequantize().to(self.dtype)
+            self.stored.drop()
+
+    @property
+    def made(self) -> object:
+        """See QuantizedLayer."""
+        return self.dequantized
+
+    def drop_packed(self) -> None:
+        """See QuantizedLayer."""
+        self.dequantized = None
+
+    @property
+    def multiplier(self) -> torch.Tensor:
+        """[N, K]."""
+        return self.weight if self.dequantized is None else self.dequantized
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[N, input_size] -> [N, output_size], in the weights' type."""
-        return F.linear(x.to(self.weight.dtype), self.weight, self.bias)
+        return F.linear(x.to(self.dtype), self.multiplier, self.bias)

@@ -104,7 +104,9 @@ def store_quantized(
             first_output=first,
         )
         with torch.device("cpu"), named_errors(module.name):  # where it may look at tensors
-            methods.setdefault(layer, {})[part] = method.method_of(stored) or PLAIN_METHOD
+            keeps = layer.stays_plain and (stored.tensors is None or stored.is_plain)
+            chosen = None if keeps else method.method_of(stored)
+            methods.setdefault(layer, {})[part] = chosen or PLAIN_METHOD
     for layer, of_parts in methods.items():
         layer.methods = of_parts
         layer.store(of_parts)

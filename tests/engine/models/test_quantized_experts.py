@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 from app.backends import QUANT_METHODS
 from app.engine.layers.experts.expert_mlp import Experts
+from app.engine.layers.replicated import ReplicatedLinear
 from app.errors import UnsupportedError
 from app.kernels.moe.stacked import StackedExperts
 from tests.engine.models.expert_variants import EXPERT_VARIANTS
@@ -39,8 +40,10 @@ def experts(driver: Any) -> list[Experts]:
 def test_logits_equal_transformers(name: str, tmp_path: Path) -> None:
     family, changes = EXPERT_VARIANTS[name]
     source = tiny_model(family, **{**changes, **WIDTHS})
-    directory = quantized(source, tmp_path / "model", linear=r"(_proj|\.w[123])\.weight$")
+    directory = quantized(source, tmp_path / "model", linear=r"(_proj|\.w[123]|gate)\.weight$")
     driver = check_logits(directory)
+    gates = [layer for layer in driver.worker._parts.model.modules() if isinstance(layer, ReplicatedLinear)]
+    assert [layer.stored.is_plain for layer in gates] == [False] * (4 if name == "qwen2_moe" else 2)
     assert all(layer.gate_up_proj.packed is not None for layer in experts(driver))
     assert all(layer.gate_up_proj.weight.is_meta for layer in experts(driver) if hasattr(layer.gate_up_proj, "weight"))
 

@@ -84,7 +84,7 @@ class ExpertMLP(Layer):
 
     def forward(self, x: Activations, epilogue: Epilogue[ResultT], ctx: ForwardContext) -> ResultT:
         """x [T, C] -> the output [T, C], and what follows it."""
-        rows: ExpertRows = self.experts(x, self.gate(x, ctx), ctx)
+        rows: ExpertRows = self.experts(x, self.gate.choose(x, ctx), ctx)
         rows.shared = self._shared(x)
         if self.tp.size > 1:
             return epilogue.after(self.tp.all_reduce(rows.materialize()))
@@ -96,4 +96,4 @@ class ExpertMLP(Layer):
         shared: torch.Tensor = self.shared_experts(x, PLAIN)
         if self.shared_expert_gate is None:
             return shared
-        return self.linear(x, self.shared_expert_gate.weight, None).sigmoid() * shared
+        return self.linear(x, self.shared_expert_gate.multiplier, None).sigmoid() * shared

@@ -8,32 +8,30 @@ import torch
 
 from app.engine.layers.context import BuildContext, ForwardContext
 from app.engine.layers.experts.settings import ExpertSettings
-from app.engine.layers.layer import Layer
+from app.engine.layers.replicated import ReplicatedLinear
 from app.engine.layers.weight import REPLICATED, Weight
 from app.kernels.gemm import Activations
 from app.kernels.moe import Routing, moe_ops
 
 
-class Gate(Layer):
-    """One product and the model's rule; every rank chooses alike. Its weights are never quantized."""
+class Gate(ReplicatedLinear):
+    """One product and the model's rule; every rank chooses alike."""
 
     def __init__(self, ctx: BuildContext, hidden_size: int, settings: ExpertSettings, num_shared: int = 0) -> None:
         """`num_shared`: experts behind those that are chosen from, that every token goes to."""
-        super().__init__()
         num_experts = settings.num_experts
-        self.weight = Weight(torch.empty(num_experts, hidden_size, dtype=ctx.dtype), REPLICATED)
-        self.bias = Weight(torch.empty(num_experts, dtype=ctx.dtype), REPLICATED) if settings.gate_bias else None
+        super().__init__(ctx, hidden_size, num_experts, settings.gate_bias)
         self.e_score_correction_bias = (
             Weight(torch.empty(num_experts, dtype=torch.float32), REPLICATED) if settings.corrects else None
         )
         self.rule = replace(settings.rule_in(ctx.dtype), num_shared=num_shared)
         self.ops = moe_ops(ctx.device)
 
-    def forward(self, x: Activations, ctx: ForwardContext) -> Routing:
+    def choose(self, x: Activations, ctx: ForwardContext) -> Routing:
         """x [T, C] -> experts [T, K] and their weights; padding goes to none."""
         return self.ops.gate(
             x,
-            self.weight,
+            self.multiplier,
             self.bias,
             self.rule,
             correction=self.e_score_correction_bias,
