@@ -157,7 +157,9 @@ class EngineConfig(Frozen):
     enable_eplb: bool = Field(
         False, description="With enable_expert_parallel: move and copy experts so that GPUs are equally busy."
     )
-    num_redundant_experts: int = Field(0, ge=0, description="Copies of experts in a layer, with enable_eplb.")
+    num_redundant_experts: int = Field(
+        0, ge=0, description="Copies of experts in a layer (enable_eplb), rounded up to as many slots on each GPU."
+    )
     eplb_window_size: int = Field(1000, ge=1, description="Steps whose tokens decide where experts go (enable_eplb).")
     eplb_step_interval: int = Field(3000, ge=1, description="Steps from one such decision to the next (enable_eplb).")
     small_all_reduce: Literal["auto", "nccl", "symmetric_memory"] = Field(
