@@ -18,7 +18,7 @@ import torch.nn.functional as F
 
 from app.kernels.gemm import PackedWeight
 from app.kernels.gemm.group import GroupWeight, of_inputs
-from app.kernels.gemm.stored import StoredTiles, bits_of, unpack_words
+from app.kernels.gemm.stored import StoredTiles, unpack_words
 
 _GROUPS = (256, 128, 64, 32)  # inputs that share a scale in the operator
 _DTYPES = (torch.float32, torch.bfloat16)
@@ -104,7 +104,7 @@ class AtenInt4Kernel:
         group = _group(tiles)
         if not group or not width:
             return None
-        codes = unpack_words(tiles.words, bits_of(tiles.form), tiles.block, tiles.size)
+        codes = unpack_words(tiles.words, tiles.form, tiles.block, tiles.size)
         scale, offset = _of_groups(tiles.scales, tiles, group), _of_groups(tiles.offsets, tiles, group)
         if tiles.form == "nibble":
             scale, offset = _rounded(scale, offset, 8, dtype)

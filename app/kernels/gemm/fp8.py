@@ -44,7 +44,7 @@ class Fp8Weight(TiledWeight):
     def of(cls, weight: torch.Tensor, scale: torch.Tensor, input_scale: torch.Tensor | None = None) -> Fp8Weight:
         """weight e4m3 [N, K], scale [N, 1]."""
         size = weight.shape[1]
-        words = pack_words(weight.view(torch.uint8), 8, BLOCK)
+        words = pack_words(weight.view(torch.uint8), "e4m3", BLOCK)
         tiles = StoredTiles("e4m3", words, scale.float().t().contiguous(), None, None, size, BLOCK, max(size, BLOCK))
         return cls(tiles, input_scale)
 

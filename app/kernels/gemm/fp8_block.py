@@ -41,7 +41,7 @@ class Fp8BlockWeight(TiledWeight):
     def of(cls, weight: torch.Tensor, scale: torch.Tensor, block: tuple[int, int]) -> Fp8BlockWeight:
         """weight e4m3 [N, K], scale [ceil(N / block[0]), ceil(K / block[1])], by which it is multiplied."""
         depth = block_for("e4m3", block[1])
-        words = pack_words(weight.view(torch.uint8), 8, depth)
+        words = pack_words(weight.view(torch.uint8), "e4m3", depth)
         sizes = weight.shape[1], depth, block[1]
         scales = groups_first(scale.float(), *sizes)
         padded = F.pad(scale.float(), (0, -scale.shape[1] % 4)).contiguous()

@@ -57,7 +57,7 @@ class GroupWeight(TiledWeight):
         block = block_for(form, group)
         sizes = q.shape[1], block, group
         tiles = StoredTiles(
-            form, pack_words(q, bits_of(form), block), groups_first(_narrow(scale, group, dtype), *sizes),
+            form, pack_words(q, form, block), groups_first(_narrow(scale, group, dtype), *sizes),
             None if offset is None else groups_first(_narrow(offset, group, dtype), *sizes), None, *sizes,
         )  # fmt: skip
         return cls(tiles, order)

@@ -57,7 +57,7 @@ class Int8Weight(TiledWeight):
     ) -> Int8Weight:
         """weight int8 [N, K], scale [N, 1]."""
         size = weight.shape[1]
-        words = pack_words(weight.view(torch.uint8), 8, BLOCK)
+        words = pack_words(weight.view(torch.uint8), "int8", BLOCK)
         tiles = StoredTiles("int8", words, scale.float().t().contiguous(), None, None, size, BLOCK, max(size, BLOCK))
         sums = None if input_zero is None else weight.sum(1, dtype=torch.int32)
         return cls(tiles, input_scale, input_zero, sums)

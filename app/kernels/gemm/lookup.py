@@ -7,8 +7,19 @@ from dataclasses import dataclass
 
 import torch
 
-from app.kernels.gemm.stored import E2M1, Form, StoredTiles, block_for, groups_first, pack_words, within_range
+from app.kernels.gemm.stored import (
+    E2M1,
+    Form,
+    StoredTiles,
+    block_for,
+    exponent_words,
+    groups_first,
+    pack_words,
+    within_range,
+)
 from app.kernels.gemm.tiled import TiledWeight
+
+MX_GROUP = 32  # inputs that share a power of two
 
 
 @dataclass(slots=True, frozen=True)
@@ -33,7 +44,7 @@ class TableWeight(TiledWeight):
         group: int | None = None,
     ) -> TableWeight:
         """codes uint8 [N, K] below 16, table [16] or [N, 16], scale [N, groups]; table and scales are kept in `dtype`,
-        scales beyond its range in fp32.
+        scales beyond its range in fp32, powers of two for groups of OCP's size as exponents.
 
         group: inputs that share a scale; left out, K / groups, rounded up.
         """
@@ -42,8 +53,10 @@ class TableWeight(TiledWeight):
         group = group or -(-codes.shape[1] // scale.shape[1])
         block = block_for(form, group)
         sizes = codes.shape[1], block, group
+        exponents = exponent_words(groups_first(scale.float(), *sizes)) if is_e2m1 and group == MX_GROUP else None
+        scales = groups_first(within_range(scale, dtype), *sizes) if exponents is None else exponents
         tiles = StoredTiles(
-            form, pack_words(codes, 4, block), groups_first(within_range(scale, dtype), *sizes), None,
+            form, pack_words(codes, form, block), scales, None,
             None if is_e2m1 else table.to(dtype).contiguous(), *sizes,
         )  # fmt: skip
         return cls(tiles)

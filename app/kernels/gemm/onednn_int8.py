@@ -63,7 +63,7 @@ class OneDNNInt8Kernel:
         if not isinstance(weight, Int8Weight) or weight.tiles.words.device.type != "cpu" or not _works():
             return None
         tiles = weight.tiles
-        numbers = unpack_words(tiles.words, 8, tiles.block, tiles.size).contiguous().view(torch.int8)
+        numbers = unpack_words(tiles.words, tiles.form, tiles.block, tiles.size).contiguous().view(torch.int8)
         zero = 0 if weight.input_zero is None else int(weight.input_zero)
         return _packed(numbers, tiles.scales.flatten(), weight.input_scale, zero)
 

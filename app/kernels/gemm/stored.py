@@ -6,6 +6,7 @@ stored weight is worth.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,6 +15,8 @@ import torch
 Form = Literal["nibble", "e2m1", "table", "int8", "e4m3"]
 BLOCK = 128  # inputs of a row that a kernel reads at a time
 _LEAST_RUN = 16  # inputs that tensor cores sum up at a time
+# Where the bits of a part's code lie in a word, lowest first. Those of e2m1 are nearest to where a bf16 has them.
+_E2M1_BITS = ((6, 7, 8, 15), (3, 4, 5, 12), (9, 10, 11, 14), (0, 1, 2, 13))
 E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0])
 
 
@@ -30,23 +33,57 @@ def block_for(form: Form, group: int) -> int:
     return block
 
 
-def pack_words(codes: torch.Tensor, bits: int, block: int) -> torch.Tensor:
+def code_bits(form: Form, part: int) -> tuple[int, ...]:
+    """Where the bits of a part's code lie in a word, lowest first."""
+    bits = bits_of(form)
+    return _E2M1_BITS[part] if form == "e2m1" else tuple(range(bits * part, bits * part + bits))
+
+
+def bit_moves(sources: Sequence[int], targets: Sequence[int]) -> dict[int, int]:
+    """How bits come from some places to others: by how far to the left, which bits of those that are there then."""
+    moves: dict[int, int] = {}
+    for source, target in zip(sources, targets, strict=True):
+        moves[target - source] = moves.get(target - source, 0) | 1 << target
+    return moves
+
+
+def pack_words(codes: torch.Tensor, form: Form, block: int) -> torch.Tensor:
     """uint8 [N, K], each below 2^bits -> int16 [N, ceil(K / block) * block * bits / 16]; what is behind K is 0."""
+    bits = bits_of(form)
     parts, (num_rows, size) = 16 // bits, codes.shape
     codes = torch.nn.functional.pad(codes, (0, -size % block))
     split = codes.view(num_rows, codes.shape[1] // block, parts, block // parts)
     words = torch.zeros(split[:, :, 0].shape, dtype=torch.int32, device=codes.device)
     for part in range(parts):
-        words |= split[:, :, part].int() << (bits * part)
+        for left, mask in bit_moves(range(bits), code_bits(form, part)).items():
+            words |= _shifted(split[:, :, part].int(), left) & mask
     return torch.where(words >= 1 << 15, words - (1 << 16), words).to(torch.int16).flatten(1)
 
 
-def unpack_words(words: torch.Tensor, bits: int, block: int, size: int) -> torch.Tensor:
+def unpack_words(words: torch.Tensor, form: Form, block: int, size: int) -> torch.Tensor:
     """The codes, uint8 [N, size]."""
+    bits = bits_of(form)
     parts = 16 // bits
-    split = words.view(len(words), words.shape[1] * parts // block, 1, block // parts).int()
-    shifts = torch.arange(0, 16, bits, dtype=torch.int32, device=words.device).view(parts, 1)
-    return ((split >> shifts) & ((1 << bits) - 1)).to(torch.uint8).flatten(1)[:, :size]
+    split = words.view(len(words), words.shape[1] * parts // block, block // parts).int()
+    codes = torch.zeros(*split.shape[:2], parts, split.shape[2], dtype=torch.int32, device=words.device)
+    for part in range(parts):
+        for left, mask in bit_moves(code_bits(form, part), range(bits)).items():
+            codes[:, :, part] |= _shifted(split, left) & mask
+    return codes.to(torch.uint8).flatten(1)[:, :size]
+
+
+def _shifted(numbers: torch.Tensor, left: int) -> torch.Tensor:
+    return numbers << left if left >= 0 else numbers >> -left
+
+
+def exponent_words(groups: torch.Tensor) -> torch.Tensor | None:
+    """Scales [4 * blocks, N] that are powers of two as int32 [blocks, N]: the exponents of a block's four, as fp32 has
+    them, the first one lowest; 0 stands for 0. None if some are not."""
+    mantissa, exponent = torch.frexp(groups.float())
+    if len(groups) % 4 or bool(((mantissa != 0.5) & (groups != 0)).any()):
+        return None
+    exponents = torch.where(groups == 0, 0, exponent + 126).clamp(0, 254)
+    return exponents.to(torch.uint8).view(-1, 4, groups.shape[1]).transpose(1, 2).contiguous().view(torch.int32)[..., 0]
 
 
 def within_range(groups: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -67,7 +104,8 @@ class StoredTiles:
 
     form: Form
     words: torch.Tensor  # int16 [N, blocks * block * bits / 16]
-    scales: torch.Tensor  # [groups, ceil(N / scale_rows)] of a floating type (groups_first)
+    # [groups, ceil(N / scale_rows)] of a floating type (groups_first), or int32 [blocks, N] (exponent_words)
+    scales: torch.Tensor
     offsets: torch.Tensor | None  # the same; None: zeros
     table: torch.Tensor | None  # of form "table": [16] or [N, 16]
     size: int  # K
@@ -99,7 +137,7 @@ class StoredTiles:
 
     def numbers(self, start: int, stop: int) -> torch.Tensor:
         """Rows start..stop without their scales, fp32 [stop - start, K]."""
-        codes = unpack_words(self.words[start:stop], bits_of(self.form), self.block, self.size)
+        codes = unpack_words(self.words[start:stop], self.form, self.block, self.size)
         if self.form == "e4m3":
             return codes.view(torch.float8_e4m3fn).float()
         if self.form == "int8":
@@ -119,6 +157,9 @@ class StoredTiles:
 
     def _spread(self, groups: torch.Tensor, start: int, stop: int) -> torch.Tensor:
         """[groups, N / scale_rows] -> fp32 [stop - start, K]."""
+        if groups.dtype == torch.int32:
+            exponents = groups.unsqueeze(2).view(torch.uint8).transpose(1, 2).flatten(0, 1).int()
+            groups = (exponents << 23).view(torch.float32)
         rows = torch.arange(start, stop, device=groups.device) // self.scale_rows
         of_rows = groups[:, rows].t().float()
         if len(groups) == 1:

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from app.kernels.gemm.stored import StoredTiles
-from app.kernels.gemm.triton_forms import parts_of, unpack_part
+from app.kernels.gemm.triton_forms import exponent_scale, parts_of, unpack_part
 from app.kernels.launch import cdiv
 from app.kernels.quick_launch import quick_launch
 
@@ -35,7 +35,11 @@ def dequantize_kernel(
         m = m_n[:, None] & (o_k < K)
         o_scale = (o_k // group).to(tl.int64) * num_scales + o_n[:, None] // ROWS
         b_w = unpack_part(b_words, p_entries, j, FORM, p_out.dtype.element_ty).to(tl.float32)
-        b_w *= tl.load(p_scales + o_scale, mask=m, other=0.0).to(tl.float32)
+        if p_scales.dtype.element_ty == tl.int32:
+            b_exponents = tl.load(p_scales + i_k.to(tl.int64) * num_scales + o_n[:, None], mask=m_n[:, None], other=0)
+            b_w *= exponent_scale(b_exponents, j)
+        else:
+            b_w *= tl.load(p_scales + o_scale, mask=m, other=0.0).to(tl.float32)
         if p_offsets is not None:
             b_w += tl.load(p_offsets + o_scale, mask=m, other=0.0).to(tl.float32)
         p_o = p_out + (o_n[:, None] - start).to(tl.int64) * K + o_k

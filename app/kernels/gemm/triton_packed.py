@@ -14,15 +14,21 @@ import triton
 import triton.language as tl
 
 from app.kernels.fused.triton_ops import activate
-from app.kernels.gemm.triton_forms import parts_of, unpack_part
+from app.kernels.gemm.triton_forms import exponent_scale, parts_of, unpack_part
 from app.kernels.quick_launch import quick_launch
 
 
 @triton.jit
 def group_scales(p_groups, block, num_groups, o_n, m_n, per, G: tl.constexpr, PART: tl.constexpr):
-    """[BN]: the scales of part PART of G of a block, each for `per` such parts; p_groups [groups, num_groups]."""
-    o_group = ((block * G + PART) // per).to(tl.int64) * num_groups
-    return tl.load(p_groups + o_group + o_n, mask=m_n, other=0.0)
+    """[BN]: the scales of part PART of G of a block, each for `per` such parts; p_groups [groups, num_groups], or int32
+    [blocks, num_groups] (`exponent_words`)."""
+    if p_groups.dtype.element_ty == tl.int32:
+        b_words = tl.load(p_groups + block.to(tl.int64) * num_groups + o_n, mask=m_n, other=0)
+        b_scale = exponent_scale(b_words, PART)
+    else:
+        o_group = ((block * G + PART) // per).to(tl.int64) * num_groups
+        b_scale = tl.load(p_groups + o_group + o_n, mask=m_n, other=0.0)
+    return b_scale
 
 
 @triton.jit

@@ -7,11 +7,12 @@ better, the same command says.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from app.kernels.launch import next_power_of_2
+from app.kernels.gemm.stored import StoredTiles, bits_of
+from app.kernels.launch import cdiv, next_power_of_2
 from app.kernels.moe.triton_grouped import GroupedTile
 
 MOST_SCANNED = 512  # pairs: with more, sorting them takes less time than every program's search
@@ -39,29 +40,60 @@ BY_ROWS: tuple[tuple[float, GroupedTile, GroupedTile], ...] = (
     (256, GroupedTile(128, 128, 64, 8, 4), GroupedTile(128, 256, 64, 8, 4)),
     (float("inf"), GroupedTile(128, 128, 64, 8, 3, tma=True), GroupedTile(128, 256, 64, 8, 3, tma=True, programs=1)),
 )
-# The same for weights of few bits, whose depth is their own; with more rows they are unpacked first.
+# The same for weights of few bits, whose depth is their own; with more rows they are unpacked first. The numbers of
+# STORED_FEW are for codes of 4 bits, which come straight to registers, and of 8.
+MOST_FEW_ROWS = 6  # pairs for each expert: experts differ, and few have more than the eight rows of a tile
+STORED_FEW = {
+    4: (GroupedTile(8, 32, 128, 4, 3, ahead=2, registers=128), GroupedTile(8, 64, 128, 4, 3, ahead=2, registers=128)),
+    8: (GroupedTile(8, 32, 128, 4, 3), GroupedTile(8, 64, 128, 4, 3)),
+}
 STORED_BY_ROWS: tuple[tuple[float, GroupedTile, GroupedTile], ...] = (
-    (10, GroupedTile(16, 64, 128, 4, 4), GroupedTile(16, 64, 128, 4, 4)),
-    (24, GroupedTile(32, 64, 128, 4, 4), GroupedTile(32, 64, 128, 4, 4)),
-    (96, GroupedTile(64, 64, 128, 4, 3), GroupedTile(64, 64, 128, 4, 3)),
+    (40, GroupedTile(32, 64, 128, 4, 3), GroupedTile(32, 128, 128, 4, 3)),
+    (256, GroupedTile(64, 64, 128, 4, 3, is_wide=True), GroupedTile(64, 128, 128, 4, 3, is_wide=True)),
 )
+_LEAST_BLOCKS, _PROGRAMS = 12, 264  # a product with more of the former and fewer of the latter is cut in two
 _EXACT = GroupedTile(16, 16, 32, 4, 2)
 EXACT = LayerTiles(_EXACT, _EXACT, is_sorted=True)  # fp32, for any number of pairs (I6)
 
 
-def layer_tiles(num_pairs: int, num_experts: int, dtype: torch.dtype, *, is_stored: bool = False) -> LayerTiles:
-    """The tiles for so many pairs over so many experts, whose weights are of few bits if `is_stored`; in fp32 the same
-    for all."""
+def layer_tiles(num_pairs: int, num_experts: int, dtype: torch.dtype) -> LayerTiles:
+    """The tiles for so many pairs over so many experts; in fp32 the same for all."""
     if dtype == torch.float32:
         return EXACT
-    is_sorted = num_pairs > MOST_SCANNED
-    if is_stored and num_pairs <= STORED_BY_ROWS[-1][0] * num_experts:
-        rows = num_pairs if is_sorted else 0  # in a scan a tile is small: experts differ in how many pairs they have
-        gate_up, down = next(tiles for most, *tiles in STORED_BY_ROWS if rows <= most * num_experts)
-        return LayerTiles(gate_up, down, is_sorted=is_sorted)
     if 4 * next_power_of_2(num_pairs) <= num_experts:
         return LayerTiles(*FEWEST, is_sorted=False)
     if num_pairs <= MOST_SCANNED:
         return LayerTiles(*BY_ROWS[0][1:], is_sorted=False)
     gate_up, down = next(tiles for most, *tiles in BY_ROWS if num_pairs <= most * num_experts)
-    return LayerTiles(gate_up, down, is_sorted=True, unpacks=is_stored)
+    return LayerTiles(gate_up, down, is_sorted=True)
+
+
+def stored_layer_tiles(
+    ids: torch.Tensor, num_experts: int, gate_up: StoredTiles | None, down: StoredTiles | None, dtype: torch.dtype
+) -> LayerTiles:
+    """The same where weights are of few bits, or one of them is, for pairs of ids [T, K]."""
+    num_pairs = ids.numel()
+    if dtype == torch.float32:
+        return EXACT
+    most_few = min(MOST_SCANNED, MOST_FEW_ROWS * num_experts)
+    if gate_up is not None and down is not None and next_power_of_2(num_pairs) <= most_few:
+        tiles = STORED_FEW[bits_of(gate_up.form)][0], STORED_FEW[bits_of(down.form)][1]
+        widths = gate_up.words.shape[1] // 2, down.words.shape[1]
+        tiles = _split(tiles[0], gate_up, widths[0], ids), _split(tiles[1], down, widths[1], ids)
+        return LayerTiles(*tiles, is_sorted=False)
+    if num_pairs > STORED_BY_ROWS[-1][0] * num_experts:
+        return replace(layer_tiles(num_pairs, num_experts, dtype), unpacks=True)
+    gate_up_tile, down_tile = next(tiles for most, *tiles in STORED_BY_ROWS if num_pairs <= most * num_experts)
+    return LayerTiles(_scaled(gate_up_tile, gate_up), _scaled(down_tile, down), is_sorted=True)
+
+
+def _split(tile: GroupedTile, weight: StoredTiles, columns: int, ids: torch.Tensor) -> GroupedTile:
+    """K cut in two where there are too few programs for the GPU."""
+    programs = cdiv(columns, tile.columns) * next_power_of_2(ids.numel())
+    is_split = len(ids) <= tile.rows and programs < _PROGRAMS and cdiv(weight.size, weight.block) >= _LEAST_BLOCKS
+    return replace(tile, splits=2) if is_split else tile
+
+
+def _scaled(tile: GroupedTile, weight: StoredTiles | None) -> GroupedTile:
+    """Many scales of a block multiply weights, not sums."""
+    return replace(tile, is_wide=True) if weight is not None and (weight.scales_of_block or 0) > 1 else tile

@@ -19,8 +19,10 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from app.kernels.gemm import Activations, DeferredNorm
 from app.kernels.gemm.stored import StoredTiles
-from app.kernels.launch import cdiv, early_launch, multiprocessors, next_power_of_2, shared_memory
+from app.kernels.gemm.triton_small import arrival_counters
+from app.kernels.launch import cdiv, early_launch, multiprocessors, next_power_of_2, register_limit, shared_memory
 from app.kernels.moe import GLU
+from app.kernels.moe.gluon_few import NOT_IN_REGISTERS, few_product_kernel, serves_registers
 from app.kernels.moe.triton_sort import SortedPairs
 from app.kernels.moe.triton_tile import expert_tile
 from app.kernels.quick_launch import quick_launch
@@ -37,25 +39,31 @@ class GroupedTile:
     num_stages: int
     swap: bool = False  # weight times tokens, instead of tokens times weight
     tma: bool = False  # the weight's tiles come by the tensor memory accelerator
+    splits: int = 1  # parts that few bits' K is cut into
+    ahead: int = 0  # blocks of few bits that are on their way to registers (gluon_few.py); 0: through shared memory
+    registers: int | None = None  # of a thread, at most
+    is_wide: bool = False  # few bits: weights are multiplied by their scales, not sums
     programs: int = 0  # of a persistent grid, for each multiprocessor; 0: a program a tile
 
 
 @quick_launch
 @triton.jit(do_not_specialize=["num_pairs"])
 def scan_product_kernel(
-    p_x, weight, p_scales, p_offsets, p_table, p_bias, p_squares, p_weights, p_ids, p_out, num_pairs, N, K,
+    p_x, weight, p_scales, p_offsets, p_table, p_bias, p_squares, p_weights, p_ids, p_out, p_shares,
+    p_arrived, num_pairs, N, K,
     stride_x, row, num_groups, num_scales, per, num_blocks, eps, limit, alpha, up_offset,
     DIV: tl.constexpr, BPAIRS: tl.constexpr, BY_PAIR: tl.constexpr,
     P: tl.constexpr, BP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GATED: tl.constexpr,
     ACT: tl.constexpr, HAS_LIMIT: tl.constexpr, SWAP: tl.constexpr, TMA: tl.constexpr, EVEN_N: tl.constexpr,
     EVEN_K: tl.constexpr, PRECISION: tl.constexpr, FORM: tl.constexpr, G: tl.constexpr, ROWS: tl.constexpr,
-    TABLES: tl.constexpr, EARLY: tl.constexpr,
+    TABLES: tl.constexpr, WIDE: tl.constexpr, SPLITS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Grid (tiles of N, experts) or, BY_PAIR, (tiles of N, pairs), where the first of an expert's pairs does all. x has
-    a row for DIV pairs."""
+    """Grid (tiles of N, experts, SPLITS) or, BY_PAIR, (tiles of N, pairs, SPLITS), where the first of an expert's pairs
+    does all. x has a row for DIV pairs. SPLITS > 1: no expert has more than BM pairs; p_arrived [tiles of N * experts]
+    is zero before and after."""
     if EARLY:
         tl.extra.cuda.gdc_wait()
-    i_n, i_e = tl.program_id(0), tl.program_id(1)
+    i_n, i_e, i_split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     o_pair = tl.arange(0, BPAIRS)
     b_ids = tl.load(p_ids + o_pair, mask=o_pair < num_pairs, other=-1)
     if BY_PAIR:
@@ -66,15 +74,18 @@ def scan_product_kernel(
     m_mine = b_ids == i_e
     b_rank = tl.cumsum(m_mine.to(tl.int32), 0) - 1
     count = tl.sum(m_mine.to(tl.int32), 0)
+    if SPLITS > 1:
+        p_arrived += tl.program_id(1) * tl.num_programs(0) + i_n
     for start in range(0, count, BM):
         o_m = start + tl.arange(0, BM)
         m_hit = m_mine[None, :] & (b_rank[None, :] == o_m[:, None])
         b_pair = tl.sum(tl.where(m_hit, o_pair[None, :], 0), 1)
         expert_tile(
-            p_x, weight, p_scales, p_offsets, p_table, p_bias, p_squares, p_weights, p_out, i_e, i_n,
-            b_pair // DIV, b_pair, b_pair, o_m < count,
+            p_x, weight, p_scales, p_offsets, p_table, p_bias, p_squares, p_weights, p_out, p_shares, p_arrived, i_e,
+            i_n, i_split, b_pair // DIV, b_pair, b_pair, o_m < count, num_pairs,
             N, K, stride_x, row, num_groups, num_scales, per, num_blocks, eps, limit, alpha, up_offset, P, BP, BM, BN,
             BK, GATED, ACT, HAS_LIMIT, SWAP, TMA, EVEN_N, EVEN_K, PRECISION, FORM, G, ROWS, TABLES,
+            WIDE, SPLITS,
         )  # fmt: skip
 
 
@@ -87,7 +98,7 @@ def sorted_product_kernel(
     P: tl.constexpr, BP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GATED: tl.constexpr,
     ACT: tl.constexpr, HAS_LIMIT: tl.constexpr, SWAP: tl.constexpr, TMA: tl.constexpr, EVEN_N: tl.constexpr,
     EVEN_K: tl.constexpr, PRECISION: tl.constexpr, FORM: tl.constexpr, G: tl.constexpr, ROWS: tl.constexpr,
-    TABLES: tl.constexpr, EARLY: tl.constexpr,
+    TABLES: tl.constexpr, WIDE: tl.constexpr, SPLITS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Grid (programs,), which share the tiles: all columns of one tile of rows before the next, so that neighbours read
     the same rows and the same expert. p_tiles [3, MOST_TILES]: expert, first place in the order, number of rows."""
@@ -105,10 +116,11 @@ def sorted_product_kernel(
         b_row = start + o_m if X_SORTED else b_pair // DIV
         b_out = start + o_m if OUT_SORTED else b_pair
         expert_tile(
-            p_x, weight, p_scales, p_offsets, p_table, p_bias, p_squares, p_weights, p_out, i_e, i_n,
-            b_row, b_pair, b_out, m_m,
+            p_x, weight, p_scales, p_offsets, p_table, p_bias, p_squares, p_weights, p_out, None, None, i_e, i_n, 0,
+            b_row, b_pair, b_out, m_m, 0,
             N, K, stride_x, row, num_groups, num_scales, per, num_blocks, eps, limit, alpha, up_offset, P, BP, BM, BN,
             BK, GATED, ACT, HAS_LIMIT, SWAP, TMA, EVEN_N, EVEN_K, PRECISION, FORM, G, ROWS, TABLES,
+            WIDE, SPLITS,
         )  # fmt: skip
 
 
@@ -130,6 +142,21 @@ class Product:
         else:
             num_experts, rows, size = *self.weight.words.shape[:2], self.weight.size
         return num_experts, rows // 2 if self.activation else rows, size
+
+    def splits(self, tile: GroupedTile) -> int:
+        """Parts of K: those of the tile, if none is empty then."""
+        if isinstance(self.weight, torch.Tensor):
+            return 1
+        num_blocks = cdiv(self.weight.size, self.weight.block)
+        return cdiv(num_blocks, cdiv(num_blocks, min(tile.splits, num_blocks)))
+
+    def ahead(self, tile: GroupedTile, rows: torch.Tensor) -> int:
+        """Blocks of a weight of few bits that come to registers ahead; 0: through shared memory."""
+        weight = self.weight
+        if isinstance(weight, torch.Tensor) or not serves_registers(rows, weight.form, self.activation):
+            return 0
+        num_blocks, splits = cdiv(weight.size, weight.block), self.splits(tile)
+        return min(tile.ahead, num_blocks - (splits - 1) * cdiv(num_blocks, splits))
 
     def arguments(self, x: Activations, tile: GroupedTile) -> dict[str, Any]:
         """What both kernels take."""
@@ -178,13 +205,14 @@ class Product:
             "per": num_blocks if weight.group >= weight.size else weight.group * parts // weight.block,
             "num_blocks": num_blocks, "FORM": weight.form, "G": parts,
             "ROWS": weight.scale_rows, "TABLES": weight.table is not None and weight.table.dim() == 3,
-            "BK": weight.block, "SWAP": True, "TMA": False, "num_stages": tile.num_stages,
+            "BK": weight.block, "SWAP": True, "TMA": False, "WIDE": tile.is_wide,
+            "num_stages": tile.num_stages,
         }  # fmt: skip
 
 
 _NOT_STORED: dict[str, Any] = {
     "p_scales": None, "p_offsets": None, "p_table": None, "row": 0, "num_groups": 0, "num_scales": 0, "per": 1,
-    "num_blocks": 0, "FORM": "plain", "G": 0, "ROWS": 1, "TABLES": False,
+    "num_blocks": 0, "FORM": "plain", "G": 0, "ROWS": 1, "TABLES": False, "WIDE": False,
 }  # fmt: skip
 
 
@@ -194,11 +222,26 @@ def scan_product(product: Product, x: Activations, ids: torch.Tensor, per_row: i
     num_pairs, (num_experts, columns, _) = ids.numel(), product.sizes
     p_x = arguments["p_x"]
     out = torch.empty(num_pairs, columns, dtype=p_x.dtype, device=p_x.device)
+    tiles, shares, arrived = cdiv(columns, tile.columns), None, None
+    splits = product.splits(tile)
+    if splits > 1:
+        assert len(ids) <= tile.rows, (len(ids), tile)
+        height = columns * (2 if product.activation else 1)
+        shares = torch.empty(splits, num_pairs, height, dtype=torch.float32, device=p_x.device)
+        arrived = arrival_counters(p_x.device)
     room = next_power_of_2(num_pairs)
     by_pair = room < num_experts  # by the room for pairs: no kernel of its own for numbers in between
-    scan_product_kernel[(cdiv(columns, tile.columns), num_pairs if by_pair else num_experts)](
-        p_ids=ids, p_out=out, num_pairs=num_pairs, DIV=per_row, BPAIRS=room, BY_PAIR=by_pair, **arguments
-    )  # fmt: skip
+    arguments |= {
+        "p_ids": ids, "p_out": out, "p_shares": shares, "p_arrived": arrived, "num_pairs": num_pairs, "DIV": per_row,
+        "BY_PAIR": by_pair, "SPLITS": splits,
+    }  # fmt: skip
+    grid = tiles, num_pairs if by_pair else num_experts, splits
+    ahead = product.ahead(tile, p_x)
+    if ahead:
+        few = {name: value for name, value in arguments.items() if name not in NOT_IN_REGISTERS}
+        few_product_kernel[grid](BPAIRS=max(32, room), AHEAD=ahead, **few, **register_limit(tile.registers))
+    else:
+        scan_product_kernel[grid](BPAIRS=room, **arguments)
     return out
 
 
@@ -215,6 +258,7 @@ def sorted_product(
     programs = min(most, tile.programs * multiprocessors(p_x.device)) if tile.programs else most
     sorted_product_kernel[(programs,)](
         p_order=pairs.order, p_tiles=pairs.tiles, p_num_tiles=pairs.num_tiles, p_out=out,
-        MOST_TILES=pairs.tiles.shape[1], DIV=per_row, X_SORTED=x_sorted, OUT_SORTED=out_sorted, **arguments,
+        MOST_TILES=pairs.tiles.shape[1], DIV=per_row, X_SORTED=x_sorted, OUT_SORTED=out_sorted,
+        SPLITS=1, **arguments,
     )  # fmt: skip
     return out

@@ -9,7 +9,7 @@ from app.kernels.gemm import Activations, DeferredNorm
 from app.kernels.gemm.stored import StoredTiles
 from app.kernels.moe import ExpertRows, ExpertWeights, MoEOps, PackedExperts, Routing
 from app.kernels.moe.stored import serves, stored_tiles
-from app.kernels.moe.tiles import LayerTiles, layer_tiles
+from app.kernels.moe.tiles import LayerTiles, layer_tiles, stored_layer_tiles
 from app.kernels.moe.triton_few import FewRows
 from app.kernels.moe.triton_gate import gate, route
 from app.kernels.moe.triton_grouped import Product, scan_product, sorted_product
@@ -49,6 +49,13 @@ def _readable(
     return plain_experts(weight, dtype) if stored is None else stored
 
 
+def _tiles(ids: torch.Tensor, weights: ExpertWeights, dtype: torch.dtype) -> LayerTiles:
+    gate_up, down = stored_tiles(weights.gate_up), stored_tiles(weights.down)
+    if gate_up is None and down is None:
+        return layer_tiles(ids.numel(), weights.down.shape[0], dtype)
+    return stored_layer_tiles(ids, weights.down.shape[0], gate_up, down, dtype)
+
+
 def experts(x: Activations, routing: Routing, weights: ExpertWeights, tiles: LayerTiles | None = None) -> ExpertRows:
     """The same as `reference.experts`."""
     rows = x.rows if isinstance(x, DeferredNorm) else x
@@ -56,8 +63,7 @@ def experts(x: Activations, routing: Routing, weights: ExpertWeights, tiles: Lay
     if ids.numel() == 0:
         return SummedRows(rows.new_empty(0, rows.shape[1]), routing, is_weighed=weights.weighs_input)
     num_experts = weights.down.shape[0]
-    is_stored = not all(isinstance(weight, torch.Tensor) for weight in (weights.gate_up, weights.down))
-    tiles = tiles or layer_tiles(ids.numel(), num_experts, rows.dtype, is_stored=is_stored)
+    tiles = tiles or _tiles(ids, weights, rows.dtype)
     gate_up = Product(
         _readable(weights.gate_up, rows.dtype, tiles), weights.gate_up_bias, weights.activation,
         routing.weights if weights.weighs_input else None,

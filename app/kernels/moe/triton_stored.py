@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from app.kernels.gemm.triton_forms import parts_of, unpack_part
+from app.kernels.gemm.triton_forms import exponent_scale, parts_of, unpack_part
 from app.kernels.launch import cdiv, early_launch
 from app.kernels.moe import PackedExperts
 from app.kernels.moe.stored import stored_tiles
@@ -36,12 +36,16 @@ def unpack_experts_kernel(
     if p_table is not None:
         p_entries = p_table + i_e * 16
         if TABLES:
-            p_entries = p_table + (i_e * N + o_n)[:, None] * 16
+            p_entries = p_table + (i_e * N + tl.where(m_n, o_n, 0))[:, None] * 16
     for j in tl.static_range(PARTS):
         o_k = i_k * BK + j * RUN
         o_scale = (i_e * num_groups + tl.minimum(o_k // group, num_groups - 1)) * num_scales + o_n // ROWS
         b_out = unpack_part(b_words, p_entries, j, FORM, p_out.dtype.element_ty).to(tl.float32)
-        b_out *= tl.load(p_scales + o_scale, mask=m_n, other=0.0).to(tl.float32)[:, None]
+        if p_scales.dtype.element_ty == tl.int32:
+            o_word = (i_e * num_groups + i_k) * num_scales + o_n
+            b_out *= exponent_scale(tl.load(p_scales + o_word, mask=m_n, other=0), j)[:, None]
+        else:
+            b_out *= tl.load(p_scales + o_scale, mask=m_n, other=0.0).to(tl.float32)[:, None]
         if p_offsets is not None:
             b_out += tl.load(p_offsets + o_scale, mask=m_n, other=0.0).to(tl.float32)[:, None]
         p_o = p_out + (i_e * N + o_n)[:, None] * K + (o_k + o_j)[None, :]

@@ -12,7 +12,8 @@ import triton
 import triton.language as tl
 
 from app.kernels.fused.triton_ops import activate
-from app.kernels.gemm.triton_packed import packed_products
+from app.kernels.gemm.triton_packed import summed_shares
+from app.kernels.moe.triton_stored_tile import stored_products
 
 
 @triton.jit
@@ -81,66 +82,76 @@ def plain_products(
 
 
 @triton.jit
-def stored_products(
-    p_x, p_words, p_scales, p_offsets, p_table, i_e, b_row, m_m, i_n, N, K, stride_x, row, num_groups, num_scales, per,
-    num_blocks,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GATED: tl.constexpr, FORM: tl.constexpr,
-    G: tl.constexpr, ROWS: tl.constexpr, TABLES: tl.constexpr, EVEN_N: tl.constexpr, EVEN_K: tl.constexpr,
-    PRECISION: tl.constexpr,
-):  # fmt: skip
-    """The same with expert i_e's weight of few bits (`StoredTiles`)."""
-    ALL: tl.constexpr = 2 if GATED else 1
-    o_n = i_n * BN + tl.arange(0, BN)
-    o_m = tl.where(m_m, b_row, 0x7FFFFFFF)  # not a row of x
-    p_words += i_e.to(tl.int64) * ALL * N * row
-    o_scales = i_e.to(tl.int64) * num_groups * num_scales
-    p_scales += o_scales
-    if p_offsets is not None:
-        p_offsets += o_scales
-    if p_table is not None:
-        p_table += i_e * (ALL * N if TABLES else 1) * 16
-    begin = tl.full((), 0, tl.int32)  # not a constant, of which the callee could make no 64 bits
-    b_acc = packed_products(
-        p_x, p_words, p_scales, p_offsets, p_table, o_m, o_n, begin, num_blocks, 0x7FFFFFFF, ALL * N, K, row, stride_x,
-        num_scales, per, BM, BN, BK, FORM, G, ROWS, TABLES, EVEN_N, EVEN_K, BM > 32,
-        PRECISION,
-    )  # fmt: skip
+def tile_rows(i_n, N, BN: tl.constexpr, GATED: tl.constexpr):
+    """Which rows of a stored weight a tile reads, and which of them there are; GATED: of gate's and up's in turn."""
+    if GATED:
+        o_row = tl.arange(0, 2 * BN)
+        o_n = i_n * BN + o_row // 2
+        m_n = o_n < N
+        o_n += (o_row % 2) * N
+    else:
+        o_n = i_n * BN + tl.arange(0, BN)
+        m_n = o_n < N
+    return o_n, m_n
+
+
+@triton.jit
+def gate_and_up(b_acc, BN: tl.constexpr, BM: tl.constexpr, GATED: tl.constexpr):
+    """[BM, BN] of both."""
     b_up = b_acc
     if GATED:
-        b_up = packed_products(
-            p_x, p_words, p_scales, p_offsets, p_table, o_m, N + o_n, begin, num_blocks, 0x7FFFFFFF, ALL * N, K, row,
-            stride_x, num_scales, per, BM, BN, BK, FORM, G, ROWS, TABLES, EVEN_N, EVEN_K, BM > 32,
-        PRECISION,
-        )  # fmt: skip
-    if G == 0:
-        b_acc *= tl.load(p_scales + o_n, mask=o_n < N, other=0.0).to(tl.float32)[:, None]
-        if GATED:
-            b_up *= tl.load(p_scales + N + o_n, mask=o_n < N, other=0.0).to(tl.float32)[:, None]
+        b_acc, b_up = tl.split(tl.permute(tl.reshape(b_acc, [BN, 2, BM]), (0, 2, 1)))
     return tl.trans(b_acc), tl.trans(b_up)
 
 
 @triton.jit
+def shared_sum(b_acc, p_shares, p_arrived, b_pair, o_n, m, i_split, num_pairs, num_rows, SPLITS: tl.constexpr):
+    """(the sum of what all of a tile's SPLITS programs have, in a fixed order; whether this is the last of them)."""
+    o, size = b_pair[None, :].to(tl.int64) * num_rows + o_n[:, None], num_pairs.to(tl.int64) * num_rows
+    tl.store(p_shares + i_split * size + o, b_acc, mask=m)
+    tl.debug_barrier()  # all threads have stored before one of them says so
+    is_last = tl.atomic_add(p_arrived, 1, sem="acq_rel") == SPLITS - 1
+    if is_last:
+        tl.debug_barrier()
+        tl.store(p_arrived, 0)  # for the next launch
+        b_acc = summed_shares(p_shares, size, o, m, SPLITS)
+    return b_acc, is_last
+
+
+@triton.jit
 def expert_tile(
-    p_x, weight, p_scales, p_offsets, p_table, p_bias, p_squares, p_weights, p_out, i_e, i_n, b_row, b_pair, b_out, m_m,
+    p_x, weight, p_scales, p_offsets, p_table, p_bias, p_squares, p_weights, p_out, p_shares, p_arrived, i_e, i_n,
+    i_split, b_row, b_pair, b_out, m_m, num_pairs,
     N, K, stride_x, row, num_groups, num_scales, per, num_blocks, eps, limit, alpha, up_offset,
     P: tl.constexpr, BP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GATED: tl.constexpr,
     ACT: tl.constexpr, HAS_LIMIT: tl.constexpr, SWAP: tl.constexpr, TMA: tl.constexpr, EVEN_N: tl.constexpr,
     EVEN_K: tl.constexpr, PRECISION: tl.constexpr, FORM: tl.constexpr, G: tl.constexpr, ROWS: tl.constexpr,
-    TABLES: tl.constexpr,
+    TABLES: tl.constexpr, WIDE: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     """Rows b_row [BM] of x times columns i_n of expert i_e's weight into rows b_out; m_m: which there are."""
+    ALL: tl.constexpr = 2 if GATED else 1
     o_n = i_n * BN + tl.arange(0, BN)
     m_n = o_n < N
     if FORM == "plain":
         b_acc, b_up = plain_products(
-            p_x, weight, b_row, m_m, i_e * (2 * N if GATED else N) + i_n * BN, o_n, N, K, stride_x, BM, BN, BK, GATED,
-            SWAP, TMA, EVEN_N, EVEN_K, PRECISION,
+            p_x, weight, b_row, m_m, i_e * ALL * N + i_n * BN, o_n, N, K, stride_x, BM, BN, BK, GATED, SWAP, TMA,
+            EVEN_N, EVEN_K, PRECISION,
         )  # fmt: skip
     else:
-        b_acc, b_up = stored_products(
-            p_x, weight, p_scales, p_offsets, p_table, i_e, b_row, m_m, i_n, N, K, stride_x, row, num_groups,
-            num_scales, per, num_blocks, BM, BN, BK, GATED, FORM, G, ROWS, TABLES, EVEN_N, EVEN_K, PRECISION,
+        o_w, m_w = tile_rows(i_n, N, BN, GATED)
+        each = tl.cdiv(num_blocks, SPLITS)
+        b_acc = stored_products(
+            p_x, weight, p_scales, p_offsets, p_table, i_e, b_row, m_m, o_w, m_w, i_split * each,
+            tl.minimum(i_split * each + each, num_blocks), ALL * N, K, stride_x, row, num_groups, num_scales, per, BM,
+            ALL * BN, BK, FORM, G, ROWS, TABLES, EVEN_N, EVEN_K, WIDE, PRECISION,
         )  # fmt: skip
+        if SPLITS > 1:
+            b_acc, is_last = shared_sum(
+                b_acc, p_shares, p_arrived, b_pair, o_w, m_m[None, :] & m_w[:, None], i_split, num_pairs, ALL * N,
+                SPLITS,
+            )  # fmt: skip
+            m_m &= is_last
+        b_acc, b_up = gate_and_up(b_acc, BN, BM, GATED)
     if p_squares is not None:
         o_p = tl.arange(0, BP)[None, :]
         b_squares = tl.load(p_squares + b_row[:, None] * P + o_p, mask=m_m[:, None] & (o_p < P), other=0.0)
@@ -152,7 +163,7 @@ def expert_tile(
         b_acc *= b_scale
         b_up *= b_scale
     if p_bias is not None:
-        p_b = p_bias + i_e * (2 * N if GATED else N) + o_n
+        p_b = p_bias + i_e * ALL * N + o_n
         b_acc += tl.load(p_b, mask=m_n, other=0.0).to(tl.float32)[None, :]
         if GATED:
             b_up += tl.load(p_b + N, mask=m_n, other=0.0).to(tl.float32)[None, :]

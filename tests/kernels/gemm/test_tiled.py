@@ -10,7 +10,7 @@ from app.kernels.gemm import tiled
 from app.kernels.gemm.fp8_block import Fp8BlockWeight, quantize_groups
 from app.kernels.gemm.group import GroupWeight
 from app.kernels.gemm.int8 import Int8Weight, quantize_rows
-from app.kernels.gemm.stored import pack_words, unpack_words
+from app.kernels.gemm.stored import Form, bits_of, code_bits, pack_words, unpack_words
 from tests.kernels.gemm.tiled_weights import KINDS, Made, rows_of_int8
 
 
@@ -54,14 +54,15 @@ def test_4_bits_are_half_a_byte() -> None:
         torch.testing.assert_close(made_of.dequantize(), (q.float() - (1 << (bits - 1))) * scale.float())
 
 
-@pytest.mark.parametrize("bits", [4, 8])
-def test_words_hold_a_block_in_parts(bits: int) -> None:
+@pytest.mark.parametrize("form", ["nibble", "int8", "e2m1"])
+def test_words_hold_a_block_in_parts(form: Form) -> None:
+    bits = bits_of(form)
     codes = torch.randint(1 << bits, (3, 200), dtype=torch.uint8)
-    words = pack_words(codes, bits, 64)
-    assert torch.equal(unpack_words(words, bits, 64, 200), codes)
-    run = 64 * bits // 16
-    first = int(words[1, 2]) & 0xFFFF
-    assert [first >> (bits * part) & ((1 << bits) - 1) for part in range(16 // bits)] == codes[1, 2:64:run].tolist()
+    words = pack_words(codes, form, 64)
+    assert torch.equal(unpack_words(words, form, 64, 200), codes)
+    run, first = 64 * bits // 16, int(words[1, 2]) & 0xFFFF
+    found = [sum((first >> bit & 1) << i for i, bit in enumerate(code_bits(form, part))) for part in range(16 // bits)]
+    assert found == codes[1, 2:64:run].tolist()
 
 
 def test_int8_products_are_of_quantized_activations() -> None:

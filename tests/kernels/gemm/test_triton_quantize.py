@@ -20,7 +20,7 @@ def rows(num_rows: int, size: int) -> torch.Tensor:
 
 def in_order(quantized: torch.Tensor, size: int) -> torch.Tensor:
     """Bytes [T, size] by columns."""
-    return unpack_words(quantized.view(torch.int16), 8, BLOCK, size)
+    return unpack_words(quantized.view(torch.int16), "int8", BLOCK, size)
 
 
 @pytest.mark.parametrize(("num_rows", "size"), [(0, 16), (5, 16), (9, 300), (3, 1024)])

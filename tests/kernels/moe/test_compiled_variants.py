@@ -12,6 +12,8 @@ import torch
 from app.config import EngineConfig
 from app.engine.worker.graphs.cuda_graphs import graph_sizes, telling_sizes
 from app.engine.worker.warmup.plan import compiled_steps
+from app.kernels.gemm.lookup import TableWeight
+from app.kernels.gemm.stored import StoredTiles
 from app.kernels.moe import (
     ExpertWeights,
     RoutingRule,
@@ -20,8 +22,10 @@ from app.kernels.moe import (
     triton_grouped,
     triton_ops,
     triton_sort,
+    triton_stored,
     triton_sum,
 )
+from app.kernels.moe.stacked import StackedExperts
 from tests.kernels.noted_launches import as_compiled, noted_launches
 
 SIZE, WIDTH = 512, 64
@@ -39,25 +43,35 @@ MODELS = {
     "llama-4": (128, RoutingRule(1, scoring="sigmoid")),
     "deepseek-v3": (256, RoutingRule(8, scoring="sigmoid", num_groups=8, groups_chosen=4, num_shared=1)),
 }
+STORED = ("gpt-oss", "qwen3-moe")
 
 
 @pytest.fixture
 def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """The modules' kernels, as Triton compiles them."""
-    for module in (triton_few, triton_gate, triton_grouped, triton_sort, triton_sum):
+    for module in (triton_few, triton_gate, triton_grouped, triton_sort, triton_stored, triton_sum):
         for name, kernel in inspect.getmembers(module, lambda value: hasattr(value, "__getitem__")):
             if name.endswith("_kernel"):
                 monkeypatch.setattr(module, name, as_compiled(kernel))
 
 
+def in_4_bits(num_experts: int, num_rows: int, size: int) -> StackedExperts:
+    """As GPT-OSS has them."""
+    blocks = -(-size // 128)
+    words, scales = torch.zeros(num_experts, num_rows, 32 * blocks), torch.zeros(num_experts, blocks, num_rows)
+    tiles = StoredTiles("e2m1", words.to(torch.int16), scales.int(), None, None, size, 128, 32)
+    return StackedExperts(TableWeight(tiles), (num_experts, num_rows, size))
+
+
 @pytest.mark.usefixtures("_as_on_a_gpu")
-@pytest.mark.parametrize("model", MODELS)
-def test_none_is_compiled_in_the_midst_of_traffic(model: str) -> None:
+@pytest.mark.parametrize(("model", "is_stored"), [*((model, False) for model in MODELS), *((m, True) for m in STORED)])
+def test_none_is_compiled_in_the_midst_of_traffic(model: str, is_stored: bool) -> None:
     num_experts, rule = MODELS[model]
     experts = num_experts + rule.num_shared
     zeros: Any = lambda *shape: torch.empty(*shape, dtype=torch.bfloat16)  # noqa: E731
     x, gate, norm = zeros(8192, SIZE), zeros(num_experts, SIZE), zeros(SIZE)
-    weights = ExpertWeights(zeros(experts, 2 * WIDTH, SIZE), zeros(experts, SIZE, WIDTH))
+    made = in_4_bits if is_stored else zeros
+    weights = ExpertWeights(made(experts, 2 * WIDTH, SIZE), made(experts, SIZE, WIDTH))
     slots = torch.zeros(len(x), dtype=torch.int64)
 
     def layer(tokens: int) -> None:
