@@ -1,5 +1,5 @@
 """Products of few rows on a GPU: every tile of app/kernels/gemm/triton_small.py beside cuBLAS, for the linear layers of
-two models; what its table of tiles was read off.
+some models; what its table of tiles was read off.
 
     python -m benchmarks.small_linear [--rows 1 8 16 32 64 128] [--jobs 14] [--out results/small_linear.json]
 
@@ -39,6 +39,7 @@ LAYERS = {
     "llama o": (4096, 4096, "add"), "llama gate_up": (14336, 4096, "gated"), "llama down": (4096, 14336, "add"),
     "llama head": (128256, 4096, "whole"), "phi4 qkv": (7680, 5120, "late"), "phi4 o": (5120, 5120, "add"),
     "phi4 gate_up": (17920, 5120, "gated"), "phi4 down": (5120, 17920, "add"),
+    "qwen30a3b qkv": (5120, 2048, "late"), "qwen30a3b o": (2048, 4096, "add"), "dsv2lite o": (2048, 2048, "add"),
 }  # fmt: skip
 KINDS = ("whole", "late", "gated", "add")  # gated: of a deferred norm, too
 COLD_BYTES = 200e6
