@@ -21,7 +21,7 @@ from app.kernels.quick_launch import quick_launch
 MOST_AT_ONCE = 4096  # pairs that every program counts itself
 _COUNTS = 64  # programs' counts that are added up at a time
 _IDS = 1024  # ids that are counted at a time
-_TILES = 64  # that a program describes at a time
+_TILES = 16  # that a program describes at a time
 
 
 @dataclass(slots=True, frozen=True)
