@@ -54,8 +54,10 @@ def write_gguf(
     judge = hf_model(source)
     config = json.loads((source / "config.json").read_text())
     writer = _writer(file, architecture, shards, sum(1 for _ in judge.named_parameters()))
-    values = _sizes(config) | dict(metadata or {})
+    values = _sizes(config, architecture) | dict(metadata or {})
     for key, value in values.items():
+        if value is None:  # not as the converter has it now
+            continue
         _add_value(writer, key.replace("{arch}", architecture), value)
     if rope_freqs is not None:
         writer.add_tensor("rope_freqs.weight", rope_freqs.numpy())
@@ -111,9 +113,20 @@ def _restored(x: torch.Tensor, heads: int) -> torch.Tensor:
     return x.view(heads, len(x) // heads // 2, 2, *x.shape[1:]).swapaxes(1, 2).reshape(x.shape)
 
 
-def _sizes(config: Mapping[str, Any]) -> dict[str, Any]:
+def _sizes(config: Mapping[str, Any], architecture: str) -> dict[str, Any]:
+    """The keys that llama.cpp's converter writes for an architecture, and no others."""
     rope = config.get("rope_parameters") or {}
+    head_dim = config.get("head_dim")
+    whole = head_dim or config["hidden_size"] // config["num_attention_heads"]
+    more: dict[str, Any] = {}
+    if architecture in ("llama", "phi3"):
+        more["{arch}.rope.dimension_count"] = int(whole * rope.get("partial_rotary_factor", 1.0))
+    if head_dim and architecture != "phi3":
+        more |= {"{arch}.attention.key_length": head_dim, "{arch}.attention.value_length": head_dim}
+    if rope.get("rope_type") == "linear":
+        more |= {"{arch}.rope.scaling.type": "linear", "{arch}.rope.scaling.factor": float(rope["factor"])}
     return {
+        **more,
         "{arch}.vocab_size": config["vocab_size"],
         "{arch}.context_length": config["max_position_embeddings"],
         "{arch}.embedding_length": config["hidden_size"],
@@ -121,14 +134,14 @@ def _sizes(config: Mapping[str, Any]) -> dict[str, Any]:
         "{arch}.feed_forward_length": config["intermediate_size"],
         "{arch}.attention.head_count": config["num_attention_heads"],
         "{arch}.attention.head_count_kv": config["num_key_value_heads"],
-        "{arch}.attention.key_length": config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"],
         "{arch}.attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
         "{arch}.rope.freq_base": float(rope.get("full_attention", rope).get("rope_theta", 10_000.0)),
     }
 
 
 def _add_value(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
-    add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+    whole = writer.add_int32 if isinstance(value, int) and value < 0 else writer.add_uint32
+    add = {bool: writer.add_bool, int: whole, float: writer.add_float32, str: writer.add_string}
     if isinstance(value, list):
         writer.add_array(key, value)
     else:

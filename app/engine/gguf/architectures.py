@@ -75,7 +75,7 @@ ARCHITECTURES = {
 def architecture_of(metadata: Mapping[str, Any]) -> Architecture:
     """The architecture of a file; UnsupportedError names one that is not known here."""
     name = metadata.get("general.architecture")
-    if name not in ARCHITECTURES:
+    if not isinstance(name, str) or name not in ARCHITECTURES:
         known = ", ".join(sorted(ARCHITECTURES))
         raise UnsupportedError(f"GGUF: unknown general.architecture {name!r}; known: {known}", param="model")
-    return ARCHITECTURES[str(name)]
+    return ARCHITECTURES[name]

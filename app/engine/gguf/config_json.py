@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from app.engine.gguf.architectures import Architecture
 from app.engine.gguf.header import GgufHeader
+from app.engine.gguf.keys import Keys, token_id
 from app.errors import CheckpointError, UnsupportedError
 
 Tables = Mapping[str, Sequence[float]]  # of rotary frequencies, by their tensors' names
@@ -19,11 +19,10 @@ _SIZES = {
     "intermediate_size": "feed_forward_length",
     "num_attention_heads": "attention.head_count",
     "max_position_embeddings": "context_length",
-    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
 }
-_OPTIONAL = {
-    "num_key_value_heads": "attention.head_count_kv",
-    "sliding_window": "attention.sliding_window",
+_NORM = "attention.layer_norm_rms_epsilon"
+_OPTIONAL_SIZES = {"num_key_value_heads": "attention.head_count_kv", "sliding_window": "attention.sliding_window"}
+_OPTIONAL_NUMBERS = {
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
 }
@@ -31,42 +30,19 @@ _OPTIONAL = {
 _LARGEST_GEMMA = {"gemma2": 46, "gemma3_text": 62}
 
 
-@dataclass(slots=True, frozen=True)
-class _Keys:
-    """The metadata of one architecture."""
-
-    metadata: Mapping[str, Any]
-
-    def get(self, key: str) -> Any:
-        """The value behind the architecture's name; None: there is none. CheckpointError where it is no number or
-        text, as where layers differ in a size."""
-        name = f"{self.metadata['general.architecture']}.{key}"
-        value = self.metadata.get(name)
-        if isinstance(value, list):
-            if len(set(value)) != 1:
-                raise UnsupportedError(f"GGUF: {name} differs from layer to layer: {value[:8]}", param="model")
-            return value[0]
-        return value
-
-    def must(self, key: str) -> Any:
-        """The same; CheckpointError where there is none."""
-        value = self.get(key)
-        if value is None:
-            name = f"{self.metadata['general.architecture']}.{key}"
-            raise CheckpointError(f"GGUF: the metadata lack {name}", param="model")
-        return value
-
-
 def config_json(header: GgufHeader, architecture: Architecture, tables: Tables) -> dict[str, Any]:
     """The object, less `quantization_config`. CheckpointError names what the metadata lack."""
-    keys = _Keys(header.metadata)
-    config = {name: keys.must(key) for name, key in _SIZES.items()}
+    keys = Keys(header.metadata)
+    config: dict[str, Any] = {name: keys.must(key, keys.size(key)) for name, key in _SIZES.items()}
+    config["rms_norm_eps"] = keys.must(_NORM, keys.number(_NORM))
     config |= dict(architecture.config)
-    config |= {name: value for name, key in _OPTIONAL.items() if (value := keys.get(key)) is not None}
-    heads = _number(config, "num_attention_heads")
-    head_dim = keys.get("attention.key_length") or keys.get("rope.dimension_count")
-    config["head_dim"] = head_dim or _number(config, "hidden_size") // heads
-    if (value_dim := keys.get("attention.value_length")) not in (None, config["head_dim"]):
+    config |= {name: value for name, key in _OPTIONAL_SIZES.items() if (value := keys.size(key))}
+    config |= {name: one for name, key in _OPTIONAL_NUMBERS.items() if (one := keys.number(key)) is not None}
+    # Not `rope.dimension_count`, which is of the part that rotates.
+    config["head_dim"] = keys.size("attention.key_length") or config["hidden_size"] // config["num_attention_heads"]
+    if not config["head_dim"]:
+        raise CheckpointError("GGUF: attention.head_count is more than embedding_length", param="model")
+    if (value_dim := keys.size("attention.value_length")) not in (None, config["head_dim"]):
         raise UnsupportedError(f"GGUF: values of {value_dim} with keys of {config['head_dim']}", param="model")
     return {
         "architectures": [architecture.causal_class],
@@ -78,15 +54,8 @@ def config_json(header: GgufHeader, architecture: Architecture, tables: Tables) 
         **_biases(header),
         **_attention_scale(architecture.model_type, config),
         **_rope(keys, architecture.model_type, config, tables),
-        **_token_ids(header.metadata),
+        **_token_ids(header.metadata, _vocab_size(header)),
     }
-
-
-def _number(config: Mapping[str, Any], name: str) -> int:
-    value = config[name]
-    if not isinstance(value, int) or value < 1:
-        raise CheckpointError(f"GGUF: {_SIZES[name]} is {value!r}, not a size", param="model")
-    return value
 
 
 def _vocab_size(header: GgufHeader) -> int:
@@ -115,23 +84,26 @@ def _attention_scale(model_type: str, config: Mapping[str, Any]) -> dict[str, An
     return {"query_pre_attn_scalar": scaled_by}
 
 
-def _rope(keys: _Keys, model_type: str, config: Mapping[str, Any], tables: Tables) -> dict[str, Any]:
+def _rope(keys: Keys, model_type: str, config: Mapping[str, Any], tables: Tables) -> dict[str, Any]:
     """`rope_parameters`: factors come as tables of the file, or as a kind of scaling."""
-    theta = float(keys.get("rope.freq_base") or 10_000.0)
+    theta = keys.number("rope.freq_base") or 10_000.0
     common = {"rope_theta": theta, "partial_rotary_factor": _rotating_part(keys, config)}
     full = common | _scaling(keys, config, tables)
     if model_type != "gemma3_text":
         return {"rope_parameters": full}
-    local = {"rope_type": "default", "rope_theta": float(keys.get("rope.freq_base_swa") or 10_000.0)}
+    local = {"rope_type": "default", "rope_theta": keys.number("rope.freq_base_swa") or 10_000.0}
     return {"rope_parameters": {"full_attention": full, "sliding_attention": local}}
 
 
-def _rotating_part(keys: _Keys, config: Mapping[str, Any]) -> float:
-    return float((keys.get("rope.dimension_count") or config["head_dim"]) / config["head_dim"])
+def _rotating_part(keys: Keys, config: Mapping[str, Any]) -> float:
+    part, whole = keys.size("rope.dimension_count") or config["head_dim"], config["head_dim"]
+    if part > whole:
+        raise CheckpointError(f"GGUF: rope.dimension_count is {part}, more than a head's {whole}", param="model")
+    return float(part / whole)
 
 
-def _scaling(keys: _Keys, config: Mapping[str, Any], tables: Tables) -> dict[str, Any]:
-    original = keys.get("rope.scaling.original_context_length") or config["max_position_embeddings"]
+def _scaling(keys: Keys, config: Mapping[str, Any], tables: Tables) -> dict[str, Any]:
+    original = keys.size("rope.scaling.original_context_length") or config["max_position_embeddings"]
     if tables:
         common = tables.get("rope_freqs.weight", ())
         return {
@@ -139,19 +111,21 @@ def _scaling(keys: _Keys, config: Mapping[str, Any], tables: Tables) -> dict[str
             "short_factor": list(tables.get("rope_factors_short.weight", common)),
             "long_factor": list(tables.get("rope_factors_long.weight", common)),
             "original_max_position_embeddings": original,
-            "attention_factor": float(keys.get("rope.scaling.attn_factor") or 1.0),
+            "attention_factor": keys.number("rope.scaling.attn_factor") or 1.0,
         }
-    kind, factor = keys.get("rope.scaling.type"), keys.get("rope.scaling.factor")
-    if kind in (None, "none") or factor is None:
+    # Where a file says no kind, it is linear; older ones have its factor under another name.
+    kind = keys.text("rope.scaling.type") or "linear"
+    factor = keys.number("rope.scaling.factor") or keys.number("rope.scale_linear")
+    if kind == "none" or not factor:
         return {"rope_type": "default"}
     if kind == "linear":
-        return {"rope_type": "linear", "factor": float(factor)}
+        return {"rope_type": "linear", "factor": factor}
     if kind == "yarn":
-        return {"rope_type": "yarn", "factor": float(factor), "original_max_position_embeddings": original}
+        return {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
     raise UnsupportedError(f"GGUF: rope.scaling.type {kind!r} is not supported", param="model")
 
 
-def _token_ids(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    names = {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id", "pad_token_id": "padding_token_id"}
-    found = {own: metadata.get(f"tokenizer.ggml.{name}") for own, name in names.items()}
+def _token_ids(metadata: Mapping[str, Any], size: int) -> dict[str, Any]:
+    names = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
+    found = {own: token_id(metadata, name, size) for own, name in names.items()}
     return {own: value for own, value in found.items() if value is not None}

@@ -20,12 +20,14 @@ from app.engine.gguf.architectures import ROPE_TABLES, Architecture, architectur
 from app.engine.gguf.blocks import PLAIN
 from app.engine.gguf.config_json import Tables, config_json
 from app.engine.gguf.header import GgufHeader, GgufTensor
+from app.engine.gguf.keys import texts, token_id
 from app.engine.user_cache import made_once
 from app.engine.weight_files import GGUF_MANIFEST
 from app.errors import CheckpointError
 
 TOKENIZER = "gguf_tokenizer.json"
-_VERSION = 1  # of what is made
+_VERSION = 2  # of what is made
+_TEMPLATE = "tokenizer.chat_template"
 _SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 _NORMS = re.compile(r".*norm\.weight")
 
@@ -63,12 +65,12 @@ def _make(files: list[Path], directory: Path) -> None:
     for number, file in enumerate(files):
         (directory / _link(number)).symlink_to(file)
     config = _config(whole, architecture, tables, described)
+    places = {name: _place(name, *entry, architecture, config["head_dim"]) for name, entry in described.items()}
     _write(directory / "config.json", config)
-    _write(directory / "generation_config.json", _generation(whole.metadata))
+    _write(directory / "generation_config.json", _generation(whole.metadata, config["vocab_size"]))
     _write(directory / "tokenizer_config.json", _tokenizer_config(whole.metadata))
     ours = {key: value for key, value in whole.metadata.items() if key.startswith("tokenizer.ggml.")}
     _write(directory / TOKENIZER, ours)
-    places = {name: _place(name, *entry, architecture, config["head_dim"]) for name, entry in described.items()}
     _write(directory / GGUF_MANIFEST, places)
 
 
@@ -106,23 +108,24 @@ def _table(file: Path, tensor: GgufTensor) -> tuple[float, ...]:
         return struct.unpack(f"<{tensor.shape[0]}f", opened.read(tensor.num_bytes))
 
 
-def _generation(metadata: Mapping[str, Any]) -> dict[str, Any]:
+def _generation(metadata: Mapping[str, Any], vocab_size: int) -> dict[str, Any]:
     """An answer ends at the model's last token or at that of a turn."""
-    ends = [metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
-    found = list(dict.fromkeys(one for one in ends if isinstance(one, int)))
+    ends = [token_id(metadata, name, vocab_size) for name in ("eos", "eot", "eom")]
+    found = list(dict.fromkeys(one for one in ends if one is not None))
     return {"eos_token_id": found} if found else {}
 
 
 def _tokenizer_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """The chat template, and the special tokens by name."""
-    tokens = metadata.get("tokenizer.ggml.tokens", [])
+    tokens = texts(metadata, "tokenizer.ggml.tokens")
     names = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
     config: dict[str, Any] = {}
     for own, name in names.items():
-        index = metadata.get(f"tokenizer.ggml.{name}_token_id")
-        if isinstance(index, int) and index < len(tokens):
+        if (index := token_id(metadata, name, len(tokens))) is not None:
             config[own] = tokens[index]
-    if (template := metadata.get("tokenizer.chat_template")) is not None:
+    if (template := metadata.get(_TEMPLATE)) is not None:
+        if not isinstance(template, str):
+            raise CheckpointError(f"GGUF: {_TEMPLATE} is no text", param="model")
         config["chat_template"] = template
     return config
 
@@ -130,6 +133,8 @@ def _tokenizer_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
 def _place(name: str, number: int, tensor: GgufTensor, architecture: Architecture, head_dim: int) -> dict[str, Any]:
     """What a worker must know of one tensor to read it."""
     is_paired = architecture.pairs and name.rpartition(".")[0].endswith(("q_proj", "k_proj"))
+    if is_paired and (head_dim % 2 or tensor.shape[0] % head_dim):
+        raise CheckpointError(f"GGUF: {name} has shape {list(tensor.shape)}, no heads of {head_dim}", param="model")
     offset = architecture.norm_offset if _NORMS.fullmatch(name) else 0.0
     return {
         "file": _link(number),
@@ -146,4 +151,5 @@ def _link(number: int) -> str:
 
 
 def _write(file: Path, content: Mapping[str, Any]) -> None:
-    file.write_text(json.dumps(content, indent=None if file.name == TOKENIZER else 2) + "\n", encoding="utf-8")
+    written = json.dumps(content, indent=None if file.name == TOKENIZER else 2, default=list)  # arrays as lists
+    file.write_text(written + "\n", encoding="utf-8")

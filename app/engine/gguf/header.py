@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 import struct
+from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
@@ -93,8 +94,17 @@ class _Cursor:
             if item == _STRING:
                 self._expect(count, 8)
                 return [self.text() for _ in range(count)]
-            return list(self.numbers(_form(item), count))
+            return self._array(_form(item), count)
         return self.number(_form(kind))
+
+    def _array(self, form: str, count: int) -> array[Any]:
+        """Numbers as they lie there: a list of them would be ten times as large."""
+        packed = array("B" if form == "?" else form)
+        if packed.itemsize * count > len(self.data) - self.at:
+            raise ValueError(f"it ends in its header, after {len(self.data)} bytes: no GGUF file, or not complete")
+        self.at += packed.itemsize * count
+        packed.frombytes(self.data[self.at - packed.itemsize * count : self.at])
+        return packed
 
     def _expect(self, count: int, least_bytes: int) -> None:
         if count * least_bytes > len(self.data) - self.at:
@@ -146,6 +156,10 @@ def _tensors(entries: list[_Entry], base: int, file_bytes: int) -> dict[str, Ggu
             tensor = GgufTensor(block_type(kind), shape, base + offset)
         except ValueError as error:
             raise ValueError(f"{name} {error}") from None
+        if not all(shape):
+            raise ValueError(f"{name} has shape {list(shape)}: it is empty")
+        if tensor.block.size == 1 and tensor.begin % tensor.block.num_bytes:
+            raise ValueError(f"{name} begins at byte {tensor.begin}, where no {tensor.block.name} can be read")
         if not shape or shape[-1] % tensor.block.size:
             raise ValueError(f"{name} has shape {list(shape)}, no whole blocks of {tensor.block.size} numbers")
         if tensor.begin + tensor.num_bytes > file_bytes:

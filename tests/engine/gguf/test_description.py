@@ -11,9 +11,10 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from app.engine.gguf.architectures import architecture_of
 from app.engine.gguf.description import describe
 from app.engine.model_info import ModelInfo, resolve_model
-from app.errors import CheckpointError, UnsupportedError
+from app.errors import CheckpointError, MantaError, UnsupportedError
 from tests.engine.worker_driver import Driver, all_logits
 from tests.gguf_models import write_gguf
 from tests.tiny_models import tiny_model
@@ -57,8 +58,56 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"query_pre_attn_scalar": 32, "sliding_window": 8, "num_hidden_layers": 6, "tie_word_embeddings": True},
         {"{arch}.attention.sliding_window": 8, "{arch}.rope.freq_base": 1_000_000.0},
     ),
-    "phi3": ("phi3", {"pad_token_id": 0, "sliding_window": None}, {}),
+    "phi3": ("phi3", {"pad_token_id": 0, "sliding_window": None}, {"{arch}.attention.sliding_window": 0}),
 }
+LINEAR: dict[str, Any] = {"rope_parameters": {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0}}
+PART: dict[str, Any] = {
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.75}
+}
+# As FAMILIES; the converter's metadata of scaling are replaced where `None` is given.
+ROTATIONS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "linear": ("llama", LINEAR, {}),
+    "linear-without-a-kind": ("llama", LINEAR, {"{arch}.rope.scaling.type": None}),
+    "linear-of-2023": (
+        "llama",
+        LINEAR,
+        {"{arch}.rope.scaling.type": None, "{arch}.rope.scaling.factor": None, "{arch}.rope.scale_linear": 4.0},
+    ),
+    "part-of-a-head": ("phi3", {"pad_token_id": 0, "sliding_window": None, **PART}, {}),
+}
+
+
+HEAD_DIMS = ("{arch}.attention.key_length", "{arch}.attention.value_length", "{arch}.rope.dimension_count")
+
+
+@pytest.mark.parametrize("name", ROTATIONS)
+def test_rotations_as_files_have_them(name: str, tmp_path: Path) -> None:
+    family, changes, metadata = ROTATIONS[name]
+    file = tmp_path / "model.gguf"
+    expect_logits(file, write_gguf(tiny_model(family, **changes), file, family, lambda name: "F32", metadata))
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        ({"{arch}.attention.head_count": "x"}, r"llama\.attention\.head_count is 'x', not a size"),
+        ({"{arch}.attention.head_count": 0}, r"llama\.attention\.head_count is 0, not a size"),
+        ({"{arch}.attention.head_count_kv": [2, 1]}, r"head_count_kv differs from layer to layer: \[2, 1\]"),
+        ({"{arch}.rope.freq_base": "x"}, r"llama\.rope\.freq_base is 'x', not a number"),
+        ({"{arch}.rope.freq_base": float("nan")}, r"llama\.rope\.freq_base is nan, not a number"),
+        ({"{arch}.rope.dimension_count": 4096}, r"rope\.dimension_count is 4096, more than a head's 32"),
+        ({"{arch}.rope.scaling.type": 7, "{arch}.rope.scaling.factor": 2.0}, r"scaling\.type is 7, not a text"),
+        (dict.fromkeys(HEAD_DIMS, 24), r"q_proj\.weight has shape \[64, 64\], no heads of 24"),
+        ({"{arch}.attention.key_length": -4}, r"attention\.key_length is -4, not a size"),
+        ({"tokenizer.ggml.tokens": 5}, r"tokenizer\.ggml\.tokens is no list of texts"),
+        ({"tokenizer.chat_template": 7}, r"tokenizer\.chat_template is no text"),
+    ],
+)
+def test_metadata_of_another_type_are_named(metadata: dict[str, Any], message: str, tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    write_gguf(tiny_model("llama"), file, "llama", lambda name: "F32", metadata)
+    with pytest.raises(MantaError, match=message):
+        describe(file)
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)
@@ -139,6 +188,8 @@ def test_special_tokens_and_template(tmp_path: Path) -> None:
         "tokenizer.ggml.eos_token_id": 1,
         "tokenizer.ggml.eot_token_id": 2,
         "tokenizer.ggml.bos_token_id": 0,
+        "tokenizer.ggml.unknown_token_id": -9,  # llama.cpp passes over such
+        "tokenizer.ggml.eom_token_id": 1 << 30,
         "tokenizer.chat_template": "{{ messages }}",
     }
     write_gguf(tiny_model("llama"), file, "llama", lambda name: "F32", metadata)
@@ -164,6 +215,8 @@ def test_what_is_not_read_is_named(tmp_path: Path) -> None:
     describe.cache_clear()
     with pytest.raises(UnsupportedError, match="GGUF: values of 16 with keys of 32"):
         describe(file)
+    with pytest.raises(UnsupportedError, match=r"unknown general\.architecture \['llama'\]"):
+        architecture_of({"general.architecture": ["llama"]})
     content = file.read_bytes()
     file.write_bytes(content.replace(b"llama", b"xlama"))
     describe.cache_clear()

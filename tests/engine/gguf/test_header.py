@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import struct
+import tracemalloc
+from array import array
 from pathlib import Path
 
 import gguf
@@ -38,7 +40,8 @@ def test_what_the_package_wrote_is_read(file: Path) -> None:
     judge = gguf.GGUFReader(file)
     for name, field in judge.fields.items():
         if not name.startswith("GGUF."):
-            assert header.metadata[name] == field.contents(), name
+            found, expected = header.metadata[name], field.contents()
+            assert (list(found) if isinstance(found, array) else found) == expected, name
     assert list(header.tensors) == [tensor.name for tensor in judge.tensors]
     for tensor in judge.tensors:
         found = header.tensors[tensor.name]
@@ -80,6 +83,36 @@ def test_no_gguf_file(file: Path, at: int, new: bytes, message: str) -> None:
     file.write_bytes(content)
     with pytest.raises(CheckpointError, match=message):
         GgufHeader.read(file)
+
+
+@pytest.mark.parametrize(
+    ("at", "new", "message"),
+    [
+        (4 + 16 + 4, struct.pack("<Q", 1), r"plain begins at byte \d+, where no F32 can be read"),
+        (4, struct.pack("<Q", 0), r"plain has shape \[3, 0\]: it is empty"),
+    ],
+)
+def test_a_tensor_that_lies_nowhere_is_named(file: Path, at: int, new: bytes, message: str) -> None:
+    content = bytearray(file.read_bytes())
+    at += content.index(b"plain") + len("plain")
+    content[at : at + len(new)] = new
+    file.write_bytes(content)
+    with pytest.raises(CheckpointError, match=message):
+        GgufHeader.read(file)
+
+
+def test_arrays_of_numbers_stay_packed(tmp_path: Path) -> None:
+    """A list would be ten times as large as what it was read from."""
+    path, count = tmp_path / "model.gguf", 1 << 16
+    head = b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1) + b"x" + struct.pack("<IIQ", 9, 11, count)
+    path.write_bytes(head + struct.pack("<q", 1 << 40) * count)
+    tracemalloc.start()
+    try:
+        found = GgufHeader.read(path).metadata["x"]
+        assert tracemalloc.get_traced_memory()[1] < 8 * count * 3
+    finally:
+        tracemalloc.stop()
+    assert set(found) == {1 << 40}
 
 
 def test_a_type_that_is_not_read_is_named(file: Path) -> None:
