@@ -4,7 +4,8 @@ all texts run through it, and makes room for the next. What it caches can be loo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import gc
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -96,8 +97,11 @@ class LayerwiseModel:
     def run(self, batches: Sequence[TokenBatch], observers: Sequence[LayerObserver] = ()) -> FinalStates:
         """All layers, one after another."""
         hidden: list[torch.Tensor | None] = [None] * len(batches)
-        layer = None
-        for layer in self._layers(max(batch.num_blocks for batch in batches)):
+        num_blocks, layer = max(batch.num_blocks for batch in batches), None
+        for index in range(self.info.num_layers):
+            layer = None
+            gc.collect()  # parameters know their layers, which know them
+            layer = self.load(index, num_blocks)
             for observer in observers:
                 observer.begin(layer)
             for number, batch in enumerate(batches):
@@ -108,10 +112,6 @@ class LayerwiseModel:
                 observer.end(layer)
         assert layer is not None
         return FinalStates([states for states in hidden if states is not None], layer)
-
-    def _layers(self, num_blocks: int) -> Iterator[LoadedLayer]:
-        for index in range(self.info.num_layers):
-            yield self.load(index, num_blocks)
 
     def _run_batch(self, layer: LoadedLayer, batch: TokenBatch, hidden: torch.Tensor | None) -> torch.Tensor:
         received = None if hidden is None else hidden.to(self.device)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import metadata
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 
+from app.api.version import VERSION
 from app.engine.quantization.compressed_form import CompressedForm, compressed_form, scheme
 from app.engine.worker.device import select_device
 from app.errors import ConfigError
@@ -153,7 +153,7 @@ def _described(settings: QuantizeSettings, texts: Texts) -> dict[str, Any]:
     """How the checkpoint was made, for the report."""
     return {
         "model": settings.model,
-        "manta": metadata.version("manta-serve"),
+        "manta": VERSION,
         "weights": settings.form,
         "group_size": settings.group_size if settings.form == "w4" else None,
         "awq": settings.awq,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from app.backends import PLATFORMS
 from app.errors import ConfigError
 
 FORMS = ("fp8", "fp8_block", "int8", "w4")
@@ -31,6 +32,8 @@ class QuantizeSettings:
     shard_bytes: int = 5 << 30
 
     def __post_init__(self) -> None:
+        if self.device not in (devices := ("auto", *PLATFORMS)):
+            raise ConfigError(f"--device: {self.device!r} is none of {', '.join(devices)}")
         if self.form is None and self.kv is None:
             raise ConfigError(f"--to: one of {', '.join(FORMS)}; or --kv fp8, to calibrate the KV cache alone")
         if self.awq and self.form != "w4":

@@ -7,7 +7,9 @@ import re
 from app.backends import QUANT_METHODS
 from app.engine.gguf.architectures import ARCHITECTURES
 from app.engine.gguf.blocks import BLOCK_TYPES
+from app.quantize.settings import FORMS
 from tests.docs.pages import DOCS
+from tools import format_docs
 
 PAGE = (DOCS / "quantization.md").read_text()
 
@@ -28,3 +30,15 @@ def test_types_and_families_of_gguf_are_all_of_them() -> None:
     names = set(re.findall(r"\b(?:I?Q\d_\w+|B?F(?:16|32))\b", row))
     assert names == BLOCK_TYPES.keys()
     assert ARCHITECTURES.keys() <= set(re.findall(r"[a-z]+\d?", row))
+
+
+def test_tables_of_formats_are_as_the_tool_writes_them() -> None:
+    for name, file in format_docs.FILES.items():
+        assert file.read_text() == format_docs.written(name), "python -m tools.format_docs"
+
+
+def test_every_form_has_a_figure() -> None:
+    figures = "\n".join(format_docs.accuracy())
+    for form in FORMS:
+        assert f"| online {form} | " in figures
+        assert f"| checkpoint {form} | " in figures

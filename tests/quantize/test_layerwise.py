@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 
 import pytest
 import torch
 
+from app.engine.layers.linear import Linear
 from app.quantize.layerwise import LayerObserver, LayerwiseModel, LoadedLayer
 from app.quantize.token_batch import TokenBatch
 from tests.quantize.models import judge_logits, speaking_model
@@ -18,9 +21,12 @@ class Layers(LayerObserver):
     def __init__(self) -> None:
         self.seen: list[str] = []
         self.parameters: list[int] = []
+        self.linears: list[weakref.ref[Linear]] = []
 
     def begin(self, layer: LoadedLayer) -> None:
         self.seen.append(f"begin {layer.index}")
+        assert all(linear() is None for linear in self.linears), "a layer before it is still in memory"
+        self.linears += [weakref.ref(module) for module in layer.model.modules() if isinstance(module, Linear)]
         self.parameters.append(sum(parameter.numel() for parameter in layer.model.parameters()))
 
     def after_batch(self, layer: LoadedLayer) -> None:
@@ -34,7 +40,11 @@ class Layers(LayerObserver):
 def test_logits_equal_transformers(tmp_path: Path, family: str) -> None:
     source = speaking_model(tmp_path / "model", family, num_hidden_layers=3)
     batches, layers = [TokenBatch(TEXTS[:2]), TokenBatch(TEXTS[2:])], Layers()
-    states = LayerwiseModel(str(source), "cpu").run(batches, [layers])
+    gc.disable()  # or it might free by chance what is not let go of
+    try:
+        states = LayerwiseModel(str(source), "cpu").run(batches, [layers])
+    finally:
+        gc.enable()
     found = states.last.logits(torch.cat(list(states.hidden)))
     expected = torch.cat([judge_logits(source, text) for text in TEXTS])
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-3)

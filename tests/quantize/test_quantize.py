@@ -120,6 +120,7 @@ def test_scales_of_the_kv_cache(source: Path, texts: Path, tmp_path: Path) -> No
     ("given", "message"),
     [
         ({"form": None}, "--to: one of fp8"),
+        ({"form": "int8", "device": "tpu"}, "--device: 'tpu' is none of auto, cpu"),
         ({"form": "int8", "awq": True}, "--awq: for 4-bit weights only"),
         ({"form": "fp8", "group_size": 64}, "--group-size: for 4-bit weights only"),
     ],
@@ -139,6 +140,9 @@ def test_what_cannot_be_quantized_is_refused_by_name(source: Path, tmp_path: Pat
         quantized(once, tmp_path / "twice", "int8")
     with pytest.raises(UnsupportedError, match=r"transformer\.h\.0\.attn\.c_attn: the checkpoint holds no weight"):
         quantized(tiny_model("gpt2", n_embd=64, n_head=2, n_layer=2, without=[]), tmp_path / "gpt2", "int8")
+    stacked = tiny_model("gpt_oss", num_local_experts=2, num_experts_per_tok=1, layer_types=["full_attention"] * 2)
+    with pytest.raises(UnsupportedError, match=r"layers\.0\.mlp\.experts: .* experts in one tensor"):
+        quantized(stacked, tmp_path / "stacked", "int8")
     with pytest.raises(ConfigError, match=r"--to: no linear layer has sizes that can be stored so"):
         quantized(tiny_model("llama"), tmp_path / "small", "w4")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["full", "once"]
