@@ -39,6 +39,7 @@ class AttentionSettings:
     sliding_window: int | None = None  # tokens seen, the token itself included; None: all
     alibi_slopes: tuple[float, ...] = ()  # one for each head; (): no ALiBi
     sinks: bool = False  # whether heads have one
+    clip: float | None = None  # queries, keys and values stay within, once they are normed whole
 
 
 class Attention(KVAttentionLayer):
@@ -60,7 +61,7 @@ class Attention(KVAttentionLayer):
             self.k_norm = make(ctx, HeadShare(tp, s.num_kv_heads, self.num_kv_heads), s.head_dim, s.norm_eps)
         self.head_dim, self.scale = s.head_dim, s.head_dim**-0.5 if s.scale is None else s.scale
         self.sliding_window, self.soft_cap = s.sliding_window, s.soft_cap
-        self.layer_index = layer_index
+        self.layer_index, self.clip = layer_index, s.clip
         self.rotary = rotary
         self.choose_cache(
             ctx,
@@ -89,6 +90,8 @@ class Attention(KVAttentionLayer):
         qkv = self.qkv_proj(x)
         heads = qkv.view(qkv.shape[0], -1, self.head_dim)
         rotation, norm, scales = self.rotary.of_step(ctx), self._head_norm(heads), self.kv_scales
+        if self.clip is not None:
+            heads.clamp_(-self.clip, self.clip)
         query = self.fused.rotate_and_write(
             heads, rotation.cos, rotation.sin, norm, kv_cache, meta.slot_mapping, scales
         )

@@ -2,31 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 import torch
 
 from app.engine.layers.context import BuildContext
 from app.engine.layers.linear import ColumnLinear, MergedColumnLinear
-from app.errors import UnsupportedError
+from app.engine.layers.quantized_layer import LayerPart
+from app.engine.layers.weight import CheckpointTensor, Weight, WeightSpec
 from app.kernels.gemm.parts import UnpackedWeight
 
-_LATENT = "kv_a_proj_with_mqa"
+_LATENT, _QUERY = "kv_a_proj_with_mqa", "q_proj"
 
 
 class LatentInputLinear(MergedColumnLinear):
     """Queries, or the latent that they are made of, and the latent of keys and values in one product.
 
-    Latents are the same on every rank; queries are split by heads.
+    Latents are the same on every rank; queries are split by heads. `bias` is the latents'.
     """
 
     def __init__(
         self, ctx: BuildContext, input_size: int, query_size: int, query_rank: int | None, width: int, bias: bool
     ) -> None:
-        if bias and query_rank is None:
-            raise UnsupportedError("attention_bias without q_lora_rank: only the latents would have one", param="model")
         latents = {_LATENT: width} if query_rank is None else {"q_a_proj": query_rank, _LATENT: width}
-        query = {"q_proj": query_size} if query_rank is None else {}
+        query = {_QUERY: query_size} if query_rank is None else {}
         copies = dict.fromkeys(latents, ctx.groups.tp.size)
         super().__init__(ctx, input_size, {**query, **latents}, bias, copies)
+        if self.bias is not None:
+            self.bias = Weight(self.bias.data, WeightSpec(self.load_bias, tuple(latents)))
+
+    @property
+    def quantized_parts(self) -> Mapping[str, LayerPart]:
+        """See QuantizedLayer."""
+        parts = super().quantized_parts
+        return {name: replace(part, has_bias=part.has_bias and name != _QUERY) for name, part in parts.items()}
+
+    def load_bias(self, weight: Weight, tensor: CheckpointTensor, shard_id: str) -> None:
+        """See Linear; queries that are projected at once have none."""
+        super().load_bias(weight, tensor, shard_id)
+        if _QUERY in self.output_shares:
+            weight.data[: self.output_shares[_QUERY].size].zero_()
 
     @property
     def sizes(self) -> list[int]:

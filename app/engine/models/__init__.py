@@ -16,6 +16,7 @@ MODELS: Registry[type[CausalLM]] = Registry(
     {
         "Cohere2ForCausalLM": "app.engine.models.cohere:Cohere2ForCausalLM",
         "CohereForCausalLM": "app.engine.models.cohere:CohereForCausalLM",
+        "DeepseekForCausalLM": "app.engine.models.deepseek:DeepseekForCausalLM",
         "DeepseekV2ForCausalLM": "app.engine.models.deepseek:DeepseekV2ForCausalLM",
         "DeepseekV3ForCausalLM": "app.engine.models.deepseek:DeepseekV3ForCausalLM",
         "Exaone4ForCausalLM": "app.engine.models.exaone4:Exaone4ForCausalLM",

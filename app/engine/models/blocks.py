@@ -52,6 +52,7 @@ def grouped_query_attention(ctx: BuildContext, settings: DecoderSettings, place:
         sliding_window=s.sliding_windows[place.index],
         alibi_slopes=s.alibi_slopes,
         sinks=s.attention_sinks,
+        clip=s.attention_clip,
     )
     return Attention(ctx, attention, place.cache_index, place.rotary)
 

@@ -42,6 +42,7 @@ class DecoderSettings:
     qk_norm: QueryKeyNorm | None = None
     attention_scale: float | None = None  # of the scores; None: head_dim^-0.5
     attention_soft_cap: float | None = None
+    attention_clip: float | None = None  # of queries, keys and values, which are not normed by heads then
     alibi_slopes: tuple[float, ...] = ()  # one for each head; (): no ALiBi
     attention_sinks: bool = False  # one for each head, in the checkpoint
     # The layer type whose rope parameters a layer takes, NO_ROPE for none at all; (): all layers take the common ones.

@@ -8,6 +8,7 @@ from typing import Any
 
 from app.engine.layers.experts.settings import ExpertSettings
 from app.engine.model_info import ModelInfo
+from app.engine.models.decoder import CausalLM
 from app.engine.models.decoder_settings import DecoderSettings
 from app.engine.models.latent import LatentCausalLM
 from app.errors import UnsupportedError
@@ -37,6 +38,18 @@ _GLM: dict[str, Any] = {
     **{"n_group": 1, "topk_group": 1, "num_experts_per_tok": 4, "routed_scaling_factor": 1.8},
     "first_k_dense_replace": 1,
 }
+
+
+class DeepseekForCausalLM(CausalLM):
+    """The first one (DeepSeekMoE 16B): Llama's attention, the experts of V2-Lite but for a gate in the model's type."""
+
+    @staticmethod
+    def settings(info: ModelInfo) -> DecoderSettings:
+        """The settings of config.json."""
+        bias = bool(info.hf_config.get("attention_bias", False))
+        plain, experts = DecoderSettings.from_info(info), expert_settings(info, _V2)
+        experts = None if experts is None else replace(experts, rounds_logits=True)
+        return replace(plain, qkv_bias=bias, output_bias=bias, experts=experts)
 
 
 class DeepseekV2ForCausalLM(LatentCausalLM):

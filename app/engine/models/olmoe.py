@@ -8,7 +8,6 @@ from app.engine.layers.experts.settings import ExpertSettings
 from app.engine.model_info import ModelInfo
 from app.engine.models.decoder import CausalLM
 from app.engine.models.decoder_settings import DecoderSettings
-from app.errors import UnsupportedError
 from app.kernels.moe import RoutingRule
 
 
@@ -17,10 +16,8 @@ class OlmoeForCausalLM(CausalLM):
 
     @staticmethod
     def settings(info: ModelInfo) -> DecoderSettings:
-        """The settings of config.json; UnsupportedError for one that clips queries, keys and values."""
+        """The settings of config.json."""
         hf = info.hf_config
-        if hf.get("clip_qkv") is not None:
-            raise UnsupportedError(f"clip_qkv={hf['clip_qkv']} is not supported", param="model")
         bias = bool(hf.get("attention_bias", False))
         rule = RoutingRule(
             top_k=int(hf.get("num_experts_per_tok", 8)), renormalize=bool(hf.get("norm_topk_prob", False))
@@ -37,5 +34,6 @@ class OlmoeForCausalLM(CausalLM):
             qkv_bias=bias,
             output_bias=bias,
             qk_norm="projection_rms",
+            attention_clip=float(hf["clip_qkv"]) if "clip_qkv" in hf else None,
             experts=experts,
         )

@@ -14,8 +14,8 @@ from app.engine.layers.latent_linear import LatentInputLinear, LatentUpLinear
 from app.engine.layers.latent_step import NEVER
 from app.engine.layers.rope_scaling import RopeSettings
 from app.engine.layers.rotary import RotaryEmbedding
-from app.engine.layers.weight import ShapeMismatch, Weight
-from app.errors import ConfigError, UnsupportedError
+from app.engine.layers.weight import ShapeMismatch
+from app.errors import ConfigError
 from app.kernels.attention import KV_FP8
 from tests.engine.layers.test_tensor_parallel_shares import CPU, Recorded, context
 from tests.kernels.mla.test_reference import step
@@ -88,12 +88,6 @@ def test_the_larger_of_two_scales_is_taken_until_others_come() -> None:
     assert attention.kv_scales.tolist() == [1.0]
     attention.set_kv_scales("v", torch.tensor([0.125]))
     assert attention.kv_scales.tolist() == [0.125]
-
-
-def test_a_bias_that_only_latents_would_have_is_refused() -> None:
-    with pytest.raises(UnsupportedError, match="attention_bias without q_lora_rank"):
-        layer(replace(SETTINGS, query_rank=None, bias=True))
-    assert isinstance(layer(replace(SETTINGS, bias=True)).input_proj.bias, Weight)
 
 
 def test_latents_are_not_kept_in_int8() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 PAD = {"pad_token_id": 0}
 FEW = {"num_local_experts": 5, "num_experts_per_tok": 2}
 QWEN = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
+OLMOE = {"num_experts": 6, "num_experts_per_tok": 3, "num_key_value_heads": 2, "without": ["head_dim"]}
 GLM = {
     **{"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48, "n_shared_experts": 2},
     **{"routed_scaling_factor": 1.7, "num_hidden_layers": 3, "pad_token_id": 0},
@@ -57,7 +58,8 @@ EXPERT_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen3_moe",
         {**QWEN, "use_sliding_window": True, "sliding_window": 9, "attention_bias": True},
     ),
-    "olmoe": ("olmoe", {"num_experts": 6, "num_experts_per_tok": 3, "num_key_value_heads": 2, "without": ["head_dim"]}),
+    "olmoe": ("olmoe", {**OLMOE, "clip_qkv": 0.8}),
+    "olmoe-unclipped": ("olmoe", OLMOE),
     "phimoe": ("phimoe", {**FEW, "attention_bias": True, "lm_head_bias": True, "sliding_window": 9}),
     "granitemoe": ("granitemoe", {**FEW, **MULTIPLIERS}),
     "granitemoeshared": ("granitemoeshared", {**FEW, **MULTIPLIERS, "shared_intermediate_size": 72}),
@@ -66,7 +68,10 @@ EXPERT_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama4": ("llama4_text", LLAMA4),
     "llama4-sparse": ("llama4_text", {**LLAMA4, "interleave_moe_layer_step": 2, "num_experts_per_tok": 2}),
     "gpt_oss": ("gpt_oss", OSS),
-    "deepseek_v2": ("deepseek_v2", {**DEEPSEEK, "q_lora_rank": None, "rope_parameters": LATENT_YARN}),
+    "deepseek_v2": (
+        "deepseek_v2",
+        {**DEEPSEEK, "q_lora_rank": None, "rope_parameters": LATENT_YARN, "attention_bias": True},
+    ),
     "deepseek_v2-groups": ("deepseek_v2", {**DEEPSEEK, **GROUPS, "topk_method": "group_limited_greedy"}),
     "deepseek_v3": ("deepseek_v3", {**DEEPSEEK, **GROUPS, "rope_parameters": LATENT_YARN}),
     "deepseek_v3-plain": ("deepseek_v3", {**DEEPSEEK, "n_group": 1, "topk_group": 1, "norm_topk_prob": False}),

@@ -22,7 +22,7 @@ from app.engine.models.load_formats import open_checkpoint
 from app.engine.models.weight_update import WeightUpdate
 from app.errors import CheckpointError, UnsupportedError
 from tests.engine.models.expert_variants import EXPERT_VARIANTS
-from tests.engine.worker_driver import Driver, Run, greedy
+from tests.engine.worker_driver import Driver, Run, all_logits, greedy
 from tests.hf_logprobs import prompts
 from tests.tiny_models import hf_greedy, hf_model, tiny_model
 
@@ -87,6 +87,30 @@ def test_published_configurations(name: str, tmp_path: Path) -> None:
     assert got == chosen
     assert settings.experts.layers == frozenset(range(judge.first_k_dense_replace, judge.num_hidden_layers))
     assert kv_bytes_per_token(info, "bfloat16") == token_bytes
+
+
+def test_the_first_one_has_attention_of_llama(tmp_path: Path) -> None:
+    """As published, whose code is no part of transformers: its Llama with feed-forward layers of its DeepSeek V2."""
+    family, changes = EXPERT_VARIANTS["deepseek_v2"]
+    routed = {"routed_scaling_factor": 1.0, "num_hidden_layers": 3}
+    experts = tiny_model(family, **{**changes, **routed})
+    llama = tiny_model("llama", num_hidden_layers=3)
+    tensors = load_file(llama / "model.safetensors")
+    tensors = {name: x for name, x in tensors.items() if ".mlp." not in name}
+    tensors |= {name: x for name, x in load_file(experts / "model.safetensors").items() if ".mlp." in name}
+    save_file(tensors, tmp_path / "model.safetensors")
+    names = ("n_routed_experts", "num_experts_per_tok", "moe_intermediate_size", "first_k_dense_replace")
+    config = json.loads((llama / "config.json").read_text()) | {name: changes[name] for name in names}
+    own = {"architectures": ["DeepseekForCausalLM"], "model_type": "deepseek", "scoring_func": "softmax"}
+    (tmp_path / "config.json").write_text(json.dumps({**config, **own, "moe_layer_freq": 1, "n_shared_experts": 2}))
+    judge, other = hf_model(llama), hf_model(experts)
+    for mine, theirs in zip(judge.model.layers, other.model.layers, strict=True):
+        mine.mlp = theirs.mlp
+    prompt = prompts((37,))[0]
+    with torch.inference_mode():
+        expected = judge(torch.tensor([prompt])).logits[0]
+    found = all_logits(Driver(str(tmp_path), num_blocks=16), prompt)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-3)
 
 
 def test_layers_for_drafts_are_left_out(tmp_path: Path) -> None:
