@@ -58,12 +58,14 @@ from app.kernels.gemm import (
     triton_small,
 )
 from app.kernels.gemm.int8 import Int8Weight
-from app.kernels.gemm.stored import StoredTiles, bits_of, block_for
+from app.kernels.gemm.lookup import TableWeight
+from app.kernels.gemm.stored import Form, StoredTiles, bits_of, block_for
 from app.kernels.gemm.triton_int8 import Int8Tile, int8_product
 from app.kernels.mla import gluon_attend, gluon_expanded, triton_heads
 from app.kernels.mla import triton_ops as mla_ops
-from app.kernels.moe import GLU, ExpertWeights, Routing, RoutingRule, triton_gate
+from app.kernels.moe import GLU, ExpertWeights, Routing, RoutingRule, gluon_few, triton_gate
 from app.kernels.moe import triton_ops as expert_ops
+from app.kernels.moe.stacked import StackedExperts
 from app.kernels.rows import RowColumns, StepTensors
 from app.kernels.rows import triton_ops as row_ops
 from app.kernels.sampling import triton_ops as sampling_ops
@@ -377,16 +379,41 @@ def all_calls() -> list[Callable[[], None]]:
         partial(packed, "e4m3", 4096, 128, scale_rows=128),
         partial(experts, (128, 768, 2048), RoutingRule(8, renormalize=True), GLU()),
         partial(experts, (32, 2880, 2880), RoutingRule(4, "softmax_of_chosen"), GLU(limit=7.0), has_bias=True),
+        partial(experts, (32, 2880, 2880), RoutingRule(4), GLU(limit=7.0), has_bias=True, form=("e2m1", 32, 1)),
+        partial(experts, (128, 768, 2048), RoutingRule(8), GLU(), form=("nibble", 128, 1)),
+        partial(experts, (128, 768, 2048), RoutingRule(8), GLU(), form=("e4m3", 128, 128)),
     ]
 
 
-def experts(sizes: tuple[int, int, int], rule: RoutingRule, activation: GLU, *, has_bias: bool = False) -> None:
+def stored_experts(shape: tuple[int, int, int], form: Form, group: int, scale_rows: int) -> StackedExperts:
+    """Experts [E, N, K] of few bits; e2m1 with exponents."""
+    (num_experts, columns, size), block = shape, block_for(form, group)
+    blocks = -(-size // block)
+    words = torch.empty(num_experts, columns, blocks * block * bits_of(form) // 16, dtype=torch.int16)
+    groups, kind = (blocks, torch.int32) if form == "e2m1" else (-(-size // group), torch.float32)
+    scales = torch.empty(num_experts, groups, columns // scale_rows, dtype=kind)
+    return StackedExperts(
+        TableWeight(StoredTiles(form, words, scales, None, None, size, block, group, scale_rows)), shape
+    )
+
+
+def experts(
+    sizes: tuple[int, int, int],
+    rule: RoutingRule,
+    activation: GLU,
+    *,
+    has_bias: bool = False,
+    form: tuple[Form, int, int] | None = None,
+) -> None:
     """Layers of experts at every number of tokens that has tiles of its own; sizes: E, I, C."""
     num_experts, intermediate, hidden = sizes
     down = torch.empty(num_experts, hidden, intermediate, dtype=torch.bfloat16)  # as its pages are never read
     gate_up = torch.empty(num_experts, 2 * intermediate, hidden, dtype=torch.bfloat16)
     biases = (gate_up[..., 0], down[..., 0]) if has_bias else (None, None)
     weights = ExpertWeights(gate_up, down, activation, *biases)
+    if form is not None:
+        packed_two = (stored_experts((num_experts, *w.shape[1:]), *form) for w in (gate_up, down))
+        weights = ExpertWeights(*packed_two, activation, *biases)
     for count in (1, 32, 128, 512, 2048, 8192) if not IS_AMD else (1, 32):
         x = torch.empty(count, hidden, dtype=torch.bfloat16)
         deferred = DeferredNorm(x, torch.zeros(count, 4), 1e-6)
@@ -439,6 +466,7 @@ def main() -> int:
         triton_tile_fp8._BY_ASSEMBLY = triton_forms.BY_ASSEMBLY = tl.constexpr(False)
     else:
         stand_in("early_launch", EARLY_LAUNCH)
+        gluon_few.nvidia_generation = lambda _: 9  # type: ignore[assignment]
     results = [compiled_aloud(*kernel) for kernel in found(all_calls())]
     failed = [result for result in results if result.startswith("FAILED")]
     num_early = sum(result.endswith("waits first") for result in results)

@@ -90,7 +90,8 @@ def stored_layer_tiles(
 def _split(tile: GroupedTile, weight: StoredTiles, columns: int, ids: torch.Tensor) -> GroupedTile:
     """K cut in two where there are too few programs for the GPU."""
     programs = cdiv(columns, tile.columns) * next_power_of_2(ids.numel())
-    is_split = len(ids) <= tile.rows and programs < _PROGRAMS and cdiv(weight.size, weight.block) >= _LEAST_BLOCKS
+    is_long = len(ids) <= tile.rows and cdiv(weight.size, weight.block) >= _LEAST_BLOCKS
+    is_split = tile.ahead > 0 and is_long and programs < _PROGRAMS
     return replace(tile, splits=2) if is_split else tile
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from app.kernels.gemm import DeferredNorm
 from app.kernels.gemm.group import GroupWeight
 from app.kernels.gemm.lookup import TableWeight
 from app.kernels.gemm.stored import Form, StoredTiles, bits_of, block_for, exponent_words, groups_first, pack_words
@@ -87,8 +88,10 @@ def test_experts_of_few_bits(kind: tuple[Form, int, bool, int]) -> None:
     for dtype, most in MOST_ERRORS.items():
         given = plain.to(dtype, DEVICE)
         truth = true_sum(Case(given.x.double().cpu(), plain.routing, ExpertWeights(*numbers, GLU())))
+        factor = torch.tensor([0.5, 2.0, 1.0], device=DEVICE)[:, None]
+        deferred = DeferredNorm(given.x * factor.to(dtype), (factor**2 * 192 / 4).expand(-1, 4).contiguous(), 1e-9)
         for one in tiles:
-            found = triton_ops.experts(given.x, given.routing, weights, one)
+            found = triton_ops.experts(deferred, given.routing, weights, one)
             error = (found.materialize().double().cpu() - truth).norm() / truth.norm()
             assert float(error) < most, one
             residual, norm = given.x[:, :1].expand(-1, 192).contiguous(), torch.ones(192, dtype=dtype, device=DEVICE)
