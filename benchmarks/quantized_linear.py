@@ -21,11 +21,10 @@ from typing import Any
 
 import torch
 
+from app.engine.quantization.rounding import to_fp8_blocks, to_int8_rows
 from app.kernels.gemm import Activations, DeferredNorm, LinearOps, linear_ops, materialize
 from app.kernels.gemm.fp8 import Fp8Weight
-from app.kernels.gemm.fp8_block import Fp8BlockWeight
 from app.kernels.gemm.group import GroupWeight
-from app.kernels.gemm.int8 import Int8Weight
 from app.kernels.gemm.lookup import TableWeight
 from app.kernels.gemm.stored import E2M1
 from app.kernels.gemm.tiled import TiledWeight
@@ -67,8 +66,8 @@ KINDS: dict[str, Callable[[int, int], Any]] = {
     "mxfp4": lambda columns, size: tabled(columns, size, 32, E2M1),
     "nf4": lambda columns, size: tabled(columns, size, 64, torch.linspace(-1, 1, 16)),
     "fp8": lambda columns, size: Fp8Weight.quantize(plain(columns, size)),
-    "fp8 block": lambda columns, size: Fp8BlockWeight.quantize(plain(columns, size)),
-    "int8": lambda columns, size: Int8Weight.quantize(plain(columns, size)),
+    "fp8 block": lambda columns, size: to_fp8_blocks(plain(columns, size), (128, 128)).pack(),
+    "int8": lambda columns, size: to_int8_rows(plain(columns, size)).pack(),
 }
 
 

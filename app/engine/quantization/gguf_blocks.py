@@ -25,17 +25,6 @@ class Codes:
     offset: torch.Tensor | None = None  # fp32 [N, K / g]
     table: torch.Tensor | None = None  # fp32 [16]
 
-    def numbers(self) -> torch.Tensor:
-        """The numbers, fp32 [N, K]."""
-        rows, groups = self.scale.shape
-        codes = self.codes.view(rows, groups, -1)
-        if self.table is not None:
-            values = self.table.to(codes.device)[codes.int()]
-        else:
-            values = codes.float() - (0 if self.offset is not None else 1 << (self.bits - 1))
-        values = values * self.scale.unsqueeze(2)
-        return (values if self.offset is None else values + self.offset.unsqueeze(2)).view(rows, -1)
-
 
 def unpack_blocks(name: str, raw: torch.Tensor) -> Codes:
     """Blocks of the type `name`, bytes [N, blocks of a row, bytes of a block]."""

@@ -6,9 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from app.engine.quantization.forms import Fp8BlockForm, Fp8RowForm, GroupForm, Int8RowForm
-from app.kernels.gemm.fp8 import FP8, LARGEST, quantize_rows
-
-LEAST_SCALE = 1e-12  # that of zeros
+from app.kernels.gemm.fp8 import FP8, LARGEST, LEAST_SCALE, quantize_rows
 
 
 def to_fp8_rows(weight: torch.Tensor) -> Fp8RowForm:

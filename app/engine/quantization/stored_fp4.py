@@ -12,8 +12,8 @@ from app.engine.quantization.base import Dim, Leaf, QuantMethod, WeightShares
 from app.engine.quantization.bits import unpack_bits
 from app.engine.quantization.forms import TableForm, WeightForm
 from app.kernels.gemm.fp8 import FP8
+from app.kernels.gemm.stored import E2M1
 
-E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _BYTES = Dim("input", 2)
 
 
@@ -52,5 +52,4 @@ class StoredFp4(QuantMethod):
             whole = shares.rows_of_parts(stored[self.tensor_scale])
             scale = scale.float() / whole if self.divides else scale.float() * whole
         scale, group = shares.spread(scale, 1, Dim("input", self.group))
-        table = torch.tensor([*E2M1, *(-number for number in E2M1)], device=codes.device)
-        return TableForm(codes, table, scale, group, self.dtype)
+        return TableForm(codes, E2M1.to(codes.device), scale, group, self.dtype)

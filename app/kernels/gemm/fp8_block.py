@@ -47,16 +47,6 @@ class Fp8BlockWeight(TiledWeight):
         padded = F.pad(scale.float(), (0, -scale.shape[1] % 4)).contiguous()
         return cls(StoredTiles("e4m3", words, scales, None, None, *sizes, block[0]), padded)
 
-    @classmethod
-    def quantize(cls, weight: torch.Tensor, block: tuple[int, int] = (128, 128)) -> Fp8BlockWeight:
-        """Round weight [N, K]; the largest of a block becomes 448."""
-        (rows, depth), (columns, size) = block, weight.shape
-        padded = F.pad(weight.float(), (0, -size % depth, 0, -columns % rows))
-        blocks = padded.view(len(padded) // rows, rows, -1, depth)
-        scale = (blocks.abs().amax(dim=(1, 3)) / LARGEST).clamp_(min=LEAST_SCALE)
-        numbers = (blocks / scale[:, None, :, None]).flatten(2).flatten(0, 1)[:columns, :size]
-        return cls.of(numbers.clamp_(-LARGEST, LARGEST).to(FP8), scale, block)
-
     def linear(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """x [T, K], quantized -> x W^T + bias, [T, N], in the dtype of x."""
         return FP8_BLOCK_LINEAR.load(platform_of(x.device).kernels)(x, self, bias)

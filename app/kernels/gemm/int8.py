@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 import torch
 
+from app.kernels.gemm.fp8 import LEAST_SCALE
 from app.kernels.gemm.stored import BLOCK, StoredTiles, pack_words
 from app.kernels.gemm.tiled import TiledWeight, linear
 from app.platforms import platform_of
 from app.registry import Registry
 
 LARGEST = 127.0
-LEAST_SCALE = 1e-12  # that of a row of zeros
 
 
 def quantize_rows(
@@ -61,12 +61,6 @@ class Int8Weight(TiledWeight):
         tiles = StoredTiles("int8", words, scale.float().t().contiguous(), None, None, size, BLOCK, max(size, BLOCK))
         sums = None if input_zero is None else weight.sum(1, dtype=torch.int32)
         return cls(tiles, input_scale, input_zero, sums)
-
-    @classmethod
-    def quantize(cls, weight: torch.Tensor) -> Int8Weight:
-        """Round weight [N, K] to nearest; the largest of a row becomes 127."""
-        numbers, scale = quantize_rows(weight)
-        return cls.of(numbers.to(torch.int8), scale)
 
     def linear(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """x [T, K], quantized -> x W^T + bias, [T, N], in the dtype of x."""

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import torch
 
 from app.kernels.gemm import PackedWeight
-from app.kernels.gemm.int8 import LARGEST, LEAST_SCALE, Int8Weight
+from app.kernels.gemm.fp8 import LEAST_SCALE
+from app.kernels.gemm.int8 import LARGEST, Int8Weight
 from app.kernels.gemm.stored import unpack_words
 
 _MIDDLE = 128  # activations are unsigned here: products of signed ones have no fast path

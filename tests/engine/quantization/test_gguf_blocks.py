@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from app.engine.gguf.blocks import BLOCK_TYPES, PLAIN
+from app.engine.quantization.base import Share, WeightShares
+from app.engine.quantization.gguf import GgufBlocks
 from app.engine.quantization.gguf_blocks import UNPACK, unpack_blocks
 from tests.gguf_models import random_blocks
 
@@ -24,4 +26,7 @@ def test_numbers_are_those_of_the_gguf_package(name: str) -> None:
     found = unpack_blocks(name, torch.from_numpy(raw).view(5, 3, num_bytes))
     assert int(found.codes.max()) < 1 << found.bits
     expected = torch.from_numpy(gguf.dequantize(raw, kind))
-    torch.testing.assert_close(found.numbers(), expected, rtol=1e-6, atol=1e-7)
+    shares = WeightShares((Share(0, 5, 0, 5),), Share(0, 3 * size, 0, 3 * size))
+    stored = {"weight": torch.from_numpy(raw).view(5, 3, num_bytes)}
+    numbers = GgufBlocks(torch.float32, name).unpack(stored, shares).dequantize()
+    torch.testing.assert_close(numbers, expected, rtol=1e-6, atol=1e-7)
