@@ -108,7 +108,7 @@ def _linears(
     inputs: dict[str, int] = {}
     for own, layer, part in quantized_parts(model):
         module, size = found.get(own), layer.quantized_parts[part]
-        if layer.kind == "linear" and module is not None:
+        if layer.kind == "linear" and not layer.stays_plain and module is not None:
             outputs.setdefault(module.name, []).append(size.num_outputs)
             inputs[module.name] = size.num_inputs
     linears = [LinearModule(name, tuple(sizes), inputs[name]) for name, sizes in outputs.items()]
