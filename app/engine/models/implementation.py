@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from app.engine.model_info import ModelInfo
 from app.engine.models import MODELS
+from app.engine.models.decoder_settings import readable
 from app.engine.transformers_catalog import entry_of
 from app.errors import UnsupportedError
 from app.registry import Registry
@@ -24,6 +25,13 @@ _LAYER_TYPES = ("full_attention", "sliding_attention")
 def runs_natively(info: ModelInfo) -> bool:
     """Whether a language model runs on our own modules."""
     return info.impl != "transformers" and info.architecture in MODELS
+
+
+def check_settings(info: ModelInfo) -> None:
+    """What only the family's file knows of config.json, before weights are downloaded. UnsupportedError and
+    CheckpointError name what is unknown, wrong or missing."""
+    if runs_natively(info):
+        readable(MODELS.load(info.architecture).settings, info)
 
 
 def causal_model(info: ModelInfo) -> Callable[[BuildContext, ModelInfo], EngineModel]:

@@ -14,6 +14,7 @@ from app.engine.distributed.process_groups import connect_store, join_groups
 from app.engine.distributed.symmetric_all_reduce import with_small_all_reduce
 from app.engine.layers.context import BuildContext
 from app.engine.model_info import ModelInfo, fetch_model_weights
+from app.engine.models.implementation import check_settings
 from app.engine.parallel_plan import stage_layers
 from app.engine.quantization import select_quantization
 from app.engine.worker.device import enter_thread, num_threads, select_device, select_dtype
@@ -37,8 +38,9 @@ class Placement:
 
 
 def place(config: EngineConfig, rank: int, local_rank: int, rendezvous: RendezvousInfo | None) -> Placement:
-    """Choose and join; ConfigError and CheckpointError say what to change."""
+    """Choose and join; ConfigError, CheckpointError and UnsupportedError say what to change."""
     info = ModelInfo.of(config)
+    check_settings(info)
     fetch_model_weights(config, info)
     device, device_note = select_device(config.device, local_rank)
     dtype, dtype_note = select_dtype(config.dtype, device, info)

@@ -16,6 +16,7 @@ from app.engine.attention.backend import select_attention
 from app.engine.distributed.parallel_groups import ParallelGroups, RankGroup
 from app.engine.layers.context import BuildContext
 from app.engine.model_info import ModelInfo, fetch_model_weights
+from app.engine.models.implementation import check_settings
 from app.engine.models.kv_scales import find_kv_scales
 from app.engine.models.load_formats import open_checkpoint
 from app.engine.models.load_formats.base import targets
@@ -36,6 +37,7 @@ def save_sharded(config: EngineConfig, output: Path, done: Callable[[int], objec
     ConfigError where `output` is not empty; else as a start with this configuration.
     """
     info = ModelInfo.of(config)
+    check_settings(info)
     fetch_model_weights(config, info)
     pools = info.runner(config.runner) == "pooling"
     if pools:

@@ -13,7 +13,9 @@ from app.engine.layers.experts.settings import ExpertSettings
 from app.engine.model_info import ModelInfo
 from app.engine.models import MODELS
 from app.engine.models.model_check import check_model
-from app.errors import ConfigError, UnsupportedError
+from app.engine.worker import placement
+from app.engine.worker import save_sharded as sharded
+from app.errors import CheckpointError, ConfigError, UnsupportedError
 from tests.engine.models.test_deepseek import PUBLISHED
 
 PHI = {
@@ -70,3 +72,31 @@ def test_a_model_that_attends_in_chunks_has_the_context_of_one(
     with pytest.raises(ConfigError, match=f"context of {context} tokens{why}") as caught:
         checked(tmp_path, scout, max_model_len=10485760)
     assert caught.value.param == "max_model_len"
+
+
+@pytest.mark.parametrize("entry", ["place", "save_sharded"])
+@pytest.mark.parametrize(
+    ("config", "wrong", "message"),
+    [
+        (V3, {"topk_method": "hashed"}, "topk_method='hashed'"),
+        (V2, {"topk_method": "group_limited_greedy", "n_group": None}, "it lacks 'n_group'"),
+        (PHI, {"num_experts_per_tok": 3}, "num_experts_per_tok=3: this family chooses two"),
+    ],
+)
+def test_what_only_the_family_knows_is_checked_before_weights_are_fetched(
+    entry: str,
+    config: dict[str, Any],
+    wrong: dict[str, Any],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fetched(*_: object) -> None:
+        raise AssertionError("weights are fetched")
+
+    for module in (placement, sharded):
+        monkeypatch.setattr(module, "fetch_model_weights", fetched)
+    (tmp_path / "config.json").write_text(json.dumps({**config, **wrong}))
+    engine = EngineConfig(model=str(tmp_path), device="cpu")
+    with pytest.raises((UnsupportedError, CheckpointError), match=message):
+        placement.place(engine, 0, 0, None) if entry == "place" else sharded.save_sharded(engine, tmp_path / "out")
