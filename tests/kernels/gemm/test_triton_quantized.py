@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
+from app.engine.quantization.rounding import to_fp8_blocks, to_fp8_rows, to_int8_rows
+from app.kernels.gemm import PackedWeight
 from app.kernels.gemm import triton_quantized as ours
 from app.kernels.gemm.fp8 import Fp8Weight
 from app.kernels.gemm.fp8_block import Fp8BlockWeight
@@ -24,13 +28,19 @@ def product(weight: TiledWeight, x: torch.Tensor, bias: torch.Tensor) -> torch.T
     return ours.fp8_block_linear(x, weight, bias)
 
 
-@pytest.mark.parametrize("kind", [Fp8Weight, Int8Weight, Fp8BlockWeight])
+MAKE: dict[type[TiledWeight], Callable[[torch.Tensor], PackedWeight | None]] = {
+    Fp8Weight: lambda weight: to_fp8_rows(weight).pack(),
+    Int8Weight: lambda weight: to_int8_rows(weight).pack(),
+    Fp8BlockWeight: lambda weight: to_fp8_blocks(weight, (128, 128)).pack(),
+}
+
+
+@pytest.mark.parametrize("kind", MAKE)
 @pytest.mark.parametrize(("rows", "columns", "size"), [(3, 256, 384), (70, 208, 300), (130, 1040, 640)])
-def test_against_float64(
-    kind: type[Fp8Weight | Int8Weight | Fp8BlockWeight], rows: int, columns: int, size: int
-) -> None:
+def test_against_float64(kind: type[TiledWeight], rows: int, columns: int, size: int) -> None:
     torch.manual_seed(rows)
-    weight = kind.quantize(torch.randn(columns, size, device=DEVICE))
+    weight = MAKE[kind](torch.randn(columns, size, device=DEVICE))
+    assert isinstance(weight, kind)
     x = (torch.randn(rows, size) * torch.logspace(-2, 2, rows)[:, None]).to(DEVICE, torch.bfloat16)
     bias = torch.randn(columns).to(DEVICE, torch.bfloat16)
     truth = x.double() @ weight.dequantize().double().T + bias.double()
