@@ -105,8 +105,35 @@ def _shifted(to: str, left: int) -> str:
     return f"shl.b32 {to}, $1, {left};" if left >= 0 else f"shr.u32 {to}, $1, {-left};"
 
 
+def _moved(kind: str, part: int) -> str:
+    return f"""
+        shr.u32 a, $1, {4 * part};
+        lop3.b32 $0, a, 0x000F000F, {_twice(_NIBBLE[kind][0])}, 0xEA;"""
+
+
+def _look_up() -> str:
+    """$0..$3: the entries of all parts of two elements, $4. The higher bytes of 16 entries lie in $5, $7, $9 and $11,
+    the lower ones in $13 to $19 (an argument has two registers, here the same). A permutation picks bytes of eight
+    entries by three bits of four codes; the fourth bit chooses between two of them."""
+    lines = ["and.b32 s, $4, 0x77777777;", "shr.u32 t, $4, 1;", "and.b32 t, t, 0x44444444;"]
+    for half in "ef":
+        lines.append("prmt.b32 k, 0, 0xFFFFFFFF, t;")
+        for name, first in (("h", 5), ("l", 13)):
+            e0, e1, e2, e3 = (f"${first + 2 * i}" for i in range(4))
+            lines += [
+                f"prmt.b32 a, {e0}, {e1}, s;", f"prmt.b32 b, {e2}, {e3}, s;", f"lop3.b32 {name}, k, b, a, 0xCA;",
+            ]  # fmt: skip
+        lines += [f"prmt.b32 {half}0, l, h, 0x5140;", f"prmt.b32 {half}1, l, h, 0x7362;"]
+        if half == "e":
+            lines += ["shr.u32 s, s, 16;", "shr.u32 t, t, 16;"]
+    lines += [f"prmt.b32 ${2 * i + j}, e{i}, f{i}, {('0x5410', '0x7632')[j]};" for i in (0, 1) for j in (0, 1)]
+    return "{\n.reg .b32 a, b, s, t, k, h, l, e0, e1, f0, f1;\n" + "\n".join(lines) + "\n}"
+
+
+LOOK_UP = tl.constexpr(_look_up())
+LOOK_UP_CONSTRAINTS = tl.constexpr(",".join(["=&r"] * 4 + ["r"] * 17))
 _MAKERS: dict[str, Callable[[str, int], str]] = {
-    "nibble": _nibble, "e2m1": partial(_float, "e2m1"), "int8": _int8, "e4m3": partial(_float, "e4m3"),
+    "nibble": _nibble, "moved": _moved, "e2m1": partial(_float, "e2m1"), "int8": _int8, "e4m3": partial(_float, "e4m3"),
     "raw e2m1": partial(_raw, "e2m1"), "raw e4m3": partial(_raw, "e4m3"),
 }  # fmt: skip
 # Instructions of NVIDIA's for two elements, by form, type and part.
@@ -134,6 +161,12 @@ _MOVES = tl.constexpr(
 def assembly(table, form, dtype, part, raw):
     """The entry of ASSEMBLY."""
     return table[("raw " + form if raw else form, "bf16" if dtype.name == "bf16" else "f16", part)]
+
+
+@triton.constexpr_function
+def moved_by(dtype):
+    """What form "moved" makes of a nibble, less what it is worth."""
+    return 136.0 if dtype.name == "bf16" else 1032.0
 
 
 @triton.constexpr_function

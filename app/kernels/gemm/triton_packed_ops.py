@@ -1,22 +1,32 @@
-"""Launches of `triton_packed`, and the `OPS` that use them for packed weights."""
+"""Launches of `triton_packed` and `gluon_packed`, and the `OPS` that use them for packed weights."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from app.kernels.fused import GatedActivation
 from app.kernels.fused.reference import rms_norm
-from app.kernels.gemm import Activations, DeferredNorm, LinearOps, materialize, separate
+from app.kernels.gemm import Activations, DeferredNorm, LinearOps, gluon_packed, materialize, separate
 from app.kernels.gemm.stored import StoredTiles, bits_of
 from app.kernels.gemm.tiled import TiledWeight
 from app.kernels.gemm.triton_packed import packed_linear_kernel
 from app.kernels.gemm.triton_small import arrival_counters, may_defer_norm
-from app.kernels.launch import cdiv, early_launch, next_power_of_2, shared_memory
+from app.kernels.launch import (
+    cdiv,
+    early_launch,
+    next_power_of_2,
+    nvidia_generation,
+    register_limit,
+    shared_memory,
+)
 
 MOST_ROWS = 64  # beyond, tensor cores of 8 bits, or dequantized rows and cuBLAS, are faster
 _MOST_ROWS_OF_4_BITS = 512
+_MOST_STREAMED_ROWS = 8  # columns of a tensor core's product
+_TABLE_REGISTERS = 128  # of a thread at most, so that 16 warps run at a time
 _DTYPES = (torch.bfloat16, torch.float16)
 _MOST_HEIGHT = 64  # rows of x in a tile
 _PROGRAMS = 300  # two or three for each multiprocessor
@@ -36,11 +46,22 @@ class PackedTile:
     is_wide: bool = False  # weights are multiplied by their scales, not sums
 
 
+@dataclass(slots=True, frozen=True)
+class StreamedTile:
+    """Tile sizes and launch options of the kernel in Gluon."""
+
+    columns: int  # 16 for each warp of a group
+    num_warps: int
+    groups: int  # of warps, among which blocks are dealt out
+    height: int = 8  # rows of x
+    ahead: int = 2  # blocks of a group that are on their way
+
+
 def packed_linear(
     x: Activations,
     weight: StoredTiles,
     bias: torch.Tensor | None,
-    tile: PackedTile,
+    tile: PackedTile | StreamedTile,
     *,
     activation: GatedActivation | None = None,
     residual: torch.Tensor | None = None,
@@ -58,33 +79,63 @@ def packed_linear(
     if activation:
         tiles = cdiv(half, tile.columns // 2)
     out = torch.empty(num_rows, half, dtype=rows.dtype, device=rows.device)
-    shares = arrived = deferred = None
-    num_blocks = cdiv(size, weight.block)
-    splits = min(tile.splits, num_blocks)
-    splits = cdiv(num_blocks, cdiv(num_blocks, splits))  # none is empty
-    if splits > 1:
-        shares = torch.empty(splits, num_rows, columns, dtype=torch.float32, device=rows.device)
-        arrived = arrival_counters(rows.device)
+    deferred = None
     if norm is not None:
         new_squares = torch.empty(num_rows, tiles, dtype=torch.float32, device=rows.device)
         deferred = DeferredNorm(torch.empty_like(out), new_squares, norm[1])
     num_squares = 1 if squares is None else squares.shape[1]
+    arguments = {
+        "p_x": rows, "p_words": weight.words, "p_scales": weight.scales, "p_offsets": weight.offsets, "p_bias": bias,
+        "p_squares": squares, "p_residual": residual, "p_norm": norm[0] if norm else None, "p_out": out,
+        "p_rows": deferred.rows if deferred else None, "p_new_squares": deferred.squares if deferred else None,
+        "T": num_rows, "N": columns, "K": size, "row": weight.words.shape[1], "stride_x": rows.stride(0),
+        "stride_residual": 0 if residual is None else residual.stride(0), "num_scales": weight.scales.shape[1],
+        "num_blocks": cdiv(size, weight.block), "eps": eps, "BM": height, "BN": tile.columns, "BK": weight.block,
+        "FORM": weight.form, "ROWS": weight.scale_rows,
+        "TABLES": weight.table is not None and weight.table.dim() == 2, "GATED": activation is not None,
+        "ACT": activation or "silu", "P": num_squares, "BP": next_power_of_2(num_squares),
+        "EVEN_K": size % weight.block == 0, "num_warps": tile.num_warps, **early_launch(rows.device),
+    }  # fmt: skip
+    launch = _launch_streamed if isinstance(tile, StreamedTile) else _launch_packed
+    launch((tiles, cdiv(num_rows, height)), arguments, rows, weight, tile)  # type: ignore[arg-type]
+    return out, deferred
+
+
+def _launch_packed(
+    grid: tuple[int, int], arguments: dict[str, Any], rows: torch.Tensor, weight: StoredTiles, tile: PackedTile
+) -> None:
+    """Launch Triton's kernel."""
+    (columns, size), num_blocks = weight.shape, arguments["num_blocks"]
+    splits = min(tile.splits, num_blocks)
+    splits = cdiv(num_blocks, cdiv(num_blocks, splits))  # none is empty
+    shares = arrived = None
+    if splits > 1:
+        shares = torch.empty(splits, len(rows), columns, dtype=torch.float32, device=rows.device)
+        arrived = arrival_counters(rows.device)
     num_groups = weight.scales_of_block
     assert num_groups is not None, weight.group
-    packed_linear_kernel[(tiles, splits, cdiv(num_rows, height))](
-        rows, weight.words, weight.scales, weight.offsets, weight.table, bias, squares, residual,
-        norm[0] if norm else None, shares, arrived, out, deferred.rows if deferred else None,
-        deferred.squares if deferred else None, num_rows, columns, size, weight.words.shape[1], rows.stride(0),
-        0 if residual is None else residual.stride(0), weight.scales.shape[1],
-        num_blocks if weight.group >= size else weight.group * num_groups // weight.block, num_blocks, eps,
-        BM=height, BN=tile.columns, BK=weight.block, SPLITS=splits, FORM=weight.form, G=num_groups,
-        ROWS=weight.scale_rows, TABLES=weight.table is not None and weight.table.dim() == 2,
-        GATED=activation is not None, ACT=activation or "silu", P=num_squares, BP=next_power_of_2(num_squares),
-        EVEN=columns % tile.columns == 0, EVEN_K=size % weight.block == 0, WIDE=tile.is_wide,
-        PRECISION="ieee" if rows.dtype == torch.float32 else "tf32", num_warps=tile.num_warps,
-        num_stages=stages_within(shared_memory(rows.device), tile, weight), **early_launch(rows.device),
+    packed_linear_kernel[grid[0], splits, grid[1]](
+        **arguments, p_table=weight.table, p_shares=shares, p_arrived=arrived,
+        per=num_blocks if weight.group >= size else weight.group * num_groups // weight.block,
+        SPLITS=splits, G=num_groups, EVEN=columns % tile.columns == 0, WIDE=tile.is_wide,
+        PRECISION="ieee" if rows.dtype == torch.float32 else "tf32",
+        num_stages=stages_within(shared_memory(rows.device), tile, weight),
     )  # fmt: skip
-    return out, deferred
+
+
+def _launch_streamed(
+    grid: tuple[int, int], arguments: dict[str, Any], rows: torch.Tensor, weight: StoredTiles, tile: StreamedTile
+) -> None:
+    """Launch the kernel in Gluon."""
+    num_groups = weight.scales_of_block
+    assert num_groups is not None, weight.group
+    table = None if weight.table is None else weight.table.to(rows.dtype).view(torch.int32)
+    gluon_packed.streamed_linear_kernel[grid](
+        **arguments, p_table=table, DEEP=tile.groups, AHEAD=tile.ahead,
+        G=max(1, num_groups) if weight.form == "nibble" else num_groups,  # a nibble's scale belongs to its sum
+        PER=0 if weight.group >= weight.size else weight.group * num_groups // weight.block,
+        **register_limit(_TABLE_REGISTERS if weight.form == "table" else None),
+    )  # fmt: skip
 
 
 def height_for(num_rows: int, weight: StoredTiles) -> int:
@@ -99,7 +150,7 @@ def stages_within(num_bytes: int, tile: PackedTile, weight: StoredTiles) -> int:
     return max(1, min(tile.num_stages, num_bytes // each))
 
 
-def tile_for(num_rows: int, weight: StoredTiles, *, is_gated: bool = False) -> PackedTile | None:
+def tile_for(num_rows: int, weight: StoredTiles, *, is_gated: bool = False) -> PackedTile | StreamedTile | None:
     """The tile for a product of so many rows; None: others are faster, or no kernel reads such groups."""
     columns, size = weight.shape
     is_light = weight.form == "nibble" and weight.offsets is None
@@ -108,6 +159,10 @@ def tile_for(num_rows: int, weight: StoredTiles, *, is_gated: bool = False) -> P
         return None
     if num_rows > MOST_ROWS:
         return PackedTile(128, 64 if num_rows <= 256 else 128, 8)
+    if num_rows <= _MOST_STREAMED_ROWS and nvidia_generation(weight.words.device) >= 8:
+        streamed = streamed_tile(weight)
+        if streamed is not None:
+            return streamed
     height = height_for(num_rows, weight)
     if is_gated and columns >= 64 * _PROGRAMS:
         is_half = num_rows <= 16 and bits_of(weight.form) == 4
@@ -118,7 +173,18 @@ def tile_for(num_rows: int, weight: StoredTiles, *, is_gated: bool = False) -> P
     return PackedTile(64, height, 4, 3, splits)
 
 
-def _tile(rows: torch.Tensor, weight: TiledWeight, *, is_gated: bool = False) -> PackedTile | None:
+def streamed_tile(weight: StoredTiles) -> StreamedTile | None:
+    """The tile of the kernel in Gluon, which reads no exponents, for few rows; None: Triton's is as fast."""
+    if weight.form not in ("nibble", "table"):
+        return None
+    if weight.shape[0] < 64 * _PROGRAMS:
+        return StreamedTile(16, 8, 8)
+    if weight.form == "table":
+        return StreamedTile(32, 4, 2)
+    return None if weight.offsets is None else StreamedTile(16, 4, 4)
+
+
+def _tile(rows: torch.Tensor, weight: TiledWeight, *, is_gated: bool = False) -> PackedTile | StreamedTile | None:
     serves = rows.dtype in _DTYPES and rows.stride(1) == 1
     return tile_for(len(rows), weight.stored, is_gated=is_gated) if serves else None
 
