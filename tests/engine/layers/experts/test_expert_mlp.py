@@ -120,7 +120,7 @@ def test_what_tokens_share_is_computed_among_the_experts(judge: Any, size: int) 
         layer, _ = filled(context(rank, size), tensors, settings)
         assert isinstance(layer.shared_experts, SharedAmongExperts)
         assert all(parameter.is_meta for parameter in layer.shared_experts.parameters())
-        assert layer.gate(x, step([5] * 9)).ids[0, -2:].tolist() == [E, E + 1]
+        assert layer.gate.choose(x, step([5] * 9)).ids[0, -2:].tolist() == [E, E + 1]
         total += layer(x, PLAIN, step([5] * 9))
     _, weights, ids = judge.gate(x)
     expected = judge.experts(x, ids, weights) + judge.shared_expert(x)
@@ -132,7 +132,7 @@ def test_padding_goes_to_no_expert_and_the_sum_is_normed(judge: Any) -> None:
     layer, _ = filled(context(), stored(judge))
     x, residual, norm = torch.randn(6, C), torch.randn(6, C), RMSNorm(context(), C, 1e-5)
     slots = [3, -1, 4, 8, -1, 0]
-    routed = layer.gate(x, step(slots)).ids
+    routed = layer.gate.choose(x, step(slots)).ids
     assert (routed < 0).all(1).tolist() == [slot < 0 for slot in slots]
     live = routed.min(1).values >= 0
     normed, total = layer(x, AddNorm(residual, norm), step(slots))
