@@ -54,10 +54,13 @@ def grouped(
     return Made(weight, truth)
 
 
-def tabled(columns: int, size: int, group: int, *, table: torch.Tensor, device: str = "cpu") -> Made:
-    """table[code] * scale."""
+def tabled(
+    columns: int, size: int, group: int, *, table: torch.Tensor, are_powers: bool = False, device: str = "cpu"
+) -> Made:
+    """table[code] * scale; are_powers: of two."""
     codes = torch.randint(16, (columns, size), dtype=torch.uint8)
     scale = torch.rand(columns, -(-size // group)).half() + 0.1
+    scale = torch.exp2(scale.float().log2().round()).half() if are_powers else scale
     entries = table.expand(columns, 16).double().gather(1, codes.long())
     made = TableWeight.of(codes.to(device), table.to(device), scale.to(device), torch.float16, group=group)
     return Made(made, entries * spread(scale, group, size))
@@ -93,6 +96,7 @@ KINDS: dict[str, Callable[[str], Made]] = {
     "8 bits": lambda device: grouped(64, 256, 64, 8, is_zero_based=True, device=device),
     "act-order": lambda device: grouped(64, 256, 128, 4, is_zero_based=True, is_ordered=True, device=device),
     "e2m1": lambda device: tabled(72, 256, 32, table=E2M1_TABLE, device=device),
+    "MXFP4": lambda device: tabled(72, 200, 32, table=E2M1_TABLE, are_powers=True, device=device),
     "nf4-like": lambda device: tabled(72, 256, 64, table=torch.randn(16).half(), device=device),
     "a table a row": lambda device: tabled(72, 200, 200, table=ROWS_TABLE.half(), device=device),
     "int8": lambda device: rows_of_int8(72, 300, device),
