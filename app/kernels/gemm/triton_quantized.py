@@ -35,16 +35,21 @@ def fp8_linear(x: torch.Tensor, weight: Fp8Weight, bias: torch.Tensor | None) ->
     return out if bias is None else out.add_(bias)
 
 
+def _cublas_takes(weight: Fp8BlockWeight, device: torch.device) -> bool:
+    """Blocks of 128 x 128, four or a multiple of it along the inputs: cuBLAS reads rows of so many scales, while torch
+    2.11 refuses rows that are padded to it."""
+    tiles = weight.tiles
+    is_square = tiles.group == tiles.scale_rows == _BLOCK
+    return is_square and cdiv(tiles.size, _BLOCK) % 4 == 0 and nvidia_generation(device) >= 9
+
+
 def fp8_block_linear(x: torch.Tensor, weight: Fp8BlockWeight, bias: torch.Tensor | None) -> torch.Tensor:
     """The same as `fp8_block.plain_linear`."""
-    tiles = weight.tiles
-    is_plain = tiles.group != _BLOCK or tiles.scale_rows != _BLOCK or nvidia_generation(x.device) < 9
-    if is_plain or not _has_products(x, weight.shape[0]):
+    if not _cublas_takes(weight, x.device) or not _has_products(x, weight.shape[0]):
         return fp8_block.plain_linear(x, weight, bias)
     quantized, scale = quantize(x, "e4m3", by_blocks=True)
-    blocks = weight.scales[:, : cdiv(tiles.size, _BLOCK)]  # rows behind which the padding stays
     out: torch.Tensor = torch._scaled_mm(
-        quantized, tiles.words.view(FP8).t(), scale_a=scale, scale_b=blocks.t(), out_dtype=x.dtype
+        quantized, weight.tiles.words.view(FP8).t(), scale_a=scale, scale_b=weight.scales.t(), out_dtype=x.dtype
     )
     out = out[: len(x)]
     return out if bias is None else out.add_(bias)

@@ -36,7 +36,7 @@ MAKE: dict[type[TiledWeight], Callable[[torch.Tensor], PackedWeight | None]] = {
 
 
 @pytest.mark.parametrize("kind", MAKE)
-@pytest.mark.parametrize(("rows", "columns", "size"), [(3, 256, 384), (70, 208, 300), (130, 1040, 640)])
+@pytest.mark.parametrize(("rows", "columns", "size"), [(3, 256, 384), (70, 208, 300), (130, 1040, 1024)])
 def test_against_float64(kind: type[TiledWeight], rows: int, columns: int, size: int) -> None:
     torch.manual_seed(rows)
     weight = MAKE[kind](torch.randn(columns, size, device=DEVICE))
@@ -57,3 +57,15 @@ def test_a_zero_of_activations_is_taken_away() -> None:
     truth = x.double() @ weight.double().T
     out = product(packed, x, torch.zeros(64, device=DEVICE, dtype=x.dtype)).double()
     assert float((out - truth).norm() / truth.norm()) < 0.02
+
+
+@pytest.mark.parametrize(("size", "is_taken"), [(128, False), (384, False), (512, True), (640, False), (4096, True)])
+def test_rows_of_scales_that_would_be_padded_go_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, size: int, is_taken: bool
+) -> None:
+    monkeypatch.setattr(ours, "nvidia_generation", lambda device: 9)
+    weight = MAKE[Fp8BlockWeight](torch.ones(256, size))
+    assert isinstance(weight, Fp8BlockWeight)
+    assert ours._cublas_takes(weight, torch.device("cpu")) == is_taken
+    assert weight.scales.is_contiguous()
+    assert (weight.scales.shape[1] == -(-size // 128)) == is_taken

@@ -23,6 +23,7 @@ from app.kernels.gemm.triton_small import (
     whole_tile,
 )
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 EPS = 1e-5
 # Bounds that hold for a deferred norm, too: what is rounded is not divided yet, which the rounding of a float does not
 # mind.
@@ -30,7 +31,7 @@ TOLERANCE = {torch.float16: 1e-3, torch.bfloat16: 8e-3, torch.float32: 2e-6}
 
 
 def tensors(
-    rows: int, columns: int, size: int, dtype: torch.dtype, device: str = "cpu"
+    rows: int, columns: int, size: int, dtype: torch.dtype, device: str = DEVICE
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """x, weight, bias."""
     torch.manual_seed(rows + columns)
@@ -101,7 +102,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     ],
 )
 def test_against_float64(dtype: torch.dtype, tile: SmallTile, rows: int, columns: int) -> None:
-    check(tile, rows, columns, 256, dtype, "cpu")
+    check(tile, rows, columns, 256, dtype, DEVICE)
 
 
 def test_rows_of_a_wider_tensor() -> None:
@@ -116,8 +117,9 @@ def test_a_chain_of_products(monkeypatch: pytest.MonkeyPatch, is_deferred: bool)
     """As in a layer: added to the residual and normed, then gated; deferred or not, as without the kernels."""
     monkeypatch.setattr(triton_small, "may_defer_norm", lambda *_: is_deferred)
     x, weight, bias = tensors(3, 128, 256, torch.float16)
-    residual, norm = torch.randn(2, 3, 128, dtype=torch.float16), torch.randn(128, dtype=torch.float16)
-    gate_up = torch.randn(64, 128, dtype=torch.float16) / 11
+    residual = torch.randn(2, 3, 128, dtype=torch.float16, device=DEVICE)
+    norm = torch.randn(128, dtype=torch.float16, device=DEVICE)
+    gate_up = torch.randn(64, 128, dtype=torch.float16, device=DEVICE) / 11
     expected, expected_total = reference.linear_add_norm(x, weight, bias, residual[0], norm, EPS, True)
     normed, total = triton_small.linear_add_norm(x, weight, bias, residual[0], norm, EPS, True)
     assert isinstance(normed, DeferredNorm) == is_deferred
@@ -148,7 +150,7 @@ def test_sizes_that_no_tile_divides_go_to_the_library() -> None:
     x, weight, bias = tensors(4, 96, 100, torch.float16)
     expected = F.linear(x, weight, bias)
     torch.testing.assert_close(triton_small.linear(x, weight, bias), expected)
-    deferred = DeferredNorm(x, torch.full((4, 2), 50.0), 0.0)
+    deferred = DeferredNorm(x, torch.full((4, 2), 50.0, device=DEVICE), 0.0)
     torch.testing.assert_close(triton_small.linear(deferred, weight, bias), expected)
     normed, total = triton_small.linear_add_norm(x, weight, bias, expected, bias, EPS, True)
     torch.testing.assert_close(total, 2 * expected)
