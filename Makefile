@@ -7,11 +7,10 @@ ORDINARY := not slow and not gpu and not multi_gpu
 # What starts servers, clusters or groups of worker processes runs after the others, which run a core for each: in two
 # suites side by side, one test at a time in each, as most of their time is waiting. tests/test_suites.py holds the lists.
 # PROCESSES_ARGS is for these only, as `--reruns`: a race in host code must not pass at its third try.
-SERVERS := $(addprefix tests/,e2e examples loadtest/faults/test_rig.py deployments/test_serve_graph.py)
-SERVERS += $(addprefix tests/,deployments/admin/test_over_http.py)
+SERVERS := $(addprefix tests/,e2e examples deployments/test_serve_graph.py)
+SERVERS += $(addprefix tests/,deployments/admin/test_over_http.py engine/spec_decode/test_drafting.py)
 WORKERS := $(addprefix tests/,engine/distributed engine/executor deployments/test_ray_metrics.py)
-WORKERS += $(addprefix tests/,deployments/test_readiness.py deployments/test_tenant_store.py)
-WORKERS += $(addprefix tests/,engine/spec_decode/test_drafting.py)
+WORKERS += $(addprefix tests/,deployments/test_readiness.py deployments/test_tenant_store.py loadtest/faults/test_rig.py)
 # Ray notes the last cluster that was started in its directory, and who asks for "the" cluster gets that one.
 OWN_RAY := d=$$(mktemp -d) && trap 'rm -rf "$$d"' EXIT && RAY_TMPDIR=$$d
 LOADTEST_ARGS ?= --users 1,4,16 --duration 15

@@ -264,7 +264,7 @@ with LLM("tiny-chat", **options) as llm:
 """
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_profile_that_is_not_stopped_is_written_at_the_end(ranks: int, tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
     command = [sys.executable, "-c", FORGOTTEN, str(ranks), str(tmp_path / "traces")]

@@ -50,7 +50,7 @@ def check(fault: Fault, asks: list[Ask]) -> None:
 
 
 def test_two_classes_of_faults_over_the_fake_engine() -> None:
-    check(replace(BOTH, shape=FAKE), [ask for ask in mixed(1200) if not BEYOND_IT.search(ask.name)])
+    check(replace(BOTH, shape=FAKE), [ask for ask in mixed(600) if not BEYOND_IT.search(ask.name)])
 
 
 @pytest.mark.slow

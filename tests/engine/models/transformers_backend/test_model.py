@@ -89,7 +89,7 @@ def test_through_the_engine(name: str) -> None:
     engine_tokens(name, ARCHITECTURES[name], "in_process")
 
 
-@pytest.mark.parametrize("name", sampled(list(PARALLEL), ["mixtral"]))
+@pytest.mark.parametrize("name", sampled(list(PARALLEL), ["llama"]))
 def test_over_two_ranks(name: str) -> None:
     engine_tokens(name, {**ARCHITECTURES[name], **HEADS}, "local_processes", tensor_parallel_size=2)
 
