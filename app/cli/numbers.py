@@ -7,8 +7,8 @@ import math
 from collections.abc import Callable
 
 
-def at_least(least: int) -> Callable[[str], int]:
-    """A type of integers that are at least so large."""
+def at_least(least: int, most: int | None = None) -> Callable[[str], int]:
+    """A type of integers that are at least, and at most, so large."""
 
     def parse(text: str) -> int:
         try:
@@ -17,6 +17,8 @@ def at_least(least: int) -> Callable[[str], int]:
             raise argparse.ArgumentTypeError(f"{text!r} is no integer") from None
         if value < least:
             raise argparse.ArgumentTypeError(f"{value} is less than {least}")
+        if most is not None and value > most:
+            raise argparse.ArgumentTypeError(f"{value} is more than {most}")
         return value
 
     return parse

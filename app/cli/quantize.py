@@ -9,7 +9,8 @@ from pathlib import Path
 
 from app.cli.command import Command
 from app.cli.numbers import at_least
-from app.quantize.settings import FORMS, QuantizeSettings
+from app.errors import ConfigError
+from app.quantize.settings import FORMS, MOST_SAMPLES, MOST_TOKENS, QuantizeSettings
 
 HELP = "write a quantized checkpoint, and what it costs"
 DESCRIPTION = """Writes OUTPUT, a checkpoint in compressed-tensors form that Manta, vLLM and transformers load, from a
@@ -49,9 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     forms.add_argument(
         "--kv-scales",
         choices=("tensor", "head"),
-        default="tensor",
         metavar="tensor|head",
-        help="what has a scale: a layer's keys and values, or each of its KV heads (default: %(default)s)",
+        help="for --kv: what has a scale: a layer's keys and values, or each of its KV heads (default: tensor)",
     )
     _add_texts(parser)
     parser.add_argument("--device", default="auto", help="auto: a visible GPU, else cpu")
@@ -67,10 +67,14 @@ def _add_texts(parser: argparse.ArgumentParser) -> None:
         "short conversations that come with Manta)",
     )
     texts.add_argument(
-        "--samples", type=at_least(1), default=128, metavar="N", help="most texts to calibrate with (default: 128)"
+        "--samples",
+        type=at_least(1, MOST_SAMPLES),
+        default=128,
+        metavar="N",
+        help="most texts to calibrate with (default: 128)",
     )
     texts.add_argument(
-        "--length", type=at_least(2), default=512, metavar="N", help="most tokens of each (default: 512)"
+        "--length", type=at_least(2, MOST_TOKENS), default=512, metavar="N", help="most tokens of each (default: 512)"
     )
     texts.add_argument(
         "--report", action=argparse.BooleanOptionalAction, default=True, help="compare both models (default: yes)"
@@ -88,13 +92,15 @@ def _add_texts(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write and report."""
     logging.getLogger("app").setLevel(logging.WARNING)
+    if args.kv_scales and not args.kv:
+        raise ConfigError("--kv-scales: for --kv fp8 only: add it")
     settings = QuantizeSettings(
         model=args.model,
         output=args.output,
         form=args.to,
         group_size=args.group_size,
         awq=args.awq,
-        kv=args.kv_scales if args.kv else None,
+        kv=(args.kv_scales or "tensor") if args.kv else None,
         calibration=args.calibration,
         samples=args.samples,
         length=args.length,

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from app.engine.sampling_params import SamplingParams
 from app.offline.llm import LLM
-from app.quantize.questions import is_right, longest_answer, read_questions
+from app.quantize.questions import is_right, longest_answer
 
 
-def count_right_answers(models: Mapping[str, tuple[str, str]], most: int, device: str) -> dict[str, int]:
-    """`questions`, and the right answers of each model (directory, kv_cache_dtype) by its name: at most `most` from all
-    over its file. Nothing for models without questions."""
-    questions = read_questions(Path(next(iter(models.values()))[0]))
-    if len(questions) > most:
-        questions = [questions[number * len(questions) // most] for number in range(most)]
+def count_right_answers(
+    models: Mapping[str, tuple[str, str]], questions: Sequence[Mapping[str, Any]], device: str
+) -> dict[str, int]:
+    """`questions`, and the right answers of each model (directory, kv_cache_dtype) by its name. Nothing where there are
+    no questions."""
     if not questions:
         return {}
     counts = {name: _count(questions, *model, device) for name, model in models.items()}

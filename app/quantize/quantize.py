@@ -13,11 +13,12 @@ from safetensors import SafetensorError
 from app.api.version import VERSION
 from app.engine.quantization.compressed_form import CompressedForm, compressed_form, scheme
 from app.engine.worker.device import select_device
-from app.errors import ConfigError
+from app.errors import CheckpointError, ConfigError
 from app.quantize.answers import count_right_answers
 from app.quantize.awq import InputScaleSearch
 from app.quantize.kv_scales import KVScaleCalibration
 from app.quantize.layerwise import LayerwiseModel
+from app.quantize.questions import read_questions
 from app.quantize.report import AccuracyReport, compare
 from app.quantize.settings import QuantizeSettings
 from app.quantize.source import LinearModule, Source
@@ -47,6 +48,7 @@ def quantize(settings: QuantizeSettings, say: Say = lambda line: None) -> Accura
     form = None if settings.form is None else compressed_form(settings.form, settings.group_size)
     chosen = source.chosen(form)
     texts = _texts(settings, source)
+    questions = read_questions(source.info.directory, settings.questions if settings.report else 0)
     writer = CheckpointWriter(settings.output, settings.shard_bytes)
     try:
         calibration = _calibrate(settings, source, form, chosen, texts, say)
@@ -60,7 +62,7 @@ def quantize(settings: QuantizeSettings, say: Say = lambda line: None) -> Accura
         raise
     writer.publish()
     say(f"{len(chosen)} of {len(source.linears)} linear layers quantized; {writer.num_bytes / 1e6:,.1f} MB of tensors")
-    return None if texts is None or not settings.report else _report(settings, source, texts, writer, say)
+    return None if texts is None or not settings.report else _report(settings, source, texts, questions, writer, say)
 
 
 def _texts(settings: QuantizeSettings, source: Source) -> Texts | None:
@@ -113,6 +115,8 @@ def _write(
         if name in modules:
             assert form is not None
             weight = tensor.to(device)
+            if not weight.isfinite().all():
+                raise CheckpointError(f"MODEL: {name} holds numbers that are not finite", param="model")
             weight = weight if change is None else change.apply(weight)
             for leaf, part in form.tensors(weight).items():
                 writer.add(f"{modules[name]}.{leaf}", part)
@@ -135,7 +139,12 @@ def _check_loads(settings: QuantizeSettings, writer: CheckpointWriter) -> None:
 
 
 def _report(
-    settings: QuantizeSettings, source: Source, texts: Texts, writer: CheckpointWriter, say: Say
+    settings: QuantizeSettings,
+    source: Source,
+    texts: Texts,
+    questions: Sequence[Mapping[str, Any]],
+    writer: CheckpointWriter,
+    say: Say,
 ) -> AccuracyReport:
     """Both models over the texts that were held out, and over the questions that they bring."""
     say(f"comparing over {len(texts.held_out)} held-out texts, {sum(map(len, texts.held_out))} tokens")
@@ -143,7 +152,7 @@ def _report(
     models = LayerwiseModel(original, settings.device), LayerwiseModel(output, settings.device, _kv(settings))
     report = compare(*models, texts.held_out)
     report.answers = count_right_answers(
-        {"original": (original, "auto"), "quantized": (output, _kv(settings))}, settings.questions, settings.device
+        {"original": (original, "auto"), "quantized": (output, _kv(settings))}, questions, settings.device
     )
     report.save(writer.output, _described(settings, texts))
     return report

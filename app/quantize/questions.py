@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from app.errors import ConfigError
+
 FILE = "heldout.jsonl"
+_CHECKS = ("exact", "one_of", "contains", "json", "tool_call")
 _LONG = ("long_answer", "multiplication", "think", "think_multiplication")
 
 
-def read_questions(directory: Path) -> list[dict[str, Any]]:
-    """family, messages, expected, check, and where needed tools and chat_template_kwargs; none without the file."""
+def read_questions(directory: Path, most: int | None = None) -> list[dict[str, Any]]:
+    """family, messages, expected, check, and where needed tools and chat_template_kwargs; none without the file; at
+    most `most`, from all over it. ConfigError names a line that is no question."""
     file = directory / FILE
-    if not file.is_file():
+    if not file.is_file() or most == 0:
         return []
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"MODEL: cannot read {file}: {error}") from None
+    questions = [_question(f"{file}:{number}", line) for number, line in enumerate(lines, 1) if line.strip()]
+    if most is None or len(questions) <= most:
+        return questions
+    return [questions[number * len(questions) // most] for number in range(most)]
 
 
 def longest_answer(question: Mapping[str, Any]) -> int:
@@ -47,9 +58,12 @@ def parse_tool_calls(text: str) -> list[dict[str, Any]] | None:
         if "</tool_call>" not in part:
             return None
         try:
-            calls.append(json.loads(part.split("</tool_call>")[0]))
-        except ValueError:
+            call = json.loads(part.split("</tool_call>")[0])
+        except (ValueError, RecursionError):
             return None
+        if not isinstance(call, dict):
+            return None
+        calls.append(call)
     return calls
 
 
@@ -60,6 +74,32 @@ def same_calls(expected: Sequence[Mapping[str, Any]], found: Sequence[Mapping[st
     return [(call["name"], _plain(call["arguments"])) for call in expected] == [
         (call.get("name"), _plain(call.get("arguments"))) for call in found
     ]
+
+
+def _question(place: str, line: str) -> dict[str, Any]:
+    try:
+        question = json.loads(line)
+        for name, holds in _FIELDS.items():
+            if not holds(question):
+                raise ValueError(f"{name} is {question.get(name)!r:.80}")
+    except (AttributeError, TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(f"MODEL: {place} is no question ({error}); --questions 0 leaves them out") from None
+    return dict(question)
+
+
+def _is_expected(question: Mapping[str, Any]) -> bool:
+    expected, how = question.get("expected"), question["check"]
+    if how == "tool_call":
+        return isinstance(expected, list) and all({"name", "arguments"} <= dict(call).keys() for call in expected)
+    return isinstance(expected, list if how == "one_of" else str)
+
+
+_FIELDS: Mapping[str, Callable[[Mapping[str, Any]], bool]] = {
+    "family": lambda question: isinstance(question.get("family"), str),
+    "messages": lambda question: isinstance(question.get("messages"), list),
+    "check": lambda question: question.get("check") in _CHECKS,
+    "expected": _is_expected,
+}
 
 
 def _without_reasoning(text: str) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from app.errors import ConfigError
 from app.quantize.layerwise import FinalStates, LayerwiseModel
 from app.quantize.token_batch import TokenBatch
 
@@ -47,8 +48,13 @@ class AccuracyReport:
     answers: dict[str, int] = field(default_factory=dict)  # of a model that brings questions; see questions.py
 
     def save(self, directory: Path, settings: dict[str, Any]) -> None:
-        """Beside the checkpoint, with how it was made."""
-        (directory / FILE).write_text(json.dumps({**settings, **asdict(self)}, indent=2) + "\n")
+        """Beside the checkpoint, with how it was made. ConfigError where it cannot be written."""
+        try:
+            (directory / FILE).write_text(json.dumps({**settings, **asdict(self)}, indent=2) + "\n")
+        except OSError as error:
+            raise ConfigError(
+                f"OUTPUT: the checkpoint is complete, but {directory / FILE} cannot be written: {error.strerror}"
+            ) from error
 
     def table(self) -> list[str]:
         """A few lines for people."""

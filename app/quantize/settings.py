@@ -10,7 +10,10 @@ from app.backends import PLATFORMS
 from app.errors import ConfigError
 
 FORMS = ("fp8", "fp8_block", "int8", "w4")
+MOST_SAMPLES = 100_000
+MOST_TOKENS = 1 << 20  # of a text
 KVScales = Literal["tensor", "head"]
+_OF_TEXTS = ("calibration", "samples", "length")
 
 
 @dataclass(slots=True, frozen=True)
@@ -40,6 +43,9 @@ class QuantizeSettings:
             raise ConfigError("--awq: for 4-bit weights only: add --to w4")
         if self.group_size != 128 and self.form != "w4":
             raise ConfigError("--group-size: for 4-bit weights only: add --to w4")
+        for name in () if self.report else ("questions", *(() if self.calibrates else _OF_TEXTS)):
+            if getattr(self, name) != self.__dataclass_fields__[name].default:
+                raise ConfigError(f"--{name}: nothing here reads them: leave it out, or --no-report")
 
     @property
     def calibrates(self) -> bool:

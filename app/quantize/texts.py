@@ -57,7 +57,7 @@ class _Reader:
     def texts(self, wanted: int) -> list[list[int]]:
         """So many of those that the file holds."""
         try:
-            if self._file.suffix == ".jsonl":
+            if self._file.suffix.lower() == ".jsonl":
                 return [self._line(number, line) for number, line in _spread(list(self._lines()), wanted)]
             return self._pieces(wanted)
         except OSError as error:
@@ -77,7 +77,7 @@ class _Reader:
                 return self._ids(row["text"], add_special_tokens=True)
             if isinstance(row, dict) and isinstance(row.get("messages"), list):
                 return self._chat(row)
-        except (ValueError, TypeError, AttributeError) as error:
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
             raise ConfigError(f"--calibration: {self._file}:{number}: {error}") from None
         raise ConfigError(f"--calibration: {self._file}:{number}: expected an object with text or messages")
 

@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from app.engine.weight_files import NAMED_FILES
+from app.engine.weight_files import GGUF_MANIFEST, NAMED_FILES
 from app.engine.worker.save_sharded import WEIGHTS
 from app.errors import ConfigError
 
 SINGLE, INDEX = NAMED_FILES["safetensors"]
+_NOT_COPIED = {"config.json", GGUF_MANIFEST}  # besides weights: what is written anew, and what says where others lie
 
 
 class CheckpointWriter:
@@ -26,9 +27,7 @@ class CheckpointWriter:
 
     def __init__(self, output: Path, shard_bytes: int) -> None:
         """ConfigError where `output` is taken, or what an interrupted run left lies in the way."""
-        self.output = output.expanduser().absolute()
-        if self.output.exists() and (not self.output.is_dir() or any(self.output.iterdir())):
-            raise ConfigError(f"OUTPUT: {output} is not empty: name a new directory")
+        self.output = _free(output)
         self.partial = self.output.with_name(self.output.name + ".partial")
         try:
             self.partial.mkdir(parents=True)
@@ -62,15 +61,21 @@ class CheckpointWriter:
                 "weight_map": {name: names[number] for name, number in self._places.items()},
             }
             (self.partial / INDEX).write_text(json.dumps(index, indent=2) + "\n")
-        left_out = WEIGHTS(str(source), [file.name for file in source.iterdir()]) | {"config.json"}
+        left_out = WEIGHTS(str(source), [file.name for file in source.iterdir()]) | _NOT_COPIED
         for file in source.iterdir():
             if file.is_file() and file.name not in left_out:
                 shutil.copyfile(file, self.partial / file.name)
         (self.partial / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
     def publish(self) -> None:
-        """Give the directory its name."""
-        self.partial.replace(self.output)
+        """Give the directory its name. ConfigError says where it lies if that cannot be."""
+        try:
+            self.partial.replace(self.output)
+        except OSError as error:
+            raise ConfigError(
+                f"OUTPUT: the checkpoint is complete in {self.partial}, but cannot be moved to {self.output}: "
+                f"{error.strerror}"
+            ) from error
 
     def abandon(self) -> None:
         """Remove what was written."""
@@ -93,3 +98,16 @@ class CheckpointWriter:
         for number, name in enumerate(names):
             (self.partial / f"{number}.safetensors").rename(self.partial / name)
         return names
+
+
+def _free(output: Path) -> Path:
+    """The place of a directory to be made, behind links. ConfigError where something else is."""
+    try:
+        place = output.expanduser().resolve()
+        if place.exists() and (not place.is_dir() or any(place.iterdir())):
+            raise ConfigError(f"OUTPUT: {output} is not empty: name a new directory")
+    except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle, or no such user
+        raise ConfigError(f"OUTPUT: cannot use {output}: {error}") from None
+    if place.is_mount():
+        raise ConfigError(f"OUTPUT: {output} is where something is mounted: name a new directory in it")
+    return place

@@ -45,4 +45,9 @@ def test_mistakes_are_one_line(manta: Manta, tmp_path: Path) -> None:
     missing = manta("quantize", "tiny-chat", tmp_path / "out", "--to", "int8", "--calibration", tmp_path / "none.txt")
     assert "--calibration: cannot read" in missing.mistake
     assert "--samples: 0 is less than 1" in manta("quantize", "tiny-chat", "x", "--to", "int8", "--samples", 0).mistake
+    for option, value, message in (
+        ("--kv-scales", "head", "--kv-scales: for --kv fp8 only: add it"),
+        ("--samples", 10**21, f"--samples: {10**21} is more than 100000"),
+    ):
+        assert message in manta("quantize", "tiny-chat", tmp_path / "out", "--to", "int8", option, value).mistake
     assert not any(tmp_path.iterdir())

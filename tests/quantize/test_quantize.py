@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from app.errors import CheckpointError, ConfigError, UnsupportedError
 from app.quantize.quantize import quantize
@@ -19,6 +19,7 @@ from app.quantize.source import Source
 from app.quantize.texts import Texts
 from app.quantize.writing import CheckpointWriter
 from tests.engine.worker_driver import Driver, all_logits
+from tests.gguf_models import write_gguf
 from tests.quantize.models import PROMPT, distance, judge, judge_logits, quantized, speaking_model
 from tests.tiny_models import tiny_model
 
@@ -93,6 +94,44 @@ def test_an_interrupted_run_leaves_no_model(source: Path, tmp_path: Path) -> Non
     assert not any(tmp_path.iterdir())
 
 
+def test_outputs_behind_links_and_in_the_way(source: Path, tmp_path: Path) -> None:
+    """A link is followed; what cannot be moved to its name stays whole, and is said to."""
+    (tmp_path / "empty").mkdir()
+    for name, place in (("one", "empty"), ("two", "new")):
+        (tmp_path / name).symlink_to(tmp_path / place)
+        quantized(source, tmp_path / name, "int8")
+        assert (tmp_path / place / "config.json").exists()
+    with pytest.raises(ConfigError, match=r"OUTPUT: cannot use xxx.*name too long"):
+        quantized(source, Path("x" * 300), "int8")
+    with pytest.raises(ConfigError, match=r"OUTPUT: / is where something is mounted|OUTPUT: / is not empty"):
+        quantized(source, Path("/"), "int8")
+    taken = mock.patch.object(Path, "replace", side_effect=OSError(39, "Directory not empty"))
+    with taken, pytest.raises(ConfigError, match=r"the checkpoint is complete in .*three\.partial, but .* not empty"):
+        quantized(source, tmp_path / "three", "int8")
+    assert (tmp_path / "three.partial" / "config.json").exists()
+
+
+def test_questions_are_read_before_anything_is_written(tmp_path: Path, texts: Path) -> None:
+    source = speaking_model(tmp_path / "model")
+    (source / "heldout.jsonl").write_text('{"text": "not a question"}\n')
+    with pytest.raises(
+        ConfigError, match=r"MODEL: .*heldout\.jsonl:1 is no question \(family is None\); --questions 0"
+    ):
+        quantized(source, tmp_path / "out", "int8", report=True, calibration=texts)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_gguf_file_of_plain_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    file, sizes = tmp_path / "model.gguf", {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
+    write_gguf(tiny_model("llama", **sizes, head_dim=32, initializer_range=0.1), file, "llama", lambda name: "F32")
+    found, plain = (
+        all_logits(Driver(str(model), num_blocks=16), PROMPT[:3])
+        for model in (quantized(file, tmp_path / "out", "int8"), file)
+    )
+    assert 0 < distance(found, plain) < 0.1
+
+
 def test_scales_of_the_kv_cache(source: Path, texts: Path, tmp_path: Path) -> None:
     """Those of the largest keys and values that transformers computes."""
     output = quantized(source, tmp_path / "out", None, kv="head", calibration=texts)
@@ -123,6 +162,9 @@ def test_scales_of_the_kv_cache(source: Path, texts: Path, tmp_path: Path) -> No
         ({"form": "int8", "device": "tpu"}, "--device: 'tpu' is none of auto, cpu"),
         ({"form": "int8", "awq": True}, "--awq: for 4-bit weights only"),
         ({"form": "fp8", "group_size": 64}, "--group-size: for 4-bit weights only"),
+        ({"form": "w4", "report": False, "calibration": Path("x")}, "--calibration: nothing here reads them"),
+        ({"form": "w4", "report": False, "length": 64}, "--length: nothing here reads them"),
+        ({"form": "w4", "report": False, "awq": True, "questions": 3}, "--questions: nothing here reads them"),
     ],
 )
 def test_options_that_contradict_each_other(tmp_path: Path, given: dict[str, object], message: str) -> None:
@@ -145,5 +187,11 @@ def test_what_cannot_be_quantized_is_refused_by_name(source: Path, tmp_path: Pat
         quantized(stacked, tmp_path / "stacked", "int8")
     with pytest.raises(ConfigError, match=r"--to: no linear layer has sizes that can be stored so"):
         quantized(tiny_model("llama"), tmp_path / "small", "w4")
+    damaged, name = speaking_model(tmp_path / "once" / "damaged"), "model.layers.1.mlp.down_proj.weight"
+    tensors = load_file(damaged / "model.safetensors")
+    tensors[name][3, 5] = torch.inf
+    save_file(tensors, damaged / "model.safetensors")
+    with pytest.raises(CheckpointError, match=rf"MODEL: {name} holds numbers that are not finite"):
+        quantized(damaged, tmp_path / "damaged", "int8")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["full", "once"]
     assert quantize(QuantizeSettings(str(source), tmp_path / "out", "int8", report=False, device="cpu")) is None

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from app.engine.model_info import ASSETS
+from app.errors import ConfigError
 from app.quantize.questions import is_right, longest_answer, read_questions, same_calls
 
 CALL = [{"name": "f", "arguments": {"x": 1}}]
@@ -30,6 +31,7 @@ CALL = [{"name": "f", "arguments": {"x": 1}}]
             True,
         ),
         ({"check": "tool_call", "expected": CALL}, '<tool_call>\n{"name": "f", "argum', False),
+        ({"check": "tool_call", "expected": CALL}, "<tool_call>3</tool_call>", False),
     ],
 )
 def test_answers(question: dict[str, Any], answer: str, right: bool) -> None:
@@ -46,3 +48,23 @@ def test_questions_of_the_built_in_model(tmp_path: Path) -> None:
     assert len(questions) == 504
     assert {longest_answer(question) for question in questions} == {320, 900}
     assert read_questions(tmp_path) == []
+    assert [question["expected"] for question in read_questions(ASSETS / "tiny-chat", 2)] == [
+        questions[0]["expected"],
+        questions[252]["expected"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("3", "'int' object"),
+        ("{", "Expecting"),
+        ('{"family": "a", "messages": [], "check": "none", "expected": ""}', "check is 'none'"),
+        ('{"family": "a", "messages": [], "check": "exact", "expected": 3}', "expected is 3"),
+        ('{"family": "a", "messages": [], "check": "tool_call", "expected": [{"name": "f"}]}', "expected is"),
+    ],
+)
+def test_a_line_that_is_no_question_is_named(tmp_path: Path, line: str, message: str) -> None:
+    (tmp_path / "heldout.jsonl").write_text(line)
+    with pytest.raises(ConfigError, match=rf"heldout\.jsonl:1 is no question \(.*{message}"):
+        read_questions(tmp_path)

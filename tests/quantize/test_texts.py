@@ -51,6 +51,7 @@ def test_conversations_and_plain_text(tmp_path: Path) -> None:
         ("{", r"texts\.jsonl:1: "),
         ('{"text": "a good line"}\n\n{"prompt": "x"}', r"texts\.jsonl:3: expected an object with text or messages"),
         ('{"messages": [3]}', r"texts\.jsonl:1: "),
+        ('{"a":' * 100_000, r"texts\.jsonl:1: maximum recursion"),
         ('{"text": "only one"}', "gives 1 texts of more than one token, and 4 are needed"),
         ("", "gives 0 texts"),
     ],
