@@ -139,8 +139,8 @@ def _metavar(kind: type) -> str:
 def _json(text: str) -> Any:
     try:
         return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not JSON: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise argparse.ArgumentTypeError(f"{text!r:.200} is not JSON: {error}") from None
 
 
 def _help(option: Option) -> str:

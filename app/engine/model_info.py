@@ -208,9 +208,15 @@ class ModelInfo:
 
     @property
     def quantization_scheme(self) -> Mapping[str, Any]:
-        """What config.json says of quantized weights, or an older file beside it; empty: they are plain."""
-        scheme = self.hf_config.get("quantization_config") or self.hf_config.get("compression_config")
-        return dict(scheme) if scheme else older_scheme(self._optional_json)
+        """What config.json says of quantized weights, or an older file beside it; empty: they are plain.
+        CheckpointError where that is no object."""
+        for name in ("quantization_config", "compression_config"):
+            if scheme := self.hf_config.get(name):
+                if not isinstance(scheme, Mapping):
+                    what = f"{name} is {scheme!r:.80}, not an object"
+                    raise CheckpointError(f"{self.directory}/config.json: {what}", param="model")
+                return dict(scheme)
+        return older_scheme(self._optional_json)
 
     def _optional_json(self, name: str) -> dict[str, Any]:
         return _read_json(self.directory / name, optional=True)
@@ -302,7 +308,7 @@ def _read_json(path: Path, optional: bool = False) -> dict[str, Any]:
         return {}
     try:
         loaded = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"cannot read {path}: {error}", param="model") from error
     if not isinstance(loaded, dict):
         raise CheckpointError(f"{path} is not a JSON object", param="model")

@@ -56,7 +56,7 @@ def weight_map(index: Path) -> Mapping[str, str]:
         files: Any = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         if not files or not all(isinstance(file, str) and Path(file).name == file for file in files.values()):
             raise ValueError("weight_map must name a file of the same directory for each tensor")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"cannot read {index}: {error!r}", param="model") from None
     assert isinstance(files, dict)
     return files

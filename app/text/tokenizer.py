@@ -206,7 +206,7 @@ def read_json(file: Path) -> dict[str, Any]:
         return {}
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"cannot read {file}: {error}", param="tokenizer") from error
     if not isinstance(config, dict):
         raise CheckpointError(f"{file} is not a JSON object", param="tokenizer")

@@ -126,7 +126,7 @@ def _draw(length: int, ratio: float, rng: np.random.Generator) -> int:
 def _read_line(where: str, line: str, output_len: int) -> Work:
     try:
         entry: Any = json.loads(line)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where}: not JSON: {error}") from None
     if not isinstance(entry, dict) or not isinstance(entry.get("prompt"), str | list):
         raise ConfigError(f'{where}: expected {{"prompt": text or token ids, "output_len": N}}')

@@ -241,5 +241,5 @@ def _scores(hf: dict[str, Any], num_labels: int) -> Scores:
 def _read(file: Path) -> Any:
     try:
         return json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"cannot read {file}: {error}", param="model") from error

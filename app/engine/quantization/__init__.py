@@ -22,6 +22,8 @@ def select_quantization(
 
     ConfigError where it cannot run, UnsupportedError for a checkpoint that nobody here can read.
     """
+    with named_errors("config.json"):
+        check_fields(scheme)
     stored = None if _keeps_plain_weights(scheme) else str(scheme.get("quant_method", "unknown"))
     if stored is None and name is None:
         return PLAIN_METHOD, []
@@ -52,7 +54,6 @@ def _of_checkpoint(name: str, scheme: Mapping[str, Any]) -> QuantMethod:
     if name not in QUANT_METHODS:
         raise UnsupportedError(f"quantized checkpoints are not supported (quant_method {name!r})", param="model")
     kind: type[QuantMethod] = QUANT_METHODS.load(name)
-    check_fields(scheme)
     with named_errors(f"a checkpoint of quant_method {name}"):
         return kind.of_checkpoint(scheme)
 
@@ -62,8 +63,10 @@ def _keeps_plain_weights(scheme: Mapping[str, Any]) -> bool:
     groups)."""
     cache = scheme.get("kv_cache_scheme")
     if cache and scheme.get("quant_method") == "compressed-tensors":
-        kind = (cache.get("num_bits"), cache.get("type"), cache.get("symmetric", True))
+        kind = None
+        if isinstance(cache, Mapping):
+            kind = (cache.get("num_bits"), cache.get("type"), cache.get("symmetric", True))
         if kind != (8, "float", True):
-            raise UnsupportedError(f"kv_cache_scheme {cache} of the checkpoint is not supported", param="model")
+            raise UnsupportedError(f"kv_cache_scheme {cache!r} of the checkpoint is not supported", param="model")
         return not scheme.get("config_groups")
     return not scheme

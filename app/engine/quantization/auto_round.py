@@ -25,6 +25,7 @@ _ALIASES = {"gptq": "auto_gptq", "awq": "auto_awq"}
 _FP8 = ("fp8", "fp8_static")
 _FP4 = "llm_compressor"
 _PLAIN_BITS = 16
+_OPTIONS = ("bits", "group_size", "data_type")
 
 
 @dataclass(slots=True, frozen=True)
@@ -79,9 +80,13 @@ class AutoRound(QuantMethod):
             raise UnsupportedError(f"auto-round: packing_format={whole}; known: {known}", param="model")
         if scheme.get("rotation_config"):
             raise UnsupportedError("auto-round: rotation_config: rotated inputs are not read", param="model")
-        options = {name: scheme[name] for name in ("bits", "group_size", "data_type") if name in scheme}
         extra = (scheme.get("extra_config") or {}).items()
-        return cls(packing, tuple(options.items()), tuple((name, tuple((own or {}).items())) for name, own in extra))
+        return cls(packing, _given(scheme), tuple((name, _given(own or {})) for name, own in extra))
+
+
+def _given(options: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+    """Those that methods read, and that are not null."""
+    return tuple((name, options[name]) for name in _OPTIONS if options.get(name) is not None)
 
 
 def _fp4(module: StoredModule, kind: str, bits: int, group: int) -> QuantMethod:

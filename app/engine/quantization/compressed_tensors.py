@@ -25,6 +25,10 @@ from app.errors import UnsupportedError
 
 _CLASSES = {"linear": "Linear", "head": "Linear", "embedding": "Embedding"}
 _SPARSE = ("marlin-24", "sparse-bitmask", "sparse-24-bitmask")
+_FORMATS = (
+    *("", "None", "dense", "mixed-precision", "int-quantized", "float-quantized", "naive-quantized", "pack-quantized"),
+    *("nvfp4-pack-quantized", "mxfp4-pack-quantized"),
+)
 _BLOCKS = ("tensor", "channel", "block")
 
 
@@ -44,7 +48,8 @@ class Group:
 
     def method(self, dtype: torch.dtype) -> QuantMethod:
         """The method of its modules; UnsupportedError names what nobody here reads."""
-        kind, bits = self.weights.get("type", "int"), self.weights.get("num_bits", 8)
+        kind, bits = self.weights.get("type") or "int", self.weights.get("num_bits")
+        bits = 8 if bits is None else bits
         if self.weights.get("dynamic"):
             raise self.refuse("weights with dynamic=True")
         if kind == "int" and 1 <= bits <= 8:
@@ -86,7 +91,7 @@ class Group:
         return StoredInt8(dtype, group, rounds_inputs=True, static_inputs=True, input_zeros=zeros, unused=unused)
 
     def _fp8(self, dtype: torch.dtype) -> StoredFp8:
-        strategy = self.weights.get("strategy", "tensor")
+        strategy = self.weights.get("strategy") or "tensor"
         if strategy not in _BLOCKS:
             raise self.refuse(f"fp8 weights with strategy={strategy!r}")
         static = bool(self.inputs) and not self.inputs.get("dynamic", False) and strategy != "block"
@@ -172,6 +177,8 @@ def _group(name: str, group: Mapping[str, Any], whole: str) -> Group:
     form = str(group.get("format") or whole)
     if form in _SPARSE:
         raise UnsupportedError(f"compressed-tensors: {name}: sparse weights ({form})", param="model")
+    if form not in _FORMATS:
+        raise UnsupportedError(f"compressed-tensors: {name}: format={form!r:.80} is not read", param="model")
     form = "" if form in ("mixed-precision", "dense", "None") else form
     read = Group(
         name,

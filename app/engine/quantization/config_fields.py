@@ -9,6 +9,7 @@ from typing import Any
 
 from app.errors import MantaError, UnsupportedError
 
+_LARGEST = 1 << 31  # no count is as large
 ROOT = "quantization_config"
 _DAMAGE = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError, re.error)
 
@@ -57,7 +58,11 @@ def _compile(pattern: str, place: str) -> None:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < _LARGEST
+
+
+def _is_flag(value: Any) -> bool:
+    return isinstance(value, bool) or (_is_number(value) and value in (0, 1))
 
 
 def _is_size(value: Any) -> bool:
@@ -88,9 +93,14 @@ def _is_table(value: Any) -> bool:
     return isinstance(value, Mapping) and all(one is None or isinstance(one, Mapping) for one in value.values())
 
 
+def _are_objects(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(isinstance(one, Mapping) for one in value.values())
+
+
 _Field = tuple[str, Callable[[Any], bool]]
 _NUMBER: _Field = ("a whole number", _is_number)
 _NAMES: _Field = ("a list of names", _are_names)
+_FLAG: _Field = ("true or false", _is_flag)
 _OBJECT: _Field = ("an object", _is_object)
 _TABLE: _Field = ("an object of objects", _is_table)
 _FIELDS: Mapping[str, _Field] = {
@@ -100,8 +110,11 @@ _FIELDS: Mapping[str, _Field] = {
     "block_structure": ("two sizes, as 128x128", _is_block),
     **dict.fromkeys(("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules"), _NAMES),
     **dict.fromkeys(("targets", "llm_int8_skip_modules"), _NAMES),
+    **dict.fromkeys(("symmetric", "sym", "zero_point", "desc_act", "is_marlin_format"), _FLAG),
+    **dict.fromkeys(("load_in_4bit", "_load_in_4bit"), _FLAG),
     **dict.fromkeys(("weights", "input_activations", "sparsity_config", "transform_config", "quantization"), _OBJECT),
-    **dict.fromkeys(("config_groups", "extra_config", "quantized_layers"), _TABLE),
+    **dict.fromkeys(("extra_config", "quantized_layers"), _TABLE),
+    "config_groups": ("an object of objects", _are_objects),
     # Rules of GPTQModel; of compressed-tensors, when activations are quantized.
     "dynamic": ("an object of objects", lambda value: isinstance(value, bool | str) or _is_table(value)),
 }

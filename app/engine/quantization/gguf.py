@@ -58,6 +58,6 @@ class GgufMethod(QuantMethod):
     def of_checkpoint(cls, scheme: Mapping[str, Any]) -> QuantMethod:
         """CheckpointError where the scheme is none that a GGUF file's description has."""
         types = scheme.get("modules")
-        if not isinstance(types, Mapping) or not set(types.values()) <= BLOCK_TYPES.keys():
+        if not isinstance(types, Mapping) or not all(isinstance(t, str) and t in BLOCK_TYPES for t in types.values()):
             raise CheckpointError("GGUF: quantization_config names no types; give the GGUF file itself", param="model")
         return cls(dict(types))

@@ -98,6 +98,7 @@ class Gptq(QuantMethod):
     zeros_less_one: bool
     head: bool
     rules: tuple[Rule, ...]
+    in_order: bool = True  # False: each quantized module says by `g_idx` which inputs make a group
 
     def method_of(self, module: StoredModule) -> QuantMethod | None:
         """The method of the first rule that fits its name; a module that lies there as a plain weight is one."""
@@ -108,7 +109,7 @@ class Gptq(QuantMethod):
             return None
         options = dict(rule.options)
         bits, group = _sizes(options.get("bits", self.bits), options.get("group_size", self.group or -1))
-        ordered = group > 0 and is_ordered(module, "g_idx", group)
+        ordered = group > 0 and is_ordered(module, "g_idx", group, must_say=not self.in_order)
         unused = () if ordered else ("g_idx",)
         return StoredGptq(module.dtype, bits, group, self.zeros_less_one, ordered, unused + _zero_bias(module))
 
@@ -119,8 +120,11 @@ class Gptq(QuantMethod):
         if form not in _FORMS:
             raise UnsupportedError(f"gptq: checkpoint_format={form}; known: {', '.join(_FORMS)}", param="model")
         bits, group = _sizes(scheme.get("bits"), scheme.get("group_size", -1))
-        rules = tuple(Rule.of(pattern, options) for pattern, options in (scheme.get("dynamic") or {}).items())
-        return cls(bits, group, form == "gptq", bool(scheme.get("lm_head")), rules)
+        dynamic = scheme.get("dynamic") or {}
+        if not isinstance(dynamic, Mapping):
+            raise UnsupportedError(f"gptq: dynamic={dynamic!r:.80}, not an object of rules", param="model")
+        rules = tuple(Rule.of(pattern, options) for pattern, options in dynamic.items())
+        return cls(bits, group, form == "gptq", bool(scheme.get("lm_head")), rules, not scheme.get("desc_act"))
 
 
 def _sizes(bits: Any, group: Any) -> tuple[int, int]:

@@ -16,11 +16,13 @@ from app.errors import CheckpointError
 SHORT = 16
 
 
-def is_ordered(module: StoredModule, name: str, size: int) -> bool:
+def is_ordered(module: StoredModule, name: str, size: int, *, must_say: bool = False) -> bool:
     """Whether the index `name` says that groups are not of `size` inputs side by side; -1 throughout says that they
-    are. CheckpointError where it names no group of an input."""
+    are. CheckpointError where it names no group of an input, or `must_say` so and is not there."""
     index = (module.tensors or {}).get(name)
     if index is None:
+        if must_say and module.tensors is not None:
+            raise CheckpointError(f"the checkpoint lacks {module.name}.{name}, the order of its inputs", param="model")
         return False
     groups, count = index.whole(), -(-module.num_inputs // size)
     if groups.shape == (module.num_inputs,) and bool((groups == -1).all()):

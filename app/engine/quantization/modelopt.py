@@ -23,6 +23,7 @@ _INPUTS = ("input_scale", "pre_quant_scale")
 _FP8 = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "FP8_PB_REAL")
 _FP4 = ("NVFP4", "W4A16_NVFP4", "NVFP4_AWQ")
 _BLOCK = 128
+_GROUP = 16
 
 
 @dataclass(slots=True, frozen=True)
@@ -62,7 +63,7 @@ class ModelOpt(QuantMethod):
         scheme = {**scheme, **(scheme.get("quantization") or {})}
         algorithm = str(scheme.get("quant_algo") or "").upper()
         layers = tuple(
-            (name, str((one or {}).get("quant_algo", "")).upper(), (one or {}).get("group_size") or 16)
+            (name, str((one or {}).get("quant_algo", "")).upper(), _group_of(one or {}))
             for name, one in (scheme.get("quantized_layers") or {}).items()
         )
         for one in {algorithm, *(kind for _, kind, _ in layers)} - {"MIXED_PRECISION"}:
@@ -70,7 +71,17 @@ class ModelOpt(QuantMethod):
                 known = ", ".join((*_FP8, *_FP4, "MIXED_PRECISION"))
                 raise UnsupportedError(f"ModelOpt: quant_algo {one!r} is not supported; known: {known}", param="model")
         excluded = scheme.get("exclude_modules") or scheme.get("ignore") or ()
-        return cls(algorithm, scheme.get("group_size") or 16, tuple(map(str, excluded)), layers)
+        return cls(algorithm, _group_of(scheme), tuple(map(str, excluded)), layers)
+
+
+def _group_of(scheme: Mapping[str, Any]) -> int:
+    """Inputs that share a scale; UnsupportedError."""
+    group = scheme.get("group_size")
+    if group in (None, 0):
+        return _GROUP
+    if not isinstance(group, int) or group < 1:
+        raise UnsupportedError(f"ModelOpt: group_size={group!r}", param="model")
+    return group
 
 
 def _method(algorithm: str, group: int, module: StoredModule) -> QuantMethod:

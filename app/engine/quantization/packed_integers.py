@@ -28,7 +28,7 @@ class PackedIntegers(QuantMethod):
 
     def of_module(self, module: StoredModule) -> PackedIntegers:
         """The method of a module whose index may say that its groups are in order; CheckpointError."""
-        if not self.ordered or module.tensors is None or is_ordered(module, _INDEX, self.group):
+        if not self.ordered or module.tensors is None or is_ordered(module, _INDEX, self.group, must_say=True):
             return self
         return replace(self, ordered=False, unused=(*self.unused, _INDEX))
 

@@ -49,13 +49,27 @@ def gptq(**more: Any) -> dict[str, Any]:
         ({"quant_method": "modelopt", "quantized_layers": {"a": "FP8"}}, r"quantized_layers is .*, not an object of"),
         ({"quant_method": "torchao", "quant_type": {"default": {"_type": "FqnToConfig", "_data": 7}}}, None),
         ({"quant_method": "awq", "version": 7}, "awq: version=7"),
+        (gptq(dynamic="x"), "gptq: dynamic='x', not an object of rules"),
+        (gptq(group_size=10**30), r"quantization_config\.group_size is 1000.*, not a whole number"),
+        (gptq(desc_act="false"), r"quantization_config\.desc_act is 'false', not true or false"),
+        (compressed(symmetric="false"), r"weights\.symmetric is 'false', not true or false"),
+        (compressed(num_bits=None, group_size=None, strategy="channel"), None),
+        ({**compressed(), "format": "zip"}, "compressed-tensors: g: format='zip' is not read"),
+        ({**compressed(), "config_groups": {"g": None}}, r"config_groups is .*, not an object of objects"),
+        ({**compressed(), "kv_cache_scheme": "fp8"}, "kv_cache_scheme 'fp8' of the checkpoint is not supported"),
+        ({"quant_method": "fp8", "kv_cache_scheme": "static"}, None),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": [1]}, r"ModelOpt: group_size=\[1\]"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": -1}, "ModelOpt: group_size=-1"),
+        ({"quant_method": "gguf", "modules": {"a": ["Q4_K"]}}, "GGUF: quantization_config names no types"),
+        ({"quant_method": "auto-round", "bits": None}, None),
     ],
 )
 def test_a_field_of_another_type_is_named(scheme: dict[str, Any], message: str | None) -> None:
     if message is None:
-        select_quantization(None, scheme, CPU, torch.float32)
+        method, _ = select_quantization(None, scheme, CPU, torch.float32)
+        method.method_of(StoredModule("m", "linear", torch.float32, 256, 256))
         return
-    with pytest.raises(UnsupportedError, match=message):
+    with pytest.raises((UnsupportedError, CheckpointError), match=message):
         select_quantization(None, scheme, CPU, torch.float32)
 
 

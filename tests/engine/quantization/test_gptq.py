@@ -150,10 +150,12 @@ def test_scales_of_the_cache_beside_packed_weights(tmp_path: Path, names: tuple[
         ("qweight", lambda x: x[1:], r"down_proj.qweight .* \[11, 64\], the model expects \[12, 64\]"),
         ("qzeros", lambda x: x.short(), r"down_proj.qzeros .* holds int16, the model expects int32"),
         ("g_idx", lambda x: x + 1, r"down_proj.g_idx names no group for each of 96 inputs"),
+        ("g_idx", None, r"lacks model.layers.0.mlp.down_proj.g_idx, the order of its inputs"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, leaf: str, make: Any, message: str) -> None:
-    directory = write(tiny_model("llama", intermediate_size=96), tmp_path, gptq(), SCHEME)
+    scheme = {**SCHEME, "desc_act": make is None and leaf == "g_idx"}
+    directory = write(tiny_model("llama", intermediate_size=96), tmp_path, gptq(), scheme)
     change(directory, f"model.layers.0.mlp.down_proj.{leaf}", make)
     with pytest.raises(CheckpointError, match=message):
         Driver(str(directory), num_blocks=16)

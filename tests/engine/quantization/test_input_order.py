@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -51,3 +53,5 @@ def test_an_index_that_names_no_group_is_refused_by_name(index: torch.Tensor) ->
     method = CompressedTensors.of_checkpoint({"format": "pack-quantized", "config_groups": groups})
     with pytest.raises(CheckpointError, match=r"m\.weight_g_idx names no group for each of 40 inputs"):
         method.method_of(module(index))
+    with pytest.raises(CheckpointError, match=r"the checkpoint lacks m\.weight_g_idx, the order of its inputs"):
+        method.method_of(replace(module(index), tensors={}))

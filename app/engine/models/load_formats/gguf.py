@@ -47,7 +47,7 @@ def _manifest(directory: Path) -> dict[str, Mapping[str, Any]]:
     file = directory / GGUF_MANIFEST
     try:
         places: dict[str, Mapping[str, Any]] = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"cannot read {file}: {error}; give the GGUF file itself", param="model") from None
     return places
 
