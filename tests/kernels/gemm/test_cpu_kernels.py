@@ -54,7 +54,7 @@ def test_groups_equal_float64(case: str, is_zero_based: bool, is_ordered: bool, 
         out = packed.linear(x, bias)
         assert out.dtype == dtype
         error = float((out.double() - truth).norm() / truth.norm()) if rows else 0.0
-        assert error < (1e-6 if dtype == torch.float32 else 5e-3), rows
+        assert error < (2e-6 if dtype == torch.float32 else 5e-3), rows
 
 
 @needs_int8
