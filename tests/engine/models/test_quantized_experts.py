@@ -12,7 +12,6 @@ from safetensors.torch import load_file
 from app.backends import QUANT_METHODS
 from app.engine.layers.experts.expert_mlp import Experts
 from app.engine.layers.replicated import ReplicatedLinear
-from app.errors import UnsupportedError
 from app.kernels.moe.stacked import StackedExperts
 from tests.engine.models.expert_variants import EXPERT_VARIANTS
 from tests.engine.models.load_formats.formats import contexts, fill
@@ -58,11 +57,12 @@ def test_experts_are_read_in_every_form(form: str, tmp_path: Path) -> None:
     check_stored(FORMS[form].write(tiny_model("mixtral", **sizes, num_local_experts=3), tmp_path))
 
 
-def test_experts_that_are_quantized_unlike_are_refused_by_name(tmp_path: Path) -> None:
+def test_experts_of_one_layer_may_be_quantized_in_unlike_ways(tmp_path: Path) -> None:
+    """One in groups of another size; one, and a part of another, as plain weights."""
     family, changes = EXPERT_VARIANTS["qwen3_moe"]
-    directory = quantized(tiny_model(family, **changes), tmp_path / "model", coarse=[r"experts\.3\."])
-    with pytest.raises(UnsupportedError, match=r"experts of one layer are quantized in unlike ways \(3\.gate_proj\)"):
-        check_logits(directory)
+    unlike = {"coarse": [r"experts\.3\."], "skipped": [r"experts\.4\.", r"experts\.2\.up"]}
+    driver = check_logits(quantized(tiny_model(family, **changes), tmp_path / "model", **unlike))
+    assert all(isinstance(layer.gate_up_proj.packed, torch.Tensor) for layer in experts(driver))
 
 
 @pytest.mark.parametrize(("tp", "whole"), [(2, False), (4, False), (2, True)])

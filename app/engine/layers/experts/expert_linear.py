@@ -14,7 +14,6 @@ from app.engine.layers.weight import CheckpointTensor, Weight, WeightSpec, expec
 from app.engine.quantization.base import QuantMethod, Share
 from app.engine.quantization.forms import PlainForm, WeightForm
 from app.engine.quantization.plain import PLAIN_METHOD
-from app.errors import UnsupportedError
 from app.kernels.gemm import PackedWeight
 from app.kernels.gemm.parts import UnpackedWeight
 from app.kernels.moe import moe_ops
@@ -59,22 +58,33 @@ class ExpertLinear(QuantizedLayer):
         return {f"{expert}.{part}": size for expert in self.slots for part, size in part_of.items()}
 
     def store(self, methods: Mapping[str, QuantMethod]) -> None:
-        """The same tensors for all experts; parts in one parameter, if their methods are equal and their entries allow
-        it. UnsupportedError."""
-        method = next(iter(methods.values()))
-        odd = next((part for part, other in methods.items() if not method.stores_like(other, self.dtype)), None)
-        if odd is not None:
-            raise UnsupportedError(f"experts of one layer are quantized in unlike ways ({odd})", param="model")
+        """Parts and experts in one parameter, if their methods and entries allow it."""
         for weight in self.stored:
             weight.remove()
-        parts = list(self.output_shares)
+        parts, method = list(self.output_shares), next(iter(methods.values()))
         alike = all(methods[f"{one}.{part}"] == methods[f"{one}.{parts[0]}"] for one in self.slots for part in parts)
-        together = alike and StoredWeight.fits(method, list(self.output_shares.values()), self.dtype)
-        runs = [parts] if together else [[part] for part in parts]
-        self.stored = [self._stored(methods, run, prefix="" if together else f"{run[0]}_") for run in runs]
+        alike &= all(method.stores_like(other, self.dtype) for other in methods.values())
+        if alike and StoredWeight.fits(method, list(self.output_shares.values()), self.dtype):
+            self.stored = [self._stored({one: methods[f"{one}.{parts[0]}"] for one in self.slots}, parts, "")]
+            return
+        self.stored = []
+        for part in parts:
+            for number, experts in enumerate(self._groups({one: methods[f"{one}.{part}"] for one in self.slots})):
+                self.stored.append(self._stored(experts, [part], f"{part}_{number or ''}"))
 
-    def _stored(self, methods: Mapping[str, QuantMethod], parts: Sequence[str], prefix: str) -> StoredWeight:
-        of_experts = {expert: methods[f"{expert}.{parts[0]}"] for expert in self.slots}
+    def _groups(self, methods: Mapping[int, QuantMethod]) -> list[dict[int, QuantMethod]]:
+        """Experts whose tensors can lie in one parameter."""
+        groups: list[dict[int, QuantMethod]] = []
+        for expert, method in methods.items():
+            like = (group for group in groups if next(iter(group.values())).stores_like(method, self.dtype))
+            group = next(like, None)
+            if group is None:
+                groups.append({expert: method})
+            else:
+                group[expert] = method
+        return groups
+
+    def _stored(self, experts: Mapping[int, QuantMethod], parts: Sequence[str], prefix: str) -> StoredWeight:
         first = self.output_shares[parts[0]].offset
         outputs = {
             part: Share(one.offset - first, one.size, one.start, one.whole)
@@ -83,11 +93,11 @@ class ExpertLinear(QuantizedLayer):
         }
         return StoredWeight(
             self,
-            next(iter(of_experts.values())),
+            next(iter(experts.values())),
             outputs,
             self.input_share,
             self.dtype,
-            experts=of_experts,
+            experts=experts,
             spare=self.spare,
             prefix=prefix,
         )
@@ -121,9 +131,12 @@ class ExpertLinear(QuantizedLayer):
 
     def pack(self) -> None:
         """Turn the loaded tensors into what multiplies. Their shapes stay, their memory is freed."""
-        if self.is_streamed or self.stored[0].method is PLAIN_METHOD:
+        if self.is_streamed or all(weight.method is PLAIN_METHOD for weight in self.stored):
             return
-        each = zip(*(weight.forms() for weight in self.stored), strict=True)
+        each: list[list[WeightForm]] = [[] for _ in self.slots]
+        for weight in self.stored:  # of each expert in the order of its parts
+            for expert, form in zip(weight.experts, weight.forms(), strict=True):
+                each[self.slots[expert]].append(form)
         packed = [self._packed(forms) for forms in each]
         if all(isinstance(one, UnpackedWeight) for one in packed) and len(self.stored) == 1 and self.stored[0].is_plain:
             return
