@@ -16,10 +16,12 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from tests.gguf_experts import expert_sizes, is_plain, parts_of, stored_tensors
 from tests.tiny_models import hf_model
 
 Types = Callable[[str], str]  # GGUF's name of a tensor -> its type
 _HALVES = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2)}
+_PERMUTED = ("llama", "granitemoe")
 _SHIFTED = ("gemma", "gemma2", "gemma3")
 
 
@@ -29,6 +31,9 @@ def random_blocks(name: str, shape: tuple[int, ...], seed: int = 0) -> np.ndarra
     size, num_bytes = gguf.GGML_QUANT_SIZES[kind]
     rng = np.random.default_rng(seed)
     raw = rng.integers(0, 256, (*shape[:-1], shape[-1] // size, num_bytes), dtype=np.uint8)
+    if name == "MXFP4":  # whose scales are powers of two
+        raw[..., 0] = rng.integers(121, 125, raw.shape[:-1])
+        return raw.reshape(*shape[:-1], -1)
     widest = float(np.abs(gguf.dequantize(_with_scales(raw.copy(), name, 1.0), kind)).max())
     factor = 0.7 / widest * rng.uniform(0.5, 1.0, (*raw.shape[:-1], 1))
     return _with_scales(raw, name, factor).reshape(*shape[:-1], -1)
@@ -51,10 +56,10 @@ def write_gguf(
     shards: int = 1,
 ) -> PreTrainedModel:
     """`source` as a GGUF file; returns the judge, whose weights are those of the file."""
-    judge = hf_model(source)
+    judge = hf_model(source).requires_grad_(False)
     config = json.loads((source / "config.json").read_text())
     writer = _writer(file, architecture, shards, sum(1 for _ in judge.named_parameters()))
-    values = _sizes(config, architecture) | dict(metadata or {})
+    values = _sizes(config, architecture) | expert_sizes(config, architecture) | dict(metadata or {})
     for key, value in values.items():
         if value is None:  # not as the converter has it now
             continue
@@ -64,22 +69,22 @@ def write_gguf(
     arch = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
     tied = bool(config.get("tie_word_embeddings"))
-    for number, (name, parameter) in enumerate(judge.named_parameters()):
+    number = 0
+    for name, parameter in stored_tensors(judge):
         module, _, leaf = name.rpartition(".")
         if tied and module == "lm_head":
             continue
-        own = f"{names.get_name(module)}.{leaf}"
-        permuted = architecture == "llama" and re.search(r"[qk]_proj$", module)
-        heads = config["num_attention_heads" if "q_proj" in module else "num_key_value_heads"]
-        stored = _permuted(parameter.data, heads) if permuted else parameter.data
-        if architecture in _SHIFTED and name.endswith("norm.weight"):
-            stored = stored + 1
-        kind = "F32" if parameter.ndim == 1 else types(own)
-        raw, values = _stored(stored.numpy(), kind, number)
-        writer.add_tensor(own, raw, raw_dtype=gguf.GGMLQuantizationType[kind])
-        back = torch.from_numpy(values.copy())
-        back = _restored(back, heads) if permuted else back
-        parameter.data = back - 1 if architecture in _SHIFTED and name.endswith("norm.weight") else back
+        for own, values in parts_of(name, parameter, config) or [(f"{names.get_name(module)}.{leaf}", parameter)]:
+            permuted = architecture in _PERMUTED and re.search(r"[qk]_proj$", module)
+            heads = config["num_attention_heads" if "q_proj" in module else "num_key_value_heads"]
+            stored = _permuted(values, heads) if permuted else values
+            shift = 1 if architecture in _SHIFTED and name.endswith("norm.weight") else 0
+            kind = "F32" if is_plain(own, values) else types(own)
+            raw, numbers = _stored((stored + shift).numpy(), kind, number)
+            writer.add_tensor(own, raw, raw_dtype=gguf.GGMLQuantizationType[kind])
+            back = torch.from_numpy(numbers.copy())
+            values.copy_(_restored(back, heads) if permuted else back - shift)
+            number += 1
     writer.write_header_to_file(file)
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -119,10 +124,16 @@ def _sizes(config: Mapping[str, Any], architecture: str) -> dict[str, Any]:
     head_dim = config.get("head_dim")
     whole = head_dim or config["hidden_size"] // config["num_attention_heads"]
     more: dict[str, Any] = {}
-    if architecture in ("llama", "phi3"):
+    if architecture in ("llama", "phi3", "granitemoe", "glm4moe", "llama4"):
         more["{arch}.rope.dimension_count"] = int(whole * rope.get("partial_rotary_factor", 1.0))
     if head_dim and architecture != "phi3":
         more |= {"{arch}.attention.key_length": head_dim, "{arch}.attention.value_length": head_dim}
+    if rope.get("rope_type") == "yarn":
+        more |= {
+            "{arch}.rope.scaling.type": "yarn",
+            "{arch}.rope.scaling.factor": float(rope["factor"]),
+            "{arch}.rope.scaling.original_context_length": rope["original_max_position_embeddings"],
+        }
     if rope.get("rope_type") == "linear":
         more |= {"{arch}.rope.scaling.type": "linear", "{arch}.rope.scaling.factor": float(rope["factor"])}
     return {

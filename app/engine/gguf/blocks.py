@@ -30,6 +30,7 @@ _BY_ID = {
     14: BlockType("Q6_K", 256, 210),
     20: BlockType("IQ4_NL", 32, 18),
     23: BlockType("IQ4_XS", 256, 136),
+    39: BlockType("MXFP4", 32, 17),
 }
 BLOCK_TYPES = {block.name: block for block in _BY_ID.values()}
 PLAIN = frozenset(block.name for block in _BY_ID.values() if block.size == 1)
@@ -52,7 +53,8 @@ _OTHERS = {
     29: "IQ1_M",
     34: "TQ1_0",
     35: "TQ2_0",
-    39: "MXFP4",
+    40: "NVFP4",
+    41: "Q1_0",
 }
 
 

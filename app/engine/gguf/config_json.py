@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from app.engine.gguf.architectures import Architecture
+from app.engine.gguf.architecture import Architecture
 from app.engine.gguf.header import GgufHeader
 from app.engine.gguf.keys import Keys, token_id
 from app.errors import CheckpointError, UnsupportedError
@@ -33,17 +33,16 @@ _LARGEST_GEMMA = {"gemma2": 46, "gemma3_text": 62}
 def config_json(header: GgufHeader, architecture: Architecture, tables: Tables) -> dict[str, Any]:
     """The object, less `quantization_config`. CheckpointError names what the metadata lack."""
     keys = Keys(header.metadata)
-    config: dict[str, Any] = {name: keys.must(key, keys.size(key)) for name, key in _SIZES.items()}
+    sizes, numbers = {**_SIZES, **architecture.sizes}, {**_OPTIONAL_NUMBERS, **architecture.numbers}
+    config: dict[str, Any] = {name: keys.must(key, keys.size(key)) for name, key in sizes.items()}
+    config["num_hidden_layers"] -= keys.size("nextn_predict_layers") or 0
     config["rms_norm_eps"] = keys.must(_NORM, keys.number(_NORM))
     config |= dict(architecture.config)
     config |= {name: value for name, key in _OPTIONAL_SIZES.items() if (value := keys.size(key))}
-    config |= {name: one for name, key in _OPTIONAL_NUMBERS.items() if (one := keys.number(key)) is not None}
-    # Not `rope.dimension_count`, which is of the part that rotates.
-    config["head_dim"] = keys.size("attention.key_length") or config["hidden_size"] // config["num_attention_heads"]
-    if not config["head_dim"]:
-        raise CheckpointError("GGUF: attention.head_count is more than embedding_length", param="model")
-    if (value_dim := keys.size("attention.value_length")) not in (None, config["head_dim"]):
-        raise UnsupportedError(f"GGUF: values of {value_dim} with keys of {config['head_dim']}", param="model")
+    config |= {name: one for name, key in numbers.items() if (one := keys.number(key)) is not None}
+    config |= architecture.derived(keys, header)
+    if "kv_lora_rank" not in config:
+        config["head_dim"] = _head_dim(keys, config)
     return {
         "architectures": [architecture.causal_class],
         "model_type": architecture.model_type,
@@ -53,9 +52,19 @@ def config_json(header: GgufHeader, architecture: Architecture, tables: Tables) 
         **config,
         **_biases(header),
         **_attention_scale(architecture.model_type, config),
-        **_rope(keys, architecture.model_type, config, tables),
+        **_rope(keys, architecture, config, tables),
         **_token_ids(header.metadata, _vocab_size(header)),
     }
+
+
+def _head_dim(keys: Keys, config: Mapping[str, Any]) -> int:
+    """Not `rope.dimension_count`, which is of the part that rotates."""
+    head_dim = keys.size("attention.key_length") or config["hidden_size"] // config["num_attention_heads"]
+    if not head_dim:
+        raise CheckpointError("GGUF: attention.head_count is more than embedding_length", param="model")
+    if (value_dim := keys.size("attention.value_length")) not in (None, head_dim):
+        raise UnsupportedError(f"GGUF: values of {value_dim} with keys of {head_dim}", param="model")
+    return int(head_dim)
 
 
 def _vocab_size(header: GgufHeader) -> int:
@@ -73,7 +82,8 @@ def _dtype(header: GgufHeader) -> str:
 
 
 def _biases(header: GgufHeader) -> dict[str, Any]:
-    return {"attention_bias": "blk.0.attn_q.bias" in header.tensors}
+    has = any(f"blk.0.{name}.bias" in header.tensors for name in ("attn_q", "attn_kv_a_mqa"))
+    return {"attention_bias": has, "qkv_bias": has}
 
 
 def _attention_scale(model_type: str, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -84,12 +94,12 @@ def _attention_scale(model_type: str, config: Mapping[str, Any]) -> dict[str, An
     return {"query_pre_attn_scalar": scaled_by}
 
 
-def _rope(keys: Keys, model_type: str, config: Mapping[str, Any], tables: Tables) -> dict[str, Any]:
+def _rope(keys: Keys, architecture: Architecture, config: Mapping[str, Any], tables: Tables) -> dict[str, Any]:
     """`rope_parameters`: factors come as tables of the file, or as a kind of scaling."""
     theta = keys.number("rope.freq_base") or 10_000.0
     common = {"rope_theta": theta, "partial_rotary_factor": _rotating_part(keys, config)}
-    full = common | _scaling(keys, config, tables)
-    if model_type != "gemma3_text":
+    full = common | _scaling(keys, architecture, config, tables)
+    if architecture.model_type != "gemma3_text":
         return {"rope_parameters": full}
     local = {"rope_type": "default", "rope_theta": keys.number("rope.freq_base_swa") or 10_000.0}
     return {"rope_parameters": {"full_attention": full, "sliding_attention": local}}
@@ -102,7 +112,7 @@ def _rotating_part(keys: Keys, config: Mapping[str, Any]) -> float:
     return float(part / whole)
 
 
-def _scaling(keys: Keys, config: Mapping[str, Any], tables: Tables) -> dict[str, Any]:
+def _scaling(keys: Keys, architecture: Architecture, config: Mapping[str, Any], tables: Tables) -> dict[str, Any]:
     original = keys.size("rope.scaling.original_context_length") or config["max_position_embeddings"]
     if tables:
         common = tables.get("rope_freqs.weight", ())
@@ -121,8 +131,16 @@ def _scaling(keys: Keys, config: Mapping[str, Any], tables: Tables) -> dict[str,
     if kind == "linear":
         return {"rope_type": "linear", "factor": factor}
     if kind == "yarn":
-        return {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
+        return {"factor": factor, "original_max_position_embeddings": original, **_yarn(keys), **architecture.rope}
     raise UnsupportedError(f"GGUF: rope.scaling.type {kind!r} is not supported", param="model")
+
+
+def _yarn(keys: Keys) -> dict[str, Any]:
+    betas = {name: keys.number(f"rope.scaling.yarn_{name}") for name in ("beta_fast", "beta_slow")}
+    yarn: dict[str, Any] = {"rope_type": "yarn", **{name: beta for name, beta in betas.items() if beta is not None}}
+    if weight := keys.number("rope.scaling.yarn_log_multiplier"):  # a tenth of what DeepSeek scales the scores by
+        yarn |= dict.fromkeys(("mscale", "mscale_all_dim"), 10 * weight)
+    return yarn
 
 
 def _token_ids(metadata: Mapping[str, Any], size: int) -> dict[str, Any]:

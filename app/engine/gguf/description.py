@@ -16,17 +16,19 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from app.engine.gguf.architectures import ROPE_TABLES, Architecture, architecture_of
+from app.engine.gguf.architecture import Architecture
+from app.engine.gguf.architectures import ROPE_TABLES, architecture_of
 from app.engine.gguf.blocks import PLAIN
-from app.engine.gguf.config_json import Tables, config_json
+from app.engine.gguf.config_json import config_json
 from app.engine.gguf.header import GgufHeader, GgufTensor
 from app.engine.gguf.keys import texts, token_id
+from app.engine.gguf.latent import join_keys_and_values
 from app.engine.user_cache import made_once
 from app.engine.weight_files import GGUF_MANIFEST
 from app.errors import CheckpointError
 
 TOKENIZER = "gguf_tokenizer.json"
-_VERSION = 2  # of what is made
+_VERSION = 3  # of what is made
 _TEMPLATE = "tokenizer.chat_template"
 _SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 _NORMS = re.compile(r".*norm\.weight")
@@ -60,12 +62,15 @@ def _make(files: list[Path], directory: Path) -> None:
     whole = GgufHeader(headers[0].metadata, {name: tensor for name, (_, tensor) in tensors.items()})
     architecture = architecture_of(whole.metadata)
     tables = {name: _table(files[tensors[name][0]], tensors[name][1]) for name in ROPE_TABLES if name in tensors}
-    described = {architecture.own_name(name): entry for name, entry in tensors.items() if name not in tables}
+    config = config_json(whole, architecture, tables)
+    used = {name: one for name, one in tensors.items() if name not in tables and not _is_behind(name, config)}
+    described = {architecture.own_name(name): entry for name, entry in used.items()}
     directory.mkdir()
     for number, file in enumerate(files):
         (directory / _link(number)).symlink_to(file)
-    config = _config(whole, architecture, tables, described)
     places = {name: _place(name, *entry, architecture, config["head_dim"]) for name, entry in described.items()}
+    places = join_keys_and_values(places)
+    config |= _quantization(places)
     _write(directory / "config.json", config)
     _write(directory / "generation_config.json", _generation(whole.metadata, config["vocab_size"]))
     _write(directory / "tokenizer_config.json", _tokenizer_config(whole.metadata))
@@ -87,16 +92,29 @@ def _tensors(files: list[Path], headers: list[GgufHeader]) -> dict[str, _Entry]:
     return found
 
 
-def _config(
-    header: GgufHeader, architecture: Architecture, tables: Tables, tensors: Mapping[str, _Entry]
-) -> dict[str, Any]:
+def _is_behind(name: str, config: Mapping[str, Any]) -> bool:
+    """Whether a tensor is of a layer that predicts further tokens, numbered on behind the last."""
+    layer = re.match(r"blk\.(\d+)\.", name)
+    return layer is not None and int(layer[1]) >= config["num_hidden_layers"]
+
+
+def _quantization(places: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """`quantization_config`: the types by module; one for all experts of a layer."""
     modules = {
-        name.removesuffix(".weight"): tensor.block.name
-        for name, (_, tensor) in tensors.items()
-        if tensor.block.name not in PLAIN
+        part: place["type"]
+        for name, place in places.items()
+        for part in _parts_of(name.removesuffix(".weight"))
+        if place["type"] not in PLAIN and "values" not in place
     }
-    config = config_json(header, architecture, tables)
-    return config | ({"quantization_config": {"quant_method": "gguf", "modules": modules}} if modules else {})
+    return {"quantization_config": {"quant_method": "gguf", "modules": modules}} if modules else {}
+
+
+def _parts_of(module: str) -> list[str]:
+    """The modules of one tensor: experts may have their gates above what they let through."""
+    both = ".experts.gate_up_proj"
+    if not module.endswith(both):
+        return [module]
+    return [module.removesuffix(both) + f".experts.{part}" for part in ("gate_proj", "up_proj")]
 
 
 def _table(file: Path, tensor: GgufTensor) -> tuple[float, ...]:
@@ -136,10 +154,11 @@ def _place(name: str, number: int, tensor: GgufTensor, architecture: Architectur
     if is_paired and (head_dim % 2 or tensor.shape[0] % head_dim):
         raise CheckpointError(f"GGUF: {name} has shape {list(tensor.shape)}, no heads of {head_dim}", param="model")
     offset = architecture.norm_offset if _NORMS.fullmatch(name) else 0.0
+    is_one_row = name.endswith("shared_expert_gate.weight") and len(tensor.shape) == 1  # llama.cpp squeezes it
     return {
         "file": _link(number),
         "type": tensor.block.name,
-        "shape": list(tensor.shape),
+        "shape": [*([1] if is_one_row else []), *tensor.shape],
         "begin": tensor.begin,
         **({"pairs": head_dim} if is_paired else {}),
         **({"offset": offset} if offset else {}),

@@ -36,6 +36,13 @@ class Keys:
             raise self._refuse(key, value, "a number")
         return float(value)
 
+    def flag(self, key: str) -> bool | None:
+        """Yes or no; None: there is none."""
+        value = self._value(key)
+        if value is not None and not isinstance(value, bool):
+            raise self._refuse(key, value, "true or false")
+        return value
+
     def text(self, key: str) -> str | None:
         """A text; None: there is none."""
         value = self._value(key)

@@ -21,8 +21,18 @@ class ComputedTensor(StoredTensor):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of what is made, found without reading."""
-        return tuple(self.make(torch.empty(self.mapped.shape, device="meta")).shape)
+        """The shape of what is made."""
+        return tuple(self._sample.shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of what is made."""
+        return self._sample.dtype
+
+    @property
+    def _sample(self) -> torch.Tensor:
+        """What is made of a tensor without numbers: nothing is read."""
+        return self.make(torch.empty(self.mapped.shape, dtype=self.mapped.dtype, device="meta"))
 
     def reshaped(self, *shape: int) -> ComputedTensor:
         """See StoredTensor.reshaped."""
@@ -43,7 +53,7 @@ class ComputedTensor(StoredTensor):
             buffer.copy_(self.make(self.mapped).narrow(dim, start, target.shape[dim]))
 
         if target.numel():
-            self.reader.add(Piece(self.file, self.begin, self.mapped.dtype, target, fill))
+            self.reader.add(Piece(self.file, self.begin, self.dtype, target, fill))
 
 
 def viewed(source: StoredTensor, part: torch.Tensor) -> StoredTensor:

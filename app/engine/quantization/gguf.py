@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,8 @@ from app.engine.quantization.base import Dim, Leaf, QuantMethod, StoredModule, W
 from app.engine.quantization.forms import GroupForm, TableForm, WeightForm
 from app.engine.quantization.gguf_blocks import unpack_blocks
 from app.errors import CheckpointError
+
+_EXPERT = re.compile(r"\.experts\.\d+\.")
 
 
 @dataclass(slots=True, frozen=True)
@@ -47,11 +50,11 @@ class GgufBlocks(QuantMethod):
 class GgufMethod(QuantMethod):
     """A whole file: linear layers, the output head and the embedding."""
 
-    types: Mapping[str, str]  # by the module's name in a checkpoint of transformers
+    types: Mapping[str, str]  # by the module's name in a checkpoint of transformers; all experts of a layer have one
 
     def method_of(self, module: StoredModule) -> QuantMethod | None:
         """See QuantMethod."""
-        name = None if module.is_plain else self.types.get(module.name)
+        name = None if module.is_plain else self.types.get(_EXPERT.sub(".experts.", module.name))
         return None if name is None else GgufBlocks(module.dtype, name)
 
     @classmethod

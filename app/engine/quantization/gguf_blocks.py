@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
+from app.kernels.gemm.stored import E2M1
+
 _IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 
 
@@ -139,6 +141,11 @@ def _iq4_xs(raw: torch.Tensor) -> Codes:
     return Codes(_nibbles(raw[:, 8:], 16), _half(raw, 0) * scales, 4, table=_table(raw))
 
 
+def _mxfp4(raw: torch.Tensor) -> Codes:
+    scale = torch.exp2(raw[:, :1].float() - 127)
+    return Codes(_nibbles(raw[:, 1:], 16), scale, 4, table=E2M1.to(raw.device))
+
+
 UNPACK: dict[str, Callable[[torch.Tensor], Codes]] = {
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
@@ -152,4 +159,5 @@ UNPACK: dict[str, Callable[[torch.Tensor], Codes]] = {
     "Q6_K": _q6_k,
     "IQ4_NL": _iq4_nl,
     "IQ4_XS": _iq4_xs,
+    "MXFP4": _mxfp4,
 }

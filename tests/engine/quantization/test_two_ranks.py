@@ -147,6 +147,18 @@ def test_gguf(mix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("layout", EXPERT_LAYOUTS)
+@pytest.mark.parametrize("family", ["qwen3moe-fused", "gpt-oss", "deepseek2-v3"])
+def test_experts_of_gguf(family: str, layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.engine.gguf.test_expert_families import write
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    file = tmp_path / "model.gguf"
+    write(family, file).save_pretrained(tmp_path / "judge")
+    check(file, False, EXPERT_LAYOUTS[layout])
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("quantization", ["fp8", "fp8_block", "int8", "w4"])
 @pytest.mark.parametrize(("family", "layout"), [("llama", "tp2"), ("qwen3_moe", "tp2"), ("qwen3_moe", "ep2")])
 def test_weights_that_are_rounded_while_loading(family: str, quantization: str, layout: str) -> None:

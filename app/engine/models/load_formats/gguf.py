@@ -19,10 +19,18 @@ from app.engine.gguf.blocks import BLOCK_TYPES
 from app.engine.models.checkpoint import DataFile, StoredTensor
 from app.engine.models.load_formats.base import NamedTensors
 from app.engine.models.reader import Reader
+from app.engine.models.stacked_experts import HALVES, Cuts, unstacked
 from app.engine.models.tensor_view import computed, pairs_to_halves
+from app.engine.quantization.base import Share, WeightShares
+from app.engine.quantization.gguf import GgufBlocks
 from app.engine.weight_files import GGUF_MANIFEST
 from app.errors import CheckpointError
 
+# What a file holds of all experts: an expert's parts in it.
+_STACKED: dict[str, Cuts] = {
+    **{part: {part: lambda x: x} for part in ("gate_proj", "up_proj", "down_proj")},
+    "gate_up_proj": HALVES,
+}
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
@@ -39,7 +47,11 @@ class Gguf(NamedTensors):
                 files[place["file"]] = (_map(file), DataFile(file))
             data, opened = files[place["file"]]
             stored = StoredTensor(name, file, _view(data, file, place), place["begin"], reader, opened)
-            found[name] = _restored(stored, place)
+            if "values" in place:
+                values = place["values"]
+                both = files.setdefault(values["file"], (_map(directory / values["file"]), opened))[0]
+                stored = _joined(stored, place["type"], _view(both, file, values), values["type"])
+            found |= _of_experts(name, _restored(stored, place))
         return found
 
 
@@ -70,6 +82,36 @@ def _view(data: torch.Tensor, file: Path, place: Mapping[str, Any]) -> torch.Ten
     raw = data[place["begin"] : place["begin"] + prod(shape)]
     plain = _PLAIN.get(block.name)
     return raw.view(shape) if plain is None else raw.view(plain).view(place["shape"])
+
+
+def _of_experts(name: str, tensor: StoredTensor) -> dict[str, StoredTensor]:
+    """Each expert's parts of a tensor that holds all of a layer; any other as it is."""
+    head, _, part = name.partition(".mlp.experts.")
+    part, _, leaf = part.partition(".")
+    if part not in _STACKED:
+        return {name: tensor}
+    return dict(unstacked(f"{head}.mlp.experts", leaf, tensor, _STACKED[part]))
+
+
+def _joined(keys: StoredTensor, keys_type: str, stored_values: torch.Tensor, values_type: str) -> StoredTensor:
+    """`kv_b_proj` [H (Dn + Dv), R] of its keys' part, [H, R, Dn], and its values' part, [H, Dv, R]."""
+
+    def join(x: torch.Tensor) -> torch.Tensor:
+        values = _numbers(values_type, stored_values.to(x.device))
+        return torch.cat((_numbers(keys_type, x).transpose(1, 2), values), dim=1).flatten(0, 1)
+
+    return computed(keys, join)
+
+
+def _numbers(kind: str, stored: torch.Tensor) -> torch.Tensor:
+    """What a stored tensor stands for, fp32."""
+    if kind in _PLAIN:
+        return stored.float()
+    rows = stored.flatten(0, 1)
+    outputs, inputs = len(rows), rows.shape[1] * BLOCK_TYPES[kind].size
+    shares = WeightShares((Share(0, outputs, 0, outputs),), Share(0, inputs, 0, inputs))
+    form = GgufBlocks(torch.float32, kind).unpack({"weight": rows}, shares)
+    return form.dequantize().view(*stored.shape[:2], inputs)
 
 
 def _restored(tensor: StoredTensor, place: Mapping[str, Any]) -> StoredTensor:

@@ -1,0 +1,62 @@
+"""What llama.cpp calls the parts of one family, and what it leaves out because its own code knows it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from app.engine.gguf.header import GgufHeader
+from app.engine.gguf.keys import Keys
+from app.errors import UnsupportedError
+
+LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "attn_qkv": "self_attn.qkv_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_IN_LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+
+
+def _nothing(keys: Keys, header: GgufHeader) -> Mapping[str, Any]:
+    return {}
+
+
+@dataclass(slots=True, frozen=True)
+class Architecture:
+    """One value of `general.architecture`."""
+
+    model_type: str
+    causal_class: str  # what config.json calls the architecture
+    layer_names: Mapping[str, str] = field(default_factory=lambda: LAYER)  # with the leaf where a family's is another
+    config: Mapping[str, Any] = field(default_factory=dict)  # what holds for all models of it
+    sizes: Mapping[str, str] = field(default_factory=dict)  # further names in config.json: keys, which must be there
+    numbers: Mapping[str, str] = field(default_factory=dict)  # the same of keys that need not be there
+    derived: Callable[[Keys, GgufHeader], Mapping[str, Any]] = _nothing  # what is no key's value as it is
+    rope: Mapping[str, Any] = field(default_factory=dict)  # what its YaRN has beside the metadata
+    pairs: bool = False  # rows of queries and keys lie in the order of rotated pairs
+    norm_offset: float = 0.0  # added to norm weights when they were written
+
+    def own_name(self, name: str) -> str:
+        """The tensor's name in a checkpoint of transformers; UnsupportedError where the family has no such."""
+        module, _, leaf = name.rpartition(".")
+        if match := _IN_LAYER.fullmatch(name):
+            _, layer, part, _ = name.split(".")
+            if (own := self.layer_names.get(f"{part}.{leaf}")) is not None:
+                return f"model.layers.{layer}.{own}"
+            if (own := self.layer_names.get(match[2])) is not None:
+                return f"model.layers.{layer}.{own}.{leaf}"
+        elif module in _OUTSIDE:
+            return f"{_OUTSIDE[module]}.{leaf}"
+        raise UnsupportedError(f"GGUF: {name} is no tensor of a {self.model_type} model known here", param="model")
