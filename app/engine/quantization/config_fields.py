@@ -61,6 +61,10 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and abs(value) < _LARGEST
 
 
+def _is_bound(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < _LARGEST
+
+
 def _is_flag(value: Any) -> bool:
     return isinstance(value, bool) or (_is_number(value) and value in (0, 1))
 
@@ -106,6 +110,7 @@ _TABLE: _Field = ("an object of objects", _is_table)
 _FIELDS: Mapping[str, _Field] = {
     **dict.fromkeys(("bits", "w_bit", "wbits", "num_bits", "q_group_size"), _NUMBER),
     "group_size": ("a whole number or several", _is_size),
+    "activation_scale_ub": ("a number above 0", _is_bound),
     "weight_block_size": ("two sizes", _is_pair),
     "block_structure": ("two sizes, as 128x128", _is_block),
     **dict.fromkeys(("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules"), _NAMES),

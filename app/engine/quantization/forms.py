@@ -110,10 +110,11 @@ class Fp8RowForm(WeightForm):
     scale: torch.Tensor  # fp32 [N, 1]
     dtype: torch.dtype = torch.bfloat16  # the type that the model computes in
     input_scale: torch.Tensor | None = None  # fp32 []; None: each row of activations has its own
+    most: float | None = None  # beyond which activations are cut off
 
     def pack(self) -> PackedWeight | None:
         """See WeightForm."""
-        return Fp8Weight.of(self.weight, self.scale, self.input_scale)
+        return Fp8Weight.of(self.weight, self.scale, self.input_scale, self.most)
 
     def dequantize(self) -> torch.Tensor:
         """See WeightForm."""

@@ -26,6 +26,7 @@ class Fp8Checkpoint(QuantMethod):
     block: tuple[int, int] | None
     static: bool  # activations have a scale that is stored
     skipped: tuple[str, ...]
+    most: float | None = None  # of activations, as fbgemm_fp8 bounds them
 
     def check(self, device: torch.device, dtype: torch.dtype) -> None:
         """The same conditions as for fp8 that is made while loading."""
@@ -36,7 +37,7 @@ class Fp8Checkpoint(QuantMethod):
         if module.tensors is None:
             skipped = module.kind != "linear" or any(is_named(name, module.name) for name in self.skipped)
             block = self.block or PER_TENSOR
-            return None if skipped else StoredFp8(module.dtype, block, self._scale(block))
+            return None if skipped else StoredFp8(module.dtype, block, self._scale(block), most=self.most)
         weight = module.tensors.get("weight")
         if module.is_plain or weight is None or weight.dtype != FP8 or module.kind == "embedding":
             return None
@@ -49,7 +50,7 @@ class Fp8Checkpoint(QuantMethod):
             return StoredFp8(module.dtype, self.block, self._scale(self.block), unused=(*_STATIC, "input_scale_ub"))
         name = next((name for name in _SCALES if name in tensors), _SCALES[0])
         per_output = name in tensors and torch.Size(tensors[name].shape).numel() == module.num_outputs > 1
-        return StoredFp8(module.dtype, PER_OUTPUT if per_output else PER_TENSOR, name, static, unused)
+        return StoredFp8(module.dtype, PER_OUTPUT if per_output else PER_TENSOR, name, static, unused, self.most)
 
     def _scale(self, block: tuple[int, int]) -> str:
         return "weight_scale_inv" if self.block == block else "weight_scale"
@@ -65,7 +66,8 @@ class Fp8Checkpoint(QuantMethod):
         if (kind := scheme.get("fmt", "e4m3")) not in ("e4m3", "float8_e4m3fn"):
             raise UnsupportedError(f"fp8: fmt={kind}", param="model")
         skipped = scheme.get("modules_to_not_convert") or scheme.get("ignored_layers") or ()
-        return cls(None if block is None else (block[0], block[1]), activations == "static", tuple(skipped))
+        size, most = None if block is None else (block[0], block[1]), scheme.get("activation_scale_ub")
+        return cls(size, activations == "static", tuple(skipped), None if most is None else float(most))
 
 
 def is_named(name: str, module: str) -> bool:

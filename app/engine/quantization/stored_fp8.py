@@ -25,6 +25,7 @@ class StoredFp8(QuantMethod):
     scale: str = "weight_scale"
     input_scale: str | None = None  # the name of a static one
     unused: tuple[str, ...] = ()
+    most: float | None = None  # beyond which activations are cut off before they are quantized
     any_shape: bool = False  # scales of blocks lie in other dimensions than these two, in the same order
 
     def leaves(self, dtype: torch.dtype) -> tuple[Leaf, ...]:
@@ -44,9 +45,9 @@ class StoredFp8(QuantMethod):
         weight, scale = stored["weight"], stored[self.scale]
         static = None if self.input_scale is None else stored[self.input_scale].max()  # one that holds for all parts
         if self.block == PER_TENSOR:
-            return Fp8RowForm(weight, shares.rows_of_parts(scale), self.dtype, static)
+            return Fp8RowForm(weight, shares.rows_of_parts(scale), self.dtype, static, self.most)
         if self.block == PER_OUTPUT:
-            return Fp8RowForm(weight, scale, self.dtype, static)
+            return Fp8RowForm(weight, scale, self.dtype, static, self.most)
         outputs, inputs = self._blocks
         scale, rows = shares.spread(scale, 0, outputs)
         scale, columns = shares.spread(scale, 1, inputs)

@@ -34,6 +34,7 @@ class Fp8Weight(TiledWeight):
 
     tiles: StoredTiles
     input_scale: torch.Tensor | None = None  # fp32 []; None: each row of activations has its own
+    most: float | None = None  # beyond which activations are cut off before they are rounded
 
     @property
     def stored(self) -> StoredTiles:
@@ -41,12 +42,18 @@ class Fp8Weight(TiledWeight):
         return self.tiles
 
     @classmethod
-    def of(cls, weight: torch.Tensor, scale: torch.Tensor, input_scale: torch.Tensor | None = None) -> Fp8Weight:
+    def of(
+        cls,
+        weight: torch.Tensor,
+        scale: torch.Tensor,
+        input_scale: torch.Tensor | None = None,
+        most: float | None = None,
+    ) -> Fp8Weight:
         """weight e4m3 [N, K], scale [N, 1]."""
         size = weight.shape[1]
         words = pack_words(weight.view(torch.uint8), "e4m3", BLOCK)
         tiles = StoredTiles("e4m3", words, scale.float().t().contiguous(), None, None, size, BLOCK, max(size, BLOCK))
-        return cls(tiles, input_scale)
+        return cls(tiles, input_scale, most)
 
     @classmethod
     def quantize(cls, weight: torch.Tensor) -> Fp8Weight:
@@ -55,6 +62,7 @@ class Fp8Weight(TiledWeight):
 
     def linear(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """x [T, K], quantized -> x W^T + bias, [T, N], in the dtype of x."""
+        x = x if self.most is None else x.clamp(-self.most, self.most)
         return FP8_LINEAR.load(platform_of(x.device).kernels)(x, self, bias)
 
 

@@ -80,8 +80,11 @@ def test_a_scale_of_the_tensor(tmp_path: Path, shape: tuple[int, ...], names: tu
 
 
 def test_a_scale_of_each_output(tmp_path: Path) -> None:
-    directory = write(tiny_model("llama", **HEADS), tmp_path, by_output, {"quant_method": "fbgemm_fp8"})
+    scheme = {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}
+    directory = write(tiny_model("llama", **HEADS), tmp_path, by_output, scheme)
     check_weights(directory, tp=2)
+    layer = Driver(str(directory), num_blocks=16).worker._parts.model.model.layers["0"]
+    assert layer.self_attn.qkv_proj.packed.most == layer.mlp.down_proj.packed.most == 1200.0
 
 
 @pytest.mark.parametrize(
@@ -104,6 +107,7 @@ def test_what_is_wrong_is_named(tmp_path: Path, make: Any, message: str) -> None
         ({"weight_block_size": [128]}, r"weight_block_size is \[128\], not two sizes"),
         ({"activation_scheme": "static"}, "activation_scheme=static"),
         ({"fmt": "e5m2"}, "fmt=e5m2"),
+        ({"activation_scale_ub": 0}, "activation_scale_ub is 0, not a number above 0"),
     ],
 )
 def test_other_forms_are_refused(changes: dict[str, Any], message: str) -> None:

@@ -74,3 +74,17 @@ def test_a_scale_that_is_given() -> None:
     quantized, scale = fp8.quantize_rows(x, torch.tensor(0.5))
     assert quantized.float().tolist() == [[2.0, 448.0, -6.0]]
     assert scale.tolist() == [[0.5]]
+
+
+def test_activations_are_cut_off_at_a_bound() -> None:
+    """As fbgemm_fp8 has it: a row's scale is that of its largest value or of the bound, whichever is less."""
+    dtype = torch.bfloat16 if ON_GPU else torch.float32
+    x, weight = torch.randn(64, 64).to(dtype), torch.randn(48, 64).to(dtype)
+    x[::2, 3] = 300.0
+    stored = Fp8Weight.of(*fp8.quantize_rows(weight.to(DEVICE)), most=8.0)
+    values = x.double()
+    scale = values.abs().amax(1, keepdim=True).clamp(max=8.0) / 448.0
+    rounded = torch.from_numpy(nearest_e4m3((values / scale).clamp(-448.0, 448.0).numpy())) * scale
+    truth = rounded @ stored.dequantize().double().cpu().T
+    tolerance = 2e-2 if ON_GPU else 1e-4
+    torch.testing.assert_close(stored.linear(x.to(DEVICE), None).double().cpu(), truth, rtol=tolerance, atol=tolerance)
