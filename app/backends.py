@@ -56,6 +56,7 @@ QUANT_METHODS: Registry[Any] = Registry(
         "gguf": "app.engine.quantization.gguf:GgufMethod",
         "modelopt": "app.engine.quantization.modelopt:ModelOpt",
         "modelopt_fp4": "app.engine.quantization.modelopt:ModelOpt",
+        "quark": "app.engine.quantization.quark:Quark",
         "squeezellm": "app.engine.quantization.squeezellm:SqueezeLLM",
         "torchao": "app.engine.quantization.torchao:TorchAo",
     },

@@ -1,8 +1,8 @@
 """Scales of a quantized KV cache in a checkpoint: found under the names that are in use, given to their layers.
 
 A calibrated checkpoint holds one number, or one for each KV head, beside every layer's projections: `k_scale` and
-`v_scale` of `self_attn`, of `self_attn.attn` or of the projections; older ones hold one `kv_scale` for both. A stored
-number times its scale is the key or value.
+`v_scale` of `self_attn`, of `self_attn.attn` or of the projections, in Quark's `output_scale` of `k_proj` and `v_proj`;
+older ones hold one `kv_scale` for both. A stored number times its scale is the key or value.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from app.engine.layers.attention_layer import AttentionLayer, KVScaleKind
 from app.engine.layers.weight import ShapeMismatch
 from app.errors import CheckpointError
 
-_NAME = re.compile(r"(.+\.self_attn)\.(?:attn\.|[kv]_proj\.|qkv_proj\.)?(k|v|kv|q|prob)_scale")
+_NAME = re.compile(
+    r"(.+\.self_attn)\.(?:attn\.|[kv]_proj\.|qkv_proj\.)?(k|v|kv|q|prob)_(?:scale|(?:proj\.)?output_scale)"
+)
 # A common one first. Scales of queries and probabilities are for arithmetic in fp8, which there is none of.
 _KINDS: dict[str, KVScaleKind | None] = {"kv": "kv", "k": "k", "v": "v", "q": None, "prob": None}
 

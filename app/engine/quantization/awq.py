@@ -42,7 +42,7 @@ class StoredAwq(QuantMethod):
 
     def unpack(self, stored: Mapping[str, torch.Tensor], shares: WeightShares) -> WeightForm:
         """See QuantMethod."""
-        codes, zeros = (shares.own(_unpacked(stored[name]), 1, _WORD) for name in ("qweight", "qzeros"))
+        codes, zeros = (shares.own(unpacked_words(stored[name]), 1, _WORD) for name in ("qweight", "qzeros"))
         scale = stored["scales"]
         offset, group = -zeros.float() * scale, max(1, shares.num_inputs)
         if self.group:
@@ -53,8 +53,8 @@ class StoredAwq(QuantMethod):
         )
 
 
-def _unpacked(words: torch.Tensor) -> torch.Tensor:
-    """int32 [M, N / 8] -> uint8 [M, N]."""
+def unpacked_words(words: torch.Tensor) -> torch.Tensor:
+    """int32 [M, N / 8], eight outputs in the order of the `gemm` kernel -> uint8 [M, N]."""
     places = torch.tensor(_PLACES, device=words.device)
     codes = unpack_bits(words, BITS).reshape(len(words), -1, 8)
     return codes.index_select(2, places).flatten(1)

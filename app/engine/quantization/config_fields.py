@@ -43,7 +43,7 @@ def check_fields(config: Mapping[str, Any], path: str = ROOT) -> None:
 
 
 def _patterns(key: str, value: Any) -> list[str]:
-    if key in ("targets", "ignore"):
+    if key in ("targets", "ignore", "exclude"):
         return [one.removeprefix("re:") for one in value if one.startswith("re:")]
     if key == "dynamic" and isinstance(value, Mapping):
         return [one.removeprefix("-:").removeprefix("+:") for one in value]
@@ -97,6 +97,10 @@ def _is_table(value: Any) -> bool:
     return isinstance(value, Mapping) and all(one is None or isinstance(one, Mapping) for one in value.values())
 
 
+def _are_levels(value: Any) -> bool:
+    return _is_object(value) or (isinstance(value, list) and all(map(_is_object, value)))
+
+
 def _are_objects(value: Any) -> bool:
     return isinstance(value, Mapping) and all(isinstance(one, Mapping) for one in value.values())
 
@@ -113,12 +117,24 @@ _FIELDS: Mapping[str, _Field] = {
     "activation_scale_ub": ("a number above 0", _is_bound),
     "weight_block_size": ("two sizes", _is_pair),
     "block_structure": ("two sizes, as 128x128", _is_block),
-    **dict.fromkeys(("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules"), _NAMES),
-    **dict.fromkeys(("targets", "llm_int8_skip_modules"), _NAMES),
+    **dict.fromkeys(("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules", "exclude"), _NAMES),
+    **dict.fromkeys(("targets", "llm_int8_skip_modules", "kv_cache_group"), _NAMES),
     **dict.fromkeys(("symmetric", "sym", "zero_point", "desc_act", "is_marlin_format"), _FLAG),
     **dict.fromkeys(("load_in_4bit", "_load_in_4bit"), _FLAG),
-    **dict.fromkeys(("weights", "input_activations", "sparsity_config", "transform_config", "quantization"), _OBJECT),
-    **dict.fromkeys(("extra_config", "quantized_layers"), _TABLE),
+    **dict.fromkeys(
+        (
+            "weights",
+            "input_activations",
+            "sparsity_config",
+            "transform_config",
+            "quantization",
+            "export",
+            "global_quant_config",
+        ),
+        _OBJECT,
+    ),
+    **dict.fromkeys(("extra_config", "quantized_layers", "layer_quant_config"), _TABLE),
+    **dict.fromkeys(("weight", "input_tensors"), ("an object or several", _are_levels)),
     "config_groups": ("an object of objects", _are_objects),
     # Rules of GPTQModel; of compressed-tensors, when activations are quantized.
     "dynamic": ("an object of objects", lambda value: isinstance(value, bool | str) or _is_table(value)),

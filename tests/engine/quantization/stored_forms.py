@@ -176,6 +176,10 @@ FORMS: dict[str, StoredForm] = {
         for name in ("default", "auto_gptq", "auto_round", "auto_awq", "fp8")
     },
     **{
+        f"quark-{name}": _in_table("test_quark", name, name.startswith(("fp8", "int8", "mixed")), intermediate_size=128)
+        for name in ("int4", "uint4-in-order", "mxfp4", "nvfp4", "fp8-static", "fp8-rows", "int8-rows", "mixed")
+    },
+    **{
         f"torchao-{name}": _torchao(name)
         for name in ("int8", "int8-groups", "int8-both", "int4-asym", "int3", "fp8", "nibbles")
     },

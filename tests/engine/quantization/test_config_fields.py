@@ -62,6 +62,10 @@ def gptq(**more: Any) -> dict[str, Any]:
         ({"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": -1}, "ModelOpt: group_size=-1"),
         ({"quant_method": "gguf", "modules": {"a": ["Q4_K"]}}, "GGUF: quantization_config names no types"),
         ({"quant_method": "auto-round", "bits": None}, None),
+        ({"quant_method": "quark", "exclude": ["re:*head"]}, r"exclude: '\*head' is no pattern"),
+        ({"quant_method": "quark", "layer_quant_config": {"a": 8}}, "layer_quant_config is .*, not an object of"),
+        ({"quant_method": "quark", "global_quant_config": {"weight": "fp8"}}, "weight is 'fp8', not an object or"),
+        ({"quant_method": "quark", "export": {"kv_cache_group": "*k"}}, "kv_cache_group is .*, not a list of names"),
     ],
 )
 def test_a_field_of_another_type_is_named(scheme: dict[str, Any], message: str | None) -> None:
@@ -96,7 +100,10 @@ def chosen(scheme: Mapping[str, Any], tensors: Mapping[str, torch.Tensor] | None
     "scheme",
     [
         *(compressed(), gptq(), ROUND),
-        *({"quant_method": name} for name in ("awq", "bitsandbytes", "fbgemm_fp8", "fp8", "squeezellm", "torchao")),
+        *(
+            {"quant_method": name}
+            for name in ("awq", "bitsandbytes", "fbgemm_fp8", "fp8", "quark", "squeezellm", "torchao")
+        ),
         {"quant_method": "modelopt", "quant_algo": "FP8"},
         {"quant_method": "gguf", "modules": {"model.gate": "Q4_K"}},
     ],
