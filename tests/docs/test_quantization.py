@@ -27,7 +27,7 @@ def _first_cells() -> set[str]:
 
 def test_types_and_families_of_gguf_are_all_of_them() -> None:
     (row,) = [line for line in PAGE.splitlines() if line.startswith("| `gguf`")]
-    names = set(re.findall(r"\b(?:I?Q\d_\w+|B?F(?:16|32))\b", row))
+    names = set(re.findall(r"\b(?:I?Q\d_\w+|B?F(?:16|32)|MXFP4)\b", row))
     assert names == BLOCK_TYPES.keys()
     assert ARCHITECTURES.keys() <= set(re.findall(r"[a-z]+\d?", row))
 
