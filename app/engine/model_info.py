@@ -134,7 +134,7 @@ class ModelInfo:
     @property
     def num_experts(self) -> int:
         """Experts of a layer that has them; 0: the model has none."""
-        names = ("num_local_experts", "num_experts", "n_routed_experts")
+        names = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
         return int(next((self.hf_config[name] for name in names if name in self.hf_config), 0))
 
     @property

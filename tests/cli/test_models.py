@@ -16,7 +16,7 @@ def test_every_architecture_has_a_line(capsys: pytest.CaptureFixture[str]) -> No
     lines = dict(line.split(None, 1) for line in capsys.readouterr().out.splitlines())
     through = {name for name, use in lines.items() if "(through transformers)" in use}
     assert lines.keys() - through == set(MODELS) | (set(POOLING_MODELS) - through)
-    assert {"Starcoder2ForCausalLM", "Dots1ForCausalLM"} <= through
+    assert {"Starcoder2ForCausalLM", "ApertusForCausalLM"} <= through
     assert not through & {*MODELS, "MambaForCausalLM", "GPTJForCausalLM"}
     assert lines["LlamaForCausalLM"] == "generate (TP, PP, quantized), pooling (TP)"
     assert lines["GPT2LMHeadModel"] == "generate (TP, PP, quantized)"

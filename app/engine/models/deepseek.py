@@ -33,6 +33,10 @@ _V3: dict[str, Any] = {
     **{"topk_method": "noaux_tc", "scoring_func": "sigmoid", "routed_scaling_factor": 2.5, "norm_topk_prob": True},
     **{"n_group": 8, "topk_group": 4, "num_experts_per_tok": 8, "n_shared_experts": 1, "first_k_dense_replace": 3},
 }
+_PLAIN_V3: dict[str, Any] = {
+    **{"n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.0, "norm_topk_prob": False},
+    **{"n_shared_experts": 0, "first_k_dense_replace": 0},
+}
 _GLM: dict[str, Any] = {
     **_V3,
     **{"n_group": 1, "topk_group": 1, "num_experts_per_tok": 4, "routed_scaling_factor": 1.8},
@@ -76,9 +80,8 @@ class Glm4MoeLiteForCausalLM(LatentCausalLM):
     @staticmethod
     def settings(info: ModelInfo) -> DecoderSettings:
         """The settings of config.json."""
-        experts, kinds = expert_settings(info, _GLM), info.hf_config.get("mlp_layer_types")
-        if experts is not None and kinds is not None:
-            layers = frozenset(index for index, kind in enumerate(kinds) if kind == "sparse")
+        experts, layers = expert_settings(info, _GLM), layers_with_experts(info)
+        if experts is not None and layers is not None:
             experts = replace(experts, layers=layers)
         return replace(LatentCausalLM.settings(info), experts=experts)
 
@@ -98,6 +101,18 @@ def expert_settings(info: ModelInfo, defaults: Mapping[str, Any]) -> ExpertSetti
         corrects=_METHODS[hf["topk_method"]][1],
         shared_size=size * int(hf["n_shared_experts"] or 0),
     )
+
+
+def sigmoid_experts(info: ModelInfo, defaults: Mapping[str, Any]) -> ExpertSettings | None:
+    """Experts of a family that took over DeepSeek-V3's rule, which its config.json does not name or names otherwise."""
+    rule = {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}
+    return expert_settings(replace(info, hf_config={**info.hf_config, **rule}), {**_PLAIN_V3, **defaults})
+
+
+def layers_with_experts(info: ModelInfo) -> frozenset[int] | None:
+    """The layers that `mlp_layer_types` calls sparse; None where it is not there."""
+    kinds = info.hf_config.get("mlp_layer_types")
+    return None if kinds is None else frozenset(index for index, kind in enumerate(kinds) if kind == "sparse")
 
 
 def _expert_layers(hf: Mapping[str, Any], num_layers: int) -> frozenset[int]:

@@ -41,6 +41,14 @@ DEEPSEEK = {
     **{"n_routed_experts": 8, "num_experts_per_tok": 3, "routed_scaling_factor": 1.7},
 }
 GROUPS = {"n_group": 4, "topk_group": 2}
+EXAONE = {
+    **{"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48, "num_hidden_layers": 4},
+    **{"n_group": 1, "topk_group": 1, "sliding_window_pattern": 2},
+}
+ERNIE = {
+    **{"moe_num_experts": 7, "moe_k": 3, "moe_intermediate_size": 48, "num_hidden_layers": 3, "pad_token_id": 0},
+    **{"without": ["head_dim"], "tie_word_embeddings": True},
+}
 # name: (transformers' model type, changes to the tiny configuration)
 EXPERT_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("mixtral", {**FEW, "sliding_window": 9}),
@@ -75,5 +83,11 @@ EXPERT_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v2-groups": ("deepseek_v2", {**DEEPSEEK, **GROUPS, "topk_method": "group_limited_greedy"}),
     "deepseek_v3": ("deepseek_v3", {**DEEPSEEK, **GROUPS, "rope_parameters": LATENT_YARN}),
     "deepseek_v3-plain": ("deepseek_v3", {**DEEPSEEK, "n_group": 1, "topk_group": 1, "norm_topk_prob": False}),
+    "dots1-windows": ("dots1", {**GLM, "sliding_window": 9, "max_window_layers": 1, "first_k_dense_replace": 1}),
+    "dots1-groups": ("dots1", {**GLM, **GROUPS, "sliding_window": None, "norm_topk_prob": True}),
+    "solar_open-groups": ("solar_open", {**GLM, **GROUPS}),
+    "exaone_moe-windows": ("exaone_moe", {**EXAONE, "num_shared_experts": 2, "sliding_window": 9}),
+    "ernie4_5_moe-some": ("ernie4_5_moe", {**ERNIE, "moe_layer_end_index": 2, "num_hidden_layers": 4}),
+    "ernie4_5_moe-every-second": ("ernie4_5_moe", {**ERNIE, "moe_num_shared_experts": 0, "moe_layer_interval": 2}),
     "glm4_moe_lite": ("glm4_moe_lite", {**PAD, **DEEPSEEK, "n_group": 1, "topk_group": 1}),
 }

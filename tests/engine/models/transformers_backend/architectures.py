@@ -32,13 +32,6 @@ FURTHER: dict[str, dict[str, Any]] = {
     "cohere2_moe": {**MOE, **WINDOW},
     "ctrl": {},
     "cwm": {**PAD, **WINDOW},
-    "dots1": {**SHARED_GROUPS, **GROUPS},
-    "ernie4_5": PAD,
-    "ernie4_5_moe": {
-        **MOE,
-        **{"moe_num_experts": 4, "moe_k": 2, "moe_num_shared_experts": 1, "moe_layer_start_index": 1},
-    },
-    "exaone_moe": {**MOE, **WINDOW},
     "flex_olmo": {**MOE, **NO_SIZE, **PAD, "num_attention_heads": 4, "num_key_value_heads": 2},
     "gemma4_text": {},
     "gpt_bigcode": {**OLD, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 128, "n_inner": 100},
@@ -60,7 +53,6 @@ FURTHER: dict[str, dict[str, Any]] = {
     "olmo": NO_SIZE,
     "persimmon": PLAIN_HEADS,
     "seed_oss": {},
-    "solar_open": {**MOE, **GROUPS, **PAD},
     "starcoder2": {**WINDOW, **NO_SIZE},
     "vaultgemma": WINDOW,
 }
@@ -70,7 +62,14 @@ NATIVE: dict[str, dict[str, Any]] = {
     "cohere2": {**WINDOW, "num_hidden_layers": 4},
     "deepseek_v2": {**SHARED_GROUPS, **LATENT, "head_dim": 8},
     "deepseek_v3": {**SHARED_GROUPS, **LATENT, "head_dim": 8, "n_group": 2, "topk_group": 1},
+    "dots1": {**SHARED_GROUPS, **GROUPS},
+    "ernie4_5": PAD,
+    "ernie4_5_moe": {
+        **MOE,
+        **{"moe_num_experts": 4, "moe_k": 2, "moe_num_shared_experts": 1, "moe_layer_start_index": 1},
+    },
     "exaone4": {**WINDOW, "num_hidden_layers": 4},
+    "exaone_moe": {**MOE, **WINDOW},
     "gemma": {},
     "gemma2": WINDOW,
     "gemma3_text": {**WINDOW, "num_hidden_layers": 7},
@@ -101,6 +100,7 @@ NATIVE: dict[str, dict[str, Any]] = {
     "qwen3": {},
     "qwen3_moe": MOE,
     "smollm3": {**PAD, "num_hidden_layers": 4},
+    "solar_open": {**MOE, **GROUPS, **PAD},
     "youtu": {**LATENT, "head_dim": 8},
 }
 ARCHITECTURES = {**FURTHER, **NATIVE}
