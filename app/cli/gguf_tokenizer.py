@@ -25,19 +25,32 @@ _CASED = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+", rf"[^\r\n\p{{L}}\p{{N}}]?
 _TEKKEN = rf"{_CASED[0]}|{_CASED[1]}|\p{{N}}|{_REST_WITH_SLASH}"
 _GPT4O = rf"{_CASED[0]}{_SHORT}?|{_CASED[1]}{_SHORT}?|\p{{N}}{{1,3}}|{_REST_WITH_SLASH}"
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+# DeepSeek's: numbers and Chinese or Japanese texts first, then words, with what stands before them.
+_DEEPSEEK = (
+    r"\p{N}{1,3}",
+    "[一-龥぀-ゟ゠-ヿ]+",
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
 _SPLITS = {
     "llama-bpe": (_LLAMA3,),
     "dbrx": (_LLAMA3,),
     "smaug-bpe": (_LLAMA3,),
+    "glm4": (_LLAMA3,),
+    "chatglm-bpe": (_LLAMA3,),
     "qwen2": (_QWEN2,),
     "deepseek-r1-qwen": (_QWEN2,),
     "tekken": (_TEKKEN,),
     "gpt-4o": (_GPT4O,),
+    "llama4": (_GPT4O,),
     "gpt-2": (_GPT2,),
     "phi-2": (_GPT2,),
+    "olmo": (_GPT2,),
     "smollm": (r"\p{N}", _GPT2),
+    "refact": (r"\p{N}", _GPT2),
+    "deepseek-v3": _DEEPSEEK,
 }
-_NFC = ("qwen2", "deepseek-r1-qwen")  # texts are normalized first
+_NFC = ("qwen2", "deepseek-r1-qwen", "olmo")  # texts are normalized first
 
 
 def kind_of(metadata: Metadata) -> str:

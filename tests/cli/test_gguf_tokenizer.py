@@ -47,17 +47,38 @@ def gpt2() -> Any:
     return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
 
 
+def digits_first() -> Any:
+    return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), gpt2()])
+
+
+def deepseek() -> Any:
+    """As the tokenizer.json of DeepSeek-V3 has it."""
+    words = (
+        "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+|"
+        " ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+"
+    )
+    patterns = ["\\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"]
+    splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
+    return pre_tokenizers.Sequence([*splits, split(words)])
+
+
 SPLITS: dict[str, Callable[[], Any]] = {
     "llama-bpe": lambda: split(LLAMA3),
     "dbrx": lambda: split(LLAMA3),
     "smaug-bpe": lambda: split(LLAMA3),
+    "glm4": lambda: split(LLAMA3),
+    "chatglm-bpe": lambda: split(LLAMA3),
     "qwen2": lambda: split(LLAMA3.replace("{1,3}", "")),
     "deepseek-r1-qwen": lambda: split(LLAMA3.replace("{1,3}", "")),
     "tekken": lambda: split(TEKKEN),
     "gpt-4o": lambda: split(O200K),
+    "llama4": lambda: split(O200K),
     "gpt-2": gpt2,
     "phi-2": gpt2,
-    "smollm": lambda: pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), gpt2()]),
+    "olmo": gpt2,
+    "smollm": digits_first,
+    "refact": digits_first,
+    "deepseek-v3": deepseek,
 }
 
 
@@ -73,7 +94,7 @@ def byte_level(pre: str, root: Path) -> tuple[Tokenizer, tokenizers.Tokenizer]:
     """(ours, the one that the metadata describe)."""
     judge = tokenizers.Tokenizer(models.BPE(ignore_merges=pre == "llama-bpe"))
     judge.pre_tokenizer = SPLITS[pre]()
-    judge.normalizer = normalizers.NFC() if "qwen" in pre else None
+    judge.normalizer = normalizers.NFC() if "qwen" in pre or pre == "olmo" else None
     judge.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=600, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
@@ -149,7 +170,7 @@ def test_sentencepiece_in_metadata(kind: str, tmp_path: Path) -> None:
     ("metadata", "reason"),
     [
         ({"model": "bert", "tokens": ["a"]}, "tokenizer.ggml.model 'bert' is not supported (known: llama, gpt2)"),
-        ({"model": "gpt2", "pre": "odd", "tokens": ["a"]}, "tokenizer.ggml.pre 'odd' is not known (known: dbrx"),
+        ({"model": "gpt2", "pre": "odd", "tokens": ["a"]}, "tokenizer.ggml.pre 'odd' is not known (known: chatglm-bpe"),
         ({"model": "gpt2", "pre": "qwen2", "tokens": ["a"], "token_type": [1, 1]}, "1 tokens, 1 scores, 2 types"),
         ({"model": "gpt2", "pre": "qwen2", "tokens": []}, "do not go together: 0 tokens"),
     ],
