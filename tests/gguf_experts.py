@@ -113,12 +113,13 @@ def _llama4(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _routed(config: Mapping[str, Any]) -> dict[str, Any]:
+    gating = {"deepseek_v2": _SOFTMAX, "glm4_moe_lite": None}.get(config["model_type"], _SIGMOID)
     return {
         "expert_shared_count": config["n_shared_experts"],
-        "leading_dense_block_count": config["first_k_dense_replace"],
+        "leading_dense_block_count": config.get("first_k_dense_replace", 1),
         "expert_weights_scale": config["routed_scaling_factor"],
         "expert_weights_norm": config["norm_topk_prob"],
-        "expert_gating_func": _SOFTMAX if config["model_type"] == "deepseek_v2" else _SIGMOID,
+        "expert_gating_func": gating,
     }
 
 

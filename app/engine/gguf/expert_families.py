@@ -87,10 +87,12 @@ def _deepseek(keys: Keys, header: GgufHeader) -> Mapping[str, Any]:
     rope = keys.must("rope.dimension_count", keys.size("rope.dimension_count"))
     key = keys.size("attention.key_length_mla") or keys.size("attention.key_length")
     value = keys.size("attention.value_length_mla") or keys.size("attention.value_length")
-    choosing, gating = _choosing(keys), keys.size("expert_gating_func") or _SOFTMAX
+    corrects = any(name.endswith(".exp_probs_b.bias") for name in header.tensors)
+    choosing, gating = _choosing(keys), keys.size("expert_gating_func") or (_SIGMOID if corrects else _SOFTMAX)
     if gating not in (_SOFTMAX, _SIGMOID):
         raise UnsupportedError(f"GGUF: expert_gating_func is {gating}; known: 1 (softmax), 2 (sigmoid)", param="model")
-    corrects = any(name.endswith(".exp_probs_b.bias") for name in header.tensors)
+    if keys.number("attention.temperature_scale"):
+        raise UnsupportedError("GGUF: attention.temperature_scale is not supported in deepseek2", param="model")
     grouped = "group_limited_greedy" if choosing["n_group"] > 1 else "greedy"
     return {
         **choosing,

@@ -40,6 +40,7 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama4-sparse": ("llama4", "llama4-sparse", LLAMA4),
     "deepseek2-v2": ("deepseek2", "deepseek_v2-groups", {**LATENT, "q_lora_rank": None}),
     "deepseek2-v2-of-2024": ("deepseek2", "deepseek_v2-groups", {**LATENT, "not_split": True}),
+    "deepseek2-glm": ("deepseek2", "glm4_moe_lite", LATENT),
     "deepseek2-v3": ("deepseek2", "deepseek_v3", LATENT),
 }
 SAMPLE = ("qwen2moe", "gpt-oss", "deepseek2-v3")
@@ -99,6 +100,10 @@ UNUSABLE: dict[str, tuple[str, dict[str, Any], str]] = {
         "deepseek2-v3",
         {"{arch}.expert_gating_func": 3},
         r"expert_gating_func is 3; known: 1 \(softmax\)",
+    ),
+    "another scale": (
+        *("deepseek2-v3", {"{arch}.attention.temperature_scale": 0.1}),
+        r"attention\.temperature_scale is not supported in deepseek2",
     ),
     "no flag": ("deepseek2-v3", {"{arch}.expert_weights_norm": 1}, r"expert_weights_norm is 1, not true or false"),
     "another latent": (
