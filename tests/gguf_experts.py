@@ -13,6 +13,7 @@ _RENAMED = {
     "block_sparse_moe.router.weight": "ffn_gate_inp.weight",
     "shared_mlp.output_linear.weight": "ffn_down_shexp.weight",
     "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
+    "mlp.gate.moe_statics.e_score_correction_bias": "exp_probs_b.bias",
     "self_attn.sinks": "attn_sinks.weight",
 }
 _SOFTMAX, _SIGMOID = 1, 2
@@ -35,7 +36,7 @@ def parts_of(name: str, parameter: torch.Tensor, config: Mapping[str, Any]) -> l
     layer, _, rest = rest.partition(".")
     found: dict[str, torch.Tensor] = {}
     if rest in _RENAMED:
-        found = {_RENAMED[rest]: parameter}
+        found = {_RENAMED[rest]: parameter.squeeze(0)}
     elif rest.endswith("shared_expert_gate.weight"):
         found = {"ffn_gate_inp_shexp.weight": parameter[0]}
     elif rest.endswith("kv_b_proj.weight"):
@@ -73,11 +74,14 @@ def _experts(rest: str, values: torch.Tensor, config: Mapping[str, Any]) -> dict
 
 def expert_sizes(config: Mapping[str, Any], architecture: str) -> dict[str, Any]:
     """The keys that the converter adds for experts and latents."""
-    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    if architecture == "granite":
+        return {f"{{arch}}.{key}": value for key, value in _granite(config).items()}
+    names = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
     count = next((config[name] for name in names if config.get(name)), None)
     if count is None:
         return {}
-    found: dict[str, Any] = {"expert_count": count, "expert_used_count": config["num_experts_per_tok"]}
+    chosen = config.get("moe_k") or config["num_experts_per_tok"]
+    found: dict[str, Any] = {"expert_count": count, "expert_used_count": chosen}
     if config["model_type"] in ("gpt_oss", "llama4_text"):
         found["expert_feed_forward_length"] = config["intermediate_size"]
     given = {
@@ -88,6 +92,7 @@ def expert_sizes(config: Mapping[str, Any], architecture: str) -> dict[str, Any]
     }
     found |= {key: config[name] for key, name in given.items() if config.get(name)}
     more = {"granitemoe": _granite, "gpt-oss": _gpt_oss, "llama4": _llama4, "glm4moe": _routed, "deepseek2": _latent}
+    more |= {"dots1": _routed, "ernie4_5-moe": _ernie}
     found |= more.get(architecture, lambda config: {})(config)
     return {f"{{arch}}.{key}": value for key, value in found.items()}
 
@@ -120,6 +125,14 @@ def _routed(config: Mapping[str, Any]) -> dict[str, Any]:
         "expert_weights_scale": config["routed_scaling_factor"],
         "expert_weights_norm": config["norm_topk_prob"],
         "expert_gating_func": gating,
+    }
+
+
+def _ernie(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "interleave_moe_layer_step": config["moe_layer_interval"],
+        "leading_dense_block_count": config["moe_layer_start_index"],
+        "expert_shared_count": config["moe_num_shared_experts"],
     }
 
 

@@ -21,7 +21,7 @@ from tests.tiny_models import hf_model
 
 Types = Callable[[str], str]  # GGUF's name of a tensor -> its type
 _HALVES = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2)}
-_PERMUTED = ("llama", "granitemoe")
+_PERMUTED = ("llama", "granite", "granitemoe")
 _SHIFTED = ("gemma", "gemma2", "gemma3")
 
 
@@ -124,7 +124,7 @@ def _sizes(config: Mapping[str, Any], architecture: str) -> dict[str, Any]:
     head_dim = config.get("head_dim")
     whole = head_dim or config["hidden_size"] // config["num_attention_heads"]
     more: dict[str, Any] = {}
-    if architecture in ("llama", "phi3", "granitemoe", "glm4moe", "llama4"):
+    if architecture in ("llama", "phi3", "granite", "granitemoe", "glm4moe", "llama4"):
         more["{arch}.rope.dimension_count"] = int(whole * rope.get("partial_rotary_factor", 1.0))
     if head_dim and architecture != "phi3":
         more |= {"{arch}.attention.key_length": head_dim, "{arch}.attention.value_length": head_dim}

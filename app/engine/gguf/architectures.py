@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from app.engine.gguf.architecture import LAYER, Architecture
-from app.engine.gguf.expert_families import EXPERT_FAMILIES, MIXTRAL
+from app.engine.gguf.expert_families import EXPERT_FAMILIES, MIXTRAL, MULTIPLIERS
 from app.errors import UnsupportedError
 
 _SANDWICH = LAYER | {
@@ -28,6 +28,7 @@ ARCHITECTURES = {
     "gemma2": Architecture("gemma2", "Gemma2ForCausalLM", _SANDWICH, _GEMMA | _SOFT_CAPS, norm_offset=1.0),
     "gemma3": Architecture("gemma3_text", "Gemma3ForCausalLM", _SANDWICH, _GEMMA, norm_offset=1.0),
     "phi3": Architecture("phi3", "Phi3ForCausalLM", _PHI3),
+    "granite": Architecture("granite", "GraniteForCausalLM", numbers=MULTIPLIERS, pairs=True),
     **EXPERT_FAMILIES,
 }
 

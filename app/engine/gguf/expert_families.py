@@ -46,7 +46,12 @@ _ROUTED = _CHOSEN | {
     "n_routed_experts": "expert_count",
     "moe_intermediate_size": "expert_feed_forward_length",
 }
-_MULTIPLIERS = {
+_ERNIE = {
+    "moe_num_experts": "expert_count",
+    "moe_k": "expert_used_count",
+    "moe_intermediate_size": "expert_feed_forward_length",
+}
+MULTIPLIERS = {
     "embedding_multiplier": "embedding_scale",
     "residual_multiplier": "residual_scale",
     "attention_multiplier": "attention.scale",
@@ -75,6 +80,18 @@ def _choosing(keys: Keys) -> dict[str, Any]:
         "first_k_dense_replace": keys.size("leading_dense_block_count") or 0,
         "n_group": groups,
         "topk_group": keys.size("expert_group_used_count") or groups,
+    }
+
+
+def _routed(keys: Keys, header: GgufHeader) -> Mapping[str, Any]:
+    return _choosing(keys)
+
+
+def _ernie(keys: Keys, header: GgufHeader) -> Mapping[str, Any]:
+    return {
+        "moe_layer_interval": keys.size("interleave_moe_layer_step") or 1,
+        "moe_layer_start_index": keys.size("leading_dense_block_count") or 0,
+        "moe_num_shared_experts": keys.size("expert_shared_count") or 0,
     }
 
 
@@ -121,12 +138,16 @@ EXPERT_FAMILIES = {
     ),
     "granitemoe": Architecture(
         *("granitemoeshared", "GraniteMoeSharedForCausalLM", _SHARED),
-        sizes=_LOCAL, numbers=_MULTIPLIERS, derived=_shared_of_granite, pairs=True,
+        sizes=_LOCAL, numbers=MULTIPLIERS, derived=_shared_of_granite, pairs=True,
     ),
     "gpt-oss": Architecture(
         "gpt_oss", "GptOssForCausalLM", _GPT_OSS, sizes=_LOCAL | _EXPERT_WIDTH, rope={"truncate": False}
     ),
     "glm4moe": Architecture("glm4_moe", "Glm4MoeForCausalLM", _SHARED | _POST_NORM, sizes=_ROUTED, derived=_glm4),
+    "dots1": Architecture("dots1", "Dots1ForCausalLM", _SHARED, sizes=_ROUTED, derived=_routed),
+    "ernie4_5-moe": Architecture(
+        "ernie4_5_moe", "Ernie4_5_MoeForCausalLM", _SHARED, sizes=_ERNIE, derived=_ernie
+    ),
     "llama4": Architecture(
         *("llama4_text", "Llama4ForCausalLM", _SHARED),
         sizes=_LOCAL | _EXPERT_WIDTH | {"intermediate_size_mlp": "feed_forward_length"}, derived=_llama4,

@@ -15,6 +15,7 @@ from app.engine.gguf.architectures import architecture_of
 from app.engine.gguf.description import describe
 from app.engine.model_info import ModelInfo, resolve_model
 from app.errors import CheckpointError, MantaError, UnsupportedError
+from tests.engine.models.expert_variants import MULTIPLIERS
 from tests.engine.worker_driver import Driver, all_logits
 from tests.gguf_models import write_gguf
 from tests.tiny_models import tiny_model
@@ -44,6 +45,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "llama": ("llama", {"num_key_value_heads": 2, "num_attention_heads": 4, "head_dim": 16}, {}),
     "qwen2": ("qwen2", {"tie_word_embeddings": True}, {}),
     "qwen3": ("qwen3", {"head_dim": 64}, {}),
+    "granite": ("granite", {**MULTIPLIERS, "num_key_value_heads": 2, "num_attention_heads": 4, "head_dim": 16}, {}),
     "gemma2": (
         "gemma2",
         {"query_pre_attn_scalar": 32, "sliding_window": 8, "tie_word_embeddings": True},
@@ -220,7 +222,7 @@ def test_what_is_not_read_is_named(tmp_path: Path) -> None:
     content = file.read_bytes()
     file.write_bytes(content.replace(b"llama", b"xlama"))
     describe.cache_clear()
-    with pytest.raises(UnsupportedError, match=r"unknown general\.architecture 'xlama'; known: deepseek2, gemma, "):
+    with pytest.raises(UnsupportedError, match=r"unknown general\.architecture 'xlama'; known: deepseek2, dots1, "):
         describe(file)
 
 

@@ -36,6 +36,8 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gpt-oss": ("gpt-oss", "gpt_oss", WIDE),
     "glm4moe": ("glm4moe", "glm4_moe", {**WIDE, **EXPERTS}),
     "glm4moe-groups": ("glm4moe", "glm4_moe-groups", {**WIDE, **EXPERTS}),
+    "dots1": ("dots1", "dots1-groups", {**WIDE, **EXPERTS}),
+    "ernie4_5-moe": ("ernie4_5-moe", "ernie4_5_moe-every-second", {**WIDE, **EXPERTS, "moe_num_shared_experts": 1}),
     "llama4": ("llama4", "llama4", LLAMA4),
     "llama4-sparse": ("llama4", "llama4-sparse", LLAMA4),
     "deepseek2-v2": ("deepseek2", "deepseek_v2-groups", {**LATENT, "q_lora_rank": None}),
