@@ -19,6 +19,8 @@ _FIELDS = {
     "pipeline_parallel_size",
     "pipeline_partition",
     "enable_expert_parallel",
+    "enable_eplb",
+    "num_redundant_experts",
 }
 _OPTIONS = tuple(options_of(EngineConfig, skip=EngineConfig.model_fields.keys() - _FIELDS))
 
@@ -41,6 +43,7 @@ def run(args: argparse.Namespace) -> int:
     if config.pipeline_parallel_size > 1:
         sizes += f" --pipeline-parallel-size {config.pipeline_parallel_size}"
     sizes += " --enable-expert-parallel" if config.enable_expert_parallel else ""
+    sizes += f" --enable-eplb --num-redundant-experts {config.num_redundant_experts}" if config.enable_eplb else ""
     print(f"serve it with: manta serve {args.output} {sizes}")
     return 0
 

@@ -57,8 +57,8 @@ def save_sharded(config: EngineConfig, output: Path, done: Callable[[int], objec
         done(rank)
     stages = stage_layers(info.num_layers, config.pipeline_parallel_size, config.pipeline_partition)
     partition = tuple(len(layers) for layers in stages)
-    whole_experts = config.enable_expert_parallel
-    Layout(config.tensor_parallel_size, config.pipeline_parallel_size, partition, whole_experts).save(output)
+    sizes = config.tensor_parallel_size, config.pipeline_parallel_size
+    Layout(*sizes, partition, config.enable_expert_parallel, contexts[0].redundant_experts).save(output)
 
 
 def _of_top(directory: Path) -> Callable[[str, list[str]], set[str]]:
@@ -79,4 +79,7 @@ def rank_contexts(config: EngineConfig, info: ModelInfo) -> Iterator[BuildContex
             tp = RankGroup.unconnected(rank, config.tensor_parallel_size)
             groups = ParallelGroups(tp, RankGroup.unconnected(stage, len(stages)))
             groups = groups.with_whole_experts() if config.enable_expert_parallel else groups
-            yield BuildContext(dtype, CPU, length, attention, groups, layers, quantization)
+            yield BuildContext(
+                dtype, CPU, length, attention, groups, layers, quantization,
+                redundant_experts=config.num_redundant_experts if config.enable_eplb else None,
+            )  # fmt: skip

@@ -15,7 +15,9 @@ from app.cli import main
 from app.config import EngineConfig
 from app.engine.layers.attention import Attention
 from app.engine.worker.save_sharded import save_sharded
-from tests.engine.models.load_formats.formats import contexts, fill
+from app.errors import ConfigError
+from tests.engine.models.expert_variants import EXPERT_VARIANTS
+from tests.engine.models.load_formats.formats import assert_same, contexts, fill
 from tests.tiny_models import tiny_model
 
 SHAPE: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
@@ -28,6 +30,23 @@ def test_the_command_saves_what_can_be_served(tmp_path: Path, capsys: pytest.Cap
     assert (output / "config.json").read_bytes() == (source / "config.json").read_bytes()
     assert main(["save-sharded", str(source), str(output)]) == 2
     assert "is not empty" in capsys.readouterr().err
+
+
+def test_slots_of_experts_that_move_are_saved_as_they_begin(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And a start that would have others is refused by the field's name."""
+    kind, changes = EXPERT_VARIANTS["qwen3_moe"]
+    source, output = tiny_model(kind, **changes), tmp_path / "out"
+    whole = {"tp": 2, "enable_expert_parallel": True}
+    moving = {**whole, "enable_eplb": True, "num_redundant_experts": 2}
+    options = ["--tensor-parallel-size", "2", "--enable-expert-parallel", "--enable-eplb"]
+    assert main(["save-sharded", str(source), str(output), *options, "--num-redundant-experts", "2"]) == 0
+    assert " ".join((*options, "--num-redundant-experts 2")) in capsys.readouterr().out
+    for ctx in contexts(source, **moving):
+        assert_same(fill(output, ctx=ctx), fill(source, ctx=ctx))
+    for other, field in ((whole, "enable_eplb"), ({**moving, "num_redundant_experts": 4}, "num_redundant_experts")):
+        with pytest.raises(ConfigError, match="with EPLB and num_redundant_experts=2") as error:
+            fill(output, ctx=contexts(source, **other)[1])
+        assert error.value.param == field
 
 
 def test_scales_of_a_quantized_cache_come_along(tmp_path: Path) -> None:

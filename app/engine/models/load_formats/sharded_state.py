@@ -40,10 +40,12 @@ class Layout:
     pipeline_parallel_size: int
     pipeline_partition: tuple[int, ...]
     expert_parallel: bool = False  # ranks hold whole experts
+    redundant_experts: int | None = None  # copies of experts in a layer; None: experts do not move
 
     def __str__(self) -> str:
         stages = "+".join(map(str, self.pipeline_partition))
         experts = ", whole experts a rank" if self.expert_parallel else ""
+        experts += _of_balance(self.redundant_experts)
         return f"TP {self.tensor_parallel_size} x PP {self.pipeline_parallel_size} (layers {stages}{experts})"
 
     def save(self, directory: Path) -> None:
@@ -72,6 +74,13 @@ class Layout:
         groups = ctx.groups
         sizes = (groups.tp.size, groups.pp.size) == (self.tensor_parallel_size, self.pipeline_parallel_size)
         sizes = sizes and (groups.ep.size > 1) == self.expert_parallel
+        redundant = ctx.redundant_experts, self.redundant_experts
+        if sizes and redundant[0] != redundant[1]:
+            raise ConfigError(
+                f"{directory} was saved for {self}, this is{_of_balance(ctx.redundant_experts) or ' without EPLB'}: "
+                "set enable_eplb and num_redundant_experts as then, or save it again with `manta save-sharded`",
+                param="enable_eplb" if None in redundant else "num_redundant_experts",
+            )
         if sizes and (ctx.stage_layers is None or len(ctx.stage_layers) == self.pipeline_partition[groups.pp.rank]):
             return
         here = f"TP {groups.tp.size} x PP {groups.pp.size}"
@@ -83,6 +92,10 @@ class Layout:
             "`manta save-sharded`",
             param="tensor_parallel_size",
         )
+
+
+def _of_balance(redundant_experts: int | None) -> str:
+    return "" if redundant_experts is None else f" with EPLB and num_redundant_experts={redundant_experts}"
 
 
 def save_modules(found: Mapping[str, FoundModule], directory: Path) -> None:

@@ -9,6 +9,7 @@ are there.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections import deque
 
@@ -23,6 +24,7 @@ from app.engine.row_feature import RowFeature
 from app.engine.step import ModelRunnerOutput, SchedulerOutput
 from app.engine.worker.eplb.exchange import Exchange
 from app.engine.worker.features.context import FeatureContext
+from app.errors import ConfigError
 from app.platforms import platform_of
 
 logger = logging.getLogger("manta.experts")
@@ -36,6 +38,8 @@ class ExpertBalancer(RowFeature):
     """One rank's."""
 
     def __init__(self, layers: list[Experts], group: RankGroup, config: EngineConfig, device: torch.device) -> None:
+        """Collective. ConfigError where ranks keep experts of a layer in unlike forms: none can take another's."""
+        check_alike(layers, group, device)
         self.layers, self._group = layers, group
         self._window, self._interval = config.eplb_window_size, config.eplb_step_interval
         self._exchange = Exchange(layers, group, device)
@@ -143,6 +147,20 @@ class ExpertBalancer(RowFeature):
                 number, before, after, count,
             )  # fmt: skip
         return True
+
+
+def check_alike(layers: list[Experts], group: RankGroup, device: torch.device) -> None:
+    """Collective: every rank raises, or none."""
+    forms = [str([(tensor.dtype, tensor.shape[1:]) for tensor in layer.slot_tensors]) for layer in layers]
+    own = [int.from_bytes(hashlib.sha256(form.encode()).digest()[:7]) for form in forms]
+    every = group.all_gather(torch.tensor([own], dtype=torch.int64, device=device), dim=0).tolist()
+    odd = next((n for n, ranks in enumerate(zip(*every, strict=True)) if len(set(ranks)) > 1), None)
+    if odd is not None:
+        raise ConfigError(
+            f"enable_eplb: experts of expert layer {odd} of this stage are not stored alike on all ranks (here "
+            f"{forms[odd]}), so none can move: leave enable_eplb out, or quantize all experts of a layer alike",
+            param="enable_eplb",
+        )
 
 
 def create(context: FeatureContext) -> ExpertBalancer | None:

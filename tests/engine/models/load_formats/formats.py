@@ -32,7 +32,7 @@ def as_pt(source: Path, directory: Path, files: int = 1, **options: bool) -> Pat
     return directory
 
 
-def contexts(directory: Path, tp: int = 1, pp: int = 1, **options: bool) -> list[BuildContext]:
+def contexts(directory: Path, tp: int = 1, pp: int = 1, **options: int) -> list[BuildContext]:
     """Contexts of all ranks."""
     config = EngineConfig(model=str(directory), tensor_parallel_size=tp, pipeline_parallel_size=pp, **options)
     return list(rank_contexts(config, ModelInfo.from_directory(str(directory))))

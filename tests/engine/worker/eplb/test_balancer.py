@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,13 +13,16 @@ import torch
 from app.config import EngineConfig
 from app.engine import control
 from app.engine.core import EngineCore
+from app.engine.distributed.parallel_groups import RankGroup
 from app.engine.layers.experts.expert_map import ExpertMap
 from app.engine.layers.experts.expert_share import ExpertShare
 from app.engine.layers.experts.placement import first_slots
 from app.engine.model_info import ModelInfo
 from app.engine.request import EngineRequest
 from app.engine.sampling_params import SamplingParams
+from app.engine.worker.eplb.balancer import check_alike
 from app.engine.worker.eplb.exchange import moves_between, turns_of
+from app.errors import ConfigError
 from app.kernels.moe import Routing
 from tests import limits
 from tests.engine.core_driver import KEY, assert_idle, run
@@ -73,6 +77,23 @@ def test_moves_have_a_source_that_holds_the_expert() -> None:
     turns = list(turns_of(moves, 2))
     assert [move for turn in turns for move in turn] == moves
     assert [len(turn) for turn in turns] == [2, 2], "rank 0 takes part in three"
+
+
+def test_ranks_that_store_experts_unlike_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a checkpoint leaves the experts of one rank as they are: bytes of one would be taken for the other's."""
+    layers = [SimpleNamespace(slot_tensors=[torch.zeros(2, 3, dtype=kind)]) for kind in (torch.int32, torch.float16)]
+    group, said = RankGroup(), []
+
+    def all_gather(_: RankGroup, own: torch.Tensor, dim: int) -> torch.Tensor:
+        said.append(own)
+        return torch.cat((said[0], own), dim=dim)
+
+    monkeypatch.setattr(RankGroup, "all_gather", all_gather)
+    check_alike(layers, group, torch.device("cpu"))
+    layers[1].slot_tensors = [torch.zeros(2, 4, dtype=torch.float16)]
+    with pytest.raises(ConfigError, match="expert layer 1 of this stage") as error:
+        check_alike(layers, group, torch.device("cpu"))
+    assert error.value.param == "enable_eplb"
 
 
 EP2 = {"tensor_parallel_size": 2, "num_redundant_experts": 1}
