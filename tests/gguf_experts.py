@@ -46,7 +46,15 @@ def parts_of(name: str, parameter: torch.Tensor, config: Mapping[str, Any]) -> l
         found = {"ffn_gate_shexp.weight": gate, "ffn_up_shexp.weight": up}
     elif ".experts." in rest:
         found = _experts(rest.rpartition(".experts.")[2], parameter, config)
+    if config.get("one_by_one"):
+        found = {one: part for own, values in found.items() for one, part in _one_by_one(own, values).items()}
     return [(f"blk.{layer}.{own}", values) for own, values in found.items()]
+
+
+def _one_by_one(own: str, values: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Experts as files of 2023 have them."""
+    name = own.removesuffix("_exps.weight")
+    return {own: values} if name == own else {f"{name}.{n}.weight": one for n, one in enumerate(values)}
 
 
 def _keys_and_values(kv: torch.Tensor, config: Mapping[str, Any]) -> dict[str, torch.Tensor]:

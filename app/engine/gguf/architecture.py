@@ -27,6 +27,7 @@ LAYER = {
 }
 _OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _IN_LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+_ONE_EXPERT = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down)\.(\d+)\.weight")  # files of 2023
 
 
 def _nothing(keys: Keys, header: GgufHeader) -> Mapping[str, Any]:
@@ -57,6 +58,8 @@ class Architecture:
                 return f"model.layers.{layer}.{own}"
             if (own := self.layer_names.get(match[2])) is not None:
                 return f"model.layers.{layer}.{own}.{leaf}"
+        elif (match := _ONE_EXPERT.fullmatch(name)) and "ffn_down_exps" in self.layer_names:
+            return f"model.layers.{match[1]}.mlp.experts.{match[3]}.{match[2]}_proj.weight"
         elif module in _OUTSIDE:
             return f"{_OUTSIDE[module]}.{leaf}"
         raise UnsupportedError(f"GGUF: {name} is no tensor of a {self.model_type} model known here", param="model")

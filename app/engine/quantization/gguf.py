@@ -50,11 +50,12 @@ class GgufBlocks(QuantMethod):
 class GgufMethod(QuantMethod):
     """A whole file: linear layers, the output head and the embedding."""
 
-    types: Mapping[str, str]  # by the module's name in a checkpoint of transformers; all experts of a layer have one
+    types: Mapping[str, str]  # by the module's name in a checkpoint of transformers, or that of all experts of a layer
 
     def method_of(self, module: StoredModule) -> QuantMethod | None:
         """See QuantMethod."""
-        name = None if module.is_plain else self.types.get(_EXPERT.sub(".experts.", module.name))
+        of_all = self.types.get(_EXPERT.sub(".experts.", module.name))
+        name = None if module.is_plain else self.types.get(module.name, of_all)
         return None if name is None else GgufBlocks(module.dtype, name)
 
     @classmethod

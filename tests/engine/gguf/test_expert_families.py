@@ -27,6 +27,7 @@ LLAMA4 = {**WIDE, "attn_scale": 0.1, "floor_scale": 8192}
 # GGUF's architecture, the variant of tests/engine/models/expert_variants.py, changes to it.
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "mixtral": ("llama", "mixtral", {**WIDE, "sliding_window": None, "num_attention_heads": 4}),
+    "mixtral-of-2023": ("llama", "mixtral", {**WIDE, "sliding_window": None, "one_by_one": True}),
     "qwen2moe": ("qwen2moe", "qwen2_moe", {**WIDE, **EXPERTS, "shared_expert_intermediate_size": 96}),
     "qwen3moe": ("qwen3moe", "qwen3_moe", {**WIDE, **EXPERTS}),
     "qwen3moe-fused": ("qwen3moe", "qwen3_moe", {**WIDE, **EXPERTS, "fused": True}),
@@ -60,7 +61,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def types(name: str, mix: dict[str, str] = TYPES) -> str:
-    return mix.get(name.split(".")[-2], mix["*"])
+    parts = name.split(".")
+    return "Q4_0" if parts[-2].isdigit() and int(parts[-2]) % 2 else mix.get(parts[-2], mix["*"])
 
 
 def write(family: str, file: Path, mix: dict[str, str] = TYPES, metadata: dict[str, Any] | None = None) -> Any:
