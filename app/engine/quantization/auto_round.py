@@ -17,13 +17,14 @@ from app.engine.quantization.base import QuantMethod, StoredModule
 from app.engine.quantization.gptq import StoredGptq
 from app.engine.quantization.stored_fp4 import StoredFp4
 from app.engine.quantization.stored_fp8 import PER_OUTPUT, PER_TENSOR, StoredFp8
+from app.engine.quantization.stored_mxfp8 import StoredMxFp8
 from app.errors import UnsupportedError
 
 _GPTQ = ("auto_gptq",)  # zeros less 1
 _OWN = ("auto_round", "gptqmodel")  # zeros as they are
 _ALIASES = {"gptq": "auto_gptq", "awq": "auto_awq"}
 _FP8 = ("fp8", "fp8_static")
-_FP4 = "llm_compressor"
+_MX = "llm_compressor"
 _PLAIN_BITS = 16
 _OPTIONS = ("bits", "group_size", "data_type")
 
@@ -57,8 +58,8 @@ class AutoRound(QuantMethod):
         bits, group = options.get("bits", 4), options.get("group_size", 128)
         if self.packing in _FP8:
             return _fp8(module, group)
-        if self.packing == _FP4:
-            return _fp4(module, str(options.get("data_type", "")), bits, group)
+        if self.packing == _MX:
+            return _mx(module, str(options.get("data_type", "")), bits, group)
         if not isinstance(group, int) or (group < 1 and group != -1):
             raise UnsupportedError(f"auto-round: {module.name}: group_size={group!r}", param="model")
         if self.packing == "auto_awq":
@@ -75,8 +76,8 @@ class AutoRound(QuantMethod):
         whole = str(scheme.get("packing_format") or "auto_round:auto_gptq")
         packing = whole.removeprefix("auto_round:")
         packing = _ALIASES.get(packing, packing)
-        if packing not in (*_GPTQ, *_OWN, "auto_awq", *_FP8, _FP4):
-            known = ", ".join((*_GPTQ, *_OWN, "auto_awq", *_FP8, _FP4))
+        if packing not in (*_GPTQ, *_OWN, "auto_awq", *_FP8, _MX):
+            known = ", ".join((*_GPTQ, *_OWN, "auto_awq", *_FP8, _MX))
             raise UnsupportedError(f"auto-round: packing_format={whole}; known: {known}", param="model")
         if scheme.get("rotation_config"):
             raise UnsupportedError("auto-round: rotation_config: rotated inputs are not read", param="model")
@@ -89,14 +90,16 @@ def _given(options: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
     return tuple((name, options[name]) for name in _OPTIONS if options.get(name) is not None)
 
 
-def _fp4(module: StoredModule, kind: str, bits: int, group: int) -> QuantMethod:
-    """MXFP4 or NVFP4, which compressed-tensors lays out alike. UnsupportedError names what else there is."""
+def _mx(module: StoredModule, kind: str, bits: int, group: int) -> QuantMethod:
+    """MXFP4, MXFP8 or NVFP4, which compressed-tensors lays out alike. UnsupportedError names what else there is."""
     if kind.startswith("mx_fp") and (bits, group) == (4, 32):
         return StoredFp4(module.dtype, 32)
+    if kind.startswith("mx_fp") and (bits, group) == (8, 32):
+        return StoredMxFp8(module.dtype)
     if kind.startswith("nv_fp") and (bits, group) == (4, 16):
         return StoredFp4(module.dtype, 16, "weight_global_scale", divides=True, unused=("input_global_scale",))
     what = f"data_type={kind!r}, bits={bits}, group_size={group!r}"
-    raise UnsupportedError(f"auto-round: {module.name}: {what} in packing_format=auto_round:{_FP4}", param="model")
+    raise UnsupportedError(f"auto-round: {module.name}: {what} in packing_format=auto_round:{_MX}", param="model")
 
 
 def _fp8(module: StoredModule, group: Any) -> QuantMethod:

@@ -21,13 +21,15 @@ from app.engine.quantization.packed_integers import PackedIntegers
 from app.engine.quantization.stored_fp4 import StoredFp4
 from app.engine.quantization.stored_fp8 import PER_OUTPUT, PER_TENSOR, StoredFp8
 from app.engine.quantization.stored_int8 import StoredInt8
+from app.engine.quantization.stored_mxfp8 import StoredMxFp8
 from app.errors import UnsupportedError
+from app.kernels.gemm.lookup import MX_GROUP
 
 _CLASSES = {"linear": "Linear", "head": "Linear", "embedding": "Embedding"}
 _SPARSE = ("marlin-24", "sparse-bitmask", "sparse-24-bitmask")
 _FORMATS = (
     *("", "None", "dense", "mixed-precision", "int-quantized", "float-quantized", "naive-quantized", "pack-quantized"),
-    *("nvfp4-pack-quantized", "mxfp4-pack-quantized"),
+    *("nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp8-quantized"),
 )
 _BLOCKS = ("tensor", "channel", "block")
 
@@ -57,7 +59,7 @@ class Group:
             return self._packed(dtype, bits) if packed else self._int8(dtype, bits)
         if kind == "float" and self.weights.get("symmetric", True):
             if bits == 8:
-                return self._fp8(dtype)
+                return self._mxfp8(dtype) if self.format == "mxfp8-quantized" else self._fp8(dtype)
             if bits == 4:
                 return self._fp4(dtype)
         raise self.refuse(f"weights of type={kind!r}, num_bits={bits}, symmetric={self.weights.get('symmetric', True)}")
@@ -90,6 +92,11 @@ class Group:
         unused = () if zeros else ("input_zero_point",)
         return StoredInt8(dtype, group, rounds_inputs=True, static_inputs=True, input_zeros=zeros, unused=unused)
 
+    def _mxfp8(self, dtype: torch.dtype) -> StoredMxFp8:
+        if self._group_size("group") != MX_GROUP:
+            raise self.refuse(f"MXFP8 with group_size={self.weights.get('group_size')!r}")
+        return StoredMxFp8(dtype, _INPUTS)
+
     def _fp8(self, dtype: torch.dtype) -> StoredFp8:
         strategy = self.weights.get("strategy") or "tensor"
         if strategy not in _BLOCKS:
@@ -100,7 +107,8 @@ class Group:
         block = PER_TENSOR if strategy == "tensor" else PER_OUTPUT
         if strategy == "block":
             block = self._block()
-        return StoredFp8(dtype, block, input_scale="input_scale" if static else None, unused=() if static else _INPUTS)
+        scale, unused = ("input_scale", ()) if static else (None, _INPUTS)
+        return StoredFp8(dtype, block, input_scale=scale, unused=unused, rounds_inputs=bool(self.inputs))
 
     def _block(self) -> tuple[int, int]:
         size = self.weights.get("block_structure")

@@ -15,7 +15,7 @@ import torch
 from app.errors import UnsupportedError
 from app.kernels.gemm import PackedWeight, pack_weight
 from app.kernels.gemm.fp8 import Fp8Weight
-from app.kernels.gemm.fp8_block import Fp8BlockWeight
+from app.kernels.gemm.fp8_block import Fp8BlockWeight, Fp8OnlyWeight
 from app.kernels.gemm.group import GroupWeight, of_inputs
 from app.kernels.gemm.int8 import Int8Weight
 from app.kernels.gemm.lookup import TableWeight
@@ -124,13 +124,14 @@ class Fp8RowForm(WeightForm):
 @dataclass(slots=True, frozen=True)
 class Fp8BlockForm(WeightForm):
     """e4m3 numbers, a scale for each block of outputs and inputs; activations have one for each row and as many
-    inputs."""
+    inputs, if they are rounded."""
 
     rows: ClassVar[tuple[str, ...]] = ("weight", "scale")
     weight: torch.Tensor  # e4m3 [N, K]
     scale: torch.Tensor  # fp32 [N / block[0], K / block[1]], rounded up
     block: tuple[int, int]
     dtype: torch.dtype
+    rounds_inputs: bool = True
 
     def beside(self, other: WeightForm) -> Fp8BlockForm | None:
         """See WeightForm.beside: only whole blocks have anything below them."""
@@ -138,7 +139,8 @@ class Fp8BlockForm(WeightForm):
 
     def pack(self) -> PackedWeight | None:
         """See WeightForm."""
-        return Fp8BlockWeight.of(self.weight, self.scale, self.block)
+        kind = Fp8BlockWeight if self.rounds_inputs else Fp8OnlyWeight
+        return kind.of(self.weight, self.scale, self.block)
 
     def dequantize(self) -> torch.Tensor:
         """See WeightForm."""

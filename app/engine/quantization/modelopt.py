@@ -1,4 +1,4 @@
-"""Checkpoints of NVIDIA's ModelOpt: fp8 with a scale for each tensor or block, and NVFP4.
+"""Checkpoints of NVIDIA's ModelOpt: fp8 with a scale for each tensor or block, MXFP8, and NVFP4.
 
 Their configuration stands in config.json, in older ones in hf_quant_config.json (app/engine/model_info.py).
 """
@@ -17,11 +17,13 @@ from app.engine.quantization.fp8_checkpoint import is_named
 from app.engine.quantization.fp8_conditions import check_fp8
 from app.engine.quantization.stored_fp4 import StoredFp4
 from app.engine.quantization.stored_fp8 import PER_OUTPUT, PER_TENSOR, StoredFp8
+from app.engine.quantization.stored_mxfp8 import StoredMxFp8
 from app.errors import UnsupportedError
 
 _INPUTS = ("input_scale", "pre_quant_scale")
 _FP8 = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "FP8_PB_REAL")
 _FP4 = ("NVFP4", "W4A16_NVFP4", "NVFP4_AWQ")
+_MXFP8 = "MXFP8"
 _BLOCK = 128
 _GROUP = 16
 
@@ -67,8 +69,8 @@ class ModelOpt(QuantMethod):
             for name, one in (scheme.get("quantized_layers") or {}).items()
         )
         for one in {algorithm, *(kind for _, kind, _ in layers)} - {"MIXED_PRECISION"}:
-            if one not in (*_FP8, *_FP4):
-                known = ", ".join((*_FP8, *_FP4, "MIXED_PRECISION"))
+            if one not in (*_FP8, *_FP4, _MXFP8):
+                known = ", ".join((*_FP8, *_FP4, _MXFP8, "MIXED_PRECISION"))
                 raise UnsupportedError(f"ModelOpt: quant_algo {one!r} is not supported; known: {known}", param="model")
         excluded = scheme.get("exclude_modules") or scheme.get("ignore") or ()
         return cls(algorithm, _group_of(scheme), tuple(map(str, excluded)), layers)
@@ -87,6 +89,8 @@ def _group_of(scheme: Mapping[str, Any]) -> int:
 def _method(algorithm: str, group: int, module: StoredModule) -> QuantMethod:
     if algorithm in _FP4:
         return StoredFp4(module.dtype, group, "weight_scale_2", codes="weight", unused=_INPUTS)
+    if algorithm == _MXFP8:
+        return StoredMxFp8(module.dtype, _INPUTS)
     if algorithm == "FP8":
         is_static = module.tensors is None or "input_scale" in module.tensors
         return StoredFp8(module.dtype, PER_TENSOR, input_scale="input_scale" if is_static else None)

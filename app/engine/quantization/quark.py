@@ -1,4 +1,4 @@
-"""Checkpoints of AMD's Quark: fp8, int8, whole numbers of 4 bits, and floats of 4 bits (MXFP4, NVFP4).
+"""Checkpoints of AMD's Quark: fp8, int8, whole numbers of 4 bits, and floats of few bits (MXFP4, MXFP8, NVFP4).
 
 `quantization_config` holds a scheme for all layers, others by patterns of names, and which are left as they were.
 Activations are quantized where a kernel does it as the scheme asks (fp8; int8 that is symmetric or has stored scales);
@@ -23,7 +23,9 @@ from app.engine.quantization.fp8_conditions import check_fp8
 from app.engine.quantization.stored_fp4 import StoredFp4
 from app.engine.quantization.stored_fp8 import PER_OUTPUT, PER_TENSOR, StoredFp8
 from app.engine.quantization.stored_int8 import StoredInt8
+from app.engine.quantization.stored_mxfp8 import StoredMxFp8
 from app.errors import UnsupportedError
+from app.kernels.gemm.lookup import MX_GROUP
 
 _FP8 = "fp8_e4m3"
 _INPUTS = ("input_scale", "input_zero_point")
@@ -95,6 +97,8 @@ class Scheme:
             return StoredFp4(dtype, 16, "weight_scale_2", codes="weight", unused=(*_UNUSED, *_INPUTS, "input_scale_2"))
         if kinds == ["fp4"] and self._group() == 32 and first.get("scale_format") == "e8m0":
             return StoredFp4(dtype, 32, codes="weight", unused=(*_UNUSED, *_INPUTS))
+        if kinds == [_FP8] and first.get("scale_format") == "e8m0" and self._group() == MX_GROUP:
+            return StoredMxFp8(dtype, (*_UNUSED, *_INPUTS))
         if kinds == [_FP8]:
             return self._fp8(dtype)
         if kinds == ["int8"] and first.get("symmetric"):

@@ -27,6 +27,7 @@ class StoredFp8(QuantMethod):
     unused: tuple[str, ...] = ()
     most: float | None = None  # beyond which activations are cut off before they are quantized
     any_shape: bool = False  # scales of blocks lie in other dimensions than these two, in the same order
+    rounds_inputs: bool = True  # or activations stay as they are
 
     def leaves(self, dtype: torch.dtype) -> tuple[Leaf, ...]:
         """See QuantMethod."""
@@ -44,14 +45,15 @@ class StoredFp8(QuantMethod):
         """See QuantMethod."""
         weight, scale = stored["weight"], stored[self.scale]
         static = None if self.input_scale is None else stored[self.input_scale].max()  # one that holds for all parts
-        if self.block == PER_TENSOR:
-            return Fp8RowForm(weight, shares.rows_of_parts(scale), self.dtype, static, self.most)
-        if self.block == PER_OUTPUT:
+        if self.block in (PER_TENSOR, PER_OUTPUT):
+            scale = shares.rows_of_parts(scale) if self.block == PER_TENSOR else scale
+            if not self.rounds_inputs:
+                return Fp8BlockForm(weight, scale, (1, max(1, shares.num_inputs)), self.dtype, rounds_inputs=False)
             return Fp8RowForm(weight, scale, self.dtype, static, self.most)
         outputs, inputs = self._blocks
         scale, rows = shares.spread(scale, 0, outputs)
         scale, columns = shares.spread(scale, 1, inputs)
-        return Fp8BlockForm(weight, scale, (rows, columns), self.dtype)
+        return Fp8BlockForm(weight, scale, (rows, columns), self.dtype, self.rounds_inputs)
 
     @property
     def _blocks(self) -> tuple[Dim, Dim]:

@@ -25,6 +25,30 @@ def quantize_groups(x: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Te
     return quantized.flatten(1)[:, :size], scale
 
 
+def _tiles(weight: torch.Tensor, scale: torch.Tensor, block: tuple[int, int]) -> StoredTiles:
+    depth = block_for("e4m3", block[1])
+    words = pack_words(weight.view(torch.uint8), "e4m3", depth)
+    sizes = weight.shape[1], depth, block[1]
+    return StoredTiles("e4m3", words, groups_first(scale.float(), *sizes), None, None, *sizes, block[0])
+
+
+@dataclass(slots=True, frozen=True)
+class Fp8OnlyWeight(TiledWeight):
+    """e4m3 numbers, each block with a scale; activations stay as they are."""
+
+    tiles: StoredTiles
+
+    @property
+    def stored(self) -> StoredTiles:
+        """See TiledWeight."""
+        return self.tiles
+
+    @classmethod
+    def of(cls, weight: torch.Tensor, scale: torch.Tensor, block: tuple[int, int]) -> Fp8OnlyWeight:
+        """weight e4m3 [N, K], scale [ceil(N / block[0]), ceil(K / block[1])], by which it is multiplied."""
+        return cls(_tiles(weight, scale, block))
+
+
 @dataclass(slots=True, frozen=True)
 class Fp8BlockWeight(TiledWeight):
     """e4m3 numbers, each block with a scale."""
@@ -40,12 +64,8 @@ class Fp8BlockWeight(TiledWeight):
     @classmethod
     def of(cls, weight: torch.Tensor, scale: torch.Tensor, block: tuple[int, int]) -> Fp8BlockWeight:
         """weight e4m3 [N, K], scale [ceil(N / block[0]), ceil(K / block[1])], by which it is multiplied."""
-        depth = block_for("e4m3", block[1])
-        words = pack_words(weight.view(torch.uint8), "e4m3", depth)
-        sizes = weight.shape[1], depth, block[1]
-        scales = groups_first(scale.float(), *sizes)
         padded = F.pad(scale.float(), (0, -scale.shape[1] % 4)).contiguous()
-        return cls(StoredTiles("e4m3", words, scales, None, None, *sizes, block[0]), padded)
+        return cls(_tiles(weight, scale, block), padded)
 
     def linear(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """x [T, K], quantized -> x W^T + bias, [T, N], in the dtype of x."""

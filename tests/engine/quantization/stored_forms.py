@@ -156,7 +156,8 @@ FORMS: dict[str, StoredForm] = {
         f"ct-{name}": _compressed(name, "FORMS")
         for name in [
             *(f"w{bits}a16-{kind}" for bits in range(2, 9) for kind in ("group", "asym", "channel")),
-            *("w4a16-tensor", "w4a8", "w8a16-bytes", "w8a8-asym-inputs", "nvfp4", "nvfp4-inputs", "mxfp4"),
+            *("w4a16-tensor", "w4a8", "w8a16-bytes", "w8a8-asym-inputs"),
+            *("nvfp4", "nvfp4-inputs", "mxfp4", "mxfp8", "fp8a16-channel"),
         ]
     },
     **{
@@ -168,8 +169,8 @@ FORMS: dict[str, StoredForm] = {
         for name in ("nf4", "nf4-nested", "fp4", "int8")
     },
     **{
-        f"modelopt-{name}": _in_table("test_modelopt", name, name != "nvfp4")
-        for name in ("nvfp4", "fp8-static", "fp8-dynamic", "fp8-rows", "fp8-blocks", "mixed")
+        f"modelopt-{name}": _in_table("test_modelopt", name, name not in ("nvfp4", "mxfp8"))
+        for name in ("nvfp4", "fp8-static", "fp8-dynamic", "fp8-rows", "fp8-blocks", "mxfp8", "mixed")
     },
     **{
         f"auto-round-{name}": _in_table("test_auto_round", name, name == "fp8", intermediate_size=128)

@@ -103,8 +103,8 @@ def test_what_is_missing_or_misshapen_is_named(
 
 
 @pytest.mark.slow  # the library takes seconds to import
-@pytest.mark.parametrize(("data_type", "group"), [("mx_fp", 32), ("nv_fp", 16)])
-def test_its_own_packer_of_4_bit_floats(data_type: str, group: int) -> None:
+@pytest.mark.parametrize(("data_type", "group", "bits"), [("mx_fp", 32, 4), ("nv_fp", 16, 4), ("mx_fp", 32, 8)])
+def test_its_own_packer_of_floats(data_type: str, group: int, bits: int) -> None:
     from auto_round.export.export_to_autoround.qlinear_fp import QuantLinear
 
     torch.manual_seed(0)
@@ -112,9 +112,10 @@ def test_its_own_packer_of_4_bit_floats(data_type: str, group: int) -> None:
     whole = {"global_scale": torch.tensor([64.0])} if data_type == "nv_fp" else {}
     numbers = E2M1[torch.randint(16, (64, 128))] * of_groups(scale.exp2(), group, 128) / (64 if whole else 1)
     linear.weight.data.copy_(numbers)
-    packed = QuantLinear(4, group, 128, 64, False, data_type=data_type, act_bits=4)
+    packed = QuantLinear(bits, group, 128, 64, False, data_type=data_type, act_bits=bits)
     packed.pack(linear, scale.exp2() if whole else scale, **whole)
-    method = AutoRound.of_checkpoint(scheme("auto_round:llm_compressor", data_type=data_type, group_size=group))
+    options = {"data_type": data_type, "group_size": group, "bits": bits}
+    method = AutoRound.of_checkpoint(scheme("auto_round:llm_compressor", **options))
     module = StoredModule("model.layers.0.mlp.down_proj", "linear", torch.float32, 64, 128, tensors=None)
     own = method.method_of(module)
     assert own is not None
@@ -127,7 +128,7 @@ def test_its_own_packer_of_4_bit_floats(data_type: str, group: int) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"data_type": "mx_fp", "bits": 8, "group_size": 32}, r"data_type='mx_fp', bits=8, group_size=32"),
+        ({"data_type": "mx_fp", "bits": 8, "group_size": 64}, r"data_type='mx_fp', bits=8, group_size=64"),
         ({"data_type": "nv_fp", "group_size": 32}, r"data_type='nv_fp', bits=4, group_size=32"),
         ({}, r"data_type='', bits=4, group_size=32 in packing_format=auto_round:llm_compressor"),
     ],

@@ -54,6 +54,9 @@ FORMS: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None]] = {
         "scale_dtype": "torch.float8_e4m3fn"}, FP4_INPUTS),
     "mxfp4": ("mxfp4-pack-quantized", {**FP8, "num_bits": 4, "strategy": "group", "group_size": 32,
         "scale_dtype": "torch.uint8"}, None),
+    "mxfp8": ("mxfp8-quantized", {**FP8, "strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8"},
+        {**FP8, "strategy": "group", "group_size": 32, "dynamic": True}),
+    **{f"fp8a16-{kind}": ("float-quantized", {**FP8, "strategy": kind}, None) for kind in ("tensor", "channel")},
 }  # fmt: skip
 # The same whose activations are rounded: only weights are compared.
 ROUNDED: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None]] = {
@@ -64,7 +67,14 @@ ROUNDED: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None]] = {
     "fp8-channel": ("naive-quantized", {**FP8, "strategy": "channel"}, FP8_TOKENS),
     "fp8-block": ("float-quantized", {**FP8, "strategy": "block", "block_structure": [32, 24]}, None),
 }
-SAMPLE = set(random.Random(7).sample(sorted(FORMS), 5)) | {"nvfp4", "mxfp4", "w4a16-group", "w3a16-asym"}
+SAMPLE = set(random.Random(7).sample(sorted(FORMS), 5)) | {
+    "nvfp4",
+    "mxfp4",
+    "mxfp8",
+    "fp8a16-channel",
+    "w4a16-group",
+    "w3a16-asym",
+}
 
 
 def reduced(x: torch.Tensor, args: QuantizationArgs) -> tuple[torch.Tensor, torch.Tensor]:

@@ -69,6 +69,15 @@ def fp8_blocks(name: str, weight: torch.Tensor) -> tuple[Mapping[str, torch.Tens
     return {"weight": codes.flatten(2).flatten(0, 1)[:outputs, :inputs], "weight_scale": scale}, plain
 
 
+def mxfp8(name: str, weight: torch.Tensor) -> tuple[Mapping[str, torch.Tensor], torch.Tensor]:
+    """The last group shorter, where it must be."""
+    padded = torch.nn.functional.pad(weight, (0, -weight.shape[1] % 32)).unflatten(1, (-1, 32))
+    exponent = (padded.abs().amax(2) / 448).log2().ceil()
+    codes = (padded / exponent.exp2()[..., None]).to(FP8)
+    plain = (codes.float() * exponent.exp2()[..., None]).flatten(1)[:, : weight.shape[1]]
+    return {"weight": codes.flatten(1)[:, : weight.shape[1]], "weight_scale": (exponent + 127).to(torch.uint8)}, plain
+
+
 def mixed(name: str, weight: torch.Tensor) -> tuple[Mapping[str, torch.Tensor], torch.Tensor] | None:
     if "down_proj" in name:
         return nvfp4(name, weight)
@@ -86,6 +95,7 @@ FORMS: dict[str, tuple[Pack, dict[str, Any]]] = {
     "fp8-dynamic": (fp8("tensor"), scheme("FP8")),
     "fp8-rows": (fp8("row"), scheme("FP8_PER_CHANNEL_PER_TOKEN")),
     "fp8-blocks": (fp8_blocks, scheme("FP8_PB_WO")),
+    "mxfp8": (mxfp8, scheme("MXFP8")),
     "mixed": (mixed, scheme("MIXED_PRECISION", quantized_layers=LAYERS)),
 }
 

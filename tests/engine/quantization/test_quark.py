@@ -17,7 +17,7 @@ from app.errors import CheckpointError, UnsupportedError
 from tests.engine.models.load_formats.formats import fill
 from tests.engine.quantization.checkpoints import HEADS, Pack, change, check_logits, check_weights, write
 from tests.engine.quantization.test_awq import COLUMN_OF_NIBBLE
-from tests.engine.quantization.test_modelopt import fp8, nvfp4
+from tests.engine.quantization.test_modelopt import fp8, mxfp8, nvfp4
 from tests.tiny_models import tiny_model
 
 DOWN = "model.layers.0.mlp.down_proj"
@@ -112,6 +112,7 @@ FORMS: dict[str, tuple[Pack, dict[str, Any]]] = {
         config(table("uint4", "per_group", group_size=32, symmetric=False), "order"),
     ),
     "mxfp4": (mxfp4, config(MXFP4)),
+    "mxfp8": (mxfp8, config(table("fp8_e4m3", "per_group", TOKEN, group_size=32, scale_format="e8m0"))),
     "nvfp4": (nvfp4, config({"weight": NV_LEVELS, "input_tensors": NV_LEVELS})),
     "fp8-static": (fp8("static"), config(table("fp8_e4m3", "per_tensor", STATIC))),
     "fp8-rows": (fp8("row"), config(table("fp8_e4m3", "per_channel", TOKEN))),

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from app.kernels.gemm.fp8_block import Fp8BlockWeight
+from app.kernels.gemm.fp8_block import Fp8BlockWeight, Fp8OnlyWeight
 from app.kernels.gemm.group import GroupWeight
 from app.kernels.gemm.int8 import Int8Weight
 from app.kernels.gemm.lookup import TableWeight
@@ -72,13 +73,15 @@ def rows_of_int8(columns: int, size: int, device: str = "cpu") -> Made:
     return Made(Int8Weight.of(weight.to(device), scale.to(device)), weight.double() * scale.double())
 
 
-def blocks_of_fp8(columns: int, size: int, block: tuple[int, int], device: str = "cpu") -> Made:
+def blocks_of_fp8(
+    columns: int, size: int, block: tuple[int, int], device: str = "cpu", kind: Any = Fp8BlockWeight
+) -> Made:
     """A scale for each block."""
     weight = torch.randn(columns, size).mul_(100).clamp_(-448, 448).to(torch.float8_e4m3fn)
     weight[:, :2] = torch.tensor([2.0**-9, -(2.0**-8)]).to(torch.float8_e4m3fn)  # without an exponent
     scale = (torch.rand(-(-columns // block[0]), -(-size // block[1])) + 0.1) / 64
     rows = torch.stack([scale[n // block[0]] for n in range(columns)])
-    made = Fp8BlockWeight.of(weight.to(device), scale.to(device), block)
+    made = kind.of(weight.to(device), scale.to(device), block)
     return Made(made, weight.double() * spread(rows, block[1], size))
 
 
@@ -102,4 +105,5 @@ KINDS: dict[str, Callable[[str], Made]] = {
     "int8": lambda device: rows_of_int8(72, 300, device),
     "fp8 blocks": lambda device: blocks_of_fp8(200, 300, (128, 128), device),
     "fp8 blocks of 64": lambda device: blocks_of_fp8(72, 256, (32, 64), device),
+    "MXFP8": lambda device: blocks_of_fp8(72, 200, (1, 32), device, Fp8OnlyWeight),
 }
