@@ -109,8 +109,8 @@ class ModelInfo:
     @property
     def architecture(self) -> str:
         """Class name such as `LlamaForCausalLM`; the key into the table of models."""
-        architectures = self.hf_config.get("architectures") or []
-        if not architectures:
+        architectures = self.hf_config.get("architectures")
+        if not isinstance(architectures, list) or not architectures:
             raise CheckpointError(f"{self.directory}/config.json names no architecture", param="model")
         return str(architectures[0])
 

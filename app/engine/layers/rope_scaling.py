@@ -75,8 +75,13 @@ class RopeSettings:
         return cls(dim=2, theta=1.0, rope_type="none", parameters=parameters)
 
     def frequencies(self) -> Frequencies:
-        """Inverse frequencies fp32 [D / 2] and the factor of cosines and sines."""
-        return ROPE_TYPES[self.rope_type](self)
+        """Inverse frequencies fp32 [D / 2] and the factor of cosines and sines. CheckpointError where numbers of the
+        settings have none."""
+        try:
+            return ROPE_TYPES[self.rope_type](self)
+        except (ArithmeticError, TypeError, ValueError) as error:
+            what = f"rope_type {self.rope_type!r} with rope_theta {self.theta:g} and {dict(self.parameters)!r:.200}"
+            raise CheckpointError(f"config.json: {what}: {error}", param="model") from error
 
     def query_scales(self, num_positions: int) -> torch.Tensor | None:
         """What queries far into the text are multiplied by (Llama 4's scaling), fp32 [P]; None: nothing."""

@@ -96,7 +96,7 @@ def readable(settings: Callable[[ModelInfo], DecoderSettings], info: ModelInfo) 
         return settings(info)
     except KeyError as error:
         raise CheckpointError(f"{info.directory}/config.json is not usable: it lacks {error}", param="model") from error
-    except (TypeError, ValueError, ArithmeticError) as error:
+    except (TypeError, ValueError, ArithmeticError, AttributeError, LookupError) as error:
         raise CheckpointError(f"{info.directory}/config.json is not usable: {error}", param="model") from error
 
 
@@ -112,6 +112,16 @@ def layer_types(info: ModelInfo, default: Sequence[str]) -> list[str]:
 def every_nth_full(info: ModelInfo, n: int) -> list[str]:
     """Layer types of which every n-th sees everything, from the n-th on."""
     return [_SLIDING if (i + 1) % n else _FULL for i in range(info.num_layers)]
+
+
+def rotating_layers(info: ModelInfo) -> list[bool]:
+    """Which layers have positions: `no_rope_layers` says so of each, against its name; else all but each n-th.
+    UnsupportedError where it does not name each layer."""
+    interval = int(info.hf_config.get("no_rope_layer_interval") or 4)
+    named = info.hf_config.get("no_rope_layers") or [(i + 1) % interval for i in range(info.num_layers)]
+    if len(named) != info.num_layers:
+        raise UnsupportedError(f"no_rope_layers names {len(named)} of {info.num_layers} layers", param="model")
+    return list(map(bool, named))
 
 
 def windows_of(info: ModelInfo, types: Sequence[str], default: int | None = None) -> tuple[int | None, ...]:

@@ -14,7 +14,7 @@ from app.engine.model_info import ModelInfo
 from app.engine.models.blocks import Blocks, LayerPlace, grouped_query_attention
 from app.engine.models.checkpoint import StoredTensor
 from app.engine.models.decoder import CausalLM, Ropes
-from app.engine.models.decoder_settings import NO_ROPE, DecoderSettings
+from app.engine.models.decoder_settings import NO_ROPE, DecoderSettings, rotating_layers
 from app.engine.models.names import Rule, renamed, text_name
 from app.engine.models.stacked_experts import DOWN, HALVES, Cuts, transposed_cuts, unstacked
 from app.engine.models.tensor_view import pairs_to_halves
@@ -44,8 +44,7 @@ class Llama4ForCausalLM(CausalLM):
     def settings(info: ModelInfo) -> DecoderSettings:
         """The settings of config.json."""
         hf = info.hf_config
-        layers, interval = range(info.num_layers), int(hf.get("no_rope_layer_interval") or 4)
-        turns = hf.get("no_rope_layers") or [(i + 1) % interval != 0 for i in layers]
+        layers, turns = range(info.num_layers), rotating_layers(info)
         step = int(hf.get("interleave_moe_layer_step", 1))
         experts = ExpertSettings(
             num_experts=int(hf.get("num_local_experts", 16)),

@@ -88,7 +88,7 @@ def _filled(
         offload.hold()
     try:
         _materialize(model, ctx.device)
-    except torch.OutOfMemoryError as error:
+    except RuntimeError as error:  # also torch.OutOfMemoryError
         need = sum(parameter.nbytes for parameter in model.parameters()) >> 20
         raise ConfigError(f"the weights take {need} MiB, more than {ctx.device} has free", param="model") from error
     form.fill(model, request)

@@ -11,6 +11,7 @@ from typing import Any
 
 from app.backends import MODEL_CONFIGS
 from app.config import EngineConfig
+from app.engine.config_numbers import check_numbers
 from app.engine.model_info import ModelInfo
 from app.engine.models import MODELS, POOLING_MODELS
 from app.engine.models.decoder_settings import DecoderSettings
@@ -29,6 +30,8 @@ def check_model(config: EngineConfig) -> ModelInfo:
     CheckpointError names an unusable file, UnsupportedError what we do not run, ConfigError the option at fault.
     """
     info = ModelInfo.of(config)
+    if info.impl != "transformers" and (info.architecture in MODELS or info.architecture in POOLING_MODELS):
+        check_numbers(info.hf_config, f"{info.directory}/config.json")
     pools = info.runner(config.runner) == "pooling"
     if pools and config.logits_processors:
         raise ConfigError(
@@ -103,6 +106,6 @@ def _check_sizes(info: ModelInfo) -> int:
             DecoderSettings.from_info(info)
     except KeyError as error:
         raise CheckpointError(f"{file} is not usable: it lacks {error.args[0]}", param="model") from None
-    except (TypeError, ValueError, ZeroDivisionError) as error:
+    except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
         raise CheckpointError(f"{file} is not usable: {error}", param="model") from None
     return info.max_position_embeddings

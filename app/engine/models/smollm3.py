@@ -7,12 +7,12 @@ from types import MappingProxyType
 
 from app.engine.model_info import ModelInfo
 from app.engine.models.decoder import CausalLM
-from app.engine.models.decoder_settings import NO_ROPE, DecoderSettings, layer_types, windows_of
+from app.engine.models.decoder_settings import NO_ROPE, DecoderSettings, layer_types, rotating_layers, windows_of
 from app.engine.models.llama import LlamaForCausalLM
 
 
 class SmolLM3ForCausalLM(CausalLM):
-    """`no_rope_layers` says, against its name, 1 for the layers that have positions."""
+    """Layers differ in their positions alone (`rotating_layers`)."""
 
     rope_defaults = MappingProxyType({"rope_theta": 2_000_000.0})
 
@@ -20,8 +20,7 @@ class SmolLM3ForCausalLM(CausalLM):
     def settings(info: ModelInfo) -> DecoderSettings:
         """The settings of config.json."""
         hf = info.hf_config
-        interval = int(hf.get("no_rope_layer_interval") or 4)
-        turns = hf.get("no_rope_layers") or [(i + 1) % interval != 0 for i in range(info.num_layers)]
+        turns = rotating_layers(info)
         slides = bool(hf.get("use_sliding_window", False))
         types = layer_types(info, ["sliding_attention" if slides and not one else "full_attention" for one in turns])
         return replace(

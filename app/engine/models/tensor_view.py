@@ -10,7 +10,7 @@ import torch
 from app.engine.models.checkpoint import StoredTensor
 from app.engine.models.reader import Piece
 from app.engine.quantization.base import Dim, Share
-from app.errors import UnsupportedError
+from app.errors import CheckpointError, UnsupportedError
 
 
 @dataclass(slots=True, frozen=True)
@@ -128,6 +128,8 @@ def pairs_to_halves(source: StoredTensor, head_dim: int, rotary_dim: int) -> Sto
     of its second, as `Rotation` has them; the scores stay the same."""
 
     def reorder(x: torch.Tensor) -> torch.Tensor:
+        if len(x) % head_dim:
+            raise CheckpointError(f"{source.name} has {len(x)} rows, no heads of {head_dim}", param="model")
         heads = x.reshape(-1, head_dim, *x.shape[1:])
         turning = heads[:, :rotary_dim]
         return torch.cat((turning[:, 0::2], turning[:, 1::2], heads[:, rotary_dim:]), dim=1).reshape(x.shape)

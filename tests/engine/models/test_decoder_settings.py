@@ -121,3 +121,10 @@ def test_what_is_no_number_names_the_file(architecture: str, wrong: dict[str, An
 def test_a_rope_that_is_no_number_is_named(wrong: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=f"{next(iter(wrong))} is .*, not a number"):
         read(described(tmp_path, "LlamaForCausalLM", **wrong))
+
+
+@pytest.mark.parametrize("wrong", [{"rope_theta": 1}, {"rope_theta": -1}, {"original_max_position_embeddings": 0}])
+def test_a_rope_that_has_no_frequencies_is_named(wrong: dict[str, Any]) -> None:
+    parameters = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 2.0, **wrong}
+    with pytest.raises(CheckpointError, match=f"rope_type 'yarn' with rope_theta .*{next(iter(wrong))}"):
+        RopeSettings.from_hf({"rope_parameters": parameters}, 32, 64).frequencies()

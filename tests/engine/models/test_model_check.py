@@ -12,6 +12,7 @@ from app.config import EngineConfig
 from app.engine.layers.experts.settings import ExpertSettings
 from app.engine.model_info import ModelInfo
 from app.engine.models import MODELS
+from app.engine.models.decoder_settings import readable
 from app.engine.models.model_check import check_model
 from app.engine.worker import placement
 from app.engine.worker import save_sharded as sharded
@@ -100,3 +101,29 @@ def test_what_only_the_family_knows_is_checked_before_weights_are_fetched(
     engine = EngineConfig(model=str(tmp_path), device="cpu")
     with pytest.raises((UnsupportedError, CheckpointError), match=message):
         placement.place(engine, 0, 0, None) if entry == "place" else sharded.save_sharded(engine, tmp_path / "out")
+
+
+@pytest.mark.parametrize("wrong", [{"num_hidden_layers": 2**31 - 1}, {"n_routed_experts": 2**31 - 1}])
+def test_a_field_that_holds_something_else_is_named(wrong: dict[str, Any], tmp_path: Path) -> None:
+    """Before anything is as large as it says."""
+    with pytest.raises(CheckpointError, match=rf"config\.json is not usable: {next(iter(wrong))} is 2147483647, not"):
+        checked(tmp_path, {**V3, **wrong})
+    with pytest.raises(CheckpointError, match=r"config\.json names no architecture"):
+        checked(tmp_path, {**V3, "architectures": "DeepseekV3ForCausalLM"})
+
+
+@pytest.mark.parametrize(
+    ("architecture", "wrong", "message"),
+    [
+        ("Llama4ForCausalLM", {**SCOUT, "no_rope_layers": [1]}, "no_rope_layers names 1 of 48 layers"),
+        ("SmolLM3ForCausalLM", {**SCOUT, "no_rope_layers": [1, 0]}, "no_rope_layers names 2 of 48 layers"),
+        ("MixtralForCausalLM", {**PHI, "num_local_experts": 0}, "layers with experts, of which there are none"),
+    ],
+)
+def test_what_a_family_cannot_read_is_named(architecture: str, wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises((UnsupportedError, CheckpointError), match=message):
+        readable(MODELS.load(architecture).settings, ModelInfo(Path(), wrong, {}))
+
+
+def test_whole_numbers_may_be_written_with_a_point(tmp_path: Path) -> None:
+    assert checked(tmp_path, {**V3, "max_position_embeddings": 163840.0})[0].max_position_embeddings == 163840

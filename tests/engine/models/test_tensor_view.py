@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from app.engine.models.load_formats.safetensors import open_files
 from app.engine.models.names import renamed, text_name
 from app.engine.models.reader import DirectReader
 from app.engine.models.tensor_view import computed, pairs_to_halves, rows, split_rows, transposed
+from app.errors import CheckpointError
 from tests.tiny_models import tiny_model
 
 
@@ -52,6 +54,8 @@ def test_pairs_become_halves(stored: StoredTensor) -> None:
     """Head 16 wide, of which 8 turn: dimensions 0 2 4 6 1 3 5 7, then the rest."""
     order = torch.tensor([0, 2, 4, 6, 1, 3, 5, 7, *range(8, 16)])
     check(pairs_to_halves(stored, 16, 8), stored.whole().view(7, 16, 64)[:, order].reshape(112, 64))
+    with pytest.raises(CheckpointError, match=rf"{re.escape(stored.name)} has \d+ rows, no heads of 9"):
+        pairs_to_halves(stored, 9, 2).whole()
 
 
 def test_names() -> None:

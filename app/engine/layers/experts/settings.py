@@ -11,7 +11,7 @@ from app.kernels.moe import GLU, RoutingRule
 
 @dataclass(slots=True, frozen=True)
 class ExpertSettings:
-    """Sizes and switches; sizes are the model's, before they are split over ranks."""
+    """Sizes and switches; sizes are the model's, before they are split over ranks. ValueError: layers lack experts."""
 
     num_experts: int
     intermediate_size: int  # of one expert
@@ -26,6 +26,10 @@ class ExpertSettings:
     weighs_input: bool = False  # routing weights multiply what experts read
     shared_size: int = 0  # width of the feed-forward layer that every token goes through; 0: there is none
     gates_shared: bool = False  # its output is multiplied by the sigmoid of a gate of its own
+
+    def __post_init__(self) -> None:
+        if self.layers and self.num_experts < 1:
+            raise ValueError("layers with experts, of which there are none")
 
     def rule_in(self, dtype: torch.dtype) -> RoutingRule:
         """The rule of a model of this type."""
