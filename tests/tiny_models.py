@@ -30,7 +30,6 @@ DEFAULTS: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-_CORRECTION = "e_score_correction_bias"
 
 
 def tiny_model(family: str = "llama", seed: int = 0, dtype: str = "float32", **changes: Any) -> Path:
@@ -57,10 +56,10 @@ def _save(family: str, seed: int, dtype: str, changes: str) -> Path:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             # Biases and norms would otherwise be all 0 or all 1, and hide a mix-up.
-            if parameter.ndim == 1 or "norm" in name or name.endswith(_CORRECTION):
+            if parameter.ndim == 1 or "norm" in name or not parameter.any():
                 parameter.add_(torch.randn_like(parameter) * (0.2 if "norm" in name else 0.5))
         for name, buffer in model.named_buffers():
-            if name.endswith(_CORRECTION):  # zeros too
+            if name.endswith("e_score_correction_bias"):  # zeros too
                 buffer.add_(torch.randn_like(buffer) * 0.2)
     directory = Path(tempfile.mkdtemp(prefix=f"{family}-", dir=_root()))
     model.save_pretrained(directory, max_shard_size=max_shard_size)

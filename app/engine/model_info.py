@@ -32,6 +32,8 @@ _OTHER_NAMES = {
     "intermediate_size": ("n_inner", "ffn_dim", "ffn_hidden_size"),
     "max_position_embeddings": ("n_positions",),
 }
+# What a family calls a size where the common name says something else.
+_OWN_NAMES = {"longcat_flash": {"num_hidden_layers": "num_layers"}}
 
 # Where config.json may say null and mean something: no window, cap, chunks or shared experts. Elsewhere null is what is
 # left out.
@@ -245,7 +247,8 @@ class ModelInfo:
 
     def _find(self, name: str) -> Any:
         """A number under the name that the family gives it; None: there is none."""
-        values = (self.hf_config.get(one) for one in (name, *_OTHER_NAMES[name]))
+        own = _OWN_NAMES.get(str(self.hf_config.get("model_type")), {}).get(name, name)
+        values = (self.hf_config.get(one) for one in (own, *_OTHER_NAMES[name]))
         found = next((value for value in values if value is not None), None)
         return self.hf_config.get(self._size_names.get(name, name)) if found is None else found
 

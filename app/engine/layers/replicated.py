@@ -34,9 +34,17 @@ class ReplicatedLinear(QuantizedLayer):
     stays_plain = True
     weight: Weight  # where a quantization method stores a leaf of this name
 
-    def __init__(self, ctx: BuildContext, input_size: int, output_size: int, bias: bool = True) -> None:
+    def __init__(
+        self,
+        ctx: BuildContext,
+        input_size: int,
+        output_size: int,
+        bias: bool = True,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """`dtype`: of the weight; None: the model's."""
         super().__init__()
-        self.dtype = ctx.dtype
+        self.dtype = dtype or ctx.dtype
         self._outputs, self._inputs = (Share(0, size, 0, size) for size in (output_size, input_size))
         self.stored = StoredWeight(self, PLAIN_METHOD, {"": self._outputs}, self._inputs, self.dtype)
         self.bias = Weight(torch.empty(output_size, dtype=ctx.dtype), REPLICATED) if bias else None

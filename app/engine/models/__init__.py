@@ -44,6 +44,7 @@ MODELS: Registry[type[CausalLM]] = Registry(
         "LlamaForCausalLM": "app.engine.models.llama:LlamaForCausalLM",
         "Llama4ForCausalLM": "app.engine.models.llama4:Llama4ForCausalLM",
         "Llama4ForConditionalGeneration": "app.engine.models.llama4:Llama4ForCausalLM",  # text only
+        "LongcatFlashForCausalLM": "app.engine.models.longcat_flash:LongcatFlashForCausalLM",
         "MiniCPM3ForCausalLM": "app.engine.models.minicpm3:MiniCPM3ForCausalLM",
         "Ministral3ForCausalLM": "app.engine.models.ministral:Ministral3ForCausalLM",
         "MinistralForCausalLM": "app.engine.models.ministral:MinistralForCausalLM",

@@ -78,6 +78,7 @@ def expert_settings(info: ModelInfo) -> ExpertSettings:
         intermediate_size=size,
         rule=rule,
         layers=frozenset(i for i in range(first, min(stop, info.num_layers)) if (i + 1) % every == 0),
+        gate_dtype=torch.float32,
         rounds_logits=False,
         rounds_weights=True,
         corrects=True,

@@ -49,6 +49,11 @@ ERNIE = {
     **{"moe_num_experts": 7, "moe_k": 3, "moe_intermediate_size": 48, "num_hidden_layers": 3, "pad_token_id": 0},
     **{"without": ["head_dim"], "tie_word_embeddings": True},
 }
+LONGCAT = {
+    **{**LATENT, "num_layers": 2, "moe_topk": 4, "n_routed_experts": 7, "expert_ffn_hidden_size": 48},
+    **{"ffn_hidden_size": 112, "without": ["num_hidden_layers", "intermediate_size"], "head_dim": 8},
+    "routed_scaling_factor": 1.7,
+}
 # name: (transformers' model type, changes to the tiny configuration)
 EXPERT_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("mixtral", {**FEW, "sliding_window": 9}),
@@ -89,5 +94,7 @@ EXPERT_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "exaone_moe-windows": ("exaone_moe", {**EXAONE, "num_shared_experts": 2, "sliding_window": 9}),
     "ernie4_5_moe-some": ("ernie4_5_moe", {**ERNIE, "moe_layer_end_index": 2, "num_hidden_layers": 4}),
     "ernie4_5_moe-every-second": ("ernie4_5_moe", {**ERNIE, "moe_num_shared_experts": 0, "moe_layer_interval": 2}),
+    "longcat_flash-most-identity": ("longcat_flash", {**LONGCAT, "zero_expert_num": 5}),
+    "longcat_flash-no-identity": ("longcat_flash", {**LONGCAT, "zero_expert_num": 0}),
     "glm4_moe_lite": ("glm4_moe_lite", {**PAD, **DEEPSEEK, "n_group": 1, "topk_group": 1}),
 }

@@ -12,12 +12,13 @@ from app.engine.layers.experts.expert_linear import down, gate_up
 from app.engine.layers.experts.expert_map import ExpertMap
 from app.engine.layers.experts.expert_share import ExpertShare
 from app.engine.layers.experts.gate import Gate
+from app.engine.layers.experts.identity_experts import without_identity
 from app.engine.layers.experts.settings import ExpertSettings
 from app.engine.layers.experts.shared_experts import SharedAmongExperts, SharedExperts, num_among_experts
 from app.engine.layers.layer import Layer
 from app.engine.layers.replicated import ReplicatedLinear
 from app.errors import UnsupportedError
-from app.kernels.gemm import Activations, linear_ops
+from app.kernels.gemm import Activations, linear_ops, materialize
 from app.kernels.moe import GLU, ExpertRows, ExpertWeights, Routing, moe_ops
 
 
@@ -79,13 +80,21 @@ class ExpertMLP(Layer):
         elif s.shared_size:
             self.shared_experts = SharedExperts(ctx, hidden_size, s.shared_size, hidden_act)
         self.shared_expert_gate = ReplicatedLinear(ctx, hidden_size, 1, bias=False) if s.gates_shared else None
+        self.num_experts, self.num_identity = s.num_experts, s.num_identity
         self.tp = ctx.groups.tp
         self.linear = linear_ops(ctx.device).linear
 
     def forward(self, x: Activations, epilogue: Epilogue[ResultT], ctx: ForwardContext) -> ResultT:
         """x [T, C] -> the output [T, C], and what follows it."""
-        rows: ExpertRows = self.experts(x, self.gate.choose(x, ctx), ctx)
+        routing, kept = self.gate.choose(x, ctx), None
+        if self.num_identity:
+            routing, kept = without_identity(routing, self.num_experts)
+        rows: ExpertRows = self.experts(x, routing, ctx)
         rows.shared = self._shared(x)
+        if kept is not None and self.tp.rank == 0:  # once among the ranks' sums
+            read = materialize(x)
+            own = (read.float() * kept).to(read.dtype)
+            rows.shared = own if rows.shared is None else rows.shared + own
         if self.tp.size > 1:
             return epilogue.after(self.tp.all_reduce(rows.materialize()))
         return epilogue.after_experts(rows)

@@ -19,8 +19,8 @@ class Gate(ReplicatedLinear):
 
     def __init__(self, ctx: BuildContext, hidden_size: int, settings: ExpertSettings, num_shared: int = 0) -> None:
         """`num_shared`: experts behind those that are chosen from, that every token goes to."""
-        num_experts = settings.num_experts
-        super().__init__(ctx, hidden_size, num_experts, settings.gate_bias)
+        num_experts = settings.num_experts + settings.num_identity
+        super().__init__(ctx, hidden_size, num_experts, settings.gate_bias, settings.gate_dtype)
         self.e_score_correction_bias = (
             Weight(torch.empty(num_experts, dtype=torch.float32), REPLICATED) if settings.corrects else None
         )

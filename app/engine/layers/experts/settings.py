@@ -21,10 +21,12 @@ class ExpertSettings:
     rounds_logits: bool = True  # to the model's type
     rounds_weights: bool = False
     gate_bias: bool = False
+    gate_dtype: torch.dtype | None = None  # of its weight; None: the model's
     corrects: bool = False  # the gate holds numbers that are added to scores for choosing only
     bias: bool = False  # of the experts' products
     weighs_input: bool = False  # routing weights multiply what experts read
     shared_size: int = 0  # width of the feed-forward layer that every token goes through; 0: there is none
+    num_identity: int = 0  # experts behind the others that give back what they read
     gates_shared: bool = False  # its output is multiplied by the sigmoid of a gate of its own
 
     def __post_init__(self) -> None:

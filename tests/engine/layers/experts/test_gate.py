@@ -51,7 +51,7 @@ def test_in_bf16_as_the_router_of_transformers(name: str) -> None:
         expected = judged(router, x, len(gate.multiplier))
         found = gate.choose(x, step)
     chosen = found.ids[:, : gate.rule.top_k], found.weights[:, : gate.rule.top_k]
-    logits = torch.nn.functional.linear(x, gate.multiplier, gate.bias).float()
+    logits = torch.nn.functional.linear(x.to(gate.multiplier.dtype), gate.multiplier, gate.bias).float()
     differ = (logits.sort().values.diff() > 0).all(1)  # whom a tie gives to, neither says
     assert differ.sum() > TOKENS / 2
     torch.testing.assert_close(dense(*chosen, len(gate.multiplier))[differ], expected[differ], rtol=1e-4, atol=1e-6)

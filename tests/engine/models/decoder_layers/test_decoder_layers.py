@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import nn
 
 from app.engine.layers.norm import Norm
-from app.engine.models.blocks import Blocks
+from app.engine.models.blocks import Blocks, LayerPlace
 from app.engine.models.decoder_layers.parallel import ParallelLayer, TwoNormParallelLayer
 from app.engine.models.decoder_layers.post_norm import NormedSumLayer, PostNormLayer
 from app.engine.models.decoder_layers.pre_norm import PreNormLayer
 from app.engine.models.decoder_layers.sandwich import SandwichLayer
+from app.engine.models.decoder_layers.shortcut import ShortcutLayer
 
 WIDTH = 6
 
@@ -43,8 +45,10 @@ class Block(nn.Module):
         return x @ self.matrix if epilogue is None else epilogue.after(x @ self.matrix)
 
 
+@dataclass
 class Settings:
-    residual_scale = 0.25
+    residual_scale: float = 0.25
+    experts: None = None
 
 
 BLOCKS = Blocks(norm=lambda *_: Times(), attention=lambda *_: Block(), mlp=lambda *_: Block())  # type: ignore[arg-type, return-value]
@@ -80,6 +84,14 @@ def two_norms(layer: Any, x: torch.Tensor) -> torch.Tensor:
     return x + layer.self_attn(layer.input_layernorm(x)) + layer.mlp(layer.post_attention_layernorm(x))
 
 
+def shortcut(layer: Any, x: torch.Tensor) -> torch.Tensor:
+    x = x + layer.self_attn(layer.input_layernorm(x))
+    normed, second = layer.post_attention_layernorm(x), layer.second
+    x = x + layer.mlp(normed)
+    x = x + second.self_attn(second.input_layernorm(x))
+    return x + second.mlp(second.post_attention_layernorm(x)) + layer.shortcut(normed)
+
+
 @pytest.mark.parametrize(
     ("kind", "formula"),
     [
@@ -89,12 +101,13 @@ def two_norms(layer: Any, x: torch.Tensor) -> torch.Tensor:
         (NormedSumLayer, normed_sum),
         (ParallelLayer, parallel),
         (TwoNormParallelLayer, two_norms),
+        (ShortcutLayer, shortcut),
     ],
     ids=lambda value: value.__name__,
 )
 @pytest.mark.parametrize("is_last_of_stage", [False, True])
 def test_formula(kind: Any, formula: Formula, is_last_of_stage: bool) -> None:
-    layer = kind(None, Settings(), None, BLOCKS)
+    layer = kind(None, Settings(), LayerPlace(0, 0, cast(Any, None)), BLOCKS)
     x, next_norm = torch.randn(3, WIDTH), None if is_last_of_stage else Times()
     normed = x if layer.input_layernorm is None else layer.input_layernorm(x)
     step: Any = object()
