@@ -53,11 +53,10 @@ class Architecture:
         """The tensor's name in a checkpoint of transformers; UnsupportedError where the family has no such."""
         module, _, leaf = name.rpartition(".")
         if match := _IN_LAYER.fullmatch(name):
-            _, layer, part, _ = name.split(".")
-            if (own := self.layer_names.get(f"{part}.{leaf}")) is not None:
-                return f"model.layers.{layer}.{own}"
+            if (own := self.layer_names.get(f"{match[2]}.{leaf}")) is not None:
+                return f"model.layers.{match[1]}.{own}"
             if (own := self.layer_names.get(match[2])) is not None:
-                return f"model.layers.{layer}.{own}.{leaf}"
+                return f"model.layers.{match[1]}.{own}.{leaf}"
         elif (match := _ONE_EXPERT.fullmatch(name)) and "ffn_down_exps" in self.layer_names:
             return f"model.layers.{match[1]}.mlp.experts.{match[3]}.{match[2]}_proj.weight"
         elif module in _OUTSIDE:

@@ -35,7 +35,7 @@ def config_json(header: GgufHeader, architecture: Architecture, tables: Tables) 
     keys = Keys(header.metadata)
     sizes, numbers = {**_SIZES, **architecture.sizes}, {**_OPTIONAL_NUMBERS, **architecture.numbers}
     config: dict[str, Any] = {name: keys.must(key, keys.size(key)) for name, key in sizes.items()}
-    config["num_hidden_layers"] -= keys.size("nextn_predict_layers") or 0
+    config["num_hidden_layers"] -= _further_layers(keys, config["num_hidden_layers"])
     config["rms_norm_eps"] = keys.must(_NORM, keys.number(_NORM))
     config |= dict(architecture.config)
     config |= {name: value for name, key in _OPTIONAL_SIZES.items() if (value := keys.size(key))}
@@ -55,6 +55,14 @@ def config_json(header: GgufHeader, architecture: Architecture, tables: Tables) 
         **_rope(keys, architecture, config, tables),
         **_token_ids(header.metadata, _vocab_size(header)),
     }
+
+
+def _further_layers(keys: Keys, count: int) -> int:
+    """Of `count` layers those that only predict further tokens."""
+    further = keys.size("nextn_predict_layers") or 0
+    if further >= count:
+        raise CheckpointError(f"GGUF: nextn_predict_layers is {further} of {count} layers", param="model")
+    return further
 
 
 def _head_dim(keys: Keys, config: Mapping[str, Any]) -> int:

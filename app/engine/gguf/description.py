@@ -21,7 +21,7 @@ from app.engine.gguf.architectures import ROPE_TABLES, architecture_of
 from app.engine.gguf.blocks import PLAIN
 from app.engine.gguf.config_json import config_json
 from app.engine.gguf.header import GgufHeader, GgufTensor
-from app.engine.gguf.keys import texts, token_id
+from app.engine.gguf.keys import Keys, texts, token_id
 from app.engine.gguf.latent import join_keys_and_values
 from app.engine.user_cache import made_once
 from app.engine.weight_files import GGUF_MANIFEST
@@ -63,7 +63,8 @@ def _make(files: list[Path], directory: Path) -> None:
     architecture = architecture_of(whole.metadata)
     tables = {name: _table(files[tensors[name][0]], tensors[name][1]) for name in ROPE_TABLES if name in tensors}
     config = config_json(whole, architecture, tables)
-    used = {name: one for name, one in tensors.items() if name not in tables and not _is_behind(name, config)}
+    behind = range(config["num_hidden_layers"], Keys(whole.metadata).size("block_count") or 0)
+    used = {name: one for name, one in tensors.items() if name not in tables and not _is_of(name, behind)}
     described = {architecture.own_name(name): entry for name, entry in used.items()}
     directory.mkdir()
     for number, file in enumerate(files):
@@ -92,10 +93,10 @@ def _tensors(files: list[Path], headers: list[GgufHeader]) -> dict[str, _Entry]:
     return found
 
 
-def _is_behind(name: str, config: Mapping[str, Any]) -> bool:
-    """Whether a tensor is of a layer that predicts further tokens, numbered on behind the last."""
+def _is_of(name: str, layers: range) -> bool:
+    """Whether a tensor is of one of these layers: those behind the last predict further tokens."""
     layer = re.match(r"blk\.(\d+)\.", name)
-    return layer is not None and int(layer[1]) >= config["num_hidden_layers"]
+    return layer is not None and int(layer[1]) in layers
 
 
 def _quantization(places: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

@@ -95,6 +95,8 @@ UNUSABLE: dict[str, tuple[str, dict[str, Any], str]] = {
         r"the checkpoint lacks model\.layers\.0\.mlp\.experts\.7\.",
     ),
     "fewer experts": ("qwen3moe", {"{arch}.expert_count": 6}, r"unexpected model\.layers\.0\.mlp\.experts\.6\."),
+    "fewer layers": ("qwen3moe", {"{arch}.block_count": 1}, r"unexpected model\.layers\.1\."),
+    "no layers": ("glm4moe", {"{arch}.nextn_predict_layers": 3}, r"nextn_predict_layers is 3 of 3 layers"),
     "no experts": ("qwen3moe", {"{arch}.expert_count": None}, r"the metadata lack qwen3moe\.expert_count"),
     "another width": (
         *("qwen3moe", {"{arch}.expert_feed_forward_length": 96}),
