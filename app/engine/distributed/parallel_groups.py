@@ -15,7 +15,7 @@ import torch.distributed as dist
 # The one name since torch 2.13, the other before.
 _all_gather: Callable[..., object] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
-SmallAllReduce = Callable[[torch.Tensor], "torch.Tensor | None"]
+SmallAllReduce = Callable[[torch.Tensor, bool], "torch.Tensor | None"]
 
 
 @dataclass(slots=True, frozen=True)
@@ -28,7 +28,7 @@ class RankGroup:
     rank: int = 0
     size: int = 1
     handle: dist.ProcessGroup | None = None  # None at size 1
-    # A faster sum for the messages it takes, in place; None for those it leaves to `handle`.
+    # A faster sum for the messages it takes, as `all_reduce`; None for those it leaves to `handle`.
     small_all_reduce: SmallAllReduce | None = None
 
     def __post_init__(self) -> None:
@@ -42,10 +42,11 @@ class RankGroup:
             return cls()
         return cls(rank, size, dist.ProcessGroup(dist.HashStore(), rank, size))  # type: ignore[attr-defined]
 
-    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Sum over the ranks, in place; the same bits on every rank."""
+    def all_reduce(self, tensor: torch.Tensor, *, lent: bool = False) -> torch.Tensor:
+        """Sum over the ranks, in place; the same bits on every rank. `lent`: whoever calls reads the answer at once, so
+        that it may lie in memory which the group's next sum overwrites."""
         if self.size > 1:
-            if self.small_all_reduce is not None and (summed := self.small_all_reduce(tensor)) is not None:
+            if self.small_all_reduce is not None and (summed := self.small_all_reduce(tensor, lent)) is not None:
                 return summed
             dist.all_reduce(tensor, group=self.handle)
         return tensor

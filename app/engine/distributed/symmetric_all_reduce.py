@@ -38,7 +38,8 @@ def shots(num_bytes: int, num_ranks: int, limits: Limits) -> int:
 
 
 class SymmetricAllReduce:
-    """One group's buffer. Call it with a contiguous tensor on the device; the answer is the tensor, or None."""
+    """One group's buffer. Call it with a contiguous tensor on the device; the answer is the tensor, `lent` the buffer's
+    part of its shape; or None."""
 
     def __init__(self, group: RankGroup, dtype: torch.dtype, device: torch.device, limits: Limits) -> None:
         """Collective over the group. RuntimeError (torch's) where the memory cannot be shared."""
@@ -50,20 +51,23 @@ class SymmetricAllReduce:
         self._limits = limits
         self._buffer = symmetric_memory.empty(max(limits) // dtype.itemsize, dtype=dtype, device=device)
         symmetric_memory.rendezvous(self._buffer, self._group_name)
+        self._part = self._flat = self._buffer[:0]  # of the last message's shape: a step's messages are mostly alike
 
-    def __call__(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """Sum `tensor` over the ranks in place; None leaves it to NCCL."""
+    def __call__(self, tensor: torch.Tensor, lent: bool = False) -> torch.Tensor | None:
+        """Sum `tensor` over the ranks in place; None leaves it to NCCL. `lent`: see RankGroup.all_reduce."""
         count = shots(tensor.nbytes, self._num_ranks, self._limits)
         if count == 0 or tensor.dtype != self._buffer.dtype or not tensor.is_contiguous():
             return None
-        part = self._buffer[: tensor.numel()]
-        part.copy_(tensor.view(-1))
+        if self._part.shape != tensor.shape:
+            self._flat = self._buffer[: tensor.numel()]
+            self._part = self._flat.view(tensor.shape)
+        self._part.copy_(tensor)
+        # The ranks meet again at the kernels' ends: after them nobody else reads or writes this rank's buffer.
         if count == 1:
-            # The ranks meet again at the kernel's end: after it the buffer is free for the next message.
-            torch.ops.symm_mem.one_shot_all_reduce_out(part, "sum", self._group_name, tensor.view(-1))
+            torch.ops.symm_mem.one_shot_all_reduce_out(self._flat, "sum", self._group_name, tensor.view(-1))
             return tensor
-        torch.ops.symm_mem.two_shot_all_reduce_(part, "sum", self._group_name)
-        return tensor.copy_(part.view(tensor.shape))
+        torch.ops.symm_mem.two_shot_all_reduce_(self._flat, "sum", self._group_name)
+        return self._part if lent else tensor.copy_(self._part)
 
 
 def with_small_all_reduce(

@@ -1,7 +1,7 @@
 """What follows a linear layer's product, which one kernel may do together with it: the layers' one exit.
 
 An epilogue knows both ways: joined to a product that is still to be made, where the device has such a kernel
-(`LinearOps`), and after one that stands alone because its shares are summed over ranks.
+(`LinearOps`), and after one that stands alone, or whose shares are summed over ranks first.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Protocol, TypeVar
 
 import torch
 
+from app.engine.distributed.parallel_groups import RankGroup
 from app.engine.layers.norm import Norm
 from app.kernels.fused import GatedActivation, fused_ops
 from app.kernels.gemm import Activations, LinearOps, WeightT
@@ -27,6 +28,10 @@ class Epilogue(Protocol[ResultT]):
 
     def after(self, y: torch.Tensor) -> ResultT:
         """What follows the product y [T, N]."""
+
+    def after_all_reduce(self, group: RankGroup, y: torch.Tensor) -> ResultT:
+        """What follows the sum over the group's ranks of y [T, N], which may be overwritten."""
+        return self.after(group.all_reduce(y))
 
     def after_experts(self, rows: ExpertRows) -> ResultT:
         """What follows the sum [T, N] of what experts gave."""
@@ -89,6 +94,10 @@ class AddNorm(Epilogue[tuple[Activations, torch.Tensor]]):
             total = y + self.residual if self.first is None else self.first.then_add(y, self.residual)
             return total, total
         return self.norm.after_add(y, self.residual, self.first)
+
+    def after_all_reduce(self, group: RankGroup, y: torch.Tensor) -> tuple[Activations, torch.Tensor]:
+        """Sum with all ranks' y, and its norm: what reads y is the next launch."""
+        return self.after(group.all_reduce(y, lent=True))
 
     def after_experts(self, rows: ExpertRows) -> tuple[Activations, torch.Tensor]:
         """Sum with what experts gave, and its norm."""

@@ -148,11 +148,13 @@ class LatentAttention(AttentionLayer):
         absorbed = query.new_empty(*query.shape[:2], s.width) if step.expanded is None else None
         turned = pe if absorbed is None else absorbed[..., s.latent_size :]
         self.fused.rotate_and_write_latent(pe, latent, rotation, cache, meta.slot_mapping, self.kv_scales, turned)
-        out = query.new_empty(*query.shape[:2], s.value_dim)
-        if step.absorbed is not None:
+        if step.absorbed is None:
+            out = self._attend_expanded(query, cache, step)
+        else:
+            out = query.new_empty(*query.shape[:2], s.value_dim)
             self._attend_absorbed(query, absorbed, cache, step.absorbed, out)
-        if step.expanded is not None:
-            self._attend_expanded(query, cache, step, out)
+            if step.expanded is not None:
+                out[step.expanded.tokens] = self._attend_expanded(query, cache, step)
         return self.o_proj(out.flatten(1), epilogue)  # type: ignore[no-any-return]
 
     def _project(self, x: Activations) -> tuple[torch.Tensor, torch.Tensor]:
@@ -184,11 +186,11 @@ class LatentAttention(AttentionLayer):
         self.ops.head_products(found, values, of_part)
         out[part.tokens] = of_part
 
-    def _attend_expanded(self, query: torch.Tensor, cache: torch.Tensor, step: LatentStep, out: torch.Tensor) -> None:
-        """Queries [T, H, Dn + Dr] of a part to the keys and values of their contexts, into `out` [T, H, Dv]."""
+    def _attend_expanded(self, query: torch.Tensor, cache: torch.Tensor, step: LatentStep) -> torch.Tensor:
+        """A part's queries of [T, H, Dn + Dr] to the keys and values of their contexts: [its T, H, Dv]."""
         part = step.expanded
         assert part is not None
-        out[part.tokens] = self.ops.attend_expanded(
+        return self.ops.attend_expanded(
             part.of(query), cache, part.meta, self.kv_b_proj.heads, step.workspace,
             scale=self.settings.scale, value_dim=self.settings.value_dim, kv_scale=self.kv_scales,
         )  # fmt: skip

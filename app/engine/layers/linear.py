@@ -95,7 +95,7 @@ class Linear(QuantizedLayer, ABC):
 
     def _product(self, ops: LinearOps[WeightT], x: Activations, weight: WeightT, epilogue: Epilogue[Any]) -> Any:
         if self.sums_up:
-            return epilogue.after(self.tp.all_reduce(ops.linear(x, weight, self.bias)))
+            return epilogue.after_all_reduce(self.tp, ops.linear(x, weight, self.bias))
         return epilogue.joined(ops, x, weight, self.bias)
 
     def pack(self) -> None:

@@ -90,9 +90,9 @@ class VocabEmbedding(VocabShard):
         if self.tp.size == 1:
             return F.embedding(token_ids, weight)
         local = token_ids - self.first
-        foreign = (local < 0) | (local >= self.rows)
-        hidden = F.embedding(local.masked_fill(foreign, 0), weight)
-        return self.tp.all_reduce(hidden.masked_fill_(foreign.unsqueeze(-1), 0.0))
+        own = local.clamp(0, self.rows - 1)
+        hidden = F.embedding(own, weight)
+        return self.tp.all_reduce(hidden.masked_fill_((own != local).unsqueeze(-1), 0.0))
 
     def pack(self) -> None:
         """Dequantize."""

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
 import pytest
 import torch
 
 from app.engine.distributed.parallel_groups import ParallelGroups, RankGroup
-from app.engine.distributed.symmetric_all_reduce import _refusal, shots, with_small_all_reduce
+from app.engine.distributed.symmetric_all_reduce import SymmetricAllReduce, _refusal, shots, with_small_all_reduce
+from app.engine.layers.epilogue import PLAIN, AddNorm
 
 
 @pytest.mark.parametrize(
@@ -36,3 +41,52 @@ def test_a_cpu_stays_with_gloo() -> None:
 def test_who_may_leave_nccl(size: int, choice: str, one_node: bool, reason: str | None) -> None:
     groups = ParallelGroups(tp=RankGroup(0, size, object()))  # type: ignore[arg-type]
     assert _refusal(groups, choice, torch.device("cuda"), one_node) == reason
+
+
+class OfTwo(SymmetricAllReduce):
+    """Beside a rank that has the same numbers, which torch's kernels add to this one's buffer."""
+
+    def __init__(self) -> None:
+        self._group_name, self._num_ranks, self._limits = "two", 2, (64, 1024)
+        self._buffer = torch.full((512,), torch.nan)
+        self._part = self._flat = self._buffer[:0]
+
+
+def double_into(part: torch.Tensor, _: str, __: str, out: torch.Tensor) -> None:
+    assert part.shape == out.shape, "torch's kernel asks for it"
+    torch.mul(part, 2, out=out)
+
+
+@pytest.fixture
+def doubled() -> Any:
+    kernels = SimpleNamespace(
+        one_shot_all_reduce_out=double_into, two_shot_all_reduce_=lambda part, _, __: part.mul_(2)
+    )
+    with patch.object(torch.ops, "symm_mem", kernels, create=True):
+        yield OfTwo()
+
+
+@pytest.mark.parametrize("rows", [2, 32])
+def test_a_sum_that_stays_is_in_place_and_one_that_is_lent_is_not_copied_back(doubled: OfTwo, rows: int) -> None:
+    group = RankGroup(0, 2, object(), doubled)  # type: ignore[arg-type]
+    for turn in range(1, 3):  # the same shape again
+        x = torch.full((rows, 8), float(turn))
+        assert group.all_reduce(x) is x
+        assert (x == 2 * turn).all()
+    wide = torch.full((rows // 2, 16), 5.0)  # as many numbers in another shape
+    found = group.all_reduce(wide, lent=True)
+    assert found.shape == wide.shape
+    assert (found == 10).all()
+    assert (found.data_ptr() == doubled._buffer.data_ptr()) == (rows == 32)
+
+
+def test_only_what_is_read_at_once_is_lent(doubled: OfTwo) -> None:
+    """A sum with the residual is new memory; a product alone may be kept by who asked for it."""
+    group = RankGroup(0, 2, object(), doubled)  # type: ignore[arg-type]
+    kept = PLAIN.after_all_reduce(group, torch.full((32, 8), 1.0))
+    y = torch.full((32, 8), 2.0)
+    _, total = AddNorm(torch.full((32, 8), 0.5), None).after_all_reduce(group, y)
+    assert (y == 2).all(), "the sum was copied back"
+    PLAIN.after_all_reduce(group, torch.full((32, 8), 3.0))
+    assert (kept == 2).all()
+    assert (total == 4.5).all()

@@ -96,7 +96,7 @@ class ExpertMLP(Layer):
             own = (read.float() * kept).to(read.dtype)
             rows.shared = own if rows.shared is None else rows.shared + own
         if self.tp.size > 1:
-            return epilogue.after(self.tp.all_reduce(rows.materialize()))
+            return epilogue.after_all_reduce(self.tp, rows.materialize())
         return epilogue.after_experts(rows)
 
     def _shared(self, x: Activations) -> torch.Tensor | None:
