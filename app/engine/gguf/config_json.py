@@ -58,7 +58,7 @@ def config_json(header: GgufHeader, architecture: Architecture, tables: Tables) 
 
 
 def _further_layers(keys: Keys, count: int) -> int:
-    """Of `count` layers those that only predict further tokens."""
+    """Layers among `count` that only predict further tokens."""
     further = keys.size("nextn_predict_layers") or 0
     if further >= count:
         raise CheckpointError(f"GGUF: nextn_predict_layers is {further} of {count} layers", param="model")
