@@ -21,5 +21,13 @@ def pack(x: torch.Tensor) -> torch.Tensor:
 
 def unpack(stored: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """int8 [..., D + SCALE_WIDTH] -> vectors [..., D] of `dtype`."""
-    scale = stored[..., -SCALE_WIDTH:].contiguous().view(torch.float32)
-    return (stored[..., :-SCALE_WIDTH] * scale).to(dtype)
+    # A product of both types would make another copy.
+    return stored[..., :-SCALE_WIDTH].float().mul_(_scales(stored)).to(dtype)
+
+
+def _scales(stored: torch.Tensor) -> torch.Tensor:
+    """fp32 [..., 1]; where they lie, if that is at multiples of their size."""
+    places = stored.shape[-1], stored.storage_offset(), *stored.stride()[:-1]
+    if all(place % SCALE_WIDTH == 0 for place in places):
+        return stored.view(torch.float32)[..., -1:]
+    return stored[..., -SCALE_WIDTH:].contiguous().view(torch.float32)

@@ -26,6 +26,7 @@ from app.kernels.attention import (
 from app.kernels.attention.torch_biased import attend_biased
 from app.kernels.attention.torch_in_place import InPlaceGroup
 from app.kernels.attention.torch_plan import DecodeGroup, QueryTile, TorchPlan, plan_step
+from app.kernels.float8 import widened
 
 
 def quantize(x: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
@@ -60,7 +61,9 @@ def write_kv(
 
 def _readable(stored: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Stored vectors as numbers of `dtype`; fp8 without its scales."""
-    return int8_cache.unpack(stored, dtype) if stored.dtype == KV_INT8 else stored.to(dtype)
+    if stored.dtype == KV_INT8:
+        return int8_cache.unpack(stored, dtype)
+    return widened(stored, dtype) if stored.dtype == KV_FP8 else stored.to(dtype)
 
 
 def _movable(x: torch.Tensor) -> torch.Tensor:

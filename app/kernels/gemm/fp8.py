@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from app.kernels.float8 import widened
 from app.kernels.gemm.stored import BLOCK, StoredTiles, pack_words
 from app.kernels.gemm.tiled import TiledWeight, linear
 from app.platforms import platform_of
@@ -69,7 +70,7 @@ class Fp8Weight(TiledWeight):
 def plain_linear(x: torch.Tensor, weight: Fp8Weight, bias: torch.Tensor | None) -> torch.Tensor:
     """The product of what is left of both after quantization."""
     quantized, scale = quantize_rows(x, weight.input_scale)
-    return linear((quantized.float() * scale).to(x.dtype), weight.tiles, bias)
+    return linear((widened(quantized, torch.float32) * scale).to(x.dtype), weight.tiles, bias)
 
 
 FP8_LINEAR: Registry[Callable[[torch.Tensor, Fp8Weight, torch.Tensor | None], torch.Tensor]] = Registry(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from app.kernels.float8 import widened
 from app.kernels.gemm.fp8 import FP8, LARGEST, LEAST_SCALE
 from app.kernels.gemm.stored import StoredTiles, block_for, groups_first, pack_words
 from app.kernels.gemm.tiled import TiledWeight, linear
@@ -77,7 +78,7 @@ def plain_linear(x: torch.Tensor, weight: Fp8BlockWeight, bias: torch.Tensor | N
     group = weight.tiles.group
     quantized, scale = quantize_groups(x, group)
     spread = scale.repeat_interleave(group, dim=1)[:, : x.shape[1]]
-    return linear((quantized.float() * spread).to(x.dtype), weight.tiles, bias)
+    return linear((widened(quantized, torch.float32) * spread).to(x.dtype), weight.tiles, bias)
 
 
 FP8_BLOCK_LINEAR: Registry[Callable[[torch.Tensor, Fp8BlockWeight, torch.Tensor | None], torch.Tensor]] = Registry(

@@ -12,6 +12,8 @@ from typing import Literal
 
 import torch
 
+from app.kernels.float8 import widened
+
 Form = Literal["nibble", "e2m1", "table", "int8", "e4m3"]
 BLOCK = 128  # inputs of a row that a kernel reads at a time
 _LEAST_RUN = 16  # inputs that tensor cores sum up at a time
@@ -139,7 +141,7 @@ class StoredTiles:
         """Rows start..stop without their scales, fp32 [stop - start, K]."""
         codes = unpack_words(self.words[start:stop], self.form, self.block, self.size)
         if self.form == "e4m3":
-            return codes.view(torch.float8_e4m3fn).float()
+            return widened(codes.view(torch.float8_e4m3fn), torch.float32)
         if self.form == "int8":
             return codes.view(torch.int8).float()
         if self.form == "nibble":

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from app.kernels.attention import KV_FP8, AttentionMetadata
+from app.kernels.float8 import widened
 from app.kernels.mla import MLAOps
 
 _TILE_TOKENS = 256  # whose scores are held at a time
@@ -157,7 +158,8 @@ def _stored(
     block_size, first = cache.shape[1], begin // cache.shape[1]
     table = cache.view(torch.uint8) if cache.dtype == KV_FP8 else cache  # PyTorch lacks indexing of fp8
     found = table[blocks[first : -(-end // block_size)]].view(cache.dtype).flatten(0, 1)
-    found = found[begin - first * block_size : end - first * block_size].to(dtype)
+    found = found[begin - first * block_size : end - first * block_size]
+    found = widened(found, dtype) if cache.dtype == KV_FP8 else found.to(dtype)
     return found if kv_scale is None else found * kv_scale.to(dtype)
 
 
