@@ -14,7 +14,7 @@ from app.errors import CheckpointError
 _SIZES = (
     *("hidden_size", "n_embd", "num_attention_heads", "n_head", "num_key_value_heads", "num_kv_heads", "n_head_kv"),
     *("vocab_size", "max_position_embeddings", "n_positions", "attention_chunk_size", "moe_intermediate_size"),
-    *("kv_lora_rank", "qk_rope_head_dim", "v_head_dim"),
+    *("kv_lora_rank", "qk_rope_head_dim", "v_head_dim", "word_embed_proj_dim"),
 )
 _MAYBE_NONE = (  # where 0 may say that there is none
     *("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "head_dim", "intermediate_size_mlp"),
@@ -22,7 +22,10 @@ _MAYBE_NONE = (  # where 0 may say that there is none
     *("n_group", "topk_group", "first_k_dense_replace", "interleave_moe_layer_step", "decoder_sparse_step"),
 )
 _LAYERS = ("num_hidden_layers", "n_layer")
-_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "n_shared_experts", "num_experts_per_tok")
+_EXPERTS = (
+    *("num_experts", "num_local_experts", "n_routed_experts", "n_shared_experts", "num_experts_per_tok"),
+    *("moe_num_experts", "moe_num_shared_experts", "moe_k", "num_shared_experts"),
+)
 _NUMBERS = (
     *("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "rope_theta", "routed_scaling_factor", "swiglu_limit"),
     *("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling", "logit_scale"),
