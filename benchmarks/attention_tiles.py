@@ -144,6 +144,7 @@ def time_us(call: Callable[[int], object], layers: int, *, in_graph: bool) -> fl
     if in_graph:
         repeats = max(16, layers)
         stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())  # which makes what the calls read
         with torch.cuda.stream(stream):
             call(0)
             graph = torch.cuda.CUDAGraph()

@@ -85,6 +85,7 @@ def graph_us(call: Callable[[], object], per_call: int) -> float:
         call()
         return 1e6 * (time.perf_counter() - began) / per_call
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())  # which makes what the calls read
     with torch.cuda.stream(stream):
         call()
         graph = torch.cuda.CUDAGraph()

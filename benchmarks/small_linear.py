@@ -101,6 +101,7 @@ def product(case: Case, tile: SmallTile, i: int) -> torch.Tensor:
 def graph_us(call: Call, copies: int) -> float:
     """Microseconds of one launch."""
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())  # which makes what the calls read
     with torch.cuda.stream(stream):
         call(0)
         graph = torch.cuda.CUDAGraph()

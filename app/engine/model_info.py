@@ -28,7 +28,7 @@ _OTHER_NAMES = {
     "hidden_size": ("n_embd",),
     "num_hidden_layers": ("n_layer",),
     "num_attention_heads": ("n_head",),
-    "num_key_value_heads": ("num_kv_heads", "n_head_kv"),
+    "num_key_value_heads": ("num_kv_heads", "n_head_kv", "kv_n_heads"),
     "intermediate_size": ("n_inner", "ffn_dim", "ffn_hidden_size"),
     "max_position_embeddings": ("n_positions",),
 }
@@ -43,6 +43,9 @@ _MEANT_NULLS = (
 )
 _CHUNKED = ("llama4", "llama4_text")
 _NESTED = ("text_config", "rope_parameters", "rope_scaling")
+# Which a model may give layer by layer (Hunyuan): the same for all is one number, what differs is refused as none.
+_BY_LAYER = ("moe_topk", "moe_intermediate_size", "num_experts", "num_shared_expert")
+_PARTS = {"dbrx": ("attn_config", "ffn_config")}  # which hold numbers of the model, by model type
 
 # What the text part of a model that also sees leaves out where it is transformers' default, by the part's model type.
 _TEXT_DEFAULTS: dict[str, dict[str, Any]] = {
@@ -284,6 +287,11 @@ def _without_nulls(config: dict[str, Any], nested: bool = False) -> dict[str, An
 
 def _text_part(config: dict[str, Any]) -> dict[str, Any]:
     """The language model of a model that also sees, under its own architecture's name; any other as it is."""
+    for name in _BY_LAYER:
+        if isinstance(config.get(name), list) and len({*map(str, config[name])}) == 1:
+            config = {**config, name: config[name][0]}
+    for part in _PARTS.get(str(config.get("model_type")), ()):
+        config = {**(config.get(part) or {}), part: {}, **config}
     text = config.get("text_config")
     if not isinstance(text, dict):
         return config

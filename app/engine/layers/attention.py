@@ -14,7 +14,7 @@ from app.engine.layers.context import BuildContext, ForwardContext
 from app.engine.layers.epilogue import Epilogue, ResultT
 from app.engine.layers.linear import QKVLinear, RowLinear
 from app.engine.layers.norm import RMSNorm
-from app.engine.layers.query_key_norm import QUERY_KEY_NORMS, HeadShare, QueryKeyNorm
+from app.engine.layers.query_key_norm import QUERY_KEY_NORMS, HeadShare, QueryKeyNorm, TurnedRMSNorm
 from app.engine.layers.rotary import RotaryEmbedding
 from app.engine.layers.weight import CheckpointTensor, Weight, WeightSpec, expect_shape
 from app.kernels.attention import HeadBias
@@ -97,6 +97,8 @@ class Attention(KVAttentionLayer):
         )
         if rotation.query_scale is not None:
             query = query * rotation.query_scale
+        if isinstance(self.q_norm, TurnedRMSNorm) and isinstance(self.k_norm, TurnedRMSNorm):
+            query = query * (self.q_norm.turned.weight * self.k_norm.turned.weight)
         out = self.ops.paged_attention(
             query,
             kv_cache,

@@ -1,4 +1,4 @@
-"""Norms of queries and keys before they are rotated, by kind.
+"""Norms of queries and keys, by kind.
 
 Those that work on single heads with one weight for all are made in the kernel that rotates (`HeadNorm`); the others
 change a step's projections in place.
@@ -24,6 +24,7 @@ from app.engine.layers.weight import CheckpointTensor, Weight, WeightSpec, expec
 QueryKeyNorm = Literal[
     "head_rms",
     "head_unit_rms",
+    "turned_head_rms",
     "head_offset_rms",
     "projection_rms",
     "head_layer_norm",
@@ -51,6 +52,15 @@ class UnitRMSNorm(RMSNorm):
         ones = torch.ones(head_dim, dtype=ctx.dtype, device=ctx.device)
         del self.weight
         self.register_buffer("weight", ones, persistent=False)
+
+
+class TurnedRMSNorm(UnitRMSNorm):
+    """An RMS norm of rotated heads (Hunyuan). A head's norm is the same before the rotation, and what multiplies the
+    numbers of queries and of keys after it may as well multiply those of queries alone."""
+
+    def __init__(self, ctx: BuildContext, head_dim: int, eps: float) -> None:
+        super().__init__(ctx, head_dim, eps)
+        self.turned = RMSNorm(ctx, head_dim, eps)
 
 
 class ProjectionRMSNorm(Layer):
@@ -119,6 +129,7 @@ Make = Callable[[BuildContext, HeadShare, int, float], nn.Module]
 QUERY_KEY_NORMS: dict[QueryKeyNorm, Make] = {
     "head_rms": lambda ctx, heads, head_dim, eps: RMSNorm(ctx, head_dim, eps),
     "head_unit_rms": lambda ctx, heads, head_dim, eps: UnitRMSNorm(ctx, head_dim, eps),
+    "turned_head_rms": lambda ctx, heads, head_dim, eps: TurnedRMSNorm(ctx, head_dim, eps),
     "head_offset_rms": lambda ctx, heads, head_dim, eps: OffsetRMSNorm(ctx, head_dim, eps),
     "projection_rms": ProjectionRMSNorm,
     "head_layer_norm": lambda ctx, heads, head_dim, eps: HeadLayerNorm(ctx, heads, head_dim, eps, bias=False),

@@ -16,6 +16,7 @@ MODELS: Registry[type[CausalLM]] = Registry(
     {
         "Cohere2ForCausalLM": "app.engine.models.cohere:Cohere2ForCausalLM",
         "CohereForCausalLM": "app.engine.models.cohere:CohereForCausalLM",
+        "DbrxForCausalLM": "app.engine.models.dbrx:DbrxForCausalLM",
         "DeepseekForCausalLM": "app.engine.models.deepseek:DeepseekForCausalLM",
         "DeepseekV2ForCausalLM": "app.engine.models.deepseek:DeepseekV2ForCausalLM",
         "DeepseekV3ForCausalLM": "app.engine.models.deepseek:DeepseekV3ForCausalLM",
@@ -25,6 +26,7 @@ MODELS: Registry[type[CausalLM]] = Registry(
         "Exaone4ForCausalLM": "app.engine.models.exaone4:Exaone4ForCausalLM",
         "ExaoneMoeForCausalLM": "app.engine.models.exaone_moe:ExaoneMoeForCausalLM",
         "FalconForCausalLM": "app.engine.models.falcon:FalconForCausalLM",
+        "FlexOlmoForCausalLM": "app.engine.models.flex_olmo:FlexOlmoForCausalLM",
         "GPT2LMHeadModel": "app.engine.models.gpt2:GPT2LMHeadModel",
         "GPTNeoXForCausalLM": "app.engine.models.gpt_neox:GPTNeoXForCausalLM",
         "Gemma2ForCausalLM": "app.engine.models.gemma2:Gemma2ForCausalLM",
@@ -45,7 +47,10 @@ MODELS: Registry[type[CausalLM]] = Registry(
         "Llama4ForCausalLM": "app.engine.models.llama4:Llama4ForCausalLM",
         "Llama4ForConditionalGeneration": "app.engine.models.llama4:Llama4ForCausalLM",  # text only
         "LongcatFlashForCausalLM": "app.engine.models.longcat_flash:LongcatFlashForCausalLM",
+        "HunYuanDenseV1ForCausalLM": "app.engine.models.hunyuan:HunYuanDenseV1ForCausalLM",
+        "HunYuanMoEV1ForCausalLM": "app.engine.models.hunyuan:HunYuanMoEV1ForCausalLM",
         "MiniCPM3ForCausalLM": "app.engine.models.minicpm3:MiniCPM3ForCausalLM",
+        "MiniMaxM2ForCausalLM": "app.engine.models.minimax_m2:MiniMaxM2ForCausalLM",
         "Ministral3ForCausalLM": "app.engine.models.ministral:Ministral3ForCausalLM",
         "MinistralForCausalLM": "app.engine.models.ministral:MinistralForCausalLM",
         "Mistral3ForConditionalGeneration": "app.engine.models.ministral:Ministral3ForCausalLM",  # text only

@@ -54,6 +54,18 @@ LONGCAT = {
     **{"ffn_hidden_size": 112, "without": ["num_hidden_layers", "intermediate_size"], "head_dim": 8},
     "routed_scaling_factor": 1.7,
 }
+DBRX = {
+    **{"d_model": 64, "n_heads": 4, "n_layers": 2, "max_seq_len": 512},
+    "without": [
+        *("hidden_size", "num_attention_heads", "num_hidden_layers", "max_position_embeddings"),
+        *("num_key_value_heads", "head_dim", "intermediate_size"),
+    ],
+    "attn_config": {"kv_n_heads": 2, "clip_qkv": 0.8, "rope_theta": 1000.0},
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0},
+    "ffn_config": {"ffn_hidden_size": 48, "moe_num_experts": 5, "moe_top_k": 2},
+}
+HUNYUAN = {"num_experts": 6, "moe_topk": [3, 3], "num_attention_heads": 4, "num_key_value_heads": 2}
+ALPHA = {"rope_type": "dynamic", "rope_theta": 1000.0, "alpha": 50.0, "factor": 1.0}
 # name: (transformers' model type, changes to the tiny configuration)
 EXPERT_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("mixtral", {**FEW, "sliding_window": 9}),
@@ -96,5 +108,15 @@ EXPERT_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "ernie4_5_moe-every-second": ("ernie4_5_moe", {**ERNIE, "moe_num_shared_experts": 0, "moe_layer_interval": 2}),
     "longcat_flash-most-identity": ("longcat_flash", {**LONGCAT, "zero_expert_num": 5}),
     "longcat_flash-no-identity": ("longcat_flash", {**LONGCAT, "zero_expert_num": 0}),
+    "flex_olmo-grouped": ("flex_olmo", {**PAD, **OLMOE, "num_attention_heads": 4}),
+    "minimax_m2-half": (
+        "minimax_m2",
+        {
+            **{"num_local_experts": 7, "num_experts_per_tok": 3},
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0, "partial_rotary_factor": 0.5},
+        },
+    ),
+    "dbrx": ("dbrx", DBRX),
+    "hunyuan_v1_moe": ("hunyuan_v1_moe", {**HUNYUAN, "rope_parameters": ALPHA}),
     "glm4_moe_lite": ("glm4_moe_lite", {**PAD, **DEEPSEEK, "n_group": 1, "topk_group": 1}),
 }

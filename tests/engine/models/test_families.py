@@ -90,6 +90,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "exaone4": ("exaone4", {**FOUR, "sliding_window_pattern": 2}),
     "exaone4-full": ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 2}),
     "ernie4_5": ("ernie4_5", {**PAD, "use_bias": True, "tie_word_embeddings": True}),
+    "hunyuan_v1_dense": ("hunyuan_v1_dense", {"attention_bias": True, "tie_word_embeddings": True}),
     "smollm3": ("smollm3", {**PAD, "num_hidden_layers": 4}),
     "smollm3-windows": ("smollm3", {**PAD, **FOUR, "use_sliding_window": True}),
     "ministral": ("ministral", {"sliding_window": 9, "layer_types": ["full_attention", "sliding_attention"]}),

@@ -35,6 +35,21 @@ SEEING = {"architectures": ["Llama4ForConditionalGeneration"], "model_type": "ll
 V2, V3 = PUBLISHED["DeepSeek-V2-Lite"][1], PUBLISHED["DeepSeek-V3"][1]
 
 
+A13B = {
+    **{"architectures": ["HunYuanMoEV1ForCausalLM"], "model_type": "hunyuan_v1_moe", "hidden_size": 4096},
+    **{"intermediate_size": 3072, "num_hidden_layers": 2, "num_attention_heads": 32, "num_key_value_heads": 8},
+    **{"attention_head_dim": 128, "num_experts": 64, "moe_topk": [8, 8], "moe_intermediate_size": [3072, 3072]},
+    **{"num_shared_expert": [1, 1], "vocab_size": 128167, "max_position_embeddings": 32768, "use_cla": False},
+    "rope_scaling": {"alpha": 1000.0, "factor": 1.0, "type": "dynamic"},
+}
+DBRX: dict[str, Any] = {
+    **{"architectures": ["DbrxForCausalLM"], "model_type": "dbrx", "d_model": 6144, "n_heads": 48, "n_layers": 40},
+    **{"max_seq_len": 32768, "vocab_size": 100352},
+    "attn_config": {"clip_qkv": 8, "kv_n_heads": 8, "rope_theta": 500000},
+    "ffn_config": {"ffn_hidden_size": 10752, "moe_num_experts": 16, "moe_top_k": 4, "moe_jitter_eps": 0.01},
+}
+
+
 def checked(folder: Path, config: dict[str, Any], **options: Any) -> tuple[ModelInfo, ExpertSettings]:
     (folder / "config.json").write_text(json.dumps(config))
     info = check_model(EngineConfig(model=str(folder), **options))
@@ -52,6 +67,29 @@ def test_no_shared_experts_is_none(config: dict[str, Any], size: int, tmp_path: 
     left_out = {name: value for name, value in config.items() if name != "n_shared_experts"}
     assert [checked(tmp_path, one)[1].shared_size for one in (config, left_out)] == [size, size]
     assert checked(tmp_path, {**config, "n_shared_experts": None})[1].shared_size == 0
+
+
+def test_numbers_that_are_given_layer_by_layer_or_in_parts(tmp_path: Path) -> None:
+    info, experts = checked(tmp_path, A13B)
+    assert (experts.num_experts, experts.rule.top_k, experts.intermediate_size, experts.shared_size) == (
+        64,
+        8,
+        3072,
+        3072,
+    )
+    family = MODELS.load(info.architecture)
+    rope = family.ropes(info, family.settings(info), 32768)("")
+    assert (rope.rope_type, rope.theta) == ("default", pytest.approx(10000.0 * 1000.0 ** (128 / 126)))
+    with pytest.raises(CheckpointError, match=r"moe_topk is \[8, 4\], not a whole number"):
+        checked(tmp_path, {**A13B, "moe_topk": [8, 4]})
+    with pytest.raises(UnsupportedError, match="use_cla=true"):
+        checked(tmp_path, {**A13B, "use_cla": True})
+    info, experts = checked(tmp_path, DBRX)
+    assert (experts.num_experts, experts.rule.top_k, experts.intermediate_size) == (16, 4, 10752)
+    assert (info.num_kv_heads, info.head_dim, info.max_position_embeddings) == (8, 128, 32768)
+    assert MODELS.load(info.architecture).settings(info).attention_clip == 8
+    with pytest.raises(UnsupportedError, match="moe_normalize_expert_weights=2"):
+        checked(tmp_path, {**DBRX, "ffn_config": {**DBRX["ffn_config"], "moe_normalize_expert_weights": 2}})
 
 
 def test_layers_with_experts_one_by_one(tmp_path: Path) -> None:
@@ -117,7 +155,6 @@ def test_a_field_that_holds_something_else_is_named(wrong: dict[str, Any], tmp_p
     [
         ("Llama4ForCausalLM", {**SCOUT, "no_rope_layers": [1]}, "no_rope_layers names 1 of 48 layers"),
         ("SmolLM3ForCausalLM", {**SCOUT, "no_rope_layers": [1, 0]}, "no_rope_layers names 2 of 48 layers"),
-        ("ExaoneMoeForCausalLM", {**SCOUT, "num_experts": 0}, "num_experts=0: this family"),
         ("MixtralForCausalLM", {**PHI, "num_local_experts": 0}, "layers with experts, of which there are none"),
     ],
 )
