@@ -42,7 +42,7 @@ def weights_bytes(info: ModelInfo, dtype: str, load_format: str = "auto") -> int
 
 def kv_bytes_per_token(info: ModelInfo, dtype: str) -> int:
     """What is cached of one token over all layers: keys and values, or latents."""
-    return info.num_layers * _cached_width(info) * ITEM_BYTES.get(dtype, 2)
+    return info.num_caches * _cached_width(info) * ITEM_BYTES.get(dtype, 2)
 
 
 def _cached_width(info: ModelInfo) -> int:

@@ -34,6 +34,7 @@ _OTHER_NAMES = {
 }
 # What a family calls a size where the common name says something else.
 _OWN_NAMES = {"longcat_flash": {"num_hidden_layers": "num_layers"}}
+_CACHES = {"longcat_flash": 2}  # of a layer; others have one
 
 # Where config.json may say null and mean something: no window, cap, chunks or shared experts. Elsewhere null is what is
 # left out.
@@ -146,6 +147,11 @@ class ModelInfo:
     def num_layers(self) -> int:
         """Decoder layers."""
         return int(self._size("num_hidden_layers"))
+
+    @property
+    def num_caches(self) -> int:
+        """Attentions that keep keys and values, or latents, of all layers."""
+        return self.num_layers * _CACHES.get(str(self.hf_config.get("model_type")), 1)
 
     @property
     def num_heads(self) -> int:

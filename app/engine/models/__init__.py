@@ -14,6 +14,7 @@ if TYPE_CHECKING:  # the table alone needs no torch
 MODELS: Registry[type[CausalLM]] = Registry(
     "model architecture",
     {
+        "AXK1ForCausalLM": "app.engine.models.axk1:AXK1ForCausalLM",
         "Cohere2ForCausalLM": "app.engine.models.cohere:Cohere2ForCausalLM",
         "CohereForCausalLM": "app.engine.models.cohere:CohereForCausalLM",
         "DbrxForCausalLM": "app.engine.models.dbrx:DbrxForCausalLM",
@@ -41,6 +42,8 @@ MODELS: Registry[type[CausalLM]] = Registry(
         "GraniteMoeForCausalLM": "app.engine.models.granite_moe:GraniteMoeForCausalLM",
         "GraniteMoeSharedForCausalLM": "app.engine.models.granite_moe:GraniteMoeForCausalLM",
         "GraniteForCausalLM": "app.engine.models.granite:GraniteForCausalLM",
+        "HYV3ForCausalLM": "app.engine.models.hy_v3:HYV3ForCausalLM",
+        "KimiK25ForConditionalGeneration": "app.engine.models.deepseek:KimiK25ForCausalLM",  # text only
         "AquilaForCausalLM": "app.engine.models.llama:LlamaForCausalLM",  # Llama under another name, as the next
         "LLaMAForCausalLM": "app.engine.models.llama:LlamaForCausalLM",
         "LlamaForCausalLM": "app.engine.models.llama:LlamaForCausalLM",

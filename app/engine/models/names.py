@@ -15,6 +15,7 @@ _IMAGES = (
     "vision_tower.",
     "vision_model.",
     "multi_modal_projector.",
+    "mm_projector.",
     "model.vision_tower.",
     "model.multi_modal_projector.",
 )

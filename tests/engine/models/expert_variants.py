@@ -106,6 +106,11 @@ EXPERT_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "exaone_moe-windows": ("exaone_moe", {**EXAONE, "num_shared_experts": 2, "sliding_window": 9}),
     "ernie4_5_moe-some": ("ernie4_5_moe", {**ERNIE, "moe_layer_end_index": 2, "num_hidden_layers": 4}),
     "ernie4_5_moe-every-second": ("ernie4_5_moe", {**ERNIE, "moe_num_shared_experts": 0, "moe_layer_interval": 2}),
+    "hy_v3-biases": (
+        "hy_v3",
+        {**EXAONE, "num_shared_experts": 2, "attention_bias": True, "router_scaling_factor": 1.7},
+    ),
+    "axk1-groups": ("axk1", {**DEEPSEEK, **GROUPS, "n_shared_experts": 2}),
     "longcat_flash-most-identity": ("longcat_flash", {**LONGCAT, "zero_expert_num": 5}),
     "longcat_flash-no-identity": ("longcat_flash", {**LONGCAT, "zero_expert_num": 0}),
     "flex_olmo-grouped": ("flex_olmo", {**PAD, **OLMOE, "num_attention_heads": 4}),

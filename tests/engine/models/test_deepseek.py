@@ -113,6 +113,30 @@ def test_the_first_one_has_attention_of_llama(tmp_path: Path) -> None:
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-3)
 
 
+def test_the_text_part_of_kimi_k25(tmp_path: Path) -> None:
+    """As published: its own names around DeepSeek V3, beside what sees images."""
+    family, changes = EXPERT_VARIANTS["deepseek_v3-plain"]
+    plain = tiny_model(family, **changes)
+    tensors = {f"language_model.{name}": x for name, x in load_file(plain / "model.safetensors").items()}
+    images = {name: torch.ones(8) for name in ("vision_tower.patch_embed.proj.bias", "mm_projector.pre_norm.weight")}
+    save_file({**tensors, **images}, tmp_path / "model.safetensors")
+    text = {**json.loads((plain / "config.json").read_text()), "model_type": "kimi_k2"}
+    config = {"architectures": ["KimiK25ForConditionalGeneration"], "model_type": "kimi_k25", "text_config": text}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (asked,) = prompts((37,))
+    (run,) = Driver(str(tmp_path), max_model_len=128).run([Run(asked, greedy(6))])
+    assert run.tokens == hf_greedy(hf_model(plain), asked, 6)
+
+
+def test_what_longcat_caches(tmp_path: Path) -> None:
+    """As published: two latents in each of 28 layers, which transformers counts as 56."""
+    config = {**COMMON, "model_type": "longcat_flash", "architectures": ["LongcatFlashForCausalLM"], "num_layers": 28}
+    for more in ({}, {"num_hidden_layers": 56}):
+        (tmp_path / "config.json").write_text(json.dumps({**config, **more}))
+        info = ModelInfo.from_directory(str(tmp_path))
+        assert (info.num_layers, kv_bytes_per_token(info, "bfloat16")) == (28, 64_512)
+
+
 def test_layers_for_drafts_are_left_out(tmp_path: Path) -> None:
     family, changes = EXPERT_VARIANTS["deepseek_v3"]
     plain = tiny_model(family, **changes)

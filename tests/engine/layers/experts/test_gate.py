@@ -22,6 +22,7 @@ TOKENS = 200
 # here it is as in the other families.
 CHOOSERS: dict[str, Callable[[Any, Gate, torch.Tensor], Any]] = {
     "minimax_m2": lambda block, gate, x: block.gate(x, gate.e_score_correction_bias),
+    "hy_v3": lambda block, gate, x: block.gate(x, gate.e_score_correction_bias),
     "dbrx": lambda block, gate, x: block.route_tokens_to_experts(block.router(x)),
     "hunyuan_v1_moe": lambda block, gate, x: block.gate(x),
 }
