@@ -14,7 +14,8 @@ from app.errors import CheckpointError
 _SIZES = (
     *("hidden_size", "n_embd", "num_attention_heads", "n_head", "num_key_value_heads", "num_kv_heads", "n_head_kv"),
     *("vocab_size", "max_position_embeddings", "n_positions", "attention_chunk_size", "moe_intermediate_size"),
-    *("kv_lora_rank", "qk_rope_head_dim", "v_head_dim", "d_model", "n_heads", "kv_n_heads", "max_seq_len"),
+    *("kv_lora_rank", "qk_rope_head_dim", "v_head_dim", "word_embed_proj_dim"),
+    *("d_model", "n_heads", "kv_n_heads", "max_seq_len"),
 )
 _MAYBE_NONE = (  # where 0 may say that there is none
     *("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "head_dim", "intermediate_size_mlp"),
@@ -24,7 +25,8 @@ _MAYBE_NONE = (  # where 0 may say that there is none
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers")
 _EXPERTS = (
     *("num_experts", "num_local_experts", "n_routed_experts", "n_shared_experts", "num_experts_per_tok"),
-    *("moe_num_experts", "moe_topk", "moe_top_k", "num_shared_expert"),
+    *("moe_num_experts", "moe_num_shared_experts", "moe_k", "num_shared_experts"),
+    *("moe_topk", "moe_top_k", "num_shared_expert"),
 )
 _NUMBERS = (
     *("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "rope_theta", "routed_scaling_factor", "swiglu_limit"),

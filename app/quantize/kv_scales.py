@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 
 from app.engine.models.quantized_modules import FoundModule
-from app.errors import UnsupportedError
+from app.errors import CheckpointError, UnsupportedError
 from app.kernels.attention import KV_FP8_MAX
 from app.quantize.layerwise import LayerObserver, LoadedLayer
 
@@ -32,9 +32,11 @@ class KVScaleCalibration(LayerObserver):
             self._largest[name] = largest if before is None else torch.maximum(before, largest)
 
     def end(self, layer: LoadedLayer) -> None:
-        """See LayerObserver."""
+        """See LayerObserver. CheckpointError names a layer whose keys or values are not finite."""
         for name in self._names(layer):
             scale = (self._largest[name].float() / KV_FP8_MAX).clamp_(min=LEAST).cpu()
+            if not scale.isfinite().all():
+                raise CheckpointError(f"--kv: keys or values of {name} are not finite", param="model")
             shape = (1,) if scale.ndim == 1 else (-1, 1, 1)  # as compressed-tensors has them
             for kind, own in zip("kv", scale, strict=True):
                 self.scales[f"{name}.{kind}_scale"] = own.reshape(shape).contiguous()

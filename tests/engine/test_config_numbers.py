@@ -24,6 +24,8 @@ from tests.engine.models.test_deepseek import PUBLISHED
         ({"vocab_size": "129280"}, "vocab_size is '129280', not"),
         ({"moe_intermediate_size": 0}, "moe_intermediate_size is 0, not"),
         ({"rms_norm_eps": [1]}, r"rms_norm_eps is \[1\], not a number"),
+        ({"moe_num_experts": [64]}, r"moe_num_experts is \[64\], not"),
+        ({"num_shared_experts": -1}, "num_shared_experts is -1, not"),
         ({"rope_scaling": 40}, "rope_scaling is 40, not an object"),
     ],
 )

@@ -193,5 +193,9 @@ def test_what_cannot_be_quantized_is_refused_by_name(source: Path, tmp_path: Pat
     save_file(tensors, damaged / "model.safetensors")
     with pytest.raises(CheckpointError, match=rf"MODEL: {name} holds numbers that are not finite"):
         quantized(damaged, tmp_path / "damaged", "int8")
+    tensors["model.layers.0.self_attn.k_proj.weight"][3, 5] = torch.nan
+    save_file(tensors, damaged / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"--kv: keys or values of model\.layers\.0\.self_attn are not finite"):
+        quantized(damaged, tmp_path / "damaged", None, kv="head", samples=4, length=8)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["full", "once"]
     assert quantize(QuantizeSettings(str(source), tmp_path / "out", "int8", report=False, device="cpu")) is None

@@ -56,7 +56,7 @@ class RopeSettings:
 
         partial = _number("partial_rotary_factor", either("partial_rotary_factor", 1.0))
         dim = int(head_dim * partial)
-        if dim < 2 or dim % 2:
+        if dim < 2 or dim % 2 or dim > head_dim:
             raise UnsupportedError(f"partial_rotary_factor {partial} rotates {dim} of {head_dim}", param="model")
         theta = _number("rope_theta", either("rope_theta", 10000.0))
         rope_type = str(parameters.get("rope_type", parameters.get("type", "default")))

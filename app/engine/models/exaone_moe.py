@@ -12,6 +12,7 @@ from app.engine.models.decoder_settings import DecoderSettings
 from app.engine.models.deepseek import layers_with_experts, sigmoid_experts
 from app.engine.models.exaone4 import Exaone4ForCausalLM
 from app.engine.models.names import renamed
+from app.errors import UnsupportedError
 
 _DEFAULTS = {
     **{"n_routed_experts": 64, "num_experts_per_tok": 8, "moe_intermediate_size": 1024, "n_shared_experts": 1},
@@ -31,7 +32,8 @@ class ExaoneMoeForCausalLM(Exaone4ForCausalLM):
         """The settings of config.json, which may name the kind of each layer."""
         hf = {_OWN.get(name, name): value for name, value in info.hf_config.items()}
         experts = sigmoid_experts(replace(info, hf_config=hf), _DEFAULTS)
-        assert experts is not None, "64 by default"
+        if experts is None:
+            raise UnsupportedError("num_experts=0: this family has layers with experts", param="model")
         experts = replace(experts, layers=layers_with_experts(info) or experts.layers)
         return replace(Exaone4ForCausalLM.settings(info), experts=experts)
 

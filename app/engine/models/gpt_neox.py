@@ -17,6 +17,7 @@ from app.engine.models.decoder_layers.parallel import TwoNormParallelLayer
 from app.engine.models.decoder_settings import DecoderSettings
 from app.engine.models.names import renamed
 from app.engine.models.tensor_view import rows_of
+from app.errors import CheckpointError
 
 _NAMES = [
     (r"^gpt_neox\.", "model."),
@@ -31,7 +32,11 @@ _BUFFERS = (".attention.bias", ".attention.masked_bias", ".attention.rotary_emb.
 
 
 def part_of_heads(x: torch.Tensor, head_dim: int, group: int, first: int, count: int) -> torch.Tensor:
-    """The rows of one projection: heads `first` to `first + count` of each group of `group` heads [.., D]."""
+    """The rows of one projection: heads `first` to `first + count` of each group of `group` heads [.., D].
+    CheckpointError where they are no such groups."""
+    if len(x) % (group * head_dim):
+        what = f"{len(x)} rows of queries, keys and values are no groups of {group} heads of {head_dim}"
+        raise CheckpointError(what, param="model")
     heads = x.reshape(-1, group, head_dim, *x.shape[1:])
     return heads[:, first : first + count].reshape(-1, *x.shape[1:])
 

@@ -133,9 +133,9 @@ _FIELDS: Mapping[str, _Field] = {
         ),
         _OBJECT,
     ),
-    **dict.fromkeys(("extra_config", "quantized_layers", "layer_quant_config"), _TABLE),
+    **dict.fromkeys(("extra_config", "quantized_layers"), _TABLE),
     **dict.fromkeys(("weight", "input_tensors"), ("an object or several", _are_levels)),
-    "config_groups": ("an object of objects", _are_objects),
+    **dict.fromkeys(("config_groups", "layer_quant_config"), ("an object of objects", _are_objects)),
     # Rules of GPTQModel; of compressed-tensors, when activations are quantized.
     "dynamic": ("an object of objects", lambda value: isinstance(value, bool | str) or _is_table(value)),
 }

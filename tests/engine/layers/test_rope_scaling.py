@@ -104,6 +104,8 @@ def test_what_is_missing_or_unsupported_is_named() -> None:
         RopeSettings.from_hf({"rope_scaling": {"type": "linear"}}, 64, 512).frequencies()
     with pytest.raises(UnsupportedError, match=r"partial_rotary_factor 0\.55 rotates 35 of 64"):
         RopeSettings.from_hf({"partial_rotary_factor": 0.55}, 64, 512)
+    with pytest.raises(UnsupportedError, match=r"partial_rotary_factor 2\.0 rotates 128 of 64"):
+        RopeSettings.from_hf({"partial_rotary_factor": 2}, 64, 512)
     with pytest.raises(CheckpointError, match="lack 'sliding_attention'"):
         RopeSettings.from_hf({"rope_parameters": {"full_attention": {}}}, 64, 512, "sliding_attention")
     with pytest.raises(CheckpointError, match="'longrope' needs 32 numbers in 'short_factor'"):

@@ -155,6 +155,7 @@ def test_a_field_that_holds_something_else_is_named(wrong: dict[str, Any], tmp_p
     [
         ("Llama4ForCausalLM", {**SCOUT, "no_rope_layers": [1]}, "no_rope_layers names 1 of 48 layers"),
         ("SmolLM3ForCausalLM", {**SCOUT, "no_rope_layers": [1, 0]}, "no_rope_layers names 2 of 48 layers"),
+        ("ExaoneMoeForCausalLM", {**SCOUT, "num_experts": 0}, "num_experts=0: this family"),
         ("MixtralForCausalLM", {**PHI, "num_local_experts": 0}, "layers with experts, of which there are none"),
     ],
 )

@@ -56,6 +56,7 @@ def gptq(**more: Any) -> dict[str, Any]:
         (compressed(num_bits=None, group_size=None, strategy="channel"), None),
         ({**compressed(), "format": "zip"}, "compressed-tensors: g: format='zip' is not read"),
         ({**compressed(), "config_groups": {"g": None}}, r"config_groups is .*, not an object of objects"),
+        ({"quant_method": "quark", "layer_quant_config": {"a": None}}, r"layer_quant_config is .*, not an object"),
         ({**compressed(), "kv_cache_scheme": "fp8"}, "kv_cache_scheme 'fp8' of the checkpoint is not supported"),
         ({"quant_method": "fp8", "kv_cache_scheme": "static"}, None),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": [1]}, r"ModelOpt: group_size=\[1\]"),
