@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +11,8 @@ import pytest
 from app.engine.config_numbers import check_numbers
 from app.errors import CheckpointError
 from tests.engine.models.test_deepseek import PUBLISHED
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
@@ -34,3 +38,15 @@ def test_a_field_that_holds_something_else_is_named(wrong: dict[str, Any], messa
     check_numbers(config, "config.json")
     with pytest.raises(CheckpointError, match=rf"config\.json is not usable: {message}"):
         check_numbers({**config, **wrong}, "config.json")
+
+
+def test_what_families_take_for_numbers_is_checked() -> None:
+    """All names but those that mean something else in another family, or below 0."""
+    number = r'\b(?:int|float)\((?:hf|\w+\.hf_config)(?:\.get\(|\[)"(\w+)"'
+    files = [*(ROOT / "app" / "engine" / "models").glob("*.py"), ROOT / "app" / "engine" / "model_info.py"]
+    taken = {name for file in files for name in re.findall(number, file.read_text())}
+    assert len(taken) > 40
+    config = PUBLISHED["DeepSeek-V3"][1]
+    for name in taken - {"pad_token_id", "moe_layer_end_index", "sliding_window_pattern"}:
+        with pytest.raises(CheckpointError, match=f"{name} is \\[\\], not"):
+            check_numbers({**config, name: []}, "config.json")
