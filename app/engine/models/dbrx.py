@@ -49,7 +49,7 @@ class DbrxForCausalLM(CausalLM):
         if power not in (None, 1):
             raise UnsupportedError(f"moe_normalize_expert_weights={power} of config.json; known: 1", param="model")
         experts = ExpertSettings(
-            num_experts=info.num_experts,
+            num_experts=int(hf.get("moe_num_experts", 4)),
             intermediate_size=info.intermediate_size,
             rule=RoutingRule(int(hf.get("moe_top_k", 1)), renormalize=power is not None),
             layers=frozenset(range(info.num_layers)),

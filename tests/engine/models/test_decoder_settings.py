@@ -26,7 +26,10 @@ SIZES: dict[str, Any] = {
     **{"num_attention_heads": 4, "num_key_value_heads": 2},
 }
 LATENT_SIZES = {"kv_lora_rank": 32, "q_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16}
-LATENT = {f"{name}ForCausalLM" for name in ("DeepseekV2", "DeepseekV3", "Glm4MoeLite", "MiniCPM3", "Youtu")}
+LATENT = {
+    f"{name}ForCausalLM"
+    for name in ("DeepseekV2", "DeepseekV3", "Glm4MoeLite", "MiniCPM3", "Youtu", "LongcatFlash", "AXK1")
+}
 NEEDED = {*SIZES, *LATENT_SIZES, "architectures", "model_type"}
 
 
@@ -68,7 +71,9 @@ def test_what_a_family_leaves_out_is_what_transformers_means(architecture: str, 
     judge = CONFIG_MAPPING[FAMILIES[architecture]](**sizes(architecture))
     assert settings.tie_word_embeddings == judge.tie_word_embeddings
     names = ("hidden_activation", "hidden_act", "activation_function", "activation")
-    assert settings.hidden_act == next(getattr(judge, name) for name in names if getattr(judge, name, None))
+    of_dbrx = getattr(judge, "ffn_config", None)
+    named = of_dbrx.ffn_act_fn["name"] if of_dbrx else next(getattr(judge, n) for n in names if getattr(judge, n, None))
+    assert settings.hidden_act == named
     parameters = getattr(judge, "rope_parameters", None) or {}
     for kind, rope in ropes.items():
         expected = parameters.get(kind, parameters)
