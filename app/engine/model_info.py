@@ -141,7 +141,7 @@ class ModelInfo:
     def num_experts(self) -> int:
         """Experts of a layer that has them; 0: the model has none."""
         names = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
-        return int(next((self.hf_config[name] for name in names if name in self.hf_config), 0))
+        return int(next((self.hf_config[name] for name in names if self.hf_config.get(name) is not None), 0))
 
     @property
     def num_layers(self) -> int:
@@ -297,6 +297,8 @@ def _text_part(config: dict[str, Any]) -> dict[str, Any]:
         if isinstance(config.get(name), list) and len({*map(str, config[name])}) == 1:
             config = {**config, name: config[name][0]}
     for part in _PARTS.get(str(config.get("model_type")), ()):
+        if not isinstance(config.get(part) or {}, Mapping):
+            raise CheckpointError(f"config.json: {part} is {config[part]!r:.80}, not an object", param="model")
         config = {**(config.get(part) or {}), part: {}, **config}
     text = config.get("text_config")
     if not isinstance(text, dict):

@@ -54,17 +54,17 @@ class RopeSettings:
         def either(name: str, default: float) -> Any:
             return parameters.get(name, hf_config.get(name, default))
 
-        partial = _number("partial_rotary_factor", either("partial_rotary_factor", 1.0))
+        partial = number_of("partial_rotary_factor", either("partial_rotary_factor", 1.0))
         dim = int(head_dim * partial)
         if dim < 2 or dim % 2 or dim > head_dim:
             raise UnsupportedError(f"partial_rotary_factor {partial} rotates {dim} of {head_dim}", param="model")
-        theta = _number("rope_theta", either("rope_theta", 10000.0))
+        theta = number_of("rope_theta", either("rope_theta", 10000.0))
         rope_type = str(parameters.get("rope_type", parameters.get("type", "default")))
         rope_type = {"su": "longrope"}.get(rope_type, rope_type)  # its name in older configurations
         if rope_type not in ROPE_TYPES:
             known = ", ".join(sorted(ROPE_TYPES))
             raise UnsupportedError(f"unknown rope_type {rope_type!r}; known: {known}", param="model")
-        limit = int(_number("max_position_embeddings", hf_config.get("max_position_embeddings", 2048)))
+        limit = int(number_of("max_position_embeddings", hf_config.get("max_position_embeddings", 2048)))
         if parameters.get("original_max_position_embeddings") is None and rope_type == "longrope":
             parameters["original_max_position_embeddings"] = hf_config.get("original_max_position_embeddings", limit)
         return cls(dim, theta, rope_type, limit, max_model_len, parameters)
@@ -98,7 +98,7 @@ class RopeSettings:
         value = default if value is None else value
         if value is None:
             raise CheckpointError(f"config.json: rope_type {self.rope_type!r} needs {name!r}", param="model")
-        return _number(name, value)
+        return number_of(name, value)
 
     def periods(self) -> torch.Tensor:
         """Unscaled frequencies' inverses, fp32 [D / 2]."""
@@ -110,8 +110,8 @@ class RopeSettings:
         return 1.0 / self.periods()
 
 
-def _number(name: str, value: Any) -> float:
-    """CheckpointError where it is none."""
+def number_of(name: str, value: Any) -> float:
+    """The value of the field `name` as a number; CheckpointError where it is none."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise CheckpointError(f"config.json: {name} is {value!r}, not a number", param="model")
     return float(value)

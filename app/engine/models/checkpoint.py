@@ -69,8 +69,12 @@ class StoredTensor:
         return self.mapped.dtype
 
     def reshaped(self, *shape: int) -> StoredTensor:
-        """The same numbers in the same order under another shape."""
-        return replace(self, mapped=self.mapped.reshape(shape))
+        """The same numbers in the same order under another shape; CheckpointError where there are others."""
+        try:
+            return replace(self, mapped=self.mapped.reshape(shape))
+        except RuntimeError:
+            what = f"{self.name} has shape {list(self.shape)}, whose numbers do not fill {list(shape)}"
+            raise CheckpointError(what, param="model") from None
 
     def narrow(self, dim: int, start: int, length: int) -> torch.Tensor:
         """Read `length` entries from `start` along `dim`, now."""

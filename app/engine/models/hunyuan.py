@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 
 from app.engine.layers.experts.settings import ExpertSettings
+from app.engine.layers.rope_scaling import number_of
 from app.engine.model_info import ModelInfo
 from app.engine.models.checkpoint import StoredTensor
 from app.engine.models.decoder import CausalLM, Ropes
@@ -48,8 +49,9 @@ class HunYuanDenseV1ForCausalLM(CausalLM):
         hf = info.hf_config
         rope = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
         if rope.get("rope_type", rope.get("type")) == "dynamic" and rope.get("alpha"):
-            dim, theta = settings.head_dim, float(rope.get("rope_theta", hf.get("rope_theta", 10000.0)))
-            stretched = {"rope_theta": theta * float(rope["alpha"]) ** (dim / (dim - 2))}
+            base, dim = rope.get("rope_theta", hf.get("rope_theta", 10000.0)), settings.head_dim
+            stretch = number_of("alpha", rope["alpha"]) ** (dim / (dim - 2))
+            stretched = {"rope_theta": number_of("rope_theta", base) * stretch}
             info = replace(info, hf_config={**hf, "rope_parameters": stretched})
         return super().ropes(info, settings, max_model_len)
 

@@ -12,6 +12,7 @@ from app.engine.models.decoder import CausalLM
 from app.engine.models.decoder_settings import DecoderSettings
 from app.engine.models.deepseek import layers_with_experts, sigmoid_experts
 from app.engine.models.names import is_behind_last_layer, renamed
+from app.errors import UnsupportedError
 
 _DEFAULTS = {
     **{"n_routed_experts": 192, "num_experts_per_tok": 8, "moe_intermediate_size": 1536, "n_shared_experts": 1},
@@ -39,7 +40,8 @@ class HYV3ForCausalLM(CausalLM):
         """The settings of config.json; a head is 128 wide where it does not say."""
         hf = {_OWN.get(name, name): value for name, value in info.hf_config.items()}
         experts = sigmoid_experts(replace(info, hf_config=hf), _DEFAULTS)
-        assert experts is not None, "192 by default"
+        if experts is None:
+            raise UnsupportedError("num_experts=0: this family has layers with experts", param="model")
         bias = bool(hf.get("attention_bias", False))
         return replace(
             DecoderSettings.from_info(info, norm_eps=1e-5),

@@ -155,6 +155,7 @@ def test_a_field_that_holds_something_else_is_named(wrong: dict[str, Any], tmp_p
     [
         ("Llama4ForCausalLM", {**SCOUT, "no_rope_layers": [1]}, "no_rope_layers names 1 of 48 layers"),
         ("SmolLM3ForCausalLM", {**SCOUT, "no_rope_layers": [1, 0]}, "no_rope_layers names 2 of 48 layers"),
+        ("HYV3ForCausalLM", {**SCOUT, "num_experts": 0}, "num_experts=0: this family"),
         ("ExaoneMoeForCausalLM", {**SCOUT, "num_experts": 0}, "num_experts=0: this family"),
         ("MixtralForCausalLM", {**PHI, "num_local_experts": 0}, "layers with experts, of which there are none"),
     ],
@@ -166,3 +167,12 @@ def test_what_a_family_cannot_read_is_named(architecture: str, wrong: dict[str, 
 
 def test_whole_numbers_may_be_written_with_a_point(tmp_path: Path) -> None:
     assert checked(tmp_path, {**V3, "max_position_embeddings": 163840.0})[0].max_position_embeddings == 163840
+
+
+def test_parts_and_stretches_that_are_none_are_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"config\.json: attn_config is 3, not an object"):
+        checked(tmp_path, {**DBRX, "attn_config": 3})
+    info, _ = checked(tmp_path, {**A13B, "rope_scaling": {**A13B["rope_scaling"], "alpha": [1]}})
+    family = MODELS.load(info.architecture)
+    with pytest.raises(CheckpointError, match=r"alpha is \[1\], not a number"):
+        family.ropes(info, family.settings(info), 64)

@@ -57,6 +57,10 @@ def test_pairs_become_halves(stored: StoredTensor) -> None:
     check(pairs_to_halves(stored, 16, 8), stored.whole().view(7, 16, 64)[:, order].reshape(112, 64))
     with pytest.raises(CheckpointError, match=rf"{re.escape(stored.name)} has \d+ rows, no heads of 9"):
         pairs_to_halves(stored, 9, 2).whole()
+    with pytest.raises(
+        CheckpointError, match=rf"{re.escape(stored.name)} has shape .*, whose numbers do not fill \[9, -1\]"
+    ):
+        stored.reshaped(9, -1)
     with pytest.raises(CheckpointError, match="112 rows of queries, keys and values are no groups of 3 heads of 16"):
         part_of_heads(stored.whole(), 16, 3, 0, 1)
 
