@@ -103,7 +103,7 @@ def test_a_model_of_another_family(manta: Manta, gptj: Path) -> None:
     why = "through transformers: its attention there does not take an implementation from outside"
     for command in (("serve", gptj), ("generate", "hi", "--model", gptj)):
         assert manta(*command).mistake == f"{gptj}: unknown architecture 'GPTJForCausalLM' ({why}); {known}"
-    with pytest.raises(UnsupportedError, match=r"an implementation from outside\); known: AquilaForCausalLM, Cohere2"):
+    with pytest.raises(UnsupportedError, match=r"an implementation from outside\); known: .*AquilaForCausalLM, C"):
         LLM(str(gptj))
     native = manta("serve", gptj, "--model-impl", "native").mistake
     assert native == f"{gptj}: unknown architecture 'GPTJForCausalLM'; {known}"
