@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import fnmatch
+import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -154,11 +156,13 @@ def test_prometheus_of_the_compose_file_scrapes_manta_with_its_key(tmp_path: Pat
 
 @contextmanager
 def running(command: list[Any]) -> Iterator[subprocess.Popen[bytes]]:
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+    """And what it starts, as a shell does that runs a script."""
+    quiet = subprocess.DEVNULL
+    with subprocess.Popen(command, stdout=quiet, stderr=quiet, start_new_session=True) as process:
         try:
             yield process
         finally:
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def free_port() -> int:
