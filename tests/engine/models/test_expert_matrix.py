@@ -28,6 +28,7 @@ from tests.hf_logprobs import prompts
 from tests.tiny_models import hf_greedy, hf_model, tiny_model
 
 MAX_TOKENS = 8
+NEAR_TIE = 0.02  # between logits that spread by 1 to 2
 
 
 def model_of(name: str, **more: Any) -> Path:
@@ -103,27 +104,35 @@ def decoded_over_static_tensors(name: str) -> None:
 
 
 def cached_in_fp8(name: str) -> None:
-    """Keys and values rounded by the judge too: with scales of 1, as the checkpoint has none."""
+    """Keys and values rounded by the judge too: with scales of 1, as the checkpoint has none. A number midway between
+    two of fp8's goes the other way for an error in its last bit, so answers are compared up to the first near tie."""
     directory = model_of(name)
     judge = hf_model(directory)
     layers = judge.config.num_hidden_layers
     heads = 1 if hasattr(judge.config, "kv_lora_rank") else judge.config.num_key_value_heads  # latents are cached
-    expected = []
+    expected, sure = [], []
     for prompt in asked():
         cache = RoundedCache(judge.config, [torch.ones(2, heads)] * layers)
-        token_ids, answer = prompt, []
+        token_ids, answer, gaps = prompt, [], []
         for _ in range(MAX_TOKENS):
             with torch.inference_mode():
                 logits = judge(torch.tensor([token_ids]), past_key_values=cache, use_cache=True).logits
+            first, second = logits[0, -1].topk(2).values.tolist()
+            gaps.append(first - second)
             answer.append(int(logits[0, -1].argmax()))
             token_ids = answer[-1:]
         expected.append(answer)
+        sure.append(next((n for n, gap in enumerate(gaps) if gap < NEAR_TIE), MAX_TOKENS))
     assert expected != judged(directory), "the rounding should show"
     core = engine(directory, kv_cache_dtype="fp8", max_num_batched_tokens=24)
     try:
-        assert generate(core) == expected
+        found = generate(core)
     finally:
         core.shutdown()
+    assert sum(sure) > MAX_TOKENS * len(expected) / 2
+    assert [own[:n] for own, n in zip(found, sure, strict=True)] == [
+        answer[:n] for answer, n in zip(expected, sure, strict=True)
+    ]
 
 
 def held_to_a_grammar(name: str) -> None:
