@@ -43,7 +43,10 @@ thread_barrier = getattr(gl, "thread_barrier", None) or gl.barrier
 def load_job(p_jobs, job):
     """See `triton_schedule.load_job`."""
     p = p_jobs + job * FIELDS
-    return gl.load(p), gl.load(p + 1), gl.load(p + 2), gl.load(p + 3), gl.load(p + 4), gl.load(p + 5), gl.load(p + 6)
+    return (
+        gl.load(p), gl.load(p + 1), gl.load(p + 2), gl.load(p + 3), gl.load(p + 4), gl.load(p + 5), gl.load(p + 6),
+        gl.load(p + 7),
+    )  # fmt: skip
 
 
 @gluon.jit
@@ -65,7 +68,7 @@ def copy_partition(
     job = gl.load(p_first + i_p)
     k = 0
     while at < stop:
-        i_r, _, _, _, b_len, before, num_tiles = load_job(p_jobs, job)
+        i_r, _, _, _, b_len, before, num_tiles, after = load_job(p_jobs, job)
         begin = gl.maximum(at - before, 0)
         end = gl.minimum(stop - before, num_tiles)
         last_block = (b_len - 1) // S
@@ -86,7 +89,7 @@ def copy_partition(
                 piece = t_pieces.index(stage * PIECES + i)
                 tma.async_copy_global_to_shared(desc, [rows[i], LATENT], ready.index(stage), piece)
             k += 1
-        at = before + num_tiles
+        at = after
         job += 1
 
 
@@ -110,7 +113,7 @@ def attend_partition(
     job = gl.load(p_first + i_p)
     k = 0
     while at < stop:
-        _, first_row, b_start, b_count, b_len, before, num_tiles = load_job(p_jobs, job)
+        _, first_row, b_start, b_count, b_len, before, num_tiles, after = load_job(p_jobs, job)
         begin = gl.maximum(at - before, 0)
         end = gl.minimum(stop - before, num_tiles)
         if begin < end:
@@ -175,7 +178,7 @@ def attend_partition(
                 gl.store(p_partial + (place * ROWS + o_m)[:, None] * LATENT + o_d[None, :], b_acc, mask=m_o)
                 o_s = gl.arange(0, ROWS, layout=S_ROW)
                 gl.store(p_log_sum + place * ROWS + o_s, b_log, mask=first_row + o_s < b_count * H)
-        at = before + num_tiles
+        at = after
         job += 1
 
 

@@ -69,7 +69,7 @@ def attend_job(
 ):  # fmt: skip
     """What lies of a job within the tiles [at, stop) of all: into p_out if that is all, else as a partial result.
     Returns the tile at which the next job begins."""
-    i_r, first_row, b_start, b_count, b_len, before, num_tiles = load_job(p_jobs, job)
+    i_r, first_row, b_start, b_count, b_len, before, num_tiles, after = load_job(p_jobs, job)
     begin, end = 0, num_tiles
     if not WHOLE:
         begin = tl.maximum(at - before, 0)
@@ -116,7 +116,7 @@ def attend_job(
             tl.store(p_partial + (place * BM + o_m)[:, None] * R + o_d[None, :], b_out, mask=m_o)
             b_log = tl.where(b_sum > 0, b_max + tl.log2(b_total), NO_MAX)
             tl.store(p_log_sum + place * BM + o_m, b_log, mask=m_m)
-    return before + num_tiles
+    return after
 
 
 @quick_launch
@@ -173,7 +173,7 @@ def merge_kernel(
         is_one = (i_p + 1) * share < tl.load(p_totals + 1)
         job = tl.load(p_first + i_p + 1, mask=is_one, other=0)
     if is_one:
-        _, first_row, b_start, b_count, _, before, num_tiles = load_job(p_jobs, job)
+        _, first_row, b_start, b_count, _, before, num_tiles, _ = load_job(p_jobs, job)
         first = before // share
         last = (before + num_tiles - 1) // share
         if BY_JOB:

@@ -5,7 +5,8 @@ A request's (token, head) pairs are rows, cut into jobs of BM rows; a job meets 
 sees. The jobs' tiles in a row are cut into equal shares, one for each program, so that any mix of lengths takes all
 programs equally long, and a captured graph serves them all (as FlashMLA's scheduler does). A program's share begins
 within one job and ends within another: what it finds of these two are partial results, joined in the order of the
-programs; jobs between are whole.
+programs; jobs between are whole. Of jobs hardly longer than a share each is a program's own: cutting them would cost
+more than programs that wait for the longest.
 
 Where a job is cut depends on the batch around it: sums are rounded otherwise. In fp32 no job is cut (I6).
 """
@@ -70,10 +71,13 @@ class Shares:
 
 @triton.jit
 def load_job(p_jobs, job):
-    """int32 (request, its first row, its first token in the step, its tokens, its length, tiles of the jobs before, its
-    own)."""
+    """int32 (request, its first row, its first token in the step, its tokens, its length, where it begins among all
+    tiles, its own, where the next one begins)."""
     p = p_jobs + job * FIELDS
-    return tl.load(p), tl.load(p + 1), tl.load(p + 2), tl.load(p + 3), tl.load(p + 4), tl.load(p + 5), tl.load(p + 6)
+    return (
+        tl.load(p), tl.load(p + 1), tl.load(p + 2), tl.load(p + 3), tl.load(p + 4), tl.load(p + 5), tl.load(p + 6),
+        tl.load(p + 7),
+    )  # fmt: skip
 
 
 @quick_launch
@@ -83,7 +87,7 @@ def deal_kernel(
     BM: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr,
 ):  # fmt: skip
     """Grid (1,): the jobs of R requests of H heads, request by request, dealt to P programs."""
-    num_jobs, total = 0, 0
+    num_jobs, total, longest = 0, 0, 0
     for i_r in range(0, R, BR):
         o_r = i_r + tl.arange(0, BR)
         m_r = o_r < R
@@ -104,10 +108,14 @@ def deal_kernel(
             tl.store(p + 4, b_len, mask=m)
             tl.store(p + 6, b_tiles, mask=m)
             total += tl.sum(tl.where(m, b_tiles, 0), 0)
+            longest = tl.maximum(longest, tl.max(tl.where(m, b_tiles, 0), 0))
         num_jobs += tl.sum(b_jobs, 0)
     share = tl.cdiv(total, P)
+    # Jobs hardly longer than a share are not cut: each has a share as long as the longest, which it may not fill.
+    is_apart = (num_jobs <= P) & (longest <= share + share // 16 + 1)
+    share = tl.where(is_apart, longest, share)
     tl.store(p_totals, share)
-    tl.store(p_totals + 1, total)
+    tl.store(p_totals + 1, tl.where(is_apart, num_jobs * longest, total))
     tl.store(p_totals + 2, num_jobs)
     tl.debug_barrier()  # other threads wrote what is read now
     before = 0
@@ -115,8 +123,10 @@ def deal_kernel(
         o_j = i_j + tl.arange(0, BR)
         m_j = o_j < num_jobs
         b_tiles = tl.load(p_jobs + o_j * FIELDS + 6, mask=m_j, other=0)
+        b_tiles = tl.where(is_apart & m_j, longest, b_tiles)
         b_before = before + tl.cumsum(b_tiles, 0) - b_tiles
         tl.store(p_jobs + o_j * FIELDS + 5, b_before, mask=m_j)
+        tl.store(p_jobs + o_j * FIELDS + 7, b_before + b_tiles, mask=m_j)
         # Programs whose shares begin within the job.
         o_begin, o_end = tl.cdiv(b_before, share), tl.cdiv(b_before + b_tiles, share)
         for i in range(0, tl.max(o_end - o_begin, 0)):

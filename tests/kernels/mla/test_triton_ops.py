@@ -133,6 +133,22 @@ def test_shares_are_equal_and_take_all() -> None:
         assert before[job] <= program * share < before[job] + expected[job]
 
 
+def test_jobs_hardly_longer_than_a_share_are_not_cut() -> None:
+    """Each is a program's then, whatever its length, and writes its result itself: nothing is left to merge."""
+    step = make_step([(1, 60), (1, 64), (1, 33), (1, 49)], SMALL, dtype=torch.float16, device=DEVICE)
+    tile = AttendTile(16, 16, 4, 1, 5)
+    with (
+        mock.patch.object(triton_attend, "choose_tile", return_value=tile),
+        mock.patch.object(triton_ops, "multiprocessors", return_value=1),
+        mock.patch.object(triton_attend, "merge"),
+    ):
+        check(step, step.values(absorbed(step)))
+    dealt = deal(step.meta, (4, 3, 40), tile, 5, is_whole=False)
+    assert dealt.totals.tolist() == [4, 16, 4]
+    assert dealt.jobs[:, 5:].tolist() == [[0, 4, 4], [4, 4, 8], [8, 3, 12], [12, 4, 16]]
+    assert dealt.first[:4].tolist() == [0, 1, 2, 3]
+
+
 def test_blocks_must_be_powers_of_two() -> None:
     step = make_step([(1, 5)], SMALL)
     with pytest.raises(ConfigError, match="block_size=24"):
