@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from app.engine.quantization.rounding import to_fp8_blocks, to_int8_rows
-from app.kernels.gemm import Activations, DeferredNorm, LinearOps, linear_ops, materialize
+from app.kernels.gemm import Activations, DeferredNorm, Inputs, LinearOps, linear_ops, materialize
 from app.kernels.gemm.fp8 import Fp8Weight
 from app.kernels.gemm.group import GroupWeight
 from app.kernels.gemm.lookup import TableWeight
@@ -87,7 +87,7 @@ class Case:
         squares = x.float().square().unflatten(1, (64, -1)).sum(2)
         return cls(kind, x, squares, torch.zeros(rows, columns, device="cuda", dtype=x.dtype))
 
-    def product(self, weight: Any) -> Activations:
+    def product(self, weight: Any) -> Inputs:
         """The product with what follows it; rows of a deferred norm as long as they are few."""
         ops: LinearOps[Any] = linear_ops(self.x.device) if isinstance(weight, torch.Tensor) else weight.ops
         if self.kind == "add":

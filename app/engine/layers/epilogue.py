@@ -14,7 +14,7 @@ import torch
 from app.engine.distributed.parallel_groups import RankGroup
 from app.engine.layers.norm import Norm
 from app.kernels.fused import GatedActivation, fused_ops
-from app.kernels.gemm import Activations, LinearOps, WeightT
+from app.kernels.gemm import Activations, DeferredActivation, GatedRows, Inputs, LinearOps, WeightT
 from app.kernels.moe import ExpertRows
 
 ResultT = TypeVar("ResultT", covariant=True)
@@ -23,7 +23,7 @@ ResultT = TypeVar("ResultT", covariant=True)
 class Epilogue(Protocol[ResultT]):
     """What may follow a product."""
 
-    def joined(self, ops: LinearOps[WeightT], x: Activations, weight: WeightT, bias: torch.Tensor | None) -> ResultT:
+    def joined(self, ops: LinearOps[WeightT], x: Inputs, weight: WeightT, bias: torch.Tensor | None) -> ResultT:
         """The product x [T, K] W^T + b with weight [N, K], and what follows."""
 
     def after(self, y: torch.Tensor) -> ResultT:
@@ -41,9 +41,7 @@ class Epilogue(Protocol[ResultT]):
 class Plain(Epilogue[torch.Tensor]):
     """The product itself."""
 
-    def joined(
-        self, ops: LinearOps[WeightT], x: Activations, weight: WeightT, bias: torch.Tensor | None
-    ) -> torch.Tensor:
+    def joined(self, ops: LinearOps[WeightT], x: Inputs, weight: WeightT, bias: torch.Tensor | None) -> torch.Tensor:
         """The product alone, [T, N]."""
         return ops.linear(x, weight, bias)
 
@@ -52,17 +50,17 @@ class Plain(Epilogue[torch.Tensor]):
         return y
 
 
-class ActMul(Epilogue[torch.Tensor]):
-    """Gate and up side by side (GLU variants: Shazeer, 2020): activation(gate) * up, [T, N / 2]."""
+class ActMul(Epilogue[GatedRows]):
+    """Gate and up side by side (GLU variants: Shazeer, 2020): activation(gate) * up, [T, N / 2], which may be left to
+    the product that reads it."""
 
     def __init__(self, device: torch.device, activation: GatedActivation) -> None:
         self._act_and_mul = fused_ops(device).act_and_mul
         self._activation = activation
 
-    def joined(
-        self, ops: LinearOps[WeightT], x: Activations, weight: WeightT, bias: torch.Tensor | None
-    ) -> torch.Tensor:
+    def joined(self, ops: LinearOps[WeightT], x: Inputs, weight: WeightT, bias: torch.Tensor | None) -> GatedRows:
         """[T, N / 2]."""
+        x = x.materialize() if isinstance(x, DeferredActivation) else x
         return ops.gated_linear(x, weight, bias, self._activation)
 
     def after(self, y: torch.Tensor) -> torch.Tensor:
@@ -80,7 +78,7 @@ class AddNorm(Epilogue[tuple[Activations, torch.Tensor]]):
     first: Norm | None = None  # norms the product before it is added
 
     def joined(
-        self, ops: LinearOps[WeightT], x: Activations, weight: WeightT, bias: torch.Tensor | None
+        self, ops: LinearOps[WeightT], x: Inputs, weight: WeightT, bias: torch.Tensor | None
     ) -> tuple[Activations, torch.Tensor]:
         """Sum with the product, and its norm."""
         if self.norm is None or self.first is not None or self.scale != 1.0:

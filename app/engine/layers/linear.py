@@ -25,7 +25,7 @@ from app.engine.layers.stored_weight import StoredWeight, pack_stored
 from app.engine.layers.weight import CheckpointTensor, Weight, WeightSpec, expect_shape
 from app.engine.quantization.base import QuantMethod, Share
 from app.engine.quantization.plain import PLAIN_METHOD
-from app.kernels.gemm import Activations, LinearOps, PackedWeight, WeightT, linear_ops
+from app.kernels.gemm import Inputs, LinearOps, PackedWeight, WeightT, linear_ops
 
 
 class Linear(QuantizedLayer, ABC):
@@ -87,13 +87,13 @@ class Linear(QuantizedLayer, ABC):
         expect_shape(tensor, share.whole)
         tensor.read_into(weight.data.narrow(0, share.offset, share.size), 0, share.start)
 
-    def forward(self, x: Activations, epilogue: Epilogue[Any] = PLAIN) -> Any:
+    def forward(self, x: Inputs, epilogue: Epilogue[Any] = PLAIN) -> Any:
         """[T, input_size] -> [T, output_size], or what the epilogue makes of it."""
         if self.packed is None:
             return self._product(self.ops, x, self.weight, epilogue)
         return self._product(self.packed.ops, x, self.packed, epilogue)
 
-    def _product(self, ops: LinearOps[WeightT], x: Activations, weight: WeightT, epilogue: Epilogue[Any]) -> Any:
+    def _product(self, ops: LinearOps[WeightT], x: Inputs, weight: WeightT, epilogue: Epilogue[Any]) -> Any:
         if self.sums_up:
             return epilogue.after_all_reduce(self.tp, ops.linear(x, weight, self.bias))
         return epilogue.joined(ops, x, weight, self.bias)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import torch
-
 from app.engine.layers.activation import GATED_ACTIVATIONS, activation
 from app.engine.layers.context import BuildContext, ForwardContext
 from app.engine.layers.epilogue import ActMul, Epilogue, ResultT
 from app.engine.layers.layer import Layer
 from app.engine.layers.linear import MergedColumnLinear, RowLinear
-from app.kernels.gemm import Activations
+from app.kernels.gemm import Activations, GatedRows
 
 
 class GatedMLP(Layer):
@@ -29,7 +27,7 @@ class GatedMLP(Layer):
     def forward(self, x: Activations, epilogue: Epilogue[ResultT], ctx: ForwardContext | None = None) -> ResultT:
         """x [T, C] -> the output [T, C], and what follows it."""
         if self.act_mul is not None:
-            product: torch.Tensor = self.gate_up_proj(x, self.act_mul)
+            product: GatedRows = self.gate_up_proj(x, self.act_mul)
         else:
             gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
             product = self.act(gate).mul_(up)

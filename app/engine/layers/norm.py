@@ -11,7 +11,7 @@ from app.engine.layers.context import BuildContext
 from app.engine.layers.layer import Layer
 from app.engine.layers.weight import REPLICATED, Weight
 from app.kernels.fused import fused_ops
-from app.kernels.gemm import Activations, LinearOps, WeightT
+from app.kernels.gemm import Activations, DeferredNorm, Inputs, LinearOps, WeightT
 from app.kernels.moe import ExpertRows
 
 
@@ -39,7 +39,7 @@ class Norm(Layer, ABC):
     def after_product(
         self,
         ops: LinearOps[WeightT],
-        x: Activations,
+        x: Inputs,
         weight: WeightT,
         bias: torch.Tensor | None,
         residual: torch.Tensor,
@@ -87,13 +87,13 @@ class RMSNorm(Norm):
     def after_product(
         self,
         ops: LinearOps[WeightT],
-        x: Activations,
+        x: Inputs,
         weight: WeightT,
         bias: torch.Tensor | None,
         residual: torch.Tensor,
     ) -> tuple[Activations, torch.Tensor]:
         """The norm of the product + residual, and the sum; one kernel on a GPU where rows are few."""
-        rows = x if isinstance(x, torch.Tensor) else x.materialize()
+        rows = x.materialize() if isinstance(x, DeferredNorm) else x
         return ops.linear_add_norm(rows, weight, bias, residual, self.weight, self.eps, self.may_defer)
 
     def after_experts(self, rows: ExpertRows, residual: torch.Tensor) -> tuple[Activations, torch.Tensor]:

@@ -16,7 +16,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
-from app.kernels.fused import GatedActivation
+from app.kernels.fused import GatedActivation, fused_ops
 from app.platforms import platform_of
 from app.registry import Registry
 
@@ -38,22 +38,50 @@ class DeferredNorm:
         return (self.rows.float() * (mean + self.eps).rsqrt()).to(self.rows.dtype)
 
 
-Activations = torch.Tensor | DeferredNorm  # what a product reads
+@dataclass(slots=True, frozen=True)
+class DeferredActivation:
+    """Gate and up side by side, whose activation and product are left to the reader, which quantizes what comes out."""
+
+    gate_up: torch.Tensor  # [T, 2 K]
+    activation: GatedActivation
+
+    def __len__(self) -> int:
+        """T."""
+        return len(self.gate_up)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of what comes out."""
+        return self.gate_up.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is."""
+        return self.gate_up.device
+
+    def materialize(self) -> torch.Tensor:
+        """activation(gate) * up, [T, K], for a reader that cannot."""
+        return fused_ops(self.gate_up.device).act_and_mul(self.gate_up, self.activation)
 
 
-def materialize(x: Activations) -> torch.Tensor:
+Activations = torch.Tensor | DeferredNorm  # what follows a norm
+Inputs = Activations | DeferredActivation  # what a product reads
+
+
+def materialize(x: Inputs) -> torch.Tensor:
     """x as a plain tensor [T, K]."""
-    return x.materialize() if isinstance(x, DeferredNorm) else x
+    return x if isinstance(x, torch.Tensor) else x.materialize()
 
 
 WeightT = TypeVar("WeightT")  # torch.Tensor [N, K], or a packed weight of those sizes
-Product = Callable[[Activations, WeightT, torch.Tensor | None], torch.Tensor]
-# gate and up side by side in one weight: activation(first half) * second half, [T, N / 2]
-GatedProduct = Callable[[Activations, WeightT, torch.Tensor | None, GatedActivation], torch.Tensor]
+Product = Callable[[Inputs, WeightT, torch.Tensor | None], torch.Tensor]
+# gate and up side by side in one weight: activation(first half) * second half, [T, N / 2], or that left to its reader
+GatedRows = torch.Tensor | DeferredActivation
+GatedProduct = Callable[[Activations, WeightT, torch.Tensor | None, GatedActivation], GatedRows]
 # (x [T, K], weight [N, K], bias [N] or None, residual [T, N], norm's weight [N], eps, whether the norm's reader is one
 # of these products) -> (rms_norm(s) * norm's weight, s), where s = the product, rounded, + residual.
 ProductThenNorm = Callable[
-    [torch.Tensor, WeightT, torch.Tensor | None, torch.Tensor, torch.Tensor, float, bool],
+    [GatedRows, WeightT, torch.Tensor | None, torch.Tensor, torch.Tensor, float, bool],
     tuple[Activations, torch.Tensor],
 ]
 

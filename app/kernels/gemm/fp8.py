@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from app.kernels.float8 import widened
+from app.kernels.gemm import GatedRows, materialize
 from app.kernels.gemm.stored import BLOCK, StoredTiles, pack_words
 from app.kernels.gemm.tiled import TiledWeight, linear
 from app.platforms import platform_of
@@ -61,19 +62,20 @@ class Fp8Weight(TiledWeight):
         """Round weight [N, K]; the largest of a row becomes 448."""
         return cls.of(*quantize_rows(weight))
 
-    def linear(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def linear(self, x: GatedRows, bias: torch.Tensor | None) -> torch.Tensor:
         """x [T, K], quantized -> x W^T + bias, [T, N], in the dtype of x."""
-        x = x if self.most is None else x.clamp(-self.most, self.most)
+        x = x if self.most is None else materialize(x).clamp(-self.most, self.most)
         return FP8_LINEAR.load(platform_of(x.device).kernels)(x, self, bias)
 
 
-def plain_linear(x: torch.Tensor, weight: Fp8Weight, bias: torch.Tensor | None) -> torch.Tensor:
+def plain_linear(x: GatedRows, weight: Fp8Weight, bias: torch.Tensor | None) -> torch.Tensor:
     """The product of what is left of both after quantization."""
+    x = materialize(x)
     quantized, scale = quantize_rows(x, weight.input_scale)
     return linear((widened(quantized, torch.float32) * scale).to(x.dtype), weight.tiles, bias)
 
 
-FP8_LINEAR: Registry[Callable[[torch.Tensor, Fp8Weight, torch.Tensor | None], torch.Tensor]] = Registry(
+FP8_LINEAR: Registry[Callable[[GatedRows, Fp8Weight, torch.Tensor | None], torch.Tensor]] = Registry(
     "fp8 products",
     {"torch": "app.kernels.gemm.fp8:plain_linear", "triton": "app.kernels.gemm.triton_quantized:fp8_linear"},
 )

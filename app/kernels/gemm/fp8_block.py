@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from app.kernels.float8 import widened
+from app.kernels.gemm import GatedRows, materialize
 from app.kernels.gemm.fp8 import FP8, LARGEST, LEAST_SCALE
 from app.kernels.gemm.stored import StoredTiles, block_for, groups_first, pack_words
 from app.kernels.gemm.tiled import TiledWeight, linear
@@ -68,20 +69,21 @@ class Fp8BlockWeight(TiledWeight):
         padded = F.pad(scale.float(), (0, -scale.shape[1] % 4)).contiguous()
         return cls(_tiles(weight, scale, block), padded)
 
-    def linear(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def linear(self, x: GatedRows, bias: torch.Tensor | None) -> torch.Tensor:
         """x [T, K], quantized -> x W^T + bias, [T, N], in the dtype of x."""
         return FP8_BLOCK_LINEAR.load(platform_of(x.device).kernels)(x, self, bias)
 
 
-def plain_linear(x: torch.Tensor, weight: Fp8BlockWeight, bias: torch.Tensor | None) -> torch.Tensor:
+def plain_linear(x: GatedRows, weight: Fp8BlockWeight, bias: torch.Tensor | None) -> torch.Tensor:
     """The product of what is left of both after quantization."""
+    x = materialize(x)
     group = weight.tiles.group
     quantized, scale = quantize_groups(x, group)
     spread = scale.repeat_interleave(group, dim=1)[:, : x.shape[1]]
     return linear((widened(quantized, torch.float32) * spread).to(x.dtype), weight.tiles, bias)
 
 
-FP8_BLOCK_LINEAR: Registry[Callable[[torch.Tensor, Fp8BlockWeight, torch.Tensor | None], torch.Tensor]] = Registry(
+FP8_BLOCK_LINEAR: Registry[Callable[[GatedRows, Fp8BlockWeight, torch.Tensor | None], torch.Tensor]] = Registry(
     "fp8 block products",
     {
         "torch": "app.kernels.gemm.fp8_block:plain_linear",

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from app.kernels.gemm import GatedRows, materialize
 from app.kernels.gemm.fp8 import LEAST_SCALE
 from app.kernels.gemm.stored import BLOCK, StoredTiles, pack_words
 from app.kernels.gemm.tiled import TiledWeight, linear
@@ -62,18 +63,19 @@ class Int8Weight(TiledWeight):
         sums = None if input_zero is None else weight.sum(1, dtype=torch.int32)
         return cls(tiles, input_scale, input_zero, sums)
 
-    def linear(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def linear(self, x: GatedRows, bias: torch.Tensor | None) -> torch.Tensor:
         """x [T, K], quantized -> x W^T + bias, [T, N], in the dtype of x."""
         return INT8_LINEAR.load(platform_of(x.device).kernels)(x, self, bias)
 
 
-def plain_linear(x: torch.Tensor, weight: Int8Weight, bias: torch.Tensor | None) -> torch.Tensor:
+def plain_linear(x: GatedRows, weight: Int8Weight, bias: torch.Tensor | None) -> torch.Tensor:
     """The product of what is left of both after quantization."""
+    x = materialize(x)
     numbers, scale = quantize_rows(x, weight.input_scale, weight.input_zero)
     return linear((numbers * scale).to(x.dtype), weight.tiles, bias)
 
 
-INT8_LINEAR: Registry[Callable[[torch.Tensor, Int8Weight, torch.Tensor | None], torch.Tensor]] = Registry(
+INT8_LINEAR: Registry[Callable[[GatedRows, Int8Weight, torch.Tensor | None], torch.Tensor]] = Registry(
     "int8 products",
     {"torch": "app.kernels.gemm.int8:plain_linear", "triton": "app.kernels.gemm.triton_quantized:int8_linear"},
 )

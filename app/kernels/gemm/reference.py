@@ -7,10 +7,10 @@ import torch.nn.functional as F
 
 from app.kernels.fused import GatedActivation
 from app.kernels.fused.reference import act_and_mul, add_rms_norm
-from app.kernels.gemm import Activations, LinearOps, materialize
+from app.kernels.gemm import Activations, GatedRows, Inputs, LinearOps, materialize
 
 
-def linear(x: Activations, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def linear(x: Inputs, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """x [T, K] times weight [N, K], transposed, plus bias [N]: [T, N]."""
     return F.linear(materialize(x), weight, bias)
 
@@ -23,7 +23,7 @@ def gated_linear(
 
 
 def linear_add_norm(
-    x: torch.Tensor,
+    x: GatedRows,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     residual: torch.Tensor,
@@ -32,7 +32,7 @@ def linear_add_norm(
     may_defer: bool,
 ) -> tuple[Activations, torch.Tensor]:
     """(the norm of x W^T + bias + residual, that sum), both [T, N]; the norm is never deferred."""
-    return add_rms_norm(F.linear(x, weight, bias), residual, norm_weight, eps)
+    return add_rms_norm(F.linear(materialize(x), weight, bias), residual, norm_weight, eps)
 
 
 OPS = LinearOps(linear=linear, gated_linear=gated_linear, linear_add_norm=linear_add_norm)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from app.kernels.fused import GatedActivation, fused_ops
-from app.kernels.gemm import Activations, LinearOps, PackedWeight, materialize
+from app.kernels.gemm import Activations, GatedRows, Inputs, LinearOps, PackedWeight, materialize
 
 
-def linear(x: Activations, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
+def linear(x: Inputs, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
     """The same as `reference.linear`."""
     return weight.linear(materialize(x), bias)
 
@@ -22,7 +22,7 @@ def gated_linear(
 
 
 def linear_add_norm(
-    x: torch.Tensor,
+    x: GatedRows,
     weight: PackedWeight,
     bias: torch.Tensor | None,
     residual: torch.Tensor,
@@ -31,7 +31,7 @@ def linear_add_norm(
     may_defer: bool,
 ) -> tuple[Activations, torch.Tensor]:
     """The same as `reference.linear_add_norm`."""
-    return fused_ops(x.device).add_rms_norm(weight.linear(x, bias), residual, norm_weight, eps)
+    return fused_ops(x.device).add_rms_norm(linear(x, weight, bias), residual, norm_weight, eps)
 
 
 OPS = LinearOps(linear=linear, gated_linear=gated_linear, linear_add_norm=linear_add_norm)

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
-from app.kernels.gemm import LinearOps, PackedWeight
+from app.kernels.gemm import GatedRows, LinearOps, PackedWeight, materialize
 from app.kernels.gemm.stored import StoredTiles
 from app.platforms import platform_of
 from app.registry import Registry
@@ -74,9 +74,9 @@ class TiledWeight(PackedWeight):
         """x [T, K] with its columns as the stored weight has them."""
         return x
 
-    def linear(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def linear(self, x: GatedRows, bias: torch.Tensor | None) -> torch.Tensor:
         """x [T, K] -> x W^T + bias, [T, N], in the dtype of x; any number of rows."""
-        return linear(self.inputs(x), self.stored, bias)
+        return linear(self.inputs(materialize(x)), self.stored, bias)
 
     def dequantize(self) -> torch.Tensor:
         """The weight in fp32 [N, K]: the truth."""

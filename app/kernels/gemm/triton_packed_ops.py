@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
-from app.kernels.fused import GatedActivation
+from app.kernels.fused import GatedActivation, fused_ops
 from app.kernels.fused.reference import rms_norm
-from app.kernels.gemm import Activations, DeferredNorm, LinearOps, gluon_packed, materialize, separate
+from app.kernels.gemm import (
+    Activations,
+    DeferredActivation,
+    DeferredNorm,
+    GatedRows,
+    Inputs,
+    LinearOps,
+    gluon_packed,
+    materialize,
+)
 from app.kernels.gemm.stored import StoredTiles, bits_of
 from app.kernels.gemm.tiled import TiledWeight
 from app.kernels.gemm.triton_packed import packed_linear_kernel
@@ -27,6 +36,7 @@ MOST_ROWS = 64  # beyond, tensor cores of 8 bits, or dequantized rows and cuBLAS
 _MOST_ROWS_OF_4_BITS = 512
 _MOST_STREAMED_ROWS = 8  # columns of a tensor core's product
 _TABLE_REGISTERS = 128  # of a thread at most, so that 16 warps run at a time
+InputsT = TypeVar("InputsT", bound=Inputs)
 _DTYPES = (torch.bfloat16, torch.float16)
 _MOST_HEIGHT = 64  # rows of x in a tile
 _PROGRAMS = 300  # two or three for each multiprocessor
@@ -198,8 +208,17 @@ def _inputs(x: Activations, weight: TiledWeight) -> Activations:
     return weight.inputs(x.materialize())  # a kernel divides by the number of inputs that it sees
 
 
-def linear(x: Activations, weight: TiledWeight, bias: torch.Tensor | None) -> torch.Tensor:
+def _activated(x: InputsT, weight: TiledWeight) -> InputsT | torch.Tensor:
+    """x, or as the tensor that a kernel of few rows reads."""
+    is_few = isinstance(x, DeferredActivation) and tile_for(len(x), weight.stored) is not None
+    return materialize(x) if is_few else x
+
+
+def linear(x: Inputs, weight: TiledWeight, bias: torch.Tensor | None) -> torch.Tensor:
     """The same as `reference.linear`."""
+    x = _activated(x, weight)
+    if isinstance(x, DeferredActivation):
+        return weight.linear(x, bias)
     tile = _tile(x.rows if isinstance(x, DeferredNorm) else x, weight)
     if tile is None:
         return weight.linear(materialize(x), bias)
@@ -208,16 +227,16 @@ def linear(x: Activations, weight: TiledWeight, bias: torch.Tensor | None) -> to
 
 def gated_linear(
     x: Activations, weight: TiledWeight, bias: torch.Tensor | None, activation: GatedActivation
-) -> torch.Tensor:
-    """The same as `reference.gated_linear`."""
+) -> GatedRows:
+    """The same as `reference.gated_linear`; of many rows the activation is left to the reader."""
     tile = _tile(x.rows if isinstance(x, DeferredNorm) else x, weight, is_gated=True)
     if tile is None:
-        return separate.gated_linear(x, weight, bias, activation)
+        return DeferredActivation(weight.linear(materialize(x), bias), activation)
     return packed_linear(_inputs(x, weight), weight.stored, bias, tile, activation=activation)[0]
 
 
 def linear_add_norm(
-    x: torch.Tensor,
+    x: GatedRows,
     weight: TiledWeight,
     bias: torch.Tensor | None,
     residual: torch.Tensor,
@@ -226,9 +245,10 @@ def linear_add_norm(
     may_defer: bool,
 ) -> tuple[Activations, torch.Tensor]:
     """The same as `reference.linear_add_norm`, but the norm may be deferred."""
-    tile = _tile(x, weight)
-    if tile is None:
-        return separate.linear_add_norm(x, weight, bias, residual, norm_weight, eps, may_defer)
+    x = _activated(x, weight)
+    tile = _tile(x, weight) if isinstance(x, torch.Tensor) else None
+    if tile is None or not isinstance(x, torch.Tensor):
+        return fused_ops(x.device).add_rms_norm(weight.linear(x, bias), residual, norm_weight, eps)
     norm = (norm_weight, eps) if may_defer and may_defer_norm(weight.shape[0], x.dtype) else None
     total, deferred = packed_linear(weight.inputs(x), weight.stored, bias, tile, residual=residual, norm=norm)
     return deferred or rms_norm(total, norm_weight, eps), total

@@ -9,6 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
+from app.kernels.fused.triton_ops import activate
+from app.kernels.gemm import DeferredActivation
 from app.kernels.gemm.stored import BLOCK
 from app.kernels.launch import cdiv, early_launch, next_power_of_2
 from app.kernels.quick_launch import quick_launch
@@ -16,7 +18,16 @@ from app.kernels.quick_launch import quick_launch
 _FP8 = 448.0
 _INT8 = 127.0
 _LEAST_SCALE = 1e-12
+_BLOCKS = 8  # of a program, at most, where each has a scale of its own
+_WARP_BLOCKS = 4  # of a warp: 16 numbers of a thread
 _ROUND = tl.constexpr(12582912.0)  # 1.5 * 2^23: a float added to it is rounded to a whole number
+
+
+@triton.jit
+def divided(b_x, b_scale, b_inverse):
+    """b_x / b_scale, rounded once, in three instructions (Markstein, 1990); b_inverse: 1 / b_scale, rounded."""
+    b_quotient = b_x * b_inverse
+    return tl.fma(tl.fma(-b_quotient, b_scale, b_x), b_inverse, b_quotient)
 
 
 @quick_launch
@@ -24,27 +35,36 @@ _ROUND = tl.constexpr(12582912.0)  # 1.5 * 2^23: a float added to it is rounded 
 def quantize_kernel(
     p_x, p_given, p_zero, p_out, p_scale, stride_x, stride_group, K, row,
     LARGEST: tl.constexpr, LEAST: tl.constexpr, BY_BLOCKS: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
-    EARLY: tl.constexpr,
+    ACT: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Grid (rows,): p_out [T, row] = a row of x by its scale, or BY_BLOCKS each block by its own; the halves of a block
-    byte by byte in turn. p_given: the scale of all rows, p_zero: what 0 becomes."""
+    """Grid (rows, parts of BLOCKS blocks): p_out [T, row] = a row of x by its scale, or BY_BLOCKS each block by its
+    own; the halves of a block byte by byte in turn. p_given: the scale of all rows, p_zero: what 0 becomes. With an
+    activation a row of x holds gate and up, [T, 2 K], and what is quantized is their product [T, K], rounded."""
     if EARLY:
         tl.extra.cuda.gdc_wait()
     i_t = tl.program_id(0).to(tl.int64)
-    o_block, o_j = tl.arange(0, BLOCKS), tl.arange(0, BLOCK // 2)
+    o_block, o_j = tl.program_id(1) * BLOCKS + tl.arange(0, BLOCKS), tl.arange(0, BLOCK // 2)
     o_k = o_block[:, None] * BLOCK + o_j[None, :]
     p_row = p_x + i_t * stride_x
-    b_low = tl.load(p_row + o_k, mask=o_k < K, other=0.0).to(tl.float32)
-    b_high = tl.load(p_row + o_k + BLOCK // 2, mask=o_k + BLOCK // 2 < K, other=0.0).to(tl.float32)
-    b_x = tl.interleave(b_low, b_high)
+    m_low, m_high = o_k < K, o_k + BLOCK // 2 < K
+    b_low = tl.load(p_row + o_k, mask=m_low, other=0.0).to(tl.float32)
+    b_high = tl.load(p_row + o_k + BLOCK // 2, mask=m_high, other=0.0).to(tl.float32)
+    if ACT is not None:
+        b_up = tl.load(p_row + K + o_k, mask=m_low, other=0.0).to(tl.float32)
+        b_low = (activate(b_low, ACT) * b_up).to(p_x.dtype.element_ty).to(tl.float32)
+        b_up = tl.load(p_row + K + o_k + BLOCK // 2, mask=m_high, other=0.0).to(tl.float32)
+        b_high = (activate(b_high, ACT) * b_up).to(p_x.dtype.element_ty).to(tl.float32)
     if p_given is not None:
         b_scale = tl.load(p_given).to(tl.float32) + tl.zeros([BLOCKS], dtype=tl.float32)
     else:
-        b_largest = tl.max(tl.abs(b_x), 1)
+        b_largest = tl.max(tl.maximum(tl.abs(b_low), tl.abs(b_high)), 1)
         if not BY_BLOCKS:
             b_largest = tl.max(b_largest, 0) + tl.zeros([BLOCKS], dtype=tl.float32)
         b_scale = tl.maximum(tl.div_rn(b_largest, LARGEST), LEAST)
-    b_x = tl.div_rn(b_x, b_scale[:, None] + tl.zeros([BLOCKS, BLOCK], dtype=tl.float32))
+    b_inverse = tl.div_rn(1.0 + tl.zeros([BLOCKS], dtype=tl.float32), b_scale)[:, None]
+    b_low = divided(b_low, b_scale[:, None], b_inverse)
+    b_high = divided(b_high, b_scale[:, None], b_inverse)
+    b_x = tl.interleave(b_low, b_high)
     if p_out.dtype.element_ty == tl.int8:
         if p_zero is not None:
             b_x += tl.load(p_zero).to(tl.float32)
@@ -57,7 +77,7 @@ def quantize_kernel(
 
 
 def quantize(
-    x: torch.Tensor,
+    x: torch.Tensor | DeferredActivation,
     kind: Literal["int8", "e4m3"],
     *,
     by_blocks: bool = False,
@@ -70,18 +90,20 @@ def quantize(
     in the rows behind is undefined.
     given: the scale of all rows, []; zero: what 0 becomes.
     """
-    num_rows, size = x.shape
+    x, activation = (x.gate_up, x.activation) if isinstance(x, DeferredActivation) else (x, None)
+    num_rows, size = x.shape[0], x.shape[1] // 2 if activation else x.shape[1]
     assert x.stride(1) == 1, "rows must be contiguous"
     num_blocks = cdiv(size, BLOCK)
     height = cdiv(num_rows, 4) * 4 if by_blocks else num_rows
     dtype = torch.int8 if kind == "int8" else torch.float8_e4m3fn
     out = torch.empty(height, num_blocks * BLOCK, dtype=dtype, device=x.device)
     scale = torch.empty(num_blocks if by_blocks else 1, height, dtype=torch.float32, device=x.device).t()
-    padded = next_power_of_2(num_blocks)
+    part = min(next_power_of_2(num_blocks), _BLOCKS) if by_blocks else next_power_of_2(num_blocks)
     if num_rows > 0:
-        quantize_kernel[(num_rows,)](
+        quantize_kernel[(num_rows, cdiv(num_blocks, part))](
             x, given, zero, out, scale, x.stride(0), height, size, out.shape[1],
             LARGEST=_FP8 if kind == "e4m3" else _INT8, LEAST=_LEAST_SCALE, BY_BLOCKS=by_blocks,
-            BLOCK=BLOCK, BLOCKS=padded, num_warps=min(max(padded // 8, 1), 16), **early_launch(x.device),
+            BLOCK=BLOCK, BLOCKS=part, ACT=activation, num_warps=min(max(part // _WARP_BLOCKS, 1), 16),
+            **early_launch(x.device),
         )  # fmt: skip
     return out, scale

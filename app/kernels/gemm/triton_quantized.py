@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from app.kernels.gemm import fp8, fp8_block, int8
+from app.kernels.gemm import GatedRows, fp8, fp8_block, int8
 from app.kernels.gemm.fp8 import FP8, Fp8Weight
 from app.kernels.gemm.fp8_block import Fp8BlockWeight
 from app.kernels.gemm.int8 import Int8Weight
@@ -19,11 +19,11 @@ _BLOCK = 128  # whose scales cuBLAS takes
 _PROGRAMS = 200  # so many large tiles keep all multiprocessors busy
 
 
-def _has_products(x: torch.Tensor, columns: int) -> bool:
+def _has_products(x: GatedRows, columns: int) -> bool:
     return platform_of(x.device).has_fp8_products and x.dtype == torch.bfloat16 and columns % 16 == 0
 
 
-def fp8_linear(x: torch.Tensor, weight: Fp8Weight, bias: torch.Tensor | None) -> torch.Tensor:
+def fp8_linear(x: GatedRows, weight: Fp8Weight, bias: torch.Tensor | None) -> torch.Tensor:
     """The same as `fp8.plain_linear`."""
     if not _has_products(x, weight.shape[0]):
         return fp8.plain_linear(x, weight, bias)
@@ -43,7 +43,7 @@ def _cublas_takes(weight: Fp8BlockWeight, device: torch.device) -> bool:
     return is_square and cdiv(tiles.size, _BLOCK) % 4 == 0 and nvidia_generation(device) >= 9
 
 
-def fp8_block_linear(x: torch.Tensor, weight: Fp8BlockWeight, bias: torch.Tensor | None) -> torch.Tensor:
+def fp8_block_linear(x: GatedRows, weight: Fp8BlockWeight, bias: torch.Tensor | None) -> torch.Tensor:
     """The same as `fp8_block.plain_linear`."""
     if not _cublas_takes(weight, x.device) or not _has_products(x, weight.shape[0]):
         return fp8_block.plain_linear(x, weight, bias)
@@ -55,7 +55,7 @@ def fp8_block_linear(x: torch.Tensor, weight: Fp8BlockWeight, bias: torch.Tensor
     return out if bias is None else out.add_(bias)
 
 
-def int8_linear(x: torch.Tensor, weight: Int8Weight, bias: torch.Tensor | None) -> torch.Tensor:
+def int8_linear(x: GatedRows, weight: Int8Weight, bias: torch.Tensor | None) -> torch.Tensor:
     """The same as `int8.plain_linear`."""
     if nvidia_generation(x.device) < 9:
         return int8.plain_linear(x, weight, bias)

@@ -23,7 +23,15 @@ import triton.language as tl
 from app.kernels.fused import GatedActivation
 from app.kernels.fused.reference import rms_norm
 from app.kernels.fused.triton_ops import act_and_mul, activate, add_rms_norm
-from app.kernels.gemm import Activations, DeferredNorm, LinearOps, materialize
+from app.kernels.gemm import (
+    Activations,
+    DeferredActivation,
+    DeferredNorm,
+    GatedRows,
+    Inputs,
+    LinearOps,
+    materialize,
+)
 from app.kernels.launch import cdiv, early_launch, next_power_of_2, shared_memory
 from app.kernels.quick_launch import quick_launch
 
@@ -305,8 +313,9 @@ def _serves(x: torch.Tensor, weight: torch.Tensor, most_rows: int) -> bool:
     return x.shape[0] <= most_rows and x.dtype in _DTYPES and weight.is_contiguous() and x.stride(1) == 1
 
 
-def linear(x: Activations, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def linear(x: Inputs, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """The same as `reference.linear`."""
+    x = x.materialize() if isinstance(x, DeferredActivation) else x
     rows, tile_of = _rows(x), deferred_tile if isinstance(x, DeferredNorm) else whole_tile
     tile = tile_of(rows.shape[0], *weight.shape) if _serves(rows, weight, MOST_ROWS) else None
     return F.linear(materialize(x), weight, bias) if tile is None else small_linear(x, weight, bias, tile)
@@ -328,7 +337,7 @@ def gated_linear(
 
 
 def linear_add_norm(
-    x: torch.Tensor,
+    x: GatedRows,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     residual: torch.Tensor,
@@ -337,6 +346,7 @@ def linear_add_norm(
     may_defer: bool,
 ) -> tuple[Activations, torch.Tensor]:
     """The same as `reference.linear_add_norm`, but the norm may be deferred."""
+    x = materialize(x)
     tile = split_tile(x.shape[0], *weight.shape) if _serves(x, weight, MOST_ROWS) else None
     if tile is None:
         return add_rms_norm(F.linear(x, weight, bias), residual, norm_weight, eps)

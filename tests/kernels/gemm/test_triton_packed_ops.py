@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from app.kernels.gemm import DeferredNorm, materialize, triton_packed_ops
+from app.kernels.gemm import DeferredActivation, DeferredNorm, materialize, triton_packed_ops, triton_small
 from app.kernels.gemm.triton_dequantize import dequantized
 from app.kernels.gemm.triton_packed_ops import PackedTile, StreamedTile, packed_linear, tile_for
 from app.kernels.gemm.triton_small import arrival_counters
@@ -112,6 +112,37 @@ def test_more_rows_than_a_tile_has() -> None:
     tile = tile_for(rows, weight.weight.stored)
     assert tile is not None
     assert tile.height < rows
+
+
+@pytest.mark.parametrize("rows", [3, 70])
+@pytest.mark.parametrize("name", ["4 bits, zeros", "int8", "fp8 blocks"])
+def test_an_activation_that_is_left_to_the_reader(name: str, rows: int) -> None:
+    weight, dtype = made(name), torch.bfloat16 if ON_GPU else torch.float32
+    columns, size = weight.truth.shape
+    gate_up = torch.randn(rows, 2 * size).to(DEVICE, dtype)
+    gate, up = gate_up.double().cpu().chunk(2, dim=1)
+    truth = (F.silu(gate) * up) @ weight.truth.T
+    given, residual = DeferredActivation(gate_up, "silu"), torch.ones(rows, columns, device=DEVICE, dtype=dtype)
+    out = triton_packed_ops.linear(given, weight.weight, None)
+    assert relative_error(out, truth) < 0.05
+    normed, total = triton_packed_ops.linear_add_norm(given, weight.weight, None, residual, residual[0], EPS, True)
+    torch.testing.assert_close(total, out + residual)
+    assert relative_error(materialize(normed), F.rms_norm(total.double().cpu(), (columns,), None, EPS)) < 1e-2
+    plain = weight.truth.to(DEVICE, dtype)
+    assert relative_error(triton_small.linear(given, plain, None), truth) < 1e-2
+    assert (
+        relative_error(triton_small.linear_add_norm(given, plain, None, 0 * residual, residual[0], EPS, True)[1], truth)
+        < 1e-2
+    )
+
+
+def test_many_rows_leave_the_activation_to_their_reader() -> None:
+    weight = made("int8")
+    x = torch.randn(70, weight.weight.stored.size).to(DEVICE, torch.bfloat16 if ON_GPU else torch.float32)
+    gated = triton_packed_ops.gated_linear(x, weight.weight, None, "silu")
+    assert isinstance(gated, DeferredActivation)
+    gate, up = (x.double().cpu() @ weight.truth.T).chunk(2, dim=1)
+    assert relative_error(materialize(gated), F.silu(gate) * up) < 0.05
 
 
 def test_a_row_alone_and_in_a_batch() -> None:

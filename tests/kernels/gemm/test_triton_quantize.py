@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from app.kernels.gemm import fp8_block, int8
+from app.kernels.fused.triton_ops import act_and_mul
+from app.kernels.gemm import DeferredActivation, fp8_block, int8
 from app.kernels.gemm.stored import BLOCK, unpack_words
 from app.kernels.gemm.triton_quantize import quantize
 
@@ -39,6 +40,26 @@ def test_int8_with_a_scale_and_a_zero() -> None:
     numbers, _ = int8.quantize_rows(x, scale, zero)
     assert torch.equal(in_order(quantized, 200).view(torch.int8).float() + 7, numbers)
     assert given.tolist() == [[scale.item()]] * 4
+
+
+@pytest.mark.parametrize("size", [16, 300])
+def test_an_activation_that_was_left_to_the_reader(size: int) -> None:
+    gate_up = rows(5, 2 * size).clamp(-50, 50).to(torch.bfloat16)
+    quantized, scale = quantize(DeferredActivation(gate_up, "silu"), "int8")
+    numbers, expected = int8.quantize_rows(act_and_mul(gate_up, "silu"))
+    torch.testing.assert_close(scale, expected)
+    assert torch.equal(in_order(quantized, size).view(torch.int8).float(), numbers)
+
+
+@pytest.mark.gpu  # the interpreter rounds wrongly to fp8
+@pytest.mark.parametrize(("num_rows", "size"), [(2, 300), (3, 14336)])
+@pytest.mark.parametrize("by_blocks", [False, True])
+def test_an_activation_in_fp8(num_rows: int, size: int, by_blocks: bool) -> None:
+    gated = DeferredActivation(rows(num_rows, 2 * size).to(torch.bfloat16), "silu")
+    quantized, scale = quantize(gated, "e4m3", by_blocks=by_blocks)
+    plain, expected = quantize(gated.materialize(), "e4m3", by_blocks=by_blocks)
+    assert torch.equal(quantized[:num_rows].view(torch.uint8), plain[:num_rows].view(torch.uint8))
+    assert torch.equal(scale[:num_rows], expected[:num_rows])
 
 
 @pytest.mark.gpu  # the interpreter rounds wrongly to fp8
