@@ -98,7 +98,7 @@ def _load_all(kernels: list[_Kernel], device: torch.device) -> int:
     loaded = 0
     sys.setswitchinterval(SWITCH_S)
     try:
-        with _modules_of_their_own(), ThreadPoolExecutor(threads, "compile", _enter, (device,)) as pool:
+        with _modules_of_their_own(), ThreadPoolExecutor(threads, "compile", _enter, (_indexed(device),)) as pool:
             for done in [pool.submit(kernel.load) for kernel in kernels]:
                 error = done.exception()
                 loaded += error is None
@@ -129,6 +129,13 @@ def _modules_of_their_own() -> Iterator[None]:
         yield
     finally:
         build._load_module_from_path = load
+
+
+def _indexed(device: torch.device) -> torch.device:
+    """A device without an index is this thread's current one; in other threads it would be another."""
+    runtime = platform_of(device).runtime
+    has_one = runtime is None or device.index is not None
+    return device if has_one else torch.device(device.type, runtime.current_device())
 
 
 def _enter(device: torch.device) -> None:

@@ -8,12 +8,13 @@ import subprocess
 import sys
 import sysconfig
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
+import torch
 from triton.runtime import build
 
-from app.kernels.compile_ahead import _modules_of_their_own
+from app.kernels.compile_ahead import _Kernel, _load_all, _modules_of_their_own
 from tests.test_architecture import ROOT
 
 
@@ -23,6 +24,29 @@ def test_launches_only_compile_within_the_block(tmp_path: Path) -> None:
     environment["TRITON_CACHE_DIR"] = str(tmp_path)
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+
+
+class Runtime:
+    """torch.cuda, where the calling thread works on the second GPU."""
+
+    def __init__(self) -> None:
+        self.entered = list[torch.device]()
+
+    def current_device(self) -> int:
+        return 1
+
+    def set_device(self, device: torch.device) -> None:
+        if device.index is None:
+            raise ValueError
+        self.entered.append(device)
+
+
+def test_a_device_without_an_index_is_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = Runtime()
+    monkeypatch.setattr("app.kernels.compile_ahead.platform_of", lambda _: SimpleNamespace(runtime=runtime))
+    for name in ("cuda", "cuda:0"):
+        assert _load_all([_Kernel({}, 0, lambda: SimpleNamespace(run=None))], torch.device(name)) == 1
+    assert [device.index for device in runtime.entered] == [1, 0]
 
 
 LAUNCHER = """

@@ -51,7 +51,7 @@ class DeferredActivation:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of what comes out."""
+        """The dtype of what comes out."""
         return self.gate_up.dtype
 
     @property

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from app.kernels.gemm import fp8
+from app.kernels.gemm import DeferredActivation, fp8
 from app.kernels.gemm.fp8 import Fp8Weight
 
 ON_GPU = torch.cuda.is_available()
@@ -88,3 +88,5 @@ def test_activations_are_cut_off_at_a_bound() -> None:
     truth = rounded @ stored.dequantize().double().cpu().T
     tolerance = 2e-2 if ON_GPU else 1e-4
     torch.testing.assert_close(stored.linear(x.to(DEVICE), None).double().cpu(), truth, rtol=tolerance, atol=tolerance)
+    gated = DeferredActivation(torch.cat((x, x.flip(0)), 1).to(DEVICE), "silu")
+    torch.testing.assert_close(stored.linear(gated, None), stored.linear(gated.materialize(), None))
