@@ -285,22 +285,21 @@ def latent_attention(dtype: torch.dtype, num_heads: int, sizes: tuple[int, int, 
     size, rope, nope, value = sizes
     cache, scale = torch.zeros(64, 16, size + rope, dtype=KV_FP8 if is_fp8 else dtype), torch.ones(1)
     more = {"scale": 0.1, "kv_scale": scale if is_fp8 else None}
+    in_gluon = not IS_AMD and dtype != torch.float32 and sizes == (512, 64, 128, 128)
     for counts in ([1, 1, 1], [1, 30]):
         meta = AttentionMetadata(
             torch.tensor([0, *counts]).cumsum(0).int(), torch.full((len(counts),), 900, dtype=torch.int32),
             torch.zeros(len(counts), 64, dtype=torch.int32), torch.zeros(0), max(counts), 900, 0,
         )  # fmt: skip
-        mla_ops.OPS.prepare(meta, num_heads=num_heads, block_size=16)
         query = torch.zeros(sum(counts), num_heads, size + rope, dtype=dtype)
-        mla_ops.OPS.attend(query, cache, meta, latent_size=size, **more)
+        for is_hopper in (False, in_gluon):
+            with mock.patch.object(gluon_attend, "is_hopper", return_value=is_hopper):
+                mla_ops.OPS.prepare(meta, num_heads=num_heads, block_size=16)
+                mla_ops.OPS.attend(query, cache, meta, latent_size=size, **more)
     up = torch.zeros(num_heads, nope + value, size, dtype=dtype)
     query, workspace = query[..., : nope + rope], torch.zeros(1000, num_heads, nope + value, dtype=dtype)
     mla_ops.OPS.attend_expanded(query, cache, meta, up, workspace, value_dim=value, **more)
-    if not IS_AMD and dtype != torch.float32 and sizes == (512, 64, 128, 128):
-        with mock.patch.object(gluon_attend, "serves", return_value=not is_fp8):
-            meta.plan = None
-            mla_ops.OPS.prepare(meta, num_heads=num_heads, block_size=16)
-            mla_ops.OPS.attend(torch.zeros(31, num_heads, 576, dtype=dtype), cache, meta, latent_size=size, **more)
+    if in_gluon:
         with mock.patch.object(gluon_expanded, "serves", return_value=True):
             mla_ops.OPS.attend_expanded(query, cache, meta, up, workspace, value_dim=value, **more)
 
@@ -365,7 +364,7 @@ def all_calls() -> list[Callable[[], None]]:
         partial(latent, torch.float32, 5, 256, (64, 32), interleaved=False),
         *(
             partial(latent_attention, torch.bfloat16, heads, (512, 64, 128, 128), fp8)
-            for heads, fp8 in ((16, False), (128, True))
+            for heads, fp8 in ((16, False), (16, True), (128, False), (128, True))
         ),
         partial(latent_attention, torch.float32, 5, (256, 32, 64, 64), False),
         partial(linear, 1024, 2048, 4096, 3072),

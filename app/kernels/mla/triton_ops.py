@@ -1,4 +1,5 @@
-"""Latent attention in Triton (`OPS`), on a Hopper GPU mostly in Gluon: gluon_attend.py and gluon_expanded.py.
+"""Latent attention in Triton (`OPS`), on a Hopper GPU mostly in Gluon: gluon_attend.py, gluon_few_rows.py and
+gluon_expanded.py.
 
 Nothing here waits for the device: grids come from host numbers of the metadata, lengths and tables are read by the
 kernels. What one layer finds out of a step (who does what, workspaces) is kept for the others in its plan.
@@ -14,7 +15,15 @@ import torch
 from app.errors import ConfigError
 from app.kernels.attention import AttentionMetadata
 from app.kernels.launch import multiprocessors, shared_memory
-from app.kernels.mla import MLAOps, gluon_attend, gluon_expanded, triton_attend, triton_expanded, triton_heads
+from app.kernels.mla import (
+    MLAOps,
+    gluon_attend,
+    gluon_expanded,
+    gluon_few_rows,
+    triton_attend,
+    triton_expanded,
+    triton_heads,
+)
 from app.kernels.mla.triton_expanded import Carried, Chunk
 from app.kernels.mla.triton_schedule import AttendTile, Shares, deal
 
@@ -64,10 +73,11 @@ def attend(
     out = query.new_empty(*query.shape[:2], latent_size)
     if query.shape[0] == 0:
         return out
-    in_gluon = gluon_attend.serves(query.dtype, cache, latent_size)
-    shares = plan.shares = plan.shares or _deal(out, meta, gluon_attend.TILE if in_gluon else None)
-    if in_gluon:
-        gluon_attend.attend(query, cache, meta, shares, out, scale=scale)
+    few = gluon_few_rows.serves(query.dtype, cache, latent_size, meta.max_query_len * query.shape[1])
+    gluon = gluon_few_rows if few else gluon_attend if gluon_attend.serves(query.dtype, cache, latent_size) else None
+    shares = plan.shares = plan.shares or _deal(out, meta, gluon.TILE if gluon else None)
+    if gluon:
+        gluon.attend(query, cache, meta, shares, out, scale=scale)
     else:
         triton_attend.attend(query, cache, meta, shares, out, scale=scale, kv_scale=kv_scale)
     triton_attend.merge(shares, out)

@@ -11,7 +11,15 @@ import pytest
 import torch
 
 from app.errors import ConfigError
-from app.kernels.mla import gluon_attend, gluon_expanded, mla_ops, triton_attend, triton_expanded, triton_ops
+from app.kernels.mla import (
+    gluon_attend,
+    gluon_expanded,
+    gluon_few_rows,
+    mla_ops,
+    triton_attend,
+    triton_expanded,
+    triton_ops,
+)
 from app.kernels.mla.triton_ops import OPS
 from app.kernels.mla.triton_schedule import AttendTile, Partials, deal, most_jobs
 from tests.kernels.mla.cases import DEEPSEEK, SCALE, Sizes, Step, make_step
@@ -170,6 +178,20 @@ def test_deepseek_sizes_on_the_gpu(dtype: torch.dtype, heads: int, is_fp8: bool)
         check(step, step.values(absorbed(step)))
         for chunk in (333, 1024, 8192):
             check(step, expanded(step, chunk))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("is_fp8", [False, True])
+@pytest.mark.parametrize("heads", [5, 8, 16])
+def test_few_rows_on_the_gpu(heads: int, is_fp8: bool) -> None:
+    """Jobs that are cut into many parts, into two, and not at all; more than one token of a request."""
+    sizes, few = replace(DEEPSEEK, heads=heads), mock.Mock(wraps=gluon_few_rows.attend)
+    cut = [(1, 1), (1, 3001), (1, 700), (1, 64)]
+    for lens in (cut, [(1, 5000)], [(1, 65)] * 300, [(1, 900)] * 128, [(16 // heads, 500), (1, 40)]):
+        step = make_step(lens, sizes, dtype=torch.bfloat16, is_fp8=is_fp8, device=DEVICE)
+        with mock.patch.object(gluon_few_rows, "attend", few):
+            check(step, step.values(absorbed(step)))
+    assert few.call_count == (5 if gluon_expanded.is_hopper(step.query.device) and not is_fp8 else 0)
 
 
 @pytest.mark.gpu
