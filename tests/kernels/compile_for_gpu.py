@@ -57,6 +57,7 @@ from app.kernels.gemm import (
     triton_quantize,
     triton_small,
 )
+from app.kernels.gemm.gluon_int8 import wide_int8_product
 from app.kernels.gemm.int8 import Int8Weight
 from app.kernels.gemm.lookup import TableWeight
 from app.kernels.gemm.stored import Form, StoredTiles, bits_of, block_for
@@ -439,6 +440,7 @@ def quantizing() -> None:
     if not IS_AMD:
         for tile in (Int8Tile(128, 256, 128, 8, 4), Int8Tile(64, 128, 128, 4, 4)):
             int8_product(quantized, torch.zeros(4, 1), weight, None, torch.bfloat16, tile)
+        wide_int8_product(quantized, torch.zeros(4, 1), weight, zeros(64), torch.bfloat16)
 
 
 def packed(form: str, size: int, group: int, *, is_zero_based: bool = False, scale_rows: int = 1) -> None:

@@ -7,6 +7,7 @@ import torch
 from app.kernels.gemm import GatedRows, fp8, fp8_block, int8
 from app.kernels.gemm.fp8 import FP8, Fp8Weight
 from app.kernels.gemm.fp8_block import Fp8BlockWeight
+from app.kernels.gemm.gluon_int8 import wide_int8_product
 from app.kernels.gemm.int8 import Int8Weight
 from app.kernels.gemm.triton_int8 import Int8Tile, int8_product
 from app.kernels.gemm.triton_quantize import quantize
@@ -61,5 +62,7 @@ def int8_linear(x: GatedRows, weight: Int8Weight, bias: torch.Tensor | None) -> 
         return int8.plain_linear(x, weight, bias)
     quantized, scale = quantize(x, "int8", given=weight.input_scale, zero=weight.input_zero)
     fills = cdiv(len(x), 128) * cdiv(weight.shape[0], 256) >= _PROGRAMS
+    if fills and weight.input_zero is None and nvidia_generation(x.device) == 9:
+        return wide_int8_product(quantized, scale, weight, bias, x.dtype)
     tile = Int8Tile(128, 256, 128, 8, 4) if fills else Int8Tile(64, 128, 128, 4, 4)
     return int8_product(quantized, scale, weight, bias, x.dtype, tile)

@@ -36,7 +36,16 @@ MAKE: dict[type[TiledWeight], Callable[[torch.Tensor], PackedWeight | None]] = {
 
 
 @pytest.mark.parametrize("kind", MAKE)
-@pytest.mark.parametrize(("rows", "columns", "size"), [(3, 256, 384), (70, 208, 300), (130, 1040, 1024)])
+@pytest.mark.parametrize(
+    ("rows", "columns", "size"),
+    [
+        (3, 256, 384),
+        (70, 208, 300),
+        (130, 1040, 1024),
+        pytest.param(1090, 5888 + 24, 300, marks=pytest.mark.gpu),
+        pytest.param(3000, 4096, 2000, marks=pytest.mark.gpu),
+    ],
+)
 def test_against_float64(kind: type[TiledWeight], rows: int, columns: int, size: int) -> None:
     torch.manual_seed(rows)
     weight = MAKE[kind](torch.randn(columns, size, device=DEVICE))
