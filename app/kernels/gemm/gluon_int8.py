@@ -39,11 +39,11 @@ TILE = ROWS.value * GROUPS.value, COLUMNS.value
 # A thread's numbers of 64 x 64 results as they lie in memory: 16 bytes of bf16 at a time, of a row of its own warp.
 STORE_LAYOUT = gl.constexpr(
     gl.DistributedLinearLayout(
-        reg_bases=[[0, 1], [0, 2], [0, 4], [8, 0], [0, 32]],
-        lane_bases=[[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]],
-        warp_bases=[[16, 0], [32, 0]],
-        block_bases=[],
-        shape=[64, 64],
+        [[0, 1], [0, 2], [0, 4], [8, 0], [0, 32]],
+        [[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]],
+        [[16, 0], [32, 0]],
+        [],
+        [64, 64],
     )
 )
 
