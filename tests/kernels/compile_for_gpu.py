@@ -83,6 +83,9 @@ READ_FIRST = {"streamed_linear_kernel"}
 # A call's callee may do any of it.
 GLOBAL_ACCESS = re.compile(r"^\s*(?:@!?%\w+\s+)?(?:[\w.:]+\.global\b|ld\.volatile|cp\.async|call\b)", re.MULTILINE)
 GLOBAL_WRITE = re.compile(r"^\s*(?:@!?%\w+\s+)?(?:st|atom|red)[\w.:]*\.global\b", re.MULTILINE)
+# Kernels that are bound by how fast they copy rows: 16 bytes at a time, or the compiler lacks a hint.
+COPY_WIDELY = {"small_linear_kernel", "small_linear_add_kernel"}
+NARROW_COPY = re.compile(r"cp\.async\.ca\.shared\.global [^,]+,[^,]+, 0x[48],")
 TYPES = {
     torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.float8_e4m3fn: "fp8e4nv",
     torch.int8: "i8", torch.int16: "i16", torch.int32: "i32", torch.int64: "i64",
@@ -149,6 +152,8 @@ def compiled(source: ASTSource, options: dict[str, Any], is_early: bool | None) 
         access = GLOBAL_WRITE if source.fn.__name__ in READ_FIRST else GLOBAL_ACCESS
         if not waits_first(kernel.asm["ptx"], access):
             return "FAILED touches global memory before it waits for the kernel before"
+    if source.fn.__name__ in COPY_WIDELY and NARROW_COPY.search(kernel.asm["ptx"]):
+        return "FAILED copies less than 16 bytes at a time"
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(kernel.asm["cubin"])

@@ -134,7 +134,7 @@ def small_linear_add_kernel(
     o_m, o_n = tl.arange(0, BM), i_n * BN + tl.arange(0, BN)
     m_n = o_n < N
     m = (o_m[:, None] < T) & m_n[None, :]
-    depth = K // SPLITS
+    depth = tl.multiple_of(K // SPLITS, BK)  # else the compiler copies a few bytes at a time
     b_acc, _ = multiply(
         p_x, p_weight, o_m, o_n, i_split * depth, depth, T, N, K, stride_x, BM, BN, BK, False, EVEN, PRECISION
     )  # fmt: skip
