@@ -23,7 +23,7 @@ from app.kernels.moe import LEAST_SUM, Routing, RoutingRule
 from app.kernels.quick_launch import quick_launch
 
 _LEAST_SUM = tl.constexpr(LEAST_SUM)
-_TAKEN = tl.constexpr(-(1 << 63))  # less than all keys
+_TAKEN = tl.constexpr(-(1 << 31))  # less than all keys
 _SPLITS = 4  # of K; the same for any number of tokens (I6)
 
 
@@ -49,18 +49,16 @@ def keep_groups(b_choice, BT: tl.constexpr, BG: tl.constexpr, BS: tl.constexpr, 
 
 
 @triton.jit
-def ordered_keys(b_x, o_e):
-    """int64 keys in the order of fp32 numbers; of equal ones the lowest index has the largest."""
+def in_order(b_x):
+    """int32 in the order of fp32 numbers: of 32 bits a warp finds the largest in one instruction."""
     b_bits = (b_x + 0.0).to(tl.int32, bitcast=True)  # + 0: the two zeros are equal
-    b_bits = tl.where(b_bits < 0, b_bits ^ 0x7FFFFFFF, b_bits)
-    return (b_bits.to(tl.int64) << 32) | (0x7FFFFFFF - o_e).to(tl.int64)
+    return tl.where(b_bits < 0, b_bits ^ 0x7FFFFFFF, b_bits)
 
 
 @triton.jit
 def number_of(b_key):
     """The number that a key stands for."""
-    b_bits = (b_key >> 32).to(tl.int32)
-    return tl.where(b_bits < 0, b_bits ^ 0x7FFFFFFF, b_bits).to(tl.float32, bitcast=True)
+    return tl.where(b_key < 0, b_key ^ 0x7FFFFFFF, b_key).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -87,28 +85,29 @@ def choose(
         b_choice = tl.where(m_e, b_choice, -float("inf"))
         if G > 1:
             b_choice = keep_groups(b_choice, BT, BG, BS, G, KEEP, TOP2)
-    b_keys = tl.where(m_e, ordered_keys(b_choice, o_e), _TAKEN)
+    b_keys = tl.where(m_e, in_order(b_choice), _TAKEN)
     o_k = tl.arange(0, BTOP)[None, :]
     b_ids = E - TOP + o_k + tl.zeros([BT, BTOP], dtype=tl.int32)  # the shared ones come after the chosen
     b_weights = tl.full([BT, BTOP], 1.0, dtype=tl.float32)
     b_sum = tl.zeros([BT, 1], dtype=tl.float32)
     for i in tl.static_range(TOP):
         b_key = tl.max(b_keys, 1)[:, None]
-        b_id = 0x7FFFFFFF - (b_key & 0x7FFFFFFF).to(tl.int32)
+        b_id = tl.min(tl.where(b_keys == b_key, o_e, 0x7FFFFFFF), 1)[:, None]  # of equal ones the lowest
+        m_id = m_e & (o_e == b_id)
         b_best = number_of(b_key)
         if SCORING == "sparsemixer":
             m_far = (b_best - b_logits) / tl.maximum(tl.abs(b_logits), b_best) > 2 * jitter
             b_power = tl.where(m_far | (b_keys == _TAKEN), 0.0, tl.exp(b_logits - b_best))
             b_weight = 1.0 / tl.sum(b_power, 1)[:, None]
         elif p_correction is not None:
-            b_weight = tl.sum(tl.where(b_keys == b_key, b_scores, 0.0), 1)[:, None]
+            b_weight = tl.sum(tl.where(m_id, b_scores, 0.0), 1)[:, None]
         elif G > 1:
             b_weight = b_best  # chosen by its score
         elif SCORING == "sigmoid":
             b_weight = tl.sigmoid(b_best)
         else:
             b_weight = tl.exp(b_best - b_max) / b_total
-        b_keys = tl.where(b_keys == b_key, _TAKEN, b_keys)
+        b_keys = tl.where(m_id, _TAKEN, b_keys)
         b_ids = tl.where(o_k == i, b_id, b_ids)
         b_weights = tl.where(o_k == i, b_weight, b_weights)
         b_sum += b_weight
