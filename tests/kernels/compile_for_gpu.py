@@ -151,7 +151,7 @@ def compiled(source: ASTSource, options: dict[str, Any], is_early: bool | None) 
             return f"FAILED EARLY is {is_early}, launch_pdl {kernel.metadata.launch_pdl}"
         access = GLOBAL_WRITE if source.fn.__name__ in READ_FIRST else GLOBAL_ACCESS
         if not waits_first(kernel.asm["ptx"], access):
-            return "FAILED touches global memory before it waits for the kernel before"
+            return "FAILED touches global memory, or lets the next kernel begin, before it waits for the kernel before"
     if source.fn.__name__ in COPY_WIDELY and NARROW_COPY.search(kernel.asm["ptx"]):
         return "FAILED copies less than 16 bytes at a time"
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
@@ -165,10 +165,12 @@ def compiled(source: ASTSource, options: dict[str, Any], is_early: bool | None) 
 
 
 def waits_first(ptx: str, access: re.Pattern[str]) -> bool:
-    """Whether the entry, which may come after functions that it calls, waits before any such access."""
+    """Whether the entry, which may come after functions that it calls, waits before any such access, and before it
+    lets the next kernel begin."""
     entry = ptx[ptx.index(".entry") :].split(".func", 1)[0]
     wait, found = entry.find("griddepcontrol.wait"), access.search(entry)
-    return wait >= 0 and found is not None and wait < found.start()
+    trigger = entry.find("griddepcontrol.launch_dependents")
+    return wait >= 0 and found is not None and wait < found.start() and (trigger < 0 or trigger > wait)
 
 
 def stand_in(name: str, answer: Any) -> None:
