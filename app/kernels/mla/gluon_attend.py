@@ -218,18 +218,21 @@ def attend_gluon_kernel(
     )  # fmt: skip
 
 
-def serves(dtype: torch.dtype, cache: torch.Tensor, latent_size: int) -> bool:
-    """Whether the GPU is a Hopper and the shapes suit: 16 bits, DeepSeek's sizes, blocks of a power of two."""
+def suits(cache: torch.Tensor, latent_size: int) -> bool:
+    """Whether the GPU is a Hopper and the shapes suit: DeepSeek's sizes, blocks of a power of two."""
     block_size, width = cache.shape[1:]
     return (
         is_hopper(cache.device)
-        and dtype in (torch.bfloat16, torch.float16)
-        and cache.dtype == dtype
         and cache.is_contiguous()
         and (latent_size, width - latent_size) == (LATENT.value, TURNED.value)
         and block_size >= 8
         and block_size & (block_size - 1) == 0
     )
+
+
+def serves(dtype: torch.dtype, cache: torch.Tensor, latent_size: int) -> bool:
+    """Whether the cache suits, and is of 16 bits as the queries are."""
+    return dtype in (torch.bfloat16, torch.float16) and cache.dtype == dtype and suits(cache, latent_size)
 
 
 def attend(

@@ -1,5 +1,5 @@
-"""Latent attention in Triton (`OPS`), on a Hopper GPU mostly in Gluon: gluon_attend.py, gluon_few_rows.py and
-gluon_expanded.py.
+"""Latent attention in Triton (`OPS`), on a Hopper GPU mostly in Gluon: gluon_attend.py, gluon_few_rows.py,
+gluon_few_fp8.py and gluon_expanded.py.
 
 Nothing here waits for the device: grids come from host numbers of the metadata, lengths and tables are read by the
 kernels. What one layer finds out of a step (who does what, workspaces) is kept for the others in its plan.
@@ -19,6 +19,7 @@ from app.kernels.mla import (
     MLAOps,
     gluon_attend,
     gluon_expanded,
+    gluon_few_fp8,
     gluon_few_rows,
     triton_attend,
     triton_expanded,
@@ -73,12 +74,19 @@ def attend(
     out = query.new_empty(*query.shape[:2], latent_size)
     if query.shape[0] == 0:
         return out
-    few = gluon_few_rows.serves(query.dtype, cache, latent_size, meta.max_query_len * query.shape[1])
-    gluon = gluon_few_rows if few else gluon_attend if gluon_attend.serves(query.dtype, cache, latent_size) else None
-    shares = plan.shares = plan.shares or _deal(out, meta, gluon.TILE if gluon else None)
-    if gluon:
-        gluon.attend(query, cache, meta, shares, out, scale=scale)
+    how, num_rows = (query.dtype, cache, latent_size), meta.max_query_len * query.shape[1]
+    if gluon_few_fp8.serves(*how, num_rows):
+        assert kv_scale is not None
+        shares = plan.shares = plan.shares or _deal(out, meta, gluon_few_fp8.TILE)
+        gluon_few_fp8.attend(query, cache, meta, shares, out, scale=scale, kv_scale=kv_scale)
+    elif gluon_few_rows.serves(*how, num_rows):
+        shares = plan.shares = plan.shares or _deal(out, meta, gluon_few_rows.TILE)
+        gluon_few_rows.attend(query, cache, meta, shares, out, scale=scale)
+    elif gluon_attend.serves(*how):
+        shares = plan.shares = plan.shares or _deal(out, meta, gluon_attend.TILE)
+        gluon_attend.attend(query, cache, meta, shares, out, scale=scale)
     else:
+        shares = plan.shares = plan.shares or _deal(out, meta, None)
         triton_attend.attend(query, cache, meta, shares, out, scale=scale, kv_scale=kv_scale)
     triton_attend.merge(shares, out)
     return out

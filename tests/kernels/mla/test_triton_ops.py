@@ -14,6 +14,7 @@ from app.errors import ConfigError
 from app.kernels.mla import (
     gluon_attend,
     gluon_expanded,
+    gluon_few_fp8,
     gluon_few_rows,
     mla_ops,
     triton_attend,
@@ -185,13 +186,14 @@ def test_deepseek_sizes_on_the_gpu(dtype: torch.dtype, heads: int, is_fp8: bool)
 @pytest.mark.parametrize("heads", [5, 8, 16])
 def test_few_rows_on_the_gpu(heads: int, is_fp8: bool) -> None:
     """Jobs that are cut into many parts, into two, and not at all; more than one token of a request."""
-    sizes, few = replace(DEEPSEEK, heads=heads), mock.Mock(wraps=gluon_few_rows.attend)
+    module = gluon_few_fp8 if is_fp8 else gluon_few_rows
+    sizes, few = replace(DEEPSEEK, heads=heads), mock.Mock(wraps=module.attend)
     cut = [(1, 1), (1, 3001), (1, 700), (1, 64)]
     for lens in (cut, [(1, 5000)], [(1, 65)] * 300, [(1, 900)] * 128, [(16 // heads, 500), (1, 40)]):
         step = make_step(lens, sizes, dtype=torch.bfloat16, is_fp8=is_fp8, device=DEVICE)
-        with mock.patch.object(gluon_few_rows, "attend", few):
+        with mock.patch.object(module, "attend", few):
             check(step, step.values(absorbed(step)))
-    assert few.call_count == (5 if gluon_expanded.is_hopper(step.query.device) and not is_fp8 else 0)
+    assert few.call_count == (5 if gluon_expanded.is_hopper(step.query.device) else 0)
 
 
 @pytest.mark.gpu
