@@ -20,7 +20,6 @@ from app.kernels.launch import cdiv, early_launch, next_power_of_2
 from app.kernels.mla.triton_schedule import AttendTile, Shares, load_job
 from app.kernels.quick_launch import quick_launch
 
-_FEW_JOBS = 8
 _LARGE_TILE_BYTES = 222 << 10  # of shared memory, that the largest tiles need
 
 
@@ -237,12 +236,12 @@ def merge(shares: Shares, out: torch.Tensor) -> None:
     num_heads, latent_size = out.shape[1:]
     num_jobs, num_rows = shares.jobs.shape[0], min(shares.tile.rows, shares.most_rows)
     by_job = num_jobs < shares.programs - 1
-    # Few jobs may have many parts each: then more programs share them.
-    rows, columns, parts = (1, 128, 16) if num_jobs <= _FEW_JOBS else (4, 512, 4)
+    # Few jobs have many parts each: then more programs share them.
+    rows, columns, parts = (1, 512, 8) if 2 * num_jobs <= shares.programs else (4, 512, 4)
     columns = min(columns, next_power_of_2(latent_size))
     merge_kernel[(num_jobs if by_job else shares.programs - 1, cdiv(num_rows, rows), cdiv(latent_size, columns))](
         shares.partials.result, shares.partials.log_sum, out, shares.jobs, shares.first, shares.totals,
         out.stride(0), out.stride(1),
         H=num_heads, R=latent_size, BM=shares.tile.rows, BG=rows, BC=columns, BS=parts,
-        BP=next_power_of_2(shares.programs), BY_JOB=by_job, num_warps=4 if rows > 1 else 2, **early_launch(out.device),
+        BP=next_power_of_2(shares.programs), BY_JOB=by_job, num_warps=4, **early_launch(out.device),
     )  # fmt: skip
