@@ -56,6 +56,7 @@ from app.kernels.gemm import (
     triton_packed_ops,
     triton_quantize,
     triton_small,
+    wide,
 )
 from app.kernels.gemm.gluon_int8 import wide_int8_product
 from app.kernels.gemm.int8 import Int8Weight
@@ -472,6 +473,12 @@ def packed(form: str, size: int, group: int, *, is_zero_based: bool = False, sca
         triton_packed_ops.packed_linear(x, weight, None, tile, **how)
         deferred = DeferredNorm(x, torch.zeros(rows, 64), 1e-6)
         triton_packed_ops.packed_linear(deferred, weight, zeros(columns), tile, activation="silu")
+    if not IS_AMD and wide.serves(weight):
+        for tall in (wide.WideTile(64, 3, 2), wide.WideTile(256, 2)):
+            x = zeros(200, size)
+            residual, norm = zeros(200, columns), (zeros(columns), 1e-6)
+            wide.wide_linear(x, weight, zeros(columns), tall, residual=residual, norm=norm)
+            wide.wide_linear(DeferredNorm(x, torch.zeros(200, 64), 1e-6), weight, None, tall, activation="silu")
     triton_dequantize.dequantized(weight, 0, 64, torch.bfloat16)
 
 

@@ -23,6 +23,7 @@ from app.kernels.gemm.stored import StoredTiles, bits_of
 from app.kernels.gemm.tiled import TiledWeight
 from app.kernels.gemm.triton_packed import packed_linear_kernel
 from app.kernels.gemm.triton_small import arrival_counters, may_defer_norm
+from app.kernels.gemm.wide import WideTile, wide_linear, wide_tile
 from app.kernels.launch import (
     cdiv,
     early_launch,
@@ -71,7 +72,7 @@ def packed_linear(
     x: Activations,
     weight: StoredTiles,
     bias: torch.Tensor | None,
-    tile: PackedTile | StreamedTile,
+    tile: PackedTile | StreamedTile | WideTile,
     *,
     activation: GatedActivation | None = None,
     residual: torch.Tensor | None = None,
@@ -81,6 +82,8 @@ def packed_linear(
 
     With an activation the weight holds gate and up, and the product is [T, N / 2].
     """
+    if isinstance(tile, WideTile):
+        return wide_linear(x, weight, bias, tile, activation=activation, residual=residual, norm=norm)
     rows, squares, eps = (x.rows, x.squares, x.eps) if isinstance(x, DeferredNorm) else (x, None, 0.0)
     (num_rows, size), columns = rows.shape, weight.shape[0]
     assert rows.stride(1) == 1, "rows must be contiguous"
@@ -160,9 +163,15 @@ def stages_within(num_bytes: int, tile: PackedTile, weight: StoredTiles) -> int:
     return max(1, min(tile.num_stages, num_bytes // each))
 
 
-def tile_for(num_rows: int, weight: StoredTiles, *, is_gated: bool = False) -> PackedTile | StreamedTile | None:
+def tile_for(
+    num_rows: int, weight: StoredTiles, *, is_gated: bool = False
+) -> PackedTile | StreamedTile | WideTile | None:
     """The tile for a product of so many rows; None: others are faster, or no kernel reads such groups."""
     columns, size = weight.shape
+    if num_rows <= _MOST_ROWS_OF_4_BITS and weight.form == "nibble":
+        wide = wide_tile(num_rows, weight)
+        if wide is not None:
+            return wide
     is_light = weight.form == "nibble" and weight.offsets is None
     most_rows = _MOST_ROWS_OF_4_BITS if is_light else MOST_ROWS
     if num_rows > most_rows or weight.scales_of_block is None:
@@ -194,7 +203,9 @@ def streamed_tile(weight: StoredTiles) -> StreamedTile | None:
     return None if weight.offsets is None else StreamedTile(16, 4, 4)
 
 
-def _tile(rows: torch.Tensor, weight: TiledWeight, *, is_gated: bool = False) -> PackedTile | StreamedTile | None:
+def _tile(
+    rows: torch.Tensor, weight: TiledWeight, *, is_gated: bool = False
+) -> PackedTile | StreamedTile | WideTile | None:
     serves = rows.dtype in _DTYPES and rows.stride(1) == 1
     return tile_for(len(rows), weight.stored, is_gated=is_gated) if serves else None
 

@@ -9,9 +9,12 @@ import torch
 import torch.nn.functional as F
 
 from app.kernels.gemm import DeferredActivation, DeferredNorm, materialize, triton_packed_ops, triton_small
+from app.kernels.gemm.group import GroupWeight
 from app.kernels.gemm.triton_dequantize import dequantized
 from app.kernels.gemm.triton_packed_ops import PackedTile, StreamedTile, packed_linear, tile_for
 from app.kernels.gemm.triton_small import arrival_counters
+from app.kernels.gemm.wide import WideTile, serves, wide_tile
+from app.kernels.launch import nvidia_generation
 from tests.kernels.gemm.tiled_weights import KINDS, Made
 
 ON_GPU = torch.cuda.is_available()
@@ -23,6 +26,9 @@ EPS = 1e-5
 TILES = {"triton": (PackedTile(64 if ON_GPU else 32, splits=2), PackedTile(64 if ON_GPU else 32))} | (
     {"gluon": (StreamedTile(32, 8, 4), StreamedTile(64, 4, 1, 16, 2))} if ON_GPU else {}
 )
+IS_HOPPER = ON_GPU and nvidia_generation(torch.device("cuda")) == 9
+if IS_HOPPER:
+    TILES["wide"] = (WideTile(64, 3, splits=2), WideTile(128, 3))
 READ = [name for name in KINDS if "24" not in name and "order" not in name]  # by kernels
 
 
@@ -51,6 +57,8 @@ def test_products_and_what_follows_them(name: str, dtype: torch.dtype, kernel: s
     (split, tile), stored = TILES[kernel], weight.weight.stored
     if kernel == "gluon" and stored.scales.dtype == torch.int32:
         pytest.skip("exponents are read by the kernel in Triton")
+    if kernel == "wide" and not serves(stored):
+        pytest.skip("not its form")
     assert relative_error(packed_linear(x, stored, bias, tile)[0], truth) < TOLERANCE[dtype]
     residual, norm = torch.randn(rows, columns).to(DEVICE, dtype), torch.randn(columns).to(DEVICE, dtype)
     total, deferred = packed_linear(x, stored, bias, split, residual=residual, norm=(norm, EPS))
@@ -76,7 +84,7 @@ def test_gate_and_up_of_rows_with_a_deferred_norm(name: str, dtype: torch.dtype,
     deferred = DeferredNorm(x, x.double().square().unflatten(1, (4, -1)).sum(2).float(), EPS)
     truth = F.linear(F.rms_norm(x.double().cpu(), (size,), None, EPS), weight.truth, bias.double().cpu())
     gate, up = truth.chunk(2, dim=1)
-    tile = replace(TILES[kernel][2 - splits], height=8)
+    tile = replace(TILES[kernel][2 - splits], height=16 if kernel == "wide" else 8)
     out, _ = packed_linear(deferred, weight.weight.stored, bias, tile, activation="silu")
     assert relative_error(out, F.silu(gate) * up) < 2 * TOLERANCE[dtype]
 
@@ -153,6 +161,34 @@ def test_a_row_alone_and_in_a_batch() -> None:
             together, _ = packed_linear(given, weight, None, tile)
             for row in (0, 19):
                 assert torch.equal(packed_linear(given[row : row + 1], weight, None, tile)[0][0], together[row])
+
+
+@pytest.mark.skipif(not IS_HOPPER, reason="written for Hopper GPUs")
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [65, 200, 300])
+@pytest.mark.parametrize("is_zero_based", [False, True])
+def test_some_hundred_rows(rows: int, is_zero_based: bool) -> None:
+    torch.manual_seed(rows)
+    q = torch.randint(16, (1232, 1048), dtype=torch.uint8, device=DEVICE)
+    scale = torch.rand(1232, 9, device=DEVICE).half() / 64
+    weight = GroupWeight.of(q, scale, -7.3 * scale if is_zero_based else None, 4, None, torch.bfloat16, group=128)
+    x = torch.randn(rows, 1048, device=DEVICE).bfloat16()
+    residual, norm = torch.randn(rows, 1232, device=DEVICE).bfloat16(), torch.rand(1232, device=DEVICE).bfloat16()
+    chosen = wide_tile(rows, weight.stored)
+    assert chosen is not None
+    assert chosen == tile_for(rows, weight.stored)
+    product = x.double() @ weight.dequantize().double().t()
+    gate, up = product.chunk(2, dim=1)
+    for tile in (chosen, WideTile(64, 4, 3), WideTile(256, 2, 2)):
+        gated, _ = packed_linear(x, weight.stored, None, tile, activation="silu")
+        assert relative_error(gated, (F.silu(gate) * up).cpu()) < TOLERANCE[x.dtype]
+        total, deferred = packed_linear(x, weight.stored, None, tile, residual=residual, norm=(norm, EPS))
+        assert relative_error(total, (product + residual.double()).cpu()) < TOLERANCE[x.dtype]
+        assert deferred is not None
+        torch.testing.assert_close(deferred.squares.sum(1), total.float().square().sum(1), rtol=1e-4, atol=1e-3)
+        again, _ = packed_linear(x, weight.stored, None, tile, residual=residual, norm=(norm, EPS))
+        assert torch.equal(total, again)
+        assert not arrival_counters(x.device).any()
 
 
 @pytest.mark.parametrize("name", ["4 bits, zeros", "4 bits, groups of 32", "int8"])
