@@ -2,8 +2,7 @@
 """Products of few rows with a matrix for each head: absorbed queries, and values of what they found.
 
 Such a product is bound by reading the matrices once, and in a small step by being launched: here early, as the kernels
-beside it (app/kernels/launch.py). A program whose part of the matrix is small has it on its way before it waits for the
-kernel before: nothing of a step writes weights.
+beside it (app/kernels/launch.py).
 """
 
 from __future__ import annotations
@@ -20,17 +19,6 @@ MOST_ROWS = 64  # beyond, cuBLAS is as fast
 _DTYPES = (torch.bfloat16, torch.float16)
 _PROGRAMS = 128  # about one for each multiprocessor
 _DEPTH = 128
-_MOST_AHEAD = 8192  # numbers of a matrix that a program holds in registers, 64 a thread
-
-
-@triton.jit
-def load_block(p_w, o_k, o_n, m_n, stride_w, K: tl.constexpr, K_LAST: tl.constexpr):
-    """Numbers of a matrix as they lie: [o_n, o_k] (K_LAST) or [o_k, o_n]."""
-    if K_LAST:
-        p_block, m_block = p_w + o_n[:, None] * stride_w + o_k[None, :], m_n[:, None] & (o_k < K)[None, :]
-    else:
-        p_block, m_block = p_w + o_k[:, None] * stride_w + o_n[None, :], (o_k < K)[:, None] & m_n[None, :]
-    return tl.load(p_block, mask=m_block, other=0.0)
 
 
 @quick_launch
@@ -38,31 +26,28 @@ def load_block(p_w, o_k, o_n, m_n, stride_w, K: tl.constexpr, K_LAST: tl.constex
 def head_products_kernel(
     p_x, p_weight, p_out, T, stride_x_token, stride_x_head, stride_w_head, stride_w, stride_out_token, stride_out_head,
     K: tl.constexpr, N: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, K_LAST: tl.constexpr,
-    AHEAD: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
+    PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Grid (tiles of N, H): a head's rows [T, K] times its matrix, [N, K] in memory (K_LAST) or [K, N]. AHEAD: a block
-    of the matrix is as deep as K, and read before the wait."""
-    if EARLY and not AHEAD:
+    """Grid (tiles of N, H): a head's rows [T, K] times its matrix, [N, K] in memory (K_LAST) or [K, N]."""
+    if EARLY:
         tl.extra.cuda.gdc_wait()
     i_h = tl.program_id(1).to(tl.int64)
     o_m, o_n = tl.arange(0, BM), tl.program_id(0) * BN + tl.arange(0, BN)
     m_m, m_n = o_m[:, None] < T, o_n < N
     p_rows = p_x + i_h * stride_x_head + o_m[:, None] * stride_x_token
     p_w = p_weight + i_h * stride_w_head
-    if AHEAD:
-        b_w = load_block(p_w, tl.arange(0, BK), o_n, m_n, stride_w, K, K_LAST)
-        if EARLY:
-            tl.extra.cuda.gdc_wait()
-        o_k = tl.arange(0, BK)
-        b_x = tl.load(p_rows + o_k[None, :], mask=m_m & (o_k < K)[None, :], other=0.0)
-        b_acc = tl.dot(b_x, tl.trans(b_w) if K_LAST else b_w, input_precision=PRECISION)
-    else:
-        b_acc = tl.zeros([BM, BN], dtype=tl.float32)
-        for i_k in range(0, K, BK):
-            o_k = i_k + tl.arange(0, BK)
-            b_x = tl.load(p_rows + o_k[None, :], mask=m_m & (o_k < K)[None, :], other=0.0)
-            b_w = load_block(p_w, o_k, o_n, m_n, stride_w, K, K_LAST)
-            b_acc = tl.dot(b_x, tl.trans(b_w) if K_LAST else b_w, b_acc, input_precision=PRECISION)
+    b_acc = tl.zeros([BM, BN], dtype=tl.float32)
+    for i_k in range(0, K, BK):
+        o_k = i_k + tl.arange(0, BK)
+        m_k = o_k < K
+        b_x = tl.load(p_rows + o_k[None, :], mask=m_m & m_k[None, :], other=0.0)
+        if K_LAST:
+            p_tile = p_w + o_n[:, None] * stride_w + o_k[None, :]
+            b_w = tl.trans(tl.load(p_tile, mask=m_n[:, None] & m_k[None, :], other=0.0))
+        else:
+            p_tile = p_w + o_k[:, None] * stride_w + o_n[None, :]
+            b_w = tl.load(p_tile, mask=m_k[:, None] & m_n[None, :], other=0.0)
+        b_acc = tl.dot(b_x, b_w, b_acc, input_precision=PRECISION)
     p_o = p_out + i_h * stride_out_head + o_m[:, None].to(tl.int64) * stride_out_token + o_n[None, :]
     tl.store(p_o, b_acc.to(p_out.dtype.element_ty), mask=m_m & m_n[None, :])
 
@@ -79,13 +64,10 @@ def head_products(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> N
     if num_tokens == 0:
         return
     tile = min(128, max(16, next_power_of_2(cdiv(num_heads * columns, _PROGRAMS))))
-    padded = max(16, next_power_of_2(depth))
-    is_ahead = tile * padded <= _MOST_AHEAD
     head_products_kernel[(cdiv(columns, tile), num_heads)](
         x, weight, out, num_tokens, *x.stride()[:2], weight.stride(0), weight.stride(2 if is_k_last else 1),
         *out.stride()[:2],
         K=depth, N=columns, BM=max(16, next_power_of_2(num_tokens)), BN=tile,
-        BK=padded if is_ahead else min(_DEPTH, padded), K_LAST=is_k_last, AHEAD=is_ahead, PRECISION="ieee",
-        num_warps=4, num_stages=3,
+        BK=min(_DEPTH, max(16, next_power_of_2(depth))), K_LAST=is_k_last, PRECISION="ieee", num_warps=4, num_stages=3,
         **early_launch(x.device),
     )  # fmt: skip
