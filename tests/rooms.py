@@ -15,7 +15,7 @@ FILES = sorted(path for path in (ROOT / "app").rglob("*.py") if "assets" not in 
 
 ROWS: tuple[tuple[tuple[str, ...], ...], ...] = (
     (
-        ("app.errors", "app.bounds", "app.frozen"),
+        ("app.errors", "app.bounds", "app.frozen", "app.heap"),
         ("app.plugins",),
         ("app.registry", "app.telemetry"),
         (

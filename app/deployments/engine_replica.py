@@ -50,6 +50,7 @@ from app.engine.request import EngineRequest
 from app.engine.sampling_params import SamplingParams
 from app.engine.worker_info import WorkerInfo
 from app.errors import EngineDeadError, MantaError
+from app.heap import settle_heap
 from app.router_config import RouterConfig
 from app.telemetry.metrics import MetricsRecorder
 from app.telemetry.stat_logger import StatLoggers
@@ -121,6 +122,7 @@ class EngineReplica:
         self._exit_task: asyncio.Task[None] | None = None
         self._heartbeat_task = asyncio.create_task(self._heartbeats())
         self._termination = Termination(self._on_sigterm)
+        settle_heap()
 
     async def ping(self, asker_id: str) -> LoadReport:
         """Answer an ingress or a Router that looks for replicas. Serve hands it to running replicas only."""

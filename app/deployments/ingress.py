@@ -51,6 +51,7 @@ from app.deployments.waiting_room import WaitingRoom
 from app.engine.outputs import EngineOutput
 from app.engine.request import EngineRequest, Placement
 from app.errors import EngineDeadError, MantaError, ModelNotFoundError, OverloadedError
+from app.heap import settle_heap
 from app.telemetry.metrics import MetricsRecorder
 from app.telemetry.tracing import Tracing
 
@@ -124,6 +125,7 @@ class Ingress:
         self._announcement = self._announce()
         self._leaving: asyncio.Task[None] | None = None
         self._termination = Termination(self._on_sigterm)
+        settle_heap()
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Serve calls it after the constructor."""

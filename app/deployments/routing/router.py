@@ -27,6 +27,7 @@ from app.deployments.routing.route_explanation import RouteExplanation, explain
 from app.deployments.serve_logs import log_to_serve_files
 from app.deployments.start_errors import logs_start_error
 from app.errors import EngineDeadError
+from app.heap import settle_heap
 from app.router_config import RouterConfig
 from app.telemetry.metrics import MetricsRecorder
 
@@ -50,6 +51,7 @@ class Router:
             pool.finder.start()
         budget = RetryBudget(admission.retry_share, admission.min_retries_per_s)
         self._admissions = {model: Admission(admission, pool.book, budget) for model, pool in self._pools.items()}
+        settle_heap()
 
     async def route(
         self,

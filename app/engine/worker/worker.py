@@ -6,7 +6,6 @@ returns the outputs of the steps before; a `flush` message returns everything (I
 
 from __future__ import annotations
 
-import gc
 import logging
 import threading
 from collections import deque
@@ -32,6 +31,7 @@ from app.engine.worker.profile import Profile
 from app.engine.worker.weights import Weights
 from app.engine.worker_info import RendezvousInfo, WorkerInfo
 from app.errors import InvalidRequestError
+from app.heap import collect_heap
 from app.platforms import platform_of
 
 logger = logging.getLogger("manta.worker")
@@ -180,7 +180,7 @@ class Worker:
             yield self._parts, weights
             if (runtime := self._platform.runtime) is not None:
                 runtime.synchronize(self._device)
-                gc.collect()
+                collect_heap()
                 runtime.empty_cache()
 
     @contextmanager
@@ -224,7 +224,7 @@ class Worker:
             self._runner = self._parts = self._weights = self._receiver = None
         leave_groups()
         if (runtime := self._platform.runtime) is not None:
-            gc.collect()
+            collect_heap()
             runtime.empty_cache()
 
     def _enter_thread(self) -> None:

@@ -30,6 +30,7 @@ from app.engine.executor.worker_group.signals import IN_SOCKET, NO_REPLY, PARK, 
 from app.engine.step import ModelRunnerOutput, SchedulerOutput, WorkerCall
 from app.engine.worker_info import RendezvousInfo, WorkerInfo
 from app.errors import MantaError
+from app.heap import settle_heap
 from app.telemetry.logging import configure_logging
 
 logger = logging.getLogger("manta.executor")
@@ -104,6 +105,7 @@ class WorkerActor:
             device = own_device_index(place.local_rank) if self._in_ray else place.local_rank
             worker: Worker = build(self._config, place.rank, place.world_size, device, rendezvous)
             info = worker.start()
+            settle_heap()
         self._worker = worker
         return info
 
