@@ -4,6 +4,7 @@ process of its own, where nothing is loaded yet."""
 from __future__ import annotations
 
 import random
+import sys
 from typing import Any
 
 from triton import knobs
@@ -11,7 +12,7 @@ from triton import knobs
 from app import LLM, SamplingParams
 from benchmarks.offline import make_llm, random_prompt
 
-SHAPE = "llama-100m"
+SHAPE = sys.argv[1] if sys.argv[1:] else "llama-100m"
 loaded: list[str] = []
 
 
@@ -54,6 +55,8 @@ def main() -> None:
         shared = [[5] * 3000 + [7 + i] * 20 for i in range(200)]
         for count in (2, 9, 33, 200):
             llm.generate(shared[:count], SamplingParams(max_tokens=4, ignore_eos=True), use_tqdm=False)
+        for count in (40, 130, 250):  # the later prompts beside decodes of the earlier ones
+            ask(llm, [90 + i % 70 for i in range(count)], [{"max_tokens": 3 + i % 9} for i in range(9)])
     for name in loaded:
         print(f"AFTER {name}")
 

@@ -229,15 +229,19 @@ def attend(
     )  # fmt: skip
 
 
+def merge_tile(num_jobs: int, programs: int) -> tuple[int, int, int, bool]:
+    """(rows, columns and parts that a program of `merge_kernel` takes, whether its programs go by jobs)."""
+    # Few jobs have many parts each: then more programs share them.
+    return (*((1, 512, 8) if 2 * num_jobs <= programs else (4, 512, 4)), num_jobs < programs - 1)
+
+
 def merge(shares: Shares, out: torch.Tensor) -> None:
     """Fill the rows of out [T, H, R] whose jobs are cut."""
     if shares.is_whole:
         return
     num_heads, latent_size = out.shape[1:]
     num_jobs, num_rows = shares.jobs.shape[0], min(shares.tile.rows, shares.most_rows)
-    by_job = num_jobs < shares.programs - 1
-    # Few jobs have many parts each: then more programs share them.
-    rows, columns, parts = (1, 512, 8) if 2 * num_jobs <= shares.programs else (4, 512, 4)
+    rows, columns, parts, by_job = merge_tile(num_jobs, shares.programs)
     columns = min(columns, next_power_of_2(latent_size))
     merge_kernel[(num_jobs if by_job else shares.programs - 1, cdiv(num_rows, rows), cdiv(latent_size, columns))](
         shares.partials.result, shares.partials.log_sum, out, shares.jobs, shares.first, shares.totals,

@@ -17,6 +17,7 @@ from app.config import EngineConfig
 # Kernels are chosen by powers of two; past a few hundred tokens by nothing any more.
 DECODES = (1, 2, 4, 8, 16, 32, 64, 128)
 PREFILLS = (16, 32, 64, 128, 1024)
+MIXED_PREFILL = 128  # tokens of the request that comes beside decodes
 # Kernels of experts are chosen by how many tokens an expert has: these meet all of the families' (a test holds it).
 EXPERT_PREFILLS = (10, 72, 96, 144, 256, 320, 512, 2048, 4096, 8192)
 
@@ -54,7 +55,11 @@ def generation_plan(
     `short_query`: see AttentionLayer."""
     room = min(max_model_len, config.block_size, config.max_num_batched_tokens)
     return WarmupPlan(
-        compile=compiled_steps(config, max_model_len, compiles=compiles, has_experts=has_experts) if on_gpu else (),
+        compile=compiled_steps(
+            config, max_model_len, compiles=compiles, has_experts=has_experts, short_query=short_query
+        )
+        if on_gpu
+        else (),
         largest=_largest_step(config, max_model_len, short_query),
         run=_run_steps(config, max_model_len, on_gpu=on_gpu),
         prompts=(2,) if room >= 4 else (),
@@ -72,9 +77,10 @@ def pooling_plan(config: EngineConfig, max_model_len: int, budget: int, *, on_gp
 
 
 def compiled_steps(
-    config: EngineConfig, max_model_len: int, *, compiles: bool, has_experts: bool = False
+    config: EngineConfig, max_model_len: int, *, compiles: bool, has_experts: bool = False, short_query: int = 0
 ) -> tuple[DummyStep, ...]:
-    """Steps that have all kernels of ordinary ones between them."""
+    """Steps that have all kernels of ordinary ones between them. Where requests that bring few tokens (`short_query`)
+    go one way with decodes, kernels are chosen by how many there are of both together."""
     most = min(config.max_num_seqs, config.max_num_batched_tokens)
     longest = min(config.max_num_batched_tokens, max_model_len)
     decodes = sorted({min(count, most) for count in (*DECODES, most)})
@@ -86,7 +92,10 @@ def compiled_steps(
     steps = [DummyStep((1,) * count, max_model_len - 1, False) for count in decodes]
     steps += [DummyStep((1,) * count, max_model_len - 1, True) for count in shared]
     steps += [DummyStep((1,) * count, 0, False) for count in decodes[:2]]
-    return (*steps, *(DummyStep((length,), 0, False) for length in prefills))
+    steps += [DummyStep((length,), 0, False) for length in prefills]
+    short = min(short_query, MIXED_PREFILL, longest)
+    room = min(most - 1, config.max_num_batched_tokens - short) if short > 1 else 0
+    return (*steps, *(DummyStep((1,) * count + (short,), 0, False) for count in decodes if count <= room))
 
 
 def _largest_step(config: EngineConfig, max_model_len: int, short_query: int) -> DummyStep:
