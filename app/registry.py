@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
+from types import ModuleType
 from typing import Any, Generic, TypeVar
 
 from pydantic import GetCoreSchemaHandler
@@ -27,6 +30,14 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     return f"did you mean {close[0]}?" if close else f"known: {', '.join(names)}"
 
 
+@cache
+def _imported(target: str) -> tuple[ModuleType, str]:
+    """The module of "module:attribute", and the attribute's name: steps on a CPU look a table up in every layer, where
+    an import costs as much as an operation."""
+    module, _, attribute = target.partition(":")
+    return importlib.import_module(module), attribute
+
+
 class Registry(Generic[T]):
     """Looks a name up and imports its target only then, so an unused variant costs nothing. Ours come before plugins,
     which cannot hide them."""
@@ -37,8 +48,12 @@ class Registry(Generic[T]):
         self._table = dict(table)
 
     def __iter__(self) -> Iterator[str]:
-        yield from self._table
-        yield from self._plugins()
+        return iter(self.names)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All of them, ours first."""
+        return (*self._table, *self._plugins())
 
     def __contains__(self, name: str) -> bool:
         return name in self._table or name in self._plugins()
@@ -49,8 +64,11 @@ class Registry(Generic[T]):
         target = self._table.get(name)
         if target is None:
             return self._load_plugin(name)
-        module, _, attribute = target.partition(":")
-        loaded: T = getattr(importlib.import_module(module), attribute)
+        module, attribute = _imported(target)
+        if sys.modules.get(module.__name__) is not module:
+            _imported.cache_clear()  # it has been imported anew since
+            module, attribute = _imported(target)
+        loaded: T = getattr(module, attribute)
         return loaded
 
     def plugin(self, name: str) -> Plugin | None:

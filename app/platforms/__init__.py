@@ -14,13 +14,13 @@ def select_platform(name: str) -> Platform:
     """The platform `name` (`auto`: the last of the table that has a device here). UnsupportedError: no such one."""
     if name != "auto":
         return _load(name)
-    return next(platform for platform in _newest_first(tuple(PLATFORMS)) if platform.count())
+    return next(platform for platform in _newest_first(PLATFORMS.names) if platform.count())
 
 
 def platform_of(device: torch.device) -> Platform:
     """Whose device it is: the last of the table that serves its type. A type of nobody's (meta, where a model is born)
     is the CPU's."""
-    return _of_type(device.type, tuple(PLATFORMS))
+    return _of_type(device.type, PLATFORMS.names)
 
 
 @cache

@@ -28,6 +28,8 @@ from app.kernels.attention.torch_in_place import InPlaceGroup
 from app.kernels.attention.torch_plan import DecodeGroup, QueryTile, TorchPlan, plan_step
 from app.kernels.float8 import widened
 
+_FEW_TOKENS = 4  # so many are written one by one
+
 
 def quantize(x: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """x [T, Hkv, D] -> KV_FP8 of x / scales [Hkv], clamped; NaN stays NaN."""
@@ -49,6 +51,9 @@ def write_kv(
         kv_cache = _movable(kv_cache)
     elif kv_cache.dtype == KV_INT8:
         key, value = int8_cache.pack(key), int8_cache.pack(value)
+    if slot_mapping.shape[0] <= _FEW_TOKENS and slot_mapping.device.type == "cpu":
+        _write_one_by_one(key, value, kv_cache, slot_mapping.tolist())
+        return
     if int(slot_mapping.min()) < 0:
         kept = slot_mapping >= 0
         key, value, slot_mapping = key[kept], value[kept], slot_mapping[kept]
@@ -57,6 +62,15 @@ def write_kv(
     offsets = slot_mapping - blocks * block_size
     kv_cache[blocks, 0, :, offsets] = key
     kv_cache[blocks, 1, :, offsets] = value
+
+
+def _write_one_by_one(key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, slots: list[int]) -> None:
+    """Two copies for each token, where indices for all of them cost twenty small operations."""
+    for token, slot in enumerate(slots):
+        if slot >= 0:
+            block, offset = divmod(slot, kv_cache.shape[3])
+            kv_cache[block, 0, :, offset] = key[token]
+            kv_cache[block, 1, :, offset] = value[token]
 
 
 def _readable(stored: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -145,16 +159,32 @@ def paged_attention(
     if kv_scales is not None:
         of_head = kv_scales.to(query.dtype).repeat_interleave(query.shape[1] // kv_cache.shape[2], dim=1).unsqueeze(2)
         query = query * of_head[0]
+    out = _attend_step(query, kv_cache, plan, scale, sliding_window, soft_cap)
+    return out if of_head is None else out.mul_(of_head[1])
+
+
+def _attend_step(
+    query: torch.Tensor,
+    kv_cache: torch.Tensor,
+    plan: TorchPlan,
+    scale: float,
+    sliding_window: int | None,
+    soft_cap: float | None,
+) -> torch.Tensor:
+    in_place = plan.num_decodes > 0 and torch_in_place.serves(query, kv_cache)
+    groups = [] if in_place else plan.decode_groups(sliding_window, query.dtype)
+    if groups and groups[0].rows is None:
+        return _decode(query, kv_cache, groups[0], plan, scale, soft_cap)
     out = torch.empty_like(query)
-    if plan.num_decodes and torch_in_place.serves(query, kv_cache):
-        for in_place in plan.in_place_groups(sliding_window, kv_cache, query.shape[1]):
-            _decode_in_place(query, kv_cache, in_place, plan, out, scale, soft_cap)
-    else:
-        for group in plan.decode_groups(sliding_window, query.dtype):
-            _decode(query, kv_cache, group, plan, out, scale, soft_cap)
+    if in_place:
+        for group in plan.in_place_groups(sliding_window, kv_cache, query.shape[1]):
+            _decode_in_place(query, kv_cache, group, plan, out, scale, soft_cap)
+    for part in groups:
+        rows = query.index_select(0, part.rows)
+        out.index_copy_(0, part.rows, _decode(rows, kv_cache, part, plan, scale, soft_cap))
     for tile in plan.query_tiles(sliding_window, query.dtype):
         out[tile.rows] = _attend_tile(query[tile.rows], kv_cache, tile, plan, scale, soft_cap)
-    return out if of_head is None else out.mul_(of_head[1])
+    return out
 
 
 def _decode_in_place(
@@ -191,16 +221,15 @@ def _decode(
     kv_cache: torch.Tensor,
     group: DecodeGroup,
     plan: TorchPlan,
-    out: torch.Tensor,
     scale: float,
     soft_cap: float | None,
-) -> None:
+) -> torch.Tensor:
+    """Attention of a group's queries [n, Hq, D] -> [n, Hq, D]."""
     context = _gather(kv_cache, group.pieces, plan, query.dtype)[:, :, :, group.span]
     for edge, hidden in group.edges:
         context[:, :, :, edge].masked_fill_(hidden, 0.0)  # a slot nobody wrote may hold NaN, which no mask outweighs
-    rows = query.index_select(0, group.rows)
-    heads = rows.view(context.shape[1], context.shape[2], -1, context.shape[4])
-    out.index_copy_(0, group.rows, _attend(heads, context, group.mask, scale, soft_cap).reshape(rows.shape))
+    heads = query.view(context.shape[1], context.shape[2], -1, context.shape[4])
+    return _attend(heads, context, group.mask, scale, soft_cap).reshape(query.shape)
 
 
 def _attend_tile(

@@ -24,7 +24,7 @@ _TILE_TOKENS = 256
 class DecodeGroup:
     """Requests with one query token and about the same number of blocks; n requests, `length` gathered positions."""
 
-    rows: torch.Tensor  # int64 [n]: request and, as decodes come first, row of `query`
+    rows: torch.Tensor | None  # int64 [n]: request and, as decodes come first, row of `query`; None: the whole step
     pieces: torch.Tensor  # see `TorchPlan.pieces`
     span: slice  # positions of the gathered blocks that some request sees
     mask: torch.Tensor | None  # [n, 1, 1, length of span], 0 or -inf, in the dtype of `query`; None: all see all
@@ -101,17 +101,17 @@ class TorchPlan:
         return last // self.block_size - self._first_seen(last, sliding_window) // self.block_size + 1
 
     def _partition(self, sliding_window: int | None) -> Iterator[list[int]]:
-        """Decodes sorted by length, cut where a group would outgrow the cache or pad its shortest by half."""
+        """Decodes of similar length in their order, cut where a group would outgrow the cache or pad its shortest by half."""
         sizes = [self._num_blocks(request, sliding_window) for request in range(self.num_decodes)]
         group: list[int] = []
         for request in sorted(range(self.num_decodes), key=sizes.__getitem__):
             size = sizes[request]
             if group and ((len(group) + 1) * size > self.blocks_per_group or size > 1.5 * sizes[group[0]] + 2):
-                yield group
+                yield sorted(group)
                 group = []
             group.append(request)
         if group:
-            yield group
+            yield sorted(group)
 
     def _group(self, requests: list[int], sliding_window: int | None, dtype: torch.dtype) -> DecodeGroup:
         device, block_size = self.block_table.device, self.block_size
@@ -119,10 +119,11 @@ class TorchPlan:
         seen = [self._first_seen(length - 1, sliding_window) for length in lens]
         first_blocks = [position // block_size for position in seen]
         num_blocks = max(self._num_blocks(request, sliding_window) for request in requests)
-        rows = torch.tensor(requests, device=device)
+        rows = None if len(requests) == len(self.seq_lens) else torch.tensor(requests, device=device)
+        table = self.block_table if rows is None else self.block_table.index_select(0, rows)
         columns = torch.tensor(first_blocks, device=device)[:, None] + torch.arange(num_blocks, device=device)
         columns.clamp_(max=self.block_table.shape[1] - 1)
-        pieces = self.pieces(self.block_table.index_select(0, rows).gather(1, columns))
+        pieces = self.pieces(table.gather(1, columns))
         # From here on positions count from each request's first gathered slot.
         begins = [position - block * block_size for position, block in zip(seen, first_blocks, strict=True)]
         ends = [length - block * block_size for length, block in zip(lens, first_blocks, strict=True)]
