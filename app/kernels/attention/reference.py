@@ -180,6 +180,7 @@ def _attend_step(
         for group in plan.in_place_groups(sliding_window, kv_cache, query.shape[1]):
             _decode_in_place(query, kv_cache, group, plan, out, scale, soft_cap)
     for part in groups:
+        assert part.rows is not None, "a group of the whole step stands alone"
         rows = query.index_select(0, part.rows)
         out.index_copy_(0, part.rows, _decode(rows, kv_cache, part, plan, scale, soft_cap))
     for tile in plan.query_tiles(sliding_window, query.dtype):

@@ -101,7 +101,7 @@ class TorchPlan:
         return last // self.block_size - self._first_seen(last, sliding_window) // self.block_size + 1
 
     def _partition(self, sliding_window: int | None) -> Iterator[list[int]]:
-        """Decodes of similar length in their order, cut where a group would outgrow the cache or pad its shortest by half."""
+        """Decodes of similar length, cut where a group would outgrow the cache or pad its shortest by half."""
         sizes = [self._num_blocks(request, sliding_window) for request in range(self.num_decodes)]
         group: list[int] = []
         for request in sorted(range(self.num_decodes), key=sizes.__getitem__):

@@ -52,6 +52,23 @@ def test_add_rms_norm(ops: FusedOps, dtype: torch.dtype, num_tokens: int, size: 
     close(normed, truth, dtype)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [(1, 768), (1, 3, 64), (16, 768), (17, 768)])
+def test_a_norm_rounds_once(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    x, weight = randn(*shape, dtype=dtype) * 3, randn(shape[-1], dtype=dtype, seed=1)
+    truth = x.double() * (x.double().square().mean(-1, keepdim=True) + 1e-5).rsqrt() * weight.double()
+    normed = reference.rms_norm(x, weight, 1e-5)
+    assert normed.shape == x.shape
+    half_a_step = torch.finfo(dtype).eps / 2 * 1.001  # fp32's own rounding moves few numbers past the middle
+    torch.testing.assert_close(normed.double(), truth, rtol=half_a_step, atol=torch.finfo(dtype).tiny)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 3])
+def test_the_norm_of_zeros_is_zero(num_tokens: int) -> None:
+    zeros = torch.zeros(num_tokens, 64, dtype=torch.bfloat16)
+    assert not reference.rms_norm(zeros, torch.ones(64, dtype=torch.bfloat16), 1e-6).any()
+
+
 @pytest.mark.parametrize("ops", OPS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("weight_dtype", [None, torch.float32])  # None: the rows' own

@@ -87,6 +87,18 @@ def test_int8_rows_have_the_same_bits_alone_and_in_a_batch() -> None:
 
 @needs_int8
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_int8_rounds_ties_to_even(dtype: torch.dtype) -> None:
+    packed = served(rows_of_int8(16, 509), dtype)
+    assert isinstance(packed, OneDNNInt8Weight)
+    x = torch.stack((torch.arange(-254, 255) / 2, torch.arange(-254, 255) / 4)).to(dtype)  # steps of 1 and of 1/2
+    numbers, scale = quantize_rows(x)
+    rounded, got_scale, middle = packed._quantized(x)
+    assert torch.equal(rounded.float() - middle, numbers)
+    assert torch.equal(got_scale, scale)
+
+
+@needs_int8
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("zero", [None, -20, 127])
 def test_int8_activations_with_a_scale_and_a_zero(zero: int | None, dtype: torch.dtype) -> None:
     weight = torch.randint(-128, 128, (16, 64), dtype=torch.int8)
