@@ -285,7 +285,13 @@ def attention(
         for tile in (PrefillTile(128, 64, 8, 3), PrefillTile(128, 128, 8, 2), PrefillTile(64, 64, 4, 3)):
             triton_prefill.prefill(query, cache, meta, query, options, tile)
         if head_dim in (64, 128) and not masks:
-            gluon_prefill.prefill(query, cache, meta, query, scale=0.1)
+            for window, sinks in (
+                (None, None),
+                (128, None),
+                (None, torch.zeros(num_heads)),
+                (128, torch.zeros(num_heads)),
+            ):
+                gluon_prefill.prefill(query, cache, meta, query, scale=0.1, sliding_window=window, sinks=sinks)
 
 
 def latent_attention(dtype: torch.dtype, num_heads: int, sizes: tuple[int, int, int, int], is_fp8: bool) -> None:

@@ -7,8 +7,8 @@ copy engine (TMA), one piece of a block at a time, so blocks of any size serve; 
 the bytes that arrived, another one the groups that are done with it. Each group starts the product of its queries with
 the next keys before it takes the softmax of the current ones, so that the tensor cores work while it does.
 
-Tiles of keys go from the last to the first: the ones that need a mask come first. Triton's interpreter cannot run
-Gluon; the tests of this file need the GPU.
+Tiles of keys go from the last to the first: the ones that need a causal mask come first, those at the edge of a sliding
+window last. Triton's interpreter cannot run Gluon; the tests of this file need the GPU.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from app.kernels.attention import AttentionMetadata
+from app.kernels.attention import AttentionMetadata, HeadBias
 from app.kernels.launch import cdiv, nvidia_generation
 from app.kernels.quick_launch import quick_launch
 
@@ -37,22 +37,24 @@ STAGES = gl.constexpr(2)  # tiles of keys, and of values, that shared memory hol
 PANEL = gl.constexpr(64)  # columns that TMA copies at once: 128 bytes, the width of the swizzle
 PANEL_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
 LOG2_E = 1.4426950408889634
+BASE_2 = gl.constexpr(LOG2_E)
 NO_MAX = gl.constexpr(-1.0e30)  # see triton_tile.py
 
 
 @gluon.jit
 def copy_partition(
-    desc, k_smem, v_smem, k_ready, v_ready, k_free, v_free, p_table, i_head, num_tiles, last_block,
+    desc, k_smem, v_smem, k_ready, v_ready, k_free, v_free, p_table, i_head, num_tiles, first_tile, last_block,
     HKV: gl.constexpr, S: gl.constexpr,
 ):  # fmt: skip
-    """One warp: all tiles of keys and values, the last first. Blocks past the request are the last one again."""
+    """One warp: the tiles of keys and values from first_tile on, the last first. Blocks past the request are the last
+    one again."""
     BOX: gl.constexpr = desc.block_shape[0]  # slots that one copy takes: a block, or a tile if that is less
     COLUMNS: gl.constexpr = k_smem.shape[2] // PANEL
     PIECES: gl.constexpr = KEYS // BOX
     # Shared memory holds a tile panel by panel, so a piece of a panel is contiguous.
     k_pieces = k_smem._reinterpret(desc.dtype, [STAGES * COLUMNS * PIECES, BOX, PANEL], desc.layout)
     v_pieces = v_smem._reinterpret(desc.dtype, [STAGES * COLUMNS * PIECES, BOX, PANEL], desc.layout)
-    for j in range(num_tiles):
+    for j in range(num_tiles - first_tile):
         stage = j % STAGES
         phase = (j // STAGES) & 1
         rows = gl.tuple(())
@@ -75,12 +77,15 @@ def copy_partition(
 
 
 @gluon.jit
-def online_softmax(b_s, b_max, b_sum, i_n, o_pos, factor, MASKED: gl.constexpr):
+def online_softmax(b_s, b_max, b_sum, i_n, o_pos, factor, MASKED: gl.constexpr, window=None):
     """One KV tile of the online softmax (Milakov and Gimelshein, 2018): weights exp2(scores - maximum) [ROWS, KEYS] of
     keys from i_n on, then per row the factor of what was summed before, the new maximum, the new sum."""
     if MASKED:
         o_n = i_n + gl.arange(0, b_s.shape[1], layout=gl.SliceLayout(0, b_s.type.layout))
-        b_s = gl.where(o_n[None, :] <= o_pos[:, None], b_s, float("-inf"))
+        m_s = o_n[None, :] <= o_pos[:, None]
+        if window is not None:
+            m_s = m_s & (o_n[None, :] > (o_pos - window)[:, None])
+        b_s = gl.where(m_s, b_s, float("-inf"))
     b_new_max = gl.maximum(b_max, gl.max(b_s, 1) * factor)
     b_scale = gl.exp2(b_max - b_new_max)
     b_p = gl.exp2(b_s * factor - b_new_max[:, None])
@@ -89,8 +94,8 @@ def online_softmax(b_s, b_max, b_sum, i_n, o_pos, factor, MASKED: gl.constexpr):
 
 @gluon.jit
 def kv_iteration(
-    j, q_smem, k_smem, v_smem, k_ready, v_ready, k_free, v_free, b_p, b_acc, b_max, b_sum, num_tiles, o_pos, factor,
-    S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr, MASKED: gl.constexpr,
+    j, q_smem, k_smem, v_smem, k_ready, v_ready, k_free, v_free, b_p, b_acc, b_max, b_sum, num_tiles, first_tile, o_pos,
+    window, factor, S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr, MASKED: gl.constexpr,
 ):  # fmt: skip
     """Scores of tile j (counted from the last) while the weights b_p of tile j - 1 meet their values."""
     stage = j % STAGES
@@ -102,10 +107,10 @@ def kv_iteration(
     b_s = warpgroup_mma_wait(1, deps=[b_s])
     mbarrier.arrive(k_free.index(stage), count=1)
     i_n = (num_tiles - 1 - j) * KEYS
-    b_weights, b_scale, b_max, b_sum = online_softmax(b_s, b_max, b_sum, i_n, o_pos, factor, MASKED)
+    b_weights, b_scale, b_max, b_sum = online_softmax(b_s, b_max, b_sum, i_n, o_pos, factor, MASKED, window)
     b_next = gl.convert_layout(b_weights.to(q_smem.dtype), b_p.type.layout)
     # Waiting for the next keys ends a basic block: the assembler would move the softmax behind the products' end.
-    mbarrier.wait(k_ready.index((j + 1) % STAGES), ((j + 1) // STAGES) & 1, pred=j + 1 < num_tiles)
+    mbarrier.wait(k_ready.index((j + 1) % STAGES), ((j + 1) // STAGES) & 1, pred=j + 1 < num_tiles - first_tile)
     b_acc, b_p, b_next, b_sum = warpgroup_mma_wait(0, deps=[b_acc, b_p, b_next, b_sum])
     mbarrier.arrive(v_free.index(stage_v), count=1)
     b_acc = b_acc * gl.convert_layout(b_scale, gl.SliceLayout(1, O_LAYOUT))[:, None]
@@ -114,8 +119,8 @@ def kv_iteration(
 
 @gluon.jit
 def attend_partition(
-    GROUP: gl.constexpr, q_all, k_smem, v_smem, k_ready, v_ready, k_free, v_free, p_q, p_out, factor, i_head, i_q,
-    b_start, b_num_query, b_len, num_tiles, num_masked,
+    GROUP: gl.constexpr, q_all, k_smem, v_smem, k_ready, v_ready, k_free, v_free, p_q, p_out, p_sinks, window, factor,
+    i_head, i_q, b_start, b_num_query, b_len, num_tiles, first_tile, num_masked, num_full,
     stride_q_token, stride_q_head, stride_out_token, stride_out_head, G: gl.constexpr, BQ: gl.constexpr,
 ):  # fmt: skip
     """Four warps: rows [GROUP * ROWS, (GROUP + 1) * ROWS) of the program's tile."""
@@ -148,7 +153,7 @@ def attend_partition(
     b_s = warpgroup_mma_wait(0, deps=[b_s])
     mbarrier.arrive(k_free.index(0), count=1)
     i_n = (num_tiles - 1) * KEYS
-    b_weights, _, b_max, b_sum = online_softmax(b_s, b_max, b_sum, i_n, o_pos, factor, True)
+    b_weights, _, b_max, b_sum = online_softmax(b_s, b_max, b_sum, i_n, o_pos, factor, True, window)
     b_p = gl.convert_layout(b_weights.to(q_smem.dtype), P_LAYOUT)
     if i_n + KEYS > b_len:
         # Slots past the request may hold NaN, which a weight of 0 does not hide. Both groups write the same zeros.
@@ -158,22 +163,40 @@ def attend_partition(
         v_smem.index(0).store(gl.where((o_n < b_len)[:, None], b_v, 0.0).to(q_smem.dtype))
         fence_async_shared()
     b_acc = gl.zeros([ROWS, D], gl.float32, O_LAYOUT)
-    mbarrier.wait(k_ready.index(1), 0, pred=num_tiles > 1)
+    count = num_tiles - first_tile
+    mbarrier.wait(k_ready.index(1), 0, pred=count > 1)
     for j in range(1, num_masked):
         b_p, b_acc, b_max, b_sum = kv_iteration(
-            j, q_smem, k_smem, v_smem, k_ready, v_ready, k_free, v_free, b_p, b_acc, b_max, b_sum, num_tiles, o_pos,
-            factor, S_LAYOUT, O_LAYOUT, True,
+            j, q_smem, k_smem, v_smem, k_ready, v_ready, k_free, v_free, b_p, b_acc, b_max, b_sum, num_tiles,
+            first_tile, o_pos, window, factor, S_LAYOUT, O_LAYOUT, True,
         )  # fmt: skip
-    for j in range(gl.maximum(num_masked, 1), num_tiles):
+    for j in range(gl.maximum(num_masked, 1), num_full):
         b_p, b_acc, b_max, b_sum = kv_iteration(
-            j, q_smem, k_smem, v_smem, k_ready, v_ready, k_free, v_free, b_p, b_acc, b_max, b_sum, num_tiles, o_pos,
-            factor, S_LAYOUT, O_LAYOUT, False,
+            j, q_smem, k_smem, v_smem, k_ready, v_ready, k_free, v_free, b_p, b_acc, b_max, b_sum, num_tiles,
+            first_tile, o_pos, window, factor, S_LAYOUT, O_LAYOUT, False,
         )  # fmt: skip
+    if window is not None:
+        for j in range(gl.maximum(gl.maximum(num_masked, 1), num_full), count):
+            b_p, b_acc, b_max, b_sum = kv_iteration(
+                j, q_smem, k_smem, v_smem, k_ready, v_ready, k_free, v_free, b_p, b_acc, b_max, b_sum, num_tiles,
+                first_tile, o_pos, window, factor, S_LAYOUT, O_LAYOUT, True,
+            )  # fmt: skip
     # The first tile's values.
-    stage, phase = (num_tiles - 1) % STAGES, ((num_tiles - 1) // STAGES) & 1
+    stage, phase = (count - 1) % STAGES, ((count - 1) // STAGES) & 1
     mbarrier.wait(v_ready.index(stage), phase)
+    if window is not None:
+        # Blocks that no token sees any more may be others' by now; what they hold may be NaN, as above.
+        lo = b_len - b_num_query + i_q * BQ - window + 1
+        if first_tile * KEYS < lo:
+            o_n = first_tile * KEYS + gl.arange(0, KEYS, layout=gl.SliceLayout(1, WIDE))
+            b_v = v_smem.index(stage).load(WIDE)
+            v_smem.index(stage).store(gl.where((o_n >= lo)[:, None], b_v, 0.0).to(q_smem.dtype))
+            fence_async_shared()
     b_acc = warpgroup_mma(b_p, v_smem.index(stage), b_acc, is_async=True)
     b_acc = warpgroup_mma_wait(0, deps=[b_acc])
+    if p_sinks is not None:  # a score that has no value
+        o_sink = i_head * G + (GROUP * ROWS + gl.arange(0, ROWS, layout=ROW_LAYOUT)) % G
+        b_sum += gl.exp2(gl.load(p_sinks + o_sink).to(gl.float32) * BASE_2 - b_max)
     b_acc = b_acc / gl.convert_layout(b_sum, gl.SliceLayout(1, O_LAYOUT))[:, None]
     # Through the queries' place to whole rows: 16 bytes a thread.
     q_smem.store(b_acc.to(q_smem.dtype))
@@ -184,12 +207,13 @@ def attend_partition(
 @quick_launch
 @gluon.jit(do_not_specialize=["first_request", "stride_table"])
 def prefill_gluon_kernel(
-    desc, p_q, p_out, p_tables, p_query_start_loc, p_seq_lens, factor, first_request,
+    desc, p_q, p_out, p_sinks, p_tables, p_query_start_loc, p_seq_lens, window, factor, first_request,
     stride_q_token, stride_q_head, stride_out_token, stride_out_head, stride_table,
     G: gl.constexpr, HKV: gl.constexpr, D: gl.constexpr, S: gl.constexpr,
 ):  # fmt: skip
     """Grid (tiles of the longest query, Hkv, requests from first_request on). `desc` sees the cache as rows
-    [B * 2 * HKV * S, D]; factor turns scores to base 2. Late tiles, which see most, start first."""
+    [B * 2 * HKV * S, D]; p_sinks [Hq] and window or None; factor turns scores to base 2. Late tiles, which see most,
+    start first."""
     BQ: gl.constexpr = 2 * ROWS // G  # tokens of a tile
     i_head = gl.program_id(1)
     i_r = first_request + gl.program_id(2)
@@ -201,7 +225,11 @@ def prefill_gluon_kernel(
         p_table = p_tables + i_r.to(gl.int64) * stride_table
         first_pos = b_len - b_num_query + i_q * BQ
         num_tiles = gl.cdiv(gl.minimum(first_pos + BQ, b_len), KEYS)
-        num_masked = num_tiles - (first_pos + 1) // KEYS  # the others are seen by all rows
+        num_masked = num_tiles - (first_pos + 1) // KEYS  # the others are seen by all rows,
+        first_tile, num_full = 0, num_tiles
+        if window is not None:  # but for those at the window's edge
+            first_tile = gl.maximum(first_pos - window + 1, 0) // KEYS
+            num_full = num_tiles - gl.cdiv(gl.maximum(first_pos + BQ - window, 0), KEYS)
         q_smem = gl.allocate_shared_memory(desc.dtype, [2, ROWS, D], desc.layout)
         k_smem = gl.allocate_shared_memory(desc.dtype, [STAGES, KEYS, D], desc.layout)
         v_smem = gl.allocate_shared_memory(desc.dtype, [STAGES, KEYS, D], desc.layout)
@@ -218,18 +246,18 @@ def prefill_gluon_kernel(
         gl.warp_specialize(
             [
                 (attend_partition, (
-                    0, q_smem, k_smem, v_smem, k_ready, v_ready, k_free, v_free, p_q, p_out, factor, i_head, i_q,
-                    b_start, b_num_query, b_len, num_tiles, num_masked,
+                    0, q_smem, k_smem, v_smem, k_ready, v_ready, k_free, v_free, p_q, p_out, p_sinks, window, factor,
+                    i_head, i_q, b_start, b_num_query, b_len, num_tiles, first_tile, num_masked, num_full,
                     stride_q_token, stride_q_head, stride_out_token, stride_out_head, G, BQ,
                 )),
                 (attend_partition, (
-                    1, q_smem, k_smem, v_smem, k_ready, v_ready, k_free, v_free, p_q, p_out, factor, i_head, i_q,
-                    b_start, b_num_query, b_len, num_tiles, num_masked,
+                    1, q_smem, k_smem, v_smem, k_ready, v_ready, k_free, v_free, p_q, p_out, p_sinks, window, factor,
+                    i_head, i_q, b_start, b_num_query, b_len, num_tiles, first_tile, num_masked, num_full,
                     stride_q_token, stride_q_head, stride_out_token, stride_out_head, G, BQ,
                 )),
                 (copy_partition, (
                     desc, k_smem, v_smem, k_ready, v_ready, k_free, v_free, p_table, i_head, num_tiles,
-                    (b_len - 1) // S, HKV, S,
+                    first_tile, (b_len - 1) // S, HKV, S,
                 )),
             ],
             [4, 1],
@@ -243,13 +271,13 @@ def is_hopper(device: torch.device) -> bool:
     return nvidia_generation(device) == 9
 
 
-def serves(query: torch.Tensor, kv_cache: torch.Tensor, sliding_window: int | None, soft_cap: float | None) -> bool:
-    """Whether the GPU is a Hopper and the shapes suit: 16 bits, blocks of a power of two, nothing but a causal mask."""
+def serves(query: torch.Tensor, kv_cache: torch.Tensor, soft_cap: float | None, bias: HeadBias | None) -> bool:
+    """Whether the GPU is a Hopper and the shapes suit: 16 bits, blocks of a power of two; sinks, but no other bias."""
     block_size = kv_cache.shape[3]
     return (
         is_hopper(query.device)
-        and sliding_window is None
         and soft_cap is None
+        and (bias is None or bias.slopes is None)
         and query.dtype in (torch.bfloat16, torch.float16)
         and kv_cache.dtype == query.dtype
         and kv_cache.is_contiguous()
@@ -267,6 +295,8 @@ def prefill(
     out: torch.Tensor,
     *,
     scale: float,
+    sliding_window: int | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> None:
     """The same as `triton_prefill.prefill`, where `serves` agrees."""
     num_heads, head_dim = query.shape[1:]
@@ -278,7 +308,8 @@ def prefill(
     descriptor = TensorDescriptor(rows, list(rows.shape), list(rows.stride()), box, PANEL_LAYOUT)
     num_tiles = cdiv(meta.max_query_len, 2 * ROWS.value // group)
     prefill_gluon_kernel[(num_tiles, num_kv_heads, num_requests)](
-        descriptor, query, out, meta.block_table, meta.query_start_loc, meta.seq_lens, scale * LOG2_E,
-        meta.num_decodes, query.stride(0), query.stride(1), out.stride(0), out.stride(1), meta.block_table.stride(0),
+        descriptor, query, out, sinks, meta.block_table, meta.query_start_loc, meta.seq_lens, sliding_window,
+        scale * LOG2_E, meta.num_decodes, query.stride(0), query.stride(1), out.stride(0), out.stride(1),
+        meta.block_table.stride(0),
         G=group, HKV=num_kv_heads, D=head_dim, S=block_size, num_warps=4, maxnreg=168,
     )  # fmt: skip

@@ -9,7 +9,7 @@ import torch
 from triton.runtime.jit import JITFunction
 
 from app.kernels import launch
-from app.kernels.attention import gluon_prefill, triton_prefill
+from app.kernels.attention import HeadBias, gluon_prefill, triton_prefill
 from app.kernels.attention.triton_ops import OPS
 from app.platforms.rocm import Rocm
 from tests.kernels.attention.cases import Batch, contiguous_attention, make_batch
@@ -22,9 +22,10 @@ LENS = [(1, 9), (1, 70), (5, 5), (70, 70), (3, 130), (33, 64)]
 TOLERANCE = {torch.bfloat16: 8e-3, torch.float16: 1e-3}
 
 
-def error_of(out: torch.Tensor, batch: Batch) -> float:
+def error_of(out: torch.Tensor, batch: Batch, sliding_window: int | None = None, bias: HeadBias | None = None) -> float:
     first = batch.meta.num_decodes
-    truth = contiguous_attention(batch, scale=batch.query.shape[2] ** -0.5)[first:]
+    scale = batch.query.shape[2] ** -0.5
+    truth = contiguous_attention(batch, scale=scale, sliding_window=sliding_window, bias=bias)[first:]
     return float((out[first:].double() - truth).norm() / truth.norm())
 
 
@@ -43,6 +44,34 @@ def test_gluon(block_size: int, num_heads: int, num_kv_heads: int, head_dim: int
     gluon_prefill.prefill(batch.query, batch.kv_cache, batch.meta, out, scale=head_dim**-0.5)
     assert error_of(out, batch) < TOLERANCE[dtype]
     assert bool(out[: batch.meta.num_decodes].isnan().all()), "decodes are not this kernel's"
+
+
+@pytest.mark.gpu
+@on_hopper
+@pytest.mark.parametrize("window", [None, 1, 3, 16, 128, 129, 300])
+@pytest.mark.parametrize("has_sinks", [False, True])
+@pytest.mark.parametrize(
+    ("block_size", "num_heads", "num_kv_heads", "head_dim"), [(16, 64, 8, 64), (64, 8, 1, 64), (16, 7, 7, 128)]
+)
+def test_gluon_with_windows_and_sinks(
+    window: int | None, has_sinks: bool, block_size: int, num_heads: int, num_kv_heads: int, head_dim: int
+) -> None:
+    shape = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim, "block_size": block_size}
+    lens = [*LENS, (129, 129), (200, 457), (1, 900), (300, 1300)]
+    batch = make_batch(lens, dtype=torch.bfloat16, device=DEVICE, **shape)
+    truth = make_batch(lens, dtype=torch.bfloat16, device=DEVICE, **shape)
+    sinks = torch.randn(num_heads, device=DEVICE) * 2 if has_sinks else None
+    for (num_query, seq_len), table in zip(lens, batch.meta.block_table, strict=True):  # what nobody sees is anybody's
+        if window is not None:
+            gone = max(0, seq_len - num_query - window + 1) // block_size
+            batch.kv_cache[table[:gone].long()] = float("nan")
+    bias = HeadBias(sinks=sinks)
+    assert gluon_prefill.serves(batch.query, batch.kv_cache, None, bias)
+    out = torch.full_like(batch.query, float("nan"))
+    gluon_prefill.prefill(
+        batch.query, batch.kv_cache, batch.meta, out, scale=head_dim**-0.5, sliding_window=window, sinks=sinks
+    )
+    assert error_of(out, truth, window, bias) < TOLERANCE[torch.bfloat16]
 
 
 @pytest.mark.gpu
@@ -76,15 +105,15 @@ def test_one_binary_serves_all_steps() -> None:
 @pytest.mark.parametrize(
     ("changes", "options"),
     [
-        ({}, (20, None)),
-        ({}, (None, 30.0)),
+        ({}, (None, HeadBias(slopes=torch.zeros(4)))),
+        ({}, (30.0, None)),
         ({"dtype": torch.float32}, (None, None)),
         ({"head_dim": 80}, (None, None)),
         ({"num_heads": 65, "num_kv_heads": 1}, (None, None)),
     ],
 )
 def test_gluon_refuses_what_its_kernel_lacks(
-    changes: dict[str, object], options: tuple[int | None, float | None], monkeypatch: pytest.MonkeyPatch
+    changes: dict[str, object], options: tuple[float | None, HeadBias | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gluon_prefill, "is_hopper", lambda device: True)
     shape = {"head_dim": 64, "dtype": torch.float16, **changes}
