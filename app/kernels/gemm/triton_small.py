@@ -41,6 +41,7 @@ MOST_GATED_ROWS = 128  # for a large gate and up, whose activation is fused
 _PROGRAMS = 256  # about two for each multiprocessor
 _MOST_SPLITS = 8
 _LEAST_DEPTH = 384  # a split's share of K
+_LEAST_TILE = 64  # of K
 _MOST_TILES = 4096  # column tiles, in a product that is split
 
 
@@ -298,10 +299,13 @@ def gated_tile(num_rows: int, columns: int, size: int, *, is_deferred: bool = Fa
 
 def may_defer_norm(size: int, dtype: torch.dtype) -> bool:
     """Whether products of K = size can take a deferred norm. fp16 might not hold what is not divided yet."""
-    return dtype == torch.bfloat16 and size % 128 == 0  # which every tile divides
+    return dtype == torch.bfloat16 and size % _LEAST_TILE == 0  # which every tile is cut to
 
 
 def _fitting(tile: SmallTile, size: int) -> SmallTile | None:
+    """The tile, with more and smaller stages where that makes it divide K (2,880 of GPT-OSS); None: nothing does."""
+    if size % (tile.depth * tile.splits) and tile.depth > _LEAST_TILE:
+        tile = replace(tile, depth=_LEAST_TILE, num_stages=2 * tile.num_stages - 2)
     return None if size % (tile.depth * tile.splits) else tile
 
 

@@ -140,7 +140,8 @@ def test_a_chain_of_products(monkeypatch: pytest.MonkeyPatch, is_deferred: bool)
 def test_what_is_not_divided_yet_stays_out_of_fp16() -> None:
     assert triton_small.may_defer_norm(4096, torch.bfloat16)
     assert not triton_small.may_defer_norm(4096, torch.float16)
-    assert not triton_small.may_defer_norm(4160, torch.bfloat16)  # which a tile of 128 does not divide
+    assert triton_small.may_defer_norm(2880, torch.bfloat16)
+    assert not triton_small.may_defer_norm(4128, torch.bfloat16)  # which a tile of 64 does not divide
 
 
 def test_sizes_that_no_tile_divides_go_to_the_library() -> None:
@@ -155,6 +156,20 @@ def test_sizes_that_no_tile_divides_go_to_the_library() -> None:
     normed, total = triton_small.linear_add_norm(x, weight, bias, expected, bias, EPS, True)
     torch.testing.assert_close(total, 2 * expected)
     torch.testing.assert_close(normed, F.rms_norm(total, (96,), bias, EPS), rtol=5e-3, atol=5e-3)
+
+
+def test_a_size_that_128_does_not_divide_has_smaller_stages() -> None:
+    """GPT-OSS's 2,880, at which a norm is deferred to the gate and to query, key and value."""
+    for tile in (deferred_tile(8, 5120, 2880), gated_tile(8, 4096, 2880), split_tile(8, 2880, 2880)):
+        assert tile is not None
+        assert (tile.depth, tile.splits) == (64, 1)
+    assert deferred_tile(8, 5120, 2048) == SmallTile(64, 128, 4, 5)
+    x, weight, bias = tensors(3, 96, 192, torch.float16)
+    tile = deferred_tile(3, 96, 192)
+    assert tile is not None
+    out = small_linear(DeferredNorm(x, x.float().square().sum(1, keepdim=True), EPS), weight, bias, tile)
+    truth = F.linear(rms_norm(x.double(), torch.ones(192, device=DEVICE)), weight.double(), bias.double())
+    assert relative_error(out, truth) < TOLERANCE[torch.float16]
 
 
 @pytest.mark.parametrize(
