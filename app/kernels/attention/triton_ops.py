@@ -144,7 +144,7 @@ def paged_attention(
     if meta.num_decodes > 0:
         decode(query, kv_cache, meta, plan.scratch, out, options)
     if meta.num_decodes < meta.seq_lens.shape[0]:
-        if gluon_prefill.serves(query, kv_cache, soft_cap, bias):
+        if gluon_prefill.serves(query, kv_cache, sliding_window, soft_cap, bias):
             sinks = None if bias is None else bias.sinks
             gluon_prefill.prefill(query, kv_cache, meta, out, scale=scale, sliding_window=sliding_window, sinks=sinks)
         else:

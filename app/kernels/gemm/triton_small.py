@@ -266,7 +266,7 @@ def whole_tile(num_rows: int, columns: int, size: int) -> SmallTile | None:
 def deferred_tile(num_rows: int, columns: int, size: int) -> SmallTile | None:
     """The tile for rows with a deferred norm."""
     tile = SmallTile(64 if size >= 2048 else 32, 128, 4, 5)
-    return whole_tile(num_rows, columns, size) or _fitting(tile, size)
+    return whole_tile(num_rows, columns, size) or _cut_to_fit(tile, size)
 
 
 def split_tile(num_rows: int, columns: int, size: int) -> SmallTile | None:
@@ -289,24 +289,29 @@ def gated_tile(num_rows: int, columns: int, size: int, *, is_deferred: bool = Fa
     """The tile for gate and up with their activation."""
     if columns < 8192:
         if 16 < num_rows <= 32:
-            return _fitting(SmallTile(32, 64, 4, 5), size) if is_deferred else None
-        return _fitting(SmallTile(32, 128, 4, 5), size)
+            return _cut_to_fit(SmallTile(32, 64, 4, 5), size) if is_deferred else None
+        return _cut_to_fit(SmallTile(32, 128, 4, 5), size)
     if num_rows > MOST_ROWS:
-        return _fitting(SmallTile(128, 64, 8, 4), size)
+        return _cut_to_fit(SmallTile(128, 64, 8, 4), size)
     is_deep = num_rows <= 32 and columns <= 64 * _PROGRAMS
-    return _fitting(SmallTile(64, 128 if is_deep else 64, 4, 3), size)
+    return _cut_to_fit(SmallTile(64, 128 if is_deep else 64, 4, 3), size)
 
 
-def may_defer_norm(size: int, dtype: torch.dtype) -> bool:
-    """Whether products of K = size can take a deferred norm. fp16 might not hold what is not divided yet."""
-    return dtype == torch.bfloat16 and size % _LEAST_TILE == 0  # which every tile is cut to
+def may_defer_norm(size: int, dtype: torch.dtype, depth: int = 128) -> bool:
+    """Whether a norm of so many columns is left to the products that read it, whose tiles are `depth` deep. fp16 might
+    not hold what is not divided yet."""
+    return dtype == torch.bfloat16 and size % depth == 0
 
 
 def _fitting(tile: SmallTile, size: int) -> SmallTile | None:
-    """The tile, with more and smaller stages where that makes it divide K (2,880 of GPT-OSS); None: nothing does."""
-    if size % (tile.depth * tile.splits) and tile.depth > _LEAST_TILE:
-        tile = replace(tile, depth=_LEAST_TILE, num_stages=2 * tile.num_stages - 2)
     return None if size % (tile.depth * tile.splits) else tile
+
+
+def _cut_to_fit(tile: SmallTile, size: int) -> SmallTile | None:
+    """The tile, with more and smaller stages where only these divide K: whoever reads a deferred norm must divide."""
+    if size % tile.depth and tile.depth > _LEAST_TILE:
+        tile = replace(tile, depth=_LEAST_TILE, num_stages=2 * tile.num_stages - 2)
+    return _fitting(tile, size)
 
 
 def _rows(x: Activations) -> torch.Tensor:
@@ -354,7 +359,8 @@ def linear_add_norm(
     tile = split_tile(x.shape[0], *weight.shape) if _serves(x, weight, MOST_ROWS) else None
     if tile is None:
         return add_rms_norm(F.linear(x, weight, bias), residual, norm_weight, eps)
-    is_deferred = may_defer and may_defer_norm(weight.shape[0], x.dtype)
+    # GPT-OSS's 2,880 too: its gate and experts read them, and a norm of its own takes 4.9 us.
+    is_deferred = may_defer and may_defer_norm(weight.shape[0], x.dtype, _LEAST_TILE)
     deferred, total = small_linear_add(x, weight, bias, residual, tile, (norm_weight, eps) if is_deferred else None)
     return deferred or rms_norm(total, norm_weight, eps), total
 

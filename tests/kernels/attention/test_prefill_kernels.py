@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -66,7 +67,7 @@ def test_gluon_with_windows_and_sinks(
             gone = max(0, seq_len - num_query - window + 1) // block_size
             batch.kv_cache[table[:gone].long()] = float("nan")
     bias = HeadBias(sinks=sinks)
-    assert gluon_prefill.serves(batch.query, batch.kv_cache, None, bias)
+    assert gluon_prefill.serves(batch.query, batch.kv_cache, 1024, None, bias)
     out = torch.full_like(batch.query, float("nan"))
     gluon_prefill.prefill(
         batch.query, batch.kv_cache, batch.meta, out, scale=head_dim**-0.5, sliding_window=window, sinks=sinks
@@ -105,15 +106,16 @@ def test_one_binary_serves_all_steps() -> None:
 @pytest.mark.parametrize(
     ("changes", "options"),
     [
-        ({}, (None, HeadBias(slopes=torch.zeros(4)))),
-        ({}, (30.0, None)),
+        ({}, (None, None, HeadBias(slopes=torch.zeros(4)))),
+        ({}, (None, 30.0)),
+        ({}, (128, None)),  # heads of 64: the other kernel is faster
         ({"dtype": torch.float32}, (None, None)),
         ({"head_dim": 80}, (None, None)),
         ({"num_heads": 65, "num_kv_heads": 1}, (None, None)),
     ],
 )
 def test_gluon_refuses_what_its_kernel_lacks(
-    changes: dict[str, object], options: tuple[float | None, HeadBias | None], monkeypatch: pytest.MonkeyPatch
+    changes: dict[str, object], options: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gluon_prefill, "is_hopper", lambda device: True)
     shape = {"head_dim": 64, "dtype": torch.float16, **changes}

@@ -140,8 +140,8 @@ def test_a_chain_of_products(monkeypatch: pytest.MonkeyPatch, is_deferred: bool)
 def test_what_is_not_divided_yet_stays_out_of_fp16() -> None:
     assert triton_small.may_defer_norm(4096, torch.bfloat16)
     assert not triton_small.may_defer_norm(4096, torch.float16)
-    assert triton_small.may_defer_norm(2880, torch.bfloat16)
-    assert not triton_small.may_defer_norm(4128, torch.bfloat16)  # which a tile of 64 does not divide
+    assert not triton_small.may_defer_norm(4160, torch.bfloat16)  # which a tile of 128 does not divide
+    assert triton_small.may_defer_norm(2880, torch.bfloat16, 64)
 
 
 def test_sizes_that_no_tile_divides_go_to_the_library() -> None:
@@ -159,10 +159,11 @@ def test_sizes_that_no_tile_divides_go_to_the_library() -> None:
 
 
 def test_a_size_that_128_does_not_divide_has_smaller_stages() -> None:
-    """GPT-OSS's 2,880, at which a norm is deferred to the gate and to query, key and value."""
-    for tile in (deferred_tile(8, 5120, 2880), gated_tile(8, 4096, 2880), split_tile(8, 2880, 2880)):
+    """GPT-OSS's 2,880, at which a norm is deferred to what reads it."""
+    for tile in (deferred_tile(8, 5120, 2880), gated_tile(8, 4096, 2880, is_deferred=True)):
         assert tile is not None
         assert (tile.depth, tile.splits) == (64, 1)
+    assert whole_tile(8, 201_088, 2880) is split_tile(8, 2880, 2880) is None
     assert deferred_tile(8, 5120, 2048) == SmallTile(64, 128, 4, 5)
     x, weight, bias = tensors(3, 96, 192, torch.float16)
     tile = deferred_tile(3, 96, 192)
