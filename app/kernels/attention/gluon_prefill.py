@@ -36,8 +36,8 @@ KEYS = gl.constexpr(128)  # keys of a tile
 STAGES = gl.constexpr(2)  # tiles of keys, and of values, that shared memory holds
 PANEL = gl.constexpr(64)  # columns that TMA copies at once: 128 bytes, the width of the swizzle
 PANEL_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-# Least window of heads of 64. Triton's kernel took 193 us and this one 244 with a window of 128, 511 and 468 with one of
-# 1,024, 1,637 and 1,320 without (64 heads, 8,192 tokens, an H200).
+# Least window of heads of 64. Triton's kernel took 193 us and this one 244 with a window of 128,
+# 511 and 468 with one of 1,024, 1,637 and 1,320 without (64 heads, 8,192 tokens, an H200).
 LEAST_WINDOW = 512
 LOG2_E = 1.4426950408889634
 BASE_2 = gl.constexpr(LOG2_E)
