@@ -8,7 +8,6 @@ products would cut off in 16 bits.
 from __future__ import annotations
 
 import functools
-import sys
 from dataclasses import dataclass
 
 import torch
@@ -20,8 +19,6 @@ from app.kernels.gemm.stored import unpack_words
 
 _MIDDLE = 128  # activations are unsigned here: products of signed ones have no fast path
 _MEANT_FOR_ROWS = 8  # see onednn.py
-_ROUNDS = 1.5 * 2**23  # added to a small number in fp32 it leaves no digit behind the point: ties become even
-_LOWEST = 0 if sys.byteorder == "little" else 3  # byte of an fp32
 
 
 @dataclass(slots=True, frozen=True)
@@ -45,14 +42,14 @@ class OneDNNInt8Weight(PackedWeight):
 
     def _quantized(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
         """Numbers uint8 [T, K], scales, and which number is 0: `int8.quantize_rows` in fewer operations."""
-        scale = self.input_scale
+        numbers, scale = x.float(), self.input_scale
         if scale is not None:
-            numbers = (x.float() / scale + self.input_zero).round_().clamp_(-_MIDDLE, LARGEST)
+            numbers = (numbers / scale + self.input_zero).round_().clamp_(-_MIDDLE, LARGEST)
             return numbers.add_(_MIDDLE).to(torch.uint8), scale, _MIDDLE + self.input_zero
-        scale = x.abs().amax(1, keepdim=True).float().div_(LARGEST).clamp_(min=LEAST_SCALE)
-        # Nothing is beyond the largest of its row, so the sum's lowest byte is the whole number.
-        numbers = (x / scale).add_(_ROUNDS + _MIDDLE)
-        return numbers.view(torch.uint8)[:, _LOWEST::4].contiguous(), scale, _MIDDLE
+        scale = numbers.abs().amax(1, keepdim=True).div_(LARGEST).clamp_(min=LEAST_SCALE)
+        # Nothing is beyond the largest of its row. Numbers in fp32 are the caller's own.
+        numbers = numbers / scale if numbers is x else numbers.div_(scale)
+        return numbers.round_().add_(_MIDDLE).to(torch.uint8), scale, _MIDDLE
 
     def dequantize(self) -> torch.Tensor:
         """The weight in fp32 [N, K]: its products with one input at a time."""

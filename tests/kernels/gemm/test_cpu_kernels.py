@@ -91,10 +91,12 @@ def test_int8_rounds_ties_to_even(dtype: torch.dtype) -> None:
     packed = served(rows_of_int8(16, 509), dtype)
     assert isinstance(packed, OneDNNInt8Weight)
     x = torch.stack((torch.arange(-254, 255) / 2, torch.arange(-254, 255) / 4)).to(dtype)  # steps of 1 and of 1/2
+    kept = x.clone()
     numbers, scale = quantize_rows(x)
     rounded, got_scale, middle = packed._quantized(x)
     assert torch.equal(rounded.float() - middle, numbers)
     assert torch.equal(got_scale, scale)
+    assert torch.equal(x, kept)
 
 
 @needs_int8
