@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
@@ -58,6 +59,7 @@ from app.kernels.gemm import (
     triton_small,
     wide,
 )
+from app.kernels.gemm.fp8_block import Fp8BlockWeight
 from app.kernels.gemm.gluon_int8 import wide_int8_product
 from app.kernels.gemm.int8 import Int8Weight
 from app.kernels.gemm.lookup import TableWeight
@@ -66,6 +68,7 @@ from app.kernels.gemm.triton_int8 import Int8Tile, int8_product
 from app.kernels.mla import gluon_attend, gluon_expanded, triton_heads
 from app.kernels.mla import triton_ops as mla_ops
 from app.kernels.moe import GLU, ExpertWeights, Routing, RoutingRule, gluon_few, triton_gate
+from app.kernels.moe import tiles as expert_tiles
 from app.kernels.moe import triton_ops as expert_ops
 from app.kernels.moe.stacked import StackedExperts
 from app.kernels.rows import RowColumns, StepTensors
@@ -400,6 +403,7 @@ def all_calls() -> list[Callable[[], None]]:
         partial(experts, (32, 2880, 2880), RoutingRule(4), GLU(limit=7.0), has_bias=True, form=("e2m1", 32, 1)),
         partial(experts, (128, 768, 2048), RoutingRule(8), GLU(), form=("nibble", 128, 1)),
         partial(experts, (128, 768, 2048), RoutingRule(8), GLU(), form=("e4m3", 128, 128)),
+        *([] if IS_AMD else [rounded_experts]),
     ]
 
 
@@ -443,6 +447,20 @@ def experts(
         rows = expert_ops.experts(x if count > 64 else deferred, Routing(*routing), weights)
         rows.add_norm(x, x[0], 1e-6, may_defer=True)
         rows.materialize()
+
+
+def rounded_experts() -> None:
+    """Layers of experts that multiply activations in e4m3."""
+    shape, rows = (128, 2048, 768), torch.empty(1024, 2048, dtype=torch.bfloat16)
+    stacked = (stored_experts(one, "e4m3", 128, 128) for one in ((128, 1536, 2048), shape))
+    packed_two = (replace(one, packed=Fp8BlockWeight(one.packed.stored, rows)) for one in stacked)
+    weights = ExpertWeights(*packed_two, GLU())
+    routing = Routing(torch.zeros(1024, 8, dtype=torch.int32), torch.zeros(1024, 8))
+    biases = rows.new_empty(128, 1536), rows.new_empty(128, 2048)
+    biased = replace(weights, activation=GLU(limit=7.0), gate_up_bias=biases[0], down_bias=biases[1], weighs_input=True)
+    for tiles in (expert_tiles.FP8, expert_tiles.FP8_ANY):
+        for one in (weights, biased):
+            expert_ops.experts(rows, routing, one, tiles)
 
 
 def quantizing() -> None:

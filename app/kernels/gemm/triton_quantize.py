@@ -31,7 +31,7 @@ def divided(b_x, b_scale, b_inverse):
 
 
 @quick_launch
-@triton.jit
+@triton.jit(do_not_specialize=["stride_group"])
 def quantize_kernel(
     p_x, p_given, p_zero, p_out, p_scale, stride_x, stride_group, K, row,
     LARGEST: tl.constexpr, LEAST: tl.constexpr, BY_BLOCKS: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,

@@ -12,7 +12,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from app.kernels.gemm.stored import StoredTiles, bits_of
-from app.kernels.launch import cdiv, next_power_of_2
+from app.kernels.launch import cdiv, next_power_of_2, nvidia_generation
+from app.kernels.moe import GLU
+from app.kernels.moe.triton_fp8 import Fp8Tile
 from app.kernels.moe.triton_grouped import GroupedTile
 
 MOST_SCANNED = 512  # pairs: with more, sorting them takes less time than every program's search
@@ -26,6 +28,14 @@ class LayerTiles:
     down: GroupedTile
     is_sorted: bool
     unpacks: bool = False  # weights of few bits become plain ones first
+
+
+@dataclass(slots=True, frozen=True)
+class Fp8LayerTiles:
+    """How they run where activations are e4m3, too; both have as many rows."""
+
+    gate_up: Fp8Tile
+    down: Fp8Tile
 
 
 FEWEST = (  # pairs, a quarter of the experts and fewer: many small tiles start sooner
@@ -51,6 +61,11 @@ STORED_BY_ROWS: tuple[tuple[float, GroupedTile, GroupedTile], ...] = (
     (40, GroupedTile(32, 64, 128, 4, 3), GroupedTile(32, 128, 128, 4, 3)),
     (256, GroupedTile(64, 64, 128, 4, 3, is_wide=True), GroupedTile(64, 128, 128, 4, 3, is_wide=True)),
 )
+# Where both sides are e4m3. With fewer pairs for each expert than FP8_ROWS activations stay as they are: rounding them
+# would save a step of decodes less than 8 %.
+FP8_ROWS = 32
+FP8 = Fp8LayerTiles(Fp8Tile(128, 12, 4, in_gluon=True), Fp8Tile(128, 12, 4, in_gluon=True))
+FP8_ANY = Fp8LayerTiles(Fp8Tile(128, 8, 4), Fp8Tile(128, 8, 4))  # any activation
 _LEAST_BLOCKS, _PROGRAMS = 12, 264  # a product with more of the former and fewer of the latter is cut in two
 _EXACT = GroupedTile(16, 16, 32, 4, 2)
 EXACT = LayerTiles(_EXACT, _EXACT, is_sorted=True)  # fp32, for any number of pairs (I6)
@@ -85,6 +100,13 @@ def stored_layer_tiles(
         return replace(layer_tiles(num_pairs, num_experts, dtype), unpacks=True)
     gate_up_tile, down_tile = next(tiles for most, *tiles in STORED_BY_ROWS if num_pairs <= most * num_experts)
     return LayerTiles(_scaled(gate_up_tile, gate_up), _scaled(down_tile, down), is_sorted=True)
+
+
+def fp8_layer_tiles(ids: torch.Tensor, num_experts: int, activation: GLU, dtype: torch.dtype) -> Fp8LayerTiles | None:
+    """The tiles of products that round activations, for pairs of ids [T, K]; None: they stay as they are."""
+    if dtype == torch.float32 or nvidia_generation(ids.device) != 9 or ids.numel() < FP8_ROWS * num_experts:
+        return None
+    return FP8 if activation.function == "silu" else FP8_ANY
 
 
 def _split(tile: GroupedTile, weight: StoredTiles, columns: int, ids: torch.Tensor) -> GroupedTile:

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import torch
 
-from app.kernels.gemm import Activations, DeferredNorm
+from app.kernels.gemm import Activations, DeferredNorm, materialize
 from app.kernels.gemm.stored import StoredTiles
+from app.kernels.gemm.triton_quantize import quantize
 from app.kernels.moe import ExpertRows, ExpertWeights, MoEOps, PackedExperts, Routing
-from app.kernels.moe.stored import serves, stored_tiles
-from app.kernels.moe.tiles import LayerTiles, layer_tiles, stored_layer_tiles
+from app.kernels.moe.stored import fp8_tiles, serves, stored_tiles
+from app.kernels.moe.tiles import Fp8LayerTiles, LayerTiles, fp8_layer_tiles, layer_tiles, stored_layer_tiles
 from app.kernels.moe.triton_few import FewRows
+from app.kernels.moe.triton_fp8 import Fp8Product, RoundedRows, down_product, gate_up_product
 from app.kernels.moe.triton_gate import gate, route
 from app.kernels.moe.triton_grouped import Product, scan_product, sorted_product
 from app.kernels.moe.triton_slots import to_slots
@@ -49,14 +51,34 @@ def _readable(
     return plain_experts(weight, dtype) if stored is None else stored
 
 
-def _tiles(ids: torch.Tensor, weights: ExpertWeights, dtype: torch.dtype) -> LayerTiles:
+def _tiles(ids: torch.Tensor, weights: ExpertWeights, dtype: torch.dtype) -> LayerTiles | Fp8LayerTiles:
+    if fp8_tiles(weights.gate_up) is not None and fp8_tiles(weights.down) is not None:
+        fp8 = fp8_layer_tiles(ids, weights.down.shape[0], weights.activation, dtype)
+        if fp8 is not None:
+            return fp8
     gate_up, down = stored_tiles(weights.gate_up), stored_tiles(weights.down)
     if gate_up is None and down is None:
         return layer_tiles(ids.numel(), weights.down.shape[0], dtype)
     return stored_layer_tiles(ids, weights.down.shape[0], gate_up, down, dtype)
 
 
-def experts(x: Activations, routing: Routing, weights: ExpertWeights, tiles: LayerTiles | None = None) -> ExpertRows:
+def _rounded_experts(x: Activations, routing: Routing, weights: ExpertWeights, tiles: Fp8LayerTiles) -> torch.Tensor:
+    """The rows of `experts` with activations in e4m3: x is rounded before its rows are gathered."""
+    gate_up, down = fp8_tiles(weights.gate_up), fp8_tiles(weights.down)
+    assert gate_up is not None, "these experts take activations as they are"
+    assert down is not None, "these experts take activations as they are"
+    rows = materialize(x)
+    given = routing.weights if weights.weighs_input else None
+    first = Fp8Product(gate_up, weights.gate_up_bias, weights.activation, given)
+    pairs = sort_pairs(routing.ids, weights.down.shape[0], tiles.gate_up.rows)
+    rounded = RoundedRows(*quantize(rows, "e4m3", by_blocks=True))
+    h = gate_up_product(first, rounded, pairs, routing.ids.shape[1], tiles.gate_up)
+    return down_product(Fp8Product(down, weights.down_bias), h, pairs, tiles.down, rows.dtype)
+
+
+def experts(
+    x: Activations, routing: Routing, weights: ExpertWeights, tiles: LayerTiles | Fp8LayerTiles | None = None
+) -> ExpertRows:
     """The same as `reference.experts`."""
     rows = x.rows if isinstance(x, DeferredNorm) else x
     ids, top = routing.ids, routing.ids.shape[1]
@@ -64,6 +86,9 @@ def experts(x: Activations, routing: Routing, weights: ExpertWeights, tiles: Lay
         return SummedRows(rows.new_empty(0, rows.shape[1]), routing, is_weighed=weights.weighs_input)
     num_experts = weights.down.shape[0]
     tiles = tiles or _tiles(ids, weights, rows.dtype)
+    if isinstance(tiles, Fp8LayerTiles):
+        rows = _rounded_experts(x, routing, weights, tiles)
+        return SummedRows(rows, routing, is_weighed=weights.weighs_input)
     gate_up = Product(
         _readable(weights.gate_up, rows.dtype, tiles), weights.gate_up_bias, weights.activation,
         routing.weights if weights.weighs_input else None,

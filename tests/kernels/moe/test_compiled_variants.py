@@ -12,12 +12,17 @@ import torch
 from app.config import EngineConfig
 from app.engine.worker.graphs.cuda_graphs import graph_sizes, telling_sizes
 from app.engine.worker.warmup.plan import compiled_steps
+from app.kernels.gemm import triton_quantize
+from app.kernels.gemm.fp8_block import Fp8BlockWeight
 from app.kernels.gemm.lookup import TableWeight
 from app.kernels.gemm.stored import StoredTiles
 from app.kernels.moe import (
     ExpertWeights,
     RoutingRule,
+    gluon_fp8,
+    tiles,
     triton_few,
+    triton_fp8,
     triton_gate,
     triton_grouped,
     triton_ops,
@@ -28,7 +33,7 @@ from app.kernels.moe import (
 from app.kernels.moe.stacked import StackedExperts
 from tests.kernels.noted_launches import as_compiled, noted_launches
 
-SIZE, WIDTH = 512, 64
+SIZE, WIDTH = 512, 128
 MODELS = {
     "mixtral": (8, RoutingRule(2)),
     "phi-3.5": (16, RoutingRule(2, scoring="sparsemixer")),
@@ -44,15 +49,18 @@ MODELS = {
     "deepseek-v3": (256, RoutingRule(8, scoring="sigmoid", num_groups=8, groups_chosen=4, num_shared=1)),
 }
 STORED = ("gpt-oss", "qwen3-moe")
+ROUNDED = ("qwen3-moe", "deepseek-v3")
 
 
 @pytest.fixture
 def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """The modules' kernels, as Triton compiles them."""
-    for module in (triton_few, triton_gate, triton_grouped, triton_sort, triton_stored, triton_sum):
+    modules = triton_few, triton_fp8, triton_gate, triton_grouped, triton_sort, triton_stored, triton_sum
+    for module in (*modules, gluon_fp8, triton_quantize):
         for name, kernel in inspect.getmembers(module, lambda value: hasattr(value, "__getitem__")):
             if name.endswith("_kernel"):
                 monkeypatch.setattr(module, name, as_compiled(kernel))
+    monkeypatch.setattr(tiles, "nvidia_generation", lambda _: 9)
 
 
 def in_4_bits(num_experts: int, num_rows: int, size: int) -> StackedExperts:
@@ -63,14 +71,25 @@ def in_4_bits(num_experts: int, num_rows: int, size: int) -> StackedExperts:
     return StackedExperts(TableWeight(tiles), (num_experts, num_rows, size))
 
 
+def in_fp8(num_experts: int, num_rows: int, size: int) -> StackedExperts:
+    """As Qwen3 and DeepSeek-V3 have them."""
+    words = torch.zeros(num_experts, num_rows, size // 2, dtype=torch.int16)
+    scales = torch.zeros(num_experts, size // 128, num_rows // 128)
+    tiles = StoredTiles("e4m3", words, scales, None, None, size, 128, 128, 128)
+    return StackedExperts(Fp8BlockWeight(tiles, scales), (num_experts, num_rows, size))
+
+
 @pytest.mark.usefixtures("_as_on_a_gpu")
-@pytest.mark.parametrize(("model", "is_stored"), [*((model, False) for model in MODELS), *((m, True) for m in STORED)])
-def test_none_is_compiled_in_the_midst_of_traffic(model: str, is_stored: bool) -> None:
+@pytest.mark.parametrize(
+    ("model", "form"),
+    [*((model, "plain") for model in MODELS), *((m, "4 bits") for m in STORED), *((m, "fp8") for m in ROUNDED)],
+)
+def test_none_is_compiled_in_the_midst_of_traffic(model: str, form: str) -> None:
     num_experts, rule = MODELS[model]
     experts = num_experts + rule.num_shared
     zeros: Any = lambda *shape: torch.empty(*shape, dtype=torch.bfloat16)  # noqa: E731
     x, gate, norm = zeros(8192, SIZE), zeros(num_experts, SIZE), zeros(SIZE)
-    made = in_4_bits if is_stored else zeros
+    made = {"plain": zeros, "4 bits": in_4_bits, "fp8": in_fp8}[form]
     weights = ExpertWeights(made(experts, 2 * WIDTH, SIZE), made(experts, SIZE, WIDTH))
     slots = torch.zeros(len(x), dtype=torch.int64)
 
@@ -88,5 +107,6 @@ def test_none_is_compiled_in_the_midst_of_traffic(model: str, is_stored: bool) -
         for tokens in (*range(1, 400), *range(400, len(x), 17)):
             layer(tokens)
         assert Counter(noted.compiled) - at_start == Counter()
+    assert (at_start["wide_fp8_kernel"] == 2) == (form == "fp8"), at_start
     assert at_start["place_pairs_kernel"] <= 3, at_start
     assert at_start["gate_kernel"] <= 9, at_start
