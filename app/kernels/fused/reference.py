@@ -11,30 +11,23 @@ import torch.nn.functional as F
 from app.kernels.attention.reference import quantize, write_kv
 from app.kernels.fused import FusedOps, GatedActivation, HeadNorm, LatentRotation
 
-_FEW_ROWS = 16  # whose norms are made here: F.rms_norm makes ten operations
 _LEAST_SQUARE = 1e-38  # so that its root can be divided by in fp32, too
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """x / rms(x) * weight over the last dimension; a weight in fp32 is multiplied before the one rounding."""
     if weight.dtype == x.dtype:
-        if x.shape[0] <= _FEW_ROWS and x.device.type == "cpu":
-            return (_norm_of_one if x.numel() == weight.numel() else _norm_of_few)(x, weight, eps)
+        if x.numel() == weight.numel() and x.device.type == "cpu":
+            return _norm_of_one(x, weight, eps)
         return F.rms_norm(x, weight.shape, weight, eps)
     return F.rms_norm(x.float(), weight.shape, weight, eps).to(x.dtype)
 
 
 def _norm_of_one(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """The norm of a single vector: its length as a number, then one operation that rounds once."""
+    """The norm of a vector: its length as a number, then one operation that rounds once. F.rms_norm makes ten."""
     length = torch.linalg.vector_norm(x, dtype=torch.float32).item()
     factor = 1.0 / math.sqrt(max(length * length / weight.numel() + eps, _LEAST_SQUARE))
     return torch.addcmul(_zero(x.dtype), x, weight, value=factor)
-
-
-def _norm_of_few(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    squares = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32).square_()
-    factor = squares.div_(x.shape[-1]).add_(eps).rsqrt_()
-    return torch.mul(x * factor, weight, out=torch.empty_like(x))
 
 
 @functools.cache
@@ -59,9 +52,7 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
     rotary_dim = cos.shape[-1]
     if rotary_dim < x.shape[-1]:
         return torch.cat((rotate(x[..., :rotary_dim], cos, sin), x[..., rotary_dim:]), dim=-1)
-    # The halves change places in one operation, where roll cuts and joins.
-    other = x.view(*x.shape[:-1], 2, rotary_dim // 2).flip(-2).view(x.shape)
-    return torch.addcmul(x * cos, other, sin)
+    return torch.addcmul(x * cos, x.roll(rotary_dim // 2, dims=-1), sin)
 
 
 def rotate_and_write(
