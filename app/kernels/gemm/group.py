@@ -3,7 +3,9 @@ al., 2023), times activations as they are."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
 
 import torch
 
@@ -69,6 +71,25 @@ class GroupWeight(TiledWeight):
     def dequantize(self) -> torch.Tensor:
         """The weight in fp32 [N, K], its columns in the inputs' order."""
         return of_inputs(self.tiles.dequantize(), self.order)
+
+
+def made_alike(weights: Sequence[GroupWeight]) -> list[GroupWeight]:
+    """The same weights with scales of one type, and offsets of one type or none. `GroupWeight.of` chooses by the
+    numbers: of a layer's experts one may happen to have none but zeros in the middle, or those of one rank offsets that
+    16 bits hold."""
+    scale_type = reduce(torch.promote_types, (one.tiles.scales.dtype for one in weights))
+    offsets = [one.tiles.offsets for one in weights]
+    types = [offset.dtype for offset in offsets if offset is not None]
+    if not types:
+        return [replace(one, tiles=replace(one.tiles, scales=one.tiles.scales.to(scale_type))) for one in weights]
+    is_large = weights[0].tiles.group >= _LARGE_GROUP
+    offset_type = torch.float32 if is_large else reduce(torch.promote_types, types)
+    made = []
+    for one, offset in zip(weights, offsets, strict=True):
+        scales = one.tiles.scales.to(scale_type)
+        full = torch.zeros_like(scales, dtype=offset_type) if offset is None else offset.to(offset_type)
+        made.append(replace(one, tiles=replace(one.tiles, scales=scales, offsets=full)))
+    return made
 
 
 def of_inputs(weight: torch.Tensor, order: torch.Tensor | None) -> torch.Tensor:

@@ -10,6 +10,7 @@ from typing import Any, TypeGuard, cast
 import torch
 
 from app.kernels.gemm import PackedWeight
+from app.kernels.gemm.group import GroupWeight, made_alike
 from app.kernels.gemm.parts import UnpackedWeight
 from app.kernels.moe import MoEOps
 
@@ -42,6 +43,8 @@ def is_stackable(packed: PackedWeight | None) -> TypeGuard[PackedWeight]:
 def stack_experts(weights: Sequence[PackedWeight], dtype: torch.dtype, ops: MoEOps) -> StackedExperts | torch.Tensor:
     """Weights [N, K] of experts as one; dequantized, [E, N, K] in `dtype`, where they are packed in unlike ways or
     `ops` do not multiply by them as they are."""
+    groups = [one for one in weights if isinstance(one, GroupWeight)]
+    weights = made_alike(groups) if groups and len(groups) == len(weights) else weights
     first: Any = weights[0]
     if all(isinstance(one, UnpackedWeight) for one in weights):
         return torch.stack([cast("UnpackedWeight", one).weight for one in weights])

@@ -153,7 +153,8 @@ def test_logits_equal_transformers(
 
 
 FUSED = ["bnb-nf4", "bnb-nf4-nested", "fp8-output", "torchao-int8-groups"]
-IN_MORE_FORMS = [name for name in FORMS if name not in (*FUSED, "modelopt-mixed")]
+# The parts of these projections begin within ModelOpt's blocks of 128 outputs, which is refused by name.
+IN_MORE_FORMS = [name for name in FORMS if name not in (*FUSED, "modelopt-mixed", "modelopt-fp8-blocks")]
 
 
 @pytest.mark.parametrize("form", [*FUSED, *(pytest.param(name, marks=pytest.mark.slow) for name in IN_MORE_FORMS)])

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from app.kernels.gemm.group import GroupWeight
 from app.kernels.gemm.parts import UnpackedWeight
 from app.kernels.moe import ExpertWeights, Routing
 from app.kernels.moe.reference import OPS
@@ -47,6 +48,25 @@ def test_each_expert_is_what_it_was() -> None:
     assert isinstance(stacked, StackedExperts)
     assert stacked.shape == (5, 6, 4)
     assert [tuple(x.shape) for x in stacked.tensors] == [(5, 6, 4), (5, 6, 1), (5,)]
+    for expert, one in enumerate(each):
+        assert torch.equal(stacked.dequantize(expert), one.dequantize())
+
+
+def in_groups(scale: torch.Tensor, zero: float | None) -> GroupWeight:
+    """Random 4 bits [6, 128] with a scale for 64 inputs each."""
+    q = torch.randint(0, 16, (6, 128), dtype=torch.uint8)
+    return GroupWeight.of(q, scale, None if zero is None else -zero * scale, 4, None, torch.float32)
+
+
+@pytest.mark.parametrize("zeros", [(8, 7, None), (None, 3, 3), (8, None, 8)])
+def test_experts_whose_numbers_are_stored_unlike_are_stacked(zeros: tuple[float | None, ...]) -> None:
+    """Scales that fit 16 bits, zeros in the middle: an expert may happen to have nothing else."""
+    exact, other = torch.full((6, 2), 0.25), torch.rand(6, 2) + 0.1
+    each = [in_groups(scale, zero) for scale, zero in zip((exact, other, exact), zeros, strict=True)]
+    assert len({one.tiles.scales.dtype for one in each}) == 2
+    assert len({one.tiles.offsets is None for one in each}) == (1 if zeros == (8, None, 8) else 2)
+    stacked = stack_experts(each, torch.float32, replace(OPS, serves=lambda _: True))
+    assert isinstance(stacked, StackedExperts)
     for expert, one in enumerate(each):
         assert torch.equal(stacked.dequantize(expert), one.dequantize())
 
