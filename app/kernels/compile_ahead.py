@@ -34,7 +34,7 @@ _one_at_a_time = threading.Lock()  # in a process: Triton's launch is replaced m
 
 @dataclass(slots=True)
 class Ahead:
-    """How many kernels were compiled; known when the block has ended."""
+    """Counts the kernels that were compiled; known when the block has ended."""
 
     compiled: int = 0  # or read from Triton's cache on disk
     failed: int = 0
@@ -49,7 +49,7 @@ class _Kernel:
     make: Callable[[], Any]
 
     def load(self) -> None:
-        """What the first launch would do: Triton 3.6 compiles a launcher too, by the C compiler."""
+        """Does what the first launch would do: Triton 3.6 compiles a launcher too, by the C compiler."""
         if self.key in self.table:  # another thread was faster
             return
         kernel = self.make()

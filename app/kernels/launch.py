@@ -1,4 +1,4 @@
-"""What launches need: how early one may be, how much shared memory there is, and the sums of grids and tiles.
+"""Answers what launches need: how early one may be, how much shared memory there is, and the sums of grids and tiles.
 
 `triton.cdiv` and `triton.next_power_of_2` give the same numbers, through wrappers for the compiler that take as long as
 a small operator of torch; a layer asks a dozen times.

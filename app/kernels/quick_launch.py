@@ -71,7 +71,7 @@ def kind_of(value: Any, specialize: bool) -> Any:
 
 
 def is_watched() -> bool:
-    """Whether somebody has to hear of launches: a profiler of Triton's, or who put something in the launch's place."""
+    """True if somebody has to hear of launches: a profiler of Triton's, or who put something in the launch's place."""
     before, after = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
     return JITFunction.run is not _TRITONS_LAUNCH or bool(before and before.calls) or bool(after and after.calls)
 

@@ -18,8 +18,8 @@ def select_platform(name: str) -> Platform:
 
 
 def platform_of(device: torch.device) -> Platform:
-    """Whose device it is: the last of the table that serves its type. A type of nobody's (meta, where a model is born)
-    is the CPU's."""
+    """Finds whose device it is: the last of the table that serves its type. A type of nobody's (meta, where a model is
+    born) is the CPU's."""
     return _of_type(device.type, PLATFORMS.names)
 
 

@@ -1,4 +1,4 @@
-"""What differs between kinds of devices: the contract of a platform.
+"""Defines what differs between kinds of devices: the contract of a platform.
 
 A platform is chosen once, when a worker is placed, and asked by what is built for its device; steps do not ask it.
 """
@@ -36,12 +36,12 @@ class Platform(ABC):
 
     @property
     def is_async(self) -> bool:
-        """Whether the device computes while the host goes on: then a step is held back, and host memory is pinned."""
+        """True if the device computes while the host goes on: then a step is held back, and host memory is pinned."""
         return self.runtime is not None
 
     @abstractmethod
     def serves(self, device_type: str) -> bool:
-        """Whether this build of torch means this platform by its `device_type`."""
+        """True if this build of torch means this platform by its `device_type`."""
 
     @abstractmethod
     def count(self) -> int:

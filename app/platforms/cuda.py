@@ -60,7 +60,7 @@ class Cuda(Platform):
         return f"{self.describe(device)} has no fp8 tensor cores"
 
     def capability(self, device: torch.device) -> tuple[int, int]:
-        """What torch says of it."""
+        """Returns what torch says of it."""
         return torch.cuda.get_device_capability(device)
 
     def pin(self, memory: torch.Tensor) -> None:

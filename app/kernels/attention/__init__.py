@@ -42,7 +42,7 @@ SCALE_WIDTH = 4  # numbers of int8 that a vector's scale takes behind it
 
 @dataclass(slots=True)
 class AttentionMetadata:
-    """Where the step's tokens lie; made once a step, read by every layer."""
+    """Says where the step's tokens lie; made once a step, read by every layer."""
 
     query_start_loc: torch.Tensor  # int32 [R + 1]
     seq_lens: torch.Tensor  # int32 [R], computed + scheduled
@@ -75,7 +75,8 @@ class AttentionMetadata:
 
 @dataclass(slots=True, frozen=True)
 class HeadBias:
-    """What query heads have of their own in their softmax, fp32 [Hq] each: of this rank's heads, in their order."""
+    """Holds what query heads have of their own in their softmax, fp32 [Hq] each: of this rank's heads, in their
+    order."""
 
     # The logit of a key that every token sees besides its own, and whose value is 0 (attention sink: GPT-OSS).
     sinks: torch.Tensor | None = None
@@ -86,7 +87,7 @@ class HeadBias:
 
 @dataclass(slots=True, frozen=True)
 class AttentionOptions:
-    """What a layer says of its attention beside the tensors."""
+    """Holds what a layer says of its attention beside the tensors."""
 
     scale: float  # of the products of queries and keys
     sliding_window: int | None = None  # positions that a query sees, itself included; None: all before it
@@ -117,6 +118,9 @@ class AttentionOps:
     is_capturable: bool = False
     # Which of FEATURES it serves: layers that want another are refused by name. None of them unless it says so.
     features: frozenset[str] = frozenset()
+    # "module:attribute" of the MLAOps by which it serves latent attention (app/kernels/mla), imported where a model has
+    # it; "": it serves none.
+    latent: str = ""
     name: str = ""  # in the table; the selector fills it in
 
     def require(self, **wanted: bool) -> None:

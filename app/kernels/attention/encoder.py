@@ -1,4 +1,4 @@
-"""Attention of encoders: every token of a text sees all of it. There is no cache, and no position matters.
+"""Attention of encoders: every token of a text sees all of it, or a window on both sides. There is no cache.
 
 `plan_encoder` once a step, `encoder_attention` in every layer. Texts of similar length are padded to the longest of
 them and go through one call of PyTorch's own kernel, on a CPU and on a GPU alike.
@@ -6,6 +6,7 @@ them and go through one call of PyTorch's own kernel, on a CPU and on a GPU alik
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -15,6 +16,11 @@ import torch.nn.functional as F
 # A group ends where its shortest text would be padded by more than a quarter of itself and a few tokens, or where it
 # has so many padded tokens.
 MOST_PADDING, FREE_PADDING, GROUP_TOKENS = 0.25, 8, 8192
+BANDED = 6  # times a window: of longer texts only what lies within windows is computed
+BIAS_ENTRIES = 1 << 24  # most scores at a time where something is added to them
+
+# What is added to scaled scores: of queries and keys [n, H, L, D] -> [n or 1, H, L, L].
+ScoreBias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @dataclass(slots=True, frozen=True)
@@ -65,26 +71,100 @@ def _group(texts: list[tuple[int, int]], device: torch.device) -> EncoderGroup:
 
 
 def encoder_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, plan: EncoderPlan, scale: float
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    plan: EncoderPlan,
+    scale: float,
+    window: int | None = None,
+    bias: ScoreBias | None = None,
 ) -> torch.Tensor:
-    """Attention within each text: query [T, H, D], key and value of the same shape -> [T, H, D]."""
+    """Attention within each text: query [T, H, D], key and value [T, Hkv, D] -> [T, H, D].
+
+    With a `window`, a token sees only those fewer than `window` places away, on both sides; `bias` gives what is added
+    to the scores of a group.
+    """
     out = torch.empty_like(query)
+    repeats = query.shape[1] // key.shape[1]
+    if repeats > 1:
+        key, value = (x.repeat_interleave(repeats, 1) for x in (key, value))
     for group in plan.groups:
         q, k, v = (_padded(x, group) for x in (query, key, value))
-        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=group.mask, scale=scale)
+        attended = _attended(q, k, v, group.mask, scale, window, bias)
         rows = attended.transpose(1, 2).reshape(-1, *query.shape[1:])
         out.index_copy_(0, group.targets, rows if group.kept is None else rows.index_select(0, group.kept))
     return out
 
 
+def _attended(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
+    window: int | None,
+    bias: ScoreBias | None,
+) -> torch.Tensor:
+    """Padded texts [n, H, L, D] -> [n, H, L, D]."""
+    length = q.shape[2]
+    if window is not None and window < length:
+        if bias is None and length > BANDED * window:
+            return _banded(q, k, v, mask, scale, window)
+        offsets = torch.arange(length, device=q.device)
+        near = (offsets[:, None] - offsets).abs() < window
+        mask = near if mask is None else mask & near
+    if bias is None:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+    out = torch.empty_like(q)
+    count = max(1, BIAS_ENTRIES // (q.shape[1] * length * length))  # texts at a time, as each has scores of its own
+    for first in range(0, len(q), count):
+        part = slice(first, first + count)
+        added = bias(q[part], k[part])
+        if mask is not None:
+            own = mask[part] if mask.ndim == 4 else mask
+            added = added.masked_fill(~own, float("-inf"))
+        out[part] = F.scaled_dot_product_attention(q[part], k[part], v[part], attn_mask=added, scale=scale)
+    return out
+
+
+def _banded(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float, window: int
+) -> torch.Tensor:
+    """Long texts with a small window: blocks of queries meet the keys that any of them sees, so that the work grows
+    with the length alone."""
+    n, heads, length, width = q.shape
+    block = window
+    blocks = -(-length // block)
+    room, side = blocks * block, window - 1
+    real = torch.zeros(n if mask is not None else 1, room + 2 * side, dtype=torch.bool, device=q.device)
+    real[:, side : side + length] = True if mask is None else mask.view(n, length)
+    spread = [F.pad(x, (0, 0, side, room - length + side)) for x in (k, v)]
+    keys, values = (x.unfold(2, block + 2 * side, block).transpose(3, 4) for x in spread)
+    queries = F.pad(q, (0, 0, 0, room - length)).view(n, heads, blocks, block, width)
+    places, offsets = (torch.arange(size, device=q.device) for size in (block + 2 * side, block))
+    near = (places - side - offsets[:, None]).abs() < window  # [block, block + 2 side]
+    seen = near & real.unfold(1, block + 2 * side, block)[:, :, None]  # [n, blocks, block, block + 2 side]
+    out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=seen.unsqueeze(1), scale=scale)
+    return out.reshape(n, heads, room, width)[:, :, :length]
+
+
 def naive_encoder_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, starts: list[int], scale: float
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    starts: list[int],
+    scale: float,
+    window: int | None = None,
 ) -> torch.Tensor:
     """The same as `encoder_attention`, text by text in fp32: tests compare with it."""
     out = torch.empty_like(query)
     for start, end in pairwise(starts):
         q, k, v = (x[start:end].float().transpose(0, 1) for x in (query, key, value))
-        probs = (q @ k.transpose(1, 2) * scale).softmax(-1)
+        scores = q @ k.transpose(1, 2) * scale
+        if window is not None:
+            places = torch.arange(end - start, device=q.device)
+            scores = scores.masked_fill((places[:, None] - places).abs() >= window, float("-inf"))
+        probs = scores.softmax(-1)
         out[start:end] = (probs @ v).transpose(0, 1).to(query.dtype)
     return out
 

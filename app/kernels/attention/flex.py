@@ -44,7 +44,7 @@ class FlexPart:
         return self.masks[sliding_window]
 
     def sees(self, q: torch.Tensor, k: torch.Tensor, sliding_window: int | None) -> torch.Tensor:
-        """Whether tokens q see positions k, which are both indices."""
+        """Tells whether tokens q see positions k, which are both indices."""
         distance = self.query_position[q] - self.key_position[k]
         seen = (self.query_request[q] == self.key_request[k]) & (distance >= 0)
         return seen if sliding_window is None else seen & (distance < sliding_window)
@@ -147,7 +147,7 @@ def paged_attention(
 
 
 def _score(part: FlexPart, soft_cap: float | None, slopes: torch.Tensor | None) -> _Score | None:
-    """How scores are changed; None: not at all."""
+    """Returns how scores are changed; None: not at all."""
     if soft_cap is None and slopes is None:
         return None
     # A number would be an input of the compiled graph, which FlexAttention's lowering cannot take.

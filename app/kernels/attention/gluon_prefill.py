@@ -121,6 +121,20 @@ def kv_iteration(
 
 
 @gluon.jit
+def zero_unseen(v_part, i_n, lo, hi, LAYOUT: gl.constexpr):
+    """Values [KEYS, D] of keys from i_n on: those of keys before lo or from hi on become 0. Slots past the request, and
+    blocks that no token sees any more, which may be others' by now, may hold NaN, which a weight of 0 does not hide.
+
+    Both groups do it to a tile, without a barrier between them: so in one pass, which stores the same whenever it has
+    read. After a first pass for one bound, and a second one for the other, a group could store what the other had
+    zeroed."""
+    o_n = i_n + gl.arange(0, KEYS, layout=gl.SliceLayout(1, LAYOUT))
+    b_v = v_part.load(LAYOUT)
+    v_part.store(gl.where(((o_n >= lo) & (o_n < hi))[:, None], b_v, 0.0).to(v_part.dtype))
+    fence_async_shared()
+
+
+@gluon.jit
 def attend_partition(
     GROUP: gl.constexpr, q_all, k_smem, v_smem, k_ready, v_ready, k_free, v_free, p_q, p_out, p_sinks, window, factor,
     i_head, i_q, b_start, b_num_query, b_len, num_tiles, first_tile, num_masked, num_full,
@@ -158,13 +172,12 @@ def attend_partition(
     i_n = (num_tiles - 1) * KEYS
     b_weights, _, b_max, b_sum = online_softmax(b_s, b_max, b_sum, i_n, o_pos, factor, True, window)
     b_p = gl.convert_layout(b_weights.to(q_smem.dtype), P_LAYOUT)
-    if i_n + KEYS > b_len:
-        # Slots past the request may hold NaN, which a weight of 0 does not hide. Both groups write the same zeros.
+    lo = 0  # the first key that any row sees
+    if window is not None:
+        lo = b_len - b_num_query + i_q * BQ - window + 1
+    if (i_n + KEYS > b_len) | (i_n < lo):
         mbarrier.wait(v_ready.index(0), 0)
-        o_n = i_n + gl.arange(0, KEYS, layout=gl.SliceLayout(1, WIDE))
-        b_v = v_smem.index(0).load(WIDE)
-        v_smem.index(0).store(gl.where((o_n < b_len)[:, None], b_v, 0.0).to(q_smem.dtype))
-        fence_async_shared()
+        zero_unseen(v_smem.index(0), i_n, lo, b_len, WIDE)
     b_acc = gl.zeros([ROWS, D], gl.float32, O_LAYOUT)
     count = num_tiles - first_tile
     mbarrier.wait(k_ready.index(1), 0, pred=count > 1)
@@ -187,14 +200,9 @@ def attend_partition(
     # The first tile's values.
     stage, phase = (count - 1) % STAGES, ((count - 1) // STAGES) & 1
     mbarrier.wait(v_ready.index(stage), phase)
-    if window is not None:
-        # Blocks that no token sees any more may be others' by now; what they hold may be NaN, as above.
-        lo = b_len - b_num_query + i_q * BQ - window + 1
-        if first_tile * KEYS < lo:
-            o_n = first_tile * KEYS + gl.arange(0, KEYS, layout=gl.SliceLayout(1, WIDE))
-            b_v = v_smem.index(stage).load(WIDE)
-            v_smem.index(stage).store(gl.where((o_n >= lo)[:, None], b_v, 0.0).to(q_smem.dtype))
-            fence_async_shared()
+    if window is not None:  # noqa: SIM102
+        if (count > 1) & (first_tile * KEYS < lo):
+            zero_unseen(v_smem.index(stage), first_tile * KEYS, lo, b_len, WIDE)
     b_acc = warpgroup_mma(b_p, v_smem.index(stage), b_acc, is_async=True)
     b_acc = warpgroup_mma_wait(0, deps=[b_acc])
     if p_sinks is not None:  # a score that has no value
@@ -270,7 +278,7 @@ def prefill_gluon_kernel(
 
 @functools.cache
 def is_hopper(device: torch.device) -> bool:
-    """Whether it is a GPU with the instructions that the kernel is made of."""
+    """True if it is a GPU with the instructions that the kernel is made of."""
     return nvidia_generation(device) == 9
 
 
@@ -281,7 +289,7 @@ def serves(
     soft_cap: float | None,
     bias: HeadBias | None = None,
 ) -> bool:
-    """Whether the GPU is a Hopper and the shapes suit: 16 bits, blocks of a power of two; sinks, but no other bias."""
+    """True if the GPU is a Hopper and the shapes suit: 16 bits, blocks of a power of two; sinks, but no other bias."""
     block_size, head_dim = kv_cache.shape[3], query.shape[2]
     if sliding_window is not None and head_dim < 128 and sliding_window < LEAST_WINDOW:
         return False

@@ -269,5 +269,6 @@ OPS = AttentionOps(
     paged_attention=paged_attention,
     device_types=("cpu", "cuda"),
     features=frozenset(FEATURES),
+    latent="app.kernels.mla.reference:OPS",
     name="torch",
 )

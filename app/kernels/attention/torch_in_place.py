@@ -71,7 +71,7 @@ def attend(
 
 
 def serves(query: torch.Tensor, kv_cache: torch.Tensor) -> bool:
-    """Whether the operators work here: fp32, on a CPU, and a build of PyTorch that has them."""
+    """True if the operators work here: fp32, on a CPU, and a build of PyTorch that has them."""
     if query.device.type != "cpu" or query.dtype != torch.float32 or kv_cache.dtype != torch.float32:
         return False
     return kv_cache.is_contiguous() and _works()

@@ -1,4 +1,4 @@
-"""What one step's layers share in the PyTorch attention path: which blocks to gather together, and masks.
+"""Plans what one step's layers share in the PyTorch attention path: which blocks to gather together, and masks.
 
 Layers may differ in their sliding window, so groups, tiles and masks are made on first use, once per window, and
 kept until the step is over. Everything is derived from host copies of the lengths: one read per step.

@@ -58,7 +58,7 @@ class DecodeTile:
 
 @dataclass(slots=True)
 class DecodeScratch:
-    """What the programs of a layer pass to each other; made once a step, used by every layer."""
+    """Holds what the programs of a layer pass to each other; made once a step, used by every layer."""
 
     num_splits: int  # most of a request
     partial: torch.Tensor  # fp32 [Rd, Hq, num_splits, D]; empty where num_splits is 1
@@ -357,7 +357,7 @@ def decode(
 
 
 def _sizes(group: int, head_dim: int, tile: DecodeTile) -> dict[str, int]:
-    """How contexts are cut and partial results merged: what both kernels are compiled for."""
+    """Returns how contexts are cut and partial results merged: what both kernels are compiled for."""
     rows, columns = next_power_of_2(group), next_power_of_2(head_dim)
     return {
         "G": group,
@@ -379,7 +379,7 @@ def _shared_splits(
     group: int,
     block_size: int,
 ) -> SharedSplits | None:
-    """How a layer without a window shares its splits; None: not at all."""
+    """Returns how a layer without a window shares its splits; None: not at all."""
     group_slots = group_slots_of(cascade_tile, group)
     if scratch.shared is None or group_slots == 1:
         return None

@@ -159,5 +159,6 @@ OPS = AttentionOps(
     shares_prefixes=True,
     is_capturable=True,
     features=frozenset(FEATURES) - {"kv_int8"},
+    latent="app.kernels.mla.triton_ops:OPS",
     name="triton",
 )

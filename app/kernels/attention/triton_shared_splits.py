@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
-"""Which splits of a step's decodes hold the same keys and values, found on the device once a step.
+"""Finds on the device, once a step, which splits of its decodes hold the same keys and values.
 
 A block belongs to the chain of all tokens before its end (I5), so requests whose tables hold the same block at the
 same place share everything up to there. Two requests share their first n splits where both are cut alike and the

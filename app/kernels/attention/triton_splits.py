@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
-"""How contexts are cut for split-KV decode, and the list of all splits of a step, made on the device.
+"""Cuts contexts for split-KV decode, and lists all splits of a step, on the device.
 
 A request's context is cut by its own length alone, never by the batch around it (I6): up to MAX_SPLITS splits of at
 least SPLIT_KEYS positions. The list lets a fixed number of programs share out any mix of lengths, so that a captured

@@ -25,7 +25,7 @@ def cap_scores(b_s, soft_cap):
 
 @triton.jit
 def weight_of_sink(b_sink, b_max):
-    """What a sink [BM] adds to sums of exp2(score - b_max), in base 2."""
+    """Returns what a sink [BM] adds to sums of exp2(score - b_max), in base 2."""
     return tl.exp2(b_sink * LOG2_E - b_max)
 
 

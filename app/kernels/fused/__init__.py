@@ -14,8 +14,7 @@ from typing import Literal, Protocol
 
 import torch
 
-from app.platforms import platform_of
-from app.registry import Registry
+from app.kernels.kernel_table import KernelTable
 
 # GELU (Hendrycks and Gimpel, 2016) exactly, and by its approximation with tanh.
 GatedActivation = Literal["silu", "gelu", "gelu_tanh"]
@@ -32,7 +31,7 @@ class HeadNorm:
 
 @dataclass(slots=True, frozen=True)
 class LatentRotation:
-    """What a step's latents and the rotating part of its queries go through (multi-head latent attention)."""
+    """Holds what a step's latents and the rotating part of its queries go through (multi-head latent attention)."""
 
     cos: torch.Tensor  # [T, 1, Dr]
     sin: torch.Tensor  # [T, 1, Dr], the first half negated
@@ -92,15 +91,10 @@ class FusedOps:
     act_and_mul: Callable[[torch.Tensor, GatedActivation], torch.Tensor]
 
 
-FUSED_OPS: Registry[FusedOps] = Registry(
+FUSED_OPS: KernelTable[FusedOps] = KernelTable(
     "fused kernels",
     {
         "torch": "app.kernels.fused.reference:OPS",
         "triton": "app.kernels.fused.triton_ops:OPS",
     },
 )
-
-
-def fused_ops(device: torch.device) -> FusedOps:
-    """The functions of a device's platform."""
-    return FUSED_OPS.load(platform_of(device).kernels)

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
-"""What latent attention does between its projections, in one launch: norm, rotation, write into the cache."""
+"""Does what latent attention needs between its projections, in one launch: norm, rotation, write into the cache."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
 `LinearOps` are a device's products with weights as they were loaded; those of `reference.py` are the truth. A kernel
 that wants a weight in its own order turns a weight [N, K] once, when it is loaded, into a `PackedWeight` that
 multiplies any number of rows; whoever packs then drops the weight, so that no second copy stays in memory. Quantized
-weights are packed weights, too: each kind is one file with its plain PyTorch truth. A packed weight brings `LinearOps`
-of its own, which take it in place of a tensor.
+weights are packed weights, too: each kind is one file with its plain PyTorch truth. A packed weight may bring
+`LinearOps` of its own, which take it in place of a tensor.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
-from app.kernels.fused import GatedActivation, fused_ops
-from app.platforms import platform_of
+from app.kernels.fused import FUSED_OPS, GatedActivation
+from app.kernels.kernel_table import KernelTable
 from app.registry import Registry
 
 # A smaller weight stays in the caches, where the plain product is as fast and costs less to call.
@@ -56,12 +56,12 @@ class DeferredActivation:
 
     @property
     def device(self) -> torch.device:
-        """Where it is."""
+        """The device where it is."""
         return self.gate_up.device
 
     def materialize(self) -> torch.Tensor:
         """activation(gate) * up, [T, K], for a reader that cannot."""
-        return fused_ops(self.gate_up.device).act_and_mul(self.gate_up, self.activation)
+        return FUSED_OPS.on(self.gate_up.device).act_and_mul(self.gate_up, self.activation)
 
 
 Activations = torch.Tensor | DeferredNorm  # what follows a norm
@@ -95,18 +95,13 @@ class LinearOps(Generic[WeightT]):
     linear_add_norm: ProductThenNorm[WeightT]
 
 
-LINEAR_OPS: Registry[LinearOps[torch.Tensor]] = Registry(
+LINEAR_OPS: KernelTable[LinearOps[torch.Tensor]] = KernelTable(
     "linear layers",
     {
         "torch": "app.kernels.gemm.reference:OPS",
         "triton": "app.kernels.gemm.triton_small:OPS",
     },
 )
-
-
-def linear_ops(device: torch.device) -> LinearOps[torch.Tensor]:
-    """A platform's products with plain weights."""
-    return LINEAR_OPS.load(platform_of(device).kernels)
 
 
 class PackedWeight(ABC):
@@ -118,21 +113,16 @@ class PackedWeight(ABC):
     def linear(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """x [T, K] -> x W^T + bias, [T, N], in the dtype of x."""
 
-    @property
-    def ops(self) -> LinearOps[Any]:
-        """The products with such a weight. Here what follows a product is a launch of its own."""
-        return SEPARATE_OPS.load("separate")
-
-
-# The products of packed weights whose kernel makes one alone.
-SEPARATE_OPS: Registry[LinearOps[PackedWeight]] = Registry("products", {"separate": "app.kernels.gemm.separate:OPS"})
+    def ops_on(self, device: torch.device) -> LinearOps[Any] | None:
+        """The products with such a weight; None: there is `linear` alone, and what follows is a launch of its own."""
+        return None
 
 
 class GemmKernel(Protocol):
     """One way to multiply by packed weights."""
 
     def serves(self, dtype: torch.dtype, device: torch.device) -> bool:
-        """Whether it works on this machine; may try a small product."""
+        """True if it works on this machine; may try a small product."""
         ...
 
     def pack(self, weight: torch.Tensor) -> PackedWeight:

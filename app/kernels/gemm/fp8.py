@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -11,8 +11,7 @@ from app.kernels.float8 import widened
 from app.kernels.gemm import GatedRows, materialize
 from app.kernels.gemm.stored import BLOCK, StoredTiles, pack_words
 from app.kernels.gemm.tiled import TiledWeight, linear
-from app.platforms import platform_of
-from app.registry import Registry
+from app.kernels.kernel_table import KernelTable
 
 FP8 = torch.float8_e4m3fn
 LARGEST = 448.0  # the largest finite e4m3
@@ -30,6 +29,9 @@ def quantize_rows(x: torch.Tensor, input_scale: torch.Tensor | None = None) -> t
     return (x / scale).clamp_(-LARGEST, LARGEST).to(FP8), scale
 
 
+Product = Callable[[GatedRows, "Fp8Weight", torch.Tensor | None], torch.Tensor]
+
+
 @dataclass(slots=True, frozen=True)
 class Fp8Weight(TiledWeight):
     """e4m3 numbers, each row with a scale."""
@@ -37,6 +39,10 @@ class Fp8Weight(TiledWeight):
     tiles: StoredTiles
     input_scale: torch.Tensor | None = None  # fp32 []; None: each row of activations has its own
     most: float | None = None  # beyond which activations are cut off before they are rounded
+    product: Product = field(init=False)  # the one for the device where it lies
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "product", FP8_LINEAR.on(self.tiles.words.device))
 
     @property
     def stored(self) -> StoredTiles:
@@ -65,7 +71,7 @@ class Fp8Weight(TiledWeight):
     def linear(self, x: GatedRows, bias: torch.Tensor | None) -> torch.Tensor:
         """x [T, K], quantized -> x W^T + bias, [T, N], in the dtype of x."""
         x = x if self.most is None else materialize(x).clamp(-self.most, self.most)
-        return FP8_LINEAR.load(platform_of(x.device).kernels)(x, self, bias)
+        return self.product(x, self, bias)
 
 
 def plain_linear(x: GatedRows, weight: Fp8Weight, bias: torch.Tensor | None) -> torch.Tensor:
@@ -75,7 +81,7 @@ def plain_linear(x: GatedRows, weight: Fp8Weight, bias: torch.Tensor | None) -> 
     return linear((widened(quantized, torch.float32) * scale).to(x.dtype), weight.tiles, bias)
 
 
-FP8_LINEAR: Registry[Callable[[GatedRows, Fp8Weight, torch.Tensor | None], torch.Tensor]] = Registry(
+FP8_LINEAR: KernelTable[Product] = KernelTable(
     "fp8 products",
     {"torch": "app.kernels.gemm.fp8:plain_linear", "triton": "app.kernels.gemm.triton_quantized:fp8_linear"},
 )

@@ -4,7 +4,7 @@ row and as many inputs (DeepSeek-V3, arXiv 2412.19437)."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -14,8 +14,7 @@ from app.kernels.gemm import GatedRows, materialize
 from app.kernels.gemm.fp8 import FP8, LARGEST, LEAST_SCALE
 from app.kernels.gemm.stored import StoredTiles, block_for, groups_first, pack_words
 from app.kernels.gemm.tiled import TiledWeight, linear
-from app.platforms import platform_of
-from app.registry import Registry
+from app.kernels.kernel_table import KernelTable
 
 
 def quantize_groups(x: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -51,12 +50,19 @@ class Fp8OnlyWeight(TiledWeight):
         return cls(_tiles(weight, scale, block))
 
 
+Product = Callable[[GatedRows, "Fp8BlockWeight", torch.Tensor | None], torch.Tensor]
+
+
 @dataclass(slots=True, frozen=True)
 class Fp8BlockWeight(TiledWeight):
     """e4m3 numbers, each block with a scale."""
 
     tiles: StoredTiles
     scales: torch.Tensor  # fp32 [N / block, K / block, to a multiple of 4], as products of cuBLAS read them
+    product: Product = field(init=False)  # the one for the device where it lies
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "product", FP8_BLOCK_LINEAR.on(self.tiles.words.device))
 
     @property
     def stored(self) -> StoredTiles:
@@ -71,7 +77,7 @@ class Fp8BlockWeight(TiledWeight):
 
     def linear(self, x: GatedRows, bias: torch.Tensor | None) -> torch.Tensor:
         """x [T, K], quantized -> x W^T + bias, [T, N], in the dtype of x."""
-        return FP8_BLOCK_LINEAR.load(platform_of(x.device).kernels)(x, self, bias)
+        return self.product(x, self, bias)
 
 
 def plain_linear(x: GatedRows, weight: Fp8BlockWeight, bias: torch.Tensor | None) -> torch.Tensor:
@@ -83,7 +89,7 @@ def plain_linear(x: GatedRows, weight: Fp8BlockWeight, bias: torch.Tensor | None
     return linear((widened(quantized, torch.float32) * spread).to(x.dtype), weight.tiles, bias)
 
 
-FP8_BLOCK_LINEAR: Registry[Callable[[GatedRows, Fp8BlockWeight, torch.Tensor | None], torch.Tensor]] = Registry(
+FP8_BLOCK_LINEAR: KernelTable[Product] = KernelTable(
     "fp8 block products",
     {
         "torch": "app.kernels.gemm.fp8_block:plain_linear",

@@ -99,15 +99,12 @@ def sums(step, num_blocks, x_smem, w_smem, ready, free, GROUP: gl.constexpr):
 
 
 @gluon.jit
-def store_quarter(b_acc, b_row, p_scales, p_bias, p_out, o_row, column, T, N):
-    """64 x 64 sums -> p_out."""
-    o_n = column + gl.arange(0, 64, layout=gl.SliceLayout(0, b_acc.type.layout))
-    m_n = o_n < N
-    b_row = gl.convert_layout(b_row, gl.SliceLayout(1, b_acc.type.layout))
-    b_out = b_acc.to(gl.float32) * b_row[:, None]
-    b_out = b_out * gl.load(p_scales + o_n, mask=m_n, other=0.0)[None, :]
+def store_quarter(b_acc, p_bias, p_out, o_row, column, T, N):
+    """64 x 64 scaled sums -> p_out."""
+    b_out = b_acc
     if p_bias is not None:
-        b_out = b_out + gl.load(p_bias + o_n, mask=m_n, other=0.0).to(gl.float32)[None, :]
+        o_n = column + gl.arange(0, 64, layout=gl.SliceLayout(0, b_acc.type.layout))
+        b_out = b_out + gl.load(p_bias + o_n, mask=o_n < N, other=0.0).to(gl.float32)[None, :]
     b_out = gl.convert_layout(b_out.to(p_out.dtype.element_ty), STORE_LAYOUT)
     o_m = o_row + gl.arange(0, 64, layout=gl.SliceLayout(1, STORE_LAYOUT))
     o_c = column + gl.arange(0, 64, layout=gl.SliceLayout(0, STORE_LAYOUT))
@@ -116,11 +113,12 @@ def store_quarter(b_acc, b_row, p_scales, p_bias, p_out, o_row, column, T, N):
 
 
 @gluon.jit
-def store_half(b_acc, b_row, p_scales, p_bias, p_out, o_row, column, T, N):
-    """64 x 128 sums -> p_out."""
-    b_left, b_right = gl.split(gl.permute(gl.reshape(b_acc, [ROWS, 2, 64]), (0, 2, 1)))
-    store_quarter(b_left, b_row, p_scales, p_bias, p_out, o_row, column, T, N)
-    store_quarter(b_right, b_row, p_scales, p_bias, p_out, o_row, column + 64, T, N)
+def store_half(b_acc, b_row, b_scale, p_bias, p_out, o_row, column, T, N):
+    """64 x 128 sums times the scales of their rows and columns -> p_out."""
+    b_scaled = b_acc.to(gl.float32) * b_row[:, None] * b_scale[None, :]
+    b_left, b_right = gl.split(gl.permute(gl.reshape(b_scaled, [ROWS, 2, 64]), (0, 2, 1)))
+    store_quarter(b_left, p_bias, p_out, o_row, column, T, N)
+    store_quarter(b_right, p_bias, p_out, o_row, column + 64, T, N)
 
 
 @gluon.jit
@@ -128,16 +126,21 @@ def multiply_partition(
     GROUP: gl.constexpr, x_smem, w_smem, ready, free, p_row_scales, p_scales, p_bias, p_out, T, N, num_blocks,
     num_tiles,
 ):  # fmt: skip
-    """Four warps: rows [GROUP * ROWS, (GROUP + 1) * ROWS) of the program's tiles."""
+    """Four warps: rows [GROUP * ROWS, (GROUP + 1) * ROWS) of the program's tiles. Scales are loaded before the sums:
+    the tensor cores would wait for them else."""
+    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 32])
     step = 0
     for i_tile in range(gl.program_id(0), num_tiles, gl.num_programs(0)):
         i_m, column = place_of(i_tile, T, N)
         o_row = (i_m * GROUPS + GROUP) * ROWS
-        b_left, b_right, step = sums(step, num_blocks, x_smem, w_smem, ready, free, GROUP)
-        o_m = o_row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, b_left.type.layout))
+        o_m = o_row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, LAYOUT))
+        o_n = column + gl.arange(0, HALF, layout=gl.SliceLayout(0, LAYOUT))
         b_row = gl.load(p_row_scales + o_m, mask=o_m < T, other=0.0)
-        store_half(b_left, b_row, p_scales, p_bias, p_out, o_row, column, T, N)
-        store_half(b_right, b_row, p_scales, p_bias, p_out, o_row, column + HALF, T, N)
+        b_scale = gl.load(p_scales + o_n, mask=o_n < N, other=0.0)
+        b_more = gl.load(p_scales + HALF + o_n, mask=HALF + o_n < N, other=0.0)
+        b_left, b_right, step = sums(step, num_blocks, x_smem, w_smem, ready, free, GROUP)
+        store_half(b_left, b_row, b_scale, p_bias, p_out, o_row, column, T, N)
+        store_half(b_right, b_row, b_more, p_bias, p_out, o_row, column + HALF, T, N)
 
 
 @quick_launch

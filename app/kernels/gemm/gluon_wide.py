@@ -173,7 +173,7 @@ def finish(
     BM: gl.constexpr, RUN: gl.constexpr, PARTS: gl.constexpr, STAGES: gl.constexpr, GATED: gl.constexpr,
     ACT: gl.constexpr, P: gl.constexpr, BP: gl.constexpr, MMA: gl.constexpr,
 ):  # fmt: skip
-    """What follows the product."""
+    """Does what follows the product."""
     DTYPE: gl.constexpr = x_smem.dtype
     WIDTH: gl.constexpr = ROWS // 2 if GATED else ROWS
     OUT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // WIDTH, WIDTH // 8], [4, 1], [1, 0])

@@ -4,7 +4,7 @@ Dettmers et al., 2022; SmoothQuant: Xiao et al., 2022)."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -12,8 +12,7 @@ from app.kernels.gemm import GatedRows, materialize
 from app.kernels.gemm.fp8 import LEAST_SCALE
 from app.kernels.gemm.stored import BLOCK, StoredTiles, pack_words
 from app.kernels.gemm.tiled import TiledWeight, linear
-from app.platforms import platform_of
-from app.registry import Registry
+from app.kernels.kernel_table import KernelTable
 
 LARGEST = 127.0
 
@@ -34,6 +33,9 @@ def quantize_rows(
     return torch.round(x / scale + zero).clamp_(-LARGEST - 1, LARGEST) - zero, scale
 
 
+Product = Callable[[GatedRows, "Int8Weight", torch.Tensor | None], torch.Tensor]
+
+
 @dataclass(slots=True, frozen=True)
 class Int8Weight(TiledWeight):
     """int8 numbers, each row with a scale."""
@@ -42,6 +44,10 @@ class Int8Weight(TiledWeight):
     input_scale: torch.Tensor | None = None  # fp32 []; None: each row of activations has its own
     input_zero: torch.Tensor | None = None  # []: what 0 becomes
     sums: torch.Tensor | None = None  # int32 [N], of the rows, where there is a zero
+    product: Product = field(init=False)  # the one for the device where it lies
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "product", INT8_LINEAR.on(self.tiles.words.device))
 
     @property
     def stored(self) -> StoredTiles:
@@ -65,7 +71,7 @@ class Int8Weight(TiledWeight):
 
     def linear(self, x: GatedRows, bias: torch.Tensor | None) -> torch.Tensor:
         """x [T, K], quantized -> x W^T + bias, [T, N], in the dtype of x."""
-        return INT8_LINEAR.load(platform_of(x.device).kernels)(x, self, bias)
+        return self.product(x, self, bias)
 
 
 def plain_linear(x: GatedRows, weight: Int8Weight, bias: torch.Tensor | None) -> torch.Tensor:
@@ -75,7 +81,7 @@ def plain_linear(x: GatedRows, weight: Int8Weight, bias: torch.Tensor | None) ->
     return linear((numbers * scale).to(x.dtype), weight.tiles, bias)
 
 
-INT8_LINEAR: Registry[Callable[[GatedRows, Int8Weight, torch.Tensor | None], torch.Tensor]] = Registry(
+INT8_LINEAR: KernelTable[Product] = KernelTable(
     "int8 products",
     {"torch": "app.kernels.gemm.int8:plain_linear", "triton": "app.kernels.gemm.triton_quantized:int8_linear"},
 )

@@ -37,7 +37,7 @@ class OneDNNKernel:
     """oneDNN's products in fp32 and bf16 on a CPU."""
 
     def serves(self, dtype: torch.dtype, device: torch.device) -> bool:
-        """Whether this build of PyTorch has the operators and they compute what F.linear computes."""
+        """True if this build of PyTorch has the operators and they compute what F.linear computes."""
         return device.type == "cpu" and dtype in _DTYPES and _works(dtype)
 
     def pack(self, weight: torch.Tensor) -> OneDNNWeight:

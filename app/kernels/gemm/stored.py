@@ -1,4 +1,5 @@
-"""How packed weights of few bits lie in memory, the same on every device: codes in words, beside them their scales.
+"""Defines how packed weights of few bits lie in memory, the same on every device: codes in words, beside them their
+scales.
 
 The order of the codes in a word is that of `triton_forms`. Everything here is plain PyTorch and the truth of what a
 stored weight is worth.
@@ -36,13 +37,13 @@ def block_for(form: Form, group: int) -> int:
 
 
 def code_bits(form: Form, part: int) -> tuple[int, ...]:
-    """Where the bits of a part's code lie in a word, lowest first."""
+    """Returns where the bits of a part's code lie in a word, lowest first."""
     bits = bits_of(form)
     return _E2M1_BITS[part] if form == "e2m1" else tuple(range(bits * part, bits * part + bits))
 
 
 def bit_moves(sources: Sequence[int], targets: Sequence[int]) -> dict[int, int]:
-    """How bits come from some places to others: by how far to the left, which bits of those that are there then."""
+    """Maps how far to the left bits come from some places to others, to which bits of those that are there then."""
     moves: dict[int, int] = {}
     for source, target in zip(sources, targets, strict=True):
         moves[target - source] = moves.get(target - source, 0) | 1 << target

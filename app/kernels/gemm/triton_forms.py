@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
-"""How kernels read tiles of stored weights: one function for all forms, which is compiled for one.
+"""Reads tiles of stored weights in kernels: one function for all forms, which is compiled for one.
 
 A block of a row is BK inputs, stored in `parts_of(FORM)` parts: element j of the block holds input j in its lowest
 bits, input BK / parts + j in the next, and so on. So each part of a tile of elements, [BN, BK / parts], comes out of it
@@ -165,7 +165,7 @@ def assembly(table, form, dtype, part, raw):
 
 @triton.constexpr_function
 def moved_by(dtype):
-    """What form "moved" makes of a nibble, less what it is worth."""
+    """Returns what form "moved" makes of a nibble, less what it is worth."""
     return 136.0 if dtype.name == "bf16" else 1032.0
 
 

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from app.kernels.fused import GatedActivation, fused_ops
+from app.kernels.fused import FUSED_OPS, GatedActivation
 from app.kernels.fused.reference import rms_norm
 from app.kernels.gemm import (
     Activations,
@@ -259,7 +259,7 @@ def linear_add_norm(
     x = _activated(x, weight)
     tile = _tile(x, weight) if isinstance(x, torch.Tensor) else None
     if tile is None or not isinstance(x, torch.Tensor):
-        return fused_ops(x.device).add_rms_norm(weight.linear(x, bias), residual, norm_weight, eps)
+        return FUSED_OPS.on(x.device).add_rms_norm(weight.linear(x, bias), residual, norm_weight, eps)
     norm = (norm_weight, eps) if may_defer and may_defer_norm(weight.shape[0], x.dtype) else None
     total, deferred = packed_linear(weight.inputs(x), weight.stored, bias, tile, residual=residual, norm=norm)
     return deferred or rms_norm(total, norm_weight, eps), total

@@ -298,7 +298,7 @@ def gated_tile(num_rows: int, columns: int, size: int, *, is_deferred: bool = Fa
 
 
 def may_defer_norm(size: int, dtype: torch.dtype, depth: int = 128) -> bool:
-    """Whether a norm of so many columns is left to the products that read it, whose tiles are `depth` deep. fp16 might
+    """True if a norm of so many columns is left to the products that read it, whose tiles are `depth` deep. fp16 might
     not hold what is not divided yet."""
     return dtype == torch.bfloat16 and size % depth == 0
 

@@ -54,7 +54,7 @@ def wide_tile(num_rows: int, weight: StoredTiles) -> WideTile | None:
 
 
 def serves(weight: StoredTiles) -> bool:
-    """Whether the kernel reads such a weight."""
+    """True if the kernel reads such a weight."""
     return (
         weight.form in _FORMS
         and weight.scales.is_floating_point()

@@ -21,8 +21,9 @@ from dataclasses import dataclass
 import torch
 
 from app.errors import ConfigError
+from app.kernels.attention import AttentionOps
 from app.kernels.mla.heads import head_products
-from app.registry import Registry
+from app.registry import load_entry
 
 WORKSPACE_BYTES = 128 << 20
 _LEAST_CHUNK = 256  # tokens: fewer at a time leave a GPU idle
@@ -46,20 +47,20 @@ class MLAOps:
     is_capturable: bool = False  # whether `attend` in a static step can be captured and replayed
 
 
-MLA_OPS: Registry[MLAOps] = Registry(
-    "latent attention", {"torch": "app.kernels.mla.reference:OPS", "triton": "app.kernels.mla.triton_ops:OPS"}
-)  # by the attention backend's name
-
-
-def mla_ops(backend: str) -> MLAOps:
-    """Those of an attention backend; ConfigError where it has none."""
-    if backend not in MLA_OPS:
+def mla_ops(backend: AttentionOps) -> MLAOps:
+    """Those that an attention backend names; ConfigError where it names none."""
+    if not backend.latent:
         raise ConfigError(
-            f"attention_backend={backend}: it does not serve latent attention, which this model's layers have; use "
-            "auto",
+            f"attention_backend={backend.name}: it does not serve latent attention, which this model's layers have; "
+            "use auto",
             param="attention_backend",
         )
-    return MLA_OPS.load(backend)
+    ops = load_entry(backend.latent)
+    if not isinstance(ops, MLAOps):
+        raise ConfigError(
+            f"attention_backend={backend.name}: its latent={backend.latent!r} is no MLAOps", param="attention_backend"
+        )
+    return ops
 
 
 def chunk_tokens(num_heads: int, head_width: int, itemsize: int, max_model_len: int) -> int:

@@ -219,7 +219,7 @@ def attend_gluon_kernel(
 
 
 def suits(cache: torch.Tensor, latent_size: int) -> bool:
-    """Whether the GPU is a Hopper and the shapes suit: DeepSeek's sizes, blocks of a power of two."""
+    """True if the GPU is a Hopper and the shapes suit: DeepSeek's sizes, blocks of a power of two."""
     block_size, width = cache.shape[1:]
     return (
         is_hopper(cache.device)
@@ -231,7 +231,7 @@ def suits(cache: torch.Tensor, latent_size: int) -> bool:
 
 
 def serves(dtype: torch.dtype, cache: torch.Tensor, latent_size: int) -> bool:
-    """Whether the cache suits, and is of 16 bits as the queries are."""
+    """True if the cache suits, and is of 16 bits as the queries are."""
     return dtype in (torch.bfloat16, torch.float16) and cache.dtype == dtype and suits(cache, latent_size)
 
 

@@ -250,7 +250,7 @@ def expanded_gluon_kernel(
 
 
 def serves(query: torch.Tensor, up: torch.Tensor, value_dim: int) -> bool:
-    """Whether the GPU is a Hopper and the shapes suit: 16 bits, DeepSeek's sizes."""
+    """True if the GPU is a Hopper and the shapes suit: 16 bits, DeepSeek's sizes."""
     nope = up.shape[1] - value_dim
     return (
         is_hopper(query.device)

@@ -218,7 +218,7 @@ def attend_few_fp8_kernel(
 
 
 def serves(dtype: torch.dtype, cache: torch.Tensor, latent_size: int, num_rows: int) -> bool:
-    """Whether the cache is fp8 and suits, and a request has at most so many (token, head) rows."""
+    """True if the cache is fp8 and suits, and a request has at most so many (token, head) rows."""
     return (
         cache.dtype == KV_FP8
         and num_rows <= TILE.rows

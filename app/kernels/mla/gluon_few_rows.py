@@ -160,7 +160,7 @@ def attend_few_gluon_kernel(
 
 
 def serves(dtype: torch.dtype, cache: torch.Tensor, latent_size: int, num_rows: int) -> bool:
-    """Whether the GPU is a Hopper, the shapes suit, and a request has at most so many (token, head) rows."""
+    """True if the GPU is a Hopper, the shapes suit, and a request has at most so many (token, head) rows."""
     return num_rows <= TILE.rows and gluon_attend.serves(dtype, cache, latent_size)
 
 

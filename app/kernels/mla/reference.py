@@ -164,7 +164,8 @@ def _stored(
 
 
 def _hidden(rows: slice, length: int, begin: int, end: int, device: torch.device) -> torch.Tensor:
-    """Which of positions `begin` to `end` lie behind each of the last tokens before `length`, bool [n, end - begin]."""
+    """Tells which of positions `begin` to `end` lie behind each of the last tokens before `length`, bool [n, end
+    - begin]."""
     first = length - (rows.stop - rows.start)
     return torch.arange(begin, end, device=device)[None, :] > torch.arange(first, length, device=device)[:, None]
 

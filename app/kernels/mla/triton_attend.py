@@ -66,8 +66,8 @@ def attend_job(
     H: tl.constexpr, R: tl.constexpr, DR: tl.constexpr, S: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     BR: tl.constexpr, BDR: tl.constexpr, WHOLE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """What lies of a job within the tiles [at, stop) of all: into p_out if that is all, else as a partial result.
-    Returns the tile at which the next job begins."""
+    """Computes what lies of a job within the tiles [at, stop) of all: into p_out if that is all, else as a partial
+    result. Returns the tile at which the next job begins."""
     i_r, first_row, b_start, b_count, b_len, before, num_tiles, after = load_job(p_jobs, job)
     begin, end = 0, num_tiles
     if not WHOLE:

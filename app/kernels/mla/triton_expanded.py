@@ -47,7 +47,7 @@ class Chunk:
 
 @dataclass(slots=True, frozen=True)
 class Carried:
-    """What queries whose contexts go on in the next chunk have so far."""
+    """Holds what queries whose contexts go on in the next chunk have so far."""
 
     result: torch.Tensor  # fp32 [T, H, Dv], divided by the sum
     log_sum: torch.Tensor  # fp32 [T, H], base 2

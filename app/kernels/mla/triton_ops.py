@@ -43,7 +43,7 @@ class Contexts:
 
 @dataclass(slots=True)
 class TritonLatentPlan:
-    """What the layers of a step share; made by the first that needs it."""
+    """Holds what the layers of a step share; made by the first that needs it."""
 
     shares: Shares | None = None
     contexts: Contexts | None = None

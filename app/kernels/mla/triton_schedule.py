@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
-"""How a step's attention to latents is dealt to programs: equal shares of all tiles of keys, made on the device.
+"""Deals a step's attention to latents to programs: equal shares of all tiles of keys, made on the device.
 
 A request's (token, head) pairs are rows, cut into jobs of BM rows; a job meets the tiles of keys that its last token
 sees. The jobs' tiles in a row are cut into equal shares, one for each program, so that any mix of lengths takes all
@@ -40,7 +40,7 @@ class AttendTile:
 
 @dataclass(slots=True, frozen=True)
 class Partials:
-    """What the programs of a layer leave of jobs that are cut: two places for each program."""
+    """Holds what the programs of a layer leave of jobs that are cut: two places for each program."""
 
     result: torch.Tensor  # fp32 [2 * programs, BM, R]
     log_sum: torch.Tensor  # fp32 [2 * programs, BM], base 2

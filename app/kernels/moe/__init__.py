@@ -18,8 +18,7 @@ import torch
 
 from app.kernels.fused import GatedActivation
 from app.kernels.gemm import Activations
-from app.platforms import platform_of
-from app.registry import Registry
+from app.kernels.kernel_table import KernelTable
 
 # How logits become weights. "softmax": over all experts. "sigmoid": of each alone (DeepSeek-V3). "softmax_of_chosen":
 # over the chosen experts' logits (GPT-OSS, Granite). "sparsemixer": the inference rule of SparseMixer (Liu et al.,
@@ -32,7 +31,7 @@ LEAST_SUM = 1e-20  # added before a division by the sum of weights, as DeepSeek-
 
 @dataclass(slots=True, frozen=True)
 class RoutingRule:
-    """How a token's experts follow from its logits. Where scores are equal the lower index wins.
+    """Says how a token's experts follow from its logits. Where scores are equal the lower index wins.
 
     In this order: round the logits; score; keep the best groups and choose `top_k`, best first, by score + correction
     (with neither groups nor a correction by the logits, whose order is the same); weigh by the scores without
@@ -107,8 +106,8 @@ class ExpertWeights:
 
 
 class ExpertRows(ABC):
-    """What the chosen experts gave, not summed yet. Each method sums it anew: in fp32 over the token's experts in the
-    order of its ids, then `shared`, rounded once."""
+    """Holds what the chosen experts gave, not summed yet. Each method sums it anew: in fp32 over the token's experts in
+    the order of its ids, then `shared`, rounded once."""
 
     shared: torch.Tensor | None = None  # [T, C] of layers that every token went through; may be set before the sum
 
@@ -156,7 +155,7 @@ class GateOp(Protocol):
 
 
 class SlotsOp(Protocol):
-    """Which of the chosen experts this rank holds, and where."""
+    """Tells which of the chosen experts this rank holds, and where."""
 
     def __call__(
         self,
@@ -188,15 +187,10 @@ class MoEOps:
     serves: Callable[[PackedExperts], bool] = lambda _: False
 
 
-MOE_OPS: Registry[MoEOps] = Registry(
+MOE_OPS: KernelTable[MoEOps] = KernelTable(
     "experts",
     {
         "torch": "app.kernels.moe.reference:OPS",
         "triton": "app.kernels.moe.triton_ops:OPS",
     },
 )
-
-
-def moe_ops(device: torch.device) -> MoEOps:
-    """The functions of a device's platform."""
-    return MOE_OPS.load(platform_of(device).kernels)

@@ -30,7 +30,7 @@ thread_barrier = getattr(gl, "thread_barrier", None) or gl.barrier  # renamed fr
 
 
 def serves_registers(rows: torch.Tensor, form: Form, activation: GLU | None) -> bool:
-    """Whether these kernels take rows of x [T, K], weights of a form, and an activation."""
+    """True if these kernels take rows of x [T, K], weights of a form, and an activation."""
     is_16_bit = rows.dtype in (torch.bfloat16, torch.float16) and rows.stride(0) % 8 == 0
     return (
         is_16_bit
@@ -55,7 +55,7 @@ def unpack(b_words, PART: gl.constexpr, FORM: gl.constexpr, DTYPE: gl.constexpr)
 
 @gluon.jit
 def load_scales(p_s, block, num_scales, per, G: gl.constexpr):
-    """What a block's scales are made of: a tuple of as many as G, or of one where they lie in one number."""
+    """Loads what a block's scales are made of: a tuple of as many as G, or of one where they lie in one number."""
     b_all = gl.tuple(())
     if p_s.dtype.element_ty == gl.int32:
         b_all = b_all + gl.tuple((gl.load(p_s + block * num_scales),))

@@ -78,6 +78,15 @@ def rows_of(p_order, o_m, start, count, DIV: gl.constexpr):
 
 
 @gluon.jit
+def tile_at(p_tiles, i, num_tiles, tiles_n, MOST_TILES):
+    """(expert, first place in the order, number of rows) of a program's tile; without rows past the last one."""
+    p_tile, is_one = p_tiles + i // tiles_n, i < num_tiles
+    i_e = gl.load(p_tile, mask=is_one, other=0)
+    start = gl.load(p_tile + MOST_TILES, mask=is_one, other=0)
+    return i_e, start, gl.load(p_tile + 2 * MOST_TILES, mask=is_one, other=0)
+
+
+@gluon.jit
 def copy_partition(
     p_x, d_x, d_words, p_x_scales, p_order, p_tiles, x_smem, s_smem, w_smem, ready, free, num_tiles, n_blocks,
     num_blocks, stride_scales, MOST_TILES, DIV: gl.constexpr, GATED: gl.constexpr, STAGES: gl.constexpr,
@@ -195,14 +204,12 @@ def store_half(b_acc, p_out, p_rows, m_m, column):
 
 
 @gluon.jit
-def store_block(b_acc, p_out, p_order, start, count, i_block, N, GROUP: gl.constexpr):
+def store_block(b_acc, p_out, b_pair, m_m, i_block, N):
     """64 x 128 sums to the rows of their pairs."""
-    o_m = GROUP * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, WIDE_LAYOUT))
-    b_pair = gl.load(p_order + start + o_m, mask=o_m < count, other=0)
     p_rows = p_out + b_pair.to(gl.int64) * N
     b_left, b_right = gl.split(gl.permute(gl.reshape(b_acc, [ROWS, 2, 64]), (0, 2, 1)))
-    store_half(b_left, p_out, p_rows, o_m < count, i_block * DEPTH)
-    store_half(b_right, p_out, p_rows, o_m < count, i_block * DEPTH + 64)
+    store_half(b_left, p_out, p_rows, m_m, i_block * DEPTH)
+    store_half(b_right, p_out, p_rows, m_m, i_block * DEPTH + 64)
 
 
 @gluon.jit
@@ -211,25 +218,29 @@ def multiply_partition(
     p_out_scales, num_tiles, n_blocks, num_blocks, num_scales, limit, alpha, up_offset, MOST_TILES, num_pairs,
     GATED: gl.constexpr, HAS_LIMIT: gl.constexpr, STAGES: gl.constexpr, DIV: gl.constexpr,
 ):  # fmt: skip
-    """Four warps: rows [GROUP * ROWS, (GROUP + 1) * ROWS) of the program's tiles."""
+    """Four warps: rows [GROUP * ROWS, (GROUP + 1) * ROWS) of the program's tiles. What a tile's end and the next tile
+    need is loaded before the sums: the tensor cores would wait for it else."""
     ALL: gl.constexpr = 2 if GATED else 1
     N = n_blocks * DEPTH
     tiles_n = n_blocks if GATED else gl.cdiv(n_blocks, 2)
-    o_m = GROUP * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, MMA))
-    step = 0
-    for i in range(gl.program_id(0), num_tiles, gl.num_programs(0)):
-        i_tile, i_n = i // tiles_n, i % tiles_n
-        count = gl.load(p_tiles + 2 * MOST_TILES + i_tile)
+    o_m = GROUP * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, WIDE_LAYOUT))
+    step, programs = 0, gl.num_programs(0)
+    next_e, next_start, next_count = tile_at(p_tiles, gl.program_id(0), num_tiles, tiles_n, MOST_TILES)
+    for i in range(gl.program_id(0), num_tiles, programs):
+        i_n = i % tiles_n
+        i_e, start, count = next_e.to(gl.int64), next_start, next_count
+        next_e, next_start, next_count = tile_at(p_tiles, i + programs, num_tiles, tiles_n, MOST_TILES)
         if count > GROUP * ROWS:
-            i_e, start = gl.load(p_tiles + i_tile).to(gl.int64), gl.load(p_tiles + MOST_TILES + i_tile)
+            m_m = o_m < count
+            b_pair = gl.load(p_order + start + o_m, mask=m_m, other=0)
             i_a, i_b = blocks_of(i_n, n_blocks, GATED)
             b_a, b_b = sums(
                 step, x_smem, s_smem, w_smem, ready, free, p_scales + i_e * num_blocks * num_scales, i_a, i_b,
                 num_scales, num_blocks, GROUP, STAGES, DIV,
             )  # fmt: skip
             if p_weights is not None:
-                b_pair = gl.load(p_order + start + o_m, mask=o_m < count, other=0)
-                b_weight = gl.load(p_weights + b_pair, mask=o_m < count, other=0.0)[:, None]
+                b_weight = gl.load(p_weights + b_pair, mask=m_m, other=0.0)
+                b_weight = gl.convert_layout(b_weight, gl.SliceLayout(1, MMA))[:, None]
                 b_a = b_a * b_weight
                 b_b = b_b * b_weight
             if p_bias is not None:
@@ -240,8 +251,8 @@ def multiply_partition(
                 b_h = gated(b_a, b_b, limit, alpha, up_offset, HAS_LIMIT)
                 store_rounded(b_h, p_out, p_out_scales, start, count, i_n, N, num_pairs, GROUP)
             else:
-                store_block(b_a, p_out, p_order, start, count, i_a, N, GROUP)
-                store_block(b_b, p_out, p_order, start, count, i_b, N, GROUP)
+                store_block(b_a, p_out, b_pair, m_m, i_a, N)
+                store_block(b_b, p_out, b_pair, m_m, i_b, N)
         else:
             for i_k in range(num_blocks):
                 at = step + i_k

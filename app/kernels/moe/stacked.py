@@ -34,7 +34,7 @@ class StackedExperts:
 
 
 def is_stackable(packed: PackedWeight | None) -> TypeGuard[PackedWeight]:
-    """Whether a weight can be one of StackedExperts: not in an order of a library's own."""
+    """Tells whether a weight can be one of StackedExperts: not in an order of a library's own."""
     if not is_dataclass(packed) or not hasattr(packed, "dequantize"):
         return False
     return not any(tensor.is_mkldnn for tensor in _tensors(packed))
@@ -57,7 +57,7 @@ def stack_experts(weights: Sequence[PackedWeight], dtype: torch.dtype, ops: MoEO
 
 
 def _is_like(a: Any, b: Any) -> bool:
-    """Whether two packed weights differ in the numbers of their tensors only."""
+    """True if two packed weights differ in the numbers of their tensors only."""
     if isinstance(a, torch.Tensor):
         return isinstance(b, torch.Tensor) and a.shape == b.shape and a.dtype == b.dtype
     if is_dataclass(a):

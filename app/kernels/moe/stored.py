@@ -33,5 +33,5 @@ def fp8_tiles(weight: torch.Tensor | PackedExperts) -> StoredTiles | None:
 
 
 def serves(weight: PackedExperts) -> bool:
-    """Whether they are multiplied without being dequantized when they are loaded."""
+    """True if they are multiplied without being dequantized when they are loaded."""
     return stored_tiles(weight) is not None

@@ -13,7 +13,8 @@ import torch
 
 from app.kernels.gemm.stored import StoredTiles, bits_of
 from app.kernels.launch import cdiv, next_power_of_2, nvidia_generation
-from app.kernels.moe import GLU
+from app.kernels.moe import GLU, ExpertWeights
+from app.kernels.moe.gluon_wide import DEPTH
 from app.kernels.moe.triton_fp8 import Fp8Tile
 from app.kernels.moe.triton_grouped import GroupedTile
 
@@ -22,7 +23,7 @@ MOST_SCANNED = 512  # pairs: with more, sorting them takes less time than every 
 
 @dataclass(slots=True, frozen=True)
 class LayerTiles:
-    """How a layer's two products run."""
+    """Says how a layer's two products run."""
 
     gate_up: GroupedTile
     down: GroupedTile
@@ -32,7 +33,7 @@ class LayerTiles:
 
 @dataclass(slots=True, frozen=True)
 class Fp8LayerTiles:
-    """How they run where activations are e4m3, too; both have as many rows."""
+    """Says how they run where activations are e4m3, too; both have as many rows."""
 
     gate_up: Fp8Tile
     down: Fp8Tile
@@ -50,6 +51,11 @@ BY_ROWS: tuple[tuple[float, GroupedTile, GroupedTile], ...] = (
     (256, GroupedTile(128, 128, 64, 8, 4), GroupedTile(128, 256, 64, 8, 4)),
     (float("inf"), GroupedTile(128, 128, 64, 8, 3, tma=True), GroupedTile(128, 256, 64, 8, 3, tma=True, programs=1)),
 )
+# Plain weights on a Hopper, from so many pairs for each expert on.
+WIDE_ROWS = 64
+WIDE = LayerTiles(
+    GroupedTile(128, 128, 64, 4, 4, in_gluon=True), GroupedTile(128, 256, 64, 4, 4, in_gluon=True), is_sorted=True
+)
 # The same for weights of few bits, whose depth is their own; with more rows they are unpacked first. The numbers of
 # STORED_FEW are for codes of 4 bits, which come straight to registers, and of 8.
 MOST_FEW_ROWS = 6  # pairs for each expert: experts differ, and few have more than the eight rows of a tile
@@ -57,6 +63,11 @@ STORED_FEW = {
     4: (GroupedTile(8, 32, 128, 4, 3, ahead=2, registers=128), GroupedTile(8, 64, 128, 4, 3, ahead=2, registers=128)),
     8: (GroupedTile(8, 32, 128, 4, 3), GroupedTile(8, 64, 128, 4, 3)),
 }
+# Up to so many pairs for each expert tiles of 16 rows are enough for most, and scaling their sums takes less time than
+# scaling weights.
+_NARROW_ROWS: dict[str, int] = {"e4m3": 14}
+_FEWER_NARROW_ROWS = 10  # of other forms
+NARROW = GroupedTile(16, 64, 128, 4, 3), GroupedTile(16, 128, 128, 4, 3)
 STORED_BY_ROWS: tuple[tuple[float, GroupedTile, GroupedTile], ...] = (
     (40, GroupedTile(32, 64, 128, 4, 3), GroupedTile(32, 128, 128, 4, 3)),
     (256, GroupedTile(64, 64, 128, 4, 3, is_wide=True), GroupedTile(64, 128, 128, 4, 3, is_wide=True)),
@@ -71,21 +82,31 @@ _EXACT = GroupedTile(16, 16, 32, 4, 2)
 EXACT = LayerTiles(_EXACT, _EXACT, is_sorted=True)  # fp32, for any number of pairs (I6)
 
 
-def layer_tiles(num_pairs: int, num_experts: int, dtype: torch.dtype) -> LayerTiles:
-    """The tiles for so many pairs over so many experts; in fp32 the same for all."""
+def layer_tiles(num_pairs: int, num_experts: int, dtype: torch.dtype, *, is_wide: bool = False) -> LayerTiles:
+    """The tiles for so many pairs over so many experts; in fp32 the same for all. is_wide: see `may_be_wide`."""
     if dtype == torch.float32:
         return EXACT
     if 4 * next_power_of_2(num_pairs) <= num_experts:
         return LayerTiles(*FEWEST, is_sorted=False)
     if num_pairs <= MOST_SCANNED:
         return LayerTiles(*BY_ROWS[0][1:], is_sorted=False)
+    if is_wide and num_pairs >= WIDE_ROWS * num_experts:
+        return WIDE
     gate_up, down = next(tiles for most, *tiles in BY_ROWS if num_pairs <= most * num_experts)
     return LayerTiles(gate_up, down, is_sorted=True)
 
 
+def may_be_wide(device: torch.device, weights: ExpertWeights) -> bool:
+    """True if the kernel for Hopper GPUs serves plain weights of such sizes with their activation."""
+    hidden, intermediate = weights.down.shape[1:]
+    is_whole = hidden % DEPTH.value == 0 and intermediate % DEPTH.value == 0
+    return is_whole and weights.activation.function == "silu" and nvidia_generation(device) == 9
+
+
 def stored_layer_tiles(
-    ids: torch.Tensor, num_experts: int, gate_up: StoredTiles | None, down: StoredTiles | None, dtype: torch.dtype
-) -> LayerTiles:
+    ids: torch.Tensor, num_experts: int, gate_up: StoredTiles | None, down: StoredTiles | None, dtype: torch.dtype,
+    *, is_wide: bool = False,
+) -> LayerTiles:  # fmt: skip
     """The same where weights are of few bits, or one of them is, for pairs of ids [T, K]."""
     num_pairs = ids.numel()
     if dtype == torch.float32:
@@ -97,7 +118,10 @@ def stored_layer_tiles(
         tiles = _split(tiles[0], gate_up, widths[0], ids), _split(tiles[1], down, widths[1], ids)
         return LayerTiles(*tiles, is_sorted=False)
     if num_pairs > STORED_BY_ROWS[-1][0] * num_experts:
-        return replace(layer_tiles(num_pairs, num_experts, dtype), unpacks=True)
+        return replace(layer_tiles(num_pairs, num_experts, dtype, is_wide=is_wide), unpacks=True)
+    narrow = min(_NARROW_ROWS.get(one.form, _FEWER_NARROW_ROWS) for one in (gate_up, down) if one is not None)
+    if num_pairs <= narrow * num_experts:
+        return LayerTiles(*NARROW, is_sorted=True)
     gate_up_tile, down_tile = next(tiles for most, *tiles in STORED_BY_ROWS if num_pairs <= most * num_experts)
     return LayerTiles(_scaled(gate_up_tile, gate_up), _scaled(down_tile, down), is_sorted=True)
 

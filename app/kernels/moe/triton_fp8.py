@@ -64,7 +64,7 @@ class Fp8Product:
         return rows // 2 if self.activation else rows
 
     def arguments(self, x: RoundedRows, pairs: SortedPairs, per_row: int) -> dict[str, Any]:
-        """What every kernel takes; x has a row for `per_row` pairs, or, 0, one for each in their order."""
+        """Returns what every kernel takes; x has a row for `per_row` pairs, or, 0, one for each in their order."""
         weight, glu = self.weight, self.activation or GLU()
         assert x.rows.is_contiguous()
         assert x.scales.stride(0) == 1

@@ -220,7 +220,7 @@ _TYPES = {None: tl.float32, torch.float32: tl.float32, torch.bfloat16: tl.bfloat
 
 @cache
 def _rule_arguments(rule: RoutingRule, num_experts: int) -> dict[str, Any]:
-    """What the kernel knows of a rule."""
+    """Returns what the kernel knows of a rule."""
     groups, size = rule.num_groups, num_experts // rule.num_groups
     assert num_experts % groups == 0, (num_experts, rule)
     assert rule.top_k <= size * (rule.groups_chosen if groups > 1 else 1), (num_experts, rule)

@@ -17,12 +17,13 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from app.kernels.gemm import Activations, DeferredNorm
+from app.kernels.gemm import Activations, DeferredNorm, materialize
 from app.kernels.gemm.stored import StoredTiles
 from app.kernels.gemm.triton_small import arrival_counters
 from app.kernels.launch import cdiv, early_launch, multiprocessors, next_power_of_2, register_limit, shared_memory
 from app.kernels.moe import GLU
 from app.kernels.moe.gluon_few import NOT_IN_REGISTERS, few_product_kernel, serves_registers
+from app.kernels.moe.gluon_wide import wide_product
 from app.kernels.moe.triton_sort import SortedPairs
 from app.kernels.moe.triton_tile import expert_tile
 from app.kernels.quick_launch import quick_launch
@@ -44,6 +45,7 @@ class GroupedTile:
     registers: int | None = None  # of a thread, at most
     is_wide: bool = False  # few bits: weights are multiplied by their scales, not sums
     programs: int = 0  # of a persistent grid, for each multiprocessor; 0: a program a tile
+    in_gluon: bool = False  # the kernel for Hopper GPUs, whose tiles have 128 rows: plain weights, sorted pairs
 
 
 @quick_launch
@@ -159,7 +161,7 @@ class Product:
         return min(tile.ahead, num_blocks - (splits - 1) * cdiv(num_blocks, splits))
 
     def arguments(self, x: Activations, tile: GroupedTile) -> dict[str, Any]:
-        """What both kernels take."""
+        """Returns what both kernels take."""
         rows, squares, eps = (x.rows, x.squares, x.eps) if isinstance(x, DeferredNorm) else (x, None, 0.0)
         num_squares = 1 if squares is None else squares.shape[1]
         glu, (_, columns, size) = self.activation or GLU(), self.sizes
@@ -177,7 +179,7 @@ class Product:
         }  # fmt: skip
 
     def _plain(self, rows: torch.Tensor, tile: GroupedTile) -> dict[str, Any]:
-        """What a plain weight brings."""
+        """Returns what a plain weight brings."""
         weight, size = self.weight, self.sizes[2]
         assert isinstance(weight, torch.Tensor)
         assert weight.is_contiguous()
@@ -193,7 +195,7 @@ class Product:
         }  # fmt: skip
 
     def _stored(self, rows: torch.Tensor, tile: GroupedTile) -> dict[str, Any]:
-        """What a weight of few bits brings; its block is the depth of a tile."""
+        """Returns what a weight of few bits brings; its block is the depth of a tile."""
         weight = self.weight
         assert isinstance(weight, StoredTiles)
         parts = weight.scales_of_block
@@ -251,6 +253,9 @@ def sorted_product(
 ) -> torch.Tensor:  # fmt: skip
     """The same over sorted pairs; x_sorted, out_sorted: rows lie in the order of `pairs`, not that of the ids."""
     assert tile.rows == pairs.tile_rows, (tile, pairs.tile_rows)
+    if tile.in_gluon:
+        assert out_sorted == (product.activation is not None), "that kernel activates rows in the order of pairs only"
+        return _wide_product(product, materialize(x), pairs, 0 if x_sorted else per_row)
     arguments = product.arguments(x, tile)
     p_x, columns = arguments["p_x"], product.sizes[1]
     out = torch.empty(pairs.order.shape[0], columns, dtype=p_x.dtype, device=p_x.device)
@@ -260,5 +265,22 @@ def sorted_product(
         p_order=pairs.order, p_tiles=pairs.tiles, p_num_tiles=pairs.num_tiles, p_out=out,
         MOST_TILES=pairs.tiles.shape[1], DIV=per_row, X_SORTED=x_sorted, OUT_SORTED=out_sorted,
         SPLITS=1, **arguments,
+    )  # fmt: skip
+    return out
+
+
+def _wide_product(product: Product, x: torch.Tensor, pairs: SortedPairs, per_row: int) -> torch.Tensor:
+    """`gluon_wide`'s; x has a row for `per_row` pairs, or, 0, one for each in their order."""
+    weight, glu = product.weight, product.activation or GLU()
+    assert isinstance(weight, torch.Tensor)
+    out = torch.empty(pairs.order.shape[0], product.sizes[1], dtype=x.dtype, device=x.device)
+    wide_product(
+        x, weight, pairs.tiles.shape[1], out,
+        {
+            "p_bias": product.bias, "p_weights": product.pair_weights, "p_order": pairs.order, "p_tiles": pairs.tiles,
+            "p_num_tiles": pairs.num_tiles, "limit": glu.limit or 0.0, "alpha": glu.alpha, "up_offset": glu.up_offset,
+            "DIV": per_row, "GATED": product.activation is not None, "HAS_LIMIT": glu.limit is not None,
+            **early_launch(x.device),
+        },
     )  # fmt: skip
     return out

@@ -10,7 +10,14 @@ from app.kernels.gemm.stored import StoredTiles
 from app.kernels.gemm.triton_quantize import quantize
 from app.kernels.moe import ExpertRows, ExpertWeights, MoEOps, PackedExperts, Routing
 from app.kernels.moe.stored import fp8_tiles, serves, stored_tiles
-from app.kernels.moe.tiles import Fp8LayerTiles, LayerTiles, fp8_layer_tiles, layer_tiles, stored_layer_tiles
+from app.kernels.moe.tiles import (
+    Fp8LayerTiles,
+    LayerTiles,
+    fp8_layer_tiles,
+    layer_tiles,
+    may_be_wide,
+    stored_layer_tiles,
+)
 from app.kernels.moe.triton_few import FewRows
 from app.kernels.moe.triton_fp8 import Fp8Product, RoundedRows, down_product, gate_up_product
 from app.kernels.moe.triton_gate import gate, route
@@ -57,9 +64,10 @@ def _tiles(ids: torch.Tensor, weights: ExpertWeights, dtype: torch.dtype) -> Lay
         if fp8 is not None:
             return fp8
     gate_up, down = stored_tiles(weights.gate_up), stored_tiles(weights.down)
+    num_experts, is_wide = weights.down.shape[0], may_be_wide(ids.device, weights)
     if gate_up is None and down is None:
-        return layer_tiles(ids.numel(), weights.down.shape[0], dtype)
-    return stored_layer_tiles(ids, weights.down.shape[0], gate_up, down, dtype)
+        return layer_tiles(ids.numel(), num_experts, dtype, is_wide=is_wide)
+    return stored_layer_tiles(ids, num_experts, gate_up, down, dtype, is_wide=is_wide)
 
 
 def _rounded_experts(x: Activations, routing: Routing, weights: ExpertWeights, tiles: Fp8LayerTiles) -> torch.Tensor:

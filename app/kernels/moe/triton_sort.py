@@ -26,7 +26,7 @@ _TILES = 16  # that a program describes at a time
 
 @dataclass(slots=True, frozen=True)
 class SortedPairs:
-    """What a grouped product over sorted pairs reads."""
+    """Holds what a grouped product over sorted pairs reads."""
 
     order: torch.Tensor  # int32 [T * K]: pairs t * K + k by expert; behind those of all experts undefined
     tiles: torch.Tensor  # int32 [3, bound]: a tile's expert, its first place in the order, its rows

@@ -83,7 +83,8 @@ def plain_products(
 
 @triton.jit
 def tile_rows(i_n, N, BN: tl.constexpr, GATED: tl.constexpr):
-    """Which rows of a stored weight a tile reads, and which of them there are; GATED: of gate's and up's in turn."""
+    """Returns which rows of a stored weight a tile reads, and which of them there are; GATED: of gate's and up's
+    in turn."""
     if GATED:
         o_row = tl.arange(0, 2 * BN)
         o_n = i_n * BN + o_row // 2

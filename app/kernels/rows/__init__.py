@@ -1,4 +1,5 @@
-"""Where a step's tokens lie, from the counts that the device keeps of its rows: the contract that every device keeps.
+"""Finds where a step's tokens lie, from the counts that the device keeps of its rows: the contract that every device
+keeps.
 
 Each row has two counts, and only the device knows them exactly (I1): `num_computed` tokens are in the KV cache, and
 `num_tokens` are known, or will be once the steps before this one have sampled them. `begin_step` is a step's first
@@ -8,18 +9,17 @@ places of sampled tokens follow from the counts, which it moves on: the device n
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, fields
+from typing import Protocol
 
 import torch
 
-from app.platforms import platform_of
-from app.registry import Registry
+from app.kernels.kernel_table import KernelTable
 
 
 @dataclass(slots=True, frozen=True)
 class RowColumns:
-    """What the device keeps of all rows."""
+    """Holds what the device keeps of all rows."""
 
     num_computed: torch.Tensor  # int32 [rows]
     num_tokens: torch.Tensor  # int32 [rows]
@@ -36,7 +36,7 @@ PER_TOKEN = (torch.int32, torch.int64, torch.int64, torch.int64, torch.int64)
 
 @dataclass(slots=True, frozen=True)
 class StepTensors:
-    """What a step reads: of its T tokens, and of its R rows."""
+    """Holds what a step reads: of its T tokens, and of its R rows."""
 
     input_ids: torch.Tensor  # int32 [T]
     positions: torch.Tensor  # int64 [T]
@@ -63,27 +63,43 @@ class StepTensors:
             getattr(made, field.name).zero_()
         return made
 
-    def first(self, size: int) -> StepTensors:
-        """Those of a step of `size` rows with one token each: the same memory."""
-        return StepTensors(*(getattr(self, field.name)[..., :size] for field in fields(self)))
+    def first(self, num_rows: int, tokens_each: int = 1) -> StepTensors:
+        """Those of a step of so many rows with so many tokens each: the same memory."""
+        sizes = {name: num_rows if name in PER_ROW else num_rows * tokens_each for name in self.__slots__}
+        return StepTensors(*(getattr(self, name)[..., :size] for name, size in sizes.items()))
 
 
-BEGIN_STEP: Registry[Callable[[torch.Tensor, torch.Tensor, RowColumns, StepTensors], None]] = Registry(
+PER_ROW = frozenset({"rows", "seq_lens"})
+
+
+class BeginStep(Protocol):
+    """The first kernel of a step."""
+
+    def __call__(
+        self,
+        rows: torch.Tensor,
+        starts: torch.Tensor,
+        columns: RowColumns,
+        out: StepTensors,
+        counts: torch.Tensor | None = None,
+    ) -> None:
+        """Fill `out`, and move the counts of `rows` on.
+
+        rows int32 [R], each at most once; -1 pads. starts int32 [R + 1]: row i has the places from starts[i] to
+        starts[i + 1], for tokens that follow its `num_computed`; those of draft tokens stand in its token ids already.
+        counts int32 [R]: only so many of a row's places, from the first on, hold a token (None: all); in the others,
+        and in all of a row that pads, stands padding: it has position 0, writes no keys or values (slot -1), and reads
+        and writes the last two entries of flat_token_ids. `seq_lens` counts a row's padding, too: so a token's position
+        follows from its place, and a row's width must have room for it.
+        Afterwards `num_computed` counts the tokens, and where it has come to `num_tokens` or past it (drafts), the row
+        samples: `num_tokens` is one more than `num_computed` then.
+        """
+
+
+BEGIN_STEP: KernelTable[BeginStep] = KernelTable(
     "begin_step",
     {
         "torch": "app.kernels.rows.reference:begin_step",
         "triton": "app.kernels.rows.triton_ops:begin_step",
     },
 )
-
-
-def begin_step(rows: torch.Tensor, starts: torch.Tensor, columns: RowColumns, out: StepTensors) -> None:
-    """Fill `out`, and move the counts of `rows` on.
-
-    rows int32 [R], each at most once; -1 pads: such a row has one token, at position 0, writes no keys or values (slot
-    -1), and reads and writes the last two entries of flat_token_ids. starts int32 [R + 1]: row i brings the tokens from
-    starts[i] to starts[i + 1], which follow its `num_computed`; those of draft tokens stand in its token ids already.
-    Afterwards `num_computed` counts them, and where it has come to `num_tokens` or past it (drafts), the row samples:
-    `num_tokens` is one more than `num_computed` then.
-    """
-    BEGIN_STEP.load(platform_of(rows.device).kernels)(rows, starts, columns, out)

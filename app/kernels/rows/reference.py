@@ -1,4 +1,4 @@
-"""Where a step's tokens lie, in plain PyTorch: the truth, and the CPU path."""
+"""Finds where a step's tokens lie, in plain PyTorch: the truth, and the CPU path."""
 
 from __future__ import annotations
 
@@ -7,18 +7,25 @@ import torch
 from app.kernels.rows import RowColumns, StepTensors
 
 
-def begin_step(rows: torch.Tensor, starts: torch.Tensor, columns: RowColumns, out: StepTensors) -> None:
+def begin_step(
+    rows: torch.Tensor,
+    starts: torch.Tensor,
+    columns: RowColumns,
+    out: StepTensors,
+    counts: torch.Tensor | None = None,
+) -> None:
     """The contract of `app.kernels.rows.begin_step`, on any device."""
-    live = rows >= 0
+    live, places = rows >= 0, starts.diff()
     is_padded = not bool(live.all())
     row = rows.clamp(min=0).long() if is_padded else rows.long()
     computed = columns.num_computed[row] * live
     _fill_tokens(row, computed, starts, columns, out)
-    if is_padded:
-        _fill_padding(starts[:-1][~live].long(), columns, out)
-    after = computed + starts.diff()
+    held = places if counts is None else counts
+    if is_padded or (counts is not None and not torch.equal(counts, places)):
+        _fill_padding(_is_padding(starts, held * live), columns, out)
+    after = computed + held
     out.rows.copy_(row)
-    out.seq_lens.copy_(after)
+    out.seq_lens.copy_(computed + places)
     if is_padded:
         row, after = row[live], after[live]
     columns.num_computed[row] = after
@@ -48,10 +55,19 @@ def _fill_tokens(
     out.positions.copy_(positions)
 
 
-def _fill_padding(places: torch.Tensor, columns: RowColumns, out: StepTensors) -> None:
-    """At `places` in the step stand tokens of padding, whose position is 0."""
+def _is_padding(starts: torch.Tensor, held: torch.Tensor) -> torch.Tensor:
+    """bool [T]: the places behind the `held` tokens [R] of each row."""
+    num_places = int(starts[-1])
+    first_behind = torch.repeat_interleave(starts[:-1] + held, starts.diff(), output_size=num_places)
+    return torch.arange(num_places, device=starts.device) >= first_behind
+
+
+def _fill_padding(padding: torch.Tensor, columns: RowColumns, out: StepTensors) -> None:
+    """Fills the places where `padding` [T] is True: none of the rows' tokens stands there."""
     spare = len(columns.flat_token_ids) - 2
-    out.input_ids[places] = columns.flat_token_ids[spare]
-    out.slots[places] = -1
-    out.more_slots[:, places] = -1
-    out.targets[places] = spare + 1
+    out.input_ids[padding] = columns.flat_token_ids[spare]
+    out.positions[padding] = 0
+    out.lengths[padding] = 1
+    out.slots[padding] = -1
+    out.more_slots[:, padding] = -1
+    out.targets[padding] = spare + 1

@@ -12,30 +12,74 @@ one-pass draw for GPUs, `triton_sample.py` the whole way from logits to tokens t
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from enum import IntEnum
+from typing import Protocol
 
 import torch
 
+from app.kernels.kernel_table import KernelTable
 from app.kernels.sampling.philox import uniform
 from app.kernels.sampling.reference import apply_min_p, apply_top_k_top_p
-from app.platforms import platform_of
-from app.registry import Registry
 
-__all__ = [
-    "GUMBEL_ARGMAX",
-    "SAMPLE_TOKENS",
-    "TOKEN_MASKS",
-    "Purpose",
-    "apply_min_p",
-    "apply_token_masks",
-    "apply_top_k_top_p",
-    "gumbel_argmax",
-    "sample_tokens",
-    "uniform",
-]
+__all__ = ["GUMBEL_ARGMAX", "SAMPLE_TOKENS", "TOKEN_MASKS", "apply_min_p", "apply_top_k_top_p", "uniform"]
 
-GUMBEL_ARGMAX: Registry[Callable[..., torch.Tensor]] = Registry(
+
+class GumbelArgmax(Protocol):
+    """The draw alone."""
+
+    def __call__(
+        self, logits: torch.Tensor, keys: torch.Tensor, positions: torch.Tensor, *, purpose: int = 0
+    ) -> torch.Tensor:
+        """Draw one token a row from softmax(logits): fp32 [N, V] -> int64 [N].
+
+        keys int64 [N, 2] holds (seed, choice index), positions int64 [N] the absolute position of the sampled token;
+        different purposes at the same position draw independent numbers. A token of logit -inf is never sampled, as
+        long as its row has a finite one.
+        """
+
+
+class SampleTokens(Protocol):
+    """The whole way from logits to tokens."""
+
+    def __call__(
+        self,
+        logits: torch.Tensor,
+        temperature: torch.Tensor,
+        top_k: torch.Tensor,
+        top_p: torch.Tensor,
+        min_p: torch.Tensor,
+        keys: torch.Tensor,
+        positions: torch.Tensor,
+        *,
+        purpose: int = 0,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """One token a row and its logprob, whatever each row asks for: (token ids int64 [N], logprobs fp32 [N]).
+
+        A pure function of its tensors. On a GPU it neither waits for the host nor looks at a value there, and its
+        launches depend on the shapes alone: one CUDA graph serves every mix of rows, and a change of parameters is a
+        copy into the static tensors. Every parameter has a value that turns it off.
+
+        logits [N, V] of any floating type, rows contiguous, left as they are. fp32 [N]: temperature (0 or below:
+        greedy, the lowest id among equals), top_p (1: off), min_p (0: off). int32 or int64 [N]: top_k (below 1 or at
+        least V: off). keys int64 [N, 2] holds (seed, choice index), positions int64 [N] the absolute position of the
+        sampled token. Filters as in `apply_min_p` and `apply_top_k_top_p`, in this order: logits / temperature, min_p,
+        top_k, then top_p of what these leave; ties with the last token kept are kept. The draw is that of
+        GumbelArgmax. The logprob is that of the logits as given: temperature 1, no filter. A row without a finite
+        logit gets some valid id.
+        """
+
+
+class TokenMasks(Protocol):
+    """The way to forbid tokens: grammars and lists of allowed ones do."""
+
+    def __call__(self, logits: torch.Tensor, indices: torch.Tensor, words: torch.Tensor) -> None:
+        """-inf into row indices[g] of fp32 logits [N, V], in place, at every token whose bit in words[g] is 0.
+
+        indices int32 [G], each row at most once; words int32 [G, W]: bit t % 32 of word t // 32 is token t. Tokens past
+        the last word are forbidden; bits past V have no meaning.
+        """
+
+
+GUMBEL_ARGMAX: KernelTable[GumbelArgmax] = KernelTable(
     "gumbel_argmax",
     {
         "torch": "app.kernels.sampling.reference:gumbel_argmax",
@@ -43,7 +87,7 @@ GUMBEL_ARGMAX: Registry[Callable[..., torch.Tensor]] = Registry(
     },
 )
 
-SAMPLE_TOKENS: Registry[Callable[..., tuple[torch.Tensor, torch.Tensor]]] = Registry(
+SAMPLE_TOKENS: KernelTable[SampleTokens] = KernelTable(
     "sample_tokens",
     {
         "torch": "app.kernels.sampling.reference:sample_tokens",
@@ -51,64 +95,10 @@ SAMPLE_TOKENS: Registry[Callable[..., tuple[torch.Tensor, torch.Tensor]]] = Regi
     },
 )
 
-TOKEN_MASKS: Registry[Callable[..., None]] = Registry(
+TOKEN_MASKS: KernelTable[TokenMasks] = KernelTable(
     "apply_token_masks",
     {
         "torch": "app.kernels.sampling.token_masks:apply_token_masks",
         "triton": "app.kernels.sampling.triton_token_masks:apply_token_masks",
     },
 )
-
-
-class Purpose(IntEnum):
-    """What a random number is for: different purposes at the same position draw independent numbers."""
-
-    SAMPLE = 0
-
-
-def gumbel_argmax(
-    logits: torch.Tensor, keys: torch.Tensor, positions: torch.Tensor, *, purpose: int = Purpose.SAMPLE
-) -> torch.Tensor:
-    """Draw one token a row from softmax(logits): fp32 [N, V] -> int64 [N].
-
-    keys int64 [N, 2] holds (seed, choice index), positions int64 [N] the absolute position of the sampled token. A
-    token of logit -inf is never sampled, as long as its row has a finite one.
-    """
-    return GUMBEL_ARGMAX.load(platform_of(logits.device).kernels)(logits, keys, positions, purpose=int(purpose))
-
-
-def sample_tokens(
-    logits: torch.Tensor,
-    temperature: torch.Tensor,
-    top_k: torch.Tensor,
-    top_p: torch.Tensor,
-    min_p: torch.Tensor,
-    keys: torch.Tensor,
-    positions: torch.Tensor,
-    *,
-    purpose: int = Purpose.SAMPLE,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """One token a row and its logprob, whatever each row asks for: (token ids int64 [N], logprobs fp32 [N]).
-
-    A pure function of its tensors. On a GPU it neither waits for the host nor looks at a value there, and its
-    launches depend on the shapes alone: one CUDA graph serves every mix of rows, and a change of parameters is a
-    copy into the static tensors. Every parameter has a value that turns it off.
-
-    logits [N, V] of any floating type, rows contiguous, left as they are. fp32 [N]: temperature (0 or below: greedy,
-    the lowest id among equals), top_p (1: off), min_p (0: off). int32 or int64 [N]: top_k (below 1 or at least V:
-    off). keys int64 [N, 2] holds (seed, choice index), positions int64 [N] the absolute position of the sampled token.
-    Filters as in `apply_min_p` and `apply_top_k_top_p`, in this order: logits / temperature, min_p, top_k, then top_p
-    of what these leave; ties with the last token kept are kept. The draw is that of `gumbel_argmax`. The logprob is
-    that of the logits as given: temperature 1, no filter. A row without a finite logit gets some valid id.
-    """
-    arguments = (logits, temperature, top_k, top_p, min_p, keys, positions)
-    return SAMPLE_TOKENS.load(platform_of(logits.device).kernels)(*arguments, purpose=int(purpose))
-
-
-def apply_token_masks(logits: torch.Tensor, indices: torch.Tensor, words: torch.Tensor) -> None:
-    """-inf into row indices[g] of fp32 logits [N, V], in place, at every token whose bit in words[g] is 0.
-
-    indices int32 [G], each row at most once; words int32 [G, W]: bit t % 32 of word t // 32 is token t. Tokens past
-    the last word are forbidden; bits past V have no meaning.
-    """
-    TOKEN_MASKS.load(platform_of(logits.device).kernels)(logits, indices, words)

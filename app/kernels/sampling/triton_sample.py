@@ -70,7 +70,7 @@ def tile_perturb(b_x, i_first, b_seed, b_choice, b_position, PURPOSE: tl.constex
 
 @triton.jit
 def is_filtered(b_temperature, b_top_k, b_top_p, b_min_p, V):
-    """Whether a row needs a threshold. A temperature of 0 (or below) is greedy."""
+    """Tells whether a row needs a threshold. A temperature of 0 (or below) is greedy."""
     return (b_temperature > 0.0) & (((b_top_k > 0) & (b_top_k < V)) | (b_top_p < 1.0) | (b_min_p > 0.0))
 
 
