@@ -60,7 +60,7 @@ class RankGroup:
         return torch.cat(parts.chunk(self.size), dim=dim)
 
     def agree(self, is_ready: bool, device: torch.device) -> bool:
-        """Whether every rank is ready: one that is not would leave the others waiting in every sum. Collective."""
+        """Asks whether every rank is ready: one that is not would leave the others waiting in every sum. Collective."""
         if self.size == 1:
             return is_ready
         votes = torch.tensor([int(is_ready)], device=device)
@@ -94,10 +94,10 @@ class ParallelGroups:
 
     @property
     def is_first_stage(self) -> bool:
-        """Whether this rank embeds the tokens."""
+        """True if this rank embeds the tokens."""
         return self.pp.rank == 0
 
     @property
     def is_last_stage(self) -> bool:
-        """Whether this rank computes logits and samples."""
+        """True if this rank computes logits and samples."""
         return self.pp.rank == self.pp.size - 1

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from app.engine.distributed.parallel_groups import ParallelGroups, RankGroup
+from app.distributed.parallel_groups import ParallelGroups, RankGroup
 from app.platforms import platform_of
 
 # Generous: whoever waits this long has been found dead by its driver before (start_timeout_s, step_timeout_s).

@@ -1,4 +1,4 @@
-"""What a pipeline stage exchanges with the others: hidden states forward, sampled tokens back to the first stage.
+"""Exchanges hidden states forward, and sampled tokens back to the first stage, among the stages of a pipeline.
 
 Sends do not wait: a stage that has sent goes on to the next step message, so that as many steps as there are stages can
 be computed at once. Both ends know every size from the step message, so nothing but the tensors travels. In one
@@ -12,7 +12,7 @@ from collections import deque
 import torch
 import torch.distributed as dist
 
-from app.engine.distributed.parallel_groups import ParallelGroups, RankGroup
+from app.distributed.parallel_groups import ParallelGroups, RankGroup
 
 TOKEN_DTYPE = torch.int32
 
@@ -41,24 +41,24 @@ class StageLink:
 
     @property
     def is_first(self) -> bool:
-        """Whether this stage embeds the tokens."""
+        """True if this stage embeds the tokens."""
         return self._pp.rank == 0
 
     @property
     def is_last(self) -> bool:
-        """Whether this stage computes logits and samples."""
+        """True if this stage computes logits and samples."""
         return self._pp.rank == self._pp.size - 1
 
-    def receive_hidden(self, num_tokens: int) -> torch.Tensor | None:
-        """[T, C] from the stage before; None in the first stage."""
+    def receive_hidden(self, num_tokens: int, width: int | None = None) -> torch.Tensor | None:
+        """[T, width] from the stage before, by default C wide; None in the first stage."""
         if self.is_first:
             return None
-        hidden = torch.empty(num_tokens, self.hidden_size, dtype=self._dtype, device=self._device)
+        hidden = torch.empty(num_tokens, width or self.hidden_size, dtype=self._dtype, device=self._device)
         self._receive(self._pp, hidden, self._pp.rank - 1)
         return hidden
 
     def send_hidden(self, hidden: torch.Tensor) -> None:
-        """[T, C] to the next stage; nothing in the last one."""
+        """[T, width] to the next stage; nothing in the last one."""
         if not self.is_last:
             self._send(self._pp, hidden, self._pp.rank + 1)
 

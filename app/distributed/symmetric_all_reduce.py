@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import torch
 
-from app.engine.distributed.parallel_groups import ParallelGroups, RankGroup
+from app.distributed.parallel_groups import ParallelGroups, RankGroup
 from app.platforms import platform_of
 
 logger = logging.getLogger("manta.distributed")
@@ -29,7 +29,7 @@ ALIGNMENT_BYTES = 16  # the kernels read vectors of this size
 
 
 def shots(num_bytes: int, num_ranks: int, limits: Limits) -> int:
-    """How many shots a message takes: 1, 2, or 0 for NCCL."""
+    """Returns how many shots a message takes: 1, 2, or 0 for NCCL."""
     if num_bytes == 0 or num_bytes % (ALIGNMENT_BYTES * num_ranks):
         return 0
     if num_bytes <= limits[0]:

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from app.engine.distributed.process_groups import interface_to
+from app.distributed.process_groups import interface_to
 from app.errors import InvalidRequestError
 from app.platforms import platform_of
 
@@ -39,7 +39,7 @@ class WeightSender:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The port where it listens."""
         return int(self._store.port)
 
     def send(self, tensors: Iterable[torch.Tensor]) -> None:

@@ -26,6 +26,7 @@ ACTIVATIONS: dict[str, Activation] = {
     "gelu_fast": _gelu_tanh,
     "relu": F.relu,
     "relu2": lambda x: F.relu(x).square(),
+    "tanh": torch.tanh,
 }
 
 

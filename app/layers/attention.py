@@ -9,17 +9,17 @@ from dataclasses import dataclass
 
 import torch
 
-from app.engine.layers.attention_layer import KVAttentionLayer
-from app.engine.layers.context import BuildContext, ForwardContext
-from app.engine.layers.epilogue import Epilogue, ResultT
-from app.engine.layers.linear import QKVLinear, RowLinear
-from app.engine.layers.norm import RMSNorm
-from app.engine.layers.query_key_norm import QUERY_KEY_NORMS, HeadShare, QueryKeyNorm, TurnedRMSNorm
-from app.engine.layers.rotary import RotaryEmbedding
-from app.engine.layers.weight import CheckpointTensor, Weight, WeightSpec, expect_shape
 from app.kernels.attention import HeadBias
-from app.kernels.fused import HeadNorm, fused_ops
+from app.kernels.fused import FUSED_OPS, HeadNorm
 from app.kernels.gemm import Activations
+from app.layers.attention_layer import KVAttentionLayer
+from app.layers.context import BuildContext, ForwardContext
+from app.layers.epilogue import Epilogue, ResultT
+from app.layers.linear import QKVLinear, RowLinear
+from app.layers.norm import RMSNorm
+from app.layers.query_key_norm import QUERY_KEY_NORMS, HeadShare, QueryKeyNorm, TurnedRMSNorm
+from app.layers.rotary import RotaryEmbedding
+from app.layers.weight import CheckpointTensor, Weight, WeightSpec, expect_shape
 
 
 @dataclass(slots=True, frozen=True)
@@ -77,7 +77,7 @@ class Attention(KVAttentionLayer):
             Weight(torch.empty(self.num_heads, dtype=torch.float32), WeightSpec(self.load_sinks)) if s.sinks else None
         )
         self.is_capturable, self.shares_prefixes = self.ops.is_capturable, self.ops.shares_prefixes
-        self.fused = fused_ops(ctx.device)
+        self.fused = FUSED_OPS.on(ctx.device)
 
     def load_sinks(self, weight: Weight, tensor: CheckpointTensor, shard_id: str) -> None:
         """Load those of this rank's heads."""
@@ -112,13 +112,14 @@ class Attention(KVAttentionLayer):
         return self.o_proj(out.reshape(out.shape[0], -1), epilogue)  # type: ignore[no-any-return]
 
     def _bias(self) -> dict[str, HeadBias]:
-        """What the backend is given only where there is something to give."""
+        """Returns what the backend is given only where there is something to give."""
         if self.sinks is None and self.slopes is None:
             return {}
         return {"bias": HeadBias(self.sinks, self.slopes)}
 
     def _head_norm(self, heads: torch.Tensor) -> HeadNorm | None:
-        """What the rotating kernel shall norm with; None where `heads` [T, Hq + 2 Hkv, D] need no norm or have it."""
+        """Returns what the rotating kernel shall norm with; None where `heads` [T, Hq + 2 Hkv, D] need no norm or
+        have it."""
         if self.q_norm is None or self.k_norm is None:
             return None
         if isinstance(self.q_norm, RMSNorm) and isinstance(self.k_norm, RMSNorm):

@@ -1,4 +1,4 @@
-"""What the worker must know of a layer that attends: the cache it keeps, and how its steps are planned."""
+"""Says what the worker must know of a layer that attends: the cache it keeps, and how its steps are planned."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Literal
 
 import torch
 
-from app.engine.layers.cache_spec import LayerCacheSpec
-from app.engine.layers.context import BuildContext
-from app.engine.layers.layer import Layer
-from app.engine.layers.weight import ShapeMismatch
 from app.kernels.attention import KV_FP8, KV_INT8, SCALE_WIDTH, AttentionMetadata, AttentionOps
+from app.layers.cache_spec import LayerCacheSpec
+from app.layers.context import BuildContext
+from app.layers.layer import Layer
+from app.layers.weight import ShapeMismatch
 
 KVScaleKind = Literal["kv", "k", "v"]  # of keys and values alike, of keys, of values
 _SCALE_ROWS: dict[KVScaleKind, list[int]] = {"kv": [0, 1], "k": [0], "v": [1]}
@@ -39,14 +39,14 @@ class AttentionLayer(Layer, ABC):
 
     @abstractmethod
     def cache_spec(self) -> LayerCacheSpec | None:
-        """What the layer caches for each token on this rank; None: nothing."""
+        """Returns what the layer caches for each token on this rank; None: nothing."""
 
     def set_kv_scales(self, kind: KVScaleKind, scales: torch.Tensor) -> None:
         """Take a checkpoint's scales of a quantized cache, fp32 [n]; ShapeMismatch for an n that cannot be."""
         raise NotImplementedError(f"{type(self).__name__} keeps no scales")
 
     def reset_kv_scales(self) -> None:
-        """What a checkpoint said of a quantized cache holds no more."""
+        """Forgets what a checkpoint said of a quantized cache."""
         if self.kv_scales is not None:
             self.kv_scales.fill_(1.0)
 

@@ -1,4 +1,4 @@
-"""What one attention layer keeps of each token: the layer says it, and memory, tensors and copies follow from it."""
+"""Describes what one attention layer keeps of each token: the layer says it, and memory, tensors and copies follow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What layers are given instead of module-level state: BuildContext when made, ForwardContext when run."""
+"""Gives layers what would else be module-level state: BuildContext when made, ForwardContext when run."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from app.engine.distributed.parallel_groups import ParallelGroups
-from app.engine.quantization.base import QuantMethod
-from app.engine.quantization.plain import PLAIN_METHOD
+from app.distributed.parallel_groups import ParallelGroups
 from app.kernels.attention import AttentionMetadata, AttentionOps
+from app.quantization.base import QuantMethod
+from app.quantization.plain import PLAIN_METHOD
 
 
 @dataclass(slots=True, frozen=True)
@@ -31,6 +31,14 @@ class BuildContext:
 
 
 @dataclass(slots=True, frozen=True)
+class HiddenStates:
+    """Holds what a step's layers made of its T tokens."""
+
+    last: torch.Tensor  # [T, C] of this stage's last layer, after the final norm in the last stage
+    inputs_of: Mapping[int, torch.Tensor]  # [T, C] what chosen layers read, by their number; before any norm
+
+
+@dataclass(slots=True, frozen=True)
 class ForwardContext:
     """One step, as the layers see it. Made by the model runner."""
 
@@ -38,8 +46,15 @@ class ForwardContext:
     attention: Sequence[AttentionMetadata]  # one per attention layer of this stage; layers that plan alike share
     kv_caches: Sequence[torch.Tensor]  # one for each of them that has a cache [B, ...], see its `cache_spec`
     hidden: torch.Tensor | None = None  # [T, C] from the pipeline stage before; None in the first stage
-    inputs: Mapping[str, torch.Tensor] = field(default_factory=dict)  # what per-row features bring, by name, [T, ...]
+    inputs: Mapping[str, torch.Tensor] = field(default_factory=dict)  # what features bring, by name, [T, ...]
     memo: dict[object, Any] = field(default_factory=dict)  # what layers compute once a step for all of them
+    wanted: frozenset[int] = frozenset()  # layers whose input features want
+    kept: dict[int, torch.Tensor] = field(default_factory=dict)  # those inputs, [T, C] each
+
+    def keep(self, layer: int, x: torch.Tensor) -> None:
+        """The layer of this number is about to read x [T, C]; behind the last one: what it gave."""
+        if layer in self.wanted:
+            self.kept[layer] = x
 
     @property
     def slot_mapping(self) -> torch.Tensor:

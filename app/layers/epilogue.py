@@ -1,4 +1,4 @@
-"""What follows a linear layer's product, which one kernel may do together with it: the layers' one exit.
+"""Defines what follows a linear layer's product, which one kernel may do together with it: the layers' one exit.
 
 An epilogue knows both ways: joined to a product that is still to be made, where the device has such a kernel
 (`LinearOps`), and after one that stands alone, or whose shares are summed over ranks first.
@@ -11,30 +11,30 @@ from typing import Protocol, TypeVar
 
 import torch
 
-from app.engine.distributed.parallel_groups import RankGroup
-from app.engine.layers.norm import Norm
-from app.kernels.fused import GatedActivation, fused_ops
+from app.distributed.parallel_groups import RankGroup
+from app.kernels.fused import FUSED_OPS, GatedActivation
 from app.kernels.gemm import Activations, DeferredActivation, GatedRows, Inputs, LinearOps, WeightT
 from app.kernels.moe import ExpertRows
+from app.layers.norm import Norm
 
 ResultT = TypeVar("ResultT", covariant=True)
 
 
 class Epilogue(Protocol[ResultT]):
-    """What may follow a product."""
+    """Does what may follow a product."""
 
     def joined(self, ops: LinearOps[WeightT], x: Inputs, weight: WeightT, bias: torch.Tensor | None) -> ResultT:
         """The product x [T, K] W^T + b with weight [N, K], and what follows."""
 
     def after(self, y: torch.Tensor) -> ResultT:
-        """What follows the product y [T, N]."""
+        """Does what follows the product y [T, N]."""
 
     def after_all_reduce(self, group: RankGroup, y: torch.Tensor) -> ResultT:
-        """What follows the sum over the group's ranks of y [T, N], which may be overwritten."""
+        """Does what follows the sum over the group's ranks of y [T, N], which may be overwritten."""
         return self.after(group.all_reduce(y))
 
     def after_experts(self, rows: ExpertRows) -> ResultT:
-        """What follows the sum [T, N] of what experts gave."""
+        """Does what follows the sum [T, N] of what experts gave."""
         return self.after(rows.materialize())
 
 
@@ -55,7 +55,7 @@ class ActMul(Epilogue[GatedRows]):
     the product that reads it."""
 
     def __init__(self, device: torch.device, activation: GatedActivation) -> None:
-        self._act_and_mul = fused_ops(device).act_and_mul
+        self._act_and_mul = FUSED_OPS.on(device).act_and_mul
         self._activation = activation
 
     def joined(self, ops: LinearOps[WeightT], x: Inputs, weight: WeightT, bias: torch.Tensor | None) -> GatedRows:

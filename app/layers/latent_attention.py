@@ -13,21 +13,21 @@ from dataclasses import dataclass
 
 import torch
 
-from app.engine.layers.attention_layer import AttentionLayer, KVScaleKind
-from app.engine.layers.cache_spec import LayerCacheSpec
-from app.engine.layers.context import BuildContext, ForwardContext
-from app.engine.layers.epilogue import Epilogue, ResultT
-from app.engine.layers.latent_linear import LatentInputLinear, LatentUpLinear
-from app.engine.layers.latent_step import LatentStep, StepPart, least_expanded, split_step
-from app.engine.layers.linear import ColumnLinear, RowLinear
-from app.engine.layers.norm import RMSNorm
-from app.engine.layers.rotary import RotaryEmbedding
-from app.engine.layers.weight import ShapeMismatch
 from app.errors import ConfigError
-from app.kernels.attention import KV_INT8, AttentionMetadata
-from app.kernels.fused import LatentRotation, fused_ops
+from app.kernels.attention import KV_FP8, KV_INT8, AttentionMetadata
+from app.kernels.fused import FUSED_OPS, LatentRotation
 from app.kernels.gemm import Activations
 from app.kernels.mla import chunk_tokens, mla_ops
+from app.layers.attention_layer import AttentionLayer, KVScaleKind
+from app.layers.cache_spec import LayerCacheSpec
+from app.layers.context import BuildContext, ForwardContext
+from app.layers.epilogue import Epilogue, ResultT
+from app.layers.latent_linear import LatentInputLinear, LatentUpLinear
+from app.layers.latent_step import LatentStep, StepPart, least_expanded, split_step
+from app.layers.linear import ColumnLinear, RowLinear
+from app.layers.norm import RMSNorm
+from app.layers.rotary import RotaryEmbedding
+from app.layers.weight import ShapeMismatch
 
 NORM_EPS = 1e-6  # of the latents' norms, whatever the model's others have
 
@@ -83,15 +83,16 @@ class LatentAttention(AttentionLayer):
         if ctx.kv_dtype == KV_INT8:
             raise ConfigError("kv_cache_dtype: latents are kept in fp8 or as they are", param="kv_cache_dtype")
         self.kv_dtype = ctx.kv_dtype or ctx.dtype
+        ctx.attention_ops.require(kv_fp8=self.kv_dtype == KV_FP8)
         self.kv_scales = torch.ones(1, dtype=torch.float32, device=ctx.device) if ctx.kv_dtype else None
         self._given_scales: dict[KVScaleKind, float] = {}
         self.least_expanded = least_expanded(s.latent_size, s.nope_dim, s.value_dim)
         self.short_query = self.least_expanded - 1
         self._kind = ctx.device, ctx.dtype, ctx.max_model_len
         self._workspace: torch.Tensor | None = None
-        self.ops = mla_ops(ctx.attention_ops.name)
+        self.ops = mla_ops(ctx.attention_ops)
         self.is_capturable = self.ops.is_capturable
-        self.fused = fused_ops(ctx.device)
+        self.fused = FUSED_OPS.on(ctx.device)
 
     @property
     def plan_key(self) -> Hashable:

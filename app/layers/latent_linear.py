@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import torch
 
-from app.engine.layers.context import BuildContext
-from app.engine.layers.linear import ColumnLinear, MergedColumnLinear
-from app.engine.layers.quantized_layer import LayerPart
-from app.engine.layers.weight import CheckpointTensor, Weight, WeightSpec
 from app.kernels.gemm.parts import UnpackedWeight
+from app.layers.context import BuildContext
+from app.layers.linear import ColumnLinear, MergedColumnLinear
+from app.layers.quantized_layer import LayerPart
+from app.layers.weight import CheckpointTensor, Weight, WeightSpec
 
 _LATENT, _QUERY = "kv_a_proj_with_mqa", "q_proj"
 

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from app.engine.to_device import to_device
 from app.kernels.attention import AttentionMetadata
+from app.platforms.to_device import to_device
 
 NEVER = 1 << 62
 
@@ -82,7 +82,7 @@ def _part(meta: AttentionMetadata, starts: NDArray[np.int64], requests: NDArray[
 def _tokens(
     starts: NDArray[np.int64], requests: NDArray[np.int64], own: NDArray[np.int64], device: torch.device
 ) -> slice | torch.Tensor:
-    """Where the requests' tokens lie in the step."""
+    """Returns where the requests' tokens lie in the step."""
     first, last = int(requests[0]), int(requests[-1])
     if last - first + 1 == len(requests):  # side by side: a view
         return slice(int(starts[first]), int(starts[last + 1]))

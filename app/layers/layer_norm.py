@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from app.engine.layers.context import BuildContext
-from app.engine.layers.norm import Norm
-from app.engine.layers.weight import REPLICATED, Weight
+from app.layers.context import BuildContext
+from app.layers.norm import Norm
+from app.layers.weight import REPLICATED, Weight
 
 
 class LayerNorm(Norm):

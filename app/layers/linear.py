@@ -17,15 +17,16 @@ from typing import Any
 
 import torch
 
-from app.engine.distributed.parallel_groups import RankGroup
-from app.engine.layers.context import BuildContext
-from app.engine.layers.epilogue import PLAIN, Epilogue
-from app.engine.layers.quantized_layer import LayerPart, QuantizedLayer
-from app.engine.layers.stored_weight import StoredWeight, pack_stored
-from app.engine.layers.weight import CheckpointTensor, Weight, WeightSpec, expect_shape
-from app.engine.quantization.base import QuantMethod, Share
-from app.engine.quantization.plain import PLAIN_METHOD
-from app.kernels.gemm import Inputs, LinearOps, PackedWeight, WeightT, linear_ops
+from app.checkpoints.tensors.leaf import Share
+from app.distributed.parallel_groups import RankGroup
+from app.kernels.gemm import LINEAR_OPS, Inputs, LinearOps, PackedWeight, WeightT, materialize
+from app.layers.context import BuildContext
+from app.layers.epilogue import PLAIN, Epilogue
+from app.layers.quantized_layer import LayerPart, QuantizedLayer
+from app.layers.stored_weight import StoredWeight, pack_stored
+from app.layers.weight import CheckpointTensor, Weight, WeightSpec, expect_shape
+from app.quantization.base import QuantMethod
+from app.quantization.plain import PLAIN_METHOD
 
 
 class Linear(QuantizedLayer, ABC):
@@ -45,9 +46,10 @@ class Linear(QuantizedLayer, ABC):
         size = sum(share.size for share in outputs.values())
         self.bias = Weight(torch.empty(size, dtype=ctx.dtype), WeightSpec(self.load_bias, parts)) if bias else None
         self.packed: PackedWeight | None = None
+        self.packed_ops: LinearOps[Any] | None = None  # None: what follows its product is a launch of its own
         self.is_streamed = False  # its weight comes to where it lies just before it is read: it cannot be packed
         self.sums_up = False  # over ranks, each of which has a share of the input
-        self.ops = linear_ops(ctx.device)
+        self.device, self.ops = ctx.device, LINEAR_OPS.on(ctx.device)
 
     @property
     def quantized_parts(self) -> Mapping[str, LayerPart]:
@@ -91,7 +93,10 @@ class Linear(QuantizedLayer, ABC):
         """[T, input_size] -> [T, output_size], or what the epilogue makes of it."""
         if self.packed is None:
             return self._product(self.ops, x, self.weight, epilogue)
-        return self._product(self.packed.ops, x, self.packed, epilogue)
+        if self.packed_ops is not None:
+            return self._product(self.packed_ops, x, self.packed, epilogue)
+        y = self.packed.linear(materialize(x), self.bias)
+        return epilogue.after_all_reduce(self.tp, y) if self.sums_up else epilogue.after(y)
 
     def _product(self, ops: LinearOps[WeightT], x: Inputs, weight: WeightT, epilogue: Epilogue[Any]) -> Any:
         if self.sums_up:
@@ -104,6 +109,7 @@ class Linear(QuantizedLayer, ABC):
             return
         self.packed = pack_stored(self.stored)
         if self.packed is not None:
+            self.packed_ops = self.packed.ops_on(self.device)
             for weight in self.stored:
                 weight.drop()
 

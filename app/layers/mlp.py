@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from app.engine.layers.activation import GATED_ACTIVATIONS, activation
-from app.engine.layers.context import BuildContext, ForwardContext
-from app.engine.layers.epilogue import ActMul, Epilogue, ResultT
-from app.engine.layers.layer import Layer
-from app.engine.layers.linear import MergedColumnLinear, RowLinear
 from app.kernels.gemm import Activations, GatedRows
+from app.layers.activation import GATED_ACTIVATIONS, activation
+from app.layers.context import BuildContext, ForwardContext
+from app.layers.epilogue import ActMul, Epilogue, ResultT
+from app.layers.layer import Layer
+from app.layers.linear import MergedColumnLinear, RowLinear
 
 
 class GatedMLP(Layer):

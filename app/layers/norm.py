@@ -7,12 +7,12 @@ from abc import ABC, abstractmethod
 import torch
 import torch.nn.functional as F
 
-from app.engine.layers.context import BuildContext
-from app.engine.layers.layer import Layer
-from app.engine.layers.weight import REPLICATED, Weight
-from app.kernels.fused import fused_ops
+from app.kernels.fused import FUSED_OPS
 from app.kernels.gemm import Activations, DeferredNorm, Inputs, LinearOps, WeightT
 from app.kernels.moe import ExpertRows
+from app.layers.context import BuildContext
+from app.layers.layer import Layer
+from app.layers.weight import REPLICATED, Weight
 
 
 class Norm(Layer, ABC):
@@ -64,7 +64,7 @@ class RMSNorm(Norm):
         self.weight = Weight(torch.ones(size, dtype=ctx.dtype), REPLICATED)
         self.size = (size,)
         self.eps = eps
-        self.fused = fused_ops(ctx.device)
+        self.fused = FUSED_OPS.on(ctx.device)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., C] -> [..., C]."""

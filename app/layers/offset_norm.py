@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from app.engine.layers.context import BuildContext
-from app.engine.layers.norm import RMSNorm
-from app.engine.layers.weight import CheckpointTensor, Weight, WeightSpec, expect_shape
 from app.kernels.fused.reference import rms_norm
+from app.layers.context import BuildContext
+from app.layers.norm import RMSNorm
+from app.layers.weight import CheckpointTensor, Weight, WeightSpec, expect_shape
 
 
 class OffsetRMSNorm(RMSNorm):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from app.engine.layers.activation import activation
-from app.engine.layers.context import BuildContext, ForwardContext
-from app.engine.layers.epilogue import Epilogue, ResultT
-from app.engine.layers.layer import Layer
-from app.engine.layers.linear import ColumnLinear, RowLinear
 from app.kernels.gemm import Activations
+from app.layers.activation import activation
+from app.layers.context import BuildContext, ForwardContext
+from app.layers.epilogue import Epilogue, ResultT
+from app.layers.layer import Layer
+from app.layers.linear import ColumnLinear, RowLinear
 
 
 class PlainMLP(Layer):

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar
 
-from app.engine.layers.layer import Layer
-from app.engine.quantization.base import ModuleKind, QuantMethod
+from app.layers.layer import Layer
+from app.quantization.base import ModuleKind, QuantMethod
 
 
 @dataclass(slots=True, frozen=True)
@@ -44,7 +44,8 @@ class QuantizedLayer(Layer, ABC):
     @property
     @abstractmethod
     def made(self) -> object:
-        """What packing made: a dataclass of tensors, or one. None: the layer multiplies with what was loaded."""
+        """Returns what packing made: a dataclass of tensors, or one. None: the layer multiplies with what was
+        loaded."""
 
     @abstractmethod
     def drop_packed(self) -> None:

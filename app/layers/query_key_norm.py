@@ -13,13 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from app.engine.distributed.parallel_groups import RankGroup
-from app.engine.layers.context import BuildContext
-from app.engine.layers.layer import Layer
-from app.engine.layers.layer_norm import LayerNorm
-from app.engine.layers.norm import RMSNorm
-from app.engine.layers.offset_norm import OffsetRMSNorm
-from app.engine.layers.weight import CheckpointTensor, Weight, WeightSpec, expect_shape
+from app.distributed.parallel_groups import RankGroup
+from app.layers.context import BuildContext
+from app.layers.layer import Layer
+from app.layers.layer_norm import LayerNorm
+from app.layers.norm import RMSNorm
+from app.layers.offset_norm import OffsetRMSNorm
+from app.layers.weight import CheckpointTensor, Weight, WeightSpec, expect_shape
 
 QueryKeyNorm = Literal[
     "head_rms",

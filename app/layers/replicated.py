@@ -8,12 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from app.engine.layers.context import BuildContext
-from app.engine.layers.quantized_layer import LayerPart, QuantizedLayer
-from app.engine.layers.stored_weight import StoredWeight
-from app.engine.layers.weight import REPLICATED, Weight
-from app.engine.quantization.base import QuantMethod, Share
-from app.engine.quantization.plain import PLAIN_METHOD
+from app.checkpoints.tensors.leaf import Share
+from app.layers.context import BuildContext
+from app.layers.quantized_layer import LayerPart, QuantizedLayer
+from app.layers.stored_weight import StoredWeight
+from app.layers.weight import REPLICATED, Weight
+from app.quantization.base import QuantMethod
+from app.quantization.plain import PLAIN_METHOD
 
 
 class ReplicatedTable(nn.Module):

@@ -27,7 +27,7 @@ Frequencies = tuple[torch.Tensor, float]  # inverse frequencies fp32 [D / 2], fa
 
 @dataclass(slots=True, frozen=True)
 class RopeSettings:
-    """What a configuration says about rotary embedding."""
+    """Holds what a configuration says about rotary embedding."""
 
     dim: int  # of a head's dimensions, those that rotate
     theta: float
@@ -84,7 +84,7 @@ class RopeSettings:
             raise CheckpointError(f"config.json: {what}: {error}", param="model") from error
 
     def query_scales(self, num_positions: int) -> torch.Tensor | None:
-        """What queries far into the text are multiplied by (Llama 4's scaling), fp32 [P]; None: nothing."""
+        """Returns what queries far into the text are multiplied by (Llama 4's scaling), fp32 [P]; None: nothing."""
         if self.parameters.get("llama_4_scaling_beta") is None:
             return None
         original = self.number("original_max_position_embeddings")

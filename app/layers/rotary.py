@@ -2,7 +2,7 @@
 position.
 
 The cosines and sines of all positions are computed once, in fp32; a step gathers its own and every layer reuses them.
-Which frequencies: app/engine/layers/rope_scaling.py.
+Which frequencies: app/layers/rope_scaling.py.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import torch
 
-from app.engine.layers.context import ForwardContext
-from app.engine.layers.rope_scaling import RopeSettings
 from app.kernels.fused.reference import rotate
+from app.layers.context import ForwardContext
+from app.layers.rope_scaling import RopeSettings
 
 
 @dataclass(slots=True, frozen=True)

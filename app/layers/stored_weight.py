@@ -13,12 +13,13 @@ from types import MappingProxyType
 import torch
 from torch import nn
 
-from app.engine.layers.weight import CheckpointTensor, Weight, WeightSpec, expect_dtype, expect_shape
-from app.engine.quantization.base import Dim, Leaf, QuantMethod, Share, WeightShares
-from app.engine.quantization.forms import PlainForm, WeightForm
+from app.checkpoints.tensors.leaf import Dim, Leaf, Share
 from app.kernels.gemm import PackedWeight
 from app.kernels.gemm.parts import PackedParts, UnpackedWeight
 from app.kernels.gemm.tiled import fastest
+from app.layers.weight import CheckpointTensor, Weight, WeightSpec, expect_dtype, expect_shape
+from app.quantization.base import QuantMethod, WeightShares
+from app.quantization.forms import PlainForm, WeightForm
 
 META = torch.device("meta")
 
@@ -59,7 +60,7 @@ class StoredWeight:
 
     @staticmethod
     def fits(method: QuantMethod, outputs: Sequence[Share], dtype: torch.dtype) -> bool:
-        """Whether these parts' tensors can lie in one parameter: each has a place, and none begins within an entry."""
+        """True if these parts' tensors can lie in one parameter: each has a place, and none begins within an entry."""
         leaves = method.leaves(dtype)
         pers = [leaf.output[1].per for leaf in leaves if leaf.output is not None]
         have_places = all(any(dim.axis in ("output", "part") for dim in leaf.dims) for leaf in leaves)
@@ -71,16 +72,16 @@ class StoredWeight:
 
     @property
     def is_plain(self) -> bool:
-        """Whether its only leaf is the weight, of the compute type: loaded, it may multiply as it is."""
+        """True if its only leaf is the weight, of the compute type: loaded, it may multiply as it is."""
         return [(leaf.name, leaf.dtype) for leaf in self.leaves] == [("weight", self.dtype)]
 
     @property
     def shares(self) -> WeightShares:
-        """What this rank holds."""
+        """Returns what this rank holds."""
         return WeightShares(tuple(self.outputs.values()), self.inputs)
 
     def form(self) -> WeightForm:
-        """What was loaded, unpacked."""
+        """Returns what was loaded, unpacked."""
         return self.method.unpack({leaf.name: self._parameter(leaf).data for leaf in self.leaves}, self.shares)
 
     def forms(self) -> list[WeightForm]:
@@ -153,8 +154,8 @@ def _shaped(tensor: CheckpointTensor, leaf: Leaf, shape: list[int]) -> Checkpoin
 
 
 def pack_stored(weights: Sequence[StoredWeight]) -> PackedWeight | None:
-    """What multiplies by weights side by side: in one product those that are alike. None: the plain tensor of the only
-    one does, as it is."""
+    """Packs what multiplies by weights side by side: in one product those that are alike. None: the plain tensor of the
+    only one does, as it is."""
     forms: list[WeightForm] = []
     sizes: list[int] = []
     for weight in weights:

@@ -11,13 +11,14 @@ from collections.abc import Mapping
 import torch
 import torch.nn.functional as F
 
-from app.engine.layers.context import BuildContext
-from app.engine.layers.quantized_layer import LayerPart, QuantizedLayer
-from app.engine.layers.stored_weight import StoredWeight, pack_stored
-from app.engine.layers.weight import CheckpointTensor, Weight, WeightSpec, expect_shape
-from app.engine.quantization.base import QuantMethod, Share
-from app.engine.quantization.plain import PLAIN_METHOD
-from app.kernels.gemm import PackedWeight, linear_ops, pack_weight
+from app.checkpoints.tensors.leaf import Share
+from app.kernels.gemm import LINEAR_OPS, PackedWeight, pack_weight
+from app.layers.context import BuildContext
+from app.layers.quantized_layer import LayerPart, QuantizedLayer
+from app.layers.stored_weight import StoredWeight, pack_stored
+from app.layers.weight import CheckpointTensor, Weight, WeightSpec, expect_shape
+from app.quantization.base import QuantMethod
+from app.quantization.plain import PLAIN_METHOD
 
 
 class VocabShard(QuantizedLayer):
@@ -122,7 +123,7 @@ class LMHead(VocabShard):
         self.bias = Weight(torch.empty(self.rows, dtype=ctx.dtype), WeightSpec(self.load_weight)) if bias else None
         self.tied = False
         self.packed: PackedWeight | None = None
-        self.ops = linear_ops(ctx.device)
+        self.ops = LINEAR_OPS.on(ctx.device)
 
     @property
     def quantized_parts(self) -> Mapping[str, LayerPart]:

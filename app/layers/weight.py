@@ -52,7 +52,7 @@ class ShapeMismatch(Exception):
 
 @dataclass(slots=True, frozen=True)
 class WeightSpec:
-    """How a parameter is filled."""
+    """Says how a parameter is filled."""
 
     loader: WeightLoader
     # Sibling names in the checkpoint for a fused parameter ("q_proj", ...); empty: the parameter's own name.

@@ -14,9 +14,9 @@ from typing import Protocol, TypeVar
 import torch
 from torch import nn
 
-from app.engine.layers.attention_layer import AttentionLayer, KVScaleKind
-from app.engine.layers.weight import ShapeMismatch
 from app.errors import CheckpointError
+from app.layers.attention_layer import AttentionLayer, KVScaleKind
+from app.layers.weight import ShapeMismatch
 
 _NAME = re.compile(
     r"(.+\.self_attn)\.(?:attn\.|[kv]_proj\.|qkv_proj\.)?(k|v|kv|q|prob)_(?:scale|(?:proj\.)?output_scale)"
@@ -35,7 +35,7 @@ class ScaleTensor(Protocol):
 
     @property
     def file(self) -> object:
-        """Where it comes from, for people."""
+        """Says where it comes from, for people."""
         ...
 
     @property
@@ -68,7 +68,7 @@ def take_kv_scales(model: nn.Module, tensors: Mapping[str, TensorT], names: Coll
 
 
 def find_kv_scales(tensors: Collection[str], names: Collection[str]) -> dict[str, re.Match[str]]:
-    """Which of `tensors` are such scales, beside tensors of the same attention layer among `names`."""
+    """Finds which of `tensors` are such scales, beside tensors of the same attention layer among `names`."""
     layers = {name.rsplit(".", 2)[0] for name in names}
     return {name: match for name in tensors if (match := _NAME.fullmatch(name)) and match[1] in layers}
 

@@ -13,20 +13,20 @@ import torch
 from torch import nn
 
 from app.backends import LOAD_FORMATS
-from app.engine.distributed.parallel_groups import ParallelGroups
-from app.engine.layers.context import BuildContext
-from app.engine.layers.quantized_layer import QuantizedLayer
-from app.engine.layers.weight import Weight
-from app.engine.model_info import ModelInfo
-from app.engine.models import POOLING_MODELS
-from app.engine.models.base import EngineModel
-from app.engine.models.implementation import causal_model
-from app.engine.models.load_formats.base import LoadFormat, LoadRequest, RankNames, targets
-from app.engine.models.pooling_model import PoolingModel
-from app.engine.models.quantized_modules import FoundModule, store_quantized, unused_names
-from app.engine.quantization.plain import PLAIN_METHOD
-from app.engine.weight_files import format_of
+from app.checkpoints.model_info import ModelInfo
+from app.checkpoints.weight_files import check_layers, format_of
+from app.distributed.parallel_groups import ParallelGroups
 from app.errors import ConfigError
+from app.layers.context import BuildContext
+from app.layers.quantized_layer import QuantizedLayer
+from app.layers.weight import Weight
+from app.loading.load_formats.base import LoadFormat, LoadRequest, RankNames, targets
+from app.loading.quantized_modules import FoundModule, store_quantized, unused_names
+from app.models import MODELS, POOLING_MODELS
+from app.models.base import EngineModel
+from app.models.implementation import causal_model
+from app.models.pooling_model import PoolingModel
+from app.quantization.plain import PLAIN_METHOD
 
 ModelT = TypeVar("ModelT", EngineModel, PoolingModel)
 PackedT = TypeVar("PackedT", bound=nn.Module)
@@ -82,6 +82,8 @@ def _filled(
 ) -> ModelT:
     """Build on the meta device, allocate, fill."""
     ctx = request.ctx
+    if info.impl != "transformers" and (info.architecture in MODELS or info.architecture in POOLING_MODELS):
+        check_layers(info.directory, form.names(info.directory), info.num_layers)
     model = _built(kind, info, ctx, form)
     offload = model.offload_layers(ctx.offload_bytes, ctx.device) if ctx.offload_bytes else None
     if offload is not None:

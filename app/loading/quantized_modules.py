@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from app.engine.layers.quantized_layer import LayerPart, QuantizedLayer
-from app.engine.models.base import EngineModel
-from app.engine.models.checkpoint import StoredTensor
-from app.engine.quantization.base import Leaf, QuantMethod, StoredModule
-from app.engine.quantization.config_fields import named_errors
-from app.engine.quantization.plain import PLAIN_METHOD
+from app.checkpoints.tensors.checkpoint import StoredTensor
+from app.checkpoints.tensors.leaf import Leaf
+from app.layers.quantized_layer import LayerPart, QuantizedLayer
+from app.models.base import EngineModel
+from app.quantization.base import QuantMethod, StoredModule
+from app.quantization.config_fields import named_errors
+from app.quantization.plain import PLAIN_METHOD
 
 
 @dataclass(slots=True)
@@ -127,7 +128,7 @@ def _sizes(model: nn.Module) -> dict[str, _Part]:
 
 
 def _rows_of_modules(parts: Mapping[str, _Part], found: Mapping[str, FoundModule]) -> dict[str, tuple[int, int]]:
-    """Where each part begins in its module of the checkpoint, and how many rows that has."""
+    """Finds where each part begins in its module of the checkpoint, and how many rows that has."""
     ends: dict[tuple[QuantizedLayer, str], int] = {}
     first: dict[str, int] = {}
     for name in (name for name in found if name in parts):  # in the checkpoint's order

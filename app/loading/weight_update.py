@@ -13,17 +13,17 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from app.engine.layers.attention_layer import AttentionLayer
-from app.engine.layers.quantized_layer import QuantizedLayer
-from app.engine.layers.vocab import LMHead
-from app.engine.layers.weight import ShapeMismatch, Weight
-from app.engine.models.base import EngineModel
-from app.engine.models.checkpoint import StoredTensor
-from app.engine.models.kv_scales import find_kv_scales, take_kv_scales
-from app.engine.models.load_formats.base import RankNames, is_tolerated, listed
-from app.engine.models.quantized_modules import unused_names
-from app.engine.models.reader import DirectReader
+from app.checkpoints.tensors.checkpoint import StoredTensor
+from app.checkpoints.tensors.reader import DirectReader
 from app.errors import CheckpointError
+from app.layers.attention_layer import AttentionLayer
+from app.layers.quantized_layer import QuantizedLayer
+from app.layers.vocab import LMHead
+from app.layers.weight import ShapeMismatch, Weight
+from app.loading.kv_scales import find_kv_scales, take_kv_scales
+from app.loading.load_formats.base import RankNames, is_tolerated, listed
+from app.loading.quantized_modules import unused_names
+from app.models.base import EngineModel
 
 
 @dataclass(slots=True, frozen=True)
@@ -77,7 +77,7 @@ class _Probe:
 
 @dataclass(slots=True, frozen=True)
 class _Place:
-    """Where a tensor of a checkpoint goes: `leaf` of `module`, or the part of it that is fused into it."""
+    """Names where a tensor of a checkpoint goes: `leaf` of `module`, or the part of it that is fused into it."""
 
     module: nn.Module
     leaf: str
@@ -145,7 +145,7 @@ class WeightUpdate:
         return own
 
     def forget_kv_scales(self) -> None:
-        """What the checkpoint before said of a quantized KV cache holds no more."""
+        """Forgets what the checkpoint before said of a quantized KV cache."""
         for module in self._model.modules():
             if isinstance(module, AttentionLayer):
                 module.reset_kv_scales()

@@ -1,4 +1,4 @@
-"""What the worker needs of any model."""
+"""Says what the worker needs of any model."""
 
 from __future__ import annotations
 
@@ -7,18 +7,21 @@ from collections.abc import Iterable
 
 import torch
 
-from app.engine.layers.attention_layer import AttentionLayer
-from app.engine.layers.context import ForwardContext
-from app.engine.layers.layer import Layer
-from app.engine.models.checkpoint import StoredTensor
-from app.engine.models.layer_offload import LayerOffload
+from app.checkpoints.tensors.checkpoint import StoredTensor
 from app.errors import UnsupportedError
+from app.layers.attention_layer import AttentionLayer
+from app.layers.context import ForwardContext
+from app.layers.layer import Layer
+from app.models.layer_offload import LayerOffload
 
 
 class EngineModel(Layer, ABC):
     """Hidden states of a step's tokens; logits where there is a language head."""
 
     offload: LayerOffload | None = None  # where weights of some layers stay in host memory
+    # What it wants of the worker besides, as "module:attribute": makes a WorkerFeature (worker/features), or None.
+    features: tuple[str, ...] = ()
+    keeps_inputs: bool = False  # whether it shows what its layers read (ForwardContext.keep)
 
     @abstractmethod
     def forward(self, input_ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
@@ -38,7 +41,7 @@ class EngineModel(Layer, ABC):
         raise AssertionError("a model without a language head")
 
     def own_name(self, name: str) -> str | None:
-        """What a tensor of the checkpoint is called here; None for one that the model has no use for."""
+        """Returns what a tensor of the checkpoint is called here; None for one that the model has no use for."""
         return name
 
     @property

@@ -1,4 +1,4 @@
-"""What a decoder's layers are made of: a family takes these blocks, or puts its own in their places."""
+"""The blocks that a decoder's layers are made of: a family takes these, or puts its own in their places."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from typing import Any
 
 from torch import nn
 
-from app.engine.layers.attention import Attention, AttentionSettings
-from app.engine.layers.attention_layer import AttentionLayer
-from app.engine.layers.context import BuildContext
-from app.engine.layers.experts.expert_mlp import ExpertMLP
-from app.engine.layers.layer_norm import LayerNorm
-from app.engine.layers.mlp import GatedMLP
-from app.engine.layers.norm import Norm, RMSNorm
-from app.engine.layers.offset_norm import OffsetRMSNorm
-from app.engine.layers.plain_mlp import PlainMLP
-from app.engine.layers.rotary import RotaryEmbedding
-from app.engine.models.decoder_settings import DecoderSettings
+from app.layers.attention import Attention, AttentionSettings
+from app.layers.attention_layer import AttentionLayer
+from app.layers.context import BuildContext
+from app.layers.encoder_attention import EncoderAttention
+from app.layers.experts.expert_mlp import ExpertMLP
+from app.layers.layer_norm import LayerNorm
+from app.layers.mlp import GatedMLP
+from app.layers.norm import Norm, RMSNorm
+from app.layers.offset_norm import OffsetRMSNorm
+from app.layers.plain_mlp import PlainMLP
+from app.layers.rotary import RotaryEmbedding
+from app.models.decoder_settings import DecoderSettings
 
 
 @dataclass(slots=True, frozen=True)
@@ -35,10 +36,9 @@ def rms_norm(ctx: BuildContext, settings: DecoderSettings, before_linear: bool) 
     return RMSNorm(ctx, settings.hidden_size, settings.norm_eps, may_defer=before_linear)
 
 
-def grouped_query_attention(ctx: BuildContext, settings: DecoderSettings, place: LayerPlace) -> AttentionLayer:
-    """Rotary self-attention over cached keys and values."""
+def _attention_settings(settings: DecoderSettings, place: LayerPlace) -> AttentionSettings:
     s = settings
-    attention = AttentionSettings(
+    return AttentionSettings(
         hidden_size=s.hidden_size,
         num_heads=s.num_heads,
         num_kv_heads=s.num_kv_heads,
@@ -54,7 +54,16 @@ def grouped_query_attention(ctx: BuildContext, settings: DecoderSettings, place:
         sinks=s.attention_sinks,
         clip=s.attention_clip,
     )
-    return Attention(ctx, attention, place.cache_index, place.rotary)
+
+
+def grouped_query_attention(ctx: BuildContext, settings: DecoderSettings, place: LayerPlace) -> AttentionLayer:
+    """Rotary self-attention over cached keys and values."""
+    return Attention(ctx, _attention_settings(settings, place), place.cache_index, place.rotary)
+
+
+def both_ways_attention(ctx: BuildContext, settings: DecoderSettings, place: LayerPlace) -> AttentionLayer:
+    """The same without a cache: a token sees the whole text, or a window on both sides."""
+    return EncoderAttention(ctx, _attention_settings(settings, place), place.cache_index, place.rotary)
 
 
 def gated_mlp(ctx: BuildContext, settings: DecoderSettings, place: LayerPlace) -> nn.Module:
@@ -87,8 +96,8 @@ def plain_mlp(ctx: BuildContext, settings: DecoderSettings, place: LayerPlace) -
 
 @dataclass(slots=True, frozen=True)
 class Blocks:
-    """How each block is made. Modules keep these contracts (normed x may come as a DeferredNorm, which linear layers
-    read):
+    """Says how each block is made. Modules keep these contracts (normed x may come as a DeferredNorm, which linear
+    layers read):
 
     - attention: (normed x [T, C], epilogue, ForwardContext) -> what the epilogue makes of the output;
     - mlp, plain, gated or of experts: the same arguments -> the same;

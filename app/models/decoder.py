@@ -14,20 +14,20 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from app.engine.layers.context import BuildContext, ForwardContext
-from app.engine.layers.layer import Layer
-from app.engine.layers.replicated import ReplicatedLinear, ReplicatedTable
-from app.engine.layers.rope_scaling import RopeSettings
-from app.engine.layers.rotary import RotaryEmbedding
-from app.engine.layers.vocab import LMHead, VocabEmbedding
-from app.engine.model_info import ModelInfo
-from app.engine.models.base import EngineModel
-from app.engine.models.blocks import Blocks, LayerPlace
-from app.engine.models.checkpoint import StoredTensor
-from app.engine.models.decoder_layers.pre_norm import PreNormLayer
-from app.engine.models.decoder_settings import NO_ROPE, DecoderSettings, readable
-from app.engine.models.layer_offload import LayerOffload
+from app.checkpoints.model_info import ModelInfo
+from app.checkpoints.tensors.checkpoint import StoredTensor
 from app.kernels.gemm import materialize
+from app.layers.context import BuildContext, ForwardContext
+from app.layers.layer import Layer
+from app.layers.replicated import ReplicatedLinear, ReplicatedTable
+from app.layers.rope_scaling import RopeSettings
+from app.layers.rotary import RotaryEmbedding
+from app.layers.vocab import LMHead, VocabEmbedding
+from app.models.base import EngineModel
+from app.models.blocks import Blocks, LayerPlace
+from app.models.decoder_layers.pre_norm import PreNormLayer
+from app.models.decoder_settings import NO_ROPE, DecoderSettings, readable
+from app.models.layer_offload import LayerOffload
 
 Ropes = Callable[[str], RopeSettings]  # by layer type
 
@@ -49,12 +49,13 @@ class Decoder(Layer):
             kind: RotaryEmbedding(ropes(kind), ctx.max_model_len, ctx.dtype, ctx.device)
             for kind in dict.fromkeys(types[i] for i in own)
         }
+        self.indices = list(own)
         layer = blocks.layer or PreNormLayer
         places = [LayerPlace(i, cache, self.rotaries[types[i]]) for cache, i in enumerate(own)]
         self.layers = nn.ModuleDict({str(place.index): layer(ctx, s, place, blocks) for place in places})
 
     def _build_ends(self, ctx: BuildContext, s: DecoderSettings, blocks: Blocks) -> None:
-        """What stands before the layers in the first stage, and after them in the last."""
+        """Builds what stands before the layers in the first stage, and after them in the last."""
         first, last = ctx.groups.is_first_stage, ctx.groups.is_last_stage
         size = s.embedding_size or s.hidden_size
         # A tied head is the embedding's table, so the last stage holds it too.
@@ -77,8 +78,10 @@ class Decoder(Layer):
         norms = [*[layer.input_layernorm for layer in layers], self.norm]  # the last is None in an earlier stage
         normed = x if norms[0] is None else norms[0](x)
         calls = layers if self.offload is None else self.offload.begin()
-        for call, next_norm in zip(calls, norms[1:], strict=True):
+        for index, call, next_norm in zip(self.indices, calls, norms[1:], strict=True):
+            ctx.keep(index, x)
             normed, x = call(normed, x, next_norm, ctx)
+        ctx.keep(self.indices[-1] + 1, x)
         if self.offload is not None:
             self.offload.end()
         hidden = materialize(normed)
@@ -96,6 +99,8 @@ class Decoder(Layer):
 
 class CausalLM(EngineModel):
     """A language model; a family overrides `settings`, and the others where it is not Llama's way."""
+
+    keeps_inputs = True
 
     blocks: ClassVar[Blocks] = Blocks()
     rope_defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({})  # what config.json may leave out

@@ -7,24 +7,26 @@ rewards, two linear layers over it or over each token (Qwen2.5-Math-RM and -PRM)
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import torch
 from torch import nn
 
-from app.engine.layers.context import BuildContext, ForwardContext
-from app.engine.layers.replicated import ReplicatedLinear
-from app.engine.model_info import ModelInfo
-from app.engine.models import MODELS
-from app.engine.models.checkpoint import StoredTensor
-from app.engine.models.decoder import CausalLM, Decoder
-from app.engine.models.decoder_settings import readable
-from app.engine.models.pooling_model import PoolingModel
-from app.engine.pooling.info import PoolingInfo
+from app.checkpoints.model_info import ModelInfo
+from app.checkpoints.tensors.checkpoint import StoredTensor
 from app.errors import UnsupportedError
+from app.layers.context import BuildContext, ForwardContext
+from app.layers.replicated import ReplicatedLinear
+from app.models import MODELS
+from app.models.blocks import both_ways_attention, grouped_query_attention
+from app.models.decoder import CausalLM, Decoder
+from app.models.decoder_settings import readable
+from app.models.pooling_model import PoolingModel
+from app.records.pooling_info import PoolingInfo
 
 # Families whose language model is not called <family>ForCausalLM.
-_FAMILIES = {"GPT2": "GPT2LMHeadModel", "Gemma3Text": "Gemma3ForCausalLM"}
-_KINDS = ("ForProcessRewardModel", "ForRewardModel", "ForSequenceClassification", "ForCausalLM", "Model")
+_FAMILIES = {"EuroBert": "LlamaForCausalLM", "GPT2": "GPT2LMHeadModel", "Gemma3Text": "Gemma3ForCausalLM"}
+_KINDS = ("ForProcessRewardModel", "ForRewardModel", "ForSequenceClassification", "ForMaskedLM", "ForCausalLM", "Model")
 _DECODERS = ("model.", "transformer.", "gpt_neox.")  # what checkpoints hold the decoder as
 
 
@@ -54,14 +56,16 @@ class DecoderForPooling(PoolingModel):
 
     def __init__(self, ctx: BuildContext, info: ModelInfo) -> None:
         super().__init__()
-        hf = info.hf_config
         if not hasattr(type(self), "family"):
             self.family = family_of(info.architecture)
-        if hf.get("is_causal") is False or hf.get("use_bidirectional_attention"):
-            raise UnsupportedError("decoders with attention in both directions are not supported", param="model")
         self.decoder_settings = settings = readable(self.family.settings, info)
         ropes = self.family.ropes(info, settings, ctx.max_model_len)
-        self.model = Decoder(ctx, settings, ropes, self.family.blocks_of(info))
+        blocks = self.family.blocks_of(info)
+        if not info.is_causal:
+            if blocks.attention is not grouped_query_attention:
+                raise UnsupportedError(f"{info.architecture} with attention in both directions", param="model")
+            blocks = replace(blocks, attention=both_ways_attention)
+        self.model = Decoder(ctx, settings, ropes, blocks)
         self.score: nn.Module | None = None
         self.num_labels = len(PoolingInfo.of(info).labels)
         size = settings.embedding_size or settings.hidden_size

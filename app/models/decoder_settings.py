@@ -1,4 +1,4 @@
-"""What a decoder-only model is, independent of the family: filled from config.json by each family's file."""
+"""Says what a decoder-only model is, independent of the family: filled from config.json by each family's file."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from app.engine.model_info import ModelInfo
+from app.checkpoints.model_info import ModelInfo
 from app.errors import CheckpointError, UnsupportedError
 
 if TYPE_CHECKING:  # the settings alone need no torch
-    from app.engine.layers.experts.settings import ExpertSettings
-    from app.engine.layers.latent_attention import LatentSettings
-    from app.engine.layers.query_key_norm import QueryKeyNorm
+    from app.layers.experts.settings import ExpertSettings
+    from app.layers.latent_attention import LatentSettings
+    from app.layers.query_key_norm import QueryKeyNorm
 
 
 NO_ROPE = "none"
@@ -101,7 +101,8 @@ def readable(settings: Callable[[ModelInfo], DecoderSettings], info: ModelInfo) 
 
 
 def layer_types(info: ModelInfo, default: Sequence[str]) -> list[str]:
-    """What `layer_types` says of each layer, or else `default`; UnsupportedError names a type that is unknown."""
+    """Returns what `layer_types` says of each layer, or else `default`; UnsupportedError names a type that is
+    unknown."""
     types = info.hf_config.get("layer_types") or list(default)
     unknown = set(types) - {_SLIDING, _FULL}
     if unknown or len(types) != info.num_layers:
@@ -115,7 +116,7 @@ def every_nth_full(info: ModelInfo, n: int) -> list[str]:
 
 
 def rotating_layers(info: ModelInfo) -> list[bool]:
-    """Which layers have positions: `no_rope_layers` says so of each, against its name; else all but each n-th.
+    """Tells which layers have positions: `no_rope_layers` says so of each, against its name; else all but each n-th.
     UnsupportedError where it does not name each layer."""
     interval = int(info.hf_config.get("no_rope_layer_interval") or 4)
     named = info.hf_config.get("no_rope_layers") or [(i + 1) % interval for i in range(info.num_layers)]
@@ -125,9 +126,9 @@ def rotating_layers(info: ModelInfo) -> list[bool]:
 
 
 def windows_of(info: ModelInfo, types: Sequence[str], default: int | None = None) -> tuple[int | None, ...]:
-    """The sliding windows of layers of these types."""
+    """The sliding windows of layers of these types; 0, as transformers writes for Qwen2-MoE, is none."""
     window = info.hf_config.get("sliding_window", default)
-    return tuple(int(window) if kind == _SLIDING and window is not None else None for kind in types)
+    return tuple(int(window) if kind == _SLIDING and window else None for kind in types)
 
 
 def one_window(info: ModelInfo, default: int | None = None) -> tuple[int | None, ...]:

@@ -1,41 +1,42 @@
-"""Whose modules run a model: our own, or those of transformers (`model_impl`)."""
+"""Decides whose modules run a model: our own, or those of transformers (`model_impl`)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from app.engine.model_info import ModelInfo
-from app.engine.models import MODELS
-from app.engine.models.decoder_settings import readable
-from app.engine.transformers_catalog import entry_of
+from app.checkpoints.model_info import ModelInfo
+from app.checkpoints.transformers_catalog import entry_of
 from app.errors import UnsupportedError
+from app.models import MODELS
+from app.models.decoder_settings import readable
 from app.registry import Registry
 
 if TYPE_CHECKING:  # the choice alone needs no torch
-    from app.engine.layers.context import BuildContext
-    from app.engine.models.base import EngineModel
+    from app.layers.context import BuildContext
+    from app.models.base import EngineModel
 
 _BACKEND: Registry[Callable[[BuildContext, ModelInfo], EngineModel]] = Registry(
-    "implementation", {"transformers": "app.engine.models.transformers_backend.model:TransformersForCausalLM"}
+    "implementation", {"transformers": "app.models.transformers_backend.model:TransformersForCausalLM"}
 )
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
 def runs_natively(info: ModelInfo) -> bool:
-    """Whether a language model runs on our own modules."""
+    """True if a language model runs on our own modules."""
     return info.impl != "transformers" and info.architecture in MODELS
 
 
 def check_settings(info: ModelInfo) -> None:
-    """What only the family's file knows of config.json, before weights are downloaded. UnsupportedError and
+    """Checks what only the family's file knows of config.json, before weights are downloaded. UnsupportedError and
     CheckpointError name what is unknown, wrong or missing."""
     if runs_natively(info):
         readable(MODELS.load(info.architecture).settings, info)
 
 
 def causal_model(info: ModelInfo) -> Callable[[BuildContext, ModelInfo], EngineModel]:
-    """What makes a language model; UnsupportedError lists what exists, or says why transformers' modules cannot."""
+    """Returns what makes a language model; UnsupportedError lists what exists, or says why transformers' modules
+    cannot."""
     if info.impl == "native" or runs_natively(info):
         return MODELS.load(info.architecture)
     reason = transformers_refusal(info)

@@ -1,4 +1,4 @@
-"""What decoders with latent attention (MLA) share: how config.json speaks of it, and its block."""
+"""The part that decoders with latent attention (MLA) share: how config.json speaks of it, and its block."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from app.engine.layers.context import BuildContext
-from app.engine.layers.latent_attention import LatentAttention, LatentSettings
-from app.engine.model_info import ModelInfo
-from app.engine.models.blocks import Blocks, LayerPlace
-from app.engine.models.checkpoint import StoredTensor
-from app.engine.models.decoder import CausalLM, Ropes
-from app.engine.models.decoder_settings import DecoderSettings
-from app.engine.models.names import is_behind_last_layer
+from app.checkpoints.model_info import ModelInfo
+from app.checkpoints.tensors.checkpoint import StoredTensor
+from app.checkpoints.tensors.names import is_behind_last_layer
+from app.layers.context import BuildContext
+from app.layers.latent_attention import LatentAttention, LatentSettings
+from app.models.blocks import Blocks, LayerPlace
+from app.models.decoder import CausalLM, Ropes
+from app.models.decoder_settings import DecoderSettings
 
 
 def latent_attention(ctx: BuildContext, settings: DecoderSettings, place: LayerPlace) -> LatentAttention:
@@ -42,7 +42,8 @@ def latent_settings(info: ModelInfo) -> LatentSettings:
 
 
 def score_stretch(rope: Mapping[str, Any]) -> float:
-    """What YaRN multiplies the scores by: its scale of queries and of keys, which cosines and sines leave out here."""
+    """Returns what YaRN multiplies the scores by: its scale of queries and of keys, which cosines and sines leave
+    out here."""
     weight = rope.get("mscale_all_dim")
     if rope.get("rope_type", rope.get("type", "default")) == "default" or not weight:
         return 1.0

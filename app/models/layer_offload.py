@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from app.engine.layers.experts.expert_linear import ExpertLinear
-from app.engine.layers.linear import Linear
-from app.engine.layers.weight import Weight
 from app.errors import ConfigError
+from app.layers.experts.expert_linear import ExpertLinear
+from app.layers.linear import Linear
+from app.layers.weight import Weight
 from app.platforms import platform_of
 
 GIB = 1 << 30
@@ -30,7 +30,7 @@ ALIGNMENT = 512  # bytes, of each weight in a layer's memory
 
 @dataclass(slots=True, frozen=True)
 class _Place:
-    """Where a weight lies in the memory of its layer."""
+    """Says where a weight lies in the memory of its layer."""
 
     linear: Linear | ExpertLinear
     leaf: str

@@ -1,4 +1,5 @@
-"""What a model's JSON files can tell before anything is loaded: whether this is a model that we run, as configured.
+"""Checks what a model's JSON files can tell before anything is loaded: whether this is a model that we run, as
+configured.
 
 Every entry (the command line, `build`, a replica, `LLM`) comes through here, so each says the same line. No weight is
 read and no torch is imported.
@@ -6,21 +7,24 @@ read and no torch is imported.
 
 from __future__ import annotations
 
+import difflib
 import re
 from typing import Any
 
 from app.backends import MODEL_CONFIGS
-from app.config import EngineConfig
-from app.engine.config_numbers import check_numbers
-from app.engine.model_info import ModelInfo
-from app.engine.models import MODELS, POOLING_MODELS
-from app.engine.models.decoder_settings import DecoderSettings
-from app.engine.models.implementation import runs_natively, transformers_refusal
-from app.engine.parallel_plan import check_backend_sizes, check_parallel_sizes
-from app.engine.pooling.info import pooling_info, step_budget
+from app.checkpoints.fields.config_json import COMMON_FIELDS, FIELDS, check_config
+from app.checkpoints.model_info import GENERATION_FILE, ModelInfo
+from app.config.engine import EngineConfig
 from app.errors import CheckpointError, ConfigError, UnsupportedError
+from app.models import MODELS, POOLING_MODELS
+from app.models.decoder_settings import DecoderSettings
+from app.models.generation_json import check_generation
+from app.models.implementation import runs_natively, transformers_refusal
+from app.records.parallel_plan import check_backend_sizes, check_parallel_sizes
+from app.records.pooling_info import pooling_info, step_budget
 from app.registry import Registry
 
+NUM_NEAREST = 3  # names of architectures that are told beside an unknown one
 _KINDS = re.compile("(For(Sequence|Masked|Causal|Reward|Process).*|Model)$")
 
 
@@ -30,8 +34,8 @@ def check_model(config: EngineConfig) -> ModelInfo:
     CheckpointError names an unusable file, UnsupportedError what we do not run, ConfigError the option at fault.
     """
     info = ModelInfo.of(config)
-    if info.impl != "transformers" and (info.architecture in MODELS or info.architecture in POOLING_MODELS):
-        check_numbers(info.hf_config, f"{info.directory}/config.json")
+    is_ours = info.impl != "transformers" and (info.architecture in MODELS or info.architecture in POOLING_MODELS)
+    check_config(info.hf_config, f"{info.directory}/config.json", FIELDS if is_ours else COMMON_FIELDS)
     pools = info.runner(config.runner) == "pooling"
     if pools and config.logits_processors:
         raise ConfigError(
@@ -39,11 +43,13 @@ def check_model(config: EngineConfig) -> ModelInfo:
         )
     _check_architecture(info, pools)
     most = _check_sizes(info)
+    check_generation(info.generation_config, f"{info.directory}/{GENERATION_FILE}")
+    _ = info.eos_token_ids  # an end of answers that is no token is an error, too
     if config.max_model_len is not None and config.max_model_len > most:
         why = "" if most != info.attention_chunk else ", one of the chunks in which it attends"
         raise ConfigError(
             f"max_model_len={config.max_model_len} is more than the model's context of {most} tokens{why}: set "
-            f"--max-model-len to {most} or less",
+            f"max_model_len to {most} or less",
             param="max_model_len",
         )
     if pools or runs_natively(info):
@@ -71,14 +77,15 @@ def _check_architecture(info: ModelInfo, pools: bool) -> None:
                 f"{info.directory}: model_impl=transformers cannot run {info.architecture}: {reason}",
                 param="model_impl",
             )
-    known = ", ".join(sorted(MODELS))
+    nearest = difflib.get_close_matches(info.architecture, MODELS, NUM_NEAREST, cutoff=0.0)
+    known = f"the nearest of {len(list(MODELS))} names: {', '.join(nearest)} (`manta models` lists all)"
     if pools:
         families = {_KINDS.sub("", name) for name in POOLING_MODELS}
-        known = f"those of {', '.join(sorted(families))}"
+        known = f"known: those of {', '.join(sorted(families))}"
     use = " of a model for embeddings and scores" if pools else ""
     why = "" if pools or info.impl == "native" else f" (through transformers: {reason})"
     raise UnsupportedError(
-        f"{info.directory}: unknown architecture {info.architecture!r}{use}{why}; known: {known}", param="model"
+        f"{info.directory}: unknown architecture {info.architecture!r}{use}{why}; {known}", param="model"
     )
 
 

@@ -1,4 +1,4 @@
-"""What the engine needs of a model that gives vectors instead of tokens."""
+"""Says what the engine needs of a model that gives vectors instead of tokens."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from abc import abstractmethod
 
 import torch
 
-from app.engine.models.base import EngineModel
+from app.models.base import EngineModel
+from app.records.pooling_info import Saturation
 
 
 class PoolingModel(EngineModel):
     """Hidden states of all tokens, and logits of classes where the checkpoint has a head for them."""
 
     num_labels: int = 0  # 0: the model has no classes
+    saturates: Saturation = ""  # PoolingInfo's, where the model gives weights of the vocabulary
 
     def classify(self, pooled: torch.Tensor) -> torch.Tensor:
         """Pooled hidden states [N, C] -> logits [N, num_labels]."""
@@ -20,4 +22,4 @@ class PoolingModel(EngineModel):
 
     @abstractmethod
     def own_name(self, name: str) -> str | None:
-        """What a tensor of the checkpoint is called here; None for one that pooling has no use for."""
+        """Returns what a tensor of the checkpoint is called here; None for one that pooling has no use for."""

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from app.backends import QUANT_METHODS
-from app.engine.quantization.base import QuantMethod
-from app.engine.quantization.config_fields import check_fields, named_errors
-from app.engine.quantization.plain import PLAIN_METHOD
 from app.errors import ConfigError, UnsupportedError
+from app.quantization.base import QuantMethod
+from app.quantization.config_fields import check_fields, named_errors
+from app.quantization.plain import PLAIN_METHOD
 
 
 def select_quantization(
@@ -39,7 +39,7 @@ def select_quantization(
 
 
 def _is_one_method(name: str, stored: str) -> bool:
-    """Whether two names mean the same class."""
+    """True if two names mean the same class."""
     return name == stored or (stored in QUANT_METHODS and QUANT_METHODS.load(name) is QUANT_METHODS.load(stored))
 
 
@@ -59,8 +59,7 @@ def _of_checkpoint(name: str, scheme: Mapping[str, Any]) -> QuantMethod:
 
 
 def _keeps_plain_weights(scheme: Mapping[str, Any]) -> bool:
-    """Whether weights are plain: scales for the KV cache alone may come with them (compressed-tensors without
-    groups)."""
+    """True if weights are plain; scales for the KV cache alone may be there (compressed-tensors without groups)."""
     cache = scheme.get("kv_cache_scheme")
     if cache and scheme.get("quant_method") == "compressed-tensors":
         kind = None

@@ -7,18 +7,18 @@ that lie there as plain weights, are plain.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from app.engine.quantization.awq import StoredAwq
-from app.engine.quantization.base import QuantMethod, StoredModule
-from app.engine.quantization.gptq import StoredGptq
-from app.engine.quantization.stored_fp4 import StoredFp4
-from app.engine.quantization.stored_fp8 import PER_OUTPUT, PER_TENSOR, StoredFp8
-from app.engine.quantization.stored_mxfp8 import StoredMxFp8
 from app.errors import UnsupportedError
+from app.quantization.awq import StoredAwq
+from app.quantization.base import QuantMethod, StoredModule
+from app.quantization.gptq import StoredGptq
+from app.quantization.name_patterns import PatternTime
+from app.quantization.stored_fp4 import StoredFp4
+from app.quantization.stored_fp8 import PER_OUTPUT, PER_TENSOR, StoredFp8
+from app.quantization.stored_mxfp8 import StoredMxFp8
 
 _GPTQ = ("auto_gptq",)  # zeros less 1
 _OWN = ("auto_round", "gptqmodel")  # zeros as they are
@@ -36,9 +36,11 @@ class AutoRound(QuantMethod):
     packing: str
     options: tuple[tuple[str, Any], ...]
     extra: tuple[tuple[str, tuple[tuple[str, Any], ...]], ...]  # by names and patterns
+    by_name: Mapping[str, tuple[tuple[str, Any], ...]] = field(default_factory=dict, compare=False, repr=False)
+    patterns: PatternTime = field(default_factory=PatternTime, compare=False, repr=False)
 
     def method_of(self, module: StoredModule) -> QuantMethod | None:
-        """What lies there as a plain weight is one; the rest is as the module's options say."""
+        """Returns None for what lies there as a plain weight; the rest is as the module's options say."""
         options = self._options(module.name)
         if module.is_plain or module.kind == "embedding" or options.get("bits", 4) >= _PLAIN_BITS:
             return None
@@ -49,9 +51,9 @@ class AutoRound(QuantMethod):
     def _options(self, name: str) -> dict[str, Any]:
         """Those of the checkpoint, and over them those of the entry with the module's name, or else of the first one
         whose pattern is found in it."""
-        own = dict(self.extra).get(name)
+        own = self.by_name.get(name)
         if own is None:
-            own = next((found for pattern, found in self.extra if re.search(pattern, name)), ())
+            own = next((found for pattern, found in self.extra if self.patterns.is_in(pattern, name)), ())
         return dict(self.options) | dict(own)
 
     def _method(self, module: StoredModule, options: Mapping[str, Any]) -> QuantMethod:
@@ -81,8 +83,8 @@ class AutoRound(QuantMethod):
             raise UnsupportedError(f"auto-round: packing_format={whole}; known: {known}", param="model")
         if scheme.get("rotation_config"):
             raise UnsupportedError("auto-round: rotation_config: rotated inputs are not read", param="model")
-        extra = (scheme.get("extra_config") or {}).items()
-        return cls(packing, _given(scheme), tuple((name, _given(own or {})) for name, own in extra))
+        extra = {name: _given(own or {}) for name, own in (scheme.get("extra_config") or {}).items()}
+        return cls(packing, _given(scheme), tuple(extra.items()), extra)
 
 
 def _given(options: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:

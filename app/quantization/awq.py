@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
-from app.engine.quantization.base import Dim, Leaf, QuantMethod, StoredModule, WeightShares
-from app.engine.quantization.bits import unpack_bits
-from app.engine.quantization.forms import GroupForm, WeightForm
+from app.checkpoints.tensors.leaf import Dim, Leaf
 from app.errors import UnsupportedError
+from app.quantization.base import QuantMethod, StoredModule, WeightShares
+from app.quantization.bits import unpack_bits
+from app.quantization.forms import GroupForm, WeightForm
 
 BITS = 4
 _WORD = Dim("output", 8)

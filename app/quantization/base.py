@@ -1,4 +1,5 @@
-"""What a quantization method is: the tensors that a linear layer stores for its weight, and what is made of them.
+"""Defines what a quantization method is: the tensors that a linear layer stores for its weight, and what is made of
+them.
 
 One object is a method for a whole checkpoint (`method_of` says which method serves which module, mostly itself) and for
 the layers that it serves (`leaves`, then `unpack` or `pack`).
@@ -13,69 +14,14 @@ from typing import Any, Literal, Protocol
 
 import torch
 
-from app.engine.quantization.forms import PackedForm, PlainForm, WeightForm
+from app.checkpoints.tensors.leaf import Dim, Leaf, Share
 from app.errors import ConfigError, UnsupportedError
 from app.kernels.gemm import PackedWeight
+from app.quantization.forms import PackedForm, PlainForm, WeightForm
 
-# `unit`: a dimension of `entries`, whatever the layer's size; `part`: an entry for each part of a fused layer, of which
-# the checkpoint stores one at a time.
-Axis = Literal["output", "input", "unit", "part"]
 ModuleKind = Literal["linear", "head", "embedding"]
 # How names of tensors begin that only a quantized weight has.
 _QUANTIZED = ("weight_", "weight.", "_weight", "qweight")
-
-
-@dataclass(slots=True, frozen=True)
-class Share:
-    """This rank's part of one axis of a checkpoint's tensor, and its place in the parameter."""
-
-    offset: int  # in the parameter
-    size: int
-    start: int  # in the checkpoint's tensor
-    whole: int  # entries of the checkpoint's tensor
-
-
-@dataclass(slots=True, frozen=True)
-class Dim:
-    """One dimension of a stored tensor: `entries` of it stand for `per` outputs or inputs of the layer.
-
-    It is split over tensor-parallel ranks where the layer splits its axis, unless it is `whole`. A rank whose share
-    begins or ends within `per` reads the entries around it.
-    """
-
-    axis: Axis
-    per: int = 1
-    entries: int = 1
-    whole: bool = False  # every rank holds all of it
-
-    def count(self, size: int) -> int:
-        """Entries that stand for `size` outputs or inputs."""
-        return -(-size * self.entries // self.per)
-
-    def cover(self, share: Share) -> Share:
-        """The entries in which a share of the axis lies."""
-        whole = self.count(share.whole)
-        if self.whole or share.size == share.whole:
-            return Share(self.count(share.offset), whole, 0, whole)
-        first = share.start // self.per * self.entries
-        end = min(whole, -(-(share.start + share.size) // self.per) * self.entries)
-        return Share(self.count(share.offset), end - first if share.size else 0, first, whole)
-
-
-@dataclass(slots=True, frozen=True)
-class Leaf:
-    """One stored tensor, under its name in the checkpoint: `weight`, `weight_scale`, `qweight`, ..."""
-
-    name: str
-    dtype: torch.dtype  # a tensor of integers or 8 bits must have it; other floating ones are converted
-    dims: tuple[Dim, ...]
-    any_shape: bool = False  # its numbers lie in this order, but under another shape
-    dummy: float | None = None  # what `load_format: dummy` fills it with; None: random numbers, or bits
-
-    @property
-    def output(self) -> tuple[int, Dim] | None:
-        """The dimension of the outputs, and its number."""
-        return next(((n, dim) for n, dim in enumerate(self.dims) if dim.axis == "output"), None)
 
 
 class ReadableTensor(Protocol):
@@ -112,7 +58,7 @@ class StoredModule:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it lies in the checkpoint as a plain weight, whatever lists of names say: every method of a
+        """True if it lies in the checkpoint as a plain weight, whatever lists of names say: every method of a
         checkpoint asks this first."""
         weight = (self.tensors or {}).get("weight")
         if weight is None or not weight.dtype.is_floating_point or weight.dtype.itemsize == 1:
@@ -122,7 +68,7 @@ class StoredModule:
 
 @dataclass(slots=True, frozen=True)
 class WeightShares:
-    """What a rank holds of a weight [N, K]: outputs of parts side by side, and inputs."""
+    """Says what a rank holds of a weight [N, K]: outputs of parts side by side, and inputs."""
 
     outputs: tuple[Share, ...]
     inputs: Share
@@ -168,7 +114,7 @@ class WeightShares:
 
 
 class QuantMethod:
-    """How linear layers keep their weights; those with equal methods may lie in one parameter."""
+    """Says how linear layers keep their weights; those with equal methods may lie in one parameter."""
 
     unused: tuple[str, ...] = ()  # names beside the leaves that checkpoints hold and nobody needs
 
@@ -181,11 +127,11 @@ class QuantMethod:
         return self if module.kind == "linear" else None
 
     def leaves(self, dtype: torch.dtype) -> tuple[Leaf, ...]:
-        """What a layer of compute type `dtype` loads: here the weight [N, K] as a plain checkpoint has it."""
+        """Returns what a layer of compute type `dtype` loads: here the weight [N, K] as a plain checkpoint has it."""
         return (Leaf("weight", dtype, (Dim("output"), Dim("input"))),)
 
     def stores_like(self, other: QuantMethod, dtype: torch.dtype) -> bool:
-        """Whether the other one's tensors could lie in the same parameters, each to be unpacked by its own method."""
+        """True if the other one's tensors could lie in the same parameters, each to be unpacked by its own method."""
         return self == other or (type(self) is type(other) and self.leaves(dtype) == other.leaves(dtype))
 
     def unpack(self, stored: Mapping[str, torch.Tensor], shares: WeightShares) -> WeightForm:
@@ -202,7 +148,11 @@ class QuantMethod:
     @classmethod
     def while_loading(cls) -> QuantMethod:
         """The method for a plain checkpoint (`quantization` in the configuration)."""
-        raise ConfigError("quantization: this method reads quantized checkpoints only", param="quantization")
+        raise ConfigError(
+            "quantization: this method reads quantized checkpoints only, and these weights are plain: leave it out, or "
+            "make such a checkpoint (manta quantize)",
+            param="quantization",
+        )
 
     @classmethod
     def of_checkpoint(cls, scheme: Mapping[str, Any]) -> QuantMethod:

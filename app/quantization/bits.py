@@ -13,9 +13,12 @@ def words_of(bits: int) -> tuple[int, int]:
 
 
 def unpack_bits(words: torch.Tensor, bits: int) -> torch.Tensor:
-    """int32 [..., W] -> uint8 [..., W * 32 / bits]: the codes of each run of words, those that fill it up included."""
+    """int32 [..., W] -> uint8 [..., W * 32 / bits]: the codes of each run of words, those that fill it up included.
+    Bytes (uint8) hold a fourth as many, of 2, 4 or 8 bits."""
     if bits in (2, 4, 8):
-        numbers = words.contiguous().view(torch.uint8)
+        # A row of one word may have any stride, and yet counts as contiguous; as bytes it must have none but 1.
+        flat = words.contiguous().as_strided((words.numel(),), (1,))
+        numbers = flat.view(torch.uint8).view(*words.shape[:-1], words.itemsize * words.shape[-1])
         shifts = range(0, 8, bits)
         return numbers if bits == 8 else torch.stack([numbers >> s & (1 << bits) - 1 for s in shifts], -1).flatten(-2)
     per, entries = words_of(bits)

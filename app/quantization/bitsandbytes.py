@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 
-from app.engine.quantization.base import Dim, Leaf, QuantMethod, ReadableTensor, StoredModule, WeightShares
-from app.engine.quantization.forms import GroupForm, TableForm, WeightForm
+from app.checkpoints.tensors.leaf import Dim, Leaf
 from app.errors import CheckpointError, UnsupportedError
+from app.quantization.base import QuantMethod, ReadableTensor, StoredModule, WeightShares
+from app.quantization.forms import GroupForm, TableForm, WeightForm
 
 _STATE = "weight.quant_state.bitsandbytes__"
 _KINDS = ("nf4", "fp4")
@@ -27,7 +28,7 @@ _INT8 = 127.0  # what the largest magnitude of a row became
 
 @dataclass(slots=True, frozen=True)
 class Nested:
-    """How the blocks' magnitudes are quantized, in blocks of their own."""
+    """Says how the blocks' magnitudes are quantized, in blocks of their own."""
 
     block: int
     count: int  # of such blocks

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from app.engine.quantization.bits import pack_bits
-from app.engine.quantization.forms import Fp8BlockForm, Fp8RowForm, GroupForm, Int8RowForm, WeightForm
-from app.engine.quantization.rounding import to_fp8_blocks, to_fp8_rows, to_int4_groups, to_int8_rows
+from app.quantization.bits import pack_bits
+from app.quantization.forms import Fp8BlockForm, Fp8RowForm, GroupForm, Int8RowForm, WeightForm
+from app.quantization.rounding import to_fp8_blocks, to_fp8_rows, to_int4_groups, to_int8_rows
 
 Tensors = dict[str, torch.Tensor]  # by their names behind the module's
 KV_SCHEME: Mapping[str, Any] = {"num_bits": 8, "type": "float", "symmetric": True, "dynamic": False}
@@ -23,7 +23,7 @@ _BLOCK = 128
 
 @dataclass(slots=True, frozen=True)
 class CompressedForm:
-    """How the weights of one kind are rounded, described and stored."""
+    """Says how the weights of one kind are rounded, described and stored."""
 
     format: str  # the library's name
     weights: Mapping[str, Any]  # of QuantizationArgs
@@ -34,7 +34,7 @@ class CompressedForm:
     part_per: int = 1  # and that of each part of a fused module
 
     def fits(self, outputs: Sequence[int], inputs: int) -> bool:
-        """Whether a weight whose parts have so many `outputs` can be stored so, for all who read it."""
+        """True if a weight whose parts have so many `outputs` can be stored so, for all who read it."""
         is_aligned = len(outputs) == 1 or not any(size % self.part_per for size in outputs)
         return is_aligned and not sum(outputs) % self.outputs_per and not inputs % self.inputs_per
 
@@ -44,7 +44,7 @@ class CompressedForm:
         return {"targets": ["Linear"], "weights": dict(self.weights), "input_activations": inputs}
 
     def tensors(self, weight: torch.Tensor) -> Tensors:
-        """What stands for weight [N, K]."""
+        """Returns what stands for weight [N, K]."""
         form = self.round(weight)
         if isinstance(form, GroupForm):
             shape = torch.tensor(form.codes.shape, dtype=torch.int64)

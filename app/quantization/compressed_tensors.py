@@ -7,23 +7,23 @@ Weights are always what the checkpoint stands for. Activations are quantized whe
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
 import torch
 
-from app.engine.quantization.base import QuantMethod, StoredModule
-from app.engine.quantization.fp8_conditions import check_fp8
-from app.engine.quantization.packed_integers import PackedIntegers
-from app.engine.quantization.stored_fp4 import StoredFp4
-from app.engine.quantization.stored_fp8 import PER_OUTPUT, PER_TENSOR, StoredFp8
-from app.engine.quantization.stored_int8 import StoredInt8
-from app.engine.quantization.stored_mxfp8 import StoredMxFp8
 from app.errors import UnsupportedError
 from app.kernels.gemm.lookup import MX_GROUP
+from app.quantization.base import QuantMethod, StoredModule
+from app.quantization.fp8_conditions import check_fp8
+from app.quantization.name_patterns import PatternTime
+from app.quantization.packed_integers import PackedIntegers
+from app.quantization.stored_fp4 import StoredFp4
+from app.quantization.stored_fp8 import PER_OUTPUT, PER_TENSOR, StoredFp8
+from app.quantization.stored_int8 import StoredInt8
+from app.quantization.stored_mxfp8 import StoredMxFp8
 
 _CLASSES = {"linear": "Linear", "head": "Linear", "embedding": "Embedding"}
 _SPARSE = ("marlin-24", "sparse-bitmask", "sparse-24-bitmask")
@@ -146,6 +146,7 @@ class CompressedTensors(QuantMethod):
 
     groups: tuple[Group, ...]
     ignored: tuple[str, ...]
+    patterns: PatternTime = field(default_factory=PatternTime, compare=False, repr=False)
 
     def check(self, device: torch.device, dtype: torch.dtype) -> None:
         """Fp8 has the same conditions as where it is made while loading."""
@@ -155,15 +156,22 @@ class CompressedTensors(QuantMethod):
     def method_of(self, module: StoredModule) -> QuantMethod | None:
         """That of the group whose targets name the module, or else its class."""
         kind = _CLASSES[module.kind]
-        if module.is_plain or _matches(self.ignored, module.name, kind):
+        if module.is_plain or self._matches(self.ignored, module.name, kind):
             return None
-        named = (group for group in self.groups if _matches(set(group.targets) - {kind}, module.name, kind))
+        named = (group for group in self.groups if self._matches(set(group.targets) - {kind}, module.name, kind))
         of_class = (group for group in self.groups if kind in group.targets)
         group = next(chain(named, of_class), None)
         if group is None:
             return None
         method = group.method(module.dtype)
         return method.of_module(module) if isinstance(method, PackedIntegers) else method
+
+    def _matches(self, patterns: Iterable[str], name: str, kind: str) -> bool:
+        """True if one is the module's name, its class or, after `re:`, a pattern at the beginning of its name."""
+        return any(
+            self.patterns.begins(pattern[3:], name) if pattern.startswith("re:") else pattern in (name, kind)
+            for pattern in patterns
+        )
 
     @classmethod
     def of_checkpoint(cls, scheme: Mapping[str, Any]) -> QuantMethod:
@@ -200,11 +208,3 @@ def _group(name: str, group: Mapping[str, Any], whole: str) -> Group:
     if group.get("output_activations"):
         raise read.refuse("output_activations")
     return read
-
-
-def _matches(patterns: Iterable[str], name: str, kind: str) -> bool:
-    """Whether one is the module's name, its class or, after `re:`, a pattern at the beginning of its name."""
-    return any(
-        re.match(pattern[3:], name) is not None if pattern.startswith("re:") else pattern in (name, kind)
-        for pattern in patterns
-    )

@@ -1,4 +1,5 @@
-"""What `quantization_config` of a checkpoint may hold, whatever its method: fields have types, and errors name them."""
+"""Checks what `quantization_config` of a checkpoint may hold, whatever its method: fields have types, and errors
+name them."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from app.errors import MantaError, UnsupportedError
+from app.quantization.name_patterns import MOST_CHARS, check_pattern
 
 _LARGEST = 1 << 31  # no count is as large
 ROOT = "quantization_config"
@@ -37,24 +39,17 @@ def check_fields(config: Mapping[str, Any], path: str = ROOT) -> None:
             if not holds(value):
                 raise UnsupportedError(f"{place} is {value!r}, not {expected}", param="model")
             for pattern in _patterns(key, value):
-                _compile(pattern, place)
+                check_pattern(pattern, place)
         if isinstance(value, Mapping):
             check_fields(value, place)
 
 
 def _patterns(key: str, value: Any) -> list[str]:
-    if key in ("targets", "ignore", "exclude"):
+    if key in ("targets", "ignore", "exclude", "kv_cache_group", "layer_quant_config"):
         return [one.removeprefix("re:") for one in value if one.startswith("re:")]
     if key == "dynamic" and isinstance(value, Mapping):
         return [one.removeprefix("-:").removeprefix("+:") for one in value]
     return list(value) if key == "extra_config" else []
-
-
-def _compile(pattern: str, place: str) -> None:
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        raise UnsupportedError(f"{place}: {pattern!r} is no pattern: {error}", param="model") from None
 
 
 def _is_number(value: Any) -> bool:
@@ -86,7 +81,7 @@ def _is_product(value: Any) -> bool:
 
 
 def _are_names(value: Any) -> bool:
-    return isinstance(value, list | tuple) and all(isinstance(one, str) for one in value)
+    return isinstance(value, list | tuple) and all(isinstance(one, str) and len(one) <= MOST_CHARS for one in value)
 
 
 def _is_object(value: Any) -> bool:
@@ -107,7 +102,7 @@ def _are_objects(value: Any) -> bool:
 
 _Field = tuple[str, Callable[[Any], bool]]
 _NUMBER: _Field = ("a whole number", _is_number)
-_NAMES: _Field = ("a list of names", _are_names)
+_NAMES: _Field = (f"a list of names of at most {MOST_CHARS} characters", _are_names)
 _FLAG: _Field = ("true or false", _is_flag)
 _OBJECT: _Field = ("an object", _is_object)
 _TABLE: _Field = ("an object of objects", _is_table)

@@ -1,5 +1,5 @@
-"""What a stored weight is once it is unpacked, whatever format it came from: the numbers of this rank's share in rows
-and columns, with their scales. Each form makes the weight of one kernel (app/kernels/gemm).
+"""Defines what a stored weight is once it is unpacked, whatever format it came from: the numbers of this rank's share
+in and columns, with their scales. Each form makes the weight of one kernel (app/kernels/gemm).
 
 Forms of a kind lie side by side where a fused layer's parts were loaded apart.
 """
@@ -30,7 +30,7 @@ class WeightForm(ABC):
 
     @abstractmethod
     def pack(self) -> PackedWeight | None:
-        """What multiplies by it; None: the plain tensor does, as it is."""
+        """Returns what multiplies by it; None: the plain tensor does, as it is."""
 
     def dequantize(self) -> torch.Tensor:
         """The weight in fp32, [N, K]; UnsupportedError where only its kernel knows it."""
@@ -48,7 +48,7 @@ class WeightForm(ABC):
         return cast("Self", replace(cast("Any", self), **merged))
 
     def _agrees(self, other: WeightForm) -> bool:
-        """Whether the other is stored alike, up to the numbers in its rows."""
+        """True if the other is stored alike, up to the numbers in its rows."""
         for field in fields(cast("Any", self)):
             mine, theirs = getattr(self, field.name), getattr(other, field.name)
             if (mine is None) != (theirs is None):
@@ -90,7 +90,7 @@ class PlainForm(WeightForm):
 
 @dataclass(slots=True, frozen=True)
 class PackedForm(WeightForm):
-    """What a method with a kernel of its own has packed already."""
+    """Holds what a method with a kernel of its own has packed already."""
 
     can_join: ClassVar[bool] = False
     packed: PackedWeight

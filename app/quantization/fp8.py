@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from app.engine.quantization.base import QuantMethod, WeightShares
-from app.engine.quantization.forms import PlainForm, WeightForm
-from app.engine.quantization.fp8_checkpoint import Fp8Checkpoint
-from app.engine.quantization.fp8_conditions import check_fp8
-from app.engine.quantization.rounding import to_fp8_rows
+from app.quantization.base import QuantMethod, WeightShares
+from app.quantization.forms import PlainForm, WeightForm
+from app.quantization.fp8_checkpoint import Fp8Checkpoint
+from app.quantization.fp8_conditions import check_fp8
+from app.quantization.rounding import to_fp8_rows
 
 
 class Fp8Method(QuantMethod):

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 
 import torch
 
-from app.engine.quantization.base import QuantMethod, WeightShares
-from app.engine.quantization.forms import WeightForm
-from app.engine.quantization.fp8_conditions import check_fp8
-from app.engine.quantization.rounding import to_fp8_blocks
+from app.quantization.base import QuantMethod, WeightShares
+from app.quantization.forms import WeightForm
+from app.quantization.fp8_conditions import check_fp8
+from app.quantization.rounding import to_fp8_blocks
 
 BLOCK = (128, 128)
 

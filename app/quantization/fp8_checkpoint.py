@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from app.engine.quantization.base import QuantMethod, ReadableTensor, StoredModule
-from app.engine.quantization.fp8_conditions import check_fp8
-from app.engine.quantization.stored_fp8 import PER_OUTPUT, PER_TENSOR, StoredFp8
 from app.errors import UnsupportedError
 from app.kernels.gemm.fp8 import FP8
+from app.quantization.base import QuantMethod, ReadableTensor, StoredModule
+from app.quantization.fp8_conditions import check_fp8
+from app.quantization.stored_fp8 import PER_OUTPUT, PER_TENSOR, StoredFp8
 
 _STATIC = ("input_scale", "activation_scale")
 _SCALES = ("weight_scale", "weight_scale_inv")  # both multiply; transformers writes the second one of tensors, too
@@ -33,7 +33,7 @@ class Fp8Checkpoint(QuantMethod):
         check_fp8("an fp8 checkpoint", "take one that is not quantized", device, dtype)
 
     def method_of(self, module: StoredModule) -> QuantMethod | None:
-        """What lies there tells; without a checkpoint, the names of modules left as they were."""
+        """Decides by what lies there; without a checkpoint, by the names of modules left as they were."""
         if module.tensors is None:
             skipped = module.kind != "linear" or any(is_named(name, module.name) for name in self.skipped)
             block = self.block or PER_TENSOR
@@ -71,5 +71,5 @@ class Fp8Checkpoint(QuantMethod):
 
 
 def is_named(name: str, module: str) -> bool:
-    """Whether `name` is a module's, one around it, or the last part of one."""
+    """True if `name` is a module's, one around it, or the last part of one."""
     return name == module or module.startswith(f"{name}.") or module.endswith(f".{name}")

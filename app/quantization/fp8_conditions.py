@@ -1,4 +1,4 @@
-"""Where fp8 can be computed."""
+"""Tells where fp8 can be computed."""
 
 from __future__ import annotations
 

@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 
-from app.engine.gguf.blocks import BLOCK_TYPES
-from app.engine.quantization.base import Dim, Leaf, QuantMethod, StoredModule, WeightShares
-from app.engine.quantization.forms import GroupForm, TableForm, WeightForm
-from app.engine.quantization.gguf_blocks import unpack_blocks
+from app.checkpoints.gguf.blocks import BLOCK_TYPES
+from app.checkpoints.tensors.leaf import Dim, Leaf
 from app.errors import CheckpointError
+from app.quantization.base import QuantMethod, StoredModule, WeightShares
+from app.quantization.forms import GroupForm, TableForm, WeightForm
+from app.quantization.gguf_blocks import unpack_blocks
 
 _EXPERT = re.compile(r"\.experts\.\d+\.")
 

@@ -1,4 +1,4 @@
-"""What the blocks of GGUF's types hold: codes of few bits, with scales (and offsets) for groups of a row.
+"""Describes what the blocks of GGUF's types hold: codes of few bits, with scales (and offsets) for groups of a row.
 
 The layouts are ggml's (`ggml-quants.c`): 32 numbers with a scale in fp16, or 256 with scales of scales ("K"). A number
 is code * scale + offset; without offsets, codes are symmetric around half their range; with a table it is

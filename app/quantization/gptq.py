@@ -3,18 +3,19 @@ the inputs, groups in any order, and rules for single modules."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from app.engine.quantization.base import Dim, Leaf, QuantMethod, StoredModule, WeightShares
-from app.engine.quantization.bits import unpack_bits, words_of
-from app.engine.quantization.forms import GroupForm, WeightForm
-from app.engine.quantization.input_order import is_ordered, sorted_groups
+from app.checkpoints.tensors.leaf import Dim, Leaf
 from app.errors import CheckpointError, UnsupportedError
+from app.quantization.base import QuantMethod, StoredModule, WeightShares
+from app.quantization.bits import unpack_bits, words_of
+from app.quantization.forms import GroupForm, WeightForm
+from app.quantization.input_order import is_ordered, sorted_groups
+from app.quantization.name_patterns import PatternTime
 
 _BITS = (2, 3, 4, 8)
 _OF_RULES = ("bits", "group_size")  # of what a rule may say: the rest, `g_idx` and the zeros say
@@ -76,7 +77,7 @@ class StoredGptq(QuantMethod):
 
 @dataclass(slots=True, frozen=True)
 class Rule:
-    """What holds for modules of certain names."""
+    """Says what holds for modules of certain names."""
 
     pattern: str
     options: tuple[tuple[str, Any], ...] | None  # None: they are left as they were
@@ -99,12 +100,13 @@ class Gptq(QuantMethod):
     head: bool
     rules: tuple[Rule, ...]
     in_order: bool = True  # False: each quantized module says by `g_idx` which inputs make a group
+    patterns: PatternTime = field(default_factory=PatternTime, compare=False, repr=False)
 
     def method_of(self, module: StoredModule) -> QuantMethod | None:
         """The method of the first rule that fits its name; a module that lies there as a plain weight is one."""
         if module.is_plain or module.kind == "embedding" or (module.kind == "head" and not self.head):
             return None
-        rule = next((rule for rule in self.rules if re.match(rule.pattern, module.name)), Rule("", ()))
+        rule = next((rule for rule in self.rules if self.patterns.begins(rule.pattern, module.name)), Rule("", ()))
         if rule.options is None:
             return None
         options = dict(rule.options)

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import torch
 
-from app.engine.quantization.base import StoredModule
-from app.engine.quantization.forms import GroupForm
 from app.errors import CheckpointError
+from app.quantization.base import StoredModule
+from app.quantization.forms import GroupForm
 
 SHORT = 16
 
 
 def is_ordered(module: StoredModule, name: str, size: int, *, must_say: bool = False) -> bool:
-    """Whether the index `name` says that groups are not of `size` inputs side by side; -1 throughout says that they
+    """True if the index `name` says that groups are not of `size` inputs side by side; -1 throughout says that they
     are. CheckpointError where it names no group of an input, or `must_say` so and is not there."""
     index = (module.tensors or {}).get(name)
     if index is None:

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 import torch
 
-from app.engine.quantization.base import QuantMethod, WeightShares
-from app.engine.quantization.forms import WeightForm
-from app.engine.quantization.rounding import to_int8_rows
+from app.quantization.base import QuantMethod, WeightShares
+from app.quantization.forms import WeightForm
+from app.quantization.rounding import to_int8_rows
 
 
 class Int8Method(QuantMethod):

@@ -1,6 +1,6 @@
 """Checkpoints of NVIDIA's ModelOpt: fp8 with a scale for each tensor or block, MXFP8, and NVFP4.
 
-Their configuration stands in config.json, in older ones in hf_quant_config.json (app/engine/model_info.py).
+Their configuration stands in config.json, in older ones in hf_quant_config.json (app/checkpoints/model_info.py).
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
-from app.engine.quantization.base import QuantMethod, StoredModule
-from app.engine.quantization.fp8_checkpoint import is_named
-from app.engine.quantization.fp8_conditions import check_fp8
-from app.engine.quantization.stored_fp4 import StoredFp4
-from app.engine.quantization.stored_fp8 import PER_OUTPUT, PER_TENSOR, StoredFp8
-from app.engine.quantization.stored_mxfp8 import StoredMxFp8
 from app.errors import UnsupportedError
+from app.quantization.base import QuantMethod, StoredModule
+from app.quantization.fp8_checkpoint import is_named
+from app.quantization.fp8_conditions import check_fp8
+from app.quantization.stored_fp4 import StoredFp4
+from app.quantization.stored_fp8 import PER_OUTPUT, PER_TENSOR, StoredFp8
+from app.quantization.stored_mxfp8 import StoredMxFp8
 
 _INPUTS = ("input_scale", "pre_quant_scale")
 _FP8 = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "FP8_PB_REAL")

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from typing import Any
 
-from app.engine.quantization.base import QuantMethod, StoredModule
-from app.engine.quantization.stored_fp4 import StoredFp4
+from app.quantization.base import QuantMethod, StoredModule
+from app.quantization.stored_fp4 import StoredFp4
 
 GROUP = 32  # inputs that share a scale
 

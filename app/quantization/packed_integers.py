@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from app.engine.quantization.base import Dim, Leaf, QuantMethod, StoredModule, WeightShares
-from app.engine.quantization.bits import unpack_bits, words_of
-from app.engine.quantization.forms import GroupForm, WeightForm
-from app.engine.quantization.input_order import is_ordered, sorted_groups
+from app.checkpoints.tensors.leaf import Dim, Leaf
+from app.quantization.base import QuantMethod, StoredModule, WeightShares
+from app.quantization.bits import unpack_bits, words_of
+from app.quantization.forms import GroupForm, WeightForm
+from app.quantization.input_order import is_ordered, sorted_groups
 
 _INDEX = "weight_g_idx"
 

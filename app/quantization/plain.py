@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import torch
 
-from app.engine.quantization.base import QuantMethod
 from app.kernels.gemm import PackedWeight, pack_weight
+from app.quantization.base import QuantMethod
 
 
 class PlainMethod(QuantMethod):

@@ -7,25 +7,26 @@ else they stay as they are, which loses nothing.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
 
-from app.engine.quantization.awq import unpacked_words
-from app.engine.quantization.base import Dim, Leaf, QuantMethod, StoredModule, WeightShares
-from app.engine.quantization.bits import unpack_bits
-from app.engine.quantization.forms import GroupForm, WeightForm
-from app.engine.quantization.fp8_conditions import check_fp8
-from app.engine.quantization.stored_fp4 import StoredFp4
-from app.engine.quantization.stored_fp8 import PER_OUTPUT, PER_TENSOR, StoredFp8
-from app.engine.quantization.stored_int8 import StoredInt8
-from app.engine.quantization.stored_mxfp8 import StoredMxFp8
+from app.checkpoints.tensors.leaf import Dim, Leaf
 from app.errors import UnsupportedError
 from app.kernels.gemm.lookup import MX_GROUP
+from app.quantization.awq import unpacked_words
+from app.quantization.base import QuantMethod, StoredModule, WeightShares
+from app.quantization.bits import unpack_bits
+from app.quantization.forms import GroupForm, WeightForm
+from app.quantization.fp8_conditions import check_fp8
+from app.quantization.name_patterns import PatternTime
+from app.quantization.stored_fp4 import StoredFp4
+from app.quantization.stored_fp8 import PER_OUTPUT, PER_TENSOR, StoredFp8
+from app.quantization.stored_int8 import StoredInt8
+from app.quantization.stored_mxfp8 import StoredMxFp8
 
 _FP8 = "fp8_e4m3"
 _INPUTS = ("input_scale", "input_zero_point")
@@ -74,7 +75,7 @@ class StoredQuarkInt4(QuantMethod):
 
 @dataclass(slots=True, frozen=True)
 class Scheme:
-    """How the layers that `name` stands for are quantized: Quark's tables, one or two levels of each."""
+    """Says how the layers that `name` stands for are quantized: Quark's tables, one or two levels of each."""
 
     name: str
     weight: tuple[Mapping[str, Any], ...]
@@ -116,14 +117,14 @@ class Scheme:
         return size
 
     def _is_whole(self) -> bool:
-        """Whether a tensor has one scale, not one for each output."""
+        """True if a tensor has one scale, not one for each output."""
         scheme, axis = self.weight[0].get("qscheme"), self.weight[0].get("ch_axis")
         if scheme not in ("per_tensor", "per_channel") or (scheme == "per_channel" and axis not in (None, 0)):
             raise self.refuse(f"weight with qscheme={scheme!r}, ch_axis={axis!r}")
         return bool(scheme == "per_tensor")
 
     def _static(self, dtype: str) -> bool:
-        """Whether activations of `dtype` have a scale that is stored."""
+        """True if activations of `dtype` have a scale that is stored."""
         inputs = self.inputs[0] if len(self.inputs) == 1 else {}
         if inputs.get("dtype") != dtype:
             raise self.refuse(f"weight of {dtype}, input_tensors of {inputs.get('dtype')}")
@@ -159,6 +160,7 @@ class Quark(QuantMethod):
     everywhere: Scheme
     layers: tuple[Scheme, ...]  # by patterns of names; the first that fits
     excluded: tuple[str, ...]
+    patterns: PatternTime = field(default_factory=PatternTime, compare=False, repr=False)
 
     def check(self, device: torch.device, dtype: torch.dtype) -> None:
         """Fp8 has the same conditions as where it is made while loading."""
@@ -167,9 +169,13 @@ class Quark(QuantMethod):
 
     def method_of(self, module: StoredModule) -> QuantMethod | None:
         """That of the first pattern which fits the module's name, or else the one of all layers."""
-        if module.is_plain or module.kind == "embedding" or any(_fits(name, module.name) for name in self.excluded):
+
+        def fits(pattern: str) -> bool:
+            return _fits(pattern, module.name, self.patterns)
+
+        if module.is_plain or module.kind == "embedding" or any(map(fits, self.excluded)):
             return None
-        found = next((scheme for scheme in self.layers if _fits(scheme.name, module.name)), self.everywhere)
+        found = next((scheme for scheme in self.layers if fits(scheme.name)), self.everywhere)
         return found.method(module.dtype)
 
     @classmethod
@@ -184,15 +190,16 @@ class Quark(QuantMethod):
             raise UnsupportedError(f"quark: {found}; take a checkpoint with real_quantized weights", param="model")
         if scheme.get("layer_type_quant_config"):
             raise UnsupportedError("quark: layer_type_quant_config is not read", param="model")
+        patterns = PatternTime()
         cache = tuple(export.get("kv_cache_group") or ())
         layers = tuple(
-            _scheme(name, table, packing, any(_fits(pattern, name) or pattern == name for pattern in cache))
+            _scheme(name, table, packing, any(_fits(pattern, name, patterns) or pattern == name for pattern in cache))
             for name, table in (scheme.get("layer_quant_config") or {}).items()
         )
         whole = _scheme("global_quant_config", scheme.get("global_quant_config") or {}, packing, False)
         for one in (whole, *layers):
             one.method(torch.float32)
-        return cls(whole, layers, tuple(scheme.get("exclude") or ()))
+        return cls(whole, layers, tuple(scheme.get("exclude") or ()), patterns)
 
 
 def _scheme(name: str, table: Mapping[str, Any], packing: str, cached: bool) -> Scheme:
@@ -209,8 +216,8 @@ def _levels(tables: Any) -> tuple[Mapping[str, Any], ...]:
     return () if not tables else (tables,) if isinstance(tables, Mapping) else tuple(tables)
 
 
-def _fits(pattern: str, name: str) -> bool:
+def _fits(pattern: str, name: str, patterns: PatternTime) -> bool:
     """A name, a pattern of a shell, or after `re:` one of Python's at the beginning of the name."""
     if pattern.startswith("re:"):
-        return re.match(pattern[3:], name) is not None
+        return patterns.begins(pattern[3:], name)
     return pattern == name or fnmatchcase(name, pattern)

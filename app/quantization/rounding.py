@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from app.engine.quantization.forms import Fp8BlockForm, Fp8RowForm, GroupForm, Int8RowForm
 from app.kernels.gemm.fp8 import FP8, LARGEST, LEAST_SCALE, quantize_rows
+from app.quantization.forms import Fp8BlockForm, Fp8RowForm, GroupForm, Int8RowForm
 
 
 def to_fp8_rows(weight: torch.Tensor) -> Fp8RowForm:

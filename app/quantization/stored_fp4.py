@@ -8,11 +8,12 @@ from dataclasses import dataclass
 
 import torch
 
-from app.engine.quantization.base import Dim, Leaf, QuantMethod, WeightShares
-from app.engine.quantization.bits import unpack_bits
-from app.engine.quantization.forms import TableForm, WeightForm
+from app.checkpoints.tensors.leaf import Dim, Leaf
 from app.kernels.gemm.fp8 import FP8
 from app.kernels.gemm.stored import E2M1
+from app.quantization.base import QuantMethod, WeightShares
+from app.quantization.bits import unpack_bits
+from app.quantization.forms import TableForm, WeightForm
 
 _BYTES = Dim("input", 2)
 

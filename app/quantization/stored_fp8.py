@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
-from app.engine.quantization.base import Dim, Leaf, QuantMethod, WeightShares
-from app.engine.quantization.forms import Fp8BlockForm, Fp8RowForm, WeightForm
+from app.checkpoints.tensors.leaf import Dim, Leaf
 from app.kernels.gemm.fp8 import FP8
+from app.quantization.base import QuantMethod, WeightShares
+from app.quantization.forms import Fp8BlockForm, Fp8RowForm, WeightForm
 
 PER_TENSOR = (0, 0)
 PER_OUTPUT = (1, 0)

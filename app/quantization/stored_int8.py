@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import torch
 
-from app.engine.quantization.base import Dim, Leaf, QuantMethod, WeightShares
-from app.engine.quantization.forms import GroupForm, Int8RowForm, WeightForm
+from app.checkpoints.tensors.leaf import Dim, Leaf
+from app.quantization.base import QuantMethod, WeightShares
+from app.quantization.forms import GroupForm, Int8RowForm, WeightForm
 
 
 @dataclass(slots=True, frozen=True)

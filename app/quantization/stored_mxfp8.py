@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 import torch
 
-from app.engine.quantization.base import Dim, Leaf, QuantMethod, WeightShares
-from app.engine.quantization.forms import Fp8BlockForm, WeightForm
+from app.checkpoints.tensors.leaf import Dim, Leaf
 from app.kernels.gemm.fp8 import FP8
 from app.kernels.gemm.lookup import MX_GROUP
+from app.quantization.base import QuantMethod, WeightShares
+from app.quantization.forms import Fp8BlockForm, WeightForm
 
 _GROUPS = Dim("input", MX_GROUP)
 

@@ -14,11 +14,12 @@ from typing import Any
 
 import torch
 
-from app.engine.quantization.base import Dim, Leaf, QuantMethod, ReadableTensor, StoredModule, WeightShares
-from app.engine.quantization.forms import Fp8RowForm, GroupForm, Int8RowForm, WeightForm
-from app.engine.quantization.fp8_conditions import check_fp8
+from app.checkpoints.tensors.leaf import Dim, Leaf
 from app.errors import CheckpointError, UnsupportedError
 from app.kernels.gemm.fp8 import FP8
+from app.quantization.base import QuantMethod, ReadableTensor, StoredModule, WeightShares
+from app.quantization.forms import Fp8RowForm, GroupForm, Int8RowForm, WeightForm
+from app.quantization.fp8_conditions import check_fp8
 
 _DATA, _SCALE, _ZERO = "_weight_qdata", "_weight_scale", "_weight_zero_point"
 _NOT_READ = ("_weight_act_pre_scale", "_weight_scale_and_zero", "_weight_per_tensor_scale")

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import torch
 
-from app.engine.quantization.base import QuantMethod, WeightShares
-from app.engine.quantization.forms import WeightForm
-from app.engine.quantization.rounding import to_int4_groups
+from app.quantization.base import QuantMethod, WeightShares
+from app.quantization.forms import WeightForm
+from app.quantization.rounding import to_int4_groups
 
 GROUP = 128
 

@@ -1,4 +1,5 @@
-"""Whether a step's decodes share enough of their prefixes to read these once (app/kernels/attention/triton_cascade.py).
+"""Tells whether a step's decodes share enough of their prefixes to read these once
+(app/kernels/attention/triton_cascade.py).
 
 Finding the groups and one more launch a layer cost a few microseconds, which an ordinary step does not pay: the host
 decides for each step, from its copy of the block tables.
@@ -12,10 +13,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from app.config import EngineConfig
-from app.engine.layers.attention_layer import AttentionLayer
-from app.engine.worker.row_state import RowState
+from app.config.engine import EngineConfig
 from app.errors import ConfigError
+from app.layers.attention_layer import AttentionLayer
+from app.worker.rows.row_state import RowState
 
 # Bytes that one layer must save. The extra launch and its share of the search take 4 us, in which an H200 reads 17 MB;
 # and what many requests read is partly in its L2 cache anyway.
@@ -49,7 +50,7 @@ class CascadeChoice:
         return f"shared prefixes: read once where a step's decodes save {self._least} positions or more"
 
     def wanted(self, rows: NDArray[np.int64]) -> bool:
-        """Whether decodes of these rows, one token each, gain by it; their step message was applied to the state."""
+        """True if decodes of these rows, one token each, gain by it; their step message was applied to the state."""
         if len(rows) < 2 or self._least is None:
             return len(rows) >= 2
         if self._entered != self._state.num_entered or len(self._answers) >= MOST_ANSWERS:

@@ -1,4 +1,4 @@
-"""Which device, type and how many threads a worker uses, and why."""
+"""Chooses which device, type and how many threads a worker uses, and says why."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import os
 import torch
 
 from app.backends import OWN_PROCESS
-from app.config import EngineConfig
-from app.engine.model_info import ModelInfo
+from app.checkpoints.model_info import ModelInfo
+from app.config.engine import EngineConfig
 from app.errors import ConfigError
 from app.platforms import platform_of, select_platform
 

@@ -42,7 +42,7 @@ class HostCopy:
 
     @property
     def num_bytes(self) -> int:
-        """What the storages hold."""
+        """Counts the bytes that the storages hold."""
         return sum(self._sizes)
 
     def restore(self) -> None:

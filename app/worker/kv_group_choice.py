@@ -1,4 +1,4 @@
-"""Which groups the model's layers form, so that those with a sliding window keep no more than their window.
+"""Decides which groups the model's layers form, so that those with a sliding window keep no more than their window.
 
 A stage of a pipeline knows its own layers only, but there is one set of block tables for all stages: they tell each
 other first what their layers see, and then come to the same groups.
@@ -11,12 +11,12 @@ from dataclasses import replace
 
 import torch
 
-from app.config import EngineConfig
-from app.engine.attention.kv_cache import layer_specs
-from app.engine.kv_cache.kv_groups import WHOLE, Window, Windows, choose_groups
-from app.engine.layers.attention_layer import AttentionLayer
-from app.engine.layers.cache_spec import LayerCacheSpec
-from app.engine.layers.context import BuildContext
+from app.config.engine import EngineConfig
+from app.layers.attention_layer import AttentionLayer
+from app.layers.cache_spec import LayerCacheSpec
+from app.layers.context import BuildContext
+from app.records.kv_groups import WHOLE, Window, Windows, choose_groups
+from app.worker.attention.kv_cache import layer_specs
 
 MOST_LAYERS = 1024  # of a stage
 _ALL, _NO_LAYER, _OTHER_SHAPE = 0, -1, -2

@@ -1,4 +1,4 @@
-"""How many KV-cache blocks: as configured, or what memory allows.
+"""Decides how many KV-cache blocks there are: as configured, or what memory allows.
 
 On a GPU a full step is run first, so that what activations need is measured and not guessed.
 """
@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from app.config import EngineConfig
-from app.engine.attention.kv_cache import KVCacheSpec
-from app.engine.kv_cache.kv_groups import WHOLE
+from app.config.engine import EngineConfig
 from app.errors import ConfigError
 from app.platforms import platform_of
+from app.records.kv_groups import WHOLE
+from app.worker.attention.kv_cache import KVCacheSpec
 
 MIB = 1 << 20
 # The limit for each group of layers. The host keeps an object for each block; only a tiny model on a large GPU could

@@ -1,4 +1,4 @@
-"""What a rank's device memory holds, as a dump of torch's allocator (opened by pytorch.org/memory_viz)."""
+"""Dumps what a rank's device memory holds, by torch's allocator (opened by pytorch.org/memory_viz)."""
 
 from __future__ import annotations
 

@@ -7,17 +7,18 @@ its cache), the head (what ends a step), the features that follow rows, and how 
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
-from app.engine.row_feature import RowFeatures
-from app.engine.step import ModelRunnerOutput, SchedulerOutput
-from app.engine.worker.cascade_choice import CascadeChoice
-from app.engine.worker.forward_pass import ForwardPass
-from app.engine.worker.graphs.decode_step import Decode
-from app.engine.worker.heads.base import Head
-from app.engine.worker.input_batch import build_input_batch, check_rows
-from app.engine.worker.pending_step import CopyStream, PendingStep, StepClock, StepResults
-from app.engine.worker.row_state import RowState
 from app.platforms import platform_of
+from app.records.step import ModelRunnerOutput, SchedulerOutput
+from app.worker.cascade_choice import CascadeChoice
+from app.worker.forward_pass import ForwardPass
+from app.worker.graphs.static_step import CASCADE, DRAFTS, MOST_EMPTY, Static, StepKey
+from app.worker.heads.base import Head
+from app.worker.rows.input_batch import build_input_batch, check_rows
+from app.worker.rows.pending_step import CopyStream, PendingStep, StepClock, StepResults
+from app.worker.rows.row_state import RowState
+from app.worker.rows.worker_feature import WorkerFeatures
 
 
 class ModelRunner:
@@ -28,16 +29,16 @@ class ModelRunner:
         forward: ForwardPass,
         state: RowState,
         head: Head,
-        features: RowFeatures,
+        features: WorkerFeatures,
         cascade: CascadeChoice | None = None,  # None: no step reads shared prefixes once
-        decode: Decode | None = None,  # how steps that only decode run; None: as all others
+        static: Static | None = None,  # how steps that only decode run; None: as all others
     ) -> None:
         self._forward = forward
         self._state = state
         self._head = head
         self._features = features
         self._cascade = cascade
-        self._decode = decode
+        self._static = static
         self._runtime = platform_of(state.device).runtime
         self._copy = CopyStream.of(state.device)
 
@@ -49,11 +50,13 @@ class ModelRunner:
         self._state.apply(step)
         if len(step.rows) == 0:
             return PendingStep(self._head.empty(step.step_id), clock, self._copy)
-        decode = self._decode
-        if decode is not None and _is_decode(step) and decode.size_for(len(step.rows)) is not None:
-            results = self._static(step, decode)
+        rows = step.rows.astype(np.int64)
+        key = None if self._static is None else self._key_for(step, rows, self._static)
+        if self._static is not None and key is not None:
+            results = self._run_static(step, rows, self._static, key)
         else:
-            results = self._dynamic(step)
+            results = self._run(step)
+        self._features.after(step, results)
         self._state.advance(step)
         return PendingStep(results, clock, self._copy)
 
@@ -63,44 +66,54 @@ class ModelRunner:
 
     def release_graphs(self) -> None:
         """Free the graphs, whose addresses no longer hold; steps that only decode then run as all others."""
-        if self._decode is not None:
-            self._decode.release()
-            self._decode = None
+        if self._static is not None:
+            self._static.release()
+            self._static = None
 
     def close(self) -> None:
         """Free what features hold outside of the device's memory."""
         self._features.close()
 
-    def _dynamic(self, step: SchedulerOutput) -> StepResults:
+    def _run(self, step: SchedulerOutput) -> StepResults:
         """A step of any mix of prefills and decodes."""
         batch = build_input_batch(step, self._state)
         if self._cascade is not None:
             decodes = step.rows[: batch.attention.num_decodes].astype(np.int64)
             batch.attention.cascade = self._cascade.wanted(decodes)
-        self._features.inputs(batch)
-        hidden = self._forward.run(batch.input_ids, batch.positions, batch.attention, batch.layer_inputs)
-        results = self._head.finish(step, batch, hidden)
-        self._features.after(batch, hidden, results)
-        return results
+        parts = self._features.parts_of(batch.host.rows)
+        self._features.inputs(batch.view, parts)
+        received = self._forward.receive(len(batch.positions))
+        ctx = self._forward.context(batch.positions, batch.attention, received, batch.view.layer_inputs)
+        hidden = self._forward.run(batch.input_ids, ctx)
+        self._features.hidden(batch.view, hidden, parts)
+        return self._head.finish(step, batch, hidden, ctx)
 
-    def _static(self, step: SchedulerOutput, decode: Decode) -> StepResults:
-        """A step in which each row brings one token and samples: over static tensors, on a GPU from graphs."""
-        head, static, count = self._head, decode.step, len(step.rows)
-        rows = step.rows.astype(np.int64)
-        lengths = self._state.num_computed_tokens[rows] + 1
-        check_rows(self._state, step, lengths)
-        parameters = head.parameters(rows)
-        shares = self._cascade is not None and self._cascade.wanted(rows)
-        cascade_size = decode.size_for(count, cascade=True) if shares else None
-        size = cascade_size or decode.size_for(count)
-        assert size is not None, "the caller asked"
-        static.load(rows, parameters)
-        received = self._forward.link.receive_hidden(count)
-        if static.received is not None and received is not None:
-            static.received[:count].copy_(received)
-        decode.forward(size, cascade=cascade_size is not None)
-        return head.finish_decode(step.step_id, decode, size, rows, lengths, parameters)
+    def _key_for(self, step: SchedulerOutput, rows: NDArray[np.int64], static: Static) -> StepKey | None:
+        """The static step that serves this one; None: none does, as a row has a prompt's tokens, or for its size."""
+        counts, drafts = step.num_scheduled_tokens, step.num_draft_tokens
+        if not step.samples.all() or int((counts if drafts is None else counts - drafts).max()) != 1:
+            return None
+        parts = self._features.parts_of(rows)
+        if drafts is not None:
+            key = static.key_for(len(rows), parts | {DRAFTS})
+            empty = 0 if key is None else key.size * static.step.places_each(key) - step.num_tokens
+            return key if empty <= MOST_EMPTY else None
+        if self._cascade is not None and self._cascade.wanted(rows):
+            shared = static.key_for(len(rows), parts | {CASCADE})
+            if shared is not None:
+                return shared
+        return static.key_for(len(rows), parts)
 
-
-def _is_decode(step: SchedulerOutput) -> bool:
-    return bool(step.samples.all()) and int(step.num_scheduled_tokens.max()) == 1
+    def _run_static(self, step: SchedulerOutput, rows: NDArray[np.int64], static: Static, key: StepKey) -> StepResults:
+        """A step in which each row samples behind its newest token and its drafts: on a GPU from graphs."""
+        inner = static.step
+        counts = step.num_scheduled_tokens if inner.places_each(key) > 1 else None  # None: one each
+        seq_lens = self._state.num_computed_tokens[rows] + (1 if counts is None else counts)
+        check_rows(self._state, step, seq_lens)
+        inner.inputs.load(rows, counts)
+        if inner.received is not None:
+            received = self._forward.receive(step.num_tokens)
+            assert received is not None
+            inner.received[inner.filled(key, step.num_scheduled_tokens)] = received
+        static.forward(key)
+        return self._head.finish_static(step, static, key, rows, seq_lens)

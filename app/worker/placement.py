@@ -1,26 +1,28 @@
-"""Where a worker computes and with whom: device, types, parallel groups, layers of its stage."""
+"""Decides where a worker computes and with whom: device, types, parallel groups, layers of its stage."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from app.config import EngineConfig
-from app.engine.attention.backend import select_attention
-from app.engine.attention.kv_cache import select_kv_dtype
-from app.engine.distributed.parallel_groups import ParallelGroups
-from app.engine.distributed.process_groups import connect_store, join_groups
-from app.engine.distributed.symmetric_all_reduce import with_small_all_reduce
-from app.engine.layers.context import BuildContext
-from app.engine.model_info import ModelInfo, fetch_model_weights
-from app.engine.models.implementation import check_settings
-from app.engine.parallel_plan import stage_layers
-from app.engine.quantization import select_quantization
-from app.engine.worker.device import enter_thread, num_threads, select_device, select_dtype
-from app.engine.worker_info import RendezvousInfo
+from app.checkpoints.model_info import ModelInfo, fetch_model_weights
+from app.config.engine import EngineConfig
+from app.distributed.parallel_groups import ParallelGroups
+from app.distributed.process_groups import connect_store, join_groups
+from app.distributed.symmetric_all_reduce import with_small_all_reduce
 from app.errors import ConfigError
+from app.kernels.attention import AttentionOps
+from app.layers.context import BuildContext
+from app.models.implementation import check_settings
 from app.platforms import platform_of
+from app.quantization import select_quantization
+from app.quantization.base import QuantMethod
+from app.records.parallel_plan import stage_layers
+from app.records.worker_info import RendezvousInfo
+from app.worker.attention.backend import select_attention
+from app.worker.attention.kv_cache import select_kv_dtype
+from app.worker.device import enter_thread, num_threads, select_device, select_dtype
 
 
 @dataclass(slots=True, frozen=True)
@@ -50,20 +52,36 @@ def place(config: EngineConfig, rank: int, local_rank: int, rendezvous: Rendezvo
     layers = stage_layers(info.num_layers, config.pipeline_parallel_size, config.pipeline_partition)
     scheme = info.quantization_scheme
     quantization, quantization_notes = select_quantization(config.quantization, scheme, device, dtype)
-    build = BuildContext(
-        dtype=dtype,
-        device=device,
-        max_model_len=config.max_model_len or info.max_position_embeddings,
-        attention_ops=ops,
-        groups=groups,
-        stage_layers=layers[groups.pp.rank],
-        quantization=quantization,
+    build = replace(
+        build_context(config, info, groups, dtype, device, ops, quantization),
         offload_bytes=offload_bytes(config, device, quantized=bool(quantization_notes)),
         kv_dtype=select_kv_dtype(config.kv_cache_dtype, device),
-        redundant_experts=config.num_redundant_experts if config.enable_eplb else None,
     )
     notes = [device_note, dtype_note, attention_note, *quantization_notes]
     return Placement(info, build, [*notes, *_parallel_notes(config, layers, all_reduce_note)])
+
+
+def build_context(
+    config: EngineConfig,
+    info: ModelInfo,
+    groups: ParallelGroups,
+    dtype: torch.dtype,
+    device: torch.device,
+    attention_ops: AttentionOps,
+    quantization: QuantMethod,
+) -> BuildContext:
+    """Makes the context of the rank with these groups, as far as its weights depend on it."""
+    stages = stage_layers(info.num_layers, config.pipeline_parallel_size, config.pipeline_partition)
+    return BuildContext(
+        dtype=dtype,
+        device=device,
+        max_model_len=config.max_model_len or info.max_position_embeddings,
+        attention_ops=attention_ops,
+        groups=groups,
+        stage_layers=stages[groups.pp.rank],
+        quantization=quantization,
+        redundant_experts=config.num_redundant_experts if config.enable_eplb else None,
+    )
 
 
 def offload_bytes(config: EngineConfig, device: torch.device, *, quantized: bool) -> int:

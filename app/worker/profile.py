@@ -1,4 +1,4 @@
-"""What a rank computes, as a trace of torch's profiler, from its making until `stop`.
+"""Records what a rank computes, as a trace of torch's profiler, from its making until `stop`.
 
 torch records one profile a process, of the thread that began it, and crashes if another thread or a second recording
 ends it: so both are refused here.

@@ -11,21 +11,22 @@ from pathlib import Path
 
 import torch
 
-from app.config import EngineConfig
-from app.engine.attention.backend import select_attention
-from app.engine.distributed.parallel_groups import ParallelGroups, RankGroup
-from app.engine.layers.context import BuildContext
-from app.engine.model_info import ModelInfo, fetch_model_weights
-from app.engine.models.implementation import check_settings
-from app.engine.models.kv_scales import find_kv_scales
-from app.engine.models.load_formats import open_checkpoint
-from app.engine.models.load_formats.base import targets
-from app.engine.models.load_formats.sharded_state import Layout, save_modules, save_rank
-from app.engine.models.loader import fill_model, fill_pooling_model, found_modules
-from app.engine.parallel_plan import refuse_stages, stage_layers
-from app.engine.quantization import select_quantization
-from app.engine.worker.device import DTYPES, select_dtype
+from app.checkpoints.model_info import ModelInfo, fetch_model_weights
+from app.config.engine import EngineConfig
+from app.distributed.parallel_groups import ParallelGroups, RankGroup
 from app.errors import ConfigError
+from app.layers.context import BuildContext
+from app.loading.kv_scales import find_kv_scales
+from app.loading.load_formats import open_checkpoint
+from app.loading.load_formats.base import targets
+from app.loading.load_formats.sharded_state import Layout, save_modules, save_rank
+from app.loading.loader import fill_model, fill_pooling_model, found_modules
+from app.models.implementation import check_settings
+from app.quantization import select_quantization
+from app.records.parallel_plan import refuse_stages
+from app.worker.attention.backend import select_attention
+from app.worker.device import DTYPES, select_dtype
+from app.worker.placement import build_context
 
 CPU = torch.device("cpu")
 WEIGHTS = shutil.ignore_patterns("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.index.json", ".*")
@@ -55,10 +56,7 @@ def save_sharded(config: EngineConfig, output: Path, done: Callable[[int], objec
         scales = {name: stored[name].whole() for name in find_kv_scales(stored, targets(model).keys())}
         save_rank(model, ctx, output, scales)
         done(rank)
-    stages = stage_layers(info.num_layers, config.pipeline_parallel_size, config.pipeline_partition)
-    partition = tuple(len(layers) for layers in stages)
-    sizes = config.tensor_parallel_size, config.pipeline_parallel_size
-    Layout(*sizes, partition, config.enable_expert_parallel, contexts[0].redundant_experts).save(output)
+    Layout.of(contexts, whole_experts=config.enable_expert_parallel).save(output)
 
 
 def _of_top(directory: Path) -> Callable[[str, list[str]], set[str]]:
@@ -72,14 +70,9 @@ def rank_contexts(config: EngineConfig, info: ModelInfo) -> Iterator[BuildContex
     dtype, _ = select_dtype(name, CPU, info)
     quantization, _ = select_quantization(None, info.quantization_scheme, CPU, dtype)
     attention, _ = select_attention("torch", CPU)
-    stages = stage_layers(info.num_layers, config.pipeline_parallel_size, config.pipeline_partition)
-    length = config.max_model_len or info.max_position_embeddings
-    for stage, layers in enumerate(stages):
+    for stage in range(config.pipeline_parallel_size):
         for rank in range(config.tensor_parallel_size):
             tp = RankGroup.unconnected(rank, config.tensor_parallel_size)
-            groups = ParallelGroups(tp, RankGroup.unconnected(stage, len(stages)))
+            groups = ParallelGroups(tp, RankGroup.unconnected(stage, config.pipeline_parallel_size))
             groups = groups.with_whole_experts() if config.enable_expert_parallel else groups
-            yield BuildContext(
-                dtype, CPU, length, attention, groups, layers, quantization,
-                redundant_experts=config.num_redundant_experts if config.enable_eplb else None,
-            )  # fmt: skip
+            yield build_context(config, info, groups, dtype, CPU, attention, quantization)

@@ -14,19 +14,19 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from app.config import EngineConfig
-from app.engine.layers.quantized_layer import QuantizedLayer
-from app.engine.models.base import EngineModel
-from app.engine.models.checkpoint import StoredTensor
-from app.engine.models.load_formats import open_checkpoint
-from app.engine.models.load_formats.base import LoadRequest, RankNames
-from app.engine.models.load_formats.dummy import Dummy
-from app.engine.models.loader import format_named, materialize_packed, names_of_other_ranks, pack
-from app.engine.models.weight_update import WeightUpdate, drop_packed
-from app.engine.worker.host_copy import HostCopy, empty, storages
-from app.engine.worker.placement import Placement
+from app.checkpoints.tensors.checkpoint import StoredTensor
+from app.config.engine import EngineConfig
 from app.errors import InvalidRequestError
+from app.layers.quantized_layer import QuantizedLayer
+from app.loading.load_formats import open_checkpoint
+from app.loading.load_formats.base import LoadRequest, RankNames
+from app.loading.load_formats.dummy import Dummy
+from app.loading.loader import format_named, materialize_packed, names_of_other_ranks, pack
+from app.loading.weight_update import WeightUpdate, drop_packed
+from app.models.base import EngineModel
 from app.platforms import platform_of
+from app.worker.host_copy import HostCopy, empty, storages
+from app.worker.placement import Placement
 
 
 class Weights:
@@ -40,6 +40,7 @@ class Weights:
         self._emptied: list[tuple[torch.UntypedStorage, int]] = []  # what has no memory now, and how much it had
         self._update: WeightUpdate | None = None
         self._whole = False
+        self._has_contents = True
 
     @cached_property
     def _elsewhere(self) -> RankNames:
@@ -53,6 +54,7 @@ class Weights:
         if self._copy is not None and level == 2:
             self._copy.close()
             self._copy = None
+            self._has_contents = False
         if self._emptied or (level == 1 and not platform_of(self._place.device).is_async):
             return
         if level == 1:
@@ -61,14 +63,15 @@ class Weights:
         else:
             drop_packed(self._model)
             held = storages(_tensors(self._model))
+            self._has_contents = False
         self._emptied = empty(held)
 
     def _refuse_streamed(self, what: str) -> None:
         if self._model.offload is not None:
             raise InvalidRequestError(f"{what} is not supported with cpu_offload_gb")
 
-    def wake(self) -> None:
-        """Memory for the weights again; their contents too where there is a copy. OutOfMemoryError."""
+    def wake(self) -> bool:
+        """Memory for the weights again; whether their contents are there, too. OutOfMemoryError."""
         if self._copy is not None:
             self._copy.restore()
             self._copy.close()
@@ -77,6 +80,7 @@ class Weights:
             if storage.nbytes() != size:
                 storage.resize_(size)
         self._emptied = []
+        return self._has_contents
 
     def check(self, directory: str) -> None:
         """CheckpointError unless the checkpoint in `directory` could replace the weights."""
@@ -117,6 +121,7 @@ class Weights:
         if update is None:
             raise InvalidRequestError("no update has begun")
         update.finish(whole=whole or self._whole)
+        self._has_contents = True
         return update.replaced_memory
 
 

@@ -14,25 +14,25 @@ from contextlib import contextmanager
 
 import torch
 
-from app.config import EngineConfig
-from app.engine.distributed.process_groups import leave_groups
-from app.engine.distributed.weight_transfer import WeightReceiver
-from app.engine.models.weight_update import GivenTensor
-from app.engine.step import ModelRunnerOutput, SchedulerOutput
-from app.engine.worker import kv_sizing
-from app.engine.worker.build import build
-from app.engine.worker.build.parts import Parts
-from app.engine.worker.device import enter_thread, num_threads
-from app.engine.worker.memory_snapshot import dump_memory
-from app.engine.worker.model_runner import ModelRunner
-from app.engine.worker.pending_step import PendingStep
-from app.engine.worker.placement import place
-from app.engine.worker.profile import Profile
-from app.engine.worker.weights import Weights
-from app.engine.worker_info import RendezvousInfo, WorkerInfo
+from app.config.engine import EngineConfig
+from app.distributed.process_groups import leave_groups
+from app.distributed.weight_transfer import WeightReceiver
 from app.errors import InvalidRequestError
 from app.heap import collect_heap
+from app.loading.weight_update import GivenTensor
 from app.platforms import platform_of
+from app.records.step import ModelRunnerOutput, SchedulerOutput
+from app.records.worker_info import RendezvousInfo, WorkerInfo
+from app.worker import kv_sizing
+from app.worker.build import build
+from app.worker.build.parts import Parts
+from app.worker.device import enter_thread, num_threads
+from app.worker.memory_snapshot import dump_memory
+from app.worker.model_runner import ModelRunner
+from app.worker.placement import place
+from app.worker.profile import Profile
+from app.worker.rows.pending_step import PendingStep
+from app.worker.weights import Weights
 
 logger = logging.getLogger("manta.worker")
 
@@ -87,7 +87,9 @@ class Worker:
         elif parts.graphs is not None:
             notes.append(parts.graphs.note)
         dtype = str(placed.build.dtype).removeprefix("torch.")
-        info = WorkerInfo(num_blocks, str(self._device), dtype, notes, kv_windows=spec.windows)
+        info = WorkerInfo(
+            num_blocks, str(self._device), dtype, notes, num_deferred=parts.num_deferred, kv_windows=spec.windows
+        )
         return parts.features.started(info)
 
     def execute(self, step: SchedulerOutput) -> list[ModelRunnerOutput]:
@@ -114,15 +116,22 @@ class Worker:
     def wake_up(self, tags: list[str]) -> None:
         """Memory again for `weights` and `kv_cache`; the KV cache is empty, weights of level 2 have no contents."""
         with self._between_steps() as (parts, weights):
-            if "weights" in tags:
-                weights.wake()
+            if "weights" in tags and weights.wake():
+                parts.features.weights_return()
             if "kv_cache" in tags:
                 parts.cache.restore()
+                parts.features.connect(parts.cache.places)
 
-    def recapture(self) -> None:
-        """The graphs of decode steps over weights and KV cache as they lie now."""
+    def recapture(self) -> int:
+        """The graphs of static steps over weights and KV cache as they lie now; how many are left for idle time."""
         with self._between_steps() as (parts, _):
             self._runner = parts.again()
+            return parts.num_deferred
+
+    def capture_next(self) -> int:
+        """One more graph of those that the start left out, while nothing runs; how many are left after it."""
+        with self._weights_only():
+            return 0 if self._parts is None else self._parts.capture_next()
 
     def check_weights(self, directory: str) -> None:
         """CheckpointError unless a checkpoint could replace the weights."""
@@ -146,12 +155,15 @@ class Worker:
         with self._weights_only() as weights:
             weights.load({name: GivenTensor.of(name, tensor) for name, tensor in tensors})
 
-    def finish_update(self, whole: bool) -> None:
-        """The weights are all there; `whole`: refuse less than all of them."""
+    def finish_update(self, whole: bool) -> int:
+        """The weights are all there; `whole`: refuse less than all of them. How many graphs are left for idle time."""
         with self._weights_only() as weights:
             moved = weights.finish(whole=whole)
+            if self._parts is not None:
+                self._parts.features.weights_return()
         if moved and self._parts is not None and not self._parts.cache.is_free:
-            self.recapture()
+            return self.recapture()
+        return 0 if self._parts is None else self._parts.num_deferred
 
     def join_transfer(self, host: str, port: int, rank_offset: int, world_size: int) -> None:
         """Connect to the process that sends weights; InvalidRequestError where it is not there."""
@@ -189,6 +201,8 @@ class Worker:
         assert not self._pending, "a call with a step outstanding"
         self._enter_thread()
         with torch.inference_mode():
+            if self._parts is not None:
+                self._parts.features.settle()
             yield self._weights
 
     def start_profile(self, directory: str) -> None:

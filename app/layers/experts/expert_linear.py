@@ -6,18 +6,19 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from app.engine.layers.context import BuildContext
-from app.engine.layers.experts.expert_share import ExpertShare
-from app.engine.layers.quantized_layer import LayerPart, QuantizedLayer
-from app.engine.layers.stored_weight import StoredWeight
-from app.engine.layers.weight import CheckpointTensor, Weight, WeightSpec, expect_shape
-from app.engine.quantization.base import QuantMethod, Share
-from app.engine.quantization.forms import PlainForm, WeightForm
-from app.engine.quantization.plain import PLAIN_METHOD
+from app.checkpoints.tensors.leaf import Share
 from app.kernels.gemm import PackedWeight
 from app.kernels.gemm.parts import UnpackedWeight
-from app.kernels.moe import moe_ops
+from app.kernels.moe import MOE_OPS
 from app.kernels.moe.stacked import StackedExperts, is_stackable, stack_experts
+from app.layers.context import BuildContext
+from app.layers.experts.expert_share import ExpertShare
+from app.layers.quantized_layer import LayerPart, QuantizedLayer
+from app.layers.stored_weight import StoredWeight
+from app.layers.weight import CheckpointTensor, Weight, WeightSpec, expect_shape
+from app.quantization.base import QuantMethod
+from app.quantization.forms import PlainForm, WeightForm
+from app.quantization.plain import PLAIN_METHOD
 
 
 class ExpertLinear(QuantizedLayer):
@@ -37,7 +38,7 @@ class ExpertLinear(QuantizedLayer):
         """`outputs`: this rank's shares of an expert's parts, by their names in the checkpoint; `spare`: slots behind
         those of experts, for plain weights that somebody else puts there."""
         super().__init__()
-        self.share, self.dtype, self.ops = share, ctx.dtype, moe_ops(ctx.device)
+        self.share, self.dtype, self.ops = share, ctx.dtype, MOE_OPS.on(ctx.device)
         self.slots = {expert: slot for slot, expert in enumerate(share.held)}
         self.output_shares, self.input_share, self.has_bias, self.spare = dict(outputs), inputs, bias, spare
         self.stored: list[StoredWeight] = []
@@ -115,7 +116,7 @@ class ExpertLinear(QuantizedLayer):
 
     @property
     def multiplier(self) -> StackedExperts | torch.Tensor:
-        """What multiplies, [E, N, K]."""
+        """Returns what multiplies, [E, N, K]."""
         return self.weight if self.packed is None else self.packed
 
     @property

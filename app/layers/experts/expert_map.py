@@ -9,10 +9,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from app.engine.layers.experts.expert_share import NOBODY, ExpertShare
-from app.engine.layers.experts.placement import Slots
-from app.engine.to_device import to_device
-from app.kernels.moe import Routing, moe_ops
+from app.kernels.moe import MOE_OPS, Routing
+from app.layers.experts.expert_share import NOBODY, ExpertShare
+from app.layers.experts.placement import Slots
+from app.platforms.to_device import to_device
 
 COLUMNS = 60  # a position's remainder by this names the copy: divides evenly by 1 to 6 copies
 
@@ -26,7 +26,7 @@ class ExpertMap:
         size = (share.num_experts, self.columns)
         self.table = torch.full(size, NOBODY, dtype=torch.int32, device="cpu").to(device)
         self.counts = torch.zeros(share.num_experts, dtype=torch.int64, device="cpu").to(device)
-        self.to_slots = moe_ops(device).to_slots
+        self.to_slots = MOE_OPS.on(device).to_slots
         self.hold(share.slots)
 
     def hold(self, slots: Slots) -> None:

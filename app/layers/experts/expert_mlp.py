@@ -5,21 +5,21 @@ from __future__ import annotations
 
 import torch
 
-from app.engine.layers.activation import GATED_ACTIVATIONS
-from app.engine.layers.context import BuildContext, ForwardContext
-from app.engine.layers.epilogue import PLAIN, Epilogue, ResultT
-from app.engine.layers.experts.expert_linear import down, gate_up
-from app.engine.layers.experts.expert_map import ExpertMap
-from app.engine.layers.experts.expert_share import ExpertShare
-from app.engine.layers.experts.gate import Gate
-from app.engine.layers.experts.identity_experts import without_identity
-from app.engine.layers.experts.settings import ExpertSettings
-from app.engine.layers.experts.shared_experts import SharedAmongExperts, SharedExperts, num_among_experts
-from app.engine.layers.layer import Layer
-from app.engine.layers.replicated import ReplicatedLinear
 from app.errors import UnsupportedError
-from app.kernels.gemm import Activations, linear_ops, materialize
-from app.kernels.moe import GLU, ExpertRows, ExpertWeights, Routing, moe_ops
+from app.kernels.gemm import LINEAR_OPS, Activations, materialize
+from app.kernels.moe import GLU, MOE_OPS, ExpertRows, ExpertWeights, Routing
+from app.layers.activation import GATED_ACTIVATIONS
+from app.layers.context import BuildContext, ForwardContext
+from app.layers.epilogue import PLAIN, Epilogue, ResultT
+from app.layers.experts.expert_linear import down, gate_up
+from app.layers.experts.expert_map import ExpertMap
+from app.layers.experts.expert_share import ExpertShare
+from app.layers.experts.gate import Gate
+from app.layers.experts.identity_experts import without_identity
+from app.layers.experts.settings import ExpertSettings
+from app.layers.experts.shared_experts import SharedAmongExperts, SharedExperts, num_among_experts
+from app.layers.layer import Layer
+from app.layers.replicated import ReplicatedLinear
 
 
 class Experts(Layer):
@@ -36,7 +36,7 @@ class Experts(Layer):
         self.activation, self.weighs_input = s.activation or _glu(hidden_act), s.weighs_input
         self.map = ExpertMap(share, ctx.device) if len(share.slots) > 1 else None
         self.group = ctx.groups.ep
-        self.ops = moe_ops(ctx.device)
+        self.ops = MOE_OPS.on(ctx.device)
 
     def forward(self, x: Activations, routing: Routing, ctx: ForwardContext) -> ExpertRows:
         """x [T, C] and the model's numbers of its experts -> what those of this rank give."""
@@ -82,7 +82,7 @@ class ExpertMLP(Layer):
         self.shared_expert_gate = ReplicatedLinear(ctx, hidden_size, 1, bias=False) if s.gates_shared else None
         self.num_experts, self.num_identity = s.num_experts, s.num_identity
         self.tp = ctx.groups.tp
-        self.linear = linear_ops(ctx.device).linear
+        self.linear = LINEAR_OPS.on(ctx.device).linear
 
     def forward(self, x: Activations, epilogue: Epilogue[ResultT], ctx: ForwardContext) -> ResultT:
         """x [T, C] -> the output [T, C], and what follows it."""

@@ -1,4 +1,4 @@
-"""Which experts a rank holds, and how wide a share of each."""
+"""Decides which experts a rank holds, and how wide a share of each."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from app.engine.distributed.parallel_groups import ParallelGroups
-from app.engine.layers.experts.placement import Slots, first_slots
+from app.distributed.parallel_groups import ParallelGroups
 from app.errors import ConfigError
+from app.layers.experts.placement import Slots, first_slots
 
 NOBODY = -1  # in a slot without an expert
 

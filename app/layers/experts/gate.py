@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import torch
 
-from app.engine.layers.context import BuildContext, ForwardContext
-from app.engine.layers.experts.settings import ExpertSettings
-from app.engine.layers.replicated import ReplicatedLinear
-from app.engine.layers.weight import REPLICATED, Weight
 from app.kernels.gemm import Activations
-from app.kernels.moe import Routing, moe_ops
+from app.kernels.moe import MOE_OPS, Routing
+from app.layers.context import BuildContext, ForwardContext
+from app.layers.experts.settings import ExpertSettings
+from app.layers.replicated import ReplicatedLinear
+from app.layers.weight import REPLICATED, Weight
 
 
 class Gate(ReplicatedLinear):
@@ -25,7 +25,7 @@ class Gate(ReplicatedLinear):
             Weight(torch.empty(num_experts, dtype=torch.float32), REPLICATED) if settings.corrects else None
         )
         self.rule = replace(settings.rule_in(ctx.dtype), num_shared=num_shared)
-        self.ops = moe_ops(ctx.device)
+        self.ops = MOE_OPS.on(ctx.device)
 
     def choose(self, x: Activations, ctx: ForwardContext) -> Routing:
         """x [T, C] -> experts [T, K] and their weights; padding goes to none."""

@@ -1,4 +1,4 @@
-"""Which slots hold which experts: the busiest ones several times, ranks equally busy.
+"""Decides which slots hold which experts: the busiest ones several times, ranks equally busy.
 
 The algorithm is EPLB's (DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, section 3.4) for ranks that are alike: each
 spare slot goes to the expert with the largest load of a copy, then copies go to ranks, the heaviest first to the
@@ -36,7 +36,8 @@ def first_slots(num_experts: int, num_ranks: int, num_redundant: int) -> Slots:
 
 
 def copies_of(loads: Loads, num_slots: int, num_ranks: int) -> NDArray[np.int64]:
-    """How often each expert is held: [E], at least once, no more often than there are ranks, `num_slots` together."""
+    """Decides how often each expert is held: [E], at least once, no more often than there are ranks, `num_slots`
+    together."""
     copies = np.ones(len(loads), dtype=np.int64)
     heap = [(-load, expert) for expert, load in enumerate(loads.tolist())]
     heapq.heapify(heap)
@@ -49,7 +50,7 @@ def copies_of(loads: Loads, num_slots: int, num_ranks: int) -> NDArray[np.int64]
 
 
 def rank_loads(loads: Loads, slots: Slots) -> NDArray[np.float64]:
-    """What each rank has to do, [R]: a token takes any of its expert's copies."""
+    """Returns what each rank has to do, [R]: a token takes any of its expert's copies."""
     share = loads / np.maximum(np.bincount(slots.ravel(), minlength=len(loads)), 1)
     total: NDArray[np.float64] = share[slots].sum(axis=1)
     return total

@@ -1,4 +1,4 @@
-"""What a model says of its layers of experts."""
+"""Holds what a model says of its layers of experts."""
 
 from __future__ import annotations
 

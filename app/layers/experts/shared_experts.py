@@ -1,16 +1,16 @@
-"""What every token goes through beside the experts that its gate chooses."""
+"""Computes what every token goes through beside the experts that its gate chooses."""
 
 from __future__ import annotations
 
 import torch
 
-from app.engine.layers.context import BuildContext
-from app.engine.layers.experts.expert_linear import ExpertLinear
-from app.engine.layers.experts.settings import ExpertSettings
-from app.engine.layers.layer import Layer
-from app.engine.layers.linear import MergedColumnLinear, RowLinear
-from app.engine.layers.mlp import GatedMLP
-from app.engine.quantization.plain import PLAIN_METHOD
+from app.layers.context import BuildContext
+from app.layers.experts.expert_linear import ExpertLinear
+from app.layers.experts.settings import ExpertSettings
+from app.layers.layer import Layer
+from app.layers.linear import MergedColumnLinear, RowLinear
+from app.layers.mlp import GatedMLP
+from app.quantization.plain import PLAIN_METHOD
 
 
 class SharedExperts(GatedMLP):

@@ -1,15 +1,15 @@
-"""How weights come into a model, by the names of `load_format`: one file and one line (app/backends.py) each."""
+"""Brings weights into a model, by the names of `load_format`: one file and one line (app/backends.py) each."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from app.backends import LOAD_FORMATS
-from app.engine.models.checkpoint import StoredTensor
-from app.engine.models.load_formats.base import NamedTensors
-from app.engine.models.reader import DirectReader
-from app.engine.weight_files import format_of
+from app.checkpoints.tensors.checkpoint import StoredTensor
+from app.checkpoints.tensors.reader import DirectReader
+from app.checkpoints.weight_files import format_of
 from app.errors import CheckpointError
+from app.loading.load_formats.base import NamedTensors
 
 
 def open_checkpoint(directory: Path) -> dict[str, StoredTensor]:

@@ -1,25 +1,25 @@
-"""What a load format does, and how those that hold tensors by the checkpoint's own names do it."""
+"""Says what a load format does, and how those that hold tensors by the checkpoint's own names do it."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from torch import nn
 
-from app.engine.layers.context import BuildContext
-from app.engine.layers.weight import ShapeMismatch, Weight
-from app.engine.models.base import EngineModel
-from app.engine.models.checkpoint import StoredTensor
-from app.engine.models.decoder import CausalLM
-from app.engine.models.kv_scales import take_kv_scales
-from app.engine.models.quantized_modules import FoundModule, leaves_of, modules_of, unused_names
-from app.engine.models.reader import Reader
-from app.engine.quantization.plain import PLAIN_METHOD
+from app.checkpoints.tensors.checkpoint import StoredTensor
+from app.checkpoints.tensors.reader import Reader
 from app.errors import CheckpointError
+from app.layers.context import BuildContext
+from app.layers.weight import ShapeMismatch, Weight
+from app.loading.kv_scales import take_kv_scales
+from app.loading.quantized_modules import FoundModule, leaves_of, modules_of, unused_names
+from app.models.base import EngineModel
+from app.models.decoder import CausalLM
+from app.quantization.plain import PLAIN_METHOD
 
 Target = tuple[Weight, str]  # parameter, and which of its parts
 
@@ -34,7 +34,7 @@ class RankNames:
 
 @dataclass(slots=True, frozen=True)
 class LoadRequest:
-    """What a model is to be filled from."""
+    """Says what a model is to be filled from."""
 
     directory: Path
     ctx: BuildContext
@@ -44,6 +44,10 @@ class LoadRequest:
 
 class LoadFormat(ABC):
     """Gives each parameter of a model, which has memory already, its weights."""
+
+    def names(self, directory: Path) -> Collection[str]:
+        """Names of all tensors as their family has them, before there is a model; none where it cannot tell."""
+        return ()
 
     def modules(self, model: EngineModel, directory: Path) -> dict[str, FoundModule] | None:
         """The modules of a quantized checkpoint by our names, before the model has memory; None: it cannot tell, so
@@ -59,12 +63,16 @@ class NamedTensors(LoadFormat):
     """A format of files that hold tensors under the names of the model's family.
 
     Every tensor must have its place and every parameter its tensor. Nothing here knows layer names: parameters say
-    what they are filled from (app/engine/layers/weight.py).
+    what they are filled from (app/layers/weight.py).
     """
 
     @abstractmethod
     def tensors(self, directory: Path, reader: Reader) -> dict[str, StoredTensor]:
         """All tensors of a directory, unread. CheckpointError names an unusable file."""
+
+    def names(self, directory: Path) -> Collection[str]:
+        """See LoadFormat."""
+        return self._open(directory)[1].keys()
 
     _opened: tuple[Reader, dict[str, StoredTensor]] | None = None
 
@@ -136,7 +144,7 @@ def _check_names(model: nn.Module, tensors: Mapping[str, StoredTensor], wanted: 
 
 
 def is_tolerated(name: str, model: nn.Module) -> bool:
-    """Whether a tensor without a place may be there: old checkpoints carry rotary tables, tied ones may carry the head
+    """True if a tensor without a place may be there: old checkpoints carry rotary tables, tied ones may carry the head
     a second time."""
     return name.endswith("rotary_emb.inv_freq") or (
         isinstance(model, CausalLM) and model.tied and name == "lm_head.weight"

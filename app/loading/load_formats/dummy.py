@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from app.engine.layers.norm import Norm
-from app.engine.layers.weight import Weight
-from app.engine.models.base import EngineModel
-from app.engine.models.load_formats.base import LoadFormat, LoadRequest
+from app.layers.norm import Norm
+from app.layers.weight import Weight
+from app.loading.load_formats.base import LoadFormat, LoadRequest
+from app.models.base import EngineModel
 
 STD = 0.02
 

@@ -1,4 +1,4 @@
-"""The tensors of GGUF files, as gguf.json of the directory that describes them says (app/engine/gguf).
+"""The tensors of GGUF files, as gguf.json of the directory that describes them says (app/checkpoints/gguf).
 
 Quantized ones come as the file has them, bytes [..., blocks of a row, bytes of a block]; norms and the rows of queries
 and keys are put back into the form that transformers has.
@@ -6,7 +6,6 @@ and keys are put back into the form that transformers has.
 
 from __future__ import annotations
 
-import json
 import mmap
 from collections.abc import Mapping
 from math import prod
@@ -15,16 +14,18 @@ from typing import Any
 
 import torch
 
-from app.engine.gguf.blocks import BLOCK_TYPES
-from app.engine.models.checkpoint import DataFile, StoredTensor
-from app.engine.models.load_formats.base import NamedTensors
-from app.engine.models.reader import Reader
-from app.engine.models.stacked_experts import HALVES, Cuts, unstacked
-from app.engine.models.tensor_view import computed, pairs_to_halves
-from app.engine.quantization.base import Share, WeightShares
-from app.engine.quantization.gguf import GgufBlocks
-from app.engine.weight_files import GGUF_MANIFEST
+from app.checkpoints.gguf.blocks import BLOCK_TYPES
+from app.checkpoints.json_file import read_object
+from app.checkpoints.tensors.checkpoint import DataFile, StoredTensor
+from app.checkpoints.tensors.leaf import Share
+from app.checkpoints.tensors.reader import Reader
+from app.checkpoints.tensors.stacked_experts import HALVES, Cuts, unstacked
+from app.checkpoints.tensors.tensor_view import computed, pairs_to_halves
+from app.checkpoints.weight_files import GGUF_MANIFEST
 from app.errors import CheckpointError
+from app.loading.load_formats.base import NamedTensors
+from app.quantization.base import WeightShares
+from app.quantization.gguf import GgufBlocks
 
 # What a file holds of all experts: an expert's parts in it.
 _STACKED: dict[str, Cuts] = {
@@ -56,12 +57,10 @@ class Gguf(NamedTensors):
 
 
 def _manifest(directory: Path) -> dict[str, Mapping[str, Any]]:
-    file = directory / GGUF_MANIFEST
     try:
-        places: dict[str, Mapping[str, Any]] = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"cannot read {file}: {error}; give the GGUF file itself", param="model") from None
-    return places
+        return read_object(directory / GGUF_MANIFEST)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error.message}; give the GGUF file itself", param="model") from None
 
 
 def _map(file: Path) -> torch.Tensor:
@@ -104,7 +103,7 @@ def _joined(keys: StoredTensor, keys_type: str, stored_values: torch.Tensor, val
 
 
 def _numbers(kind: str, stored: torch.Tensor) -> torch.Tensor:
-    """What a stored tensor stands for, fp32."""
+    """Returns what a stored tensor stands for, fp32."""
     if kind in _PLAIN:
         return stored.float()
     rows = stored.flatten(0, 1)

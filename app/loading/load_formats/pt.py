@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from app.engine.models.checkpoint import StoredTensor
-from app.engine.models.load_formats.base import NamedTensors
-from app.engine.models.reader import Reader
-from app.engine.weight_files import NAMED_FILES, check_map, weight_files
+from app.checkpoints.tensors.checkpoint import StoredTensor
+from app.checkpoints.tensors.reader import Reader
+from app.checkpoints.weight_files import NAMED_FILES, check_map, checked_name, weight_files
 from app.errors import CheckpointError
+from app.loading.load_formats.base import NamedTensors
 
 
 class Pt(NamedTensors):
@@ -25,7 +25,7 @@ class Pt(NamedTensors):
         """All tensors of a directory, unread. CheckpointError names an unusable file."""
         tensors: dict[str, StoredTensor] = {}
         for file in weight_files(directory, "pt"):
-            for name, tensor in _load(file).items():
+            for name, tensor in _named(file).items():
                 if name in tensors:
                     raise CheckpointError(f"{name} is both in {tensors[name].file} and {file}", param="model")
                 if not isinstance(tensor, torch.Tensor):
@@ -34,6 +34,14 @@ class Pt(NamedTensors):
                 tensors[name] = StoredTensor(name, file, tensor.detach(), tensor.data_ptr(), reader)
         check_map(directory / NAMED_FILES["pt"][1], {name: tensor.file for name, tensor in tensors.items()})
         return tensors
+
+
+def _named(file: Path) -> dict[str, Any]:
+    loaded = _load(file)
+    try:
+        return {checked_name(str(name)): tensor for name, tensor in loaded.items()}
+    except ValueError as error:
+        raise CheckpointError(f"cannot read {file}: {error}", param="model") from None
 
 
 def _load(file: Path) -> dict[str, Any]:

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import torch
 
-from app.engine.models.checkpoint import DataFile, StoredTensor
-from app.engine.models.load_formats.base import NamedTensors
-from app.engine.models.reader import Reader
-from app.engine.safetensors_header import SafetensorsHeader, TensorEntry
-from app.engine.weight_files import NAMED_FILES, check_map, weight_files
+from app.checkpoints.safetensors_header import SafetensorsHeader, TensorEntry
+from app.checkpoints.tensors.checkpoint import DataFile, StoredTensor
+from app.checkpoints.tensors.reader import Reader
+from app.checkpoints.weight_files import NAMED_FILES, check_map, weight_files
 from app.errors import CheckpointError
+from app.loading.load_formats.base import NamedTensors
 
 DTYPES = {
     "BOOL": torch.bool,

@@ -7,7 +7,7 @@ which layout they were saved. The idea and the files' names are vLLM's (`load_fo
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,16 +17,17 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from app.engine.layers.context import BuildContext
-from app.engine.layers.weight import expect_shape
-from app.engine.models.base import EngineModel
-from app.engine.models.kv_scales import take_kv_scales
-from app.engine.models.load_formats.base import LoadFormat, LoadRequest, listed, named, targets
-from app.engine.models.load_formats.safetensors import open_files
-from app.engine.models.quantized_modules import FoundModule, SeenTensor
-from app.engine.models.reader import Reader
-from app.engine.weight_files import SHARDED_MANIFEST
+from app.checkpoints.json_file import read_object
+from app.checkpoints.tensors.reader import Reader
+from app.checkpoints.weight_files import SHARDED_MANIFEST
 from app.errors import CheckpointError, ConfigError
+from app.layers.context import BuildContext
+from app.layers.weight import expect_shape
+from app.loading.kv_scales import take_kv_scales
+from app.loading.load_formats.base import LoadFormat, LoadRequest, listed, named, targets
+from app.loading.load_formats.safetensors import open_files
+from app.loading.quantized_modules import FoundModule, SeenTensor
+from app.models.base import EngineModel
 
 MOST_FILE_BYTES = 5 << 30
 MODULES = "quantized-modules.safetensors"
@@ -34,13 +35,21 @@ MODULES = "quantized-modules.safetensors"
 
 @dataclass(slots=True, frozen=True)
 class Layout:
-    """How a model is laid over ranks: layers a stage, ranks a stage."""
+    """Says how a model is laid over ranks: layers a stage, ranks a stage."""
 
     tensor_parallel_size: int
     pipeline_parallel_size: int
     pipeline_partition: tuple[int, ...]
     expert_parallel: bool = False  # ranks hold whole experts
     redundant_experts: int | None = None  # copies of experts in a layer; None: experts do not move
+
+    @classmethod
+    def of(cls, contexts: Sequence[BuildContext], *, whole_experts: bool) -> Layout:
+        """The layout of all ranks, in their order."""
+        first = contexts[0]
+        stages = [ctx.stage_layers for ctx in contexts if ctx.groups.tp.rank == 0]
+        partition = tuple(len(layers) for layers in stages if layers is not None)
+        return cls(first.groups.tp.size, first.groups.pp.size, partition, whole_experts, first.redundant_experts)
 
     def __str__(self) -> str:
         stages = "+".join(map(str, self.pipeline_partition))
@@ -56,17 +65,17 @@ class Layout:
     def read(cls, directory: Path) -> Layout:
         """CheckpointError where the directory has none."""
         file = directory / SHARDED_MANIFEST
+        if not file.is_file():
+            raise CheckpointError(
+                f"{directory} holds no {SHARDED_MANIFEST}: save it with `manta save-sharded`", param="load_format"
+            )
         try:
-            fields = json.loads(file.read_text())
+            fields = read_object(file)
             layout = cls(**{**fields, "pipeline_partition": tuple(fields["pipeline_partition"])})
             if len(layout.pipeline_partition) != layout.pipeline_parallel_size:
                 raise ValueError("pipeline_partition must name the layers of each stage")
             return layout
-        except FileNotFoundError:
-            raise CheckpointError(
-                f"{directory} holds no {SHARDED_MANIFEST}: save it with `manta save-sharded`", param="load_format"
-            ) from None
-        except (OSError, ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError) as error:
             raise CheckpointError(f"cannot read {file}: {error!r}", param="model") from None
 
     def check(self, ctx: BuildContext, directory: Path) -> None:
@@ -99,8 +108,8 @@ def _of_balance(redundant_experts: int | None) -> str:
 
 
 def save_modules(found: Mapping[str, FoundModule], directory: Path) -> None:
-    """What the checkpoint called the modules of a quantized model and what it had of each, by our names; with the
-    contents that its method looked at."""
+    """Writes what the checkpoint called the modules of a quantized model and what it had of each, by our names; with
+    the contents that its method looked at."""
     contents = {
         f"{own}.{leaf}": tensor.content
         for own, module in found.items()
@@ -112,7 +121,7 @@ def save_modules(found: Mapping[str, FoundModule], directory: Path) -> None:
 
 
 def read_modules(directory: Path) -> dict[str, FoundModule]:
-    """What `save_modules` wrote; CheckpointError where it is not there."""
+    """Reads what `save_modules` wrote; CheckpointError where it is not there."""
     file = directory / MODULES
     try:
         with safe_open(file, "pt") as opened:

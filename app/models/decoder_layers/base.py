@@ -1,4 +1,4 @@
-"""What the kinds of decoder layer share: attention, feed-forward layer, and norms by the names of `norms`."""
+"""The base that the kinds of decoder layer share: attention, feed-forward layer, and norms by the names of `norms`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import ClassVar
 
 import torch
 
-from app.engine.layers.context import BuildContext, ForwardContext
-from app.engine.layers.layer import Layer
-from app.engine.layers.norm import Norm
-from app.engine.models.blocks import Blocks, LayerPlace
-from app.engine.models.decoder_settings import DecoderSettings
 from app.kernels.gemm import Activations
+from app.layers.context import BuildContext, ForwardContext
+from app.layers.layer import Layer
+from app.layers.norm import Norm
+from app.models.blocks import Blocks, LayerPlace
+from app.models.decoder_settings import DecoderSettings
 
 
 class DecoderLayer(Layer, ABC):

@@ -6,11 +6,11 @@ from types import MappingProxyType
 
 import torch
 
-from app.engine.layers.context import ForwardContext
-from app.engine.layers.epilogue import PLAIN, AddNorm
-from app.engine.layers.norm import Norm
-from app.engine.models.decoder_layers.base import DecoderLayer
 from app.kernels.gemm import Activations
+from app.layers.context import ForwardContext
+from app.layers.epilogue import PLAIN, AddNorm
+from app.layers.norm import Norm
+from app.models.decoder_layers.base import DecoderLayer
 
 
 class ParallelLayer(DecoderLayer):
@@ -27,7 +27,7 @@ class ParallelLayer(DecoderLayer):
         return self.mlp(of_mlp, AddNorm(x, next_norm), ctx)  # type: ignore[no-any-return]
 
     def of_mlp(self, normed: Activations, x: torch.Tensor) -> Activations:
-        """What the feed-forward layer reads."""
+        """Returns what the feed-forward layer reads."""
         return normed
 
 

@@ -6,11 +6,11 @@ from types import MappingProxyType
 
 import torch
 
-from app.engine.layers.context import ForwardContext
-from app.engine.layers.epilogue import AddNorm
-from app.engine.layers.norm import Norm
-from app.engine.models.decoder_layers.base import DecoderLayer
 from app.kernels.gemm import Activations, materialize
+from app.layers.context import ForwardContext
+from app.layers.epilogue import AddNorm
+from app.layers.norm import Norm
+from app.models.decoder_layers.base import DecoderLayer
 
 
 class PostNormLayer(DecoderLayer):

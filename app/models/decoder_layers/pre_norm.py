@@ -6,13 +6,13 @@ from types import MappingProxyType
 
 import torch
 
-from app.engine.layers.context import BuildContext, ForwardContext
-from app.engine.layers.epilogue import AddNorm
-from app.engine.layers.norm import Norm
-from app.engine.models.blocks import Blocks, LayerPlace
-from app.engine.models.decoder_layers.base import DecoderLayer
-from app.engine.models.decoder_settings import DecoderSettings
 from app.kernels.gemm import Activations
+from app.layers.context import BuildContext, ForwardContext
+from app.layers.epilogue import AddNorm
+from app.layers.norm import Norm
+from app.models.blocks import Blocks, LayerPlace
+from app.models.decoder_layers.base import DecoderLayer
+from app.models.decoder_settings import DecoderSettings
 
 
 class PreNormLayer(DecoderLayer):

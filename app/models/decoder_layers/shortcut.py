@@ -8,13 +8,13 @@ from types import MappingProxyType
 
 import torch
 
-from app.engine.layers.context import BuildContext, ForwardContext
-from app.engine.layers.epilogue import PLAIN, AddNorm
-from app.engine.layers.norm import Norm
-from app.engine.models.blocks import Blocks, LayerPlace
-from app.engine.models.decoder_layers.base import DecoderLayer
-from app.engine.models.decoder_settings import DecoderSettings
 from app.kernels.gemm import Activations
+from app.layers.context import BuildContext, ForwardContext
+from app.layers.epilogue import PLAIN, AddNorm
+from app.layers.norm import Norm
+from app.models.blocks import Blocks, LayerPlace
+from app.models.decoder_layers.base import DecoderLayer
+from app.models.decoder_settings import DecoderSettings
 
 
 class HalfLayer(DecoderLayer):
@@ -40,7 +40,7 @@ class HalfLayer(DecoderLayer):
 
 
 class ShortcutLayer(HalfLayer):
-    """What the first feed-forward layer reads goes through experts, too; their sum is added at the layer's end.
+    """Sends what the first feed-forward layer reads through experts, too; their sum is added at the layer's end.
 
     It has the caches of two layers."""
 

@@ -7,18 +7,18 @@ from dataclasses import replace
 
 import torch
 
-from app.engine.layers.context import BuildContext, ForwardContext
-from app.engine.layers.epilogue import AddNorm
-from app.engine.layers.norm import Norm
-from app.engine.model_info import ModelInfo
-from app.engine.models.blocks import Blocks, LayerPlace
-from app.engine.models.checkpoint import StoredTensor
-from app.engine.models.decoder_layers.pre_norm import PreNormLayer
-from app.engine.models.decoder_settings import DecoderSettings
-from app.engine.models.deepseek import expert_settings
-from app.engine.models.latent import LatentCausalLM, latent_attention
-from app.engine.models.names import renamed
+from app.checkpoints.model_info import ModelInfo
+from app.checkpoints.tensors.checkpoint import StoredTensor
+from app.checkpoints.tensors.names import renamed
 from app.kernels.gemm import Activations
+from app.layers.context import BuildContext, ForwardContext
+from app.layers.epilogue import AddNorm
+from app.layers.norm import Norm
+from app.models.blocks import Blocks, LayerPlace
+from app.models.decoder_layers.pre_norm import PreNormLayer
+from app.models.decoder_settings import DecoderSettings
+from app.models.families.deepseek import expert_settings
+from app.models.latent import LatentCausalLM, latent_attention
 
 _DEFAULTS = {
     **{"topk_method": "noaux_tc", "scoring_func": "sigmoid", "routed_scaling_factor": 2.5, "norm_topk_prob": True},
@@ -27,7 +27,7 @@ _DEFAULTS = {
 
 
 class NormedExpertsLayer(PreNormLayer):
-    """What experts give goes through a norm before it is added."""
+    """Puts what experts give through a norm before it is added."""
 
     def __init__(self, ctx: BuildContext, settings: DecoderSettings, place: LayerPlace, blocks: Blocks) -> None:
         super().__init__(ctx, settings, place, blocks)

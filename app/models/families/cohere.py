@@ -6,17 +6,17 @@ from collections.abc import Iterable
 from dataclasses import replace
 from types import MappingProxyType
 
-from app.engine.model_info import ModelInfo
-from app.engine.models.blocks import Blocks, unbiased_layer_norm
-from app.engine.models.checkpoint import StoredTensor
-from app.engine.models.decoder import CausalLM
-from app.engine.models.decoder_layers.parallel import ParallelLayer
-from app.engine.models.decoder_settings import NO_ROPE, DecoderSettings, every_nth_full, layer_types, windows_of
-from app.engine.models.tensor_view import computed, pairs_to_halves
+from app.checkpoints.model_info import ModelInfo
+from app.checkpoints.tensors.checkpoint import StoredTensor
+from app.checkpoints.tensors.tensor_view import computed, pairs_to_halves
+from app.models.blocks import Blocks, unbiased_layer_norm
+from app.models.decoder import CausalLM
+from app.models.decoder_layers.parallel import ParallelLayer
+from app.models.decoder_settings import NO_ROPE, DecoderSettings, every_nth_full, layer_types, windows_of
 
 
 def cohere_settings(info: ModelInfo) -> DecoderSettings:
-    """What both generations have in common."""
+    """Returns what both generations have in common."""
     bias = bool(info.hf_config.get("attention_bias", False))
     return replace(
         DecoderSettings.from_info(info, tied=True, norm_eps=1e-5),

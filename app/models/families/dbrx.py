@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from app.engine.layers.experts.settings import ExpertSettings
-from app.engine.model_info import ModelInfo
-from app.engine.models.blocks import Blocks, unbiased_layer_norm
-from app.engine.models.checkpoint import StoredTensor
-from app.engine.models.decoder import CausalLM
-from app.engine.models.decoder_settings import DecoderSettings
-from app.engine.models.names import Rule, renamed
-from app.engine.models.stacked_experts import Cuts, transposed_cuts, unstacked
-from app.engine.models.tensor_view import split_rows
+from app.checkpoints.model_info import ModelInfo
+from app.checkpoints.tensors.checkpoint import StoredTensor
+from app.checkpoints.tensors.names import Rule, renamed
+from app.checkpoints.tensors.stacked_experts import Cuts, transposed_cuts, unstacked
+from app.checkpoints.tensors.tensor_view import split_rows
 from app.errors import UnsupportedError
 from app.kernels.moe import RoutingRule
+from app.layers.experts.settings import ExpertSettings
+from app.models.blocks import Blocks, unbiased_layer_norm
+from app.models.decoder import CausalLM
+from app.models.decoder_settings import DecoderSettings
 
 _NAMES: list[Rule] = [
     (r"^transformer\.wte\.", "model.embed_tokens."),

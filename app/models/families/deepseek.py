@@ -6,15 +6,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from app.engine.layers.experts.settings import ExpertSettings
-from app.engine.model_info import ModelInfo
-from app.engine.models.checkpoint import StoredTensor
-from app.engine.models.decoder import CausalLM
-from app.engine.models.decoder_settings import DecoderSettings
-from app.engine.models.latent import LatentCausalLM
-from app.engine.models.names import text_name
+from app.checkpoints.model_info import ModelInfo
+from app.checkpoints.tensors.checkpoint import StoredTensor
+from app.checkpoints.tensors.names import text_name
 from app.errors import UnsupportedError
 from app.kernels.moe import GroupScore, RoutingRule
+from app.layers.experts.settings import ExpertSettings
+from app.models.decoder import CausalLM
+from app.models.decoder_settings import DecoderSettings
+from app.models.latent import LatentCausalLM
 
 # How `topk_method` chooses: what a group of experts is worth (None: there are no groups), and whether the gate holds
 # numbers that count in choosing only (DeepSeek-V3: "auxiliary-loss-free").
@@ -104,7 +104,7 @@ class Glm4MoeLiteForCausalLM(LatentCausalLM):
 
 
 def expert_settings(info: ModelInfo, defaults: Mapping[str, Any]) -> ExpertSettings | None:
-    """What config.json says of experts; None where it has none. UnsupportedError names a rule that is unknown."""
+    """Reads what config.json says of experts; None where it has none. UnsupportedError names a rule that is unknown."""
     hf = {**defaults, **info.hf_config}
     if not hf.get("n_routed_experts"):
         return None
@@ -143,7 +143,7 @@ def _expert_layers(hf: Mapping[str, Any], num_layers: int) -> frozenset[int]:
 
 
 def routing_rule(hf: Mapping[str, Any]) -> RoutingRule:
-    """How the gate chooses and weighs."""
+    """Reads how the gate chooses and weighs."""
     method, scoring = hf["topk_method"], hf["scoring_func"]
     for name, value, known in (("topk_method", method, tuple(_METHODS)), ("scoring_func", scoring, _SCORING)):
         if value not in known:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from app.engine.model_info import ModelInfo
-from app.engine.models.decoder import CausalLM
-from app.engine.models.decoder_settings import DecoderSettings, layer_types, windows_of
-from app.engine.models.deepseek import sigmoid_experts
+from app.checkpoints.model_info import ModelInfo
+from app.models.decoder import CausalLM
+from app.models.decoder_settings import DecoderSettings, layer_types, windows_of
+from app.models.families.deepseek import sigmoid_experts
 
 
 class Dots1ForCausalLM(CausalLM):

@@ -8,14 +8,14 @@ from types import MappingProxyType
 
 import torch
 
-from app.engine.layers.experts.settings import ExpertSettings
-from app.engine.model_info import ModelInfo
-from app.engine.models.checkpoint import StoredTensor
-from app.engine.models.decoder import CausalLM
-from app.engine.models.decoder_settings import DecoderSettings
-from app.engine.models.tensor_view import computed, pairs_to_halves
+from app.checkpoints.model_info import ModelInfo
+from app.checkpoints.tensors.checkpoint import StoredTensor
+from app.checkpoints.tensors.tensor_view import computed, pairs_to_halves
 from app.errors import UnsupportedError
 from app.kernels.moe import RoutingRule
+from app.layers.experts.settings import ExpertSettings
+from app.models.decoder import CausalLM
+from app.models.decoder_settings import DecoderSettings
 
 _CORRECTION = ".moe_statics.e_score_correction_bias"
 
@@ -68,7 +68,7 @@ class Ernie4_5_MoeForCausalLM(Ernie4_5ForCausalLM):
 
 
 def expert_settings(info: ModelInfo) -> ExpertSettings:
-    """What config.json says of experts: in every n-th layer of some, with what all tokens share beside them."""
+    """Reads what config.json says of experts: in every n-th layer of some, with what all tokens share beside them."""
     hf, size = info.hf_config, int(info.hf_config.get("moe_intermediate_size", 1536))
     first, last = int(hf.get("moe_layer_start_index", 1)), int(hf.get("moe_layer_end_index", -1))
     every, stop = int(hf.get("moe_layer_interval", 1)), info.num_layers if last == -1 else last + 1

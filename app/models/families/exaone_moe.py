@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from app.engine.model_info import ModelInfo
-from app.engine.models.blocks import Blocks
-from app.engine.models.checkpoint import StoredTensor
-from app.engine.models.decoder_settings import DecoderSettings
-from app.engine.models.deepseek import layers_with_experts, sigmoid_experts
-from app.engine.models.exaone4 import Exaone4ForCausalLM
-from app.engine.models.names import renamed
+from app.checkpoints.model_info import ModelInfo
+from app.checkpoints.tensors.checkpoint import StoredTensor
+from app.checkpoints.tensors.names import renamed
 from app.errors import UnsupportedError
+from app.models.blocks import Blocks
+from app.models.decoder_settings import DecoderSettings
+from app.models.families.deepseek import layers_with_experts, sigmoid_experts
+from app.models.families.exaone4 import Exaone4ForCausalLM
 
 _DEFAULTS = {
     **{"n_routed_experts": 64, "num_experts_per_tok": 8, "moe_intermediate_size": 1024, "n_shared_experts": 1},

@@ -6,16 +6,16 @@ from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 
-from app.engine.model_info import ModelInfo
-from app.engine.models.alibi import alibi_slopes
-from app.engine.models.blocks import Blocks, layer_norm, plain_mlp
-from app.engine.models.checkpoint import StoredTensor
-from app.engine.models.decoder import CausalLM
-from app.engine.models.decoder_layers.parallel import ParallelLayer, TwoNormParallelLayer
-from app.engine.models.decoder_settings import NO_ROPE, DecoderSettings
-from app.engine.models.gpt_neox import part_of_heads
-from app.engine.models.names import renamed
-from app.engine.models.tensor_view import rows_of
+from app.checkpoints.model_info import ModelInfo
+from app.checkpoints.tensors.checkpoint import StoredTensor
+from app.checkpoints.tensors.names import renamed
+from app.checkpoints.tensors.tensor_view import rows_of
+from app.models.alibi import alibi_slopes
+from app.models.blocks import Blocks, layer_norm, plain_mlp
+from app.models.decoder import CausalLM
+from app.models.decoder_layers.parallel import ParallelLayer, TwoNormParallelLayer
+from app.models.decoder_settings import NO_ROPE, DecoderSettings
+from app.models.families.gpt_neox import part_of_heads
 
 _NAMES = [
     (r"^transformer\.h\.", "model.layers."),

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from types import MappingProxyType
 
-from app.engine.model_info import ModelInfo
-from app.engine.models.decoder_settings import DecoderSettings
-from app.engine.models.olmo2 import Olmo2ForCausalLM
-from app.engine.models.olmoe import OlmoeForCausalLM
+from app.checkpoints.model_info import ModelInfo
+from app.models.decoder_settings import DecoderSettings
+from app.models.families.olmo2 import Olmo2ForCausalLM
+from app.models.families.olmoe import OlmoeForCausalLM
 
 _DEFAULTS = {"num_experts": 7, "num_experts_per_tok": 5, "rms_norm_eps": 1e-6}
 

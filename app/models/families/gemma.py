@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from app.engine.model_info import ModelInfo
-from app.engine.models.blocks import Blocks, offset_rms_norm
-from app.engine.models.decoder import CausalLM
-from app.engine.models.decoder_settings import DecoderSettings
+from app.checkpoints.model_info import ModelInfo
+from app.models.blocks import Blocks, offset_rms_norm
+from app.models.decoder import CausalLM
+from app.models.decoder_settings import DecoderSettings
 
 
 def gemma_settings(info: ModelInfo) -> DecoderSettings:
-    """What all Gemmas have in common: 256 is their head size where none is given."""
+    """Returns what all Gemmas have in common: 256 is their head size where none is given."""
     settings = DecoderSettings.from_info(info, tied=True, hidden_act="gelu_pytorch_tanh")
     bias = bool(info.hf_config.get("attention_bias", False))
     return replace(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from app.engine.model_info import ModelInfo
-from app.engine.models.blocks import Blocks, offset_rms_norm
-from app.engine.models.decoder import CausalLM
-from app.engine.models.decoder_layers.sandwich import SandwichLayer
-from app.engine.models.decoder_settings import DecoderSettings, every_nth_full, layer_types, windows_of
-from app.engine.models.gemma import gemma_settings
+from app.checkpoints.model_info import ModelInfo
+from app.models.blocks import Blocks, offset_rms_norm
+from app.models.decoder import CausalLM
+from app.models.decoder_layers.sandwich import SandwichLayer
+from app.models.decoder_settings import DecoderSettings, every_nth_full, layer_types, windows_of
+from app.models.families.gemma import gemma_settings
 
 
 class Gemma2ForCausalLM(CausalLM):

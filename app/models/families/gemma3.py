@@ -6,16 +6,15 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from app.engine.layers.rope_scaling import RopeSettings
-from app.engine.model_info import ModelInfo
-from app.engine.models.blocks import Blocks, offset_rms_norm
-from app.engine.models.checkpoint import StoredTensor
-from app.engine.models.decoder import CausalLM, Ropes
-from app.engine.models.decoder_layers.sandwich import SandwichLayer
-from app.engine.models.decoder_settings import DecoderSettings, every_nth_full, layer_types, windows_of
-from app.engine.models.gemma import gemma_settings
-from app.engine.models.names import text_name
-from app.errors import UnsupportedError
+from app.checkpoints.model_info import ModelInfo
+from app.checkpoints.tensors.checkpoint import StoredTensor
+from app.checkpoints.tensors.names import text_name
+from app.layers.rope_scaling import RopeSettings
+from app.models.blocks import Blocks, offset_rms_norm
+from app.models.decoder import CausalLM, Ropes
+from app.models.decoder_layers.sandwich import SandwichLayer
+from app.models.decoder_settings import DecoderSettings, every_nth_full, layer_types, windows_of
+from app.models.families.gemma import gemma_settings
 
 
 class Gemma3ForCausalLM(CausalLM):
@@ -25,18 +24,19 @@ class Gemma3ForCausalLM(CausalLM):
 
     @staticmethod
     def settings(info: ModelInfo) -> DecoderSettings:
-        """The settings of config.json. UnsupportedError for attention in both directions."""
+        """The settings of config.json. Where tokens see both ways (EmbeddingGemma), half a window is on each side."""
         hf = info.hf_config
-        if hf.get("use_bidirectional_attention"):
-            raise UnsupportedError("Gemma 3 with attention in both directions is not supported", param="model")
         types = layer_types(info, every_nth_full(info, int(hf.get("sliding_window_pattern") or 6)))
+        windows = windows_of(info, types, 4096)
+        if not info.is_causal:
+            windows = tuple(None if window is None else window // 2 + 1 for window in windows)
         return replace(
             gemma_settings(info),
             qk_norm="head_offset_rms",
             attention_scale=float(hf.get("query_pre_attn_scalar", 256)) ** -0.5,
             attention_soft_cap=hf.get("attn_logit_softcapping"),
             logit_soft_cap=hf.get("final_logit_softcapping"),
-            sliding_windows=windows_of(info, types, 4096),
+            sliding_windows=windows,
             rope_types=tuple(types),
         )
 
@@ -56,6 +56,6 @@ class Gemma3ForCausalLM(CausalLM):
 
     @staticmethod
     def tensors(settings: DecoderSettings, name: str, tensor: StoredTensor) -> Iterable[tuple[str, StoredTensor]]:
-        """What sees images is left out."""
+        """Leaves out what sees images."""
         own = text_name(name)
         return [] if own is None else [(own, tensor)]

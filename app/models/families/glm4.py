@@ -6,15 +6,15 @@ from collections.abc import Iterable
 from dataclasses import replace
 from types import MappingProxyType
 
-from app.engine.model_info import ModelInfo
-from app.engine.models.blocks import Blocks
-from app.engine.models.checkpoint import StoredTensor
-from app.engine.models.decoder import CausalLM
-from app.engine.models.decoder_layers.sandwich import SandwichLayer
-from app.engine.models.decoder_settings import DecoderSettings
-from app.engine.models.names import renamed
-from app.engine.models.phi3 import split_gate_up
-from app.engine.models.tensor_view import pairs_to_halves
+from app.checkpoints.model_info import ModelInfo
+from app.checkpoints.tensors.checkpoint import StoredTensor
+from app.checkpoints.tensors.names import renamed
+from app.checkpoints.tensors.tensor_view import pairs_to_halves
+from app.models.blocks import Blocks
+from app.models.decoder import CausalLM
+from app.models.decoder_layers.sandwich import SandwichLayer
+from app.models.decoder_settings import DecoderSettings
+from app.models.families.phi3 import split_gate_up
 
 _NAMES = [
     (r"\.post_attention_layernorm\.", ".pre_feedforward_layernorm."),

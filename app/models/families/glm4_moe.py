@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 from types import MappingProxyType
 
-from app.engine.layers.experts.settings import ExpertSettings
-from app.engine.model_info import ModelInfo
-from app.engine.models.checkpoint import StoredTensor
-from app.engine.models.decoder import CausalLM
-from app.engine.models.decoder_settings import DecoderSettings
-from app.engine.models.names import is_behind_last_layer
+from app.checkpoints.model_info import ModelInfo
+from app.checkpoints.tensors.checkpoint import StoredTensor
+from app.checkpoints.tensors.names import is_behind_last_layer
 from app.kernels.moe import RoutingRule
+from app.layers.experts.settings import ExpertSettings
+from app.models.decoder import CausalLM
+from app.models.decoder_settings import DecoderSettings
 
 
 class Glm4MoeForCausalLM(CausalLM):

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from app.engine.model_info import ModelInfo
-from app.engine.models.blocks import Blocks, layer_norm, plain_mlp
-from app.engine.models.checkpoint import StoredTensor
-from app.engine.models.decoder import CausalLM
-from app.engine.models.decoder_settings import NO_ROPE, DecoderSettings
-from app.engine.models.names import renamed
-from app.engine.models.tensor_view import split_rows, transposed
+from app.checkpoints.model_info import ModelInfo
+from app.checkpoints.tensors.checkpoint import StoredTensor
+from app.checkpoints.tensors.names import renamed
+from app.checkpoints.tensors.tensor_view import split_rows, transposed
 from app.errors import UnsupportedError
+from app.models.blocks import Blocks, layer_norm, plain_mlp
+from app.models.decoder import CausalLM
+from app.models.decoder_settings import NO_ROPE, DecoderSettings
 
 _NAMES = [
     (r"^(?:transformer\.)?h\.", "model.layers."),

@@ -8,16 +8,16 @@ from functools import partial
 
 import torch
 
-from app.engine.layers.rope_scaling import RopeSettings
-from app.engine.model_info import ModelInfo
-from app.engine.models.blocks import Blocks, layer_norm, plain_mlp
-from app.engine.models.checkpoint import StoredTensor
-from app.engine.models.decoder import CausalLM, Ropes
-from app.engine.models.decoder_layers.parallel import TwoNormParallelLayer
-from app.engine.models.decoder_settings import DecoderSettings
-from app.engine.models.names import renamed
-from app.engine.models.tensor_view import rows_of
+from app.checkpoints.model_info import ModelInfo
+from app.checkpoints.tensors.checkpoint import StoredTensor
+from app.checkpoints.tensors.names import renamed
+from app.checkpoints.tensors.tensor_view import rows_of
 from app.errors import CheckpointError
+from app.layers.rope_scaling import RopeSettings
+from app.models.blocks import Blocks, layer_norm, plain_mlp
+from app.models.decoder import CausalLM, Ropes
+from app.models.decoder_layers.parallel import TwoNormParallelLayer
+from app.models.decoder_settings import DecoderSettings
 
 _NAMES = [
     (r"^gpt_neox\.", "model."),

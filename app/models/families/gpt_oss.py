@@ -6,14 +6,14 @@ from collections.abc import Iterable
 from dataclasses import replace
 from types import MappingProxyType
 
-from app.engine.layers.experts.settings import ExpertSettings
-from app.engine.model_info import ModelInfo
-from app.engine.models.checkpoint import StoredTensor
-from app.engine.models.decoder import CausalLM
-from app.engine.models.decoder_settings import DecoderSettings, layer_types, windows_of
-from app.engine.models.names import renamed
-from app.engine.models.stacked_experts import DOWN, IN_TURN, Cuts, flattened_cuts, transposed_cuts, unstacked
+from app.checkpoints.model_info import ModelInfo
+from app.checkpoints.tensors.checkpoint import StoredTensor
+from app.checkpoints.tensors.names import renamed
+from app.checkpoints.tensors.stacked_experts import DOWN, IN_TURN, Cuts, flattened_cuts, transposed_cuts, unstacked
 from app.kernels.moe import GLU, RoutingRule
+from app.layers.experts.settings import ExpertSettings
+from app.models.decoder import CausalLM
+from app.models.decoder_settings import DecoderSettings, layer_types, windows_of
 
 # What the checkpoint holds beside `...mlp.experts`: our leaf, and where an expert's parts are.
 _STACKED: dict[str, tuple[str, Cuts]] = {

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from app.engine.model_info import ModelInfo
-from app.engine.models.decoder import CausalLM
-from app.engine.models.decoder_settings import DecoderSettings
-from app.engine.models.llama import LlamaForCausalLM
+from app.checkpoints.model_info import ModelInfo
+from app.models.decoder import CausalLM
+from app.models.decoder_settings import DecoderSettings
+from app.models.families.llama import LlamaForCausalLM
 
 
 class GraniteForCausalLM(CausalLM):

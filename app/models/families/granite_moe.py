@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from app.engine.layers.experts.settings import ExpertSettings
-from app.engine.model_info import ModelInfo
-from app.engine.models.checkpoint import StoredTensor
-from app.engine.models.decoder import CausalLM
-from app.engine.models.decoder_settings import DecoderSettings
-from app.engine.models.granite import GraniteForCausalLM
-from app.engine.models.names import Rule, renamed
-from app.engine.models.stacked_experts import DOWN, HALVES, unstacked
-from app.engine.models.tensor_view import split_rows
+from app.checkpoints.model_info import ModelInfo
+from app.checkpoints.tensors.checkpoint import StoredTensor
+from app.checkpoints.tensors.names import Rule, renamed
+from app.checkpoints.tensors.stacked_experts import DOWN, HALVES, unstacked
+from app.checkpoints.tensors.tensor_view import split_rows
 from app.kernels.moe import RoutingRule
+from app.layers.experts.settings import ExpertSettings
+from app.models.decoder import CausalLM
+from app.models.decoder_settings import DecoderSettings
+from app.models.families.granite import GraniteForCausalLM
 
 _NAMES: list[Rule] = [
     (r"\.block_sparse_moe\.router\.layer\.", ".mlp.gate."),

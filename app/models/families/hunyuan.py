@@ -7,15 +7,15 @@ from dataclasses import replace
 
 import torch
 
-from app.engine.layers.experts.settings import ExpertSettings
-from app.engine.layers.rope_scaling import number_of
-from app.engine.model_info import ModelInfo
-from app.engine.models.checkpoint import StoredTensor
-from app.engine.models.decoder import CausalLM, Ropes
-from app.engine.models.decoder_settings import DecoderSettings
-from app.engine.models.names import Rule, renamed
+from app.checkpoints.model_info import ModelInfo
+from app.checkpoints.tensors.checkpoint import StoredTensor
+from app.checkpoints.tensors.names import Rule, renamed
 from app.errors import UnsupportedError
 from app.kernels.moe import RoutingRule
+from app.layers.experts.settings import ExpertSettings
+from app.layers.rope_scaling import number_of
+from app.models.decoder import CausalLM, Ropes
+from app.models.decoder_settings import DecoderSettings
 
 _NAMES: list[Rule] = [
     (r"\.self_attn\.query_layernorm\.", ".self_attn.q_norm.turned."),

@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 from types import MappingProxyType
 
-from app.engine.model_info import ModelInfo
-from app.engine.models.checkpoint import StoredTensor
-from app.engine.models.decoder import CausalLM
-from app.engine.models.decoder_settings import DecoderSettings
-from app.engine.models.deepseek import layers_with_experts, sigmoid_experts
-from app.engine.models.names import is_behind_last_layer, renamed
+from app.checkpoints.model_info import ModelInfo
+from app.checkpoints.tensors.checkpoint import StoredTensor
+from app.checkpoints.tensors.names import is_behind_last_layer, renamed
 from app.errors import UnsupportedError
+from app.models.decoder import CausalLM
+from app.models.decoder_settings import DecoderSettings
+from app.models.families.deepseek import layers_with_experts, sigmoid_experts
 
 _DEFAULTS = {
     **{"n_routed_experts": 192, "num_experts_per_tok": 8, "moe_intermediate_size": 1536, "n_shared_experts": 1},

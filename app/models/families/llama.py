@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from app.engine.model_info import ModelInfo
-from app.engine.models.decoder import CausalLM
-from app.engine.models.decoder_settings import DecoderSettings
+from app.checkpoints.model_info import ModelInfo
+from app.models.decoder import CausalLM
+from app.models.decoder_settings import DecoderSettings
 
 
 class LlamaForCausalLM(CausalLM):

@@ -6,19 +6,19 @@ from collections.abc import Iterable
 from dataclasses import replace
 from types import MappingProxyType
 
-from app.engine.layers.attention_layer import AttentionLayer
-from app.engine.layers.context import BuildContext
-from app.engine.layers.experts.settings import ExpertSettings
-from app.engine.layers.rope_scaling import RopeSettings
-from app.engine.model_info import ModelInfo
-from app.engine.models.blocks import Blocks, LayerPlace, grouped_query_attention
-from app.engine.models.checkpoint import StoredTensor
-from app.engine.models.decoder import CausalLM, Ropes
-from app.engine.models.decoder_settings import NO_ROPE, DecoderSettings, rotating_layers
-from app.engine.models.names import Rule, renamed, text_name
-from app.engine.models.stacked_experts import DOWN, HALVES, Cuts, transposed_cuts, unstacked
-from app.engine.models.tensor_view import pairs_to_halves
+from app.checkpoints.model_info import ModelInfo
+from app.checkpoints.tensors.checkpoint import StoredTensor
+from app.checkpoints.tensors.names import Rule, renamed, text_name
+from app.checkpoints.tensors.stacked_experts import DOWN, HALVES, Cuts, transposed_cuts, unstacked
+from app.checkpoints.tensors.tensor_view import pairs_to_halves
 from app.kernels.moe import RoutingRule
+from app.layers.attention_layer import AttentionLayer
+from app.layers.context import BuildContext
+from app.layers.experts.settings import ExpertSettings
+from app.layers.rope_scaling import RopeSettings
+from app.models.blocks import Blocks, LayerPlace, grouped_query_attention
+from app.models.decoder import CausalLM, Ropes
+from app.models.decoder_settings import NO_ROPE, DecoderSettings, rotating_layers
 
 _NAMES: list[Rule] = [
     (r"\.feed_forward\.router\.", ".mlp.gate."),

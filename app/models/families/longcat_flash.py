@@ -9,17 +9,17 @@ from types import MappingProxyType
 
 import torch
 
-from app.engine.layers.experts.settings import ExpertSettings
-from app.engine.model_info import ModelInfo
-from app.engine.models.blocks import Blocks
-from app.engine.models.checkpoint import StoredTensor
-from app.engine.models.decoder_layers.shortcut import ShortcutLayer
-from app.engine.models.decoder_settings import DecoderSettings
-from app.engine.models.latent import LatentCausalLM, latent_attention
-from app.engine.models.names import renamed
-from app.engine.models.tensor_view import computed
+from app.checkpoints.model_info import ModelInfo
+from app.checkpoints.tensors.checkpoint import StoredTensor
+from app.checkpoints.tensors.names import renamed
+from app.checkpoints.tensors.tensor_view import computed
 from app.errors import UnsupportedError
 from app.kernels.moe import RoutingRule
+from app.layers.experts.settings import ExpertSettings
+from app.models.blocks import Blocks
+from app.models.decoder_layers.shortcut import ShortcutLayer
+from app.models.decoder_settings import DecoderSettings
+from app.models.latent import LatentCausalLM, latent_attention
 
 # What all of them say.
 _KNOWN = {"router_bias": False, "zero_expert_type": "identity", "mla_scale_q_lora": True, "mla_scale_kv_lora": True}
@@ -34,7 +34,7 @@ _NAMES = [
 
 
 class LongcatFlashForCausalLM(LatentCausalLM):
-    """What predicts further tokens is left out."""
+    """Runs LongCat-Flash; what predicts further tokens is left out."""
 
     blocks = Blocks(attention=latent_attention, layer=ShortcutLayer)
     rope_defaults = MappingProxyType({"rope_theta": 10_000_000.0})
@@ -64,7 +64,7 @@ class LongcatFlashForCausalLM(LatentCausalLM):
 
 
 def expert_settings(info: ModelInfo) -> ExpertSettings:
-    """What config.json says of experts. UnsupportedError names what no published model says."""
+    """Reads what config.json says of experts. UnsupportedError names what no published model says."""
     hf = info.hf_config
     for name, value in _KNOWN.items():
         if hf.get(name, value) != value:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from app.engine.model_info import ModelInfo
-from app.engine.models.decoder_settings import DecoderSettings
-from app.engine.models.latent import LatentCausalLM, latent_settings
+from app.checkpoints.model_info import ModelInfo
+from app.models.decoder_settings import DecoderSettings
+from app.models.latent import LatentCausalLM, latent_settings
 
 
 class MiniCPM3ForCausalLM(LatentCausalLM):
-    """What rotates together lies in halves, as in Llama."""
+    """Runs MiniCPM3: what rotates together lies in halves, as in Llama."""
 
     @staticmethod
     def settings(info: ModelInfo) -> DecoderSettings:

@@ -6,14 +6,14 @@ from collections.abc import Iterable
 from dataclasses import replace
 from types import MappingProxyType
 
-from app.engine.layers.experts.settings import ExpertSettings
-from app.engine.model_info import ModelInfo
-from app.engine.models.checkpoint import StoredTensor
-from app.engine.models.decoder import CausalLM, Ropes
-from app.engine.models.decoder_settings import DecoderSettings
-from app.engine.models.mixtral import MIXTRAL_NAMES
-from app.engine.models.names import is_behind_last_layer, renamed
+from app.checkpoints.model_info import ModelInfo
+from app.checkpoints.tensors.checkpoint import StoredTensor
+from app.checkpoints.tensors.names import is_behind_last_layer, renamed
 from app.kernels.moe import RoutingRule
+from app.layers.experts.settings import ExpertSettings
+from app.models.decoder import CausalLM, Ropes
+from app.models.decoder_settings import DecoderSettings
+from app.models.families.mixtral import MIXTRAL_NAMES
 
 _NAMES = [*MIXTRAL_NAMES, (r"\.mlp\.e_score_correction_bias$", ".mlp.gate.e_score_correction_bias")]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from app.engine.layers.rope_scaling import RopeSettings
-from app.engine.model_info import ModelInfo
-from app.engine.models.checkpoint import StoredTensor
-from app.engine.models.decoder import CausalLM, Ropes
-from app.engine.models.decoder_settings import DecoderSettings, layer_types, one_window, windows_of
-from app.engine.models.names import text_name
+from app.checkpoints.model_info import ModelInfo
+from app.checkpoints.tensors.checkpoint import StoredTensor
+from app.checkpoints.tensors.names import text_name
+from app.layers.rope_scaling import RopeSettings
+from app.models.decoder import CausalLM, Ropes
+from app.models.decoder_settings import DecoderSettings, layer_types, one_window, windows_of
 
 _ROPE = {
     "rope_type": "yarn",
@@ -56,6 +56,6 @@ class Ministral3ForCausalLM(CausalLM):
 
     @staticmethod
     def tensors(settings: DecoderSettings, name: str, tensor: StoredTensor) -> Iterable[tuple[str, StoredTensor]]:
-        """What sees images is left out."""
+        """Leaves out what sees images."""
         own = text_name(name)
         return [] if own is None else [(own, tensor)]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from app.engine.model_info import ModelInfo
-from app.engine.models.decoder import CausalLM
-from app.engine.models.decoder_settings import DecoderSettings, one_window
+from app.checkpoints.model_info import ModelInfo
+from app.models.decoder import CausalLM
+from app.models.decoder_settings import DecoderSettings, one_window
 
 
 class MistralForCausalLM(CausalLM):

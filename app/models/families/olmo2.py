@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from types import MappingProxyType
 
-from app.engine.model_info import ModelInfo
-from app.engine.models.blocks import Blocks
-from app.engine.models.decoder import CausalLM
-from app.engine.models.decoder_layers.post_norm import PostNormLayer
-from app.engine.models.decoder_settings import DecoderSettings, every_nth_full, layer_types, windows_of
+from app.checkpoints.model_info import ModelInfo
+from app.models.blocks import Blocks
+from app.models.decoder import CausalLM
+from app.models.decoder_layers.post_norm import PostNormLayer
+from app.models.decoder_settings import DecoderSettings, every_nth_full, layer_types, windows_of
 
 
 class Olmo2ForCausalLM(CausalLM):

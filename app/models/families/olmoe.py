@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from app.engine.layers.experts.settings import ExpertSettings
-from app.engine.model_info import ModelInfo
-from app.engine.models.decoder import CausalLM
-from app.engine.models.decoder_settings import DecoderSettings
+from app.checkpoints.model_info import ModelInfo
 from app.kernels.moe import RoutingRule
+from app.layers.experts.settings import ExpertSettings
+from app.models.decoder import CausalLM
+from app.models.decoder_settings import DecoderSettings
 
 
 class OlmoeForCausalLM(CausalLM):

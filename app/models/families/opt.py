@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from app.engine.model_info import ModelInfo
-from app.engine.models.blocks import Blocks, layer_norm, plain_mlp
-from app.engine.models.checkpoint import StoredTensor
-from app.engine.models.decoder import CausalLM
-from app.engine.models.decoder_layers.post_norm import NormedSumLayer
-from app.engine.models.decoder_settings import NO_ROPE, DecoderSettings
-from app.engine.models.names import Rule, renamed
+from app.checkpoints.model_info import ModelInfo
+from app.checkpoints.tensors.checkpoint import StoredTensor
+from app.checkpoints.tensors.names import Rule, renamed
 from app.errors import UnsupportedError
+from app.models.blocks import Blocks, layer_norm, plain_mlp
+from app.models.decoder import CausalLM
+from app.models.decoder_layers.post_norm import NormedSumLayer
+from app.models.decoder_settings import NO_ROPE, DecoderSettings
 
 _OFFSET = 2
 _NAMES: list[Rule] = [

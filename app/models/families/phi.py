@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 from types import MappingProxyType
 
-from app.engine.model_info import ModelInfo
-from app.engine.models.blocks import Blocks, layer_norm, plain_mlp
-from app.engine.models.checkpoint import StoredTensor
-from app.engine.models.decoder import CausalLM
-from app.engine.models.decoder_layers.parallel import ParallelLayer
-from app.engine.models.decoder_settings import DecoderSettings
-from app.engine.models.names import renamed
+from app.checkpoints.model_info import ModelInfo
+from app.checkpoints.tensors.checkpoint import StoredTensor
+from app.checkpoints.tensors.names import renamed
+from app.models.blocks import Blocks, layer_norm, plain_mlp
+from app.models.decoder import CausalLM
+from app.models.decoder_layers.parallel import ParallelLayer
+from app.models.decoder_settings import DecoderSettings
 
 _NAMES = [
     (r"\.self_attn\.dense\.", ".self_attn.o_proj."),

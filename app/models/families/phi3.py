@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from app.engine.model_info import ModelInfo
-from app.engine.models.checkpoint import StoredTensor
-from app.engine.models.decoder import CausalLM
-from app.engine.models.decoder_settings import DecoderSettings, one_window
-from app.engine.models.tensor_view import split_rows
+from app.checkpoints.model_info import ModelInfo
+from app.checkpoints.tensors.checkpoint import StoredTensor
+from app.checkpoints.tensors.tensor_view import split_rows
+from app.models.decoder import CausalLM
+from app.models.decoder_settings import DecoderSettings, one_window
 
 
 def split_gate_up(settings: DecoderSettings, name: str, tensor: StoredTensor) -> list[tuple[str, StoredTensor]]:

@@ -6,17 +6,17 @@ from collections.abc import Iterable
 from dataclasses import replace
 from types import MappingProxyType
 
-from app.engine.layers.experts.settings import ExpertSettings
-from app.engine.layers.rope_scaling import RopeSettings
-from app.engine.model_info import ModelInfo
-from app.engine.models.blocks import Blocks, layer_norm
-from app.engine.models.checkpoint import StoredTensor
-from app.engine.models.decoder import CausalLM, Ropes
-from app.engine.models.decoder_settings import DecoderSettings, one_window
-from app.engine.models.mixtral import MIXTRAL_NAMES
-from app.engine.models.names import renamed
+from app.checkpoints.model_info import ModelInfo
+from app.checkpoints.tensors.checkpoint import StoredTensor
+from app.checkpoints.tensors.names import renamed
 from app.errors import UnsupportedError
 from app.kernels.moe import RoutingRule
+from app.layers.experts.settings import ExpertSettings
+from app.layers.rope_scaling import RopeSettings
+from app.models.blocks import Blocks, layer_norm
+from app.models.decoder import CausalLM, Ropes
+from app.models.decoder_settings import DecoderSettings, one_window
+from app.models.families.mixtral import MIXTRAL_NAMES
 
 
 class PhimoeForCausalLM(CausalLM):

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from app.engine.layers.experts.settings import ExpertSettings
-from app.engine.model_info import ModelInfo
-from app.engine.models.checkpoint import StoredTensor
-from app.engine.models.decoder import CausalLM
-from app.engine.models.decoder_settings import DecoderSettings, layer_types, one_window, windows_of
-from app.engine.models.names import renamed
+from app.checkpoints.model_info import ModelInfo
+from app.checkpoints.tensors.checkpoint import StoredTensor
+from app.checkpoints.tensors.names import renamed
 from app.kernels.moe import RoutingRule
+from app.layers.experts.settings import ExpertSettings
+from app.models.decoder import CausalLM
+from app.models.decoder_settings import DecoderSettings, layer_types, one_window, windows_of
 
 
 def expert_settings(info: ModelInfo, num_experts: int, top_k: int, size: int) -> ExpertSettings:
-    """What both generations say alike, with a generation's defaults for what it may leave out."""
+    """Reads what both generations say alike, with a generation's defaults for what it may leave out."""
     hf = info.hf_config
     step, without = int(hf.get("decoder_sparse_step", 1)), set(hf.get("mlp_only_layers") or ())
     layers = frozenset(i for i in range(info.num_layers) if i not in without and (i + 1) % step == 0)
@@ -52,7 +52,7 @@ class Qwen2MoeForCausalLM(CausalLM):
 
     @staticmethod
     def tensors(settings: DecoderSettings, name: str, tensor: StoredTensor) -> Iterable[tuple[str, StoredTensor]]:
-        """What tokens share under DeepSeek's name."""
+        """Puts what tokens share under DeepSeek's name."""
         return [(renamed(name, [(r"\.shared_expert\.", ".shared_experts.")]), tensor)]
 
 

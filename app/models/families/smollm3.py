@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from types import MappingProxyType
 
-from app.engine.model_info import ModelInfo
-from app.engine.models.decoder import CausalLM
-from app.engine.models.decoder_settings import NO_ROPE, DecoderSettings, layer_types, rotating_layers, windows_of
-from app.engine.models.llama import LlamaForCausalLM
+from app.checkpoints.model_info import ModelInfo
+from app.models.decoder import CausalLM
+from app.models.decoder_settings import NO_ROPE, DecoderSettings, layer_types, rotating_layers, windows_of
+from app.models.families.llama import LlamaForCausalLM
 
 
 class SmolLM3ForCausalLM(CausalLM):

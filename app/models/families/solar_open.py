@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from types import MappingProxyType
 
-from app.engine.model_info import ModelInfo
-from app.engine.models.decoder_settings import DecoderSettings
-from app.engine.models.glm4_moe import Glm4MoeForCausalLM
+from app.checkpoints.model_info import ModelInfo
+from app.models.decoder_settings import DecoderSettings
+from app.models.families.glm4_moe import Glm4MoeForCausalLM
 
 
 class SolarOpenForCausalLM(Glm4MoeForCausalLM):

@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 from types import MappingProxyType
 
-from app.engine.model_info import ModelInfo
-from app.engine.models.blocks import Blocks, layer_norm
-from app.engine.models.checkpoint import StoredTensor
-from app.engine.models.decoder import CausalLM
-from app.engine.models.decoder_layers.parallel import ParallelLayer
-from app.engine.models.decoder_settings import DecoderSettings
+from app.checkpoints.model_info import ModelInfo
+from app.checkpoints.tensors.checkpoint import StoredTensor
+from app.models.blocks import Blocks, layer_norm
+from app.models.decoder import CausalLM
+from app.models.decoder_layers.parallel import ParallelLayer
+from app.models.decoder_settings import DecoderSettings
 
 
 class StableLmForCausalLM(CausalLM):

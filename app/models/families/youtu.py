@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from app.engine.model_info import ModelInfo
-from app.engine.models.decoder_settings import DecoderSettings
-from app.engine.models.latent import LatentCausalLM
+from app.checkpoints.model_info import ModelInfo
+from app.models.decoder_settings import DecoderSettings
+from app.models.latent import LatentCausalLM
 
 
 class YoutuForCausalLM(LatentCausalLM):

@@ -14,12 +14,12 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import AttentionInterface
 
-from app.engine.layers.attention_layer import KVAttentionLayer
-from app.engine.layers.context import BuildContext, ForwardContext
-from app.engine.models.transformers_backend.rotary import angles, exchange_rotation
-from app.engine.models.transformers_backend.tracing import AttentionCall
 from app.kernels.attention import AttentionMetadata, HeadBias
-from app.kernels.fused import fused_ops
+from app.kernels.fused import FUSED_OPS
+from app.layers.attention_layer import KVAttentionLayer
+from app.layers.context import BuildContext, ForwardContext
+from app.models.transformers_backend.rotary import angles, exchange_rotation
+from app.models.transformers_backend.tracing import AttentionCall
 
 IMPLEMENTATION = "manta"  # without a mask of its own: transformers then makes none
 PLACE = "paged_attention"  # the attribute of an attention module that holds ours
@@ -32,7 +32,7 @@ class Step:
 
 
 class PagedAttention(KVAttentionLayer):
-    """What an attention call of a module becomes."""
+    """Stands in the place of an attention call of a module."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class PagedAttention(KVAttentionLayer):
         )
         self.is_capturable = self.ops.is_capturable and is_capturable
         self.shares_prefixes = self.ops.shares_prefixes
-        self.fused = fused_ops(ctx.device)
+        self.fused = FUSED_OPS.on(ctx.device)
         self.rotation = exchange_rotation(call.module)
 
     def forward(

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
-from app.engine.layers.epilogue import PLAIN, AddNorm, Epilogue
-from app.engine.layers.norm import Norm
 from app.kernels.gemm import Activations, DeferredNorm
+from app.layers.epilogue import PLAIN, AddNorm, Epilogue
+from app.layers.norm import Norm
 
 Product = Callable[[Epilogue[Any]], Any]  # runs with what follows it
 
@@ -34,7 +34,7 @@ class Site:
         self.tries = self.pays
 
     def result(self, product: Product, shape: torch.Size, like: torch.Tensor) -> Any:
-        """What the product gives, of this shape, or what stands for it; `like` says type and device."""
+        """Returns what the product gives, of this shape, or what stands for it; `like` says type and device."""
         deferred = Deferred(self, product, shape, like)
         return deferred if self.tries else deferred.value()
 
@@ -112,7 +112,7 @@ class Deferred(StandIn):
 
     @property
     def is_made(self) -> bool:
-        """Whether somebody wanted its tensor."""
+        """True if somebody wanted its tensor."""
         return self._value is not None
 
     def _make(self) -> torch.Tensor:
@@ -140,7 +140,7 @@ class Sum(StandIn):
 
     @property
     def is_open(self) -> bool:
-        """Whether nothing of it has been made."""
+        """True if nothing of it has been made."""
         return self._value is None and not self._deferred.is_made
 
     def _make(self) -> torch.Tensor:

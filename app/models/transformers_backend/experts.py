@@ -16,9 +16,9 @@ from transformers.integrations.moe import (
     grouped_mm_experts_forward,
 )
 
-from app.engine.layers.context import BuildContext
-from app.engine.models.transformers_backend.linears import style_of
 from app.errors import UnsupportedError
+from app.layers.context import BuildContext
+from app.models.transformers_backend.linears import style_of
 
 IMPLEMENTATION = "manta"
 _GROUP = "manta_tp"

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from app.engine.distributed.parallel_groups import RankGroup
-from app.engine.layers.context import BuildContext
-from app.engine.layers.linear import ColumnLinear, MergedColumnLinear, RowLinear
-from app.engine.models.transformers_backend.deferral import Site, rows_of
-from app.engine.models.transformers_backend.tracing import Trace
+from app.distributed.parallel_groups import RankGroup
 from app.errors import UnsupportedError
+from app.layers.context import BuildContext
+from app.layers.linear import ColumnLinear, MergedColumnLinear, RowLinear
+from app.models.transformers_backend.deferral import Site, rows_of
+from app.models.transformers_backend.tracing import Trace
 
 # Styles of plans whose layers every rank holds whole: what stands between is whole then, too.
 WHOLE = (None, "colwise_gather_output", "rowwise_split_input", "replicated_with_grad_allreduce", "mla_kv_a_proj")
@@ -129,7 +129,7 @@ def _exchange(parent: nn.Module, members: Mapping[str, Any], ctx: BuildContext, 
 
 
 def style_of(name: str, plan: Mapping[str, str], tp: RankGroup) -> str | None:
-    """How the plan splits a module or parameter; None: it says nothing, or there is one rank."""
+    """Returns how the plan splits a module or parameter; None: it says nothing, or there is one rank."""
     if tp.size == 1:
         return None
     return next((plan[pattern] for pattern in _patterns(name) if pattern in plan), None)

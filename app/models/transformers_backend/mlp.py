@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from app.engine.layers.activation import ACTIVATIONS
-from app.engine.layers.context import BuildContext
-from app.engine.layers.mlp import GatedMLP
-from app.engine.models.transformers_backend.deferral import Site, rows_of
-from app.engine.models.transformers_backend.linears import context_of, style_of
-from app.engine.models.transformers_backend.norms import twin_of
+from app.layers.activation import ACTIVATIONS
+from app.layers.context import BuildContext
+from app.layers.mlp import GatedMLP
+from app.models.transformers_backend.deferral import Site, rows_of
+from app.models.transformers_backend.linears import context_of, style_of
+from app.models.transformers_backend.norms import twin_of
 
 _NAMES = ("gate_proj", "up_proj", "down_proj")
 _STYLES = {("colwise", "colwise", "rowwise"): "colwise", (None, None, None): None}
@@ -60,7 +60,7 @@ def exchange_mlps(hf: nn.Module, ctx: BuildContext, plan: Mapping[str, str]) -> 
 
 
 def _is_gated(module: nn.Module) -> bool:
-    """Whether it has three linear layers that fit together, and nothing else with parameters."""
+    """True if it has three linear layers that fit together, and nothing else with parameters."""
     children = dict(module.named_children())
     if any(type(children.get(name)) is not nn.Linear for name in _NAMES) or list(module.parameters(recurse=False)):
         return False

@@ -8,22 +8,22 @@ from typing import Any
 
 import torch
 
-from app.engine.layers.context import BuildContext, ForwardContext
-from app.engine.model_info import ModelInfo
-from app.engine.models.base import EngineModel
-from app.engine.models.checkpoint import StoredTensor
-from app.engine.models.transformers_backend.attention import IMPLEMENTATION, PLACE, PagedAttention, Step
-from app.engine.models.transformers_backend.deferral import Site, tensor_of
-from app.engine.models.transformers_backend.experts import prepare_experts
-from app.engine.models.transformers_backend.linears import exchange_linears
-from app.engine.models.transformers_backend.mlp import exchange_mlps
-from app.engine.models.transformers_backend.names import CheckpointNames
-from app.engine.models.transformers_backend.norms import exchange_norms
-from app.engine.models.transformers_backend.parameters import claim_parameters, exchange_ends
-from app.engine.models.transformers_backend.rope import fix_ropes
-from app.engine.models.transformers_backend.skeleton import Skeleton, build_skeleton, place_buffers
-from app.engine.models.transformers_backend.tracing import TRACED, Trace, trace
+from app.checkpoints.model_info import ModelInfo
+from app.checkpoints.tensors.checkpoint import StoredTensor
 from app.errors import UnsupportedError
+from app.layers.context import BuildContext, ForwardContext
+from app.models.base import EngineModel
+from app.models.transformers_backend.attention import IMPLEMENTATION, PLACE, PagedAttention, Step
+from app.models.transformers_backend.deferral import Site, tensor_of
+from app.models.transformers_backend.experts import prepare_experts
+from app.models.transformers_backend.linears import exchange_linears
+from app.models.transformers_backend.mlp import exchange_mlps
+from app.models.transformers_backend.names import CheckpointNames
+from app.models.transformers_backend.norms import exchange_norms
+from app.models.transformers_backend.parameters import claim_parameters, exchange_ends
+from app.models.transformers_backend.rope import fix_ropes
+from app.models.transformers_backend.skeleton import Skeleton, build_skeleton, place_buffers
+from app.models.transformers_backend.tracing import TRACED, Trace, trace
 
 PREFIX = "hf."
 

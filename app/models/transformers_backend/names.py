@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from app.engine.models.checkpoint import StoredTensor
+from app.checkpoints.tensors.checkpoint import StoredTensor
 from app.errors import UnsupportedError
 
 _STACKS = (["MergeModulelist"], ["MergeModulelist", "Concatenate"])
@@ -37,7 +37,7 @@ class CheckpointNames:
         self._stacks = {name: size for name in self._held if (size := self._matrices(name))}
 
     def matrices(self, name: str) -> int:
-        """How many matrices lie one below the other in each expert of a stacked parameter; 0: it is none."""
+        """Counts the matrices that lie one below the other in each expert of a stacked parameter; 0: it is none."""
         return self._stacks.get(name, 0)
 
     def own(self, name: str, tensor: StoredTensor) -> Iterator[tuple[str, StoredTensor]]:
@@ -93,7 +93,7 @@ class CheckpointNames:
 
 
 def part_name(name: str, expert: int, matrix: int) -> str:
-    """What the loader asks for, of a parameter that is filled by `part_ids`."""
+    """Returns what the loader asks for, of a parameter that is filled by `part_ids`."""
     module, _, leaf = name.rpartition(".")
     return f"{module}.{expert}.{matrix}.{leaf}"
 

@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from app.engine.layers.context import BuildContext
-from app.engine.layers.norm import Norm, RMSNorm
-from app.engine.layers.offset_norm import OffsetRMSNorm
-from app.engine.models.transformers_backend.deferral import Normed, StandIn, Sum, tensor_of
 from app.kernels.gemm import DeferredNorm
+from app.layers.context import BuildContext
+from app.layers.norm import Norm, RMSNorm
+from app.layers.offset_norm import OffsetRMSNorm
+from app.models.transformers_backend.deferral import Normed, StandIn, Sum, tensor_of
 
 _EPS = ("variance_epsilon", "eps", "epsilon", "norm_eps", "rms_norm_eps")
 _SIZE = 16
@@ -93,7 +93,7 @@ def _has_one_vector(module: nn.Module) -> bool:
 
 
 def _kind(module: nn.Module, eps: float) -> type[HfRMSNorm | HfOffsetRMSNorm] | None:
-    """Which of ours computes the same; None: none."""
+    """Finds which of ours computes the same; None: none."""
     with torch.device("cpu"), torch.no_grad():
         generator = torch.Generator().manual_seed(0)
         weight = torch.randn(_SIZE, generator=generator, dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""What is left of a model of transformers once its layers are exchanged: parameters and stored buffers that know how
+"""Holds what is left of a model of transformers once its layers are exchanged: parameters and stored buffers that know
 to be loaded."""
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from app.engine.distributed.parallel_groups import RankGroup
-from app.engine.layers.context import BuildContext
-from app.engine.layers.vocab import LMHead, VocabEmbedding
-from app.engine.layers.weight import REPLICATED, CheckpointTensor, Weight, WeightSpec, expect_shape
-from app.engine.models.transformers_backend.linears import over_rows, style_of
-from app.engine.models.transformers_backend.names import CheckpointNames, part_ids
+from app.distributed.parallel_groups import RankGroup
 from app.errors import UnsupportedError
+from app.layers.context import BuildContext
+from app.layers.vocab import LMHead, VocabEmbedding
+from app.layers.weight import REPLICATED, CheckpointTensor, Weight, WeightSpec, expect_shape
+from app.models.transformers_backend.linears import over_rows, style_of
+from app.models.transformers_backend.names import CheckpointNames, part_ids
 
 
 class Embedding(VocabEmbedding):
@@ -106,7 +106,7 @@ def _weight(
 
 @dataclass(slots=True, frozen=True)
 class Split:
-    """How a parameter is split over the ranks."""
+    """Says how a parameter is split over the ranks."""
 
     dim: int  # from the end
     packs: int = 1  # matrices side by side, each of which is split

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from app.engine.layers.context import ForwardContext
-from app.engine.models.transformers_backend.linears import Siblings
 from app.kernels.fused.reference import rotate
+from app.layers.context import ForwardContext
+from app.models.transformers_backend.linears import Siblings
 
 _NAME = "apply_rotary_pos_emb"
 
@@ -69,7 +69,7 @@ class PendingRotation:
 
 
 def _lies(heads: torch.Tensor, whole: torch.Tensor, offset: int) -> bool:
-    """Whether heads [1, H, T, D] are the columns of `whole` [1, T, N] from `offset` on."""
+    """True if heads [1, H, T, D] are the columns of `whole` [1, T, N] from `offset` on."""
     num_heads, num_tokens, size = heads.shape[1:]
     strides = (num_heads == 1 or heads.stride(1) == size) and (num_tokens == 1 or heads.stride(2) == whole.shape[-1])
     here = heads.storage_offset() == whole.storage_offset() + offset
@@ -104,7 +104,7 @@ def exchange_rotation(module: nn.Module) -> PendingRotation | None:
 
 
 def turns_halves(function: Callable[..., Any]) -> bool:
-    """Whether it is our rotation, on random numbers."""
+    """True if it is our rotation, on random numbers."""
     with torch.device("cpu"), torch.no_grad():
         generator = torch.Generator().manual_seed(0)
 

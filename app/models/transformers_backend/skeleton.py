@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from app.engine.layers.context import BuildContext
-from app.engine.model_info import ModelInfo
+from app.checkpoints.model_info import ModelInfo
 from app.errors import CheckpointError, UnsupportedError
+from app.layers.context import BuildContext
 
 
 @dataclass(slots=True, frozen=True)

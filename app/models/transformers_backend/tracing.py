@@ -25,7 +25,7 @@ _MASK = "_manta_mask"
 
 @dataclass(slots=True, frozen=True)
 class MaskKind:
-    """What a mask lets a token see."""
+    """Says what a mask lets a token see."""
 
     sliding_window: int | None  # tokens, itself included; None: all before it
 
@@ -47,7 +47,7 @@ class AttentionCall:
 
 @dataclass(slots=True)
 class Trace:
-    """What a forward pass did, in its order."""
+    """Records what a forward pass did, in its order."""
 
     attention: list[AttentionCall] = field(default_factory=list)
     linears: list[tuple[nn.Module, torch.Tensor]] = field(default_factory=list)  # and what they read

@@ -1,4 +1,4 @@
-"""Which attention backend runs on which device, and why not another."""
+"""Decides which attention backend runs on which device, and says why not another."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _refusal(ops: AttentionOps, device: torch.device) -> str | None:
 
 
 def _why_not(name: str, chosen: AttentionOps, device: torch.device) -> str:
-    """What the backend lacks that the chosen one has."""
+    """Says what the backend lacks that the chosen one has."""
     try:
         ops = _load(name)
     except ConfigError as error:

@@ -9,12 +9,13 @@ from itertools import accumulate
 
 import torch
 
-from app.engine.kv_cache.kv_groups import WHOLE, KVGroups, Window, Windows
-from app.engine.layers.attention_layer import AttentionLayer
-from app.engine.layers.cache_spec import LayerCacheSpec
 from app.errors import ConfigError
 from app.kernels.attention import KV_FP8, KV_INT8
+from app.layers.attention_layer import AttentionLayer
+from app.layers.cache_spec import LayerCacheSpec
 from app.platforms import platform_of
+from app.records.kv_groups import WHOLE, KVGroups, Window, Windows
+from app.worker.attention.zero_pages import zero
 
 
 def select_kv_dtype(name: str, device: torch.device) -> torch.dtype | None:
@@ -45,7 +46,7 @@ def describe_scales(layers: Sequence[AttentionLayer]) -> list[str]:
 class KVCacheSpec:
     """The cache on this rank, layer by layer; the number of blocks is decided later.
 
-    A layer has one of the places in a block; a place holds one layer of each group (kv_cache/kv_groups.py).
+    A layer has one of the places in a block; a place holds one layer of each group (app/records/kv_groups.py).
     """
 
     layers: tuple[LayerCacheSpec, ...]  # () where no layer keeps anything
@@ -59,12 +60,12 @@ class KVCacheSpec:
 
     @property
     def is_quantized(self) -> bool:
-        """Whether a layer keeps less than it computes with."""
+        """True if a layer keeps less than it computes with."""
         return bool(self.quantized_to)
 
     @property
     def quantized_to(self) -> str:
-        """What it is quantized to, for people; "" where it is not."""
+        """Says what it is quantized to, for people; "" where it is not."""
         names = {KV_FP8: "fp8", KV_INT8: "int8"}
         return next((names[layer.dtype] for layer in self.layers if layer.dtype in names), "")
 
@@ -76,7 +77,7 @@ class KVCacheSpec:
 
     @property
     def groups(self) -> KVGroups:
-        """How many blocks a request holds."""
+        """Returns how many blocks a request holds."""
         return KVGroups(self.windows, self.block_size)
 
     @property
@@ -102,7 +103,7 @@ class KVCacheSpec:
 
     @property
     def place_specs(self) -> list[LayerCacheSpec]:
-        """What each place of a block holds: layers of several groups all keep the same."""
+        """Returns what each place of a block holds: layers of several groups all keep the same."""
         of_place = {place: layer for layer, (_, place) in zip(self.layers, self.positions, strict=True)}
         return [of_place[place] for place in range(len(of_place))]
 
@@ -117,18 +118,21 @@ class KVCacheSpec:
         return sum(layer.bytes_per_token for layer in self.layers)
 
     def copy_slices(self) -> list[slice]:
-        """Where each place of a block lies when all are put in a row, in elements of `copy_dtype`."""
+        """Returns where each place of a block lies when all are put in a row, in elements of `copy_dtype`."""
         sizes = [layer.bytes_per_token * self.block_size // self.copy_dtype.itemsize for layer in self.place_specs]
         return [slice(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True)]
 
     def allocate(self, num_blocks: int, device: torch.device) -> list[torch.Tensor]:
         """A tensor for each place. Zeroed, so that slots nobody wrote are finite when a masked product touches them."""
         shapes = [((num_blocks, *layer.block_shape(self.block_size)), layer.dtype) for layer in self.place_specs]
-        return [torch.zeros(shape, dtype=dtype, device=device) for shape, dtype in shapes]
+        tensors = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in shapes]
+        for tensor in tensors:
+            zero(tensor)
+        return tensors
 
 
 def layer_specs(layers: Sequence[AttentionLayer]) -> list[LayerCacheSpec]:
-    """What each layer keeps; [] where none keeps anything."""
+    """Returns what each layer keeps; [] where none keeps anything."""
     specs = [spec for layer in layers if (spec := layer.cache_spec()) is not None]
     assert len(specs) in (0, len(layers)), "a model with and without a KV cache"
     return specs
@@ -164,11 +168,11 @@ class KVCache:
 
     @property
     def is_free(self) -> bool:
-        """Whether `free` took the memory."""
+        """True if `free` took the memory."""
         return any(tensor.untyped_storage().nbytes() == 0 for tensor in self.places)
 
     def restore(self) -> None:
         """Memory for the tensors again, zeroed as at first; elsewhere than before. OutOfMemoryError."""
         for tensor in self.places:
             tensor.untyped_storage().resize_(tensor.numel() * tensor.itemsize)
-            tensor.zero_()
+            zero(tensor)

@@ -1,22 +1,22 @@
-"""What a worker is put together from, by what its model is run for: one file and one line each."""
+"""Puts a worker together, by what its model is run for: one file and one line each."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from app.config import EngineConfig
+from app.config.engine import EngineConfig
 from app.registry import Registry
 
 if TYPE_CHECKING:  # the table alone needs no torch
-    from app.engine.worker.build.parts import Parts
-    from app.engine.worker.placement import Placement
+    from app.worker.build.parts import Parts
+    from app.worker.placement import Placement
 
 BUILDERS: Registry[Callable[[EngineConfig, Placement], Parts]] = Registry(
     "runner",
     {
-        "generate": "app.engine.worker.build.generate:build",
-        "pooling": "app.engine.worker.build.pooling:build",
+        "generate": "app.worker.build.generate:build",
+        "pooling": "app.worker.build.pooling:build",
     },
 )
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import partial
 
-from app.config import EngineConfig
-from app.engine.attention.kv_cache import KVCache
-from app.engine.models.base import EngineModel
-from app.engine.row_feature import RowFeatures
-from app.engine.worker import kv_sizing
-from app.engine.worker.cascade_choice import CascadeChoice
-from app.engine.worker.forward_pass import ForwardPass
-from app.engine.worker.graphs.decode_step import Decode
-from app.engine.worker.graphs.graph_setup import GraphSetup
-from app.engine.worker.heads.base import Head
-from app.engine.worker.model_runner import ModelRunner
-from app.engine.worker.row_state import RowState
-from app.engine.worker.warmup.warm_up import WarmUp
+from app.config.engine import EngineConfig
+from app.models.base import EngineModel
+from app.worker import kv_sizing
+from app.worker.attention.kv_cache import KVCache
+from app.worker.cascade_choice import CascadeChoice
+from app.worker.forward_pass import ForwardPass
+from app.worker.graphs.graph_setup import GraphSetup
+from app.worker.graphs.static_step import Static
+from app.worker.heads.base import Head
+from app.worker.model_runner import ModelRunner
+from app.worker.rows.row_state import RowState
+from app.worker.rows.worker_feature import WorkerFeatures
+from app.worker.warmup.warm_up import WarmUp
 
 
 @dataclass(slots=True, frozen=True)
@@ -29,7 +29,7 @@ class Parts:
     forward: ForwardPass
     state: RowState
     head: Head
-    features: RowFeatures
+    features: WorkerFeatures
     warm_up: WarmUp
     cascade: CascadeChoice | None = None
     graphs: GraphSetup | None = None  # None: this kind of model has no decode steps
@@ -62,9 +62,18 @@ class Parts:
         self.warm_up.run(runner, num_blocks)
         return runner
 
+    @property
+    def num_deferred(self) -> int:
+        """Graphs that the start left out."""
+        return 0 if self.graphs is None else self.graphs.num_missing
+
+    def capture_next(self) -> int:
+        """One more graph of those that the start left out; how many are left after it."""
+        return 0 if self.graphs is None else self.graphs.capture_next()
+
     def again(self) -> ModelRunner:
         """A runner over memory that lies elsewhere than that of the one before, whose graphs have been released."""
         return self._runner(None if self.graphs is None else self.graphs.capture())
 
-    def _runner(self, decode: Decode | None) -> ModelRunner:
-        return ModelRunner(self.forward, self.state, self.head, self.features, self.cascade, decode)
+    def _runner(self, static: Static | None) -> ModelRunner:
+        return ModelRunner(self.forward, self.state, self.head, self.features, self.cascade, static)

@@ -6,29 +6,29 @@ its prompts come whole, and blocks are numbers that keep the host's books.
 
 from __future__ import annotations
 
-from app.config import EngineConfig
-from app.engine.attention.kv_cache import KVCache, KVCacheSpec, describe_scales
-from app.engine.distributed.stage_link import StageLink
-from app.engine.models.loader import load_pooling_model
-from app.engine.parallel_plan import refuse_stages
-from app.engine.pooling.info import PoolingInfo, step_budget
-from app.engine.pooling.params import PoolingParams
-from app.engine.pooling.pooler import Pooler
-from app.engine.row_feature import RowFeatures
-from app.engine.worker.build.parts import Parts
-from app.engine.worker.cascade_choice import refuse_cascade
-from app.engine.worker.features import create_row_features
-from app.engine.worker.features.context import FeatureContext
-from app.engine.worker.forward_pass import ForwardPass
-from app.engine.worker.heads.pooling import PoolingHead
-from app.engine.worker.host_tier.host_tier import refuse_host_tier
-from app.engine.worker.kv_group_choice import select_groups
-from app.engine.worker.placement import Placement
-from app.engine.worker.row_state import RowState
-from app.engine.worker.warmup.plan import pooling_plan
-from app.engine.worker.warmup.warm_up import WarmUp
-from app.errors import ConfigError
+from app.config.engine import EngineConfig
+from app.distributed.stage_link import StageLink
+from app.errors import ConfigError, UnsupportedError
+from app.loading.loader import load_pooling_model
 from app.platforms import platform_of
+from app.records.parallel_plan import refuse_stages
+from app.records.pooling_info import PoolingInfo, step_budget
+from app.records.pooling_params import PoolingParams
+from app.worker.attention.kv_cache import KVCache, KVCacheSpec, describe_scales
+from app.worker.build.parts import Parts
+from app.worker.cascade_choice import refuse_cascade
+from app.worker.features import create_features
+from app.worker.features.context import FeatureContext
+from app.worker.forward_pass import ForwardPass
+from app.worker.heads.pooling import PoolingHead
+from app.worker.host_tier.host_tier import refuse_host_tier
+from app.worker.kv_group_choice import select_groups
+from app.worker.placement import Placement
+from app.worker.pooling.pooler import Pooler
+from app.worker.rows.row_state import RowState
+from app.worker.rows.worker_feature import WorkerFeatures
+from app.worker.warmup.plan import pooling_plan
+from app.worker.warmup.warm_up import WarmUp
 
 
 def build(config: EngineConfig, place: Placement) -> Parts:
@@ -39,6 +39,8 @@ def build(config: EngineConfig, place: Placement) -> Parts:
     ctx, info, device = place.build, place.info, place.device
     pooling = PoolingInfo.of(info, config.matryoshka)
     model = load_pooling_model(info, ctx, config.load_format, config.seed)
+    if model.saturates != pooling.saturates:
+        raise UnsupportedError(f"sparse vectors of {info.architecture} are not supported", param="model")
     classify = model.classify if model.num_labels else None
     head = PoolingHead(Pooler(pooling, device, classify, dummy=config.load_format == "dummy"), device)
     windows = select_groups(config, model.attention_layers, ctx)
@@ -47,7 +49,7 @@ def build(config: EngineConfig, place: Placement) -> Parts:
     _refuse_kv_dtype(config, spec)
     link = StageLink(ctx.groups, 0, ctx.dtype, device, 0)
     forward = ForwardPass(model, KVCache(spec, device), link, info.vocab_size, ctx.dtype)
-    features = create_row_features(FeatureContext(config, forward, state, pooling))
+    features = create_features(FeatureContext(config, forward, state, pooling))
     budget = step_budget(config, info, ctx.max_model_len)
     plan = pooling_plan(config, ctx.max_model_len, budget, on_gpu=platform_of(device).is_async)
     task = PoolingParams(task=pooling.raw_task)
@@ -57,7 +59,7 @@ def build(config: EngineConfig, place: Placement) -> Parts:
         forward=forward,
         state=state,
         head=head,
-        features=RowFeatures([*features, *head.features]),
+        features=WorkerFeatures([*features, *head.features]),
         warm_up=WarmUp(config, plan, forward, device, pooling=task),
         notes=[f"pooling: {pooling.pooling}, {', '.join(pooling.tasks)}", *describe_scales(model.attention_layers)],
     )

@@ -16,16 +16,16 @@ from collections import deque
 import numpy as np
 import torch
 
-from app.config import EngineConfig
-from app.engine.distributed.parallel_groups import RankGroup
-from app.engine.layers.experts.expert_mlp import Experts
-from app.engine.layers.experts.placement import Loads, imbalance, place
-from app.engine.row_feature import RowFeature
-from app.engine.step import ModelRunnerOutput, SchedulerOutput
-from app.engine.worker.eplb.exchange import Exchange
-from app.engine.worker.features.context import FeatureContext
+from app.config.engine import EngineConfig
+from app.distributed.parallel_groups import RankGroup
 from app.errors import ConfigError
+from app.layers.experts.expert_mlp import Experts
+from app.layers.experts.placement import Loads, imbalance, place
 from app.platforms import platform_of
+from app.records.step import ModelRunnerOutput, SchedulerOutput
+from app.worker.eplb.exchange import Exchange
+from app.worker.features.context import FeatureContext
+from app.worker.rows.worker_feature import WorkerFeature
 
 logger = logging.getLogger("manta.experts")
 
@@ -34,7 +34,7 @@ EVEN = 1.05  # busiest over mean: a layer that is this even stays
 GAIN = 0.05  # what a move must take away from it
 
 
-class ExpertBalancer(RowFeature):
+class ExpertBalancer(WorkerFeature):
     """One rank's."""
 
     def __init__(self, layers: list[Experts], group: RankGroup, config: EngineConfig, device: torch.device) -> None:
@@ -73,9 +73,9 @@ class ExpertBalancer(RowFeature):
             self._go_on()
 
     def report(self, output: ModelRunnerOutput) -> None:
-        """What has been moved, and how even the ranks were: in this pipeline stage's layers."""
-        output.moved_experts, self._moved = self._moved, 0
-        output.expert_imbalance = float(self._imbalances.mean())
+        """Reports what has been moved, and how even the ranks were: in this pipeline stage's layers."""
+        output.figures["experts_moved"], self._moved = self._moved, 0
+        output.figures["expert_imbalance"] = float(self._imbalances.mean())
 
     def weights_leave(self) -> None:
         """Bring the move that is under way to its end."""
@@ -164,7 +164,7 @@ def check_alike(layers: list[Experts], group: RankGroup, device: torch.device) -
 
 
 def create(context: FeatureContext) -> ExpertBalancer | None:
-    """Where experts may move."""
+    """Makes the balancer where experts may move."""
     if not context.config.enable_eplb:
         return None
     layers = [module for module in context.forward.model.modules() if isinstance(module, Experts)]

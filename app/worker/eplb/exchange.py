@@ -16,9 +16,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from app.engine.distributed.parallel_groups import RankGroup
-from app.engine.layers.experts.expert_mlp import Experts
-from app.engine.layers.experts.placement import Slots
+from app.distributed.parallel_groups import RankGroup
+from app.layers.experts.expert_mlp import Experts
+from app.layers.experts.placement import Slots
 from app.platforms import platform_of
 
 # What a rank sends or receives before one step, most: what that costs the host, and the links, must not hold a step up.
@@ -36,7 +36,8 @@ class Move:
 
 
 def moves_between(held: Slots, wanted: Slots) -> Iterator[Move]:
-    """What has to move, in an order that is the same on every rank; a rank that has the expert is its own source."""
+    """Yields what has to move, in an order that is the same on every rank; a rank that has the expert is its own
+    source."""
     holders: dict[int, list[tuple[int, int]]] = {}
     for rank, row in enumerate(held.tolist()):
         for slot, expert in enumerate(row):
@@ -94,7 +95,7 @@ class Exchange:
 
     @property
     def is_moving(self) -> bool:
-        """Whether a move has begun and not been finished."""
+        """True if a move has begun and not been finished."""
         return self._moving is not None
 
     def begin(self, layer: Experts, wanted: Slots) -> None:

@@ -1,13 +1,13 @@
-"""What a feature is made from."""
+"""Holds what a feature is made from."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from app.config import EngineConfig
-from app.engine.pooling.info import PoolingInfo
-from app.engine.worker.forward_pass import ForwardPass
-from app.engine.worker.row_state import RowState
+from app.config.engine import EngineConfig
+from app.records.pooling_info import PoolingInfo
+from app.worker.forward_pass import ForwardPass
+from app.worker.rows.row_state import RowState
 
 
 @dataclass(slots=True, frozen=True)

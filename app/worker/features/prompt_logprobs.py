@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import torch
 
-from app.engine.row_feature import RowFeature
-from app.engine.sampling.logprobs import RawLogprobs, num_logprobs
-from app.engine.step import NewRequest
-from app.engine.worker.features.context import FeatureContext
-from app.engine.worker.forward_pass import ForwardPass
-from app.engine.worker.input_batch import InputBatch
-from app.engine.worker.pending_step import PromptPiece, StepResults
-from app.engine.worker.row_state import RowState
+from app.layers.context import HiddenStates
+from app.records.step import NewRequest, SchedulerOutput
+from app.worker.features.context import FeatureContext
+from app.worker.forward_pass import ForwardPass
+from app.worker.rows.logprobs import RawLogprobs, num_logprobs
+from app.worker.rows.pending_step import PromptPiece, StepResults
+from app.worker.rows.row_state import RowState
+from app.worker.rows.step_inputs import HostRows, StepView
+from app.worker.rows.worker_feature import WorkerFeature
 
 PIECE = 256  # positions whose logits exist at the same time: [PIECE, V] fp32
 
 
-class PromptLogprobs(RowFeature):
+class PromptLogprobs(WorkerFeature):
     """Remembers the rows that ask; a step without them costs one look at an empty table."""
 
     def __init__(self, forward: ForwardPass, state: RowState) -> None:
         self._forward = forward
         self._state = state
         self._counts: dict[int, int] = {}  # row -> most likely tokens a position
+        self._found: list[PromptPiece] = []  # of the step that is being computed
 
     def enter(self, row: int, request: NewRequest) -> None:
         """A request entered its row."""
@@ -35,18 +37,23 @@ class PromptLogprobs(RowFeature):
         """The row was freed."""
         self._counts.pop(row, None)
 
-    def after(self, batch: InputBatch, hidden: torch.Tensor, results: StepResults) -> None:
-        """Pieces for the step's hidden states [T, C]. The token at position p describes the prompt token at p + 1."""
-        if not self._counts:
+    def hidden(self, view: StepView, hidden: HiddenStates) -> None:
+        """Pieces for the step's hidden states. The token at position p describes the prompt token at p + 1."""
+        if not self._counts or view.host is None:  # a step over static tensors has no prompts
             return
-        for index, row in enumerate(batch.rows.tolist()):
+        for index, row in enumerate(view.host.rows.tolist()):
             if row in self._counts:
-                results.prompt_pieces += self._pieces(index, row, batch, hidden)
+                self._found += self._pieces(index, row, view.host, hidden.last)
 
-    def _pieces(self, index: int, row: int, batch: InputBatch, hidden: torch.Tensor) -> list[PromptPiece]:
+    def after(self, step: SchedulerOutput, results: StepResults) -> None:
+        """Hand over what the step's prompts gave."""
+        if self._found:
+            results.prompt_pieces, self._found = self._found, []
+
+    def _pieces(self, index: int, row: int, host: HostRows, hidden: torch.Tensor) -> list[PromptPiece]:
         pieces, count = [], self._counts[row]
-        first, start = int(batch.first_positions[index]), int(batch.query_start_loc[index])
-        computed = int(batch.query_start_loc[index + 1]) - start
+        first, start = int(host.first_positions[index]), int(host.starts[index])
+        computed = int(host.starts[index + 1]) - start
         described = min(computed, int(self._state.num_prompt_tokens[row]) - 1 - first)
         for offset in range(0, described, PIECE):
             size = min(PIECE, described - offset)

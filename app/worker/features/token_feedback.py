@@ -14,12 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from app.engine.distributed.stage_link import StageLink
-from app.engine.row_feature import RowFeature
-from app.engine.spec_decode.feedback import unpack, width_of
-from app.engine.step import SchedulerOutput
-from app.engine.to_device import to_device
-from app.engine.worker.row_state import RowState
+from app.distributed.stage_link import StageLink
+from app.platforms.to_device import to_device
+from app.records.step import SchedulerOutput
+from app.worker.rows.row_state import RowState
+from app.worker.rows.worker_feature import WorkerFeature
+from app.worker.spec_decode.feedback import unpack, width_of
 
 GONE = -1
 
@@ -32,7 +32,7 @@ class ExpectedTokens:
     num_drafts: NDArray[np.int64]  # [N] that the step verifies
 
 
-class TokenFeedback(RowFeature):
+class TokenFeedback(WorkerFeature):
     """Used by a stage before the last one: `expect` after a step, `before` the next one's message is applied."""
 
     def __init__(self, link: StageLink, state: RowState, num_draft_tokens: int = 0) -> None:
@@ -58,6 +58,11 @@ class TokenFeedback(RowFeature):
             if np.isin(expected.rows, step.rows).any():
                 needed = max(needed, number)
         for _ in range(needed):
+            self._take_in(self._expected.popleft())
+
+    def settle(self) -> None:
+        """Take in all that is expected: until then the last stage's device may be at work on sending it."""
+        while self._expected:
             self._take_in(self._expected.popleft())
 
     def _take_in(self, expected: ExpectedTokens) -> None:

@@ -1,8 +1,9 @@
-"""Decode steps as CUDA graphs: one replay instead of hundreds of launches, which the host cannot issue fast enough.
+"""Static steps as CUDA graphs: one replay instead of hundreds of launches, which the host cannot issue fast enough.
 
-A step is captured at a table of sizes, largest first, into one memory pool: graphs replayed one after another on one
-stream share their temporary memory. What a graph reads and writes beyond a replay lies outside the pool, at fixed
-addresses (decode_step.py).
+Steps are captured by a table of sizes for each combination of their parts, of each the largest first, into one memory
+pool: graphs replayed one after another on one stream share their temporary memory. What a graph reads and writes beyond
+a replay lies outside the pool, at fixed addresses (static_step.py). What a start has no time for is captured while the
+engine idles; until then the next larger graph of these parts serves, or an ordinary step.
 """
 
 from __future__ import annotations
@@ -10,19 +11,20 @@ from __future__ import annotations
 import gc
 import logging
 import time
-from collections.abc import Callable, Iterator
+from bisect import insort
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 
 import torch
 
-from app.config import EngineConfig
-from app.engine.worker.graphs.decode_step import DecodeStep
+from app.config.engine import EngineConfig
+from app.worker.graphs.static_step import StaticStep, StepKey, smallest
 
 logger = logging.getLogger("manta.graphs")
 
 SILENT_S = 2.0
 MIB = 1 << 20
+MOST_OF_DRIVER = 64 * MIB  # that it keeps of a size's graphs
 # (sizes up to, distance between them): small batches are padded little, large ones by a few percent.
 SIZE_TABLE = ((4, 2), (256, 8), (512, 32), (1 << 30, 128))
 
@@ -58,43 +60,49 @@ def telling_sizes(sizes: list[int]) -> list[int]:
 
 
 class CudaGraphs:
-    """The captured forms of a DecodeStep. Made by `capture`; same interface as the step itself."""
+    """The captured forms of a StaticStep. Made by `capture`; same interface as the step itself."""
 
-    def __init__(self, step: DecodeStep, device: torch.device) -> None:
+    def __init__(self, step: StaticStep, device: torch.device) -> None:
         self.step = step
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle()
-        self._forward: dict[int, torch.cuda.CUDAGraph] = {}
-        self._cascade: dict[int, torch.cuda.CUDAGraph] = {}  # the same, with shared prefixes read once
-        self._sample: dict[int, torch.cuda.CUDAGraph] = {}
+        self._forward: dict[StepKey, torch.cuda.CUDAGraph] = {}
+        self._sample: dict[StepKey, torch.cuda.CUDAGraph] = {}
+        self._sizes: dict[frozenset[str], list[int]] = {}  # ascending, of what is captured
 
-    def size_for(self, num_rows: int, *, cascade: bool = False) -> int | None:
-        """The smallest captured size that holds so many rows; None: no size does."""
-        return self.step.size_for(num_rows, cascade=cascade)
+    @property
+    def missing(self) -> list[StepKey]:
+        """The steps that are not captured, the most needed first."""
+        return [key for key in self.step.keys if key not in self._forward]
 
-    def forward(self, size: int, *, cascade: bool = False) -> None:
+    @property
+    def num_captured(self) -> int:
+        """Steps that are."""
+        return len(self._forward)
+
+    def key_for(self, num_rows: int, parts: frozenset[str]) -> StepKey | None:
+        """The smallest captured step with these parts that holds so many rows; None: no size does."""
+        return smallest(self._sizes.get(parts, ()), num_rows, parts)
+
+    def forward(self, key: StepKey) -> None:
         """Replay the step up to its logits."""
-        (self._cascade if cascade else self._forward)[size].replay()
+        self._forward[key].replay()
 
-    def sample(self, size: int) -> None:
+    def sample(self, key: StepKey) -> None:
         """Replay the sampling."""
-        self._sample[size].replay()
+        self._sample[self.step.sample_key(key)].replay()
 
-    def capture(self, sizes: list[int]) -> float:
-        """Capture these sizes, largest first; returns the seconds it took. The device's rows must be idle."""
+    def capture(self, keys: Sequence[StepKey]) -> float:
+        """Capture these steps in their order; returns the seconds it took. No step is out. Every rank captures the
+        same."""
         began = told = time.monotonic()
         with _no_collection():
-            for done, size in enumerate(sorted(sizes, reverse=True)):
-                self.step.inputs.pad_all()
-                self._forward[size] = self._captured(self.step.forward, size)
-                if size in self.step.cascade_sizes:
-                    self._cascade[size] = self._captured(partial(self.step.forward, cascade=True), size)
-                if self.step.sent is None:
-                    self._sample[size] = self._captured(self.step.sample, size)
+            for done, key in enumerate(keys):
+                self._capture(key)
                 if time.monotonic() - told > SILENT_S:
                     told = time.monotonic()
-                    logger.info("CUDA graphs: %d of %d sizes, %.0f s", done + 1, len(sizes), told - began)
+                    logger.info("CUDA graphs: %d of %d, %.0f s", done + 1, len(keys), told - began)
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()  # what the runs before the captures used on the side stream
         return time.monotonic() - began
@@ -102,42 +110,66 @@ class CudaGraphs:
     def release(self) -> None:
         """Give the graphs' memory back."""
         torch.cuda.synchronize(self._device)
-        for graphs in (self._forward, self._cascade, self._sample):
+        self._sizes.clear()
+        for graphs in (self._forward, self._sample):
             for graph in graphs.values():
                 graph.reset()
             graphs.clear()
 
-    def _captured(self, run: Callable[[int], None], size: int) -> torch.cuda.CUDAGraph:
+    def _capture(self, key: StepKey) -> None:
+        self.step.inputs.pad_all()
+        self._forward[key] = self._captured(self.step.forward, key)
+        of_sample = self.step.sample_key(key)
+        if self.step.sent is None and of_sample not in self._sample:
+            self._sample[of_sample] = self._captured(self.step.sample, of_sample)
+        insort(self._sizes.setdefault(key.parts, []), key.size)
+
+    def pool_bytes(self) -> int:
+        """Temporary memory that the graphs share. What the driver keeps of each, some MiB, does not count: the device
+        tells it only together with what other processes take."""
+        segments = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
+        return sum(segment["total_size"] for segment in segments if segment["segment_pool_id"] == self._pool)
+
+    def _captured(self, run: Callable[[StepKey], None], key: StepKey) -> torch.cuda.CUDAGraph:
         """Run once on the side stream (compiles kernels, makes library workspaces), then record."""
         current = torch.cuda.current_stream(self._device)
         graph = torch.cuda.CUDAGraph()
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
-            run(size)
+            run(key)
             # Only this thread's calls are checked: others may use the device meanwhile.
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
-                run(size)
+                run(key)
             finally:
                 graph.capture_end()
         current.wait_stream(self._stream)
         return graph
 
 
-def measure(step: DecodeStep, device: torch.device) -> int:
-    """Bytes that all graphs of the step will take, from a trial with the largest and the smallest sizes."""
+def measure(step: StaticStep, device: torch.device) -> int:
+    """Bytes that all graphs of the step will take, from a trial with the first, which is the largest, and the last of
+    its kind.
+
+    What the driver keeps of a graph shows in the device's free memory only, which other processes change, too: so it is
+    never taken to be more than MOST_OF_DRIVER a size.
+    """
     graphs = CudaGraphs(step, device)
     torch.cuda.empty_cache()
-    free = [torch.cuda.mem_get_info(device)[0]]
-    for size in (step.sizes[-1], step.sizes[0]):
-        graphs.capture([size])
+    free, pools = [torch.cuda.mem_get_info(device)[0]], []
+    first, *others = step.keys
+    last = [key for key in others if key.parts == first.parts][-1:] or [first]
+    for key in (first, *last):
+        graphs.capture([key])
         free.append(torch.cuda.mem_get_info(device)[0])
+        pools.append(graphs.pool_bytes())
     graphs.release()
     del graphs
     gc.collect()
     torch.cuda.empty_cache()
-    pool, each = max(0, free[0] - free[1]), max(MIB, free[1] - free[2])
-    return pool + each * (len(step.sizes) - 1 + len(step.cascade_sizes[:-1]))
+    grown = pools[1] - pools[0]
+    largest, each = max(0, free[0] - free[1]), max(MIB, min(free[1] - free[2], grown + MOST_OF_DRIVER))
+    return largest + each * len(others)
 
 
 @contextmanager

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 import torch
 
-from app.engine.pooling.pooler import Pooler
-from app.engine.row_feature import RowFeature
-from app.engine.step import SchedulerOutput
-from app.engine.worker.heads.base import Head
-from app.engine.worker.input_batch import InputBatch
-from app.engine.worker.pending_step import StepResults
+from app.layers.context import ForwardContext, HiddenStates
+from app.records.step import SchedulerOutput
+from app.worker.heads.base import Head
+from app.worker.pooling.pooler import Pooler
+from app.worker.rows.input_batch import InputBatch
+from app.worker.rows.pending_step import StepResults
+from app.worker.rows.worker_feature import WorkerFeature
 
 
 class PoolingHead(Head):
@@ -22,16 +23,19 @@ class PoolingHead(Head):
         self._pooler = pooler
 
     @property
-    def features(self) -> Sequence[RowFeature]:
+    def features(self) -> Sequence[WorkerFeature]:
         """The features of this head: the pooler."""
         return [self._pooler]
 
-    def finish(self, step: SchedulerOutput, batch: InputBatch, hidden: torch.Tensor) -> StepResults:
+    def finish(
+        self, step: SchedulerOutput, batch: InputBatch, hidden: HiddenStates, ctx: ForwardContext
+    ) -> StepResults:
         """Pool each row's tokens; rows go on or end."""
         results = self.empty(step.step_id)
-        lengths = batch.first_positions + step.num_scheduled_tokens
+        host = batch.host
+        lengths = host.first_positions + step.num_scheduled_tokens
         ends: list[bool] = step.samples.tolist()
-        results.pooled = self._pooler.compute(batch.rows.tolist(), ends, batch.query_start_loc, lengths, hidden)
+        results.pooled = self._pooler.compute(host.rows.tolist(), ends, host.starts, lengths, hidden.last)
         return results
 
     def empty(self, step_id: int) -> StepResults:

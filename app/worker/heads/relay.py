@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from app.engine.distributed.stage_link import StageLink
-from app.engine.row_feature import RowFeature
-from app.engine.sampling.sampling_batch import HostParameters
-from app.engine.step import SchedulerOutput
-from app.engine.worker.features.token_feedback import TokenFeedback
-from app.engine.worker.graphs.decode_step import Decode
-from app.engine.worker.heads.base import Head
-from app.engine.worker.input_batch import InputBatch
-from app.engine.worker.pending_step import StepResults
-from app.engine.worker.row_state import RowState
+from app.distributed.stage_link import StageLink
+from app.layers.context import ForwardContext, HiddenStates
+from app.records.step import SchedulerOutput
+from app.worker.features.token_feedback import TokenFeedback
+from app.worker.graphs.static_step import Static, StepKey
+from app.worker.heads.base import Head
+from app.worker.rows.input_batch import InputBatch
+from app.worker.rows.pending_step import StepResults
+from app.worker.rows.row_state import RowState
+from app.worker.rows.worker_feature import WorkerFeature
 
 
 class RelayHead(Head):
@@ -31,32 +30,31 @@ class RelayHead(Head):
         self._feedback = TokenFeedback(link, state, num_draft_tokens) if listens else None
 
     @property
-    def features(self) -> Sequence[RowFeature]:
+    def features(self) -> Sequence[WorkerFeature]:
         """Token feedback, where it is needed."""
         return [] if self._feedback is None else [self._feedback]
 
-    def finish(self, step: SchedulerOutput, batch: InputBatch, hidden: torch.Tensor) -> StepResults:
+    def finish(
+        self, step: SchedulerOutput, batch: InputBatch, hidden: HiddenStates, ctx: ForwardContext
+    ) -> StepResults:
         """Nothing is left to do: `ForwardPass.run` has sent the hidden states."""
         return self._elsewhere(step.step_id, batch.sampled.rows, batch.sampled.num_drafts)
 
-    def parameters(self, rows: NDArray[np.int64]) -> HostParameters | None:
-        """Nothing is sampled here."""
-        return None
-
-    def finish_decode(
+    def finish_static(
         self,
-        step_id: int,
-        decode: Decode,
-        size: int,
+        step: SchedulerOutput,
+        static: Static,
+        key: StepKey,
         rows: NDArray[np.int64],
-        lengths: NDArray[np.int64],
-        parameters: HostParameters | None,
+        seq_lens: NDArray[np.int64],
     ) -> StepResults:
         """Send the hidden states, which lie in a static tensor."""
-        sent = decode.step.sent
-        assert sent is not None
-        self._link.send_hidden(sent[: len(rows)].clone())  # the next step may overwrite it before it has left
-        return self._elsewhere(step_id, rows, None)
+        inner = static.step
+        assert inner.sent is not None
+        sent = inner.sent[inner.filled(key, step.num_scheduled_tokens)]
+        self._link.send_hidden(sent.clone())  # the next step may overwrite it before it has left
+        drafts = None if step.num_draft_tokens is None else step.num_draft_tokens.astype(np.int64)
+        return self._elsewhere(step.step_id, rows, drafts)
 
     def _elsewhere(self, step_id: int, rows: NDArray[np.int64], num_drafts: NDArray[np.int64] | None) -> StepResults:
         """The empty result; the last stage will send the tokens of `rows`."""

@@ -10,9 +10,9 @@ import os
 
 import torch
 
-from app.engine.attention.kv_cache import KVCacheSpec
 from app.errors import ConfigError
 from app.platforms import platform_of
+from app.worker.attention.kv_cache import KVCacheSpec
 
 GIB = 1 << 30
 

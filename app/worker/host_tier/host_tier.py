@@ -1,4 +1,4 @@
-"""The host-memory tier of one worker, put together: its pool, the staging buffers, the streams."""
+"""The worker half of the connector `host_memory`, put together: its pool, the staging buffers, the streams."""
 
 from __future__ import annotations
 
@@ -6,20 +6,21 @@ from dataclasses import replace
 
 import torch
 
-from app.config import EngineConfig
-from app.engine.attention.kv_cache import KVCacheSpec
-from app.engine.row_feature import RowFeature
-from app.engine.step import ModelRunnerOutput, SchedulerOutput
-from app.engine.worker.features.context import FeatureContext
-from app.engine.worker.host_tier.host_pool import HostPool
-from app.engine.worker.host_tier.kv_transfer import BackgroundTransfer, KVTransfer, Staging
-from app.engine.worker.host_tier.streams import DeviceStream
-from app.engine.worker_info import WorkerInfo
+from app.config.engine import EngineConfig
 from app.errors import ConfigError
 from app.platforms import platform_of
+from app.records.host_pool import HostPoolReport
+from app.records.step import ModelRunnerOutput, SchedulerOutput
+from app.records.worker_info import WorkerInfo
+from app.worker.attention.kv_cache import KVCacheSpec
+from app.worker.features.context import FeatureContext
+from app.worker.host_tier.host_pool import HostPool
+from app.worker.host_tier.kv_transfer import BackgroundTransfer, KVTransfer, Staging
+from app.worker.host_tier.streams import DeviceStream
+from app.worker.rows.worker_feature import WorkerFeature
 
 
-class HostTier(RowFeature):
+class HostTier(WorkerFeature):
     """Made before the KV cache is sized, so that its buffers are counted; copies once the cache is there."""
 
     def __init__(self, memory_bytes: int, spec: KVCacheSpec, device: torch.device) -> None:
@@ -33,7 +34,9 @@ class HostTier(RowFeature):
             self._staging = Staging(self._pool.blocks.shape[1], self._pool.num_blocks, spec.copy_dtype, device)
 
     def connect(self, kv_caches: list[torch.Tensor]) -> None:
-        """From now on blocks are copied between these caches and the pool."""
+        """From now on blocks are copied between these caches and the pool, wherever their memory lies."""
+        if self._transfer is not None:  # the same tensors
+            return
         if self._staging is None:
             self._transfer = KVTransfer(kv_caches, self._pool)
             return
@@ -43,8 +46,8 @@ class HostTier(RowFeature):
 
     def started(self, info: WorkerInfo) -> WorkerInfo:
         """Host slots, and the bytes of a block on this rank."""
-        notes = [*info.notes, self._pool.describe()]
-        return replace(info, notes=notes, num_host_blocks=self._pool.num_blocks, block_bytes=self._block_bytes)
+        report = HostPoolReport(self._pool.num_blocks, self._block_bytes)
+        return replace(info, notes=[*info.notes, self._pool.describe()], kv_connector=(report,))
 
     def before(self, step: SchedulerOutput) -> None:
         """Enqueue the copies that come before the step."""

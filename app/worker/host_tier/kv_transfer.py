@@ -24,11 +24,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from app.engine.step import KVTransfers, SchedulerOutput
-from app.engine.to_device import to_device
-from app.engine.worker.host_tier.host_pool import HostPool
-from app.engine.worker.host_tier.streams import Event, Stream
 from app.platforms import platform_of
+from app.platforms.to_device import to_device
+from app.records.host_pool import KVTransfers
+from app.records.step import SchedulerOutput
+from app.worker.host_tier.host_pool import HostPool
+from app.worker.host_tier.streams import Event, Stream
 
 STORE_STAGING_BYTES = 256 << 20
 LOAD_STAGING_BYTES = 256 << 20

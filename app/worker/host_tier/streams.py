@@ -18,7 +18,7 @@ class Event(Protocol):
     """A point in a stream."""
 
     def is_done(self) -> bool:
-        """Whether all work before it has been done."""
+        """True if all work before it has been done."""
 
 
 class Stream(Protocol):
@@ -42,7 +42,7 @@ class DeviceEvent:
         self.event.record(stream)
 
     def is_done(self) -> bool:
-        """Whether the device has passed it."""
+        """True if the device has passed it."""
         return bool(self.event.query())
 
 

@@ -7,19 +7,19 @@ from collections.abc import Sequence
 import torch
 
 from app.backends import EXTRA_LOGITS_PROCESSORS
-from app.engine.logits_processors.base import LogitsProcessor
 from app.registry import Registry
+from app.worker.logits_processors.base import LogitsProcessor
 
 LOGITS_PROCESSORS: Registry[type[LogitsProcessor]] = Registry(
     "logits processor",
     {
-        "grammar": "app.engine.logits_processors.grammar:Grammar",
-        "allowed_token_ids": "app.engine.logits_processors.allowed_token_ids:AllowedTokenIds",
-        "bad_words": "app.engine.logits_processors.bad_words:BadWords",
-        "min_tokens": "app.engine.logits_processors.min_tokens:MinTokens",
-        "logit_bias": "app.engine.logits_processors.logit_bias:LogitBias",
-        "penalties": "app.engine.logits_processors.penalties:Penalties",
-        "thinking_budget": "app.engine.logits_processors.thinking_budget:ThinkingBudget",
+        "grammar": "app.worker.logits_processors.grammar:Grammar",
+        "allowed_token_ids": "app.worker.logits_processors.allowed_token_ids:AllowedTokenIds",
+        "bad_words": "app.worker.logits_processors.bad_words:BadWords",
+        "min_tokens": "app.worker.logits_processors.min_tokens:MinTokens",
+        "logit_bias": "app.worker.logits_processors.logit_bias:LogitBias",
+        "penalties": "app.worker.logits_processors.penalties:Penalties",
+        "thinking_budget": "app.worker.logits_processors.thinking_budget:ThinkingBudget",
     },
 )
 

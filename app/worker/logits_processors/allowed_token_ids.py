@@ -5,14 +5,18 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from app.engine.logits_processors.base import LogitsProcessor, SamplingStep
-from app.engine.step import Int32Array, NewRequest
-from app.engine.to_device import to_device
-from app.kernels.sampling import apply_token_masks
+from app.kernels.sampling import TOKEN_MASKS
+from app.platforms.to_device import to_device
+from app.records.step import Int32Array, NewRequest
+from app.worker.logits_processors.base import LogitsProcessor, SamplingStep
 
 
 class AllowedTokenIds(LogitsProcessor):
     """Keeps one bit a token for each row, so that a long list costs its length once, when its request comes."""
+
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        super().__init__(vocab_size, device)
+        self._apply_masks = TOKEN_MASKS.on(device)
 
     def read(self, request: NewRequest) -> Int32Array | None:
         """The bits of the allowed ids, int32 [ceil(V / 32)]; see TokenMasks."""
@@ -31,4 +35,4 @@ class AllowedTokenIds(LogitsProcessor):
 
     def apply(self, logits: torch.Tensor, step: SamplingStep) -> None:
         """-inf where a bit is 0."""
-        apply_token_masks(logits, self._indices, self._words)
+        self._apply_masks(logits, self._indices, self._words)

@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from app.engine.logits_processors.base import LogitsProcessor, SamplingStep
-from app.engine.step import NewRequest
+from app.records.bad_words import BadWords as BadWordsAsked
+from app.records.step import NewRequest
+from app.worker.logits_processors.base import LogitsProcessor, SamplingStep
 
 
 @dataclass(slots=True, frozen=True)
@@ -33,7 +34,9 @@ class BadWords(LogitsProcessor):
 
     def read(self, request: NewRequest) -> _State | None:
         """The words, as token ids."""
-        words = [word for word in request.spec.bad_words_token_ids if word and all(map(self.in_vocabulary, word))]
+        asked = request.spec.asked(BadWordsAsked)
+        told = () if asked is None else asked.token_ids
+        words = [word for word in told if word and all(map(self.in_vocabulary, word))]
         if not words:
             return None
         lengths = np.array([len(word) - 1 for word in words], np.int64)

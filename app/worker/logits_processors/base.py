@@ -1,4 +1,5 @@
-"""What a logits processor is: it remembers the rows that ask for it, and costs nothing while none of them samples.
+"""Defines what a logits processor is: it remembers the rows that ask for it, and costs nothing while none of them
+samples.
 
 Everything it needs of a request's text it reads from the device's token history, never from the host, so that the
 next step message can be written before the last token has come back (I2).
@@ -15,9 +16,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from app.engine.row_feature import RowFeature
-from app.engine.step import NewRequest
-from app.engine.to_device import to_device
+from app.platforms.to_device import to_device
+from app.records.step import NewRequest
+from app.worker.rows.worker_feature import WorkerFeature
 
 
 @dataclass(slots=True, frozen=True)
@@ -31,7 +32,7 @@ class SamplingStep:
     slack: int = 0
 
 
-class LogitsProcessor(RowFeature, ABC):
+class LogitsProcessor(WorkerFeature, ABC):
     """Base of the processors, each a feature of the rows that ask for it. `apply` runs only while `active`."""
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
@@ -50,6 +51,10 @@ class LogitsProcessor(RowFeature, ABC):
     def leave(self, row: int) -> None:
         """The row was freed."""
         self._by_row.pop(row, None)
+
+    def serves(self, rows: NDArray[np.int64]) -> bool:
+        """True if one of these rows uses it."""
+        return bool(self._by_row) and not self._by_row.keys().isdisjoint(rows.tolist())
 
     def select(self, rows: NDArray[np.int64]) -> None:
         """From now on these rows sample, in this order. Called only when rows or their requests changed."""
@@ -84,7 +89,7 @@ class LogitsProcessor(RowFeature, ABC):
 
     @abstractmethod
     def read(self, request: NewRequest) -> Any | None:
-        """What the processor must know of the request; None when the request does not use it."""
+        """Returns what the processor must know of the request; None when the request does not use it."""
 
     @abstractmethod
     def build(self, indices: list[int], states: list[Any]) -> None:

@@ -6,19 +6,22 @@ from typing import Any
 
 import torch
 
-from app.engine.logits_processors.base import LogitsProcessor, SamplingStep
-from app.engine.step import NewRequest, SchedulerOutput, TokenMasks
-from app.engine.to_device import to_device
-from app.kernels.sampling import apply_token_masks
+from app.kernels.sampling import TOKEN_MASKS
+from app.platforms.to_device import to_device
+from app.records.step import NewRequest, SchedulerOutput, TokenMasks
+from app.worker.logits_processors.base import LogitsProcessor, SamplingStep
 
 
 class Grammar(LogitsProcessor):
     """Applies the masks that came with the step message; without any, the rows are still thinking."""
 
-    _masks: TokenMasks | None = None
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        super().__init__(vocab_size, device)
+        self._apply_masks = TOKEN_MASKS.on(device)
+        self._masks: TokenMasks | None = None
 
     def read(self, request: NewRequest) -> bool | None:
-        """Whether step messages may carry masks for the row."""
+        """Tells whether step messages may carry masks for the row."""
         return True if request.has_grammar else None
 
     def before(self, step: SchedulerOutput) -> None:
@@ -32,4 +35,4 @@ class Grammar(LogitsProcessor):
         """-inf where a bit is 0. The one transfer is from pinned memory, so nobody waits for it."""
         masks = self._masks
         if masks is not None:
-            apply_token_masks(logits, to_device(masks.indices, self.device), to_device(masks.words, self.device))
+            self._apply_masks(logits, to_device(masks.indices, self.device), to_device(masks.words, self.device))

@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from app.engine.logits_processors.base import LogitsProcessor, SamplingStep
-from app.engine.step import Float32Array, NewRequest
-from app.engine.to_device import to_device
+from app.platforms.to_device import to_device
+from app.records.step import Float32Array, NewRequest
+from app.worker.logits_processors.base import LogitsProcessor, SamplingStep
 
 
 class LogitBias(LogitsProcessor):

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from app.engine.logits_processors.base import LogitsProcessor, SamplingStep
-from app.engine.step import NewRequest
+from app.records.step import NewRequest
+from app.worker.logits_processors.base import LogitsProcessor, SamplingStep
 
 
 @dataclass(slots=True, frozen=True)
@@ -23,7 +23,7 @@ class MinTokens(LogitsProcessor):
     """Scatters -inf over end-of-sequence and stop token ids while the output is too short."""
 
     def read(self, request: NewRequest) -> _State | None:
-        """Where ending becomes possible, and what it would end with."""
+        """Returns where ending becomes possible, and what it would end with."""
         params = request.spec.sampling
         stop_ids = {*request.eos_token_ids, *params.stop_token_ids}
         usable = sorted(token for token in stop_ids if self.in_vocabulary(token))

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
-from app.engine.logits_processors.base import LogitsProcessor, SamplingStep
-from app.engine.step import NewRequest
+from app.records.step import NewRequest
+from app.worker.logits_processors.base import LogitsProcessor, SamplingStep
 
 
 @dataclass(slots=True, frozen=True)

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import torch
 
-from app.engine.logits_processors.base import LogitsProcessor, SamplingStep
-from app.engine.step import NewRequest
+from app.records.step import NewRequest
+from app.records.thinking_budget import ThinkingBudget as Budget
+from app.worker.logits_processors.base import LogitsProcessor, SamplingStep
 
 # Tokens (white space) that may stand before the opening marker: the budget may end so many tokens early, or be asked
 # about for so long.
@@ -32,8 +33,8 @@ class ThinkingBudget(LogitsProcessor):
     """Writes the closing marker, token by token, into rows that think too long."""
 
     def read(self, request: NewRequest) -> _State | None:
-        """Where the budget ends, and the markers."""
-        budget = request.spec.thinking_budget
+        """Returns where the budget ends, and the markers."""
+        budget = request.spec.asked(Budget)
         if budget is None or not budget.closing or not all(map(self.in_vocabulary, budget.closing)):
             return None
         first = request.num_prompt_tokens + len(budget.opening) + budget.num_tokens
@@ -75,7 +76,7 @@ def _close(logits: torch.Tensor, output: torch.Tensor, state: _State) -> None:
 
 
 def _contains(output: torch.Tensor, marker: torch.Tensor) -> torch.Tensor:
-    """Whether `marker` [k] stands somewhere in `output` [n]: bool []."""
+    """Tells whether `marker` [k] stands somewhere in `output` [n]: bool []."""
     if len(output) < len(marker):
         return torch.zeros((), dtype=torch.bool, device=output.device)
     return (output.unfold(0, len(marker), 1) == marker).all(1).any()

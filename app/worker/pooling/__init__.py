@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING
 from app.registry import Registry
 
 if TYPE_CHECKING:  # the table alone needs no torch
-    from app.engine.pooling.base import Pooling
+    from app.worker.pooling.base import Pooling
 
 POOLINGS: Registry[type[Pooling]] = Registry(
     "pooling mode",
     {
-        "cls": "app.engine.pooling.cls:ClsPooling",
-        "last": "app.engine.pooling.last:LastPooling",
-        "max": "app.engine.pooling.max:MaxPooling",
-        "mean": "app.engine.pooling.mean:MeanPooling",
-        "mean_sqrt_len": "app.engine.pooling.mean:MeanSqrtLenPooling",
+        "cls": "app.worker.pooling.cls:ClsPooling",
+        "last": "app.worker.pooling.last:LastPooling",
+        "max": "app.worker.pooling.max:MaxPooling",
+        "mean": "app.worker.pooling.mean:MeanPooling",
+        "mean_sqrt_len": "app.worker.pooling.mean:MeanSqrtLenPooling",
+        "sum": "app.worker.pooling.mean:SumPooling",
+        "weightedmean": "app.worker.pooling.mean:WeightedMeanPooling",
     },
 )

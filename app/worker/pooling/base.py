@@ -11,9 +11,9 @@ class Pooling(ABC):
     """`of_step` for each chunk, `merge` over a request's chunks in order, `finish` at the end."""
 
     @abstractmethod
-    def of_step(self, hidden: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
+    def of_step(self, hidden: torch.Tensor, starts: torch.Tensor, firsts: torch.Tensor) -> torch.Tensor:
         """Hidden states fp32 [T, C] of R requests, of which r has the rows starts[r] .. starts[r + 1] - 1
-        (int64 [R + 1]) -> [R, C]."""
+        (int64 [R + 1]), from its token firsts[r] on (int64 [R]) -> [R, C]."""
 
     @abstractmethod
     def merge(self, earlier: torch.Tensor, later: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What comes after the pooling: dense layers, length 1, probabilities. All in fp32."""
+"""Computes what comes after the pooling: dense layers, length 1, probabilities. All in fp32."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from app.engine.models.load_formats import open_checkpoint
-from app.engine.pooling.info import DenseInfo, PoolingInfo
-from app.engine.pooling.params import PoolingParams
 from app.errors import CheckpointError
+from app.loading.load_formats import open_checkpoint
+from app.records.pooling_info import DenseInfo, PoolingInfo
+from app.records.pooling_params import PoolingParams
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "identity": lambda x: x,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from app.engine.pooling.base import Pooling
+from app.worker.pooling.base import Pooling
 
 
 class LastPooling(Pooling):
     """Hidden state of the last token."""
 
-    def of_step(self, hidden: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
+    def of_step(self, hidden: torch.Tensor, starts: torch.Tensor, firsts: torch.Tensor) -> torch.Tensor:
         """Last row of each request."""
         return hidden[starts[1:] - 1]
 

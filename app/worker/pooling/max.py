@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from app.engine.pooling.base import Pooling, segment_reduce
+from app.worker.pooling.base import Pooling, segment_reduce
 
 
 class MaxPooling(Pooling):
     """Maximum over the tokens, dimension by dimension."""
 
-    def of_step(self, hidden: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
+    def of_step(self, hidden: torch.Tensor, starts: torch.Tensor, firsts: torch.Tensor) -> torch.Tensor:
         """Maximum over the rows of each request."""
         return segment_reduce(hidden, starts, "max")
 

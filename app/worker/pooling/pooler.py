@@ -1,4 +1,5 @@
-"""What stands where a generating model has its sampler: a step's hidden states to the results of the prompts it ends.
+"""Stands where a generating model has its sampler: turns a step's hidden states into the results of the prompts it
+ends.
 
 A prompt may be computed over several steps (I1), so rows that go on keep what was pooled of them so far, on the
 device. A request that enters its row again after a preemption begins anew: with `PoolingInfo.needs_all_tokens`, the
@@ -13,18 +14,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from app.engine.pooling import POOLINGS
-from app.engine.pooling.heads import ClassifierHead, EmbeddingHead
-from app.engine.pooling.info import PoolingInfo
-from app.engine.pooling.params import PoolingParams
-from app.engine.row_feature import RowFeature
-from app.engine.step import NewRequest
-from app.engine.to_device import to_device
+from app.platforms.to_device import to_device
+from app.records.pooling_info import PoolingInfo
+from app.records.pooling_params import PoolingParams
+from app.records.step import NewRequest
+from app.worker.pooling import POOLINGS
+from app.worker.pooling.heads import ClassifierHead, EmbeddingHead
+from app.worker.rows.worker_feature import WorkerFeature
 
 Int64Array = NDArray[np.int64]
 
 
-class Pooler(RowFeature):
+class Pooler(WorkerFeature):
     """Knows the pooling parameters of every row. `classify` maps pooled vectors [N, C] to logits [N, classes]."""
 
     def __init__(
@@ -87,7 +88,8 @@ class Pooler(RowFeature):
         hidden: torch.Tensor,
     ) -> dict[int, torch.Tensor]:
         """One vector each, of the rows `whole`: those of the same parameters go through the head together."""
-        pooled = self._pooling.of_step(hidden.float(), to_device(starts, self._device))
+        firsts = lengths - np.diff(starts)
+        pooled = self._pooling.of_step(hidden.float(), to_device(starts, self._device), to_device(firsts, self._device))
         groups: dict[PoolingParams, list[int]] = {}
         vectors: dict[int, torch.Tensor] = {}
         for i in whole:

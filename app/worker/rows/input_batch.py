@@ -7,20 +7,21 @@ there a moment ago (I2). What the host says of lengths here are upper bounds (se
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from app.engine.step import SchedulerOutput
-from app.engine.to_device import to_device
-from app.engine.worker.row_state import RowState
 from app.kernels.attention import AttentionMetadata
-from app.kernels.rows import StepTensors, begin_step
+from app.kernels.rows import StepTensors
+from app.records.step import SchedulerOutput
+from app.worker.rows.row_state import RowState
+from app.worker.rows.step_inputs import HostRows, Line, StepView, send
 
 Int64Array = NDArray[np.int64]
+BASE = tuple(Line(name, torch.int32) for name in ("rows", "starts", "indices"))
 
 
 @dataclass(slots=True, frozen=True)
@@ -53,14 +54,12 @@ class InputBatch:
     input_ids: torch.Tensor  # int32 [T]
     positions: torch.Tensor  # int64 [T]
     attention: AttentionMetadata
-    rows: Int64Array  # [R]
+    host: HostRows
+    view: StepView
     sampled: SampledRows
     logits_indices: torch.Tensor  # int64 [L]: the tokens of the step behind which one is sampled
     device_lengths: torch.Tensor  # int64 [L] tokens before the new one = absolute position of the new one
     targets: torch.Tensor  # int64 [L] its place in RowState.flat_token_ids
-    query_start_loc: Int64Array  # [R + 1], on the host
-    first_positions: Int64Array  # [R], position of each request's first token in the step, at most
-    layer_inputs: dict[str, torch.Tensor] = field(default_factory=dict)  # what features have for layers, [T, ...]
 
 
 def build_input_batch(step: SchedulerOutput, state: RowState) -> InputBatch:
@@ -72,21 +71,23 @@ def build_input_batch(step: SchedulerOutput, state: RowState) -> InputBatch:
     np.cumsum(counts, out=starts[1:])
     check_rows(state, step, seq_lens)
     sampled = SampledRows.of(step, starts[1:], seq_lens)
-    device_rows, device_starts, indices = _send([step.rows, starts, sampled.indices], state.device)
+    more = state.inputs.for_layers
+    arrays: list[NDArray[Any]] = [step.rows, starts, sampled.indices, *(entry.values[rows] for entry in more)]
+    sent = send([*BASE, *(entry.line for entry in more)], arrays, state.device)
     tensors = StepTensors.empty(int(starts[-1]), len(rows), state.device, state.num_groups)
-    begin_step(device_rows, device_starts, state.columns, tensors)
-    indices = indices.long()
+    state.begin_step(sent["rows"], sent["starts"], state.columns, tensors)
+    host = HostRows(rows, starts, computed)
+    indices = sent["indices"].long()
     return InputBatch(
         input_ids=tensors.input_ids,
         positions=tensors.positions,
-        attention=_metadata(state, tensors, device_starts, starts, seq_lens),
-        rows=rows,
+        attention=_metadata(state, tensors, sent["starts"], starts, seq_lens),
+        host=host,
+        view=StepView(tensors, sent["starts"], sent, host),
         sampled=sampled,
         logits_indices=indices,
         device_lengths=tensors.lengths[indices],
         targets=tensors.targets[indices],
-        query_start_loc=starts,
-        first_positions=computed,
     )
 
 
@@ -120,16 +121,3 @@ def _metadata(
         host_lens=seq_lens,
         more_tables=tuple(zip(more, tensors.more_slots, strict=True)),
     )
-
-
-def _send(arrays: list[NDArray[Any]], device: torch.device) -> list[torch.Tensor]:
-    """Small numbers to int32 tensors; on a GPU in one transfer from pinned memory.
-
-    Each begins at a multiple of 16 bytes, because Triton compiles a kernel anew for pointers that do not.
-    """
-    firsts = np.cumsum([0, *(-(-len(array) // 4) * 4 for array in arrays)]).tolist()
-    joined = np.zeros(firsts[-1], dtype=np.int32)
-    for first, array in zip(firsts, arrays, strict=False):
-        joined[first : first + len(array)] = array
-    tensor = to_device(joined, device)
-    return [tensor[first : first + len(array)] for first, array in zip(firsts, arrays, strict=False)]

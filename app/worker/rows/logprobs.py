@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from app.engine.step import TokenLogprobs
+from app.records.step import TokenLogprobs
 
 
 @dataclass(slots=True, frozen=True)
@@ -63,7 +63,7 @@ class RawLogprobs:
 
 
 def num_logprobs(asked: int | None, vocab_size: int) -> int | None:
-    """How many most likely tokens a request gets: None for no logprobs at all; -1 asks for all."""
+    """Returns how many most likely tokens a request gets: None for no logprobs at all; -1 asks for all."""
     if asked is None:
         return None
     return vocab_size if asked < 0 else min(asked, vocab_size)

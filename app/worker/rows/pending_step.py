@@ -14,9 +14,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from app.engine.sampling.logprobs import LogprobTensors
-from app.engine.step import ModelRunnerOutput, TokenLogprobs
 from app.platforms import platform_of
+from app.records.step import ModelRunnerOutput, ProposedDrafts, TokenLogprobs
+from app.worker.rows.logprobs import LogprobTensors
+
+HOST = torch.device("cpu")  # made once: to read the name takes as long as the copy
 
 
 @dataclass(slots=True, frozen=True)
@@ -31,7 +33,7 @@ class PromptPiece:
 
 @dataclass(slots=True)
 class StepResults:
-    """What a step computed, on the device. Kept until the copies are done, so that the memory is not reused.
+    """Holds what a step computed, on the device. Kept until the copies are done, so that the memory is not reused.
 
     With drafts there is a token for each of the L logits rows, of which a request gets the first few."""
 
@@ -44,7 +46,9 @@ class StepResults:
     pooled: list[torch.Tensor] | None = None  # fp32, of the prompts that ended; None: the model generates
     num_sampled: torch.Tensor | None = None  # int64 [N] tokens that each row gets; None: one
     num_logits: NDArray[np.int64] | None = None  # [N] of how many
-    is_host: bool = False  # the step itself ends with the copy: the tensors are the host's already
+    draft_indices: NDArray[np.int32] | None = None  # see ProposedDrafts
+    drafts: torch.Tensor | None = None  # int32 [G, P]
+    is_static: bool = False  # the tensors are those of a static step, which the next one overwrites
 
 
 class StepClock:
@@ -74,7 +78,7 @@ class StepClock:
 
 @dataclass(slots=True, frozen=True)
 class CopyStream:
-    """Where results are copied beside the next step."""
+    """Copies results beside the next step."""
 
     runtime: Any  # Platform.runtime
     stream: Any
@@ -93,18 +97,23 @@ class PendingStep:
         self._results = results
         self._clock = clock
         self._copied: torch.Event | None = None
+        if results.is_static:  # the copy is part of the step
+            self._host = _to_host(results, pins=copy is not None)
+            clock.stop()
+            self._copied = clock.end
+            return
         clock.stop()
-        if copy is None or results.is_host:
-            self._host, self._copied = results, clock.end
+        if copy is None:
+            self._host = results
             return
         copy.stream.wait_stream(copy.runtime.current_stream())
         with copy.runtime.stream(copy.stream):
-            self._host = _to_host(results)
+            self._host = _to_host(results, pins=True)
             self._copied = copy.runtime.Event()
             self._copied.record()
 
     def is_done(self) -> bool:
-        """Whether `finish` would not wait."""
+        """True if `finish` would not wait."""
         return self._copied is None or bool(self._copied.query())
 
     def finish(self) -> ModelRunnerOutput:
@@ -123,9 +132,15 @@ class PendingStep:
             num_sampled_tokens=num_sampled,
             logprobs=logprobs,
             prompt_logprobs=_prompt_logprobs(host),
+            drafts=None if host.drafts is None else _drafts(host.draft_indices, host.drafts),
             step_time_s=self._clock.elapsed_s(),
             pooled=None if host.pooled is None else [result.numpy() for result in host.pooled],
         )
+
+
+def _drafts(indices: NDArray[np.int32] | None, token_ids: torch.Tensor) -> ProposedDrafts:
+    assert indices is not None
+    return ProposedDrafts(indices, token_ids.numpy())
 
 
 def _kept(results: StepResults) -> NDArray[np.int64]:
@@ -156,23 +171,29 @@ def _prompt_logprobs(results: StepResults) -> dict[int, tuple[int, list[TokenLog
     return found
 
 
-def _to_host(results: StepResults) -> StepResults:
-    def logprobs(tensors: LogprobTensors) -> LogprobTensors:
-        return LogprobTensors(_copy(tensors.token_ids), _copy(tensors.logprobs), _copy(tensors.ranks))
-
+def _to_host(results: StepResults, *, pins: bool) -> StepResults:
+    """Copies on the host, which on a GPU are under way yet (`pins`)."""
     return StepResults(
         results.step_id,
-        _copy(results.sampled_token_ids),
-        None if results.logprobs is None else logprobs(results.logprobs),
+        _copy(results.sampled_token_ids, pins),
+        None if results.logprobs is None else _copy_logprobs(results.logprobs, pins),
         results.logprob_indices,
         results.logprob_counts,
-        [PromptPiece(p.index, p.first_position, p.count, logprobs(p.tensors)) for p in results.prompt_pieces],
-        None if results.pooled is None else [_copy(result) for result in results.pooled],
-        None if results.num_sampled is None else _copy(results.num_sampled),
+        [
+            PromptPiece(p.index, p.first_position, p.count, _copy_logprobs(p.tensors, pins))
+            for p in results.prompt_pieces
+        ],
+        None if results.pooled is None else [_copy(result, pins) for result in results.pooled],
+        None if results.num_sampled is None else _copy(results.num_sampled, pins),
         results.num_logits,
+        results.draft_indices,
+        None if results.drafts is None else _copy(results.drafts, pins),
     )
 
 
-def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    return host.copy_(tensor, non_blocking=True)
+def _copy(tensor: torch.Tensor, pins: bool) -> torch.Tensor:
+    return torch.empty_like(tensor, device=HOST, pin_memory=pins).copy_(tensor, non_blocking=True)
+
+
+def _copy_logprobs(tensors: LogprobTensors, pins: bool) -> LogprobTensors:
+    return LogprobTensors(_copy(tensors.token_ids, pins), _copy(tensors.logprobs, pins), _copy(tensors.ranks, pins))

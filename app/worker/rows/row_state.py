@@ -10,25 +10,33 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from app.engine.step import NewRequest, SchedulerOutput
-from app.engine.to_device import to_device
-from app.kernels.rows import RowColumns
+from app.kernels.rows import BEGIN_STEP, RowColumns
+from app.platforms.to_device import to_device
+from app.records.step import NewRequest, SchedulerOutput
+from app.worker.rows.step_inputs import StepInputs
 
 
 class RowState:
     """Applies the step messages' diffs: freed rows, new requests, new blocks, in this order."""
 
     def __init__(
-        self, max_num_seqs: int, max_model_len: int, block_size: int, device: torch.device, num_groups: int = 1
+        self,
+        max_num_seqs: int,
+        max_model_len: int,
+        block_size: int,
+        device: torch.device,
+        num_groups: int = 1,
+        inputs: StepInputs | None = None,
     ) -> None:
-        """`num_groups`: of layers that keep blocks of their own; block ids come with one for each group, side by
-        side."""
+        """`max_model_len`: tokens of a row, with room for what a step may bring in vain (drafts). `num_groups`: of
+        layers that keep blocks of their own; block ids come with one for each group, side by side. `inputs`: lines that
+        were declared before."""
         self.device = device
         self.block_size = block_size
         self.num_groups = num_groups
         max_blocks = -(-max_model_len // block_size)
         # Upper bounds; `columns` has the counts themselves.
-        self.num_tokens = np.zeros(max_num_seqs, dtype=np.int64)
+        self.num_tokens = np.ones(max_num_seqs, dtype=np.int64)
         self.num_computed_tokens = np.zeros(max_num_seqs, dtype=np.int64)
         self.num_prompt_tokens = np.zeros(max_num_seqs, dtype=np.int64)
         self.num_blocks = np.zeros(max_num_seqs, dtype=np.int64)
@@ -42,9 +50,12 @@ class RowState:
         self.block_table = torch.from_numpy(self.host_block_table).to(device)
         self.block_tables = list(self.block_table.view(num_groups, max_num_seqs, max_blocks))  # [rows, M] a group
         counts = torch.zeros(2, max_num_seqs, dtype=torch.int32, device=device)
+        counts[1] = 1  # so that what pads a step over rows that had no request yet may look for its newest token
         self.columns = RowColumns(
             counts[0], counts[1], self.flat_token_ids, self.block_table, max_model_len, block_size
         )
+        self.begin_step = BEGIN_STEP.on(device)
+        self.inputs = inputs or StepInputs(max_num_seqs)  # what else the rows bring to a step
         self.num_entered = 0  # requests so far: rows with other requests than before are told apart by it
         self._changed: list[tuple[int, int, int]] = []  # (row of the table, first, end) not yet on the device
 

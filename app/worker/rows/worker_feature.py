@@ -1,8 +1,9 @@
-"""What a per-row feature of the worker is: penalties, grammars, prompt logprobs, KV transfers, drafts.
+"""The contract of a worker's feature: penalties, prompt logprobs, KV transfers, expert balance, drafts, token types.
 
-A feature remembers the rows whose requests ask for it, and costs a step without such rows as little as it can. The
-runner calls each hook of its features in one order, that of the table (app/engine/worker/features), and calls only
-those hooks that a feature overrides: a hook that nobody has costs nothing.
+A feature owns its slice of the worker, by hooks in four groups: the rows whose requests ask for it, the step (what its
+layers are given, the hidden states before the head, the head's results), the weights, and the figures that it reports.
+Features come from a table (worker/features), from the model, from the head and from a proposer of drafts. The runner
+calls each hook in one order, and only those that a feature overrides: a hook that nobody has costs nothing.
 """
 
 from __future__ import annotations
@@ -11,25 +12,60 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
+from numpy.typing import NDArray
 
-from app.engine.step import ModelRunnerOutput, NewRequest, SchedulerOutput
-from app.engine.worker_info import WorkerInfo
+from app.layers.context import HiddenStates
+from app.records.step import ModelRunnerOutput, NewRequest, SchedulerOutput
+from app.records.worker_info import WorkerInfo
 
 if TYPE_CHECKING:  # what a step is made of, which itself knows of features
-    from app.engine.worker.input_batch import InputBatch
-    from app.engine.worker.pending_step import StepResults
+    import numpy as np
+
+    from app.worker.rows.pending_step import StepResults
+    from app.worker.rows.step_inputs import StepView
 
 
-class RowFeature:
+class WorkerFeature:
     """Base of the features: every hook does nothing. Hooks are listed in the order in which they are called."""
+
+    # A part of the step that only some steps have: such a feature's `inputs` and `hidden` run in the steps for whose
+    # rows `takes_part` says so, and captured steps exist with it and without. "": the feature is in every step.
+    part: str = ""
+    # Layers of the model whose input, and at their number the output of the last, `hidden` is given.
+    reads_layers: tuple[int, ...] = ()
 
     def connect(self, kv_caches: list[torch.Tensor]) -> None:
         """The KV cache has its final size: a tensor [B, ...] for each place of a block on this rank, which together are
-        all of it."""
+        all of it. Called again when the same tensors have got their memory back after a sleep, elsewhere and empty."""
 
-    def started(self, info: WorkerInfo) -> WorkerInfo:
-        """The worker is ready; `info` with what this feature has to report of its start."""
-        return info
+    # ---- rows
+
+    def leave(self, row: int) -> None:
+        """The row was freed."""
+
+    def enter(self, row: int, request: NewRequest) -> None:
+        """A request entered the row, whose last one may have left without having been freed."""
+
+    # ---- the step
+
+    def before(self, step: SchedulerOutput) -> None:
+        """A step message came. Its diffs are not applied yet, and its computation is not enqueued."""
+
+    def takes_part(self, rows: NDArray[np.int64]) -> bool:
+        """True if a step of these rows [R] has the feature's `part`."""
+        return True
+
+    def inputs(self, view: StepView) -> None:
+        """Put tensors [T, ...] that layers read into `view.layer_inputs`, made on the device of what the view holds:
+        the same lines run in ordinary steps and, once for all its replays, in the capture of a step."""
+
+    def hidden(self, view: StepView, hidden: HiddenStates) -> None:
+        """The step's hidden states, before the head reads them. Captured like `inputs`."""
+
+    def after(self, step: SchedulerOutput, results: StepResults) -> None:
+        """The head has filled the step's `results`, to which the feature may add. Called after every step."""
+
+    # ---- weights
 
     def weights_leave(self) -> None:
         """The memory of weights is about to be given back. Every rank is told, and no step is out."""
@@ -38,21 +74,19 @@ class RowFeature:
         """Weights are about to be replaced, under the names and in the places in which they were loaded; `whole`: all
         of them, and what there is now may be none. Every rank is told, and no step is out."""
 
-    def before(self, step: SchedulerOutput) -> None:
-        """A step message came. Its diffs are not applied yet, and its computation is not enqueued."""
+    def weights_return(self) -> None:
+        """Weights are there to be computed with again: back from a sleep, or replaced. Every rank is told, no step is
+        out, and what is captured is captured after it."""
 
-    def leave(self, row: int) -> None:
-        """The row was freed."""
+    def settle(self) -> None:
+        """A call between steps begins, in which the device may be waited for: take in what other ranks are still
+        sending, so that it comes to rest. Every rank is told, and no step is out."""
 
-    def enter(self, row: int, request: NewRequest) -> None:
-        """A request entered the row, whose last one may have left without having been freed."""
+    # ---- figures
 
-    def inputs(self, batch: InputBatch) -> None:
-        """Put tensors [T, ...] that layers read into `batch.layer_inputs`. An engine with such a feature has no decode
-        steps over static tensors, which could not carry them."""
-
-    def after(self, batch: InputBatch, hidden: torch.Tensor, results: StepResults) -> None:
-        """Hidden states [T, C] of a step that is not over static tensors; adds to `results`."""
+    def started(self, info: WorkerInfo) -> WorkerInfo:
+        """The worker is ready; `info` with what this feature has to report of its start."""
+        return info
 
     def report(self, output: ModelRunnerOutput) -> None:
         """The newest output of a call is about to go back to the host."""
@@ -61,26 +95,33 @@ class RowFeature:
         """Free what it holds; no step comes any more."""
 
 
-class RowFeatures:
+class WorkerFeatures:
     """The features of one runner, each called for what it overrides."""
 
-    def __init__(self, features: Sequence[RowFeature]) -> None:
+    def __init__(self, features: Sequence[WorkerFeature]) -> None:
         self._all = tuple(features)
         self._before, self._leave, self._enter = map(self._overriding, ("before", "leave", "enter"))
-        self._inputs, self._after, self._report = map(self._overriding, ("inputs", "after", "report"))
+        self._inputs, self._hidden = map(self._overriding, ("inputs", "hidden"))
+        self._after, self._report = map(self._overriding, ("after", "report"))
+        self._optional = tuple(feature for feature in self._all if feature.part)
 
     @property
-    def gives_inputs(self) -> bool:
-        """Whether a feature has inputs for layers."""
-        return bool(self._inputs)
+    def parts(self) -> list[str]:
+        """The optional parts of steps."""
+        return sorted({feature.part for feature in self._optional})
+
+    @property
+    def reads_layers(self) -> tuple[int, ...]:
+        """The layers whose inputs features want."""
+        return tuple(sorted({layer for feature in self._all for layer in feature.reads_layers}))
 
     def connect(self, kv_caches: list[torch.Tensor]) -> None:
-        """The KV cache is allocated and has its final size."""
+        """The KV cache is allocated and has its final size, or its memory again."""
         for feature in self._all:
             feature.connect(kv_caches)
 
     def started(self, info: WorkerInfo) -> WorkerInfo:
-        """What the features report of the start, added to `info`."""
+        """Returns what the features report of the start, added to `info`."""
         for feature in self._all:
             info = feature.started(info)
         return info
@@ -94,6 +135,16 @@ class RowFeatures:
         """Have every feature ready for weights to be replaced."""
         for feature in self._all:
             feature.weights_change(whole)
+
+    def weights_return(self) -> None:
+        """Have every feature know that there are weights again."""
+        for feature in self._all:
+            feature.weights_return()
+
+    def settle(self) -> None:
+        """Have every feature done with what steps left under way."""
+        for feature in self._all:
+            feature.settle()
 
     def before(self, step: SchedulerOutput) -> None:
         """Pass on a step message before it is applied."""
@@ -109,15 +160,28 @@ class RowFeatures:
             for feature in self._enter:
                 feature.enter(request.row, request)
 
-    def inputs(self, batch: InputBatch) -> None:
-        """What the features bring to the layers."""
-        for feature in self._inputs:
-            feature.inputs(batch)
+    def parts_of(self, rows: NDArray[np.int64]) -> frozenset[str]:
+        """The optional parts that a step of these rows [R] has."""
+        if not self._optional:
+            return NO_PARTS
+        return frozenset(feature.part for feature in self._optional if feature.takes_part(rows))
 
-    def after(self, batch: InputBatch, hidden: torch.Tensor, results: StepResults) -> None:
-        """Pass on the step's hidden states [T, C]."""
+    def inputs(self, view: StepView, parts: frozenset[str]) -> None:
+        """Adds what the features bring to the layers of a step with these parts."""
+        for feature in self._inputs:
+            if not feature.part or feature.part in parts:
+                feature.inputs(view)
+
+    def hidden(self, view: StepView, hidden: HiddenStates, parts: frozenset[str]) -> None:
+        """Pass on the hidden states of a step with these parts."""
+        for feature in self._hidden:
+            if not feature.part or feature.part in parts:
+                feature.hidden(view, hidden)
+
+    def after(self, step: SchedulerOutput, results: StepResults) -> None:
+        """Pass on the head's results."""
         for feature in self._after:
-            feature.after(batch, hidden, results)
+            feature.after(step, results)
 
     def report(self, output: ModelRunnerOutput) -> None:
         """Let features add to the newest output before it goes back."""
@@ -129,5 +193,9 @@ class RowFeatures:
         for feature in self._all:
             feature.close()
 
-    def _overriding(self, hook: str) -> tuple[RowFeature, ...]:
-        return tuple(feature for feature in self._all if getattr(type(feature), hook) is not getattr(RowFeature, hook))
+    def _overriding(self, hook: str) -> tuple[WorkerFeature, ...]:
+        base = getattr(WorkerFeature, hook)
+        return tuple(feature for feature in self._all if getattr(type(feature), hook) is not base)
+
+
+NO_PARTS: frozenset[str] = frozenset()

@@ -9,20 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from app.engine.logits_processors import create_logits_processors
-from app.engine.logits_processors.base import SamplingStep
-from app.engine.row_feature import RowFeature
-from app.engine.sampling.logprobs import LogprobTensors, RawLogprobs
-from app.engine.sampling.sampling_batch import HostParameters, RandomRows, SamplingBatch, SamplingRows
-from app.engine.step import NewRequest
-from app.kernels.sampling import apply_min_p, apply_top_k_top_p, gumbel_argmax, sample_tokens
+from app.kernels.sampling import GUMBEL_ARGMAX, SAMPLE_TOKENS, apply_min_p, apply_top_k_top_p
 from app.platforms import platform_of
+from app.records.step import NewRequest
+from app.worker.logits_processors import create_logits_processors
+from app.worker.logits_processors.base import SamplingStep
+from app.worker.rows.logprobs import LogprobTensors, RawLogprobs
+from app.worker.rows.step_inputs import StepInputs
+from app.worker.rows.worker_feature import WorkerFeature
+from app.worker.sampling.sampling_batch import RandomRows, SamplingBatch, SamplingRows
 
 
 @dataclass(slots=True, frozen=True)
@@ -33,51 +33,56 @@ class SamplerOutput:
     logprobs: LogprobTensors | None  # for batch.logprob_indices
 
 
-class Sampler(RowFeature):
+class Sampler(WorkerFeature):
     """Keeps each row's sampling state from when a request enters it until it leaves."""
 
-    def __init__(self, max_num_seqs: int, vocab_size: int, device: torch.device, plugins: Sequence[str] = ()) -> None:
-        """`plugins`: logits processors beside ours."""
-        self._rows = SamplingRows(max_num_seqs, vocab_size, device)
+    def __init__(
+        self,
+        inputs: StepInputs,
+        max_num_seqs: int,
+        vocab_size: int,
+        device: torch.device,
+        plugins: Sequence[str] = (),
+    ) -> None:
+        """`inputs`: of the steps, to which it adds; `plugins`: logits processors beside ours."""
+        self._rows = SamplingRows(inputs, max_num_seqs, vocab_size, device)
         self._processors = create_logits_processors(vocab_size, device, plugins)
+        self._gumbel_argmax, self._sample_tokens = GUMBEL_ARGMAX.on(device), SAMPLE_TOKENS.on(device)
+        self._sorts = not platform_of(device).is_async  # filters sort; those of a GPU need not
         self._selected: NDArray[np.int64] | None = None  # None: a request came or went since
         self._batch: SamplingBatch | None = None  # the selected rows
-        self._parameters: HostParameters | Literal["unknown"] | None = "unknown"  # the selected rows'
+        self._asked: NDArray[np.int64] | None = None  # rows of which it is known if they are plain
+        self._is_plain = False  # those
 
     @property
-    def features(self) -> list[RowFeature]:
+    def features(self) -> list[WorkerFeature]:
         """The features that follow the rows: the logits processors in their order, then the sampler."""
         return [*self._processors, self]
 
     def enter(self, row: int, request: NewRequest) -> None:
         """A request entered its row."""
-        self._selected = None
+        self._selected = self._asked = None
         self._rows.add(request)
 
     def leave(self, row: int) -> None:
         """The row was freed."""
-        self._selected = None
+        self._selected = self._asked = None
 
     def select(self, rows: NDArray[np.int64]) -> SamplingBatch:
         """The rows that sample in this step, in the order of their logits."""
-        self._select(rows)
-        if self._batch is None:
-            self._batch = self._rows.batch(rows)
-        return self._batch
-
-    def plain(self, rows: NDArray[np.int64]) -> HostParameters | None:
-        """Select these rows; their parameters if temperature and filters are all they want of the sampler, so that
-        `sample_tokens` alone can serve them."""
-        self._select(rows)
-        if self._parameters == "unknown":
-            self._parameters = self._rows.host(rows)
-        return None if any(processor.active for processor in self._processors) else self._parameters
-
-    def _select(self, rows: NDArray[np.int64]) -> None:
-        if self._selected is None or not np.array_equal(self._selected, rows):
-            self._selected, self._batch, self._parameters = rows, None, "unknown"
+        if self._batch is None or self._selected is None or not np.array_equal(self._selected, rows):
+            self._selected, self._batch = rows, self._rows.batch(rows)
             for processor in self._processors:
                 processor.select(rows)
+        return self._batch
+
+    def is_plain(self, rows: NDArray[np.int64]) -> bool:
+        """True if temperature and filters are all that these rows want of the sampler, so that `sample_tokens` alone
+        can serve them."""
+        if self._asked is None or not np.array_equal(self._asked, rows):
+            wanted = any(processor.serves(rows) for processor in self._processors)
+            self._asked, self._is_plain = rows, not wanted and not self._rows.want_logprobs(rows)
+        return self._is_plain
 
     def sample(self, logits: torch.Tensor, batch: SamplingBatch, step: SamplingStep) -> SamplerOutput:
         """fp32 logits [N, V], which are overwritten, of the rows selected last."""
@@ -102,24 +107,24 @@ class Sampler(RowFeature):
         if random is None:
             return logits.argmax(dim=-1)
         if random.indices is None:
-            return _sample_at_random(logits, random, step.device_lengths)
+            return self._sample_at_random(logits, random, step.device_lengths)
         token_ids = logits.argmax(dim=-1)
         positions = step.device_lengths[random.indices]
-        token_ids[random.indices] = _sample_at_random(logits[random.indices], random, positions)
+        token_ids[random.indices] = self._sample_at_random(logits[random.indices], random, positions)
         return token_ids
 
-
-def _sample_at_random(logits: torch.Tensor, random: RandomRows, positions: torch.Tensor) -> torch.Tensor:
-    """Overwrites logits [n, V]; returns int64 [n]."""
-    filters = (random.top_k, random.top_p, random.min_p)
-    if platform_of(logits.device).is_async and any(values is not None for values in filters):
-        off = torch.zeros_like(random.temperature[:, 0])  # without a sort
-        top_k, top_p, min_p = (off if values is None else values for values in filters)
-        top_p = off + 1.0 if random.top_p is None else top_p
-        return sample_tokens(logits, random.temperature[:, 0], top_k.int(), top_p, min_p, random.keys, positions)[0]
-    logits.div_(random.temperature)
-    if random.min_p is not None:
-        logits = apply_min_p(logits, random.min_p)
-    if random.top_k is not None or random.top_p is not None:
-        logits = apply_top_k_top_p(logits, random.top_k, random.top_p, max_top_k=random.max_top_k)
-    return gumbel_argmax(logits, random.keys, positions)
+    def _sample_at_random(self, logits: torch.Tensor, random: RandomRows, positions: torch.Tensor) -> torch.Tensor:
+        """Overwrites logits [n, V]; returns int64 [n]."""
+        filters = (random.top_k, random.top_p, random.min_p)
+        if not self._sorts and any(values is not None for values in filters):
+            off = torch.zeros_like(random.temperature[:, 0])
+            top_k, top_p, min_p = (off if values is None else values for values in filters)
+            top_p = off + 1.0 if random.top_p is None else top_p
+            temperature = random.temperature[:, 0]
+            return self._sample_tokens(logits, temperature, top_k.int(), top_p, min_p, random.keys, positions)[0]
+        logits.div_(random.temperature)
+        if random.min_p is not None:
+            logits = apply_min_p(logits, random.min_p)
+        if random.top_k is not None or random.top_p is not None:
+            logits = apply_top_k_top_p(logits, random.top_k, random.top_p, max_top_k=random.max_top_k)
+        return self._gumbel_argmax(logits, random.keys, positions)

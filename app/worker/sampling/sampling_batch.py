@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from app.engine.sampling.logprobs import num_logprobs
-from app.engine.step import NewRequest
-from app.engine.to_device import to_device
+from app.platforms.to_device import to_device
+from app.records.step import NewRequest
+from app.worker.rows.logprobs import num_logprobs
+from app.worker.rows.step_inputs import StepInputs
 
 GREEDY_BELOW = 1e-5  # a smaller temperature would overflow fp32; it is greedy in all but name
 NO_LOGPROBS = -1
 MIN_TOP_P = float(np.finfo(np.float32).tiny)  # a smaller one would be 0 in fp32; both keep the most likely token alone
-TEMPERATURE, TOP_P, MIN_P = range(3)  # rows of SamplingRows.floats
-SEED, CHOICE_INDEX, TOP_K = range(3)  # rows of SamplingRows.ints
 
 
 @dataclass(slots=True, frozen=True)
@@ -34,23 +34,6 @@ class RandomRows:
 
 
 @dataclass(slots=True, frozen=True)
-class HostParameters:
-    """The same numbers of N rows, greedy ones included, on the host; every parameter has a value that turns it off."""
-
-    temperature: NDArray[np.float32]  # [N], 0: greedy
-    top_p: NDArray[np.float32]  # [N], 1: off
-    min_p: NDArray[np.float32]  # [N], 0: off
-    top_k: NDArray[np.int64]  # [N], 0: off
-    keys: NDArray[np.int64]  # [N, 2] seed, choice index
-
-    @classmethod
-    def none(cls) -> HostParameters:
-        """The parameters of an empty batch."""
-        floats, ints = np.zeros(0, dtype=np.float32), np.zeros(0, dtype=np.int64)
-        return cls(floats, floats, floats, ints, ints.reshape(0, 2))
-
-
-@dataclass(slots=True, frozen=True)
 class SamplingBatch:
     """The N rows that sample, in the order of their logits."""
 
@@ -64,11 +47,17 @@ class SamplingBatch:
 
 
 class SamplingRows:
-    """Every row's sampling parameters, on the host: a few numbers, sent on when the batch changes."""
+    """Every row's sampling parameters, on the host: a few numbers, sent on when the batch changes.
 
-    def __init__(self, max_num_seqs: int, vocab_size: int, device: torch.device) -> None:
-        self._floats = np.zeros((3, max_num_seqs), dtype=np.float32)
-        self._ints = np.zeros((3, max_num_seqs), dtype=np.int64)
+    What a draw needs of them are lines of the step's inputs, in which every parameter has a value that turns it off."""
+
+    def __init__(self, inputs: StepInputs, max_num_seqs: int, vocab_size: int, device: torch.device) -> None:
+        declare = partial(inputs.declare, for_layers=False)
+        self._keys = declare("keys", torch.int64, (2,))  # seed, choice index
+        self._top_k = declare("top_k", torch.int32)  # 0: off
+        self._temperature = declare("temperature", torch.float32)  # 0: greedy
+        self._top_p = declare("top_p", torch.float32, idle=1)  # 1: off
+        self._min_p = declare("min_p", torch.float32)  # 0: off
         self._logprobs = np.full(max_num_seqs, NO_LOGPROBS, dtype=np.int64)
         self._logprob_token_ids: dict[int, tuple[int, ...]] = {}  # by row, for those that name some
         self._vocab_size = vocab_size
@@ -79,9 +68,11 @@ class SamplingRows:
         params, row = request.spec.sampling, request.row
         assert params.seed is not None, "the API layer draws the seed"
         greedy = params.temperature < GREEDY_BELOW
-        self._floats[:, row] = (0.0 if greedy else params.temperature, max(params.top_p, MIN_TOP_P), params.min_p)
-        top_k = params.top_k if 0 < params.top_k < self._vocab_size else 0
-        self._ints[:, row] = (params.seed, request.spec.choice_index, top_k)
+        self._temperature.set(row, 0.0 if greedy else params.temperature)
+        self._top_p.set(row, max(params.top_p, MIN_TOP_P))
+        self._min_p.set(row, params.min_p)
+        self._top_k.set(row, params.top_k if 0 < params.top_k < self._vocab_size else 0)
+        self._keys.set(row, (params.seed, request.spec.choice_index))
         self._logprob_token_ids.pop(row, None)
         count = num_logprobs(params.logprobs, self._vocab_size)
         if params.logprob_token_ids is not None:
@@ -89,14 +80,9 @@ class SamplingRows:
             count = len(params.logprob_token_ids)
         self._logprobs[row] = NO_LOGPROBS if count is None else count
 
-    def host(self, rows: NDArray[np.int64]) -> HostParameters | None:
-        """The parameters of these rows for a sampler that draws and filters, no more; None: a row wants logprobs."""
-        if (self._logprobs[rows] != NO_LOGPROBS).any():
-            return None
-        floats, ints = self._floats[:, rows], self._ints[:, rows]
-        return HostParameters(
-            floats[TEMPERATURE], floats[TOP_P], floats[MIN_P], ints[TOP_K], ints[[SEED, CHOICE_INDEX]].T
-        )
+    def want_logprobs(self, rows: NDArray[np.int64]) -> bool:
+        """True if one of these rows wants logprobs."""
+        return bool((self._logprobs[rows] != NO_LOGPROBS).any())
 
     def batch(self, rows: NDArray[np.int64]) -> SamplingBatch:
         """The parameters of these rows, on the device."""
@@ -124,18 +110,21 @@ class SamplingRows:
         return self._to_device(named)
 
     def _random_rows(self, rows: NDArray[np.int64]) -> RandomRows | None:
-        indices = np.flatnonzero(self._floats[TEMPERATURE, rows] > 0.0)
+        indices = np.flatnonzero(self._temperature.values[rows] > 0.0)
         if len(indices) == 0:
             return None
-        floats, ints = self._floats[:, rows[indices]], self._ints[:, rows[indices]]
+        drawn = rows[indices]
+        temperature, top_p, min_p, top_k, keys = (
+            entry.values[drawn] for entry in (self._temperature, self._top_p, self._min_p, self._top_k, self._keys)
+        )
         return RandomRows(
             indices=self._to_device(indices) if len(indices) < len(rows) else None,
-            temperature=self._to_device(floats[TEMPERATURE]).unsqueeze(1),
-            top_p=self._to_device(floats[TOP_P]) if (floats[TOP_P] < 1.0).any() else None,
-            top_k=self._to_device(ints[TOP_K].astype(np.int32)) if (ints[TOP_K] > 0).any() else None,
-            max_top_k=int(ints[TOP_K].max()) if (ints[TOP_K] > 0).all() else None,
-            min_p=self._to_device(floats[MIN_P]) if (floats[MIN_P] > 0.0).any() else None,
-            keys=self._to_device(ints[[SEED, CHOICE_INDEX]].T),
+            temperature=self._to_device(temperature).unsqueeze(1),
+            top_p=self._to_device(top_p) if (top_p < 1.0).any() else None,
+            top_k=self._to_device(top_k) if (top_k > 0).any() else None,
+            max_top_k=int(top_k.max()) if (top_k > 0).all() else None,
+            min_p=self._to_device(min_p) if (min_p > 0.0).any() else None,
+            keys=self._to_device(keys),
         )
 
     def _to_device(self, array: NDArray[Any]) -> torch.Tensor:

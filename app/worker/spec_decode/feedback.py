@@ -1,5 +1,5 @@
-"""What the other pipeline stages must hear of a step that may have brought drafts: how many tokens each row got, which,
-and its new drafts. The first stage embeds these; all of them need the count, for positions and slots.
+"""Tells the other pipeline stages what they must hear of a step that may have brought drafts: how many tokens each row
+got, which, and its new drafts. The first stage embeds these; all of them need the count, for positions and slots.
 
 Of each row a window of its token ids travels, as long as the longest case: the new tokens, then the drafts. It begins
 with the first new token, so the stages need not agree on how many were accepted to know where it goes.
@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import torch
 
-from app.engine.spec_decode.verify import take_back, write_tokens
 from app.kernels.rows import RowColumns
+from app.worker.spec_decode.verify import take_back, write_tokens
 
 
 def width_of(num_draft_tokens: int) -> int:

@@ -7,17 +7,17 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from app.engine.pooling.params import PoolingParams
-from app.engine.request import EngineRequest
-from app.engine.sampling_params import SamplingParams
-from app.engine.step import NewRequest, SchedulerOutput
-from app.engine.worker.forward_pass import ForwardPass
-from app.engine.worker.graphs import cuda_graphs
-from app.engine.worker.graphs.decode_step import DecodeStep
-from app.engine.worker.model_runner import ModelRunner
-from app.engine.worker.warmup.plan import DummyStep
 from app.kernels.attention import AttentionMetadata
-from app.kernels.sampling import apply_token_masks, gumbel_argmax, sample_tokens
+from app.kernels.sampling import GUMBEL_ARGMAX, SAMPLE_TOKENS, TOKEN_MASKS
+from app.records.pooling_params import PoolingParams
+from app.records.request import EngineRequest
+from app.records.sampling_params import SamplingParams
+from app.records.step import ModelRunnerOutput, NewRequest, SchedulerOutput
+from app.worker.forward_pass import ForwardPass
+from app.worker.graphs import cuda_graphs
+from app.worker.graphs.static_step import StaticStep, StepKey
+from app.worker.model_runner import ModelRunner
+from app.worker.warmup.plan import DummyStep
 
 GENERATED = SamplingParams(seed=0, max_tokens=2, temperature=1.0, top_p=0.9)
 
@@ -47,29 +47,33 @@ def dummy_forward(
         more_tables=((table, slots),) * (len(forward.cache.spec.windows) - 1),
     )
     input_ids = torch.zeros(int(starts[-1]), dtype=torch.int32, device=device)
-    return forward.run(input_ids, torch.from_numpy(positions).to(device), meta)
+    places = torch.from_numpy(positions).to(device)
+    return forward.run(input_ids, forward.context(places, meta, forward.receive(len(positions)))).last
 
 
-def launch_static(step: DecodeStep) -> None:
-    """What a capture will launch, at sizes that have all its kernels between them."""
+def launch_static(step: StaticStep) -> None:
+    """Launches what a capture will launch, at sizes that have all its kernels between them."""
     step.inputs.pad_all()
-    for size in cuda_graphs.telling_sizes(step.sizes):
-        step.forward(size)
-    for size in cuda_graphs.telling_sizes(step.cascade_sizes):
-        step.forward(size, cascade=True)
-    if step.sent is None:
-        step.sample(step.sizes[0])
+    by_parts: dict[frozenset[str], list[int]] = {}
+    for key in step.keys:
+        by_parts.setdefault(key.parts, []).insert(0, key.size)
+    for parts, sizes in by_parts.items():
+        for size in cuda_graphs.telling_sizes(sizes):
+            step.forward(StepKey(size, parts))
+        if step.sent is None:
+            step.sample(step.sample_key(StepKey(sizes[0], parts)))
 
 
 def draw(logits: torch.Tensor) -> None:
     """The kernels of the steps that sample apart: fp32 logits [N, V], which are spoilt."""
-    num_rows, vocab_size = logits.shape
-    ones = torch.ones(num_rows, device=logits.device)
-    keys = torch.zeros(num_rows, 2, dtype=torch.int64, device=logits.device)
-    words = torch.zeros(1, -(-vocab_size // 32), dtype=torch.int32, device=logits.device)
-    apply_token_masks(logits, words[0, :1], words)
-    sample_tokens(logits, ones, words[0, :1].expand(num_rows).contiguous(), ones, ones, keys, keys[:, 0])
-    gumbel_argmax(logits, keys, keys[:, 0])
+    (num_rows, vocab_size), device = logits.shape, logits.device
+    ones = torch.ones(num_rows, device=device)
+    keys = torch.zeros(num_rows, 2, dtype=torch.int64, device=device)
+    words = torch.zeros(1, -(-vocab_size // 32), dtype=torch.int32, device=device)
+    TOKEN_MASKS.on(device)(logits, words[0, :1], words)
+    top_k = words[0, :1].expand(num_rows).contiguous()
+    SAMPLE_TOKENS.on(device)(logits, ones, top_k, ones, ones, keys, keys[:, 0])
+    GUMBEL_ARGMAX.on(device)(logits, keys, keys[:, 0])
 
 
 def run_requests(
@@ -78,12 +82,12 @@ def run_requests(
     block_size: int,
     num_groups: int,
     pooling: PoolingParams | None = None,
-) -> None:
+) -> list[ModelRunnerOutput]:
     """Requests with prompts of these lengths from their first step message to their last: in one step, and where they
     generate in a second one. They write into the first blocks, whose contents nobody reads before having written them.
     """
     if not prompts:
-        return
+        return []
     requests, first = [], 0
     for row, length in enumerate(prompts):
         blocks = list(range(first, first + -(-length // block_size) * num_groups))
@@ -96,5 +100,4 @@ def run_requests(
     if pooling is None:
         steps.append(SchedulerOutput(-1, rows, np.ones_like(counts), samples))
     steps.append(SchedulerOutput(-1, none, none, samples[:0], freed_rows=rows.tolist()))
-    for step in steps:
-        runner.execute(step).finish()
+    return [runner.execute(step).finish() for step in steps]

@@ -1,4 +1,4 @@
-"""What a start launches before the first request, as data: every step, and when.
+"""Plans what a start launches before the first request, as data: every step, and when.
 
 `compile` comes first: its steps are launched but not run, so that their kernels are compiled side by side. `largest`
 is run to see how much memory a step takes. `run` and `prompts` are run once the KV cache and the graphs are there, so
@@ -12,11 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from app.config import EngineConfig
+from app.config.engine import EngineConfig
 
-# Kernels are chosen by powers of two; past a few hundred tokens by nothing any more.
+# Kernels are chosen by powers of two, those of packed weights up to a few hundred tokens by multiples of 64; past that
+# by nothing any more that the largest step has not, too.
 DECODES = (1, 2, 4, 8, 16, 32, 64, 128)
-PREFILLS = (16, 32, 64, 128, 1024)
+PREFILLS = (16, 32, *range(64, 513, 64), 1024)
 MIXED_PREFILL = 128  # tokens of the request that comes beside decodes
 # Kernels of experts are chosen by how many tokens an expert has: these meet all of the families' (a test holds it).
 EXPERT_PREFILLS = (10, 72, 96, 144, 256, 320, 512, 2048, 4096, 8192)

@@ -6,16 +6,18 @@ import logging
 import time
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
-from app.config import EngineConfig
-from app.engine.pooling.params import PoolingParams
-from app.engine.worker.forward_pass import ForwardPass
-from app.engine.worker.graphs.decode_step import DecodeStep
-from app.engine.worker.model_runner import ModelRunner
-from app.engine.worker.warmup.dummy_step import draw, dummy_forward, launch_static, run_requests
-from app.engine.worker.warmup.plan import DummyStep, WarmupPlan
+from app.config.engine import EngineConfig
+from app.errors import CheckpointError
 from app.platforms import platform_of
+from app.records.pooling_params import PoolingParams
+from app.worker.forward_pass import ForwardPass
+from app.worker.graphs.static_step import StaticStep
+from app.worker.model_runner import ModelRunner
+from app.worker.warmup.dummy_step import draw, dummy_forward, launch_static, run_requests
+from app.worker.warmup.plan import DummyStep, WarmupPlan
 
 logger = logging.getLogger("manta.worker")
 
@@ -31,7 +33,7 @@ class WarmUp:
     shares_prefixes: bool = False
     pooling: PoolingParams | None = None  # what the plan's prompts ask for; None: they generate
 
-    def compile(self, static: DecodeStep | None) -> None:
+    def compile(self, static: StaticStep | None) -> None:
         """Load every kernel that the start and ordinary steps will launch; on a GPU only. Needs the plan's
         `measured_blocks` of KV cache.
 
@@ -59,7 +61,7 @@ class WarmUp:
                 raise
             logger.warning("kernels are compiled when they are met: compiling them ahead failed", exc_info=error)
 
-    def launch(self, static: DecodeStep | None) -> None:
+    def launch(self, static: StaticStep | None) -> None:
         """Launch the plan's steps and sampling."""
         if static is not None:
             launch_static(static)
@@ -79,13 +81,16 @@ class WarmUp:
             logits.softmax(dim=-1).sort(dim=-1)  # what top_p needs
 
     def run(self, runner: ModelRunner, num_blocks: int) -> None:
-        """The steps that are really computed, with the KV cache and the graphs that requests will have."""
-        for step in self.plan.run:
-            hidden = self._forward(step)
-            if self.forward.link.is_last:
-                self.forward.logits(hidden[-1:]).argmax(dim=-1)
+        """The steps that are really computed, with the KV cache and the graphs that requests will have. CheckpointError
+        where the model computes no numbers."""
         room = num_blocks // self._num_groups
         self._run_prompts(runner, fitting(self.plan.prompts, room, self.config.block_size))
+        largest = [torch.zeros(1, device=self.device)]
+        for step in self.plan.run:  # over the keys and values that the prompts left
+            hidden = self._forward(step)
+            if self.forward.link.is_last:
+                largest.append(self.forward.logits(hidden[-1:]).amax(dim=-1))
+        self._refuse_nan(bool(torch.cat(largest).isfinite().all()))
         if (runtime := platform_of(self.device).runtime) is not None:
             runtime.synchronize(self.device)
 
@@ -93,7 +98,19 @@ class WarmUp:
         return dummy_forward(self.forward, step, self.device, shares_prefixes=self.shares_prefixes)
 
     def _run_prompts(self, runner: ModelRunner, prompts: tuple[int, ...]) -> None:
-        run_requests(runner, prompts, self.config.block_size, self._num_groups, self.pooling)
+        outputs = run_requests(runner, prompts, self.config.block_size, self._num_groups, self.pooling)
+        self._refuse_nan(all(np.isfinite(result).all() for output in outputs for result in output.pooled or ()))
+
+    def _refuse_nan(self, is_finite: bool) -> None:
+        """Random weights may be any bits; whoever asks for them wants no answers."""
+        if is_finite or self.config.load_format == "dummy":
+            return
+        kind = str(self.forward.dtype).removeprefix("torch.")
+        raise CheckpointError(
+            f"the model computes NaN or infinity in {kind}: its weights or the numbers in its config.json are damaged"
+            + (", or too large for this type: set --dtype bfloat16 or float32" if kind == "float16" else ""),
+            param="model",
+        )
 
     @property
     def _num_groups(self) -> int:

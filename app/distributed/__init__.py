@@ -1,0 +1,1 @@
+"""Decides which ranks share what: tensor-parallel and pipeline-parallel groups."""

@@ -1,0 +1,85 @@
+"""Self-attention of encoders: every token sees the whole text, or a window on both sides. Nothing is cached."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from app.errors import UnsupportedError
+from app.kernels.attention import AttentionMetadata
+from app.kernels.attention.encoder import EncoderPlan, ScoreBias, encoder_attention, plan_encoder
+from app.kernels.gemm import Activations
+from app.layers.attention import AttentionSettings
+from app.layers.attention_layer import AttentionLayer
+from app.layers.cache_spec import LayerCacheSpec
+from app.layers.context import BuildContext, ForwardContext
+from app.layers.epilogue import Epilogue, ResultT
+from app.layers.linear import QKVLinear, RowLinear
+from app.layers.query_key_norm import QUERY_KEY_NORMS, HeadShare
+from app.layers.relative_bias import RelativeBias
+from app.layers.rotary import RotaryEmbedding
+
+
+class EncoderAttention(AttentionLayer):
+    """Reads the same settings as a decoder's attention; `sliding_window` counts the tokens of one side, the token
+    itself included."""
+
+    def __init__(
+        self,
+        ctx: BuildContext,
+        settings: AttentionSettings,
+        layer_index: int,
+        rotary: RotaryEmbedding | None = None,
+        relative: RelativeBias | None = None,
+    ) -> None:
+        super().__init__()
+        s = settings
+        if s.soft_cap is not None or s.alibi_slopes or s.sinks or s.clip is not None or s.qk_norm == "turned_head_rms":
+            raise UnsupportedError(
+                "attention in both directions is supported without soft caps, ALiBi, sinks and clipping", param="model"
+            )
+        self.layer_index, self.head_dim = layer_index, s.head_dim
+        self.qkv_proj = QKVLinear(ctx, s.hidden_size, s.head_dim, s.num_heads, s.num_kv_heads, s.qkv_bias)
+        self.o_proj = RowLinear(ctx, s.num_heads * s.head_dim, s.hidden_size, s.output_bias)
+        self.num_heads, self.num_kv_heads = self.qkv_proj.num_heads, self.qkv_proj.num_kv_heads
+        self.q_norm = self.k_norm = None
+        if s.qk_norm is not None:
+            make, tp = QUERY_KEY_NORMS[s.qk_norm], ctx.groups.tp
+            self.q_norm = make(ctx, HeadShare(tp, s.num_heads, self.num_heads), s.head_dim, s.norm_eps)
+            self.k_norm = make(ctx, HeadShare(tp, s.num_kv_heads, self.num_kv_heads), s.head_dim, s.norm_eps)
+        self.scale = s.head_dim**-0.5 if s.scale is None else s.scale
+        self.window, self.rotary = s.sliding_window, rotary
+        self._bias_of_step = None if relative is None else relative.of_step
+
+    @property
+    def plan_key(self) -> Hashable:
+        """The same key everywhere: all layers of all encoders share one plan."""
+        return EncoderPlan
+
+    def plan(self, meta: AttentionMetadata, block_size: int) -> None:
+        """Plan a step: texts in groups of similar length."""
+        assert meta.host_starts is not None, "an encoder's step is not over static tensors"
+        meta.plan = plan_encoder(meta.host_starts.tolist(), meta.seq_lens.device)
+
+    def cache_spec(self) -> LayerCacheSpec | None:
+        """None: every prompt is computed in one step, so nothing is cached."""
+        return None
+
+    def score_bias(self, ctx: ForwardContext) -> ScoreBias | None:
+        """Returns what is added to the scores; None: nothing."""
+        return None if self._bias_of_step is None else self._bias_of_step(ctx)
+
+    def forward(self, x: Activations, epilogue: Epilogue[ResultT], ctx: ForwardContext) -> ResultT:
+        """x [T, C] -> the output [T, C], and what follows it."""
+        plan = ctx.attention[self.layer_index].plan
+        assert isinstance(plan, EncoderPlan)
+        qkv = self.qkv_proj(x)
+        heads = qkv.view(qkv.shape[0], -1, self.head_dim)
+        query, key, value = heads.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), 1)
+        if self.q_norm is not None and self.k_norm is not None:
+            query, key = self.q_norm(query), self.k_norm(key)
+        if self.rotary is not None:
+            rotation = self.rotary.of_step(ctx)
+            query, key = rotation.apply(query), rotation.apply(key)
+        bias = self.score_bias(ctx)
+        attended = encoder_attention(query, key, value, plan, self.scale, self.window, bias)
+        return self.o_proj(attended.reshape(len(attended), -1), epilogue)  # type: ignore[no-any-return]

@@ -1,0 +1,61 @@
+"""Relative position bias (Raffel et al., 2020): a number for each head and each range of distances, learned, added to
+the scores. All layers of a model share it."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+from app.errors import CheckpointError
+from app.kernels.attention.encoder import ScoreBias
+from app.layers.context import BuildContext, ForwardContext
+from app.layers.weight import CheckpointTensor, Weight, WeightSpec, expect_shape
+
+
+class RelativeBias(nn.Module):
+    """Half of the ranges are for what follows; near distances have one each, farther ones share theirs."""
+
+    def __init__(self, ctx: BuildContext, num_buckets: int, num_heads: int, max_distance: int) -> None:
+        super().__init__()
+        if max_distance <= num_buckets // 4:
+            what = (
+                f"relative_attention_max_distance={max_distance} is not beyond the near ones of {num_buckets} buckets"
+            )
+            raise CheckpointError(f"config.json is not usable: {what}", param="model")
+        self.num_buckets, self.whole_heads, self.max_distance = num_buckets, num_heads, max_distance
+        self.num_heads = ctx.groups.tp.share_of(num_heads, "num_attention_heads")
+        self.first_head = ctx.groups.tp.rank * self.num_heads
+        self.weight = Weight(torch.empty(num_buckets, self.num_heads, dtype=ctx.dtype), WeightSpec(self.load_weight))
+
+    def load_weight(self, weight: Weight, tensor: CheckpointTensor, shard_id: str) -> None:
+        """Load this rank's heads."""
+        expect_shape(tensor, self.num_buckets, self.whole_heads)
+        weight.data.copy_(tensor.narrow(1, self.first_head, self.num_heads))
+
+    def of_step(self, ctx: ForwardContext) -> ScoreBias:
+        """Returns what a step's layers add; computed once for each length."""
+
+        def bias(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+            length = query.shape[2]
+            found: torch.Tensor | None = ctx.memo.get((self, length))
+            if found is None:
+                ctx.memo[self, length] = found = self._of_length(length)
+            return found
+
+        return bias
+
+    def _of_length(self, length: int) -> torch.Tensor:
+        """[1, H, L, L]: the row of a query holds what the keys before and after it get."""
+        distances = torch.arange(1 - length, length, device=self.weight.device)
+        values = self.weight[self.bucket_of(distances)].T.contiguous()  # [H, 2 L - 1]
+        return values.unfold(1, length, 1).flip(1).unsqueeze(0)
+
+    def bucket_of(self, distances: torch.Tensor) -> torch.Tensor:
+        """The row of the table for distances int64 from a query to its keys, below 0 for those before it."""
+        half = self.num_buckets // 2
+        exact, far = half // 2, distances.abs()
+        share = torch.log(far.clamp(min=1).float() / exact) / math.log(self.max_distance / exact)
+        grown = (exact + (share * (half - exact)).long()).clamp(max=half - 1)
+        return torch.where(far < exact, far, grown) + half * (distances > 0)

@@ -1,0 +1,1 @@
+"""From a checkpoint to a model in memory: load formats, quantized modules, updates in place."""

@@ -1,0 +1,103 @@
+"""The parts of a worker whose model generates."""
+
+from __future__ import annotations
+
+from app.config.engine import EngineConfig
+from app.distributed.stage_link import StageLink
+from app.layers.experts.expert_mlp import Experts
+from app.loading.loader import load_model
+from app.platforms import platform_of
+from app.worker.attention.kv_cache import KVCache, KVCacheSpec, describe_scales
+from app.worker.build.parts import Parts
+from app.worker.cascade_choice import select_cascade
+from app.worker.features import create_features
+from app.worker.features.context import FeatureContext
+from app.worker.forward_pass import ForwardPass
+from app.worker.graphs.graph_setup import GraphSetup
+from app.worker.heads.base import Head
+from app.worker.heads.relay import RelayHead
+from app.worker.heads.sampling import SamplingHead
+from app.worker.kv_group_choice import select_groups
+from app.worker.placement import Placement
+from app.worker.rows.row_state import RowState
+from app.worker.rows.step_inputs import StepInputs
+from app.worker.rows.worker_feature import WorkerFeatures
+from app.worker.spec_decode import create_proposer
+from app.worker.spec_decode.base import ProposerContext
+from app.worker.spec_decode.draft_report import DraftReport
+from app.worker.spec_decode.drafting import Drafting
+from app.worker.warmup.plan import generation_plan
+from app.worker.warmup.warm_up import WarmUp
+
+
+def build(config: EngineConfig, place: Placement) -> Parts:
+    """Raises ConfigError, CheckpointError and UnsupportedError with what to change."""
+    ctx, info, device = place.build, place.info, place.device
+    model = load_model(info, ctx, config.load_format, config.seed)
+    link = StageLink(ctx.groups, info.hidden_size, ctx.dtype, device, config.max_inflight_steps + 2)
+    inputs = StepInputs(config.max_num_seqs)
+    proposer = create_proposer(ProposerContext(config, model, inputs, ctx, link.is_last))
+    num_drafts, own_layers = (0, []) if proposer is None else (proposer.num_draft_tokens, proposer.attention_layers)
+    layers = [*model.attention_layers, *own_layers]
+    windows = select_groups(config, layers, ctx)
+    spec = KVCacheSpec.of(layers, config.block_size, windows)
+    width = ctx.max_model_len + num_drafts
+    state = RowState(config.max_num_seqs, width, config.block_size, device, len(windows), inputs)
+    forward = ForwardPass(model, KVCache(spec, device), link, info.vocab_size, ctx.dtype, own_layers, ctx.stage_layers)
+    drafting = None if proposer is None else Drafting(proposer, state.columns, link)
+    head = _head(config, forward, state, num_drafts, drafting)
+    features = WorkerFeatures(
+        [
+            *create_features(FeatureContext(config, forward, state)),
+            *([] if proposer is None else [proposer]),
+            *head.features,
+            *([DraftReport(state.columns, num_drafts)] if num_drafts and link.is_last else []),
+        ]
+    )
+    forward.want(features.reads_layers)
+    cascade = select_cascade(config, state, layers, ctx.dtype)
+    shares = cascade is not None
+    graphs = GraphSetup(
+        config,
+        forward,
+        state,
+        ctx.groups.tp,
+        features,
+        shares_prefixes=shares,
+        num_draft_tokens=num_drafts,
+        drafting=drafting if link.is_last else None,
+    )
+    plan = generation_plan(
+        config,
+        ctx.max_model_len,
+        on_gpu=platform_of(device).is_async,
+        compiles=forward.is_capturable,
+        short_query=max((layer.short_query for layer in layers), default=0),
+        has_experts=any(isinstance(module, Experts) for module in model.modules()),
+    )
+    notes = [] if model.offload is None else [model.offload.note]
+    notes += describe_scales(model.attention_layers)
+    notes += [] if cascade is None else [cascade.note]
+    return Parts(
+        config=config,
+        model=model,
+        forward=forward,
+        state=state,
+        head=head,
+        features=features,
+        warm_up=WarmUp(config, plan, forward, device, shares_prefixes=shares),
+        cascade=cascade,
+        graphs=graphs,
+        notes=notes,
+    )
+
+
+def _head(
+    config: EngineConfig, forward: ForwardPass, state: RowState, num_drafts: int, drafting: Drafting | None
+) -> Head:
+    """The end of this stage's steps."""
+    if not forward.link.is_last:
+        return RelayHead(forward.link, state, num_drafts)
+    # Steps of which the host has not heard when it writes a message: those in flight, and one held back by the worker.
+    slack = num_drafts * (config.max_inflight_steps + 1)
+    return SamplingHead(forward, state, drafting, slack, config.logits_processors)

@@ -1,0 +1,150 @@
+"""Start-up of the graphs of static steps: whether to have them, the memory they will take, their capture, a note."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from app.config.engine import EngineConfig
+from app.distributed.parallel_groups import RankGroup
+from app.errors import ConfigError
+from app.platforms import platform_of
+from app.worker.forward_pass import ForwardPass
+from app.worker.graphs import cuda_graphs
+from app.worker.graphs.cuda_graphs import CudaGraphs
+from app.worker.graphs.static_step import Static, StaticStep, StepKey
+from app.worker.rows.row_state import RowState
+from app.worker.rows.worker_feature import WorkerFeatures
+from app.worker.spec_decode.drafting import Drafting
+
+logger = logging.getLogger("manta.graphs")
+
+MOST_AT_START = 128  # graphs: about 0.15 s each
+LEAST_FREE_BYTES = 256 << 20  # of the device, or no more graphs are captured in idle time
+
+
+class GraphSetup:
+    """Made once the model is there; `reserve` before the KV cache is sized, `capture` once it is allocated.
+
+    Raises ConfigError where `cuda_graphs=on` and there can be none, or one of several ranks cannot capture them.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        forward: ForwardPass,
+        state: RowState,
+        tp: RankGroup,
+        features: WorkerFeatures,
+        *,
+        shares_prefixes: bool,
+        num_draft_tokens: int = 0,
+        drafting: Drafting | None = None,
+    ) -> None:
+        self._config = config
+        self._are_bound = tp.size > 1  # ranks that meet in sums must have the same graphs
+        self._device = state.device
+        self.step: StaticStep | None = None  # None: there will be no graphs
+        self.note = ""
+        self._graphs: CudaGraphs | None = None
+        self._reserved = 0  # bytes
+        self._is_full = False  # no more is captured
+        refused = refusal(config, state.device, is_capturable=forward.is_capturable)
+        if refused is None:
+            sizes = cuda_graphs.graph_sizes(config)
+            shared = cuda_graphs.cascade_sizes(sizes) if shares_prefixes else []
+            most = config.max_num_batched_tokens
+            self.step = StaticStep(forward, state, features, sizes, shared, num_draft_tokens, most, drafting)
+        else:
+            self._go_without(refused)
+
+    def reserve(self) -> int:
+        """Bytes to keep free for the graphs."""
+        if self.step is None:
+            return 0
+        try:
+            self._reserved = cuda_graphs.measure(self.step, self._device)
+            return self._reserved
+        except Exception as error:  # whatever a kernel or a library raises while it is captured
+            self._fail(error)
+            return 0
+
+    def capture(self) -> Static | None:
+        """The steps captured over the KV cache as it is now, which must stay where it is; None: there are no graphs.
+        What is more than a start has time for is left to `capture_next`."""
+        self._graphs, self._is_full = None, False
+        if self.step is None:
+            return None
+        try:
+            graphs = CudaGraphs(self.step, self._device)
+            seconds = graphs.capture(at_start(self.step, MOST_AT_START))
+            mib = graphs.pool_bytes() >> 20
+        except Exception as error:  # as above
+            self._fail(error)
+            return None
+        self._graphs = graphs
+        sizes, left = self.step.sizes, len(graphs.missing)
+        extra = f"; {left} more while the engine idles" if left else ""
+        self.note = (
+            f"CUDA graphs: {graphs.num_captured} for {len(sizes)} batch sizes up to {sizes[-1]}, {mib} MiB of "
+            f"temporary memory, captured in {seconds:.1f} s{extra}"
+        )
+        return graphs
+
+    @property
+    def num_missing(self) -> int:
+        """Graphs that are left to `capture_next`."""
+        return 0 if self._graphs is None or self._is_full else len(self._graphs.missing)
+
+    def capture_next(self) -> int:
+        """One more of the graphs that the start left out, on all ranks the same; how many are left after it. None are
+        where they have taken the memory that was kept for them, or a capture fails."""
+        graphs = self._graphs
+        if graphs is None or not self.num_missing:
+            return 0
+        try:
+            graphs.capture(graphs.missing[:1])
+        except Exception as error:  # as above
+            self._is_full = True
+            if self._are_bound:  # the others have captured it, or wait in its sums
+                raise
+            logger.warning("CUDA graphs: a capture failed; no more are made", exc_info=error)
+        # Told by what is returned, so that no rank begins one that another has no memory for.
+        self._is_full |= graphs.pool_bytes() > self._reserved
+        self._is_full |= torch.cuda.mem_get_info(self._device)[0] < LEAST_FREE_BYTES
+        return self.num_missing
+
+    def _fail(self, error: Exception) -> None:
+        """Go on without graphs; not where other ranks wait in the sums of the step that failed here, in which no vote
+        reaches them."""
+        logger.warning("CUDA graphs: the capture failed", exc_info=error)
+        reason = f"capture failed: {type(error).__name__}: {error}"
+        if self._are_bound:
+            raise ConfigError(f"{reason}; set cuda_graphs=off", param="cuda_graphs") from error
+        self.step = None
+        self._go_without(reason)
+
+    def _go_without(self, reason: str) -> None:
+        if self._config.cuda_graphs == "on":
+            raise ConfigError(f"cuda_graphs=on, but {reason}; use auto", param="cuda_graphs")
+        self.note = f"CUDA graphs: off ({reason})"
+
+
+def at_start(step: StaticStep, most: int) -> list[StepKey]:
+    """The steps to capture before traffic, the largest of each kind first: those by which no batch is padded to more
+    than about twice its size, then the most needed of the others."""
+    ladder = set(cuda_graphs.telling_sizes(step.sizes))
+    chosen = set(sorted(step.keys, key=lambda key: key.size not in ladder)[:most])
+    return [key for key in step.keys if key in chosen]
+
+
+def refusal(config: EngineConfig, device: torch.device, *, is_capturable: bool) -> str | None:
+    """Why there are no graphs; None: there are."""
+    if config.cuda_graphs == "off":
+        return "as configured"
+    if not platform_of(device).has_graphs:
+        return "no GPU"
+    if not is_capturable:
+        return f"attention_backend={config.attention_backend} plans each step on the host"
+    return None

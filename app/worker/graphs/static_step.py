@@ -1,0 +1,277 @@
+"""A whole step of rows that decode, over static tensors: from the input tokens to the sampled ones, as a function of
+nothing else.
+
+Run as it is (on a CPU, in tests) or captured as CUDA graphs (cuda_graphs.py): the same lines, so what is tested here
+is what is replayed there. Two parts: `forward` ends at the logits; `sample` draws from them, feeds the tokens back and,
+where the proposer's work is the device's alone, ends with its drafts. A step whose rows want more of the sampler
+(penalties, masks, logprobs) runs the first part and samples apart.
+
+A row has 1 + drafts places for tokens, all of which a step has whether the row fills them or not. What else a step has
+besides plain decoding are its parts: each combination of them is a step of its own.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import combinations
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from app.kernels.attention import AttentionMetadata
+from app.kernels.rows import StepTensors
+from app.kernels.sampling import SAMPLE_TOKENS
+from app.layers.context import ForwardContext, HiddenStates
+from app.platforms.to_device import to_device
+from app.worker.forward_pass import ForwardPass
+from app.worker.graphs.static_inputs import StaticInputs
+from app.worker.rows.row_state import RowState
+from app.worker.rows.step_inputs import StepView
+from app.worker.rows.worker_feature import NO_PARTS, WorkerFeatures
+from app.worker.spec_decode.base import Proposal
+from app.worker.spec_decode.drafting import Drafting
+from app.worker.spec_decode.verify import LogitsPlaces
+
+CASCADE = "cascade"  # shared prefixes are read once
+DRAFTS = "drafts"  # rows bring drafts
+# Places without a token that a step with drafts may have. More take a GPU longer to compute than the host to launch an
+# ordinary step, which has none.
+MOST_EMPTY = 512
+
+
+class StepKey(NamedTuple):
+    """Tells one static step from another."""
+
+    size: int  # rows
+    parts: frozenset[str] = NO_PARTS
+
+
+class Static(Protocol):
+    """A step over static tensors that can be run by certain keys: as it is, or from graphs."""
+
+    step: StaticStep
+
+    def key_for(self, num_rows: int, parts: frozenset[str]) -> StepKey | None:
+        """The smallest step with these parts that holds so many rows; None: there is none."""
+
+    def forward(self, key: StepKey) -> None:
+        """Compute the logits from the step's inputs."""
+
+    def sample(self, key: StepKey) -> None:
+        """Sample the tokens from the logits."""
+
+    def release(self) -> None:
+        """Free what it was captured in."""
+
+
+class StaticStep:
+    """Static tensors for up to sizes[-1] rows, and the step over them.
+
+    In a pipeline it is this stage's part of the step: what the stages send each other lies in static tensors too, and
+    travels outside of the step. Where drafts are verified, so do the proposer's where they are not captured.
+    """
+
+    def __init__(
+        self,
+        forward: ForwardPass,
+        state: RowState,
+        features: WorkerFeatures,
+        sizes: Sequence[int],
+        cascade_sizes: Sequence[int] = (),  # those of the sizes at which a step may read shared prefixes once
+        num_draft_tokens: int = 0,  # that a row may bring
+        most_tokens: int = 1 << 30,  # of a step
+        drafting: Drafting | None = None,  # in the last stage of an engine that drafts
+    ) -> None:
+        self.sizes = sorted(sizes)
+        self.most_each = 1 + num_draft_tokens
+        with_drafts = [size for size in self.sizes if num_draft_tokens and size * self.most_each <= most_tokens]
+        self._sizes_of = _sizes_by_parts(features.parts, self.sizes, sorted(cascade_sizes), with_drafts)
+        self.inputs = StaticInputs(state.inputs, self.sizes[-1], state.device)
+        rows, device = self.sizes[-1], state.device
+        places = max([rows, *(size * self.most_each for size in with_drafts)])
+        self.tensors = StepTensors.zeros(places, rows, device, state.num_groups)
+        new = partial(torch.zeros, dtype=forward.dtype, device=device)
+        link = forward.link
+        self.received = None if link.is_first else new(places, forward.received_width)  # from the stage before
+        self.sent = None if link.is_last else new(places, forward.sent_width)  # to the next one
+        self.logits = new(places if link.is_last else 0, forward.vocab_size)
+        self.token_ids = torch.zeros(places, dtype=torch.int64, device=device)
+        self.num_new = torch.zeros(rows, dtype=torch.int64, device=device)  # tokens that each row got
+        # Hidden states for the proposer (None: of the last layer), and what features brought to the layers.
+        self._kept: dict[int | None, torch.Tensor] = {}
+        self._brought: dict[str, torch.Tensor] = {}
+        self._names: dict[frozenset[str], list[str]] = {}  # of those that a step with these parts brings
+        if drafting is not None:
+            self._kept = {layer: new(places, link.hidden_size) for layer in (None, *drafting.proposer.reads_layers)}
+        self._starts = {each: _starts(rows, each, device) for each in {1, self.most_each}}
+        self._sample_tokens = SAMPLE_TOKENS.on(device)
+        self._forward = forward
+        self._state = state
+        self._features = features
+        self._drafting = drafting
+
+    @property
+    def step(self) -> StaticStep:
+        """The step itself, which runs without being captured."""
+        return self
+
+    @property
+    def keys(self) -> list[StepKey]:
+        """All steps that there are; first those that are most needed, of each kind the largest first."""
+        return [StepKey(size, parts) for parts, sizes in self._sizes_of.items() for size in reversed(sizes)]
+
+    def key_for(self, num_rows: int, parts: frozenset[str]) -> StepKey | None:
+        """See Static."""
+        return smallest(self._sizes_of.get(parts, ()), num_rows, parts)
+
+    def sample_key(self, key: StepKey) -> StepKey:
+        """The key for `sample`, to which it is all one what the layers computed, unless it ends with a proposal."""
+        proposes = self._drafting is not None and self._drafting.proposer.is_capturable
+        return StepKey(key.size, key.parts - {CASCADE} if proposes else key.parts & {DRAFTS})
+
+    def places_each(self, key: StepKey) -> int:
+        """Places for tokens that each row has."""
+        return self.most_each if DRAFTS in key.parts else 1
+
+    def filled(self, key: StepKey, counts: NDArray[np.int32]) -> slice | torch.Tensor:
+        """The places of the T tokens of rows that bring `counts` [N]. Stages send each other these alone, as they do in
+        ordinary steps: so each decides for itself how it runs a step."""
+        each = self.places_each(key)
+        if (counts == each).all():
+            return slice(len(counts) * each)
+        skipped = np.arange(len(counts)) * each - (np.cumsum(counts) - counts)
+        return to_device(np.repeat(skipped, counts) + np.arange(counts.sum()), self._state.device)
+
+    def release(self) -> None:
+        """Nothing is captured here."""
+
+    def forward(self, key: StepKey) -> None:
+        """Input tokens, or `received`, -> logits, or `sent`; keys and values go into the cache, and the rows' counts
+        move on."""
+        inputs, view = self._view(key)
+        counts = inputs["counts"] if self.places_each(key) > 1 else None
+        self._state.begin_step(inputs["rows"], view.starts, self._state.columns, view.tensors, counts)
+        self._features.inputs(view, key.parts)
+        if self._drafting is not None:
+            self._keep_inputs(view, key)
+        num_places = len(view.tensors.positions)
+        received = None if self.received is None else self.received[:num_places]
+        hidden = self._forward.compute(view.tensors.input_ids, self._context(key, view, received))
+        self._features.hidden(view, hidden, key.parts)
+        for layer, kept in self._kept.items():
+            kept[:num_places].copy_(hidden.last if layer is None else hidden.inputs_of[layer])
+        if self.sent is not None:
+            self.sent[:num_places].copy_(self._forward.to_send(hidden))
+            return
+        self.logits[:num_places].copy_(self._forward.raw_logits(hidden.last))
+
+    def sample(self, key: StepKey) -> None:
+        """Sample in the last stage: logits -> `token_ids` and `num_new`, and into the rows' token ids."""
+        inputs, view = self._view(key)
+        made, each = view.tensors, self.places_each(key)
+        names = ("temperature", "top_k", "top_p", "min_p", "keys")
+        temperature, top_k, top_p, min_p, keys = (
+            inputs[name] if each == 1 else inputs[name].repeat_interleave(each, dim=0) for name in names
+        )
+        logits = self.logits[: len(made.lengths)]
+        sampled, _ = self._sample_tokens(logits, temperature, top_k, top_p, min_p, keys, made.lengths)
+        self.token_ids[: len(sampled)].copy_(sampled)
+        if self._drafting is None:
+            self._state.flat_token_ids.index_copy_(0, made.targets, sampled.int())
+            return
+        rows = inputs["rows"].long()
+        places = None if each == 1 else self.places(key, inputs["counts"])
+        num_new = self._drafting.keep(rows, places, made.targets, sampled)
+        self.num_new[: key.size].copy_(num_new)
+        if self._drafting.proposer.is_capturable:
+            self._drafting.propose(rows, self._proposal(key, view, num_new, key.size))
+
+    def propose(self, key: StepKey, num_new: torch.Tensor) -> None:
+        """The drafts of the step's first N rows, none of which pads and which got `num_new` int64 [N] tokens, after a
+        step by this key that did not end with them."""
+        assert self._drafting is not None
+        proposal = self._proposal(key, self._view(key)[1], num_new, len(num_new))
+        self._drafting.propose(proposal.rows, proposal)
+
+    def places(self, key: StepKey, counts: torch.Tensor) -> LogitsPlaces:
+        """Returns where rows that bring so many tokens [N] have their logits."""
+        firsts = self._starts[self.most_each][: len(counts)].long()
+        drafts = firsts[:, None] + torch.arange(self.most_each - 1, device=firsts.device)
+        return LogitsPlaces(counts.long() - 1, drafts)
+
+    def _view(self, key: StepKey) -> tuple[dict[str, torch.Tensor], StepView]:
+        inputs, each = self.inputs.view(key.size), self.places_each(key)
+        return inputs, StepView(self.tensors.first(key.size, each), self._starts[each][: key.size + 1], inputs)
+
+    def _context(self, key: StepKey, view: StepView, received: torch.Tensor | None) -> ForwardContext:
+        state, each, tensors = self._state, self.places_each(key), view.tensors
+        table, *more = (table.index_select(0, tensors.rows) for table in state.block_tables)
+        meta = AttentionMetadata(
+            query_start_loc=view.starts,
+            seq_lens=tensors.seq_lens,
+            block_table=table,
+            slot_mapping=tensors.slots,
+            max_query_len=each,
+            max_seq_len=state.token_ids.shape[1],
+            num_decodes=key.size if each == 1 else 0,
+            is_static=True,
+            cascade=CASCADE in key.parts,
+            more_tables=tuple(zip(more, tensors.more_slots, strict=True)),
+        )
+        return self._forward.context(tensors.positions, meta, received, view.layer_inputs)
+
+    def _keep_inputs(self, view: StepView, key: StepKey) -> None:
+        """Copies what layers are given from where the forward pass made it to where the proposer finds it."""
+        num_places = len(view.tensors.positions)
+        self._names[key.parts - {CASCADE}] = list(view.layer_inputs)
+        for name, tensor in view.layer_inputs.items():
+            if name not in self._brought:
+                self._brought[name] = tensor.new_zeros(len(self.tensors.positions), *tensor.shape[1:])
+            self._brought[name][:num_places].copy_(tensor)
+
+    def _proposal(self, key: StepKey, view: StepView, num_new: torch.Tensor, num_rows: int) -> Proposal:
+        num_places = len(view.tensors.positions)
+        names = self._names[key.parts - {CASCADE}]
+        view.layer_inputs.update((name, self._brought[name][:num_places]) for name in names)
+        kept = {layer: tensor[:num_places] for layer, tensor in self._kept.items()}
+        last = kept.pop(None)
+        return Proposal(
+            rows=view.tensors.rows[:num_rows].long(),
+            num_new=num_new,
+            ends=view.starts[:num_rows] + num_new - 1,
+            columns=self._state.columns,
+            view=view,
+            hidden=HiddenStates(last, {layer: x for layer, x in kept.items() if layer is not None}),
+            ctx=self._context(key, view, None),
+            plan=self._forward.context,
+        )
+
+
+def smallest(sizes: Sequence[int], num_rows: int, parts: frozenset[str]) -> StepKey | None:
+    """The first of the ascending sizes that holds so many rows."""
+    index = bisect_left(sizes, num_rows)
+    return StepKey(sizes[index], parts) if index < len(sizes) else None
+
+
+def _sizes_by_parts(
+    optional: Sequence[str], sizes: list[int], cascade_sizes: list[int], with_drafts: list[int]
+) -> Mapping[frozenset[str], list[int]]:
+    """The combinations of parts that a step may have, the most common first. Steps with drafts are the rule in an
+    engine that drafts; they share no prefixes, which kernels do for one query a row."""
+    kinds = [frozenset(chosen) for count in range(len(optional) + 1) for chosen in combinations(optional, count)]
+    found: dict[frozenset[str], list[int]] = {}
+    for kind in kinds:
+        if with_drafts:
+            found[kind | {DRAFTS}] = with_drafts
+        found[kind] = sizes
+        if cascade_sizes:
+            found[kind | {CASCADE}] = cascade_sizes
+    return found
+
+
+def _starts(num_rows: int, each: int, device: torch.device) -> torch.Tensor:
+    return torch.arange(num_rows + 1, dtype=torch.int32, device=device) * each
