@@ -1,4 +1,5 @@
-"""Models of a hub, by `organisation/name`: what is needed of them is downloaded once and kept by huggingface_hub.
+"""Models of a hub, by `organisation/name` or a well-known `family:size`: what is needed of them is downloaded once and
+kept by huggingface_hub.
 
 Its settings are the environment's, as everywhere: HF_TOKEN, HF_HOME, HF_HUB_OFFLINE, HF_ENDPOINT. A host process that
 serves no weights downloads none. Code of a repository is neither downloaded nor run.
@@ -14,7 +15,8 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
-from app.engine.weight_files import NAMED_FILES, format_of, weight_map
+from app.checkpoints.known_models import known_repository
+from app.checkpoints.weight_files import NAMED_FILES, format_of, weight_map
 from app.errors import CheckpointError
 
 _ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -25,9 +27,11 @@ NOT_OURS = ("onnx/*", "openvino/*", "original/*", "*.onnx", "*.py")  # other eng
 DENSE = "[0-9]*_Dense"  # sentence-transformers' folders with weights of their own
 
 
-def is_hub_id(model: str) -> bool:
-    """Whether `model` may be a repository's name: `organisation/name`, and no path that exists."""
-    return _ID.fullmatch(model) is not None and not Path(model).exists()
+def repository_of(model: str) -> str | None:
+    """The repository that `model` may mean: `organisation/name`, or a well-known name's; None of a path that exists."""
+    if Path(model).exists():
+        return None
+    return model if _ID.fullmatch(model) else known_repository(model)
 
 
 @cache
@@ -108,7 +112,7 @@ def _clear_errors(repository: str, revision: str | None) -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
-    """What an error says in one line; its name where it says nothing, as timeouts do."""
+    """Returns what an error says in one line; its name where it says nothing, as timeouts do."""
     return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 

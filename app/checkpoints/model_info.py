@@ -1,8 +1,7 @@
-"""What a model directory says about itself, read from its JSON files: no torch, no transformers (I8)."""
+"""Reads what a model directory says about itself, from its JSON files: no torch, no transformers (I8)."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -10,18 +9,22 @@ from pathlib import Path
 from typing import Any, Literal
 
 from app.backends import MODEL_CONFIGS
-from app.config import EngineConfig
-from app.engine.gguf.description import describe
-from app.engine.hub import commit_of, fetch_description, fetch_weights, is_hub_id
-from app.engine.older_scheme import older_scheme
-from app.engine.transformers_catalog import size_names
+from app.checkpoints.encoder_types import ENCODER_TYPES
+from app.checkpoints.fields.kinds import check, expect, token_ids, whole
+from app.checkpoints.gguf.description import describe
+from app.checkpoints.hub import commit_of, fetch_description, fetch_weights, repository_of
+from app.checkpoints.json_file import read_object
+from app.checkpoints.known_models import sizes_hint
+from app.checkpoints.older_scheme import older_scheme
+from app.checkpoints.transformers_catalog import size_names
+from app.config.engine import EngineConfig
 from app.errors import CheckpointError, ConfigError
 
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
+GENERATION_FILE = "generation_config.json"
 # What a model may say about its own sampling, as vLLM reads it.
 SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 BUILT_IN_MODELS = ("tiny-chat", "tiny-chat-draft")
-ENCODERS = ("bert", "roberta", "xlm-roberta")
 Runner = Literal["generate", "pooling"]
 # What older families call the sizes.
 _OTHER_NAMES = {
@@ -29,7 +32,7 @@ _OTHER_NAMES = {
     "num_hidden_layers": ("n_layer",),
     "num_attention_heads": ("n_head",),
     "num_key_value_heads": ("num_kv_heads", "n_head_kv", "kv_n_heads"),
-    "intermediate_size": ("n_inner", "ffn_dim", "ffn_hidden_size"),
+    "intermediate_size": ("n_inner", "ffn_dim", "ffn_hidden_size", "d_ff", "hidden_dim"),
     "max_position_embeddings": ("n_positions",),
 }
 # What a family calls a size where the common name says something else.
@@ -64,8 +67,8 @@ def resolve_model(model: str, revision: str | None = None, download_dir: str | N
     """Directory of a model given by path, by the name of a built-in one or by that of a hub's, whose description (all
     but the weights) is downloaded; of a GGUF file, one that describes it. CheckpointError says why it is none."""
     path = ASSETS / model if model in BUILT_IN_MODELS else Path(model).expanduser()
-    if not path.exists() and is_hub_id(model):
-        path = fetch_description(model, revision, download_dir)
+    if not path.exists() and (repository := repository_of(model)) is not None:
+        path = _described(model, repository, revision, download_dir)
     elif revision is not None:
         raise ConfigError(f"revision={revision}: model {model!r} is a directory, not of a hub", param="revision")
     if path.is_file() and path.suffix == ".gguf":
@@ -77,7 +80,8 @@ def resolve_model(model: str, revision: str | None = None, download_dir: str | N
     if not path.is_dir():
         known = ", ".join(BUILT_IN_MODELS)
         raise CheckpointError(
-            f"model {model!r}: no such path, nor a built-in model ({known}), nor organisation/name of a hub",
+            f"model {model!r}: no such path, nor a built-in model ({known}), nor organisation/name of a hub, nor a "
+            f"well-known name such as qwen3:0.6b{sizes_hint(model)}",
             param="model",
         )
     if not (path / "config.json").is_file():
@@ -88,6 +92,16 @@ def resolve_model(model: str, revision: str | None = None, download_dir: str | N
             param="model",
         )
     return path
+
+
+def _described(model: str, repository: str, revision: str | None, download_dir: str | None) -> Path:
+    """The directory of a hub's model; an error names `model` too, as the user wrote it."""
+    try:
+        return fetch_description(repository, revision, download_dir)
+    except CheckpointError as error:
+        if repository == model:
+            raise
+        raise CheckpointError(f"{model} is {repository} of the hub; {error.message}", param=error.param) from None
 
 
 @dataclass(frozen=True)
@@ -109,8 +123,8 @@ class ModelInfo:
     def from_directory(cls, model: str, revision: str | None = None, download_dir: str | None = None) -> ModelInfo:
         """Read a model's description; CheckpointError names an unreadable file."""
         path = resolve_model(model, revision, download_dir)
-        config = _text_part(_without_nulls(_translated(_read_json(path / "config.json"))))
-        return cls(path, config, _read_json(path / "generation_config.json", optional=True))
+        config = _text_part(_without_nulls(_translated(read_object(path / "config.json"))))
+        return cls(path, config, read_object(path / GENERATION_FILE, optional=True))
 
     @property
     def architecture(self) -> str:
@@ -120,7 +134,7 @@ class ModelInfo:
             raise CheckpointError(f"{self.directory}/config.json names no architecture", param="model")
         return str(architectures[0])
 
-    @property
+    @cached_property
     def vocab_size(self) -> int:
         """Rows of the embedding; token ids are below it."""
         return int(self.hf_config["vocab_size"])
@@ -177,8 +191,10 @@ class ModelInfo:
         length = int(self._find("max_position_embeddings") or 2048) - self.position_offset
         if self.attention_chunk is not None:
             length = min(length, self.attention_chunk)
-        trained = _read_json(self.directory / "sentence_bert_config.json", optional=True).get("max_seq_length")
-        return min(length, int(trained)) if trained else length
+        file = self.directory / "sentence_bert_config.json"
+        trained = read_object(file, optional=True)
+        check(trained, {"max_seq_length": whole(0, 1 << 30)}, str(file))
+        return min(length, int(trained.get("max_seq_length") or length))
 
     @property
     def attention_chunk(self) -> int | None:
@@ -190,17 +206,21 @@ class ModelInfo:
     @property
     def position_offset(self) -> int:
         """Row of the position embedding's table that belongs to the first token; RoBERTa keeps those before it."""
-        if self.hf_config.get("model_type") not in ("roberta", "xlm-roberta"):
+        kind = ENCODER_TYPES.get(str(self.hf_config.get("model_type")))
+        if kind is None:
             return 0
-        return int(self.hf_config.get("pad_token_id", 1)) + 1
+        return int(self.hf_config.get("pad_token_id", 1)) + 1 if kind.position_offset is None else kind.position_offset
 
     @property
     def is_causal(self) -> bool:
-        """Whether a token sees only those before it; an encoder's see the whole text."""
-        return self.hf_config.get("model_type") not in ENCODERS
+        """True if a token sees only those before it; an encoder's see the whole text, and so do those of decoders
+        that were trained for it."""
+        hf = self.hf_config
+        both_ways = hf.get("is_causal") is False or hf.get("use_bidirectional_attention") is True
+        return not both_ways and str(hf.get("model_type")) not in ENCODER_TYPES
 
     def runner(self, wanted: Literal["auto", "generate", "pooling"]) -> Runner:
-        """What the model is run for. `auto`: language models generate, unless sentence-transformers packed them."""
+        """Tells what the model is for. `auto`: language models generate, unless sentence-transformers packed them."""
         if wanted != "auto":
             if wanted == "generate" and not self.is_causal:
                 raise ConfigError("runner=generate: an encoder generates no text; use auto or pooling", param="runner")
@@ -219,7 +239,7 @@ class ModelInfo:
 
     @property
     def quantization_scheme(self) -> Mapping[str, Any]:
-        """What config.json says of quantized weights, or an older file beside it; empty: they are plain.
+        """Returns what config.json says of quantized weights, or an older file beside it; empty: they are plain.
         CheckpointError where that is no object."""
         for name in ("quantization_config", "compression_config"):
             if scheme := self.hf_config.get(name):
@@ -230,7 +250,7 @@ class ModelInfo:
         return older_scheme(self._optional_json)
 
     def _optional_json(self, name: str) -> dict[str, Any]:
-        return _read_json(self.directory / name, optional=True)
+        return read_object(self.directory / name, optional=True)
 
     @cached_property
     def sampling_defaults(self) -> dict[str, Any]:
@@ -240,12 +260,13 @@ class ModelInfo:
 
     @cached_property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """Token ids that end an answer, from generation_config.json first."""
-        eos = self.generation_config.get("eos_token_id")
-        eos = self.hf_config.get("eos_token_id") if eos is None else eos
-        if eos is None:
-            return ()
-        return tuple(eos) if isinstance(eos, list) else (int(eos),)
+        """Token ids that end an answer, from generation_config.json first. CheckpointError names the file where they
+        are none of the vocabulary."""
+        for file, fields in ((GENERATION_FILE, self.generation_config), ("config.json", self.hf_config)):
+            if (eos := fields.get("eos_token_id")) is not None:
+                expect(eos, token_ids(self.vocab_size), f"{self.directory}/{file} is not usable: eos_token_id")
+                return tuple(dict.fromkeys(eos)) if isinstance(eos, list) else (eos,)
+        return ()
 
     def _size(self, name: str) -> Any:
         """A number that must be there; KeyError says that it is not."""
@@ -263,7 +284,7 @@ class ModelInfo:
 
     @cached_property
     def _size_names(self) -> Mapping[str, str]:
-        """What families that have no file here call the sizes."""
+        """Returns what families that have no file here call the sizes."""
         return size_names(str(self.hf_config.get("model_type")))
 
 
@@ -309,26 +330,15 @@ def _text_part(config: dict[str, Any]) -> dict[str, Any]:
 
 def fetch_model_weights(config: EngineConfig, info: ModelInfo) -> None:
     """Download the weights of a hub's model into the directory of `info`; nothing where the model is a directory."""
-    if commit_of(info.directory) is not None and is_hub_id(config.model):
-        fetch_weights(config.model, info.directory, config.download_dir, config.load_format)
+    repository = repository_of(config.model)
+    if commit_of(info.directory) is not None and repository is not None:
+        fetch_weights(repository, info.directory, config.download_dir, config.load_format)
 
 
 def tokenizer_directory(config: EngineConfig, info: ModelInfo) -> Path:
-    """Where the tokenizer of a configuration's model is: a directory, a hub's model or the model's own."""
+    """Returns where the tokenizer of a configuration's model is: a directory, a hub's model or the model's own."""
     if config.tokenizer is None:
         return info.directory
-    if is_hub_id(config.tokenizer):
-        return fetch_description(config.tokenizer, None, config.download_dir)
+    if (repository := repository_of(config.tokenizer)) is not None:
+        return fetch_description(repository, None, config.download_dir)
     return Path(config.tokenizer).expanduser()
-
-
-def _read_json(path: Path, optional: bool = False) -> dict[str, Any]:
-    if optional and not path.is_file():
-        return {}
-    try:
-        loaded = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"cannot read {path}: {error}", param="model") from error
-    if not isinstance(loaded, dict):
-        raise CheckpointError(f"{path} is not a JSON object", param="model")
-    return loaded

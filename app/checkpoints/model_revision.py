@@ -1,5 +1,5 @@
-"""Which weights a KV cache was computed with and how it is kept, as one short string: what the root of every block
-hash begins with (I5).
+"""Identifies the weights that a KV cache was computed with and how it is kept by one short string: what the root of
+every block hash begins with (I5).
 
 Two directories with the same files give the same revision on whatever node and under whatever name they lie; new
 weights under an old name give another one, so a replica that still runs the old ones is never taken to share prefixes
@@ -15,10 +15,10 @@ from hashlib import blake2b
 from io import FileIO
 from pathlib import Path
 
-from app.config import EngineConfig
-from app.engine.hub import commit_of
-from app.engine.model_info import ModelInfo
-from app.engine.safetensors_header import SafetensorsHeader
+from app.checkpoints.hub import commit_of
+from app.checkpoints.model_info import ModelInfo
+from app.checkpoints.safetensors_header import SafetensorsHeader
+from app.config.engine import EngineConfig
 from app.errors import CheckpointError
 
 SAMPLE_BYTES = 64
@@ -53,8 +53,8 @@ def model_revision(info: ModelInfo, config: EngineConfig) -> str:
 
 
 def _samples(file: FileIO, path: Path, most: int) -> Iterator[bytes]:
-    """What tells a file of weights from others: a safetensors file's header (names, types, places of tensors), and
-    samples of `most` tensors, evenly chosen; of other files samples of `most` places."""
+    """Yields what tells a file of weights from others: a safetensors file's header (names, types, places of tensors),
+    and samples of `most` tensors, evenly chosen; of other files samples of `most` places."""
     places = _places(path)
     if places:
         yield file.read(places[0][0])
@@ -70,8 +70,8 @@ def _samples(file: FileIO, path: Path, most: int) -> Iterator[bytes]:
 
 
 def _places(path: Path) -> list[tuple[int, int]]:
-    """Where each tensor's data begin and end; nothing of a file that is none (a pointer to one, say): the workers have
-    loaded what they need by now."""
+    """Finds where each tensor's data begin and end; nothing of a file that is none (a pointer to one, say): the workers
+    have loaded what they need by now."""
     try:
         return [(entry.begin, entry.end) for entry in SafetensorsHeader.read(path).tensors.values()]
     except CheckpointError:

@@ -1,4 +1,6 @@
-"""How a checkpoint's weights are quantized, where config.json does not say it: in a file of the tool that wrote it."""
+"""Reads how a checkpoint's weights are quantized, where config.json does not say it: in a file of the tool that wrote
+it.
+"""
 
 from __future__ import annotations
 

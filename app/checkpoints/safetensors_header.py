@@ -12,9 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from app.checkpoints.weight_files import checked_name
 from app.errors import CheckpointError
 
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+MOST_TENSORS = 1 << 20
+MOST_DIMS = 32
+MOST_NUMBER = (1 << 63) - 1
 ITEM_BYTES = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 1),
     **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
@@ -49,7 +53,7 @@ class SafetensorsHeader:
                 length = int.from_bytes(opened.read(8), "little")
                 if size < 8 or length > min(size - 8, MAX_HEADER_BYTES):
                     raise ValueError(f"it is no safetensors file, or damaged: a header of {length} bytes in {size}")
-                entries = json.loads(opened.read(length))
+                entries = json.loads(opened.read(length), object_pairs_hook=_once)
             metadata = _metadata(entries)
             tensors = dict(sorted(_entries(entries, 8 + length), key=_place))
             _check_places(tensors, 8 + length, size)
@@ -60,27 +64,42 @@ class SafetensorsHeader:
 
 def _entries(entries: Mapping[str, Any], base: int) -> Iterator[tuple[str, TensorEntry]]:
     for name, entry in entries.items():
+        checked_name(name)
         begin, end = _whole(entry["data_offsets"])
         shape = tuple(_whole(entry["shape"]))
         dtype = entry["dtype"]
         if dtype not in ITEM_BYTES:
-            raise ValueError(f"{name} has the unknown type {dtype}")
-        if min(shape, default=0) < 0 or end - begin != math.prod(shape) * ITEM_BYTES[dtype]:
+            raise ValueError(f"{name} has the unknown type {dtype!a:.40}")
+        is_sized = min(shape, default=0) >= 0 and math.prod(filter(None, shape)) <= MOST_NUMBER
+        if not is_sized or end - begin != math.prod(shape) * ITEM_BYTES[dtype]:
             raise ValueError(f"{name} is {dtype} {list(shape)}, but has {end - begin} bytes")
         yield name, TensorEntry(dtype, shape, base + begin, base + end)
 
 
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object; ValueError where a name stands in it twice, of which readers take the one or the other."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name stands twice in an object of its header")
+    return found
+
+
 def _metadata(entries: dict[str, Any]) -> dict[str, str]:
     """Take it out of the header."""
-    metadata = entries.pop("__metadata__", None) or {}
+    metadata = entries.pop("__metadata__", None)
+    metadata = {} if metadata is None else metadata
+    if len(entries) > MOST_TENSORS:
+        raise ValueError(f"it has {len(entries)} tensors; at most {MOST_TENSORS}")
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise TypeError("__metadata__ must hold texts by name")
     return metadata
 
 
 def _whole(numbers: Any) -> list[int]:
-    if not isinstance(numbers, list) or not all(type(number) is int for number in numbers):
-        raise TypeError(f"{numbers!r} must be whole numbers")
+    if not isinstance(numbers, list) or len(numbers) > MOST_DIMS:
+        raise TypeError(f"{numbers!r:.80} must be a list of at most {MOST_DIMS}")
+    if not all(type(number) is int and abs(number) <= MOST_NUMBER for number in numbers):
+        raise TypeError(f"{numbers!r:.80} must be whole numbers")
     return numbers
 
 

@@ -1,4 +1,4 @@
-"""What the installed transformers has for an architecture, read from its source files: no torch, no import of it (I8).
+"""Finds what the installed transformers has for an architecture in its source files: no torch, no import of it (I8).
 
 A model class names itself in `modeling_auto.py`, says in its modeling file whether its attention goes through
 transformers' attention interface and whether it keeps a state of its own; its configuration class says how the family
@@ -31,7 +31,7 @@ class CatalogEntry:
 
     @property
     def may_run(self) -> bool:
-        """Whether its modules may take our attention."""
+        """True if its modules may take our attention."""
         return self.takes_attention and not self.keeps_state and not self.is_encoder
 
 
@@ -66,7 +66,7 @@ def entry_of(architecture: str) -> CatalogEntry | None:
 
 @cache
 def size_names(model_type: str) -> Mapping[str, str]:
-    """What the family calls a size of config.json, by its common name."""
+    """Returns what the family calls a size of config.json, by its common name."""
     for text in _sources(model_type, "configuration"):
         for node in ast.parse(text).body:
             if isinstance(node, ast.ClassDef):

@@ -1,4 +1,4 @@
-"""Where what was made of a user's files is kept, so that it is made once."""
+"""Finds where what was made of a user's files is kept, so that it is made once."""
 
 from __future__ import annotations
 

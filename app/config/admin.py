@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from app.frozen import Frozen
+from app.config.frozen import Frozen
 
 # Environment variables, as for API keys: keys, separated by commas or spaces; a file of keys.
 ADMIN_KEYS_VARIABLE = "MANTA_ADMIN_KEYS"
@@ -31,7 +31,14 @@ class AdminConfig(Frozen):
         "come for so long: until then requests wait.",
     )
 
+    held_wait_s: float = Field(
+        60.0,
+        ge=0,
+        description="A request that comes while all replicas of its model are held (paused, or in the midst of an "
+        "update of their weights) waits so long at most; then it is a 503 `engine_held` that may be sent again.",
+    )
+
     @property
     def is_open(self) -> bool:
-        """Whether there is a listener."""
+        """True if there is a listener."""
         return self.port is not None

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from app.frozen import Frozen
+from app.config.frozen import Frozen
 
 ClassName = Literal["interactive", "default", "bulk"]
 CLASS_NAMES: tuple[ClassName, ...] = ("interactive", "default", "bulk")  # the best first
@@ -24,7 +24,7 @@ class ClassConfig(Frozen):
 
 
 class TenantConfig(Frozen):
-    """What the requests of one tenant may ask for; tenants are told apart by their API keys."""
+    """Bounds what the requests of one tenant may ask for; tenants are told apart by their API keys."""
 
     service_class: ClassName = Field("default", description="Class of requests that ask for none (`service_tier`).")
     best_class: ClassName = Field(
@@ -45,7 +45,7 @@ TenantName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
 
 
 class AdmissionConfig(Frozen):
-    """Who is served first, who waits and who is refused, when more comes than the engines can do."""
+    """Decides who is served first, who waits and who is refused, when more comes than the engines can do."""
 
     interactive: ClassConfig = ClassConfig(share=0.6, max_wait_s=60.0)
     default: ClassConfig = ClassConfig(share=0.3, max_wait_s=600.0)
@@ -65,7 +65,7 @@ class AdmissionConfig(Frozen):
     )
 
     def of_tenant(self, tenant: str) -> TenantConfig:
-        """What the requests of a tenant may ask for."""
+        """Returns what the requests of a tenant may ask for."""
         return self.tenants.get(tenant, self.other_tenants)
 
     @model_validator(mode="after")

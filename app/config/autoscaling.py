@@ -1,4 +1,4 @@
-"""The options of autoscaling; ModelConfig holds them (app/config.py)."""
+"""The options of autoscaling; ModelConfig holds them (app/config/)."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from app.frozen import Frozen
+from app.config.frozen import Frozen
 
 
 class AutoscalingConfig(Frozen):
-    """How many replicas a model has, by its load and its objectives (`slo`); see docs/autoscaling.md."""
+    """Decides how many replicas a model has, by its load and its objectives (`slo`); see docs/autoscaling.md."""
 
     min_replicas: int = Field(1, ge=0, description="Fewest replicas; 0 lets the model sleep when nobody asks for it.")
     max_replicas: int = Field(ge=1, description="Most replicas.")

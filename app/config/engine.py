@@ -1,18 +1,11 @@
-"""Every option of Manta, declared once: type, unit, default and meaning.
-
-YAML (`args:` of the Serve application), `LLM(...)` keywords and help texts all derive from these frozen
-models; an unknown option is an error that names it.
-"""
+"""One engine's options: a model, its KV cache, its scheduler and the workers that run it."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from app.admin_config import AdminConfig
-from app.admission_config import AdmissionConfig
-from app.autoscaling_config import AutoscalingConfig
 from app.backends import (
     ATTENTION_BACKENDS,
     EXECUTORS,
@@ -22,19 +15,11 @@ from app.backends import (
     OWN_PROCESS,
     PLATFORMS,
     QUANT_METHODS,
-    STAT_LOGGERS,
     STEP_TRANSPORTS,
 )
-from app.bounds import MAX_TEXT_CHARS
-from app.frozen import Frozen
-from app.parser_tables import REASONING_PARSERS, TOOL_PARSERS
+from app.config.frozen import Frozen
+from app.config.speculative import SpeculativeConfig
 from app.registry import OneOf
-from app.router_config import RouterConfig
-from app.slo_config import SloConfig
-
-# Environment variables for what does not belong in a file: API keys, separated by commas or spaces; a file of keys.
-KEYS_VARIABLE = "MANTA_API_KEYS"
-KEYS_FILE_VARIABLE = "MANTA_API_KEYS_FILE"
 
 
 def _kv_cache_dtype(value: Any) -> Any:
@@ -42,7 +27,7 @@ def _kv_cache_dtype(value: Any) -> Any:
     return {"fp8_e4m3": "fp8", "int8": "int8_per_token_head"}.get(value, value) if isinstance(value, str) else value
 
 
-def _without_twins(names: tuple[str, ...]) -> tuple[str, ...]:
+def without_twins(names: tuple[str, ...]) -> tuple[str, ...]:
     """Names of plugins, none of which may run twice."""
     if twins := {name for name in names if names.count(name) > 1}:
         raise ValueError(f"{min(twins)!r} is named twice")
@@ -55,7 +40,8 @@ class EngineConfig(Frozen):
     model: str = Field(
         "tiny-chat",
         description="Model directory (Hugging Face layout), the name of a built-in model, or organisation/name of a "
-        "model on a hub (HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE), of which what is needed is downloaded.",
+        "model on a hub (HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE), of which what is needed is downloaded; "
+        "a well-known one also by family:size (qwen3:0.6b).",
     )
     tokenizer: str | None = Field(
         None, description="Tokenizer directory, or name on a hub; the model's own when not given."
@@ -134,6 +120,13 @@ class EngineConfig(Frozen):
 
     max_num_seqs: int = Field(128, ge=1, description="Most requests in one step; also the rows on the device.")
     max_num_batched_tokens: int = Field(2048, ge=1, description="Most tokens in one step; longer prompts are chunked.")
+    max_step_s: float | None = Field(
+        None,
+        ge=0,
+        description="Time that a step with prompts shall take, in seconds: it gets fewer of their tokens (128 or "
+        "more) where those have taken longer, so that who decodes or comes meanwhile waits less. 0: no limit. When not "
+        "given, 0.05 for a server on a CPU, 0 elsewhere.",
+    )
     scheduling_policy: Literal["fcfs", "priority"] = Field(
         "fcfs", description="`priority`: lower `priority` first, then first come first served."
     )
@@ -143,6 +136,13 @@ class EngineConfig(Frozen):
         le=32,
         description="Steps scheduled before the first one's tokens are back; 1 is synchronous stepping. When not "
         "given, 2, or pipeline_parallel_size + 1 where that is more: fewer would leave stages idle.",
+    )
+
+    speculative_config: SpeculativeConfig | None = Field(
+        None,
+        description="Speculative decoding, off when not given, with the keys of vLLM: a `method` (ngram) that proposes "
+        "`num_speculative_tokens`, which are kept where they are right; `prompt_lookup_max`, `prompt_lookup_min`. The "
+        "tokens of an answer are the same with and without.",
     )
 
     tensor_parallel_size: int = Field(1, ge=1, description="GPUs that share each layer.")
@@ -234,7 +234,7 @@ class EngineConfig(Frozen):
     @field_validator("logits_processors")
     @classmethod
     def _once_each(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        return _without_twins(names)
+        return without_twins(names)
 
     @property
     def world_size(self) -> int:
@@ -266,231 +266,4 @@ class EngineConfig(Frozen):
                 f"pipeline_partition names {len(self.pipeline_partition)} stages, "
                 f"pipeline_parallel_size={self.pipeline_parallel_size}"
             )
-        return self
-
-
-class RequestLimits(Frozen):
-    """What one HTTP request may ask for."""
-
-    max_body_bytes: int = Field(32 << 20, ge=1, description="Largest HTTP body, but for a file's.")
-    max_file_bytes: int = Field(128 << 20, ge=1, description="Largest file that may be uploaded.")
-    max_body_s: float = Field(120.0, gt=0, description="Longest that an HTTP body may take to arrive, in seconds.")
-    max_bodies_bytes: int = Field(
-        1 << 30,
-        ge=1,
-        description="Memory for the bodies of all requests in flight in an ingress replica; half of it for one tenant.",
-    )
-    max_n: int = Field(128, ge=1, description="Most choices of one request (`n`).")
-    max_choices: int = Field(1024, ge=1, description="Most choices of all prompts of one request together.")
-    max_prompts: int = Field(1024, ge=1, description="Most prompts in one completions request.")
-    max_prompt_chars: int = Field(
-        8 << 20, ge=1, le=MAX_TEXT_CHARS, description="Most characters of all texts of one request together."
-    )
-    max_logprobs: int = Field(20, ge=0, description="Most logprobs a token.")
-    max_stop: int = Field(16, ge=0, description="Most stop strings.")
-    max_stop_chars: int = Field(1024, ge=1, description="Longest stop string, in characters.")
-    max_logit_bias: int = Field(1024, ge=0, description="Most entries of `logit_bias`, and of `stop_token_ids`.")
-    max_bad_words: int = Field(128, ge=0, description="Most bad words.")
-    max_bad_words_chars: int = Field(8192, ge=0, description="Most characters of all bad words together.")
-    max_tools: int = Field(128, ge=0, description="Most tools of one request.")
-    max_tools_bytes: int = Field(1 << 20, ge=1, description="Largest definition of all tools together, as JSON.")
-    max_messages: int = Field(4096, ge=1, description="Most messages or items of one conversation.")
-    max_json_depth: int = Field(64, ge=1, description="Deepest nesting of a JSON body.")
-    max_headers: int = Field(100, ge=1, description="Most HTTP headers.")
-    max_header_bytes: int = Field(32 << 10, ge=1, description="Largest HTTP header block, names and values together.")
-    max_template_s: float = Field(5.0, gt=0, description="Longest that a chat template may take over a conversation.")
-    max_template_chars: int = Field(8 << 20, ge=1, description="Longest prompt that a chat template may write.")
-    trust_request_chat_template: bool = Field(
-        False, description="Let a request bring its own `chat_template`; it runs in a process of its own, with limits."
-    )
-    max_waiting_requests: int = Field(4096, ge=1, description="Requests in flight per ingress replica before a 429.")
-
-
-class IngressConfig(Frozen):
-    """The HTTP front: dialects, text, streams."""
-
-    num_replicas: int = Field(1, ge=1, description="Ingress replicas; two survive the loss of one.")
-    num_cpus: float = Field(0.0, ge=0, description="Ray CPUs reserved for each replica.")
-    route_timeout_s: float = Field(0.05, gt=0, description="Time the Router has to answer before the ingress chooses.")
-    credit_window_tokens: int = Field(
-        512, ge=1, description="Tokens of one request that may wait for a slow client before the engine holds it."
-    )
-    lease_s: float = Field(8.0, gt=0, description="An engine aborts the requests of an ingress silent for so long.")
-    move_after_s: float = Field(
-        5.0, ge=0, description="What runs longer on a replica that is taken out of service goes on at another one."
-    )
-    graceful_shutdown_timeout_s: float = Field(
-        600.0, ge=0, description="Time an ingress replica that is taken out of service has for its streams to end."
-    )
-    admin: bool = Field(False, description="Open the administrator's routes (/debug/..., /server_info).")
-    profile_directory: str | None = Field(
-        None,
-        description="Folder on the engines' nodes that /start_profile and /memory_snapshot write into; they are routes "
-        "of the administrator, and refused where this is not set.",
-    )
-    tokenizer_info: bool = Field(False, description="Open /tokenizer_info: tokenizer_config.json and chat template.")
-    api_keys_file: str | None = Field(
-        None,
-        description="File of API keys, one a line: `key`, `sha256:<hex>`, each with an optional `tenant=` in front. "
-        "The environment (MANTA_API_KEYS, MANTA_API_KEYS_FILE) may name further ones; without any the server is open.",
-    )
-    api_key_hashes: tuple[str, ...] = Field(
-        (), description="API keys as `sha256:<hex>`, with an optional `tenant=` in front; never the keys themselves."
-    )
-    cors_origins: tuple[str, ...] = Field((), description="Origins whose pages may call the API; `*` means any.")
-    sse_keep_alive_s: float = Field(15.0, gt=0, description="A stream that is silent for so long sends a comment.")
-    max_stored_responses: int = Field(10_000, ge=0, description="Responses kept for /v1/responses/{id}; 0 keeps none.")
-    work_threads: int = Field(
-        0, ge=0, description="Threads that tokenise, render templates and parse; 0: as many as cores, from 2 to 8."
-    )
-    max_waiting_work: int = Field(
-        4096, ge=1, description="Pieces of such work that may wait for a thread; beyond them there is a 429."
-    )
-    max_waiting_work_per_tenant: int = Field(
-        2048, ge=1, description="How many of those may be one tenant's; tenants take turns."
-    )
-    max_stored_bytes: int = Field(
-        256 << 20,
-        ge=0,
-        description="Memory for kept responses, in bytes. When it is full, the tenant that holds most loses what it "
-        "has not used for longest.",
-    )
-    idempotency_s: float = Field(
-        600.0, gt=0, description="An answer is kept so long for requests that come again with its Idempotency-Key."
-    )
-    max_kept_answers: int = Field(10_000, ge=0, description="Answers kept for that; 0 refuses such keys.")
-    max_kept_answer_bytes: int = Field(
-        256 << 20, ge=0, description="Memory for them, in bytes; whose are forgotten first is as for kept responses."
-    )
-    max_tenant_running_keys: int = Field(256, ge=1, description="Requests with such a key under way of one tenant.")
-    max_background_responses: int = Field(256, ge=0, description="Background responses under way per ingress replica.")
-    max_tenant_background_responses: int = Field(64, ge=0, description="The same of one tenant.")
-    max_file_store_bytes: int = Field(
-        1 << 30, ge=0, description="Memory for the files of /v1/files and the results of batches, in bytes."
-    )
-    max_tenant_file_store_bytes: int = Field(256 << 20, ge=0, description="The same of one tenant.")
-    max_files: int = Field(8192, ge=0, description="Files that are kept; 0 keeps none.")
-    max_tenant_files: int = Field(1024, ge=0, description="The same of one tenant.")
-    max_batch_concurrency: int = Field(
-        32, ge=1, description="Requests of batches under way per ingress replica; tenants share them."
-    )
-    max_tenant_batches: int = Field(16, ge=0, description="Batches under way of one tenant.")
-    max_batch_requests: int = Field(50_000, ge=1, description="Most requests in one batch.")
-    limits: RequestLimits = RequestLimits()
-
-
-class ModelConfig(Frozen):
-    """One served model: its name on the wire, its engine, its replicas."""
-
-    name: str = Field(min_length=1, description="Name in `model` of a request.")
-    aliases: tuple[str, ...] = Field((), description="Further names for the same model.")
-    engine: EngineConfig = EngineConfig()
-    num_replicas: int = Field(1, ge=1, description="Engine replicas, where their number stays the same.")
-    autoscaling: AutoscalingConfig | None = Field(
-        None, description="Let the number of engine replicas follow the load, instead of num_replicas."
-    )
-    cpus_per_worker: float = Field(1.0, ge=0, description="Ray CPUs of each worker's bundle.")
-    gpus_per_worker: float | None = Field(
-        None, ge=0, description="Ray GPUs of each worker's bundle; 1 for device cuda, 0 for cpu."
-    )
-    replica_cpus: float = Field(0.1, ge=0, description="Ray CPUs of the engine replica's own bundle.")
-    placement_strategy: Literal["STRICT_PACK", "PACK", "SPREAD", "STRICT_SPREAD"] = Field(
-        "STRICT_PACK", description="How the replica's bundles are laid over nodes."
-    )
-    chat_template: str | None = Field(None, description="File with a Jinja chat template instead of the model's own.")
-    tool_parser: Annotated[str, OneOf(TOOL_PARSERS, ("auto", "none"))] = Field(
-        "auto",
-        description="How the model writes tool calls (app/api/parsers). `auto`: by the chat template; `none`: it "
-        "cannot.",
-    )
-    reasoning_parser: Annotated[str, OneOf(REASONING_PARSERS, ("auto", "none"))] = Field(
-        "auto",
-        description="How the model writes its reasoning (app/api/parsers). `auto`: by the chat template; `none`: "
-        "reasoning stays in the content.",
-    )
-    slo: SloConfig = SloConfig()
-    canary_interval_s: float = Field(
-        5.0,
-        ge=0,
-        description="A replica that has given no output for so long asks itself for one token, so that /ready knows "
-        "whether it still answers; 0: never.",
-    )
-    stat_loggers: tuple[Annotated[str, OneOf(STAT_LOGGERS)], ...] = Field(
-        (),
-        description="What is told each engine replica's figures beside Prometheus. `log`: a line in the replica's log; "
-        "plugins.",
-    )
-    stat_logger_interval_s: float = Field(
-        10.0, ge=1.0, description="How often: in this time a stat logger should be done with the figures before."
-    )
-    health_check_period_s: float = Field(2.0, gt=0, description="How often Serve asks a replica for its health.")
-    graceful_shutdown_timeout_s: float = Field(
-        30.0,
-        ge=0,
-        description="Time a replica gets that is taken out of service: what runs there goes on elsewhere meanwhile, "
-        "the last of it at two thirds of the time, also where it has to wait for another replica. A node's drain with "
-        "more time than this starts the replacement first.",
-    )
-
-    @field_validator("stat_loggers")
-    @classmethod
-    def _once_each(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        return _without_twins(names)
-
-    @property
-    def min_replicas(self) -> int:
-        """Fewest engine replicas that serve at a time."""
-        return self.num_replicas if self.autoscaling is None else max(1, self.autoscaling.min_replicas)
-
-    @property
-    def max_replicas(self) -> int:
-        """Most of them."""
-        return self.num_replicas if self.autoscaling is None else self.autoscaling.max_replicas
-
-    @property
-    def start_replicas(self) -> int:
-        """Engine replicas that are started."""
-        return self.num_replicas if self.autoscaling is None else self.autoscaling.start_replicas
-
-    @property
-    def may_sleep(self) -> bool:
-        """Whether there may be no replica."""
-        return self.autoscaling is not None and self.autoscaling.min_replicas == 0
-
-    @model_validator(mode="after")
-    def _check_replicas(self) -> ModelConfig:
-        if self.autoscaling is not None and "num_replicas" in self.model_fields_set:
-            raise ValueError(
-                "num_replicas: autoscaling chooses it; for the start there is autoscaling.initial_replicas"
-            )
-        return self
-
-    @field_validator("gpus_per_worker")
-    @classmethod
-    def _check_gpus(cls, gpus: float | None, info: ValidationInfo) -> float | None:
-        """Ranks of one worker group must not share a GPU: NCCL refuses that."""
-        engine: EngineConfig | None = info.data.get("engine")
-        if engine is not None and engine.world_size > 1 and gpus is not None and gpus % 1:
-            raise ValueError(
-                f"a fraction may put two of the {engine.world_size} workers (tensor_parallel_size x "
-                "pipeline_parallel_size) on one GPU, which NCCL refuses: use a whole number"
-            )
-        return gpus
-
-
-class ServeConfig(Frozen):
-    """`args:` of the Serve application `app.deployments.app:build`."""
-
-    models: tuple[ModelConfig, ...] = Field(min_length=1, description="The models; the first is the default.")
-    ingress: IngressConfig = IngressConfig()
-    router: RouterConfig = RouterConfig()
-    admission: AdmissionConfig = AdmissionConfig()
-    admin: AdminConfig = AdminConfig()
-
-    @model_validator(mode="after")
-    def _check(self) -> ServeConfig:
-        names = [name for model in self.models for name in (model.name, *model.aliases)]
-        double = {name for name in names if names.count(name) > 1}
-        if double:
-            raise ValueError(f"models: the name {sorted(double)[0]!r} is used twice")
         return self

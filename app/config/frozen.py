@@ -1,4 +1,4 @@
-"""What all configuration classes are."""
+"""The base of all configuration classes."""
 
 from __future__ import annotations
 

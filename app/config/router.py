@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from app.backends import ROUTING_POLICIES
-from app.frozen import Frozen
+from app.config.frozen import Frozen
 from app.registry import OneOf
 
 

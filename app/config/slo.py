@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from app.frozen import Frozen
+from app.config.frozen import Frozen
 
 
 class SloConfig(Frozen):

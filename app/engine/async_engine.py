@@ -18,13 +18,13 @@ from typing import Any
 
 from app.engine import control
 from app.engine.core import EngineCore
-from app.engine.outputs import EngineOutput, FinishReason
-from app.engine.request import EngineRequest
-from app.engine.stats import EngineStats
 from app.engine.step_limit import StepLimit
-from app.engine.structured.structured_outputs import StructuredOutputs
-from app.engine.worker_info import WorkerInfo
 from app.errors import EngineDeadError, InvalidRequestError
+from app.records.outputs import EngineOutput, FinishReason
+from app.records.request import EngineRequest
+from app.records.stats import EngineStats
+from app.records.worker_info import WorkerInfo
+from app.structured.structured_outputs import StructuredOutputs
 
 logger = logging.getLogger("manta.engine")
 
@@ -91,7 +91,7 @@ class AsyncEngine:
             self._push(lambda: self._core.enqueue(prepared))
 
     def knows_grammar(self, spec: StructuredOutputs) -> bool:
-        """Whether a request with this grammar is taken, or refused, without compiling it."""
+        """True if a request with this grammar is taken, or refused, without compiling it."""
         return self._core.knows_grammar(spec)
 
     def abort(self, request_ids: list[str]) -> None:
@@ -134,7 +134,7 @@ class AsyncEngine:
         return self._core.stats()
 
     def step_limit_s(self) -> float:
-        """How long a step may take, in seconds, before it counts as hung; by the steps that there were."""
+        """Returns how long a step may take, in seconds, before it counts as hung; by the steps that there were."""
         return self._step_limit.limit_s(self._core.stats().prefill_token_s)
 
     def check_health(self) -> None:
@@ -261,6 +261,9 @@ class AsyncEngine:
         with self._condition:
             if self._condition.wait_for(called, self._park_after_s):
                 return
+        while self._core.use_idle_time():
+            if called():
+                return
         self._core.executor.park()
         with self._condition:
             self._condition.wait_for(called)
@@ -290,7 +293,7 @@ class AsyncEngine:
                 logger.exception("the receiver did not take the end of request %s", request_id)
 
     def _was_given_up(self, output: EngineOutput) -> bool:
-        """Whether the request has been told its end already; forgotten once the engine's own end of it has come."""
+        """True if the request has been told its end already; forgotten once the engine's own end of it has come."""
         known = output.request_id in self._given_up
         if known and output.finish_reason is not None:
             self._given_up.discard(output.request_id)

@@ -13,29 +13,31 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from app.config import EngineConfig
-from app.engine.engine_state import EngineState, HoldReason
+from app.checkpoints.model_info import ModelInfo, tokenizer_directory
+from app.checkpoints.model_revision import model_revision
+from app.config.engine import EngineConfig
 from app.engine.executor.base import Executor
 from app.engine.kv_cache.create import create_manager
-from app.engine.kv_cache.kv_events import KVEventSink
-from app.engine.kv_cache.model_revision import model_revision
-from app.engine.model_info import ModelInfo, tokenizer_directory
-from app.engine.outputs import EngineOutput
-from app.engine.parallel_plan import check_parallel_sizes
-from app.engine.pooling.info import pooling_info, step_budget
-from app.engine.request import EngineRequest
-from app.engine.request_bounds import RequestBounds
 from app.engine.scheduler.admission import Admission
-from app.engine.scheduler.request import Request
 from app.engine.scheduler.scheduler import Scheduler, StepRules
-from app.engine.stats import EngineStats, StatsRecorder
-from app.engine.step import SchedulerOutput
-from app.engine.structured.compiler import GrammarCompiler
-from app.engine.structured.limits import GrammarLimits
-from app.engine.structured.structured_outputs import StructuredOutputs
-from app.engine.worker_info import WorkerInfo
 from app.errors import ConfigError, EngineAsleepError, EngineDeadError, InvalidRequestError
+from app.records.engine_state import EngineState, HoldReason
+from app.records.kv_events import KVEventSink
+from app.records.outputs import EngineOutput
+from app.records.parallel_plan import check_parallel_sizes
+from app.records.pooling_info import pooling_info, step_budget
+from app.records.request import EngineRequest
+from app.records.request_bounds import RequestBounds
+from app.records.request_state import Request
+from app.records.stats import EngineStats, StatsRecorder
+from app.records.step import SchedulerOutput
+from app.records.worker_info import WorkerInfo
+from app.structured.compiler import GrammarCompiler
+from app.structured.limits import GrammarLimits
+from app.structured.structured_outputs import StructuredOutputs
 from app.text.grammar_vocabulary import TokenizerVocabulary
+
+CPU_STEP_S = 0.05  # `max_step_s` on a CPU
 
 
 class EngineCore:
@@ -68,6 +70,7 @@ class EngineCore:
         self.state = EngineState()
         self._most_inflight = config.max_inflight_steps  # 0 while frozen
         self._held: set[str] = set()  # requests that came while new ones wait
+        self._num_deferred = 0  # pieces of the workers' start that are left for idle time
 
     # ---- life
 
@@ -78,6 +81,7 @@ class EngineCore:
         pooling = pooling_info(self.config, self.info)
         budget = step_budget(self.config, self.info, max_model_len)
         worker_info = self.executor.start()
+        self._num_deferred = worker_info.num_deferred
         kv = create_manager(
             worker_info,
             self.config.block_size,
@@ -94,6 +98,7 @@ class EngineCore:
             whole_prompts=not self.info.is_causal,
             num_draft_tokens=worker_info.num_draft_tokens,
             num_stages=self.config.pipeline_parallel_size,
+            max_step_s=self._max_step_s(worker_info),
         )
         self._scheduler = Scheduler(kv, rules, self.info.eos_token_ids, self._recorder)
         self._grammars = _grammar_compiler(self.config, self.info)
@@ -114,6 +119,12 @@ class EngineCore:
                 f"max_model_len={wanted} is more than the model's context of {most} tokens", param="max_model_len"
             )
         return wanted or most
+
+    def _max_step_s(self, worker_info: WorkerInfo) -> float:
+        given = self.config.max_step_s
+        if given is not None:
+            return given
+        return CPU_STEP_S if worker_info.device == "cpu" else 0.0
 
     def shutdown(self) -> None:
         """Stop the workers; idempotent."""
@@ -139,7 +150,7 @@ class EngineCore:
 
     @property
     def bounds(self) -> RequestBounds:
-        """What a request may ask for."""
+        """Returns what a request may ask for."""
         return self._started_admission.bounds
 
     @property
@@ -176,7 +187,7 @@ class EngineCore:
         self.enqueue(self.prepare(request))
 
     def knows_grammar(self, spec: StructuredOutputs) -> bool:
-        """Whether a request with this grammar is taken, or refused, without compiling it."""
+        """True if a request with this grammar is taken, or refused, without compiling it."""
         return self._grammars is None or self._grammars.knows(spec)
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
@@ -204,9 +215,9 @@ class EngineCore:
     def stats(self) -> EngineStats:
         """A snapshot of the engine's state."""
         state, revision = self.state, self._started_admission.revision
-        paused, level, refusal = state.is_paused, state.sleep_level, state.refusal
+        held, level, refusal = state.held, state.sleep_level, state.refusal
         stats = self.scheduler.stats()
-        return replace(stats, is_paused=paused, sleep_level=level, refusal=refusal, model_revision=revision)
+        return replace(stats, held=held, sleep_level=level, refusal=refusal, model_revision=revision)
 
     # ---- what an operator asks for (app/engine/control), with no step out
 
@@ -230,12 +241,12 @@ class EngineCore:
 
     @property
     def is_frozen(self) -> bool:
-        """Whether nothing is computed."""
+        """True if nothing is computed."""
         return self._most_inflight == 0
 
     @property
     def is_drained(self) -> bool:
-        """Whether all requests that are here came after the hold."""
+        """True if all requests that are here came after the hold."""
         return self.scheduler.requests.keys() <= self._held
 
     def forget_prefixes(self) -> None:
@@ -264,7 +275,7 @@ class EngineCore:
     # ---- steps
 
     def has_work(self) -> bool:
-        """Whether `step` would bring anything."""
+        """True if `step` would bring anything."""
         return bool(self._ready) or self._num_calls > 0 or (self._most_inflight > 0 and self.scheduler.has_work())
 
     def step(self) -> list[EngineOutput]:
@@ -298,6 +309,19 @@ class EngineCore:
         """Call a method of every worker between two steps; its results, by rank."""
         self.settle()
         return self.executor.call(method, *arguments)
+
+    def defer(self, counts: list[int]) -> None:
+        """So many pieces of work each worker has left for idle time. They go on together or not at all: steps whose
+        ranks have other graphs would not fit together."""
+        self._num_deferred = min(counts, default=0)
+
+    def use_idle_time(self) -> bool:
+        """Nothing runs: do a piece of what the start left for later, which takes a fraction of a second; whether more
+        is left."""
+        if self._num_deferred and not self.is_frozen:
+            self.defer(self.call_workers("capture_next"))
+            return self._num_deferred > 0
+        return False
 
     def settle(self) -> None:
         """Wait for the steps in flight; what they bring comes with the next `step`."""

@@ -1,4 +1,4 @@
-"""How long a step may take before it counts as hung, learnt from the steps that there were."""
+"""Learns how long a step may take before it counts as hung, from the steps that there were."""
 
 from __future__ import annotations
 

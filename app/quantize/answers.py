@@ -1,13 +1,14 @@
-"""How many of its own questions a model answers rightly, before and after."""
+"""Counts how many of its own questions a model answers rightly, before and after."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from app.engine.sampling_params import SamplingParams
 from app.offline.llm import LLM
 from app.quantize.questions import is_right, longest_answer
+from app.records.sampling_params import SamplingParams
 
 
 def count_right_answers(
@@ -27,13 +28,13 @@ def _count(questions: Sequence[Mapping[str, Any]], model: str, kv_cache_dtype: s
 
 
 def right_answers(llm: LLM, questions: Sequence[Mapping[str, Any]]) -> list[bool]:
-    """Whether each greedy answer is right."""
+    """Tells whether each greedy answer is right."""
     prompts = []
     for question in questions:
         options = question.get("chat_template_kwargs") or {}
         rendered = llm.render_chat(question["messages"], tools=question.get("tools"), chat_template_kwargs=options)
         prompts.append(rendered[1])
     params = [SamplingParams(temperature=0.0, max_tokens=longest_answer(question)) for question in questions]
-    outputs = llm.generate(prompts, params, use_tqdm=False)
+    outputs = llm.generate(prompts, params, use_tqdm=sys.stderr.isatty())
     pairs = zip(questions, outputs, strict=True)
     return [is_right(question, output.outputs[0].text) for question, output in pairs]

@@ -15,17 +15,17 @@ from typing import Any
 
 import torch
 
-from app.engine.layers.attention import Attention
-from app.engine.layers.layer import Layer
-from app.engine.layers.linear import Linear
-from app.engine.layers.mlp import GatedMLP
-from app.engine.layers.norm import RMSNorm
-from app.engine.models.checkpoint import StoredTensor
-from app.engine.models.decoder import CausalLM
-from app.engine.models.decoder_layers.pre_norm import PreNormLayer
-from app.engine.quantization.forms import WeightForm
+from app.checkpoints.tensors.checkpoint import StoredTensor
 from app.errors import UnsupportedError
 from app.kernels.gemm import Activations, materialize
+from app.layers.attention import Attention
+from app.layers.layer import Layer
+from app.layers.linear import Linear
+from app.layers.mlp import GatedMLP
+from app.layers.norm import RMSNorm
+from app.models.decoder import CausalLM
+from app.models.decoder_layers.pre_norm import PreNormLayer
+from app.quantization.forms import WeightForm
 from app.quantize.layerwise import LayerObserver, LoadedLayer
 from app.quantize.tensor_change import TensorChange
 
@@ -38,7 +38,7 @@ Round = Callable[[torch.Tensor], WeightForm]
 
 @dataclass(slots=True)
 class InputRecord:
-    """What is kept of the inputs [T, K] of a layer."""
+    """Holds what is kept of the inputs [T, K] of a layer."""
 
     rows_per_batch: int
     total: torch.Tensor | None = None  # sums of absolute values, [K]

@@ -7,9 +7,9 @@ from typing import Literal
 
 import torch
 
-from app.engine.models.quantized_modules import FoundModule
 from app.errors import CheckpointError, UnsupportedError
 from app.kernels.attention import KV_FP8_MAX
+from app.loading.quantized_modules import FoundModule
 from app.quantize.layerwise import LayerObserver, LoadedLayer
 
 LEAST = 1e-6  # the scale of a head that only ever held zeros

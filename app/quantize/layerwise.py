@@ -9,20 +9,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
+from tqdm import tqdm
 
-from app.config import EngineConfig
-from app.engine.attention.backend import select_attention
-from app.engine.attention.kv_cache import KVCache, KVCacheSpec, select_kv_dtype
-from app.engine.distributed.parallel_groups import ParallelGroups, RankGroup
-from app.engine.distributed.stage_link import StageLink
-from app.engine.layers.context import BuildContext
-from app.engine.model_info import ModelInfo
-from app.engine.models.base import EngineModel
-from app.engine.models.loader import load_model
-from app.engine.quantization import select_quantization
-from app.engine.worker.device import enter_thread, num_threads, select_device, select_dtype
-from app.engine.worker.forward_pass import ForwardPass
+from app.checkpoints.model_info import ModelInfo
+from app.config.engine import EngineConfig
+from app.distributed.parallel_groups import ParallelGroups, RankGroup
+from app.distributed.stage_link import StageLink
+from app.layers.context import BuildContext
+from app.loading.loader import load_model
+from app.models.base import EngineModel
+from app.quantization import select_quantization
 from app.quantize.token_batch import BLOCK_SIZE, TokenBatch
+from app.worker.attention.backend import select_attention
+from app.worker.attention.kv_cache import KVCache, KVCacheSpec, select_kv_dtype
+from app.worker.device import enter_thread, num_threads, select_device, select_dtype
+from app.worker.forward_pass import ForwardPass
 
 
 @dataclass(slots=True, frozen=True)
@@ -59,7 +60,7 @@ class LayerObserver:
 
 @dataclass(slots=True, frozen=True)
 class FinalStates:
-    """What came out of the last layer."""
+    """Holds what came out of the last layer."""
 
     hidden: Sequence[torch.Tensor]  # [T, C] of each batch, on the host
     last: LoadedLayer
@@ -98,7 +99,7 @@ class LayerwiseModel:
         """All layers, one after another."""
         hidden: list[torch.Tensor | None] = [None] * len(batches)
         num_blocks, layer = max(batch.num_blocks for batch in batches), None
-        for index in range(self.info.num_layers):
+        for index in tqdm(range(self.info.num_layers), desc="layers", leave=False, disable=None):
             layer = None
             gc.collect()  # parameters know their layers, which know them
             layer = self.load(index, num_blocks)
@@ -116,7 +117,8 @@ class LayerwiseModel:
     def _run_batch(self, layer: LoadedLayer, batch: TokenBatch, hidden: torch.Tensor | None) -> torch.Tensor:
         received = None if hidden is None else hidden.to(self.device)
         tokens, positions = (x.to(self.device) for x in (batch.input_ids, batch.positions))
-        return layer.forward.compute(tokens, positions, batch.metadata(self.device), received).cpu()
+        ctx = layer.forward.context(positions, batch.metadata(self.device), received)
+        return layer.forward.compute(tokens, ctx).last.cpu()
 
     def _context(self, index: int) -> BuildContext:
         stage = RankGroup.unconnected(index, self.info.num_layers)

@@ -9,11 +9,10 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
+from tqdm import tqdm
 
-from app.api.version import VERSION
-from app.engine.quantization.compressed_form import CompressedForm, compressed_form, scheme
-from app.engine.worker.device import select_device
 from app.errors import CheckpointError, ConfigError
+from app.quantization.compressed_form import CompressedForm, compressed_form, scheme
 from app.quantize.answers import count_right_answers
 from app.quantize.awq import InputScaleSearch
 from app.quantize.kv_scales import KVScaleCalibration
@@ -26,13 +25,15 @@ from app.quantize.tensor_change import TensorChange
 from app.quantize.texts import OWN, Texts
 from app.quantize.token_batch import TokenBatch
 from app.quantize.writing import CheckpointWriter
+from app.version import VERSION
+from app.worker.device import select_device
 
 Say = Callable[[str], object]
 
 
 @dataclass(slots=True, frozen=True)
 class Calibration:
-    """What texts decided."""
+    """Holds what texts decided."""
 
     changes: Mapping[str, TensorChange] = field(default_factory=dict)  # of tensors of the checkpoint
     scales: Mapping[str, torch.Tensor] = field(default_factory=dict)  # tensors to be added
@@ -110,7 +111,7 @@ def _write(
     """One tensor after another."""
     device, _ = select_device(settings.device, 0)
     modules = {linear.weight: linear.name for linear in chosen}
-    for name, stored in source.tensors.items():
+    for name, stored in tqdm(source.tensors.items(), desc="tensors", leave=False, disable=None):
         tensor, change = stored.whole(), calibration.changes.get(name)
         if name in modules:
             assert form is not None
@@ -131,7 +132,7 @@ def _write(
 
 
 def _check_loads(settings: QuantizeSettings, writer: CheckpointWriter) -> None:
-    """What nobody could load gets no name."""
+    """Checks that the result could be loaded: what nobody could load gets no name."""
     try:
         LayerwiseModel(str(writer.partial), settings.device, _kv(settings)).load(0, num_blocks=1)
     except ConfigError as error:
@@ -147,10 +148,13 @@ def _report(
     say: Say,
 ) -> AccuracyReport:
     """Both models over the texts that were held out, and over the questions that they bring."""
+    say(f"the checkpoint is complete: {writer.output}; what follows only measures what it costs (--no-report: without)")
     say(f"comparing over {len(texts.held_out)} held-out texts, {sum(map(len, texts.held_out))} tokens")
     original, output = str(source.info.directory), str(writer.output)
     models = LayerwiseModel(original, settings.device), LayerwiseModel(output, settings.device, _kv(settings))
     report = compare(*models, texts.held_out)
+    if questions:
+        say(f"both models answer {len(questions)} questions")
     report.answers = count_right_answers(
         {"original": (original, "auto"), "quantized": (output, _kv(settings))}, questions, settings.device
     )
@@ -159,7 +163,7 @@ def _report(
 
 
 def _described(settings: QuantizeSettings, texts: Texts) -> dict[str, Any]:
-    """How the checkpoint was made, for the report."""
+    """Describes how the checkpoint was made, for the report."""
     return {
         "model": settings.model,
         "manta": VERSION,

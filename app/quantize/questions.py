@@ -36,7 +36,7 @@ def longest_answer(question: Mapping[str, Any]) -> int:
 
 
 def is_right(question: Mapping[str, Any], answer: str) -> bool:
-    """Whether the text of an answer (its reasoning included or not) is right."""
+    """True if the text of an answer (its reasoning included or not) is right."""
     answer, expected, how = _without_reasoning(answer), question["expected"], question["check"]
     if how == "exact":
         return bool(answer == expected.strip())

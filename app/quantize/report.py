@@ -1,4 +1,4 @@
-"""What quantization costs: both models over the same held-out texts."""
+"""Measures what quantization costs: both models over the same held-out texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked of `manta quantize`."""
+"""Holds what is asked of `manta quantize`."""
 
 from __future__ import annotations
 
@@ -49,5 +49,5 @@ class QuantizeSettings:
 
     @property
     def calibrates(self) -> bool:
-        """Whether texts decide about what is written."""
+        """True if texts decide about what is written."""
         return self.awq or self.kv is not None

@@ -7,19 +7,19 @@ from dataclasses import dataclass
 
 import torch
 
-from app.config import EngineConfig
-from app.engine.attention.backend import select_attention
-from app.engine.distributed.parallel_groups import ParallelGroups
-from app.engine.layers.context import BuildContext
-from app.engine.model_info import ModelInfo, fetch_model_weights
-from app.engine.models.base import EngineModel
-from app.engine.models.checkpoint import StoredTensor
-from app.engine.models.implementation import causal_model, runs_natively
-from app.engine.models.load_formats import open_checkpoint
-from app.engine.models.model_check import check_model
-from app.engine.models.quantized_modules import FoundModule, modules_of, quantized_parts
-from app.engine.quantization.compressed_form import CompressedForm
+from app.checkpoints.model_info import ModelInfo, fetch_model_weights
+from app.checkpoints.tensors.checkpoint import StoredTensor
+from app.config.engine import EngineConfig
+from app.distributed.parallel_groups import ParallelGroups
 from app.errors import ConfigError, UnsupportedError
+from app.layers.context import BuildContext
+from app.loading.load_formats import open_checkpoint
+from app.loading.quantized_modules import FoundModule, modules_of, quantized_parts
+from app.models.base import EngineModel
+from app.models.implementation import causal_model, runs_natively
+from app.models.model_check import check_model
+from app.quantization.compressed_form import CompressedForm
+from app.worker.attention.backend import select_attention
 
 CPU = torch.device("cpu")
 

@@ -1,4 +1,4 @@
-"""What calibration changes in a tensor of the checkpoint before it is rounded or written."""
+"""Says what calibration changes in a tensor of the checkpoint before it is rounded or written."""
 
 from __future__ import annotations
 

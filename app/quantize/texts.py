@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from app.engine.model_info import ASSETS
+from app.checkpoints.model_info import ASSETS
 from app.errors import ConfigError, InvalidRequestError
 from app.text.chat_template import ChatTemplate
 from app.text.tokenizer import Tokenizer

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from app.engine.weight_files import GGUF_MANIFEST, NAMED_FILES
-from app.engine.worker.save_sharded import WEIGHTS
+from app.checkpoints.weight_files import GGUF_MANIFEST, NAMED_FILES
 from app.errors import ConfigError
+from app.worker.save_sharded import WEIGHTS
 
 SINGLE, INDEX = NAMED_FILES["safetensors"]
 _NOT_COPIED = {"config.json", GGUF_MANIFEST}  # besides weights: what is written anew, and what says where others lie

@@ -1,4 +1,4 @@
-"""How long KV blocks stay, for the metrics: one block in EVERY is watched, so that the others cost nothing.
+"""Measures how long KV blocks stay, for the metrics: one block in EVERY is watched, so that the others cost nothing.
 
 A watched block's life begins when it is handed out and ends when its content is evicted for another one. Those that
 were never cached, or whose request still runs, say nothing about the prefix cache and are not counted.
@@ -8,18 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
 
 EVERY = 64
-
-
-@dataclass(slots=True)
-class ResidencySamples:
-    """What watched blocks showed, each in seconds."""
-
-    lifetime_s: list[float] = field(default_factory=list)
-    idle_s: list[float] = field(default_factory=list)
-    reuse_gap_s: list[float] = field(default_factory=list)
 
 
 class BlockResidency:
@@ -30,7 +20,7 @@ class BlockResidency:
         self._clock = clock
         self._born: dict[int, float] = {}
         self._used: dict[int, float] = {}
-        self._samples: ResidencySamples | None = None
+        self._samples: dict[str, list[float]] = {}  # seconds, under the names that METRICS reads
 
     def taken(self, blocks: Collection[int]) -> None:
         """These blocks were handed out."""
@@ -46,7 +36,7 @@ class BlockResidency:
             return
         now = self._clock()
         for block in self._watched.intersection(blocks):
-            self._note().reuse_gap_s.append(now - self._used[block])
+            self._note("reuse_gap_s", now - self._used[block])
             self._used[block] = now
 
     def evicted(self, blocks: Collection[int]) -> None:
@@ -55,16 +45,13 @@ class BlockResidency:
             return
         now = self._clock()
         for block in self._watched.intersection(blocks):
-            samples = self._note()
-            samples.lifetime_s.append(now - self._born[block])
-            samples.idle_s.append(now - self._used[block])
+            self._note("lifetime_s", now - self._born[block])
+            self._note("idle_s", now - self._used[block])
 
-    def take_samples(self) -> ResidencySamples | None:
-        """What was seen since the last call; None: nothing."""
-        samples, self._samples = self._samples, None
+    def take_samples(self) -> dict[str, list[float]]:
+        """Returns what was seen since the last call."""
+        samples, self._samples = self._samples, {}
         return samples
 
-    def _note(self) -> ResidencySamples:
-        if self._samples is None:
-            self._samples = ResidencySamples()
-        return self._samples
+    def _note(self, name: str, seconds: float) -> None:
+        self._samples.setdefault(name, []).append(seconds)

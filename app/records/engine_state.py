@@ -1,4 +1,5 @@
-"""What an operator has made of an engine: whether it schedules, sleeps, and with which weights (app/engine/control)."""
+"""Holds what an operator has made of an engine: whether it schedules, sleeps, and with which weights
+(app/engine/control)."""
 
 from __future__ import annotations
 
@@ -8,6 +9,11 @@ from typing import Literal
 Tag = Literal["weights", "kv_cache"]
 TAGS: tuple[Tag, ...] = ("weights", "kv_cache")  # what sleeps and wakes by itself
 HoldReason = Literal["pause", "sleep", "update"]
+_HELD: dict[HoldReason, str] = {
+    "pause": "an operator has paused the engine",
+    "sleep": "the engine goes to sleep",
+    "update": "the engine waits for new weights",
+}
 
 
 @dataclass(slots=True)
@@ -23,8 +29,13 @@ class EngineState:
 
     @property
     def is_paused(self) -> bool:
-        """Whether new requests wait."""
+        """True if new requests wait."""
         return bool(self.holds)
+
+    @property
+    def held(self) -> str:
+        """Why new requests wait; empty where they do not."""
+        return next((_HELD[reason] for reason in ("update", "sleep", "pause") if reason in self.holds), "")
 
     @property
     def refusal(self) -> str | None:

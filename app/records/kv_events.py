@@ -1,4 +1,4 @@
-"""What the block pool tells the outside about its prefix cache: the feed of the router's block-hash index.
+"""Tells the outside what the block pool has in its prefix cache: the feed of the router's block-hash index.
 
 The engine's thread calls a KVEventSink; KVEventLog is the one that turns those calls into numbered batches. A batch
 holds the net change since the batch before it, so applying it twice, or a removal of what is not there, does no harm.
@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from app.engine.kv_cache.block_hash import HASH_BYTES
+from app.records.block_hash import HASH_BYTES
 
 KVTier = Literal["device", "host"]
 KVEventKind = Literal["stored", "removed"]

@@ -23,7 +23,7 @@ _MOST_BLOCKS = 1 << 26  # of a request: far more than any
 
 @dataclass(slots=True, frozen=True)
 class KVGroups:
-    """How many blocks a request holds in groups with these windows, those without one first."""
+    """Counts the blocks that a request holds in groups with these windows, those without one first."""
 
     windows: Windows
     block_size: int
@@ -45,7 +45,7 @@ class KVGroups:
         return int(self.windows != WHOLE)
 
     def num_requests(self, num_blocks: int, num_tokens: int) -> float:
-        """How many requests with so many tokens a cache of so many blocks holds."""
+        """Returns how many requests with so many tokens a cache of so many blocks holds."""
         return (num_blocks - self.num_kept) / self.num_blocks(num_tokens)
 
     def num_context_tokens(self, num_blocks: int, max_model_len: int) -> int:

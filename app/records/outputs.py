@@ -1,15 +1,16 @@
-"""What an engine says about its requests, step by step, and what `LLM` hands to its caller at the end."""
+"""Holds what an engine says about its requests, step by step, and what `LLM` hands to its caller at the end."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Self
 
 import msgspec
 import numpy as np
 
-from app.engine.step import Float32Array, TokenLogprobs
 from app.errors import DeadlineError, InvalidRequestError, MantaError
+from app.records.step import Float32Array, TokenLogprobs
 from app.telemetry.request_record import EngineTimes
 
 FinishReason = Literal["stop", "length", "tool_calls", "abort", "error"]
@@ -55,7 +56,7 @@ class EngineOutput(msgspec.Struct, omit_defaults=True, gc=False, rename={"reques
     is_late: bool = False  # with `error`: the request's deadline passed
 
     def as_error(self) -> MantaError:
-        """What the client is told, of an output with `finish_reason` "error"."""
+        """Returns what the client is told, of an output with `finish_reason` "error"."""
         if self.error_param is not None:
             return InvalidRequestError(str(self.error), param=self.error_param)
         return (DeadlineError if self.is_late else MantaError)(self.error or "the engine failed on this request")
@@ -65,20 +66,21 @@ class EngineOutput(msgspec.Struct, omit_defaults=True, gc=False, rename={"reques
         logprobs = None if self.logprobs is None else self.logprobs[:count]
         return msgspec.structs.replace(self, new_token_ids=self.new_token_ids[:count], logprobs=logprobs)
 
-    def after(self, earlier: EngineOutput) -> Self:
-        """The same with the tokens of the output before it, and what belongs to those, in front."""
-        both = self.logprobs is not None or earlier.logprobs is not None
+    def after(self, earlier: Sequence[EngineOutput]) -> Self:
+        """The same with the tokens of the outputs before it, and what belongs to those, in front."""
+        all_of: list[EngineOutput] = [*earlier, self]
+        has_logprobs = any(one.logprobs is not None for one in all_of)
         return msgspec.structs.replace(
             self,
-            new_token_ids=earlier.new_token_ids + self.new_token_ids,
-            logprobs=[*(earlier.logprobs or ()), *(self.logprobs or ())] if both else None,
-            prompt_logprobs=earlier.prompt_logprobs or self.prompt_logprobs,
+            new_token_ids=[token for one in all_of for token in one.new_token_ids],
+            logprobs=[entry for one in all_of for entry in one.logprobs or ()] if has_logprobs else None,
+            prompt_logprobs=next((one.prompt_logprobs for one in all_of if one.prompt_logprobs), None),
         )
 
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One choice of a finished (or running) request, with its text."""
+    """One choice of a finished (or running) request, with its text, which is there once it has finished."""
 
     index: int
     text: str = ""
@@ -87,19 +89,28 @@ class CompletionOutput:
     logprobs: list[TokenLogprobs] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+    _texts: list[str] = field(default_factory=list, repr=False, compare=False)
+
+    def say(self, text: str, is_last: bool) -> None:
+        """Add to the text; `is_last`: all of it has come."""
+        self._texts.append(text)
+        if is_last:
+            self.text = "".join((self.text, *self._texts))
+            self._texts.clear()
 
     def append(self, output: EngineOutput) -> None:
         """Add an output's tokens and what belongs to them; text and end are the caller's to write."""
         self.token_ids += output.new_token_ids
         if output.logprobs is not None:
-            self.logprobs = (self.logprobs or []) + output.logprobs
+            self.logprobs = [] if self.logprobs is None else self.logprobs
+            self.logprobs += output.logprobs
             total = sum(entry.logprobs[0] for entry in output.logprobs)
             self.cumulative_logprob = (self.cumulative_logprob or 0.0) + total
 
 
 @dataclass(slots=True)
 class RequestOutput:
-    """What `LLM.generate` returns for each prompt."""
+    """Holds what `LLM.generate` returns for each prompt."""
 
     request_id: str
     prompt: str | None

@@ -1,9 +1,9 @@
-"""How a model is laid over tensor-parallel ranks and pipeline stages; checked before any worker starts."""
+"""Lays a model over tensor-parallel ranks and pipeline stages; checked before any worker starts."""
 
 from __future__ import annotations
 
-from app.config import EngineConfig
-from app.engine.model_info import ModelInfo
+from app.checkpoints.model_info import ModelInfo
+from app.config.engine import EngineConfig
 from app.errors import ConfigError
 
 

@@ -1,4 +1,4 @@
-"""How a model directory says that its hidden states become results: no torch, no transformers (I8).
+"""Reads how a model directory says that its hidden states become results: no torch, no transformers (I8).
 
 Read from the files of sentence-transformers (`modules.json`, `<n>_Pooling/config.json`, `<n>_Dense/config.json`)
 where there are any, else from the architecture: an encoder's first token, a decoder's last one.
@@ -6,16 +6,21 @@ where there are any, else from the architecture: an encoder's first token, a dec
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from app.config import EngineConfig
-from app.engine.model_info import ModelInfo
-from app.engine.pooling.params import PoolingParams, PoolingTask
+from app.checkpoints.fields.kinds import Kind, check, expect
+from app.checkpoints.fields.pooling_json import DENSE_FIELDS, MODULES, POOLING_FIELDS, PROMPT_FIELDS, SPLADE_FIELDS
+from app.checkpoints.json_file import read_json, read_object
+from app.checkpoints.model_info import ModelInfo
+from app.config.engine import EngineConfig
 from app.errors import CheckpointError, ConfigError, InvalidRequestError, UnsupportedError
+from app.records.pooling_params import PoolingParams, PoolingTask
+from app.records.task_prompts import NO_PROMPTS, TaskPrompts
 
+Saturation = Literal["", "once", "twice"]
 Scores = Literal["sigmoid", "softmax", "identity"]
 
 # Pooling modes of sentence-transformers, under their old flags and their new names, and what we call them.
@@ -28,7 +33,9 @@ _OLD_FLAGS = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
 }
 _NEW_NAMES = {"lasttoken": "last", "mean_sqrt_len_tokens": "mean_sqrt_len"}
+_CLASSIFIER_POOLINGS = {"cls": "cls", "bos": "cls", "mean": "mean", "late": "mean"}
 _ACTIVATIONS = {"Identity": "identity", "Tanh": "tanh", "GELU": "gelu", "ReLU": "relu", "SiLU": "silu"}
+_SATURATIONS: dict[str, Saturation] = {"relu": "once", "log1p_relu": "twice"}
 _SCORES: dict[str, Scores] = {"Identity": "identity", "Sigmoid": "sigmoid", "Softmax": "softmax"}
 _PROBLEMS: dict[str, Scores] = {
     "regression": "identity",
@@ -52,7 +59,7 @@ class DenseInfo:
 class PoolingInfo:
     """One model's way from hidden states to results."""
 
-    pooling: str  # a name of app/engine/pooling's table
+    pooling: str  # a name of app/worker/pooling's table
     is_causal: bool  # attention looks back only, so that prompts may be computed in chunks
     tasks: tuple[PoolingTask, ...]
     denses: tuple[DenseInfo, ...] = ()
@@ -62,6 +69,9 @@ class PoolingInfo:
     labels: tuple[str, ...] = ()  # a classifier's, in the order of its scores
     scores: Scores = "identity"  # what turns a classifier's logits into scores
     has_token_types: bool = False  # it tells the first text of a pair from the second
+    prompts: TaskPrompts = NO_PROMPTS  # what stands before inputs
+    # How often the logarithm is taken of what is above 0 in logits of the vocabulary, which vectors are made of then.
+    saturates: Saturation = ""
 
     @classmethod
     def of(cls, info: ModelInfo, matryoshka: bool = False) -> PoolingInfo:
@@ -78,13 +88,16 @@ class PoolingInfo:
             return cls("last", **_rewards(info), **common)
         if info.architecture.endswith("ForSequenceClassification"):
             labels = _labels(hf)
-            pooling = "last" if info.is_causal else "cls"
+            pooling = "last" if info.is_causal else _classifier_pooling(hf)
             tasks: tuple[PoolingTask, ...] = ("classify", "token_classify") if info.is_causal else ("classify",)
             return cls(pooling, tasks=tasks, labels=labels, scores=_scores(hf, len(labels)), **common)
         modules = _modules(info.directory)
+        if sparse := [path for kind, path in modules if kind == "SpladePooling"]:
+            common |= {"embedding_size": info.vocab_size, "prompts": _prompts(info.directory)}
+            return cls(tasks=("embed",), normalize=False, **_splade(sparse[0]), **common)
         denses = tuple(_dense(path) for kind, path in modules if kind == "Dense")
         poolings = [_pooling(path) for kind, path in modules if kind == "Pooling"]
-        size = denses[-1].out_features if denses else int(hf["hidden_size"])
+        size = denses[-1].out_features if denses else info.hidden_size
         return cls(
             poolings[0] if poolings else ("last" if info.is_causal else "cls"),
             tasks=("embed", "token_embed"),
@@ -92,17 +105,19 @@ class PoolingInfo:
             normalize=not modules or any(kind == "Normalize" for kind, _ in modules),
             embedding_size=size,
             matryoshka=_matryoshka(hf, matryoshka),
+            prompts=_prompts(info.directory) if modules else NO_PROMPTS,
             **common,
         )
 
     @property
     def raw_task(self) -> PoolingTask:
-        """What is done where nobody says: classes where there are some (of tokens: rewards of steps), else vectors."""
-        return self.tasks[0] if self.labels else "token_embed"
+        """Names what is done where nobody says: classes where there are some (of tokens: rewards of steps), else
+        vectors."""
+        return self.tasks[0] if self.labels or self.saturates else "token_embed"
 
     @property
     def needs_all_tokens(self) -> bool:
-        """Whether a text's vector is made of all of its tokens: what a prefix cache holds would be missing."""
+        """True if a text's vector is made of all of its tokens: what a prefix cache holds would be missing."""
         return self.pooling != "last"
 
     def check(self, params: PoolingParams) -> None:
@@ -143,6 +158,11 @@ def pooling_info(config: EngineConfig, info: ModelInfo) -> PoolingInfo | None:
             f"pipeline_parallel_size={config.pipeline_parallel_size}: pooling models run in one stage",
             param="pipeline_parallel_size",
         )
+    if config.speculative_config is not None:
+        raise ConfigError(
+            "speculative_config: a pooling model generates nothing that could be drafted: leave it out",
+            param="speculative_config",
+        )
     return PoolingInfo.of(info, config.matryoshka)
 
 
@@ -169,20 +189,26 @@ def _modules(directory: Path) -> list[tuple[str, Path]]:
     if not file.is_file():
         return []
     found = []
-    for entry in _read(file):
+    modules = read_json(file)
+    expect(modules, MODULES, str(file))
+    for entry in modules:
         kind = str(entry["type"]).rpartition(".")[2]
-        if kind not in ("Transformer", "Pooling", "Dense", "Normalize"):
+        kind = "Transformer" if kind == "MLMTransformer" else kind
+        if kind not in ("Transformer", "Pooling", "Dense", "Normalize", "SpladePooling"):
             raise UnsupportedError(f"{file}: modules of type {entry['type']!r} are not supported", param="model")
         found.append((kind, directory / str(entry.get("path", ""))))
     order = [kind for kind, _ in found]
     last = order.index("Normalize") if "Normalize" in order else len(order)
-    if order[:1] != ["Transformer"] or "Dense" in order[last:]:
+    is_odd = "SpladePooling" in order and order != ["Transformer", "SpladePooling"]
+    if order[:1] != ["Transformer"] or "Dense" in order[last:] or is_odd:
         raise UnsupportedError(f"{file}: this order of modules is not supported: {', '.join(order)}", param="model")
     return found[1:]
 
 
 def _pooling(directory: Path) -> str:
-    config = _read(directory / "config.json")
+    config = _read(directory, POOLING_FIELDS)
+    if config.get("include_prompt") is False:
+        raise UnsupportedError(f"{directory}: pooling without the prompt's tokens (include_prompt)", param="model")
     modes = config.get("pooling_mode") or [name for flag, name in _OLD_FLAGS.items() if config.get(flag)]
     modes = [modes] if isinstance(modes, str) else list(modes)
     if len(modes) != 1:
@@ -190,16 +216,38 @@ def _pooling(directory: Path) -> str:
     return _NEW_NAMES.get(modes[0], str(modes[0]))
 
 
+def _splade(directory: Path) -> dict[str, Any]:
+    """The largest weight of each entry of the vocabulary over all tokens, or their sum."""
+    config = _read(directory, SPLADE_FIELDS)
+    strategy, activation = config.get("pooling_strategy", "max"), config.get("activation_function", "relu")
+    if strategy not in ("max", "sum") or activation not in _SATURATIONS:
+        raise UnsupportedError(f"{directory}: {strategy!r} of {activation!r} is not supported", param="model")
+    return {"pooling": strategy, "saturates": _SATURATIONS[activation]}
+
+
 def _dense(directory: Path) -> DenseInfo:
-    config = _read(directory / "config.json")
+    config = _read(directory, DENSE_FIELDS)
     given = str(config.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(".")[2]
     others = [name for name in ("module_input_name", "module_output_name", "use_residual") if config.get(name)]
     odd = [name for name in others if config[name] != "sentence_embedding"]
     if given not in _ACTIVATIONS or odd:
         what = f"activation {given!r}" if given not in _ACTIVATIONS else f"{odd[0]}={config[odd[0]]!r}"
         raise UnsupportedError(f"{directory}: a dense module with {what} is not supported", param="model")
+    if missing := [name for name in ("in_features", "out_features") if config.get(name) is None]:
+        raise CheckpointError(f"{directory}/config.json is not usable: it lacks {missing[0]}", param="model")
     sizes = int(config["in_features"]), int(config["out_features"])
     return DenseInfo(directory, *sizes, bool(config.get("bias", True)), _ACTIVATIONS[given])
+
+
+def _prompts(directory: Path) -> TaskPrompts:
+    """Those of config_sentence_transformers.json. CheckpointError where the usual one is none of them."""
+    file = directory / "config_sentence_transformers.json"
+    given = read_object(file, optional=True)
+    check(given, PROMPT_FIELDS, str(file))
+    texts, default = dict(given.get("prompts") or {}), given.get("default_prompt_name")
+    if default is not None and default not in texts:
+        raise CheckpointError(f"{file} is not usable: default_prompt_name {default!r:.80} is no prompt", param="model")
+    return TaskPrompts(tuple(texts.items()), default)
 
 
 def _matryoshka(hf: dict[str, Any], vouched: bool) -> tuple[int, ...] | None:
@@ -207,6 +255,15 @@ def _matryoshka(hf: dict[str, Any], vouched: bool) -> tuple[int, ...] | None:
     if lengths:
         return tuple(sorted(int(length) for length in lengths))
     return () if vouched or hf.get("is_matryoshka") else None
+
+
+def _classifier_pooling(hf: dict[str, Any]) -> str:
+    """Tells what an encoder's classifier reads: the first token, unless `classifier_pooling` says otherwise (`late`:
+    the mean of what the head's first layer gave)."""
+    given = str(hf.get("classifier_pooling", "late" if hf.get("model_type") == "eurobert" else "cls"))
+    if given not in _CLASSIFIER_POOLINGS:
+        raise UnsupportedError(f"classifier_pooling={given!r} is not supported", param="model")
+    return _CLASSIFIER_POOLINGS[given]
 
 
 def _labels(hf: dict[str, Any]) -> tuple[str, ...]:
@@ -225,7 +282,8 @@ def _rewards(info: ModelInfo) -> dict[str, Any]:
 
 
 def _scores(hf: dict[str, Any], num_labels: int) -> Scores:
-    """What scores are: as sentence-transformers wrote it down, else by the kind of problem or the number of classes."""
+    """Tells what scores are: as sentence-transformers wrote it down, else by the kind of problem or the number of
+    classes."""
     own = (hf.get("sentence_transformers") or {}).get("activation_fn") or hf.get("sbert_ce_default_activation_function")
     if own:
         name = str(own).rpartition(".")[2]
@@ -238,8 +296,9 @@ def _scores(hf: dict[str, Any], num_labels: int) -> Scores:
     return "sigmoid" if num_labels == 1 else "softmax"
 
 
-def _read(file: Path) -> Any:
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"cannot read {file}: {error}", param="model") from error
+def _read(directory: Path, fields: Mapping[str, Kind]) -> dict[str, Any]:
+    """The config.json of a module."""
+    file = directory / "config.json"
+    config = read_object(file)
+    check(config, fields, str(file))
+    return config

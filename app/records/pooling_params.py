@@ -1,4 +1,5 @@
-"""What a pooling request asks for: the counterpart of SamplingParams for models that give vectors instead of tokens."""
+"""Says what a pooling request asks for: the counterpart of SamplingParams for models that give vectors instead of
+tokens."""
 
 from __future__ import annotations
 
@@ -7,13 +8,13 @@ from typing import Literal
 from pydantic import Field
 
 from app.bounds import Count
-from app.engine.params import Params
+from app.records.params import Params
 
 PoolingTask = Literal["embed", "token_embed", "classify", "token_classify"]
 
 
 class PoolingParams(Params):
-    """How the hidden states of a prompt become its result, fp32: a vector, one for each token, or class scores."""
+    """Says how the hidden states of a prompt become its result, fp32: a vector, one for each token, or class scores."""
 
     task: PoolingTask = Field(
         "embed", description="A vector of the text, one of each token, or scores of classes, of the text or each token."
@@ -32,5 +33,5 @@ class PoolingParams(Params):
 
     @property
     def is_of_tokens(self) -> bool:
-        """Whether there is a result for each token, for which a prefix cache holds too little."""
+        """True if there is a result for each token, for which a prefix cache holds too little."""
         return self.task in ("token_embed", "token_classify")

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from pydantic import Field
 
-from app.engine.pooling.params import PoolingParams
-from app.engine.sampling_params import SamplingParams
-from app.engine.structured.reasoning import ReasoningSpan
-from app.engine.thinking_budget import ThinkingBudget
+from app.records.pooling_params import PoolingParams
+from app.records.sampling_params import SamplingParams
 
+Ask = TypeVar("Ask")
 CANARY_TENANT = "\0canary"  # no key's tenant: whose requests ask whether an engine answers (no name begins so)
 MAX_PRIORITY = (1 << 63) - 1
 # A body's field: what a client may ask for.
@@ -21,7 +20,8 @@ Priority = Annotated[int, Field(ge=-MAX_PRIORITY - 1, le=MAX_PRIORITY)]
 
 @dataclass(slots=True, frozen=True)
 class ServiceClass:
-    """How urgent a tenant's or a request's work is. Under overload, classes are served in the ratio of their shares."""
+    """Says how urgent a tenant's or a request's work is. Under overload, classes are served in the ratio of their
+    shares."""
 
     name: str = "default"
     share: float = 1.0
@@ -40,7 +40,7 @@ class Deadline:
 
 @dataclass(slots=True, frozen=True)
 class Placement:
-    """Whose request it is and what it belongs with: the Router, queues and caches go by it, no worker does."""
+    """Says whose request it is and what it belongs with: the Router, queues and caches go by it, no worker does."""
 
     priority: int = 0  # among the tenant's own
     cache_root: bytes = b""  # tenant, adapter and cache_salt: root of the block-hash chain (I5)
@@ -58,32 +58,38 @@ ANYWHERE = Placement()
 class EngineRequest:
     """Token ids and what to do with them: all an engine needs (I4). One per choice: `n` is expanded by the builder.
 
-    Scheduler and workers refer to this record instead of copying it, so a new field is one line here. What they refer
-    to is `admitted`: the tokens have moved to where they grow, and grammar and reasoning into the matcher.
+    Scheduler and workers refer to this record instead of copying it, so a new field is one line here, and what is one
+    feature's alone is none: it travels in `asks`, as a record of the feature's own. What they refer to is `admitted`:
+    the tokens have moved to where they grow, and grammar and reasoning into the matcher.
     """
 
     request_id: str
     prompt_token_ids: list[int]
     work: SamplingParams | PoolingParams  # seed and max_tokens are settled by RequestBounds
     choice_index: int = 0  # which of the request's `n` choices: part of the random key (I6)
-    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     placement: Placement = ANYWHERE
     arrival_time: float = field(default_factory=time.time)  # seconds since the epoch
-    reasoning: ReasoningSpan | None = None  # before a structured output; None: that begins at once
-    thinking_budget: ThinkingBudget | None = None  # the params' thinking_token_budget, in the model's tokens
+    asks: tuple[object, ...] = ()  # what it brings for single features: records of their own types, one of each
     # What it generated on a replica that it left. It goes on behind that, as if it had been preempted: all that the
     # params count (max_tokens, min_tokens, penalties, ...) counts these too, and nothing of them is sent again.
     output_token_ids: list[int] = field(default_factory=list)
 
+    def asked(self, kind: type[Ask]) -> Ask | None:
+        """Returns what it brings for the feature whose record is of this type; None: nothing."""
+        for ask in self.asks:
+            if isinstance(ask, kind):
+                return ask
+        return None
+
     @property
     def sampling(self) -> SamplingParams:
-        """How tokens are chosen, of a request that generates."""
+        """Returns how tokens are chosen, of a request that generates."""
         assert isinstance(self.work, SamplingParams), "a request to a pooling model samples nothing"
         return self.work
 
     @property
     def pooling(self) -> PoolingParams | None:
-        """What is made of the prompt's hidden states, where no tokens are generated."""
+        """Returns what is made of the prompt's hidden states, where no tokens are generated."""
         return self.work if isinstance(self.work, PoolingParams) else None
 
     @property
@@ -103,10 +109,10 @@ class EngineRequest:
 
     @property
     def wants_logprobs(self) -> bool:
-        """Whether each token comes with its logprobs."""
+        """True if each token comes with its logprobs."""
         return isinstance(self.work, SamplingParams) and self.work.logprobs is not None
 
     @property
     def wants_prompt_logprobs(self) -> bool:
-        """Whether the prompt's tokens do."""
+        """True if the prompt's tokens come with their logprobs."""
         return isinstance(self.work, SamplingParams) and self.work.prompt_logprobs is not None

@@ -1,4 +1,4 @@
-"""What a model, and the KV cache under it, take of a request: the one place where that is checked and settled.
+"""Bounds what a model, and the KV cache under it, take of a request: the one place where that is checked and settled.
 
 Who makes requests (ingress, `LLM`) asks before anything runs, so that the client is told at once; the engine asks again
 when one arrives, because a single bad one must not take the others with it (I7), and then knows its cache for sure.
@@ -9,19 +9,21 @@ from __future__ import annotations
 import secrets
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
-from app.engine.pooling.info import PoolingInfo
-from app.engine.pooling.params import PoolingParams
-from app.engine.request import EngineRequest
-from app.engine.sampling_params import MAX_SEED, SamplingParams
 from app.errors import InvalidRequestError, PromptTooLongError, UnsupportedError
+from app.records.bad_words import BadWords
+from app.records.pooling_info import PoolingInfo
+from app.records.pooling_params import PoolingParams
+from app.records.request import EngineRequest
+from app.records.sampling_params import MAX_SEED, SamplingParams
 
 MAX_BAD_WORDS_TOKENS = 16_384  # of one request
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(frozen=True)
 class RequestBounds:
     """Limits of one engine, or of all replicas of a model."""
 
@@ -31,14 +33,14 @@ class RequestBounds:
     max_kv_tokens: int | None = None  # that the whole KV cache holds; None while unknown
     pooling: PoolingInfo | None = None  # of a model that gives vectors; None: it generates
 
-    @property
+    @cached_property
     def max_total_tokens(self) -> int:
         """Most tokens, prompt and output together, of one request."""
         return self.max_model_len if self.max_kv_tokens is None else min(self.max_model_len, self.max_kv_tokens)
 
-    @property
+    @cached_property
     def holder(self) -> str:
-        """What holds no more than `max_total_tokens`, for errors."""
+        """Names what holds no more than `max_total_tokens`, for errors."""
         return "the model's context" if self.max_total_tokens == self.max_model_len else "the whole KV cache"
 
     def settled(self, request: EngineRequest, usual_max_tokens: int | None = None) -> EngineRequest:
@@ -58,8 +60,12 @@ class RequestBounds:
         if self.pooling is not None:
             raise UnsupportedError("the model gives embeddings or scores; it generates no text", param="model")
         self._check_params(work)
-        self._check_bad_words(request.bad_words_token_ids)
-        self._check_some_allowed(work, request.bad_words_token_ids)
+        bad_words = request.asked(BadWords)
+        words = () if bad_words is None else bad_words.token_ids
+        if words:
+            self._check_bad_words(words)
+        if work.allowed_token_ids is not None:
+            self._check_some_allowed(work, work.allowed_token_ids, words)
         max_tokens = self._max_tokens(len(request.prompt_token_ids), work, usual_max_tokens)
         if work.seed is not None and work.max_tokens == max_tokens:
             return request
@@ -127,12 +133,12 @@ class RequestBounds:
             most = f"at most {MAX_BAD_WORDS_TOKENS} are compared with the output at every step"
             raise InvalidRequestError(f"bad_words: the words have {total} tokens in all; {most}", param="bad_words")
 
-    def _check_some_allowed(self, params: SamplingParams, bad_words: Sequence[tuple[int, ...]]) -> None:
+    def _check_some_allowed(
+        self, params: SamplingParams, token_ids: Sequence[int], bad_words: Sequence[tuple[int, ...]]
+    ) -> None:
         """There must be a token to choose from, whatever the output: none of the beginnings of bad words may be one
         after which every allowed token would complete a bad word (or end the output too soon)."""
-        if params.allowed_token_ids is None:
-            return
-        allowed = set(params.allowed_token_ids)
+        allowed = set(token_ids)
         words = [word for word in bad_words if allowed.issuperset(word)]
         ends = allowed.intersection((*self.eos_token_ids, *params.stop_token_ids)) if params.min_tokens else set()
         if len(allowed) > len(words) + len(ends):

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Protocol
 
-from app.engine.request import CANARY_TENANT, EngineRequest
-from app.engine.step import TokenLogprobs
-from app.engine.structured.matcher import Matcher
+from app.records.request import CANARY_TENANT, EngineRequest
+from app.records.step import TokenLogprobs
+from app.structured.matcher import Matcher
 from app.telemetry.request_record import EngineTimes
 
 
 class RequestStatus(Enum):
-    """Where a request is in the scheduler."""
+    """Says where a request is in the scheduler."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -20,9 +21,19 @@ class RequestStatus(Enum):
     FINISHED = "finished"
 
 
+class Ranks(Protocol):
+    """Says the rank of each of some requests, which changes with who is among them."""
+
+    def add(self, request: Request) -> None:
+        """A request is one of them."""
+
+    def rank(self, request: Request) -> int:
+        """The rank of one of them."""
+
+
 @dataclass(slots=True, eq=False)
 class Request:
-    """What changes about a request, beside its `spec`, which does not. Counts that change with every step live in
+    """Holds what changes about a request, beside its `spec`, which does not. Counts that change with every step live in
     RowTable while it runs.
 
     Times are of `time.monotonic()`, in seconds; `arrival` is when the API layer took the request in.
@@ -40,7 +51,9 @@ class Request:
 
     needs_all_tokens: bool = False  # its result is made of the hidden states of every token of the prompt
     matcher: Matcher | None = None  # where its output stands in its grammar; None: it has none
-    key: int = 0  # rank among running requests, and place among the tenant's own: smaller goes first
+    number: int = 0  # of those that came before it
+    key: int = 0  # its rank, unless `ranks` says it
+    ranks: Ranks | None = None  # where its priority counts
     cost: float = 0.0  # tokens that it was expected to take when it began to wait: what its tenant is charged
     is_charged: bool = False
     status: RequestStatus = RequestStatus.WAITING
@@ -68,13 +81,18 @@ class Request:
     last_token: float | None = None
 
     @property
+    def rank(self) -> int:
+        """Its rank among running requests, and its place among the tenant's own: smaller goes first. Unique."""
+        return self.key if self.ranks is None else self.ranks.rank(self)
+
+    @property
     def request_id(self) -> str:
         """Unique in the engine."""
         return self.spec.request_id
 
     @property
     def times(self) -> EngineTimes | None:
-        """What became of it, in seconds since the engine took it in; None before it was scheduled."""
+        """Returns what became of it, in seconds since the engine took it in; None before it was scheduled."""
         if self.first_scheduled is None:
             return None
         first, last = self.first_token, self.last_token
@@ -108,15 +126,15 @@ class Request:
 
     @property
     def is_canary(self) -> bool:
-        """Whether the server asks itself, so that nobody's metrics count it."""
+        """True if the server asks itself, so that nobody's metrics count it."""
         return self.spec.placement.tenant == CANARY_TENANT
 
     @property
     def is_returning(self) -> bool:
-        """Whether it has been cut off, here or on another replica, and so goes ahead of the queue."""
+        """True if it has been cut off, here or on another replica, and so goes ahead of the queue."""
         return self.status is RequestStatus.PREEMPTED or self.num_resumed_tokens > 0
 
     @property
     def is_finished(self) -> bool:
-        """Whether the final output has been made."""
+        """True if the final output has been made."""
         return self.status is RequestStatus.FINISHED

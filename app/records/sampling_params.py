@@ -11,9 +11,9 @@ from typing import Annotated
 from pydantic import Field, ValidationInfo, field_validator
 
 from app.bounds import MAX_ITEMS, Count, Int64, ItemTuple, Text
-from app.engine.params import Params
-from app.engine.repetition_detection import RepetitionDetection
-from app.engine.structured.structured_outputs import StructuredOutputs
+from app.records.params import Params
+from app.records.repetition_detection import RepetitionDetection
+from app.structured.structured_outputs import StructuredOutputs
 
 __all__ = ["MAX_SEED", "SamplingParams", "StructuredOutputs"]
 
@@ -29,7 +29,7 @@ Bias = Annotated[float, Field(ge=-MAX_LOGIT_BIAS, le=MAX_LOGIT_BIAS)]
 
 
 class SamplingParams(Params):
-    """How the tokens of a request are chosen and when it ends. Meanings and defaults are vLLM's."""
+    """Says how the tokens of a request are chosen and when it ends. Meanings and defaults are vLLM's."""
 
     n: Count = Field(1, ge=1, description="Choices to generate for the prompt.")
     temperature: float = Field(1.0, ge=0.0, le=MAX_TEMPERATURE, description="0 is greedy.")

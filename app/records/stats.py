@@ -1,4 +1,4 @@
-"""What the engine measures about itself: a snapshot for the load book, counters and timings for the metrics.
+"""Holds what the engine measures about itself: a snapshot for the load book, timings for the metrics.
 
 The engine thread writes, other threads read: every field read from outside is one Python object that is replaced or
 incremented, so a snapshot may mix two neighbouring steps but is never torn. Times are in seconds.
@@ -6,24 +6,23 @@ incremented, so a snapshot may mix two neighbouring steps but is never torn. Tim
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from app.engine.kv_cache.block_residency import ResidencySamples
-from app.engine.kv_connector.base import ConnectorStats
-from app.engine.outputs import FinishReason
-from app.engine.request import EngineRequest
-from app.engine.scheduler.request import Request
+from app.records.outputs import FinishReason
+from app.records.request import EngineRequest
+from app.records.request_state import Request
 
 EWMA_WEIGHT = 0.1  # the newest sample's: about the last twenty steps count
 TYPICAL_OUTPUT_TOKENS = 128.0  # expected length of an answer before any has ended
 
 
 class QueuedWork(NamedTuple):
-    """What waits of one tenant in one class, in seconds of the engine's work."""
+    """Says what waits of one tenant in one class, in seconds of the engine's work."""
 
     service_class: str
     share: float
@@ -34,7 +33,7 @@ class QueuedWork(NamedTuple):
 
 @dataclass(slots=True, frozen=True)
 class EngineStats:
-    """The state of one engine at a moment; totals count from its start."""
+    """The state of one engine at a moment: what routing, scaling and control decide on, and its figures."""
 
     num_running: int  # requests in a row, paused ones included
     num_waiting: int  # requests without a row: new and preempted ones
@@ -45,29 +44,22 @@ class EngineStats:
     num_cached_blocks: int  # findable by hash
     outstanding_prefill_tokens: int  # known tokens still to compute
     outstanding_decode_tokens: int  # estimate of output tokens still to come
-    prompt_tokens_total: int
-    generation_tokens_total: int
-    preemptions_total: int
-    prefix_cache_queries_total: int  # tokens looked up
-    prefix_cache_hits_total: int  # tokens found
     steps_total: int
-    iteration_tokens: int  # tokens of the last step
     prefill_token_s: float  # average time per prefill token
     decode_step_s: float  # average time of a step that only decodes
     prefill_s_total: float  # seconds of steps spent on prefills
-    # Prompt tokens by where they came from: computed, found on the device, brought back by the connector.
-    computed_tokens_total: int = 0
-    found_tokens_total: int = 0
-    loaded_tokens_total: int = 0
-    moved_experts_total: int = 0  # between ranks, to keep these equally busy
-    expert_imbalance: float = 0.0  # busiest rank over the mean, as counted last; 0: nothing is counted
-    kv_connector: ConnectorStats | None = None  # the tier behind the device's prefix cache
     queued: tuple[QueuedWork, ...] = ()  # those of most work
     begun_rate: float = 0.0  # seconds of queued work that begin in a second; 0 until measured
     sleep_level: int = 0  # 0: awake; 1: weights in host memory; 2: weights dropped
-    is_paused: bool = False  # new requests wait
+    held: str = ""  # why new requests wait; empty where they do not
     refusal: str | None = None  # why requests are refused: asleep, or without weights
     model_revision: str = ""  # of the weights that answer
+    figures: Mapping[str, float] = field(default_factory=dict)  # for METRICS alone; totals from the engine's start
+
+    @property
+    def num_undeferred(self) -> int:
+        """Requests that wait for rows or blocks."""
+        return self.num_waiting - self.num_deferred
 
     @property
     def kv_cache_usage(self) -> float:
@@ -110,6 +102,16 @@ class RequestTimings:
         return self.num_generation_tokens - self.num_resumed_tokens
 
     @property
+    def num_computed_prompt_tokens(self) -> int | None:
+        """Prompt tokens that no cache held; None: another replica counted them."""
+        return None if self.num_resumed_tokens else self.num_prompt_tokens - self.num_cached_tokens
+
+    @property
+    def num_choices(self) -> int | None:
+        """The request's `n`; None: another of its choices tells it."""
+        return None if self.spec.choice_index else self.spec.num_choices
+
+    @property
     def per_token_s(self) -> float | None:
         """Mean time of a token after the first."""
         own = self.num_own_tokens
@@ -139,7 +141,7 @@ class RequestTimings:
 
 @dataclass(slots=True)
 class StepStats:
-    """What one step brought, handed to the recorder once the step's tokens are known."""
+    """Holds what one step brought, handed to the recorder once the step's tokens are known."""
 
     num_tokens: int  # computed in the step
     num_generation_tokens: int
@@ -149,9 +151,9 @@ class StepStats:
     num_prompt_tokens: int = 0  # of prompts that were completed in the step
     num_cached_tokens: int = 0  # those of them that were not computed
     num_loaded_tokens: int = 0  # those of the latter that the connector brought back
-    residency: ResidencySamples | None = None  # of blocks, since the last step
     ttft_s: list[float] = field(default_factory=list)  # one for each request that got its first token
     itl_s: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))  # since each other request's last token
+    measured: Mapping[str, Sequence[float]] = field(default_factory=dict)  # more of what METRICS reads, by name
 
     def prompt_done(self, request: Request) -> None:
         """The step completed a request's prompt."""
@@ -171,30 +173,6 @@ class StatsRecorder(Protocol):
 
     def record_phases(self, schedule_s: float, wait_s: float, update_s: float) -> None:
         """Record what a turn of the engine's loop took: writing step messages, waiting for workers, taking outputs."""
-
-
-@dataclass(slots=True)
-class EngineCounters:
-    """Running totals, kept by the scheduler."""
-
-    prompt_tokens: int = 0
-    computed_tokens: int = 0
-    found_tokens: int = 0
-    loaded_tokens: int = 0
-    generation_tokens: int = 0
-    preemptions: int = 0
-    prefix_cache_queries: int = 0
-    prefix_cache_hits: int = 0
-    steps: int = 0
-    iteration_tokens: int = 0
-    moved_experts: int = 0
-    expert_imbalance: float = 0.0
-    output_tokens_average: float = TYPICAL_OUTPUT_TOKENS
-
-    def request_finished(self, reason: FinishReason, num_output_tokens: int) -> None:
-        """Count a request's end; what was cut short says nothing about the length of answers."""
-        if reason in ("stop", "length"):
-            self.output_tokens_average += EWMA_WEIGHT * (num_output_tokens - self.output_tokens_average)
 
 
 @dataclass(slots=True)
@@ -229,6 +207,18 @@ class StepCosts:
             self.prefill_s_total += prefill_s
             self._prefill_s = _ewma(self._prefill_s, prefill_s)
             self._prefill_tokens = _ewma(self._prefill_tokens, num_prefill_tokens)
+
+
+@dataclass(slots=True)
+class OutputLengths:
+    """The moving average of how long answers are."""
+
+    average: float = TYPICAL_OUTPUT_TOKENS
+
+    def observe(self, reason: FinishReason, num_output_tokens: int) -> None:
+        """A request ended; what was cut short says nothing about the length of answers."""
+        if reason in ("stop", "length"):
+            self.average += EWMA_WEIGHT * (num_output_tokens - self.average)
 
 
 def _ewma(average: float, sample: float) -> float:

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from app.engine.request import EngineRequest
+from app.records.request import EngineRequest
 
 Int32Array = NDArray[np.int32]
 Float32Array = NDArray[np.float32]
@@ -48,25 +48,10 @@ class NewRequest:
 
 @dataclass(slots=True)
 class TokenMasks:
-    """Which tokens a grammar lets some of a step's rows sample: bit t % 32 of word t // 32 is token t."""
+    """Says which tokens a grammar lets some of a step's rows sample: bit t % 32 of word t // 32 is token t."""
 
     indices: Int32Array  # [G], ascending, into the step's logits: one for each row that samples, and for each draft
     words: Int32Array  # [G, ceil(V / 32)]
-
-
-@dataclass(slots=True)
-class KVTransfers:
-    """KV blocks to copy between the device and the workers' host pools, before the step message's step.
-
-    In the order of stores, loads, step: a store reads what the blocks held before the step message, a load may read
-    what the same step message stored. No slot is stored to twice in one step message, and none is both loaded from and
-    then given away.
-    """
-
-    store_blocks: Int32Array  # [n] device blocks
-    store_slots: Int32Array  # [n] host slots that they go to
-    load_slots: Int32Array  # [m] host slots
-    load_blocks: Int32Array  # [m] device blocks that they go to, each held by a request that has not computed yet
 
 
 @dataclass(slots=True)
@@ -87,7 +72,7 @@ class SchedulerOutput:
     rejected_drafts: list[tuple[int, int]] = field(default_factory=list)  # (row, drafts counted before in vain)
     num_draft_tokens: Int32Array | None = None  # [R], 0 in rows that do not sample; None: no row has any
     masks: TokenMasks | None = None
-    transfers: KVTransfers | None = None
+    transfers: Any | None = None  # from the KV connector's host half to those in the workers, of its own type
     flush: bool = False  # return the output of every step up to this one, waiting for the device
 
     @property
@@ -111,8 +96,16 @@ class TokenLogprobs:
 
 
 @dataclass(slots=True)
+class ProposedDrafts:
+    """The draft tokens that the device now holds behind some of the rows that sampled, for the host to judge."""
+
+    indices: Int32Array  # [G], ascending: the j-th True of the step message's `samples`
+    token_ids: Int32Array  # [G, P]
+
+
+@dataclass(slots=True)
 class ModelRunnerOutput:
-    """What step `step_id` brought: the tokens of each row that samples, one row's behind the other's.
+    """Holds what step `step_id` brought: the tokens of each row that samples, one row's behind the other's.
 
     The j-th True of the step message's `samples` got `num_sampled_tokens[j]` of the T tokens, from one to one more than
     its draft tokens. `logprobs[t]` is None where the request did not ask. `prompt_logprobs` maps an index into the step
@@ -124,11 +117,11 @@ class ModelRunnerOutput:
     num_sampled_tokens: Int32Array | None = None  # [N]; None: one each
     logprobs: list[TokenLogprobs | None] | None = None
     prompt_logprobs: dict[int, tuple[int, list[TokenLogprobs]]] | None = None
+    drafts: ProposedDrafts | None = None  # of rows with a grammar; None: there is none, or nobody drafts
     step_time_s: float = 0.0  # time the device took, as seen by the worker
-    moved_experts: int = 0  # between ranks, since the output before
-    expert_imbalance: float = 0.0  # busiest rank over the mean as counted last, over layers; 0: nothing is counted
     loading_since: int = 0  # the oldest step whose loads were still under way; 0: all were done
     pooled: list[Float32Array] | None = None  # a pooling model's, instead of tokens: the j-th True's result
+    figures: dict[str, float] = field(default_factory=dict)  # what the worker counted since the output before
 
 
 @dataclass(slots=True, frozen=True)

@@ -1,4 +1,4 @@
-"""How many tokens a request may think, and how the tokens of its reasoning are told."""
+"""Says how many tokens a request may think, and how the tokens of its reasoning are told."""
 
 from __future__ import annotations
 

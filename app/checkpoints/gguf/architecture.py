@@ -1,4 +1,4 @@
-"""What llama.cpp calls the parts of one family, and what it leaves out because its own code knows it."""
+"""Describes what llama.cpp calls the parts of one family, and what it leaves out because its own code knows it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.engine.gguf.header import GgufHeader
-from app.engine.gguf.keys import Keys
+from app.checkpoints.gguf.header import GgufHeader
+from app.checkpoints.gguf.keys import Keys
 from app.errors import UnsupportedError
 
 LAYER = {
@@ -26,8 +26,8 @@ LAYER = {
     "ffn_down": "mlp.down_proj",
 }
 _OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-_IN_LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
-_ONE_EXPERT = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down)\.(\d+)\.weight")  # files of 2023
+_IN_LAYER = re.compile(r"blk\.(\d{1,6})\.(\w+)\.(weight|bias)")
+_ONE_EXPERT = re.compile(r"blk\.(\d{1,6})\.ffn_(gate|up|down)\.(\d{1,6})\.weight")  # files of 2023
 
 
 def _nothing(keys: Keys, header: GgufHeader) -> Mapping[str, Any]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from app.engine.gguf.architecture import LAYER, Architecture
-from app.engine.gguf.expert_families import EXPERT_FAMILIES, MIXTRAL, MULTIPLIERS
+from app.checkpoints.gguf.architecture import LAYER, Architecture
+from app.checkpoints.gguf.expert_families import EXPERT_FAMILIES, MIXTRAL, MULTIPLIERS
 from app.errors import UnsupportedError
 
 _SANDWICH = LAYER | {

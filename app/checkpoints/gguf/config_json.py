@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from app.engine.gguf.architecture import Architecture
-from app.engine.gguf.header import GgufHeader
-from app.engine.gguf.keys import Keys, token_id
+from app.checkpoints.gguf.architecture import Architecture
+from app.checkpoints.gguf.header import GgufHeader
+from app.checkpoints.gguf.keys import Keys, token_id
 from app.errors import CheckpointError, UnsupportedError
 
 Tables = Mapping[str, Sequence[float]]  # of rotary frequencies, by their tensors' names

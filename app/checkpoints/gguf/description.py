@@ -16,15 +16,15 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from app.engine.gguf.architecture import Architecture
-from app.engine.gguf.architectures import ROPE_TABLES, architecture_of
-from app.engine.gguf.blocks import PLAIN
-from app.engine.gguf.config_json import config_json
-from app.engine.gguf.header import GgufHeader, GgufTensor
-from app.engine.gguf.keys import Keys, texts, token_id
-from app.engine.gguf.latent import join_keys_and_values
-from app.engine.user_cache import made_once
-from app.engine.weight_files import GGUF_MANIFEST
+from app.checkpoints.gguf.architecture import Architecture
+from app.checkpoints.gguf.architectures import ROPE_TABLES, architecture_of
+from app.checkpoints.gguf.blocks import PLAIN
+from app.checkpoints.gguf.config_json import config_json
+from app.checkpoints.gguf.header import GgufHeader, GgufTensor
+from app.checkpoints.gguf.keys import Keys, texts, token_id
+from app.checkpoints.gguf.latent import join_keys_and_values
+from app.checkpoints.user_cache import made_once
+from app.checkpoints.weight_files import GGUF_MANIFEST
 from app.errors import CheckpointError
 
 TOKENIZER = "gguf_tokenizer.json"
@@ -94,8 +94,8 @@ def _tensors(files: list[Path], headers: list[GgufHeader]) -> dict[str, _Entry]:
 
 
 def _is_of(name: str, layers: range) -> bool:
-    """Whether a tensor is of one of these layers: those behind the last predict further tokens."""
-    layer = re.match(r"blk\.(\d+)\.", name)
+    """True if a tensor is of one of these layers: those behind the last predict further tokens."""
+    layer = re.match(r"blk\.(\d{1,6})\.", name)
     return layer is not None and int(layer[1]) in layers
 
 
@@ -150,7 +150,7 @@ def _tokenizer_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _place(name: str, number: int, tensor: GgufTensor, architecture: Architecture, head_dim: int) -> dict[str, Any]:
-    """What a worker must know of one tensor to read it."""
+    """Returns what a worker must know of one tensor to read it."""
     is_paired = architecture.pairs and name.rpartition(".")[0].endswith(("q_proj", "k_proj"))
     if is_paired and (head_dim % 2 or tensor.shape[0] % head_dim):
         raise CheckpointError(f"GGUF: {name} has shape {list(tensor.shape)}, no heads of {head_dim}", param="model")

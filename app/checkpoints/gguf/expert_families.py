@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from app.engine.gguf.architecture import LAYER, Architecture
-from app.engine.gguf.header import GgufHeader
-from app.engine.gguf.keys import Keys
+from app.checkpoints.gguf.architecture import LAYER, Architecture
+from app.checkpoints.gguf.header import GgufHeader
+from app.checkpoints.gguf.keys import Keys
 from app.errors import UnsupportedError
 
 _EXPERTS = {
@@ -71,7 +71,7 @@ def _llama4(keys: Keys, header: GgufHeader) -> Mapping[str, Any]:
 
 
 def _choosing(keys: Keys) -> dict[str, Any]:
-    """How the families of DeepSeek choose experts; what a file leaves out is nothing."""
+    """Reads how the families of DeepSeek choose experts; what a file leaves out is nothing."""
     groups = keys.size("expert_group_count") or 1
     return {
         "routed_scaling_factor": keys.number("expert_weights_scale") or 1.0,

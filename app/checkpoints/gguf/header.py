@@ -16,7 +16,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from app.engine.gguf.blocks import BlockType, block_type
+from app.checkpoints.gguf.blocks import BlockType, block_type
+from app.checkpoints.weight_files import checked_name
 from app.errors import CheckpointError
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -140,7 +141,7 @@ _Entry = tuple[str, tuple[int, ...], int, int]  # name, sizes, number of the typ
 
 
 def _entry(cursor: _Cursor) -> _Entry:
-    name, num_dims = cursor.text(), cursor.number("I")
+    name, num_dims = checked_name(cursor.text()), cursor.number("I")
     if num_dims > _MOST_DIMS:
         raise ValueError(f"{name} has {num_dims} dimensions")
     sizes = cursor.numbers("Q", num_dims)  # the fastest first
@@ -165,4 +166,14 @@ def _tensors(entries: list[_Entry], base: int, file_bytes: int) -> dict[str, Ggu
         if tensor.begin + tensor.num_bytes > file_bytes:
             raise ValueError(f"{name} ends behind the end of the file: the copy or download is not complete")
         tensors[name] = tensor
+    _refuse_overlaps(tensors)
     return tensors
+
+
+def _refuse_overlaps(tensors: Mapping[str, GgufTensor]) -> None:
+    """A byte belongs to one tensor: else a small file could stand for any amount of memory."""
+    end, before = 0, ""
+    for name, tensor in sorted(tensors.items(), key=lambda item: item[1].begin):
+        if tensor.begin < end:
+            raise ValueError(f"{name} begins at byte {tensor.begin}, within {before}, which ends at {end}")
+        end, before = tensor.begin + tensor.num_bytes, name

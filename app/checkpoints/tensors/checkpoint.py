@@ -10,8 +10,8 @@ from pathlib import Path
 
 import torch
 
-from app.engine.models.reader import PIECE_BYTES, Fill, Piece, Reader
-from app.engine.quantization.base import Leaf
+from app.checkpoints.tensors.leaf import Leaf
+from app.checkpoints.tensors.reader import PIECE_BYTES, Fill, Piece, Reader
 from app.errors import CheckpointError
 
 

@@ -34,7 +34,6 @@ def text_name(name: str) -> str | None:
 
 
 def is_behind_last_layer(name: str, num_layers: int) -> bool:
-    """Whether a tensor is of a layer that predicts further tokens (DeepSeek-V3, GLM-4.5), numbered on behind the
-    last."""
+    """True if a tensor is of a layer that predicts further tokens (DeepSeek-V3, GLM-4.5), numbered behind the last."""
     found = re.match(r"model\.layers\.(\d+)\.", name)
     return found is not None and int(found[1]) >= num_layers

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from app.engine.models.load_progress import LoadProgress
+from app.checkpoints.tensors.load_progress import LoadProgress
 from app.platforms import platform_of
 
 PIECE_BYTES = 8 << 20
@@ -113,7 +113,7 @@ def _work(pieces: deque[Piece], progress: LoadProgress) -> None:
 
 
 class _Place(ABC):
-    """Where the pieces of one thread go."""
+    """Takes the pieces of one thread."""
 
     @abstractmethod
     def put(self, piece: Piece) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
-from app.engine.models.checkpoint import StoredTensor
-from app.engine.models.tensor_view import viewed
+from app.checkpoints.tensors.checkpoint import StoredTensor
+from app.checkpoints.tensors.tensor_view import viewed
 
 Cuts = Mapping[str, Callable[[torch.Tensor], torch.Tensor]]  # part -> the view of it in an expert's tensor
 

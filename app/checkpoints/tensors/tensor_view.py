@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from app.engine.models.checkpoint import StoredTensor
-from app.engine.models.reader import Piece
-from app.engine.quantization.base import Dim, Share
+from app.checkpoints.tensors.checkpoint import StoredTensor
+from app.checkpoints.tensors.leaf import Dim, Share
+from app.checkpoints.tensors.reader import Piece
 from app.errors import CheckpointError, UnsupportedError
 
 
 @dataclass(slots=True, frozen=True)
 class ComputedTensor(StoredTensor):
-    """What `make` makes of a stored tensor, all of which is read for any part."""
+    """A tensor that `make` computes from a stored one, all of which is read for any part."""
 
     make: Callable[[torch.Tensor], torch.Tensor] = lambda x: x
 
@@ -31,7 +31,7 @@ class ComputedTensor(StoredTensor):
 
     @property
     def _sample(self) -> torch.Tensor:
-        """What is made of a tensor without numbers: nothing is read."""
+        """Makes the result of a tensor without numbers: nothing is read."""
         return self.make(torch.empty(self.mapped.shape, dtype=self.mapped.dtype, device="meta"))
 
     def reshaped(self, *shape: int) -> ComputedTensor:
@@ -78,7 +78,7 @@ def transposed(source: StoredTensor) -> StoredTensor:
 
 
 def computed(source: StoredTensor, make: Callable[[torch.Tensor], torch.Tensor]) -> ComputedTensor:
-    """What `make` makes of the whole tensor."""
+    """Returns the tensor that `make` computes from the whole of a stored one."""
     return ComputedTensor(source.name, source.file, source.mapped, source.begin, source.reader, None, source.leaf, make)
 
 
@@ -116,7 +116,7 @@ def _outputs(source: StoredTensor) -> tuple[int, Dim]:
 
 
 def _has_outputs(source: StoredTensor, size: int) -> bool:
-    """Whether a tensor has a dimension of `size` outputs."""
+    """True if a tensor has a dimension of `size` outputs."""
     if source.leaf is not None and source.leaf.output is None:
         return False
     axis, dim = _outputs(source)

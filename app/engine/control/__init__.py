@@ -45,6 +45,13 @@ CONTROLS: Registry[Callable[..., Any]] = Registry(
 )
 
 
+# Those that an operator may make by name: their arguments and results are JSON, and no path is written to.
+REMOTE = (
+    "abort_requests", "check_weights", "describe", "pause", "reload_weights", "reset_prefix_cache", "resume", "sleep",
+    "update_weights", "wake_up",
+)  # fmt: skip
+
+
 def begin(core: EngineCore, name: str, arguments: Mapping[str, Any]) -> Generator[None, None, Any]:
     """The call, not begun: `next` runs it up to a place where it waits, StopIteration brings its result.
 

@@ -1,4 +1,4 @@
-"""What an engine is at the moment."""
+"""Describes what an engine is at the moment."""
 
 from __future__ import annotations
 

@@ -7,8 +7,8 @@ from typing import Literal
 
 from app.engine.control.prefix_cache import reset_prefix_cache
 from app.engine.core import EngineCore
-from app.engine.engine_state import HoldReason
 from app.errors import InvalidRequestError
+from app.records.engine_state import HoldReason
 
 ENDED = "an operator has ended all requests: ask again"
 # What becomes of the requests that are here. `wait`: they end as they would; `abort`: they end now, with an

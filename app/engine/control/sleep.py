@@ -7,7 +7,7 @@ from typing import Literal
 
 from app.engine.control.pause import Mode, hold
 from app.engine.core import EngineCore
-from app.engine.engine_state import TAGS, Tag
+from app.records.engine_state import TAGS, Tag
 
 
 def sleep(core: EngineCore, level: Literal[1, 2] = 1, mode: Mode = "abort") -> Generator[None]:
@@ -45,6 +45,6 @@ def go_on(core: EngineCore) -> None:
         return
     if state.weights_missing:
         return
-    core.call_workers("recapture")
+    core.defer(core.call_workers("recapture"))
     state.sleep_level = 0
     core.release("sleep")

@@ -1,4 +1,4 @@
-"""Weights from another process, which broadcasts them to all workers (app/engine/distributed/weight_transfer.py)."""
+"""Weights from another process, which broadcasts them to all workers (app/distributed/weight_transfer.py)."""
 
 from __future__ import annotations
 

@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from app.checkpoints.model_info import ModelInfo
+from app.checkpoints.model_revision import model_revision
 from app.engine.control.pause import Mode, hold
 from app.engine.control.sleep import go_on
 from app.engine.core import EngineCore
-from app.engine.kv_cache.model_revision import model_revision
-from app.engine.model_info import ModelInfo
 from app.errors import CheckpointError, InvalidRequestError
 
 ENDED = "the model's weights were replaced while it was answered: ask again"
@@ -110,7 +110,7 @@ def finish_weight_update(core: EngineCore, revision: str = "", version: str = ""
     """Compute with the new weights; `whole`: refuse if some are missing. Their revision: `revision`, or one made of the
     last one and `version`, which says what came (all replicas that are to be equal must be told the same)."""
     with refusing_once_failed(core):
-        core.call_workers("finish_update", whole)
+        core.defer(core.call_workers("finish_update", whole))
     if not revision:
         told = f"{core.stats().model_revision}/{version}".encode()
         revision = hashlib.blake2b(told, digest_size=16).hexdigest()

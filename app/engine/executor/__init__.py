@@ -1,9 +1,9 @@
-"""Where the workers run: executors by their names in the configuration (app/backends.py)."""
+"""Decides where the workers run: executors by their names in the configuration (app/backends.py)."""
 
 from __future__ import annotations
 
 from app.backends import EXECUTORS
-from app.config import EngineConfig
+from app.config.engine import EngineConfig
 from app.engine.executor.base import Executor
 
 

@@ -1,13 +1,13 @@
-"""What the engine asks of the workers, wherever they run."""
+"""Says what the engine asks of the workers, wherever they run."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from typing import Any
 
-from app.engine.step import ModelRunnerOutput, SchedulerOutput
-from app.engine.worker_info import WorkerInfo
 from app.errors import EngineDeadError
+from app.records.step import ModelRunnerOutput, SchedulerOutput
+from app.records.worker_info import WorkerInfo
 
 __all__ = ["Executor", "WorkerInfo"]
 

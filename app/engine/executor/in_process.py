@@ -11,13 +11,13 @@ import threading
 from collections import deque
 from typing import Any
 
-from app.config import EngineConfig
+from app.config.engine import EngineConfig
 from app.engine.executor.base import Executor
 from app.engine.executor.worker_group.phase import is_compiling
-from app.engine.step import ModelRunnerOutput, SchedulerOutput
-from app.engine.worker.worker import Worker
-from app.engine.worker_info import WorkerInfo
 from app.errors import EngineDeadError, MantaError
+from app.records.step import ModelRunnerOutput, SchedulerOutput
+from app.records.worker_info import WorkerInfo
+from app.worker.worker import Worker
 
 
 class InProcessExecutor(Executor):

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from app.backends import STEP_TRANSPORTS
-from app.config import EngineConfig
+from app.config.engine import EngineConfig
 from app.engine.executor.spawner import spawn
 from app.engine.executor.transports import SET
 from app.engine.executor.worker_group.group import Rank, RankFailedError, WorkerGroup, open_pidfd
@@ -36,7 +36,7 @@ _ROOT = Path(__file__).resolve().parents[3]
 class LocalProcessesExecutor(WorkerGroupExecutor):
     """Worker processes [pp][tp] on this machine: one per GPU, or all on the CPU."""
 
-    def __init__(self, config: EngineConfig, worker_class: str = "app.engine.worker.worker:Worker") -> None:
+    def __init__(self, config: EngineConfig, worker_class: str = "app.worker.worker:Worker") -> None:
         super().__init__(config, worker_class)
         self._processes: list[subprocess.Popen[bytes]] = []
 

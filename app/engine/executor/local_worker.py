@@ -6,7 +6,7 @@ import pickle
 import signal
 import sys
 
-from app.config import EngineConfig
+from app.config.engine import EngineConfig
 from app.engine.executor.spawner import end_with_the_parent
 from app.engine.executor.worker_group.rendezvous import Address
 from app.engine.executor.worker_group.worker_actor import WorkerActor, WorkerPlace

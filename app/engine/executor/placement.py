@@ -1,4 +1,4 @@
-"""Which bundles the workers run in: those of the replica's placement group, or of one made here.
+"""Finds the bundles that the workers run in: those of the replica's placement group, or of one made here.
 
 In a Serve replica, bundle 0 is the replica's own and worker r takes bundle r + 1. Elsewhere (scripts, tests) a group
 of one bundle a worker is made and removed again. What is missing is named at once instead of waited for.
@@ -21,7 +21,7 @@ from ray.util.placement_group import (
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from app.backends import ON_HOST
-from app.config import EngineConfig
+from app.config.engine import EngineConfig
 from app.errors import ConfigError
 
 logger = logging.getLogger("manta.executor")

@@ -21,7 +21,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from app.config import EngineConfig
+from app.config.engine import EngineConfig
 from app.engine.executor.placement import Placement, place
 from app.engine.executor.transports import choose_transport
 from app.engine.executor.transports.compiled_graph import worker_environment
@@ -42,7 +42,7 @@ _SHUTDOWN_TIMEOUT_S = 5.0
 class RayWorkersExecutor(WorkerGroupExecutor):
     """Worker actors [pp][tp], one per GPU (or one on the CPU)."""
 
-    def __init__(self, config: EngineConfig, worker_class: str = "app.engine.worker.worker:Worker") -> None:
+    def __init__(self, config: EngineConfig, worker_class: str = "app.worker.worker:Worker") -> None:
         super().__init__(config, worker_class)
         self._placement: Placement | None = None
         self._actors: list[Any] = []
@@ -103,7 +103,8 @@ class RayWorkersExecutor(WorkerGroupExecutor):
     def _meet(
         self, rendezvous: Rendezvous, arguments: Sequence[tuple[Any, ...]]
     ) -> tuple[list[Any], list[FrameConnection]]:
-        """What `connect` returns of every worker, and the connections; the two ends wait for each other's proofs."""
+        """Returns what `connect` does of every worker, and the connections; the two ends wait for each other's
+        proofs."""
         failed = threading.Event()
 
         def check() -> None:
@@ -180,7 +181,8 @@ def _send_signal(pid: int, number: int) -> None:
 
 
 def _owner() -> str:
-    """Whose workers these are, as Ray's dashboard shows it: application, model and replica by Serve's name for it."""
+    """Names whose workers these are, as Ray's dashboard shows it: application, model and replica by Serve's name
+    for it."""
     name: str = ray.get_runtime_context().get_actor_name() or "manta"
     return name.rpartition("::")[2]
 

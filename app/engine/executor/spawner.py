@@ -37,7 +37,7 @@ def end_with_the_parent() -> None:
 
 @functools.cache
 def _work_of(pid: int) -> SimpleQueue[Any]:
-    """What the thread of process `pid` is to do: a fork has its parent's objects, but not its threads."""
+    """Returns what the thread of process `pid` is to do: a fork has its parent's objects, but not its threads."""
     work: SimpleQueue[Any] = SimpleQueue()
     threading.Thread(target=_serve, args=(work,), name=f"spawner-{pid}", daemon=True).start()
     return work

@@ -1,4 +1,4 @@
-"""What executors over several processes share: one worker group, stepped over a StepTransport.
+"""The code that executors over several processes share: one worker group, stepped over a StepTransport.
 
 All ranks get every step message; the outputs are those of rank 0 of the last pipeline stage. The worker group lives and
 dies as a whole: when a worker is gone, hangs or fails a step, the others are killed at once and every call raises
@@ -17,14 +17,14 @@ from typing import Any
 
 import numpy as np
 
-from app.config import EngineConfig
+from app.config.engine import EngineConfig
 from app.engine.executor.base import Executor
 from app.engine.executor.transports import create_transport
 from app.engine.executor.transports.base import StepTransport
 from app.engine.executor.worker_group.group import Failure, Rank, RankFailedError, WorkerGroup
-from app.engine.step import ModelRunnerOutput, SchedulerOutput, WorkerCall
-from app.engine.worker_info import RendezvousInfo, WorkerInfo
 from app.errors import EngineDeadError, MantaError
+from app.records.step import ModelRunnerOutput, SchedulerOutput, WorkerCall
+from app.records.worker_info import RendezvousInfo, WorkerInfo
 
 logger = logging.getLogger("manta.executor")
 
@@ -39,7 +39,7 @@ LOCAL_HOST = "127.0.0.1"
 class WorkerGroupExecutor(Executor):
     """Workers [pp][tp] in processes of their own; a subclass says how these come and go."""
 
-    def __init__(self, config: EngineConfig, worker_class: str = "app.engine.worker.worker:Worker") -> None:
+    def __init__(self, config: EngineConfig, worker_class: str = "app.worker.worker:Worker") -> None:
         self._config = config
         self._worker_class = worker_class
         self._world_size = config.world_size
@@ -203,9 +203,9 @@ class WorkerGroupExecutor(Executor):
             device=infos[0].device,
             dtype=infos[0].dtype,
             notes=notes,
-            num_host_blocks=min(info.num_host_blocks for info in infos),
+            kv_connector=tuple(report for info in infos for report in info.kv_connector),
             num_draft_tokens=min(info.num_draft_tokens for info in infos),
-            block_bytes=sum(info.block_bytes for info in infos),
+            num_deferred=min(info.num_deferred for info in infos),
             kv_windows=infos[0].kv_windows,
         )
 

@@ -11,23 +11,30 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Collection
 
-from app.engine.kv_cache.block_residency import BlockResidency
-from app.engine.kv_cache.kv_events import KVEventSink
+from app.records.block_residency import BlockResidency
+from app.records.kv_events import KVEventSink
 
-Evicted = Callable[[list[bytes], list[int]], None]  # hashes, and the blocks that held them
+BlockHook = Callable[[list[bytes], list[int]], None]  # hashes, and the blocks that have them
 
 
 class BlockPool:
     """Hands out block ids 0 .. num_blocks - 1 and takes them back."""
 
-    def __init__(self, num_blocks: int, sink: KVEventSink | None = None, on_evict: Evicted | None = None) -> None:
-        """`on_evict` hears of cached blocks about to be handed out; their content is there until the next step
-        message."""
+    def __init__(
+        self,
+        num_blocks: int,
+        sink: KVEventSink | None = None,
+        on_evict: BlockHook | None = None,
+        on_register: BlockHook | None = None,
+    ) -> None:
+        """`on_evict` hears of cached blocks about to be handed out; their content is there until the next step message.
+        `on_register` hears of those that can be found from now on."""
         assert num_blocks > 0
         self.num_blocks = num_blocks
         self.sink = sink
         self.residency = BlockResidency(num_blocks)
         self._on_evict = on_evict
+        self._on_register = on_register
         self._ref_counts = [0] * num_blocks
         self._hashes: list[bytes | None] = [None] * num_blocks
         self._by_hash: dict[bytes, int] = {}
@@ -92,7 +99,7 @@ class BlockPool:
         return self._by_hash.get(block_hash)
 
     def is_held(self, block: int) -> bool:
-        """Whether any request holds `block`."""
+        """True if any request holds `block`."""
         return self._ref_counts[block] > 0
 
     def touch(self, blocks: Collection[int]) -> None:
@@ -120,6 +127,8 @@ class BlockPool:
     def _announce(self, parent: bytes, stored: list[bytes]) -> None:
         if self.sink is not None and stored:
             self.sink.stored(parent, stored)
+        if self._on_register is not None and stored:
+            self._on_register(stored, [self._by_hash[block_hash] for block_hash in stored])
 
     def free(self, blocks: list[int], after_step: int | None = None) -> None:
         """One holder fewer for each block; `blocks` in the order of their positions.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from app.engine.kv_cache.kv_cache_manager import KVCacheManager
-from app.engine.kv_cache.kv_events import KVEventSink
-from app.engine.kv_cache.kv_groups import WHOLE, KVGroups
 from app.engine.kv_cache.window_manager import FirstGroup, WindowManager
 from app.engine.kv_connector import create_connector
-from app.engine.worker_info import WorkerInfo
+from app.records.kv_events import KVEventSink
+from app.records.kv_groups import WHOLE, KVGroups
+from app.records.worker_info import WorkerInfo
 
 
 def create_manager(

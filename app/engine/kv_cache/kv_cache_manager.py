@@ -1,4 +1,4 @@
-"""Which blocks each request holds: prefix lookup, growth, publication of full blocks, release.
+"""Tracks which blocks each request holds: prefix lookup, growth, publication of full blocks, release.
 
 The cache is paged (Kwon et al., "PagedAttention", SOSP 2023), and a full block is found by the hash of all before it.
 
@@ -9,16 +9,17 @@ compute.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from app.engine.kv_cache.block_hash import hash_blocks
 from app.engine.kv_cache.block_pool import BlockPool
-from app.engine.kv_cache.kv_events import KVEventSink
 from app.engine.kv_cache.prefix_hit import LOADED, NO_HIT, PrefixHit
 from app.engine.kv_cache.running_rows import RunningRows
 from app.engine.kv_connector.base import KVConnector
-from app.engine.scheduler.request import Request
-from app.engine.step import KVTransfers
+from app.records.block_hash import hash_blocks
+from app.records.kv_events import KVEventSink
+from app.records.request_state import Request
 
 NEVER = np.iinfo(np.int32).max
 
@@ -46,7 +47,7 @@ class KVCacheManager:
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
         self.connector = connector
-        self.pool = BlockPool(num_blocks, sink, connector.evicted if connector is not None else None)
+        self.pool = BlockPool(num_blocks, sink, *(connector.hooks if connector is not None else ()))
         self._hash_key = hash_key
         self._coming: dict[bytes, Request] = {}  # prompt blocks being computed -> who computes them
 
@@ -130,7 +131,7 @@ class KVCacheManager:
         return low * self.block_size
 
     def fits(self, num_tokens: int, hit: PrefixHit, running: RunningRows) -> bool:
-        """Whether there are blocks for all `num_tokens` tokens of a request that has found `hit`, beside what running
+        """True if there are blocks for all `num_tokens` tokens of a request that has found `hit`, beside what running
         ones still need for theirs and a small reserve. Beside nobody, whatever fits the pool does.
         """
         needed = self.num_blocks_for(num_tokens) - len(hit.held)
@@ -175,11 +176,11 @@ class KVCacheManager:
         return True
 
     def _key(self, request: Request, place: int) -> bytes:
-        """What the block at a place of the request's table is found by."""
+        """Returns what the block at a place of the request's table is found by."""
         return request.block_hashes[place]
 
-    def take_transfers(self) -> KVTransfers | None:
-        """The connector's copies for the step message that is being written."""
+    def take_transfers(self) -> Any | None:
+        """Takes what the connector has for the step message that is being written."""
         return None if self.connector is None else self.connector.take_transfers()
 
     def num_free_after_hit(self, hit: PrefixHit) -> int:

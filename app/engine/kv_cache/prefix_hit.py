@@ -1,4 +1,5 @@
-"""What the prefix cache has of a waiting request: found before anything is taken, handed back when it is admitted."""
+"""Holds what the prefix cache has of a waiting request: found before anything is taken, handed back when it is
+admitted."""
 
 from __future__ import annotations
 

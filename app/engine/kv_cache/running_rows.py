@@ -1,4 +1,5 @@
-"""What running requests have and lack: what the KV-cache manager must know to say whether one more fits beside them."""
+"""Holds what running requests have and lack: what the KV-cache manager must know to say whether one more fits
+beside them."""
 
 from __future__ import annotations
 

@@ -16,14 +16,14 @@ from itertools import takewhile
 
 import numpy as np
 
-from app.engine.kv_cache.block_hash import HASH_BYTES
 from app.engine.kv_cache.kv_cache_manager import KVCacheManager
-from app.engine.kv_cache.kv_events import KVEventSink, KVTier
-from app.engine.kv_cache.kv_groups import KVGroups
 from app.engine.kv_cache.prefix_hit import LOADED, NO_HIT, PrefixHit
 from app.engine.kv_cache.running_rows import RunningRows
 from app.engine.kv_connector.base import KVConnector
-from app.engine.scheduler.request import Request
+from app.records.block_hash import HASH_BYTES
+from app.records.kv_events import KVEventSink, KVTier
+from app.records.kv_groups import KVGroups
+from app.records.request_state import Request
 
 NOWHERE = 0  # the block that no request holds
 

@@ -1,7 +1,8 @@
-"""The contract of a tier behind the device's prefix cache: what it holds, and which copies the next step message asks
-for.
+"""The contract of a KV connector: it keeps blocks behind the device's prefix cache, or moves them elsewhere.
 
-A connector is bookkeeping in the host half; the workers move the bytes. Its copies travel in the step messages (I2), so
+A connector is two halves under one name. This one, the host's, is bookkeeping: it knows blocks by their hashes and says
+what the next step message asks for. The other is a feature in each worker (`KVConnector.worker`), which moves the
+bytes; what it found out at its start comes back as its report. Copies travel in the step messages (I2), so
 the order of step messages is the order of contents: a block that is evicted while step message N is written is read
 before anything of step message N or later can overwrite it, and what step message N stores, step message N may load.
 Nothing here waits for a device.
@@ -10,41 +11,36 @@ Nothing here waits for a device.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
-from app.engine.kv_cache.kv_events import KVEventSink
-from app.engine.step import KVTransfers
+from app.records.kv_events import KVEventSink
 
-
-@dataclass(slots=True, frozen=True)
-class ConnectorStats:
-    """A connector at a moment; totals count from its start."""
-
-    num_blocks: int
-    num_cached_blocks: int
-    block_bytes: int  # one block's size, over all workers
-    query_tokens_total: int  # looked up by requests that got a row, after what the device held
-    hit_tokens_total: int  # those of them that were loaded
-    loaded_blocks_total: int
-    stored_blocks_total: int
-
-    @property
-    def usage(self) -> float:
-        """Share of the blocks that hold something, 0 to 1."""
-        return self.num_cached_blocks / self.num_blocks
+BlockHook = Callable[[list[bytes], list[int]], None]  # hashes, and the device blocks that have them
 
 
 class KVConnector(ABC):
-    """Finds, loads and takes in blocks by their hashes (I5). Used by the engine's thread; `stats` by any."""
+    """Finds, loads and takes in blocks by their hashes (I5). Used by the engine's thread; `figures` by any."""
 
+    # The half in the workers, as "module:attribute": makes a WorkerFeature from a FeatureContext (worker/features), or
+    # gives None where this engine has no use for the connector; then it has no host half either.
+    worker: ClassVar[str]
+
+    @classmethod
     @abstractmethod
-    def __init__(self, num_blocks: int, block_bytes: int = 0, sink: KVEventSink | None = None) -> None:
-        """Room for `num_blocks` blocks, of which each has `block_bytes` over all workers; `sink` hears of changes."""
+    def of(cls, reports: Sequence[Any], sink: KVEventSink | None) -> KVConnector:
+        """The host half for what the workers' halves reported (`WorkerInfo.kv_connector`), by rank; `sink` hears of
+        changes."""
+
+    @property
+    def hooks(self) -> tuple[BlockHook | None, BlockHook | None]:
+        """`evicted`, and `computed` where it is overridden."""
+        hears = type(self).computed is not KVConnector.computed
+        return self.evicted, self.computed if hears else None
 
     @abstractmethod
     def match(self, hashes: Sequence[bytes]) -> int:
-        """How many of `hashes`, from the first on, can be loaded now."""
+        """Counts how many of `hashes`, from the first on, can be loaded now."""
 
     @abstractmethod
     def hold(self, hashes: Sequence[bytes]) -> None:
@@ -58,6 +54,11 @@ class KVConnector(ABC):
     def evicted(self, hashes: list[bytes], blocks: list[int]) -> None:
         """These device blocks lose their contents with the next step message, which may store them first."""
 
+    def computed(self, hashes: list[bytes], blocks: list[int]) -> None:
+        """These device blocks are full and can be found by their hashes from now on. Called as often as steps fill
+        blocks, so only where a connector overrides it."""
+        return
+
     @abstractmethod
     def forget(self) -> None:
         """Nothing that it holds is found again. No copy waits for a step message."""
@@ -67,9 +68,10 @@ class KVConnector(ABC):
         """A request got a row that wanted so many tokens more than the device had, and loads so many of them."""
 
     @abstractmethod
-    def take_transfers(self) -> KVTransfers | None:
-        """The copies for the step message that is being written."""
+    def take_transfers(self) -> Any | None:
+        """Something for the workers' halves, of the connector's own type and small to pickle, which goes with the step
+        message that is being written; None: there is nothing to say."""
 
-    @abstractmethod
-    def stats(self) -> ConnectorStats:
-        """A snapshot; callable from any thread."""
+    def figures(self) -> dict[str, float]:
+        """Returns what METRICS reads of it, by name (telemetry/figures.py); totals from its start. From any thread."""
+        return {}

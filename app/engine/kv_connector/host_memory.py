@@ -12,18 +12,21 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from app.engine.kv_cache.kv_events import KVEventSink
-from app.engine.kv_connector.base import ConnectorStats, KVConnector
-from app.engine.step import KVTransfers
+from app.engine.kv_connector.base import KVConnector
+from app.records.host_pool import HostPoolReport, KVTransfers
+from app.records.kv_events import KVEventSink
 
 
 class HostMemory(KVConnector):
     """Slots 0 .. num_blocks - 1; every operation is O(1) per block."""
 
+    worker = "app.worker.host_tier.host_tier:create"
+
     def __init__(self, num_blocks: int, block_bytes: int = 0, sink: KVEventSink | None = None) -> None:
+        """Room for `num_blocks` blocks, of which each has `block_bytes` over all workers."""
         assert num_blocks > 0
         self.num_blocks = num_blocks
-        self._block_bytes = block_bytes
+        self.block_bytes = block_bytes
         self._sink = sink
         self._slots: OrderedDict[bytes, int] = OrderedDict()  # hash -> slot, least recently used first
         self._free = list(range(num_blocks - 1, -1, -1))
@@ -32,6 +35,12 @@ class HostMemory(KVConnector):
         self._loads: list[tuple[int, int]] = []  # (slot, device block), in the next step message
         self._query_tokens = self._hit_tokens = 0
         self._num_loaded = self._num_stored = 0
+
+    @classmethod
+    def of(cls, reports: Sequence[HostPoolReport], sink: KVEventSink | None) -> HostMemory:
+        """See KVConnector."""
+        num_blocks = min(report.num_blocks for report in reports)
+        return cls(num_blocks, sum(report.block_bytes for report in reports), sink)
 
     def match(self, hashes: Sequence[bytes]) -> int:
         """See KVConnector."""
@@ -111,17 +120,20 @@ class HostMemory(KVConnector):
             np.array(list(stores.values()), np.int32), np.array(list(stores), np.int32), loads[:, 0], loads[:, 1]
         )
 
-    def stats(self) -> ConnectorStats:
+    @property
+    def num_cached(self) -> int:
+        """Blocks that can be found."""
+        return len(self._slots)
+
+    def figures(self) -> dict[str, float]:
         """See KVConnector."""
-        return ConnectorStats(
-            self.num_blocks,
-            len(self._slots),
-            self._block_bytes,
-            self._query_tokens,
-            self._hit_tokens,
-            self._num_loaded,
-            self._num_stored,
-        )
+        return {
+            "tier_queries": self._query_tokens,
+            "tier_hits": self._hit_tokens,
+            "kv_host_usage": self.num_cached / self.num_blocks,
+            "kv_host_stored_bytes": self._num_stored * self.block_bytes,
+            "kv_host_loaded_bytes": self._num_loaded * self.block_bytes,
+        }
 
     def check(self) -> None:
         """Assert the invariants at the head of this file; for tests, O(num_blocks)."""

@@ -9,16 +9,17 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from app.engine.kv_cache.block_hash import root_hash
 from app.engine.kv_cache.kv_cache_manager import KVCacheManager
-from app.engine.pooling.params import PoolingParams
-from app.engine.request import EngineRequest
-from app.engine.request_bounds import RequestBounds
-from app.engine.sampling_params import SamplingParams
-from app.engine.scheduler.request import Request
-from app.engine.structured.compiler import GrammarCompiler
-from app.engine.structured.matcher import GrammarFailure, Matcher
 from app.errors import InvalidRequestError, UnsupportedError
+from app.records.block_hash import root_hash
+from app.records.pooling_params import PoolingParams
+from app.records.request import EngineRequest
+from app.records.request_bounds import RequestBounds
+from app.records.request_state import Request
+from app.records.sampling_params import SamplingParams
+from app.structured.compiler import GrammarCompiler
+from app.structured.matcher import GrammarFailure, Matcher
+from app.structured.reasoning import ReasoningSpan
 
 
 class Admission:
@@ -52,8 +53,9 @@ class Admission:
         matcher, revision = self._matcher(request), self.revision
         if isinstance(work, SamplingParams) and work.structured_outputs is not None:
             work = work.model_copy(update={"structured_outputs": None})  # from now on the grammar is the matcher's
+        asks = tuple(ask for ask in request.asks if not isinstance(ask, ReasoningSpan))
         admitted = Request(
-            replace(request, prompt_token_ids=[], output_token_ids=[], work=work, reasoning=None),
+            replace(request, prompt_token_ids=[], output_token_ids=[], work=work, asks=asks),
             token_ids=[*prompt, *generated],
             num_prompt_tokens=len(prompt),
             max_total_tokens=len(prompt) + max_tokens,
@@ -85,12 +87,12 @@ class Admission:
         return self.bounds.pooling.needs_all_tokens or work.is_of_tokens
 
     def _matcher(self, request: EngineRequest) -> Matcher | None:
-        """Where the request stands in its grammar, if it has one."""
+        """Returns where the request stands in its grammar, if it has one."""
         if isinstance(request.work, PoolingParams) or request.work.structured_outputs is None:
             return None
         if self._grammars is None:
             raise UnsupportedError("structured_outputs: this engine has no grammars", param="structured_outputs")
-        matcher = self._grammars.matcher(request.work.structured_outputs, request.reasoning)
+        matcher = self._grammars.matcher(request.work.structured_outputs, request.asked(ReasoningSpan))
         try:
             for token in request.output_token_ids:
                 matcher.accept(token)

@@ -1,4 +1,4 @@
-"""How much of the queued work begins in a second, while there is some: what a queue's length means in time."""
+"""Measures how much of the queued work begins in a second, while there is some: what a queue's length means in time."""
 
 from __future__ import annotations
 

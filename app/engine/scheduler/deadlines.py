@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 
-from app.engine.scheduler.request import Request
+from app.records.request_state import Request
 
 SPARE = 64  # ended requests that the heap may hold beside as many as live ones
 
@@ -47,7 +47,7 @@ class Deadlines:
 
 
 def missed(request: Request) -> str:
-    """What a request is told whose deadline has passed."""
+    """Says what a request is told whose deadline has passed."""
     deadline = request.spec.placement.deadline
     assert deadline is not None
     began = "did not end" if request.first_token is not None else "got no token"

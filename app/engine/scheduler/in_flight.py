@@ -1,4 +1,4 @@
-"""What the scheduler remembers of a step until its output is back."""
+"""Holds what the scheduler remembers of a step until its output is back."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from app.engine.step import Int32Array, ModelRunnerOutput
+from app.records.step import Int32Array, ModelRunnerOutput
 
 
 @dataclass(slots=True)

@@ -7,8 +7,8 @@ goes on at once, and the step waits on the device. That makes this a matter of s
 
 from __future__ import annotations
 
-from app.engine.scheduler.request import Request
 from app.engine.scheduler.row_table import RowTable
+from app.records.request_state import Request
 
 
 class LoadingRequests:

@@ -1,4 +1,4 @@
-"""Which decodes a step message takes when the model is a pipeline.
+"""Chooses which decodes a step message takes when the model is a pipeline.
 
 A row whose last token is still being computed makes the first stage wait for the last one. So with P stages the rows
 are dealt into P step messages: a step message takes rows that none of the P - 1 step messages before it took (or whose

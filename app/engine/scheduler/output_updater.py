@@ -15,16 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.engine.kv_cache.kv_cache_manager import KVCacheManager
-from app.engine.outputs import EngineOutput, FinishReason, PooledResult
 from app.engine.scheduler.in_flight import InFlightStep
 from app.engine.scheduler.pending_diffs import PendingDiffs
-from app.engine.scheduler.request import Request
 from app.engine.scheduler.row_table import RowTable, needs_slow_path
 from app.engine.scheduler.sampled_tokens import SampledTokens
 from app.engine.scheduler.stopping import append_tokens
-from app.engine.stats import StepStats
-from app.engine.step import Float32Array, Int32Array, ModelRunnerOutput, TokenLogprobs
-from app.engine.structured.matcher import GrammarFailure
+from app.engine.scheduler.token_masks import take_drafts
+from app.records.outputs import EngineOutput, FinishReason, PooledResult
+from app.records.request_state import Request
+from app.records.stats import StepStats
+from app.records.step import Float32Array, Int32Array, ModelRunnerOutput, TokenLogprobs
+from app.structured.matcher import GrammarFailure
 
 logger = logging.getLogger("manta.engine")
 
@@ -82,6 +83,8 @@ class OutputUpdater:
         if self._ended_by_grammar:
             ended, self._ended_by_grammar = self._ended_by_grammar, []
             outputs += [self._finish(request, "stop") for request in ended]
+        if output.drafts is not None:
+            take_drafts(self._rows, sampled.rows, step.generations[step.samples], output.drafts)
         return outputs
 
     def _deliver_pooled(

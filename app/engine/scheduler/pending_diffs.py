@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from app.engine.scheduler.request import Request
-from app.engine.step import Int32Array, NewRequest
+from app.records.request_state import Request
+from app.records.step import Int32Array, NewRequest
 
 
 class PendingDiffs:

@@ -1,4 +1,4 @@
-"""How much the waiting requests still have to compute, as numpy columns: summed ten times a second, however many wait.
+"""Sums how much the waiting requests still have to compute, in numpy columns: ten times a second, however many wait.
 
 What the prefix cache knows of a request changes while it waits. Each step looks at a few again, in turn, so a figure is
 at most as old as it takes to come round; nothing walks the whole queue.
@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.engine.scheduler.begun_work import BegunWork
-from app.engine.scheduler.request import Request
-from app.engine.stats import QueuedWork
+from app.records.request_state import Request
+from app.records.stats import QueuedWork
 
 REFRESHED_PER_STEP = 4
 MAX_QUEUES = 64  # that are told apart in a report
@@ -26,7 +26,7 @@ IntColumn = NDArray[np.integer[Any]]
 
 @dataclass(slots=True, eq=False)
 class _TenantLoad:
-    """What waits of one tenant in one class."""
+    """Sums what waits of one tenant in one class."""
 
     share: float
     num_requests: int = 0
@@ -37,7 +37,7 @@ class _TenantLoad:
 
 @dataclass(slots=True, frozen=True)
 class WorkCosts:
-    """What a token costs the whole engine, in seconds; 0 until measured."""
+    """Says what a token costs the whole engine, in seconds; 0 until measured."""
 
     prefill_token_s: float
     output_token_s: float  # a decode step over the requests that share it

@@ -13,8 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.engine.kv_cache.running_rows import RunningRows
-from app.engine.sampling_params import SamplingParams
-from app.engine.scheduler.request import Request
+from app.records.request_state import Request
+from app.records.sampling_params import SamplingParams
+from app.records.thinking_budget import ThinkingBudget
+from app.structured.masks import DraftMasks
 
 IntArray = NDArray[np.intp]
 
@@ -36,6 +38,7 @@ class RowTable:
         self.next_publish = np.zeros(num_rows, np.int32)  # num_confirmed at which the next block is full
         self.num_drafts = np.zeros(num_rows, np.int32)  # draft tokens that the device will hold
         self.may_draft = np.zeros(num_rows, np.bool_)
+        self.draft_masks: dict[int, DraftMasks] = {}  # of rows with a grammar, whose drafts the host has seen
         self.last_step = np.zeros(num_rows, np.int64)  # the latest step message that contains the row
         self.slow_path = np.zeros(num_rows, np.bool_)  # its tokens need more than an append
         self.has_grammar = np.zeros(num_rows, np.bool_)  # computes nothing while a token of it is in flight (I2)
@@ -65,6 +68,10 @@ class RowTable:
         assert request is not None
         return request
 
+    def in_order(self, rows: IntArray) -> list[Request]:
+        """The requests in these rows, by rank."""
+        return sorted((self.request_at(row) for row in rows.tolist()), key=lambda request: request.rank)
+
     def pending(self) -> NDArray[np.int32]:
         """Tokens that each row still has to compute towards what is known or in flight (I1); 0 if not runnable, or if
         the mask of the token after them needs one that is in flight."""
@@ -76,12 +83,12 @@ class RowTable:
         return pending
 
     def running(self) -> RunningRows:
-        """What the requests that may be in a step have."""
+        """Returns what the requests that may be in a step have."""
         rows = np.flatnonzero(self.runnable)
         return RunningRows(self.num_tokens[rows], self.capacity[rows], self.num_confirmed[rows])
 
     def set_runnable(self, row: int, runnable: bool) -> None:
-        """Whether the request in the row may be in a step."""
+        """Sets whether the request in the row may be in a step."""
         self.num_changes += 1
         self.runnable[row] = runnable
 
@@ -100,6 +107,7 @@ class RowTable:
         self.capacity[row] = capacity
         self.next_publish[row] = next_publish
         self.num_drafts[row] = 0  # none before it has sampled here
+        self.draft_masks.pop(row, None)
         self.may_draft[row] = may_draft(request)
         self.last_step[row] = 0
         self.slow_path[row] = needs_slow_path(request)
@@ -125,13 +133,11 @@ class RowTable:
 
 
 def may_draft(request: Request) -> bool:
-    """Whether a step may bring the request several tokens: the masks of a grammar are made for the next one alone, and
-    a thinking budget counts on exact lengths."""
-    spec = request.spec
-    return request.matcher is None and spec.thinking_budget is None and spec.pooling is None
+    """True if a step may bring the request several tokens: a thinking budget counts on exact lengths."""
+    return request.spec.asked(ThinkingBudget) is None and request.spec.pooling is None
 
 
 def needs_slow_path(request: Request) -> bool:
-    """Whether the request's next token needs more than an append: its first one, stop tokens, logprobs, a grammar."""
+    """True if the request's next token needs more than an append: its first one, stop tokens, logprobs, a grammar."""
     first = request.first_token is None
     return first or request.spec.wants_logprobs or bool(request.stop_token_ids) or request.matcher is not None

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.engine.scheduler.in_flight import InFlightStep
-from app.engine.step import Int32Array, ModelRunnerOutput, TokenLogprobs
+from app.records.step import Int32Array, ModelRunnerOutput, TokenLogprobs
 
 
 @dataclass(slots=True, frozen=True)
@@ -23,7 +23,7 @@ class SampledTokens:
 
     @classmethod
     def of(cls, step: InFlightStep, output: ModelRunnerOutput) -> SampledTokens:
-        """What came back for the step's rows that sample."""
+        """Returns what came back for the step's rows that sample."""
         rows, flat, num_each = step.rows[step.samples], output.sampled_token_ids, output.num_sampled_tokens
         num_expected = len(rows) if num_each is None else int(num_each.sum())
         assert len(flat) == num_expected, f"step {step.step_id}: {len(flat)} tokens for {len(rows)} rows"

@@ -7,9 +7,9 @@ enter and leave between steps (continuous batching: Orca, Yu et al., 2022), and 
 share a step with (Sarathi-Serve: Agrawal et al., 2024).
 
 Order within a step: requests one token short (decodes), then running requests that are further behind, then waiting
-ones, under `max_num_batched_tokens` and the number of rows. Blocks are taken from requests of lower rank when they
-run out (preemption by recomputation), so the request of the highest rank always makes progress. Counters run ahead
-of the tokens (I2): a step is scheduled before the previous one's tokens are back.
+ones, under `max_num_batched_tokens`, `max_step_s` and the number of rows. Blocks are taken from requests of lower rank
+when they run out (preemption by recomputation), so the request of the highest rank always makes progress. Counters run
+ahead of the tokens (I2): a step is scheduled before the previous one's tokens are back.
 """
 
 from __future__ import annotations
@@ -23,22 +23,24 @@ import numpy as np
 
 from app.engine.kv_cache.kv_cache_manager import KVCacheManager
 from app.engine.kv_cache.prefix_hit import PrefixHit
-from app.engine.outputs import EngineOutput, FinishReason
 from app.engine.scheduler.deadlines import Deadlines, missed
+from app.engine.scheduler.draft_grants import grant_drafts
 from app.engine.scheduler.loading import LoadingRequests
 from app.engine.scheduler.micro_batches import micro_batch
 from app.engine.scheduler.output_updater import OutputUpdater
 from app.engine.scheduler.pending_diffs import PendingDiffs
-from app.engine.scheduler.priority_keys import deal_keys
-from app.engine.scheduler.request import Request, RequestStatus
+from app.engine.scheduler.priority_ranks import PriorityRanks
 from app.engine.scheduler.row_table import IntArray, RowTable
+from app.engine.scheduler.slots import Slots
 from app.engine.scheduler.statistics import Statistics
 from app.engine.scheduler.steady_decode import SteadyDecode
 from app.engine.scheduler.step_plan import StepPlan, TokenBudget
 from app.engine.scheduler.step_writer import StepWriter
 from app.engine.scheduler.waiting_queue import WaitingQueue
-from app.engine.stats import EngineStats, StatsRecorder, StepStats
-from app.engine.step import ModelRunnerOutput, SchedulerOutput
+from app.records.outputs import EngineOutput, FinishReason
+from app.records.request_state import Request, RequestStatus
+from app.records.stats import EngineStats, StatsRecorder, StepStats
+from app.records.step import ModelRunnerOutput, SchedulerOutput
 
 logger = logging.getLogger("manta.engine")
 
@@ -50,7 +52,7 @@ MIN_SHARED_TOKENS = 128  # computing fewer tokens twice is better than waiting a
 
 @dataclass(slots=True, frozen=True)
 class StepRules:
-    """What bounds and shapes the steps of an engine."""
+    """Bounds and shapes the steps of an engine."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -58,6 +60,7 @@ class StepRules:
     whole_prompts: bool = False  # the model computes a prompt in one step
     num_draft_tokens: int = 0  # that the workers propose for a row
     num_stages: int = 1  # the pipeline's
+    max_step_s: float = 0.0  # that a step with prompts shall take; 0: as long as its tokens take
 
 
 class Scheduler:
@@ -76,8 +79,9 @@ class Scheduler:
         self.requests: dict[str, Request] = {}
         self.deadlines = Deadlines()
         self._statistics = Statistics(recorder)
-        counters = self._statistics.counters
-        self.waiting = WaitingQueue(kv.num_known_tokens, lambda: counters.output_tokens_average)
+        output_lengths = self._statistics.output_lengths
+        self.waiting = WaitingQueue(kv.num_known_tokens, lambda: output_lengths.average)
+        self._ranks = PriorityRanks(rules.by_priority)
         self._rules = rules
         self._clock = clock
         # Each step takes other rows, or other drafts.
@@ -85,6 +89,7 @@ class Scheduler:
         self._pending_diffs = PendingDiffs()
         self._output_updater = OutputUpdater(self.rows, kv, self._pending_diffs, eos_token_ids, self.finish, clock)
         self._loading = LoadingRequests(self.rows)
+        self._slots = Slots(self.rows, kv, self._pending_diffs, self._preempt)
         self._writer = StepWriter(self.rows, kv, self._pending_diffs, rules.num_draft_tokens)
         self._steady: SteadyDecode | None = None  # the last step, if the next one is likely to be another like it
         self._last_returned = 0
@@ -98,11 +103,11 @@ class Scheduler:
         assert request.request_id not in self.requests
         self._num_added += 1
         # One that was cut off elsewhere has had its turn already: its client is waiting for the next token.
+        request.number = self._num_added
         request.key = self._num_added - (RESUMED_BEFORE if request.num_resumed_tokens else 0)
         request.queued = self._clock()
         self.requests[request.request_id] = request
-        if self._rules.by_priority:
-            deal_keys(self.requests.values(), request.spec.placement)
+        self._ranks.join(request)
         self.waiting.push(request, request.queued)
         self.deadlines.add(request, len(self.requests))
 
@@ -124,12 +129,12 @@ class Scheduler:
         request = self.requests.get(request_id)
         if request is None or request.paused == paused:
             return
-        request.paused = paused
         self._statistics.num_paused += 1 if paused else -1
         if request.row >= 0:
+            request.paused = paused
             self.rows.set_runnable(request.row, not paused and not request.is_loading)
         else:
-            self.waiting.load.num_paused += 1 if paused else -1
+            self.waiting.set_paused(request, paused)
 
     def finish(
         self, request: Request, reason: FinishReason, *, stop_reason: int | None = None, error: str | None = None
@@ -141,6 +146,7 @@ class Scheduler:
         else:
             self.waiting.remove(request)
             self.kv.free(request, None)
+        self._ranks.leave(request)
         request.status = RequestStatus.FINISHED
         self.waiting.settle(request)
         self._statistics.num_paused -= request.paused
@@ -175,7 +181,7 @@ class Scheduler:
         return len(self._writer.in_flight)
 
     def has_work(self) -> bool:
-        """Whether a step can bring anything: a step message is out, or a request is not held by its client."""
+        """True if a step can bring anything: a step message is out, or a request is not held by its client."""
         if self._writer.in_flight or self._failed:
             return True
         return len(self.requests) > self._statistics.num_paused
@@ -199,7 +205,7 @@ class Scheduler:
         steady, self._steady = self._steady, None
         if steady is None or len(self.waiting) or not steady.goes_on(self.rows):
             return None
-        if not self._grow_each(steady.at_block_edge()):
+        if not self._slots.grow_each(steady.at_block_edge()):
             return None
         self._steady = steady
         return self._writer.write_next(steady)
@@ -217,7 +223,10 @@ class Scheduler:
         plan.has_decodes = bool(decodes.size)
         behind = np.flatnonzero((pending > 1) & self.rows.runnable)  # some may just have been preempted
         if behind.size or len(self.waiting):
-            plan.budget.open_prefills(crowded=behind.size + len(self.waiting) > 1)
+            is_crowded = behind.size + len(self.waiting) > 1
+            token_s = self._statistics.costs.prefill_token_s
+            plan.budget.limit_time(self._rules.max_step_s, token_s, is_alone=not is_crowded and not plan.has_decodes)
+            plan.budget.open_prefills(is_crowded)
             self._grant_running(behind, plan)
             if plan.preempted:
                 decodes = decodes[self.rows.runnable[decodes]]
@@ -229,14 +238,14 @@ class Scheduler:
             self._steady = self._writer.remember()
             return step_message
         if self._rules.num_draft_tokens:
-            decodes = self._grant_drafts(decodes, plan)
+            decodes = grant_drafts(decodes, plan, self.rows, self._slots)
         if not decodes.size and not plan.chunks:
             return None
         return self._writer.write(decodes, plan, is_alone=not len(self.waiting))
 
     @property
     def has_failed(self) -> bool:
-        """Whether `take_failed` has something."""
+        """True if `take_failed` has something."""
         return bool(self._failed)
 
     def take_failed(self) -> list[EngineOutput]:
@@ -252,40 +261,20 @@ class Scheduler:
         """Rows that compute one token; only those at a block edge need a look."""
         rows = self.rows
         if decodes.size > plan.budget.left:
-            first = self._in_order(decodes)[: plan.budget.left]
+            first = self.rows.in_order(decodes)[: plan.budget.left]
             decodes = np.sort(np.array([request.row for request in first], np.intp))
         short = decodes[rows.num_computed[decodes] >= rows.capacity[decodes]]
-        if not self._grow_each(short):
-            for request in self._in_order(short):
+        if not self._slots.grow_each(short):
+            for request in self.rows.in_order(short):
                 if request.row >= 0:  # not preempted by one before it
-                    self._ensure_slots(request, int(rows.num_computed[request.row]) + 1, plan)
+                    self._slots.ensure(request, int(rows.num_computed[request.row]) + 1, plan)
             decodes = decodes[rows.runnable[decodes] & (rows.num_computed[decodes] < rows.capacity[decodes])]
         plan.budget.left -= decodes.size
         return decodes
 
-    def _grant_drafts(self, decodes: IntArray, plan: StepPlan) -> IntArray:
-        """Draft tokens for the decodes, from what nobody else wanted of tokens and free blocks; rows with none first.
-
-        No row gets so many that its step could bring more tokens than it may have.
-        """
-        rows = self.rows
-        next_position = rows.num_computed[decodes] + 1
-        drafts = np.minimum(rows.num_drafts[decodes], rows.limit[decodes] - next_position)
-        drafts = np.minimum(drafts, np.maximum(plan.budget.left - (drafts.cumsum() - drafts), 0))
-        for index in np.flatnonzero(next_position + drafts > rows.capacity[decodes]).tolist():
-            row = int(decodes[index])
-            room = min(int(drafts[index]), self._room(rows.request_at(row), int(next_position[index])))
-            granted = self._ensure_slots(rows.request_at(row), int(next_position[index]) + room, plan)
-            assert granted
-            drafts[index] = room
-        plan.budget.left -= int(drafts.sum())
-        order = np.argsort(drafts > 0, kind="stable")
-        plan.drafts = drafts[order] if drafts.any() else None
-        return decodes[order]
-
     def _grant_running(self, behind: IntArray, plan: StepPlan) -> None:
         """Chunks for running requests that are more than one token short."""
-        for request in self._in_order(behind):
+        for request in self.rows.in_order(behind):
             if plan.budget.left == 0:
                 break
             if request.row < 0:
@@ -298,20 +287,16 @@ class Scheduler:
     def _grant_chunk(self, request: Request, chunk: int, remaining: int, plan: StepPlan, may_preempt: bool) -> None:
         """Give up to `chunk` more tokens, as many as there are blocks for; at least one if that takes preemption."""
         computed = int(self.rows.num_computed[request.row]) + plan.chunks.get(request, 0)
-        room = self._room(request, computed)
+        room = self._slots.room(request, computed)
         if room <= 0:
-            if not may_preempt or not self._ensure_slots(request, computed + 1, plan):
+            if not may_preempt or not self._slots.ensure(request, computed + 1, plan):
                 return
-            room = self._room(request, computed)
+            room = self._slots.room(request, computed)
         chunk = min(chunk, room)
-        granted = self._ensure_slots(request, computed + chunk, plan)
+        granted = self._slots.ensure(request, computed + chunk, plan)
         assert granted
         plan.chunks[request] = plan.chunks.get(request, 0) + chunk
         plan.budget.spend(chunk, remaining)
-
-    def _room(self, request: Request, computed: int) -> int:
-        """Slots past `computed` that the request has or could get without preemption."""
-        return int(self.rows.capacity[request.row]) + self.kv.num_free_slots - computed
 
     def _spend_rest(self, plan: StepPlan) -> None:
         """Tokens that nobody short wanted go to the long requests of the step."""
@@ -331,11 +316,9 @@ class Scheduler:
         another request is just computing much of its prompt: its blocks will be found in the cache.
         """
         passed = 0
-        for request in list(self.waiting):
+        for request in self.waiting.first(self.rows.num_free + MAX_PASSED_OVER + 1):
             if plan.budget.left == 0 or passed == MAX_PASSED_OVER:
                 break
-            if request.paused:
-                continue
             if request.resume_after_step > self._last_returned:
                 break  # its tokens are still coming; nobody takes its place meanwhile
             hit = self.kv.find_prefix(request)
@@ -344,7 +327,7 @@ class Scheduler:
             if soon >= MIN_SHARED_TOKENS or plan.budget.chunk(remaining) == 0:
                 passed += 1
                 continue
-            if not self._make_room(request, hit, plan):
+            if not self._slots.make_room(request, hit, plan):
                 break
             try:
                 self._admit(request, hit, plan)
@@ -372,6 +355,7 @@ class Scheduler:
                 request.num_loaded_tokens = hit.num_loads * self.kv.block_size
             self._statistics.request_started(request, computed)
         request.status = RequestStatus.RUNNING
+        self._ranks.join(request)
         if waits:
             self._loading.add(request, self._writer.next_step_id)
             return
@@ -380,51 +364,6 @@ class Scheduler:
 
     # ---- preemption
 
-    def _ensure_slots(self, request: Request, num_tokens: int, plan: StepPlan) -> bool:
-        """Slots for the first `num_tokens` tokens; may preempt requests of lower rank. False: not in this step."""
-        while (blocks := self.kv.grow(request, num_tokens)) is None:
-            needed = self.kv.num_missing(request, num_tokens)
-            if self.kv.pool.num_free + self.kv.pool.num_deferred >= needed:
-                return False  # blocks are on their way back
-            victim = self._victim(request)
-            if victim is None:
-                return False
-            self._preempt(victim, plan)
-        if blocks:
-            self.rows.capacity[request.row] = self.kv.num_slots(request)
-            self._pending_diffs.blocks_added(request.row, blocks)
-        return True
-
-    def _grow_each(self, rows: IntArray) -> bool:
-        """One more block for each of these rows; False, with nothing changed, where there are too few."""
-        if not rows.size:
-            return True
-        if rows.size * self.kv.num_groups > self.kv.pool.num_free:
-            return False
-        numbers = rows.tolist()
-        blocks = self.kv.grow_each([self.rows.request_at(row) for row in numbers])
-        self.rows.capacity[rows] += self.kv.block_size
-        self._pending_diffs.each_grew(numbers, blocks)
-        return True
-
-    def _victim(self, request: Request) -> Request | None:
-        """Who gives way to `request`: paused requests first, then the one of the lowest rank below it."""
-        others = [
-            other
-            for other in self.rows.occupants()
-            if other is not request and (other.paused or other.key > request.key)
-        ]
-        return max(others, key=lambda other: (other.paused, other.key), default=None)
-
-    def _make_room(self, request: Request, hit: PrefixHit, plan: StepPlan) -> bool:
-        """A row and blocks for a waiting request. Held requests keep nobody waiting: they give theirs, if need be."""
-        while not self.rows.num_free or not self.kv.fits(request.num_tokens, hit, self.rows.running()):
-            paused = [occupant for occupant in self.rows.occupants() if occupant.paused]
-            if not paused or self.kv.pool.num_deferred:
-                return False
-            self._preempt(max(paused, key=lambda occupant: occupant.key), plan)
-        return True
-
     def _preempt(self, request: Request, plan: StepPlan) -> None:
         """Back to its place in the queue; it will recompute what the prefix cache does not hold by then."""
         generation = int(self.rows.generation[request.row])
@@ -432,6 +371,7 @@ class Scheduler:
         if last_step > self._last_returned:
             request.resume_after_step = last_step
             self._output_updater.preempted_in_flight(generation, request)
+        self._ranks.leave(request)
         request.status = RequestStatus.PREEMPTED
         request.num_preemptions += 1
         if len(request.preempted_at) < MAX_PREEMPTIONS_NOTED:
@@ -447,14 +387,11 @@ class Scheduler:
         for request in self.rows.occupants():
             self._preempt(request, StepPlan(TokenBudget(0)))
 
-    def _in_order(self, rows: IntArray) -> list[Request]:
-        return sorted((self.rows.request_at(row) for row in rows.tolist()), key=lambda request: request.key)
-
     # ---- outputs
 
     def update_from_output(self, output: ModelRunnerOutput) -> list[EngineOutput]:
         """Take in what a step brought; outputs of steps come in their order, an empty step message may bring none."""
-        self._statistics.experts_moved(output.moved_experts, output.expert_imbalance)  # a flush may say it, too
+        self._statistics.figures.take(output.figures)  # a flush may bring some, too
         while self._writer.in_flight and self._writer.in_flight[0].step_id < output.step_id:
             missing = self._writer.in_flight.popleft()
             raise RuntimeError(f"the workers returned step {output.step_id} but never step {missing.step_id}")
@@ -468,7 +405,7 @@ class Scheduler:
         stats = StepStats(step_message.num_tokens, 0, 0, 0, output.step_time_s)
         outputs = self._output_updater.update_from_output(step_message, output, stats)
         self.waiting.load.refresh()
-        stats.residency = self.kv.pool.residency.take_samples()
+        stats.measured = self.kv.pool.residency.take_samples()
         stats.num_running, stats.num_waiting = self.rows.num_occupied, len(self.waiting)
         self._statistics.step_returned(stats, step_message.num_decode_tokens)
         return outputs

@@ -49,7 +49,7 @@ class SteadyDecode:
         return cls(step, takes_part, takes_part.astype(np.int32), by_edge, [0, *edges], 0, num_left, table.num_changes)
 
     def goes_on(self, table: RowTable) -> bool:
-        """Whether the next step is another one of these. Rows that did nothing have nothing to do then either: they are
+        """True if the next step is another one of these. Rows that did nothing have nothing to do then either: they are
         held, or wait for tokens, after which they leave."""
         return self.num_left > 0 and self.changes == table.num_changes
 

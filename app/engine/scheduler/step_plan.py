@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from app.engine.scheduler.request import Request
-from app.engine.step import Int32Array
+from app.records.request_state import Request
+from app.records.step import Int32Array
+
+MIN_TIMED_TOKENS = 128  # of prompts in a step, however long they take: fewer are no quicker where weights are read anew
+ALONE = 4  # times as long may a step take that only one request waits for
 
 
 @dataclass(slots=True)
@@ -23,6 +26,15 @@ class TokenBudget:
     long_left: int = 0
     long_threshold: int = 0
     whole_prompts: bool = False
+
+    def limit_time(self, step_s: float, token_s: float, is_alone: bool) -> None:
+        """Leave as many tokens to prompts as take `step_s`, so that whoever comes or decodes beside them waits no
+        longer: a power of two, so that steps have few sizes. An encoder's prompts cannot be cut."""
+        if self.whole_prompts or not step_s or not token_s:
+            return
+        factor = ALONE if is_alone else 1
+        tokens = max(factor * MIN_TIMED_TOKENS, int(factor * step_s / token_s))
+        self.left = min(self.left, 1 << (tokens.bit_length() - 1))
 
     def open_prefills(self, crowded: bool) -> None:
         """Fix the shares, once the decodes have taken theirs."""
@@ -45,7 +57,7 @@ class TokenBudget:
 
 @dataclass(slots=True)
 class StepPlan:
-    """What the step computes besides the decodes, so far."""
+    """Holds what the step computes besides the decodes, so far."""
 
     budget: TokenBudget
     chunks: dict[Request, int] = field(default_factory=dict)  # request -> tokens
@@ -55,5 +67,5 @@ class StepPlan:
 
     @property
     def has_others(self) -> bool:
-        """Whether the step computes anything so far."""
+        """True if the step computes anything so far."""
         return self.has_decodes or bool(self.chunks)

@@ -14,7 +14,7 @@ from app.engine.scheduler.row_table import IntArray, RowTable
 from app.engine.scheduler.steady_decode import SteadyDecode
 from app.engine.scheduler.step_plan import StepPlan
 from app.engine.scheduler.token_masks import token_masks
-from app.engine.step import Int32Array, SchedulerOutput
+from app.records.step import Int32Array, SchedulerOutput
 
 
 class StepWriter:
@@ -76,11 +76,12 @@ class StepWriter:
         return message
 
     def _write_drafts(self, rows: Int32Array, samples: NDArray[np.bool_], plan: StepPlan) -> Int32Array | None:
-        """Drafts of all rows of the step, whose rows that sample will have new ones; None: there are none."""
+        """Drafts of all rows of the step, whose rows that sample will have new ones (those with a grammar when their
+        tokens are back); None: there are none."""
         if not self._num_draft_tokens:
             return None
-        sampled = rows[samples]
-        self._rows.num_drafts[sampled] = self._num_draft_tokens * self._rows.may_draft[sampled]
+        sampled, table = rows[samples], self._rows
+        table.num_drafts[sampled] = self._num_draft_tokens * (table.may_draft & ~table.has_grammar)[sampled]
         if plan.drafts is None:
             return None
         return np.concatenate([plan.drafts, np.zeros(len(rows) - len(plan.drafts), np.int32)])

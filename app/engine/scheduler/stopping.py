@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from app.engine.outputs import FinishReason
-from app.engine.scheduler.request import Request
+from app.records.outputs import FinishReason
+from app.records.request_state import Request
 
 
 @dataclass(slots=True, frozen=True)
 class Appended:
-    """What became of the tokens that a step brought a request."""
+    """Says what became of the tokens that a step brought a request."""
 
     num_tokens: int  # that it took; the others are past its end
     stop: tuple[FinishReason, int | None] | None  # finish reason and stop reason, if they end it

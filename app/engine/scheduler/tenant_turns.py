@@ -1,4 +1,4 @@
-"""Whose turn it is: deficit round robin (Shreedhar and Varghese, 1995), by the work that requests bring.
+"""Decides whose turn it is: deficit round robin (Shreedhar and Varghese, 1995), by the work that requests bring.
 
 In each round a flow (a tenant, or a class of service) may be served a quantum of work, weighted by its share; what it
 leaves of that counts in the next round. So a request has a round: that in which its flow has been granted enough for
@@ -15,15 +15,15 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from app.engine.scheduler.request import Request
+from app.records.request_state import Request
 
 QUANTUM_TOKENS = 1024.0
-Turn = tuple[int, int]  # round and key of a flow's next request; keys are unique
+Turn = tuple[int, int]  # round and rank of a flow's next request; ranks are unique
 
 
 @dataclass(slots=True, eq=False)
 class Flow:
-    """What was served of one tenant, or of one class."""
+    """Counts what was served of one tenant, or of one class."""
 
     share: float = 1.0
     served: float = 0.0  # tokens, in the count of rounds
@@ -31,7 +31,7 @@ class Flow:
 
     def turn_of(self, request: Request, ahead: float = 0.0) -> Turn:
         """The turn of a request, when `ahead` further tokens of this flow are served before it."""
-        return math.ceil((self.served + ahead + request.cost) / (QUANTUM_TOKENS * self.share)), request.key
+        return math.ceil((self.served + ahead + request.cost) / (QUANTUM_TOKENS * self.share)), request.rank
 
     def begin(self, current_round: int) -> None:
         """It has been idle: it is granted the current round's quantum, and no more."""
@@ -40,7 +40,7 @@ class Flow:
 
 @dataclass(slots=True, eq=False)
 class _Tenant(Flow):
-    requests: list[Request] = field(default_factory=list)  # that wait, in the order of their keys
+    requests: list[Request] = field(default_factory=list)  # that wait, in the order of their ranks
     turn: Turn = (0, 0)  # under which it stands among the others, if any wait
 
 
@@ -67,7 +67,7 @@ class TenantTurns(Flow):
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether a request waits. Any thread may ask."""
+        """True if a request waits. Any thread may ask."""
         return bool(self._turns)
 
     @property
@@ -81,7 +81,7 @@ class TenantTurns(Flow):
         if not tenant.requests:
             tenant.begin(self._round)
         self._drop_turn(tenant)
-        insort(tenant.requests, request, key=_key)
+        insort(tenant.requests, request, key=_rank)
         self._set_turn(tenant)
 
     def remove(self, request: Request) -> None:
@@ -89,7 +89,7 @@ class TenantTurns(Flow):
         name = request.spec.placement.tenant
         tenant = self._tenants[name]
         self._drop_turn(tenant)
-        index = bisect_left(tenant.requests, request.key, key=_key)
+        index = bisect_left(tenant.requests, request.rank, key=_rank)
         assert tenant.requests[index] is request
         del tenant.requests[index]
         self._set_turn(tenant)
@@ -111,8 +111,8 @@ class TenantTurns(Flow):
         self._forget_idle(name, tenant)
 
     def in_order(self) -> Iterator[Request]:
-        """The waiting requests as they would be served one after the other; what was yielded may leave meanwhile."""
-        return in_turn((turn, tenant, iter(list(tenant.requests))) for turn, tenant in list(self._turns))
+        """The waiting requests as they would be served one after the other. None may come or leave meanwhile."""
+        return in_turn((turn, tenant, iter(tenant.requests)) for turn, tenant in self._turns)
 
     def _serve(self, tenant: _Tenant, tokens: float, num_running: int) -> None:
         self._drop_turn(tenant)
@@ -172,8 +172,8 @@ class _Walk:
         return taken
 
 
-def _key(request: Request) -> int:
-    return request.key
+def _rank(request: Request) -> int:
+    return request.rank
 
 
 def _turn(entry: tuple[Turn, _Tenant]) -> Turn:

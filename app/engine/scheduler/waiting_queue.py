@@ -2,26 +2,28 @@
 
 Those that had a row, here or on another replica, go first: their clients wait for the next token. Then the classes of
 service take turns, weighted by their shares, and within a class its tenants; see `tenant_turns`. A tenant's own
-requests come in the order of their keys. With one class and one tenant that is first come, first served.
+requests come in the order of their ranks. With one class and one tenant that is first come, first served. Those that
+are held for a slow client have no place meanwhile.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
+from itertools import islice
 
 from app.engine.scheduler.queue_load import QueueLoad, WorkCosts
-from app.engine.scheduler.request import Request
 from app.engine.scheduler.tenant_turns import Flow, TenantTurns, Turn, in_turn
-from app.engine.stats import QueuedWork
+from app.records.request_state import Request
+from app.records.stats import QueuedWork
 
 
-def _key(request: Request) -> int:
-    return request.key
+def _rank(request: Request) -> int:
+    return request.rank
 
 
 class WaitingQueue:
-    """Iterates in the order of service. Requests have unique keys."""
+    """Iterates in the order of service, while none comes or leaves. Requests have unique ranks."""
 
     def __init__(
         self,
@@ -40,7 +42,7 @@ class WaitingQueue:
         return len(self.load)
 
     def __iter__(self) -> Iterator[Request]:
-        yield from list(self._returning)
+        yield from self._returning
         waiting = [(turns, first) for turns in self._classes.values() if (first := turns.first) is not None]
         if len(waiting) == 1:
             yield from waiting[0][0].in_order()
@@ -50,10 +52,34 @@ class WaitingQueue:
         ]
         yield from in_turn(sorted(flows, key=lambda flow: flow[0]))
 
+    def first(self, count: int) -> list[Request]:
+        """The next requests; work that does not grow with how many wait behind them."""
+        return list(islice(self, count))
+
     def push(self, request: Request, now: float = 0.0) -> None:
         """Add a new or preempted request at its place."""
+        if not request.paused:
+            self._enter(request)
+        self.load.add(request, now)
+
+    def remove(self, request: Request) -> None:
+        """Take out one request, from anywhere."""
+        if not request.paused:
+            self._leave(request)
+        self.load.remove(request)
+
+    def set_paused(self, request: Request, paused: bool) -> None:
+        """Hold one that waits, or let it find its place again."""
+        if paused:
+            self._leave(request)
+        request.paused = paused
+        if not paused:
+            self._enter(request)
+        self.load.num_paused += 1 if paused else -1
+
+    def _enter(self, request: Request) -> None:
         if request.is_returning:
-            insort(self._returning, request, key=_key)
+            insort(self._returning, request, key=_rank)
         else:
             request.cost = self._cost(request)
             turns = self._turns(request)
@@ -61,17 +87,14 @@ class WaitingQueue:
             if turns.first is None:
                 turns.begin(self._round)
             turns.push(request)
-        self.load.add(request, now)
 
-    def remove(self, request: Request) -> None:
-        """Take out one request, from anywhere."""
+    def _leave(self, request: Request) -> None:
         if request.is_returning:
-            index = bisect_left(self._returning, request.key, key=_key)
+            index = bisect_left(self._returning, request.rank, key=_rank)
             assert self._returning[index] is request
             del self._returning[index]
         else:
             self._turns(request).remove(request)
-        self.load.remove(request)
 
     def take(self, request: Request) -> None:
         """Take out a request that is served now."""

@@ -1,4 +1,4 @@
-"""How steps reach the workers: the choice for `step_transport: auto` among app/backends.py's transports."""
+"""Chooses how steps reach the workers: `step_transport: auto` among app/backends.py's transports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How steps travel between the driver and its workers.
+"""Carries steps between the driver and its workers.
 
 Payloads are opaque bytes here: a pickled step message down, a pickled reply of every rank up, in order. What a
 transport promises: `submit` returns before the step is computed, up to `max_inflight` steps wait at the workers,

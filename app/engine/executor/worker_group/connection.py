@@ -80,7 +80,7 @@ class FrameConnection:
         return frame
 
     def hung_up(self, timeout_s: float = 0.0) -> bool:
-        """Whether the other end is gone, or goes within `timeout_s` (bytes it sent before may still be unread)."""
+        """True if the other end is gone, or goes within `timeout_s` (bytes it sent before may still be unread)."""
         poll = select.poll()
         try:
             poll.register(self._sock, HANG_UP_EVENTS)

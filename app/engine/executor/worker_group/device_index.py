@@ -1,4 +1,4 @@
-"""Which of the GPUs that a worker process sees is its own."""
+"""Finds which of the GPUs that a worker process sees is its own."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ FAILED = b"\x03"  # then a pickled Failure; pickles themselves start with anothe
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What went wrong in a rank: a line for people, the trace for the log, and the error if it is a user's."""
+    """Says what went wrong in a rank: a line for people, the trace for the log, and the error if it is a user's."""
 
     message: str
     trace: str
@@ -159,7 +159,7 @@ class WorkerGroup:
 
     @property
     def is_compiling(self) -> bool:
-        """Whether a rank was compiling a kernel when it was last asked."""
+        """True if a rank was compiling a kernel when it was last asked."""
         return any(COMPILING in answer for answer in self._signs.answers.values())
 
     def kill(self) -> None:
@@ -168,7 +168,8 @@ class WorkerGroup:
             rank.kill()
 
     def phases(self) -> dict[int, str | None]:
-        """What each rank is doing, in words; None: it does not even say that (stopped, or stuck outside Python)."""
+        """Asks what each rank is doing, in words; None: it does not even say that (stopped, or stuck outside
+        Python)."""
         told = self._signs.ask_all()
         return {rank.rank: told.get(rank.rank) for rank in self.ranks}
 

@@ -1,4 +1,4 @@
-"""What a worker is doing, for whoever asks from another thread."""
+"""Tells what a worker is doing, for whoever asks from another thread."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ _COMPILERS = ("triton.compiler", "triton.backends", "torch._inductor", "torch._d
 
 
 class Phase:
-    """What the worker is doing, for `describe` from another thread; entering and leaving cost next to nothing."""
+    """Remembers what the worker is doing, for `describe` from another thread; entering and leaving cost next to
+    nothing."""
 
     def __init__(self) -> None:
         self._current: tuple[str, int, float] | None = None  # what, in which thread, since when
@@ -51,7 +52,7 @@ def _where(frame: FrameType | None) -> str:
 
 
 def is_compiling(frame: FrameType | None) -> bool:
-    """Whether a stack is inside of a compiler of kernels, which may take long and is no hang."""
+    """True if a stack is inside of a compiler of kernels, which may take long and is no hang."""
     while frame is not None:
         if str(frame.f_globals.get("__name__")).startswith(_COMPILERS):
             return True

@@ -1,4 +1,4 @@
-"""Where driver and workers meet: the driver listens, each worker connects, and each shows that it knows the secret.
+"""Lets driver and workers meet: the driver listens, each worker connects, and each shows that it knows the secret.
 
 Frames carry pickles, so neither end believes the other before it has proved itself. The secret travels through Ray (or
 a pipe) and never over the connection: either end answers the other's fresh nonce with an HMAC (challenge and response
@@ -33,7 +33,7 @@ _NONCE_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """What a worker needs to connect: `unix_path` on the driver's node, else `tcp`."""
+    """Holds what a worker needs to connect: `unix_path` on the driver's node, else `tcp`."""
 
     unix_path: str
     tcp: tuple[str, int] | None
@@ -153,7 +153,7 @@ def _introduce(connection: FrameConnection, secret: bytes, rank: int) -> None:
 
 
 def _proof(secret: bytes, who: bytes, hello: bytes, nonce: bytes) -> bytes:
-    """What only one who knows the secret can say, as `who`, to this worker's hello and this driver's nonce."""
+    """Returns what only one who knows the secret can say, as `who`, to this worker's hello and this driver's nonce."""
     return hmac.digest(secret, who + nonce + hello, "sha256")
 
 

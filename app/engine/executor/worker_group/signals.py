@@ -1,4 +1,4 @@
-"""What driver and workers send each other besides steps and their replies."""
+"""Names what driver and workers send each other besides steps and their replies."""
 
 from __future__ import annotations
 

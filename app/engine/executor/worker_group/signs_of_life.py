@@ -44,7 +44,7 @@ class SignsOfLife:
         return next((rank for rank, count in self._unanswered.items() if count >= MAX_UNANSWERED), None)
 
     def ask_all(self, timeout_s: float = ANSWER_TIMEOUT_S) -> dict[int, str | None]:
-        """What each rank is doing, in words; None: it does not even say that in time."""
+        """Asks what each rank is doing, in words; None: it does not even say that in time."""
         found: dict[int, str | None] = dict.fromkeys(self._lifelines)
         with self._lock:
             deadline = time.monotonic() + timeout_s

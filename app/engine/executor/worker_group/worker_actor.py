@@ -1,4 +1,4 @@
-"""What runs in a worker process besides the model, be it a Ray actor or a local process.
+"""Runs in a worker process besides the model, be it a Ray actor or a local process.
 
 It outlives nobody: a thread watches the driver (a connection of its own, and the driver's process), and when the
 driver is gone the process exits at once, whatever the model is doing. The same thread tells the driver on demand where
@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from app.config import EngineConfig
+from app.config.engine import EngineConfig
 from app.engine.executor.worker_group.connection import HANG_UP_EVENTS, ConnectionLostError, FrameConnection
 from app.engine.executor.worker_group.device_index import own_device_index
 from app.engine.executor.worker_group.group import Failure
@@ -27,17 +27,17 @@ from app.engine.executor.worker_group.phase import Phase
 from app.engine.executor.worker_group.rendezvous import Address, connect
 from app.engine.executor.worker_group.semaphores import mapped_semaphores, unlink_semaphores
 from app.engine.executor.worker_group.signals import IN_SOCKET, NO_REPLY, PARK, STOP
-from app.engine.step import ModelRunnerOutput, SchedulerOutput, WorkerCall
-from app.engine.worker_info import RendezvousInfo, WorkerInfo
 from app.errors import MantaError
 from app.heap import settle_heap
+from app.records.step import ModelRunnerOutput, SchedulerOutput, WorkerCall
+from app.records.worker_info import RendezvousInfo, WorkerInfo
 from app.telemetry.logging import configure_logging
 
 logger = logging.getLogger("manta.executor")
 
 
 class Worker(Protocol):
-    """What the actor asks of the worker it holds. `start` and `execute` may run on different threads."""
+    """Does what the actor asks of the worker it holds. `start` and `execute` may run on different threads."""
 
     def start(self) -> WorkerInfo:
         """Load the model and allocate the KV cache."""
@@ -51,7 +51,7 @@ class Worker(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlace:
-    """Where a worker stands in its worker group. `answers`: its outputs are the worker group's (rank 0 of the last
+    """Says where a worker stands in its worker group. `answers`: its outputs are the worker group's (rank 0 of the last
     stage)."""
 
     rank: int
@@ -86,7 +86,7 @@ class WorkerActor:
 
     def open_store(self, host: str | None) -> tuple[str, int]:
         """Rank 0: open the rendezvous of the ranks on `host`; None: on this node's address in the Ray cluster."""
-        from app.engine.distributed.process_groups import RankStore
+        from app.distributed.process_groups import RankStore
 
         if host is None:
             import ray

@@ -1,0 +1,34 @@
+"""Lists the types of models in which every token sees the whole text, with what the host must know of them. No torch
+(I8)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(slots=True, frozen=True)
+class EncoderType:
+    """One `model_type` of config.json."""
+
+    # Rows of the table of positions before the first token's; None: as far as the padding token's, and that.
+    position_offset: int | None = 0
+
+
+_PLAIN, _BEHIND_PADDING = EncoderType(), EncoderType(position_offset=None)
+
+ENCODER_TYPES: Mapping[str, EncoderType] = {
+    "bert": _PLAIN,
+    "camembert": _BEHIND_PADDING,
+    "deberta-v2": _PLAIN,
+    "distilbert": _PLAIN,
+    "electra": _PLAIN,
+    "eurobert": _PLAIN,
+    "jina_embeddings_v3": _PLAIN,
+    "modernbert": _PLAIN,
+    "mpnet": EncoderType(position_offset=2),
+    "nomic_bert": _PLAIN,
+    "roberta": _BEHIND_PADDING,
+    "t5": _PLAIN,
+    "xlm-roberta": _BEHIND_PADDING,
+}

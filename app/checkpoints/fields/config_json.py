@@ -1,0 +1,108 @@
+"""The fields of config.json that families read alike, each with its kind and range. No torch (I8).
+
+Checked before a family reads them, so that errors name the field, no size makes a start run out of memory, and no
+number makes a model that computes NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from app.checkpoints.fields.kinds import FLAG, OBJECT, TEXT, Kind, check, either, number, several, whole
+
+_LAYER_COUNT = 1 << 14
+_SIZE, _MAYBE_NONE = whole(1, 1 << 30), whole(0, 1 << 30)  # where 0 may say that there is none
+_LAYERS, _EXPERTS = whole(1, _LAYER_COUNT), whole(0, 1 << 16)
+_EPS, _BASE = number(above=0, most=1), number(above=0, most=1e15)
+_FACTOR, _MAYBE_ZERO, _PART = number(above=0, most=1e9), number(0, 1e9), number(above=0, most=1)
+_LABELS = 1 << 16
+
+ROPE_FIELDS: Mapping[str, Kind] = {
+    "rope_type": TEXT,
+    "type": TEXT,
+    "rope_theta": _BASE,
+    "partial_rotary_factor": _PART,
+    "original_max_position_embeddings": _SIZE,
+    **dict.fromkeys(("factor", "beta_fast", "beta_slow", "low_freq_factor", "high_freq_factor"), _FACTOR),
+    "attention_factor": _FACTOR,
+    **dict.fromkeys(("mscale", "mscale_all_dim", "llama_4_scaling_beta", "alpha"), _MAYBE_ZERO),
+    **dict.fromkeys(("long_factor", "short_factor"), several(_FACTOR, 1 << 12)),
+    "truncate": FLAG,
+}
+
+# What is read of every model, also of one that transformers' modules run.
+COMMON_FIELDS: Mapping[str, Kind] = {"vocab_size": _SIZE, "tie_word_embeddings": FLAG}
+
+FIELDS: Mapping[str, Kind] = {
+    **COMMON_FIELDS,
+    **dict.fromkeys(("hidden_size", "n_embd", "num_attention_heads", "n_head"), _SIZE),
+    **dict.fromkeys(("num_key_value_heads", "num_kv_heads", "n_head_kv"), _SIZE),
+    **dict.fromkeys(("max_position_embeddings", "n_positions", "original_max_position_embeddings"), _SIZE),
+    **dict.fromkeys(("attention_chunk_size", "moe_intermediate_size", "floor_scale"), _SIZE),
+    **dict.fromkeys(("kv_lora_rank", "qk_rope_head_dim", "v_head_dim", "word_embed_proj_dim"), _SIZE),
+    **dict.fromkeys(("d_model", "n_heads", "kv_n_heads", "max_seq_len", "expert_ffn_hidden_size"), _SIZE),
+    **dict.fromkeys(("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size"), _MAYBE_NONE),
+    **dict.fromkeys(("head_dim", "attention_head_dim", "intermediate_size_mlp", "rotary_dim"), _MAYBE_NONE),
+    **dict.fromkeys(("shared_expert_intermediate_size", "shared_intermediate_size"), _MAYBE_NONE),
+    **dict.fromkeys(("q_lora_rank", "qk_nope_head_dim", "n_group", "topk_group"), _MAYBE_NONE),
+    **dict.fromkeys(("first_k_dense_replace", "interleave_moe_layer_step", "decoder_sparse_step"), _MAYBE_NONE),
+    **dict.fromkeys(("sliding_window", "max_window_layers", "no_rope_layer_interval"), _MAYBE_NONE),
+    **dict.fromkeys(("moe_layer_interval", "moe_layer_start_index", "type_vocab_size"), _MAYBE_NONE),
+    **dict.fromkeys(("dim", "embedding_size", "local_attention", "global_attn_every_n_layers"), _SIZE),
+    **dict.fromkeys(("d_ff", "hidden_dim", "conv_kernel_size"), _MAYBE_NONE),
+    **dict.fromkeys(("d_kv", "relative_attention_max_distance"), _SIZE),
+    "relative_attention_num_buckets": whole(4, 1 << 20),
+    **dict.fromkeys(("position_buckets", "max_relative_positions"), whole(-1, 1 << 20)),
+    "sliding_window_pattern": either(_MAYBE_NONE, TEXT),  # EXAONE's is LLLG
+    "moe_layer_end_index": whole(-1, _LAYER_COUNT),
+    "pad_token_id": whole(-1, 1 << 30),
+    "num_ln_in_parallel_attn": whole(0, 2),
+    "num_labels": whole(0, _LABELS),
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), _LAYERS),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "n_shared_experts"), _EXPERTS),
+    **dict.fromkeys(("num_experts_per_tok", "moe_num_experts", "moe_num_shared_experts", "moe_k"), _EXPERTS),
+    **dict.fromkeys(("num_shared_experts", "num_shared_expert", "moe_topk", "moe_top_k"), _EXPERTS),
+    "zero_expert_num": _EXPERTS,
+    **dict.fromkeys(("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps"), _EPS),
+    **dict.fromkeys(("rope_theta", "rotary_emb_base", "rope_local_base_freq"), _BASE),
+    **dict.fromkeys(("global_rope_theta", "local_rope_theta"), _BASE),
+    **dict.fromkeys(("rotary_pct", "partial_rotary_factor"), _PART),
+    **dict.fromkeys(("embedding_multiplier", "residual_multiplier", "attention_multiplier"), _FACTOR),
+    **dict.fromkeys(("logits_scaling", "logit_scale", "routed_scaling_factor", "query_pre_attn_scalar"), _FACTOR),
+    **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping", "swiglu_limit", "clip_qkv"), _FACTOR),
+    **dict.fromkeys(("dim_model_base", "scale_depth", "scale_emb"), _FACTOR),
+    **dict.fromkeys(("attn_scale", "router_jitter_noise"), _MAYBE_ZERO),
+    **dict.fromkeys(("attention_bias", "mlp_bias", "qkv_bias", "use_qkv_bias", "use_bias", "bias"), FLAG),
+    **dict.fromkeys(("lm_head_bias", "enable_bias", "use_qk_norm", "qk_layernorm", "norm_topk_prob"), FLAG),
+    **dict.fromkeys(("use_sliding_window", "rope_interleave", "use_cla", "alibi", "multi_query"), FLAG),
+    **dict.fromkeys(("new_decoder_architecture", "parallel_attn", "use_parallel_residual"), FLAG),
+    **dict.fromkeys(("do_layer_norm_before", "layer_norm_elementwise_affine", "_remove_final_layer_norm"), FLAG),
+    **dict.fromkeys(("is_encoder_decoder", "is_decoder", "is_causal", "add_cross_attention"), FLAG),
+    **dict.fromkeys(("relative_attention", "position_biased_input", "share_att_key", "norm_bias"), FLAG),
+    **dict.fromkeys(("is_matryoshka", "classifier_bias"), FLAG),
+    **dict.fromkeys(("classifier_pooling", "classifier_activation", "feed_forward_proj", "activation"), TEXT),
+    **dict.fromkeys(("norm_rel_ebd", "position_embedding_type"), TEXT),
+    "pos_att_type": either(TEXT, several(TEXT, 4)),
+    "attn_temperature_tuning": either(FLAG, whole(0, 1 << 10)),  # Llama 4 was published with 4
+    **dict.fromkeys(("layer_types", "mlp_layer_types"), several(TEXT, _LAYER_COUNT)),
+    "no_rope_layers": several(either(FLAG, whole(0, 1)), _LAYER_COUNT),
+    **dict.fromkeys(("moe_layers", "mlp_only_layers"), several(whole(0, _LAYER_COUNT), _LAYER_COUNT)),
+    "moe_layer_freq": either(_SIZE, several(whole(0, 1), _LAYER_COUNT)),
+    "matryoshka_dimensions": several(_SIZE, 1 << 12),
+    **dict.fromkeys(("rope_parameters", "rope_scaling", "sentence_transformers"), OBJECT),
+    "id2label": Kind(f"an object of at most {_LABELS:,}", lambda value: OBJECT.holds(value) and len(value) <= _LABELS),
+}
+
+
+def check_config(config: Mapping[str, Any], file: str, fields: Mapping[str, Kind] = FIELDS) -> None:
+    """CheckpointError names a field of config.json that holds something else; null is what is left out."""
+    check(config, fields, file)
+    if fields is not FIELDS:
+        return
+    for name in ("rope_parameters", "rope_scaling"):
+        rope = config.get(name) or {}
+        check(rope, ROPE_FIELDS, file, f"{name}.")
+        for layer_type, own in rope.items():
+            if isinstance(own, Mapping):
+                check(own, ROPE_FIELDS, file, f"{name}.{layer_type}.")

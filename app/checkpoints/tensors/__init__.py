@@ -1,0 +1,1 @@
+"""Tensors of checkpoints: their names, views and leaves, and the threads that read them."""

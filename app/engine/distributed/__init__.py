@@ -1,1 +1,0 @@
-"""Which ranks share what: tensor-parallel and pipeline-parallel groups."""
