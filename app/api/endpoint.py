@@ -1,4 +1,4 @@
-"""What an endpoint says of itself: its routes, the bodies they read, and whether a server opens it."""
+"""The description that an endpoint gives of itself: its routes, the bodies they read, and whether a server opens it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from pydantic import BaseModel
 from starlette.datastructures import State
 
 from app.api.engine_client import EngineClient
-from app.api.in_process import Post
+from app.api.http.in_process import Post
 from app.api.store.kinds import Stores
-from app.config import IngressConfig, RequestLimits
+from app.config.ingress import IngressConfig
+from app.config.limits import RequestLimits
 
 
 @dataclass(frozen=True, slots=True)
 class Api:
-    """What the endpoints of one application are made of."""
+    """Holds what the endpoints of one application are made of."""
 
     client: EngineClient
     limits: RequestLimits  # bound what one request may ask for
@@ -33,8 +34,9 @@ class Endpoint:
     """One line of the table in app/api/endpoints.py points at one of these."""
 
     routes: Callable[[Api], APIRouter]
-    bodies: tuple[type[BaseModel], ...] = ()  # read by hand (app/api/body.py), so their schemas must be told
+    bodies: tuple[type[BaseModel], ...] = ()  # read by hand (app/api/http/body.py), so their schemas must be told
     is_open: Callable[[IngressConfig], bool] = lambda ingress: True
     generating: tuple[str, ...] = ()  # paths whose answers take long and cost much: they heed Idempotency-Key
-    # Paths whose bodies may be larger than `max_body_bytes`, with their limits.
+    sockets: tuple[str, ...] = ()  # paths that clients may open websockets on (app/api/http/sockets.py)
+    # Paths of routes whose bodies may be larger than `max_body_bytes`, with their limits.
     uploads: Callable[[RequestLimits], Mapping[str, int]] = lambda limits: {}

@@ -1,71 +1,28 @@
 """The one thing the HTTP dialects need from the rest of Manta: somewhere to send token ids.
 
-`app/api` knows neither Ray nor the engine's loop; the ingress deployment (row 6) implements EngineClient over the
+`app/api` knows neither Ray nor the engine's loop; the ingress deployment implements EngineClient over the
 router and the token channels, tests implement it over an engine in the same process.
 """
 
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from app.engine.model_info import ModelInfo
-from app.engine.outputs import EngineOutput
-from app.engine.pooling.info import PoolingInfo
-from app.engine.request import EngineRequest
-from app.engine.request_bounds import RequestBounds
 from app.errors import MantaError
+from app.records.outputs import EngineOutput
+from app.records.request import EngineRequest
 from app.telemetry.request_record import GenerationRecord
-from app.text.chat_template import ChatTemplate
-from app.text.tokenizer import Tokenizer
-
-
-@dataclass(slots=True)
-class ServedModel:
-    """One model as the ingress sees it: names, text tools, limits."""
-
-    name: str
-    info: ModelInfo
-    tokenizer: Tokenizer
-    chat_template: ChatTemplate
-    max_model_len: int
-    max_kv_tokens: int | None = None  # tokens that the whole KV cache of one replica holds; None while unknown
-    aliases: tuple[str, ...] = ()
-    created: int = 0  # seconds since the epoch
-    max_num_seqs: int | None = None  # requests that all replicas together run at a time; None where unknown
-    num_replicas: int = 1  # that those are, at least
-    pooling: PoolingInfo | None = None  # set for a model that gives vectors; None: it generates
-    tool_parser: str = "auto"  # as ModelConfig has them
-    reasoning_parser: str = "auto"
-
-    @property
-    def bounds(self) -> RequestBounds:
-        """What one request may ask of it."""
-        info = self.info
-        return RequestBounds(info.vocab_size, info.eos_token_ids, self.max_model_len, self.max_kv_tokens, self.pooling)
-
-    @property
-    def max_running(self) -> int:
-        """Requests of one HTTP request that may be in the engines at a time: they leave a quarter of the rows to
-        others, who so need not wait for all of them."""
-        return sys.maxsize if self.max_num_seqs is None else _most_of(self.max_num_seqs)
-
-    @property
-    def max_running_of_prompt(self) -> int:
-        """The same for the choices of one prompt, which all run on one replica."""
-        return sys.maxsize if self.max_num_seqs is None else _most_of(self.max_num_seqs // self.num_replicas)
-
-
-def _most_of(num_rows: int) -> int:
-    return max(1, num_rows - max(1, num_rows // 4))
+from app.text.served_model import ServedModel
 
 
 @dataclass(slots=True)
 class PromptPlace:
-    """Where the choices of one prompt run: they share it, so that one replica computes the prompt for all of them."""
+    """Remembers where the choices of one prompt run: they share it, so that one replica computes the prompt for all of
+    them.
+    """
 
     replica_id: str | None = None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # held by the choice that asks where
@@ -83,7 +40,7 @@ class RouteInfo:
 
 @dataclass(slots=True, frozen=True)
 class ReplicaAnswer:
-    """What one replica says to a control call (app/engine/control)."""
+    """Holds what one replica says to a control call (app/engine/control)."""
 
     replica_id: str  # empty for one that did not answer at all
     result: Any = None
@@ -95,7 +52,7 @@ class Named(Protocol):
 
     @property
     def name(self) -> str:
-        """What requests call it."""
+        """The name by which requests call it."""
 
 
 class EngineClient(Protocol):

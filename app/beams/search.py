@@ -19,17 +19,17 @@ from typing import Literal
 
 from pydantic import Field
 
-from app.engine.outputs import EngineOutput
-from app.engine.params import Params
-from app.engine.request import EngineRequest
-from app.engine.sampling_params import SamplingParams
-from app.engine.step import TokenLogprobs
+from app.records.outputs import EngineOutput
+from app.records.params import Params
+from app.records.request import EngineRequest
+from app.records.sampling_params import SamplingParams
+from app.records.step import TokenLogprobs
 
 EarlyStopping = bool | Literal["never"]
 
 
 class BeamSearchParams(Params):
-    """How wide to search, and when to stop. What would sample (temperature, penalties, ...) has no place here."""
+    """Says how wide to search, and when to stop. What would sample (temperature, penalties, ...) has no place here."""
 
     beam_width: int = Field(ge=1, description="Beams kept at each step, and returned at the end.")
     max_tokens: int | None = Field(None, ge=1, description="Most tokens of a beam; what the context holds when None.")
@@ -92,7 +92,7 @@ class BeamSearch:
     finished: list[Beam] = field(default_factory=list)  # best first, at most beam_width
 
     def _step_params(self, prompt_logprobs: int | None) -> SamplingParams:
-        """What each beam asks of the engine: one token, and enough likely ones that no candidate is missed.
+        """Returns what each beam asks of the engine: one token, and enough likely ones that no candidate is missed.
 
         The token itself is not used, so nothing but the logprobs depends on these parameters.
         """
@@ -107,7 +107,7 @@ class BeamSearch:
         )
 
     def requests(self, asked: EngineRequest, number: int) -> list[EngineRequest]:
-        """What to ask the engine for next, one request for each running beam; [] when the search has ended.
+        """Returns what to ask the engine for next, one request for each running beam; [] when the search has ended.
 
         They are like `asked`, the request for the whole search, and numbered from `number` on, which begins with 0.
         """
@@ -168,7 +168,7 @@ class BeamSearch:
         del self.finished[self.params.beam_width :]
 
     def _is_over(self, num_tokens: int) -> bool:
-        """Whether the running beams are not expected to improve on what has finished."""
+        """True if the running beams are not expected to improve on what has finished."""
         params = self.params
         if not self.running:
             return True

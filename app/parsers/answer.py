@@ -8,21 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Literal
 
-from app.api.engine_client import ServedModel
-from app.api.parsers.base import ParsedAnswer, Parser, ReasoningParser, Schema, ToolParser, ToolSchemas
-from app.api.parsers.custom_input import CustomInputs, InputGrammar
-from app.api.parsers.grammar import Lark
-from app.api.parsers.scanner import Part
-from app.engine.sampling_params import StructuredOutputs
-from app.engine.structured.reasoning import ReasoningSpan
 from app.errors import UnsupportedError
 from app.parser_tables import REASONING_PARSERS, TOOL_PARSERS, reasoning_parser_name, tool_parser_name
+from app.parsers.base import ParsedAnswer, Parser, ReasoningParser, Schema, ToolParser, ToolSchemas
+from app.parsers.custom_input import CustomInputs, InputGrammar
+from app.parsers.grammar import Lark
+from app.parsers.lark_expression import NoExpressionError
+from app.parsers.scanner import Part
+from app.records.sampling_params import StructuredOutputs
+from app.structured.reasoning import ReasoningSpan
+from app.text.chat_template import ChatTemplate
+from app.text.served_model import ServedModel
+from app.text.tokenizer import Tokenizer
 
 __all__ = ["AnswerParser", "ToolOptions", "ParsedAnswer", "Part", "ParserPlan", "ToolMode", "plan_parsers"]
 
 PROMPT_END_TOKENS = 16  # as many of the prompt's last tokens say whether reasoning is open
+_of_a_model = lru_cache(maxsize=256)  # what template and tokenizer tell of a model is found once
 ToolMode = Literal["none", "auto", "required"]
 
 
@@ -89,7 +94,7 @@ def _through(parser: Parser, part: Part) -> list[Part]:
 
 @dataclass(slots=True, frozen=True)
 class ParserPlan:
-    """Which parsers the answers to one request need. One plan serves all its choices."""
+    """Says which parsers the answers to one request need. One plan serves all its choices."""
 
     reasoning: type[ReasoningParser] | None
     tools: type[ToolParser] | None
@@ -101,7 +106,7 @@ class ParserPlan:
 
     @property
     def is_plain(self) -> bool:
-        """Whether text passes unparsed."""
+        """True if text passes unparsed."""
         return self.reasoning is None and self.tools is None
 
     def new_parser(self) -> AnswerParser:
@@ -134,11 +139,13 @@ def plan_parsers(
     *,
     continued: str | None = None,
     answer: StructuredOutputs | None = None,
+    thinks: bool | None = None,
     tools_param: str = "tools",
 ) -> ParserPlan:
     """The plan for a request; `continued` is the text of the assistant's message that the answer continues.
 
     `answer` is what the answer must match, if anything must: where it is JSON, calls are allowed instead of it.
+    `thinks` says whether the client asks the model to think, or not to; where it does neither, the template decides.
     UnsupportedError names `tools_param` when the way the model calls tools is not known, or cannot be enforced.
     """
     wanted = tool_options if tool_options is not None and tool_options.tools and tool_options.mode != "none" else None
@@ -148,8 +155,10 @@ def plan_parsers(
         reasoning = None  # one parser finds both
     end = model.tokenizer.decode(prompt_token_ids[-PROMPT_END_TOKENS:], skip_special_tokens=False)
     inside = reasoning is not None and reasoning.starts_inside(end, continued)
-    ids = _marker_ids(model, tools, reasoning)
-    span = _reasoning_span(model, reasoning, end, inside, continued)
+    ids = _marker_ids(model.tokenizer, tools, reasoning)
+    may_open = model.chat_template.thinks_unasked if thinks is None else thinks
+    opening = reasoning.may_open(end, continued) if reasoning is not None and may_open else ""
+    span = _reasoning_span(model.tokenizer, reasoning, inside, opening) if reasoning is not None else None
     enforced = None
     if tools is not None and wanted is not None:
         may_reason = inside or (span is not None and span.start_token_id is not None)
@@ -158,20 +167,19 @@ def plan_parsers(
     return ParserPlan(reasoning, tools, wanted, inside, shown, enforced, span)
 
 
+@_of_a_model
 def _reasoning_span(
-    model: ServedModel, reasoning: type[ReasoningParser] | None, prompt_end: str, inside: bool, continued: str | None
+    tokenizer: Tokenizer, reasoning: type[ReasoningParser], inside: bool, opening: str
 ) -> ReasoningSpan | None:
-    """Whether a structured output has reasoning before it: what the prompt opened, or what the model may open."""
-    if reasoning is None:
-        return None
-    opening = model.tokenizer.token_to_id(reasoning.may_open(prompt_end, continued) or "")
-    end = reasoning.reasoning_end(inside or opening is not None)
-    return ReasoningSpan(tuple(model.tokenizer.encode(end, add_special_tokens=False)), opening) if end else None
+    """The reasoning before a structured output, if there may be any: the prompt opened it, or the model may."""
+    start = tokenizer.token_to_id(opening)
+    end = reasoning.reasoning_end(inside or start is not None)
+    return ReasoningSpan(tuple(tokenizer.encode(end, add_special_tokens=False)), start) if end else None
 
 
 def load_tool_parser(model: ServedModel, param: str = "tools") -> type[ToolParser]:
     """The model's tool parser; UnsupportedError when there is none."""
-    name = tool_parser_name(model.chat_template.source) if model.tool_parser == "auto" else model.tool_parser
+    name = _tool_parser_of(model.chat_template) if model.tool_parser == "auto" else model.tool_parser
     if name is None or name == "none":
         given = model.tool_parser == "none"
         raise UnsupportedError(
@@ -186,17 +194,27 @@ def load_tool_parser(model: ServedModel, param: str = "tools") -> type[ToolParse
 
 def load_reasoning_parser(model: ServedModel) -> type[ReasoningParser] | None:
     """The parser for the model's reasoning, if it has any."""
-    is_auto = model.reasoning_parser == "auto"
-    name = reasoning_parser_name(model.chat_template.source) if is_auto else model.reasoning_parser
+    return _reasoning_parser(model.chat_template, model.reasoning_parser)
+
+
+@_of_a_model
+def _reasoning_parser(template: ChatTemplate, option: str) -> type[ReasoningParser] | None:
+    name = reasoning_parser_name(template.source) if option == "auto" else option
     return None if name is None or name == "none" else REASONING_PARSERS.load(name)
 
 
+@_of_a_model
+def _tool_parser_of(template: ChatTemplate) -> str | None:
+    return tool_parser_name(template.source)
+
+
+@_of_a_model
 def _marker_ids(
-    model: ServedModel, tools: type[ToolParser] | None, reasoning: type[ReasoningParser] | None
+    tokenizer: Tokenizer, tools: type[ToolParser] | None, reasoning: type[ReasoningParser] | None
 ) -> Mapping[str, int]:
     """Ids of the parsers' markers that are tokens of their own."""
     markers = [marker for parser in (tools, reasoning) if parser is not None for marker in parser.markers]
-    ids = {marker: model.tokenizer.token_to_id(marker) for marker in markers}
+    ids = {marker: tokenizer.token_to_id(marker) for marker in markers}
     return {marker: index for marker, index in ids.items() if index is not None}
 
 
@@ -233,15 +251,20 @@ def _enforced(
 
 
 def _check_inputs(parser: type[ToolParser], tool_options: ToolOptions, param: str) -> None:
-    """UnsupportedError for a Lark grammar where the model writes the input as JSON: no grammar of ours can be made of
-    the client's that matches the same texts escaped."""
+    """UnsupportedError for a Lark grammar where the model writes the input as JSON, unless a regular expression says
+    the same: no grammar of ours can be made of the client's that matches the same texts escaped."""
+    if parser.writes_text:
+        return
     for name, grammar in tool_options.inputs.items():
-        if grammar.syntax == "lark" and not parser.writes_text:
+        try:
+            grammar.expression()
+        except NoExpressionError as error:
             raise UnsupportedError(
                 f"{param}: the Lark grammar of {name!r} cannot be enforced, as this model writes the arguments of "
-                "calls as JSON; give a regular expression (syntax regex), or format text",
+                f"calls as JSON and no regular expression can be made of it: {error}; give one (syntax regex), or "
+                "format text",
                 param=param,
-            )
+            ) from None
 
 
 _ANY_OBJECT: Schema = {"type": "object"}

@@ -1,4 +1,4 @@
-"""What a parser of generated text is: one choice's text in, parts of an answer out.
+"""Defines what a parser of generated text is: one choice's text in, parts of an answer out.
 
 A parser is fed with the text as it comes, so a streamed answer and a collected one go through the same code and agree:
 the parts of the whole are the parts of its pieces, joined.
@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from app.api.parsers.grammar import CallGrammar
-from app.api.parsers.scanner import Part, Scanner, Steps
+from app.parsers.grammar import CallGrammar
+from app.parsers.scanner import Part, Scanner, Steps
 
 Schema = Mapping[str, Any]  # a JSON schema
 ToolSchemas = Mapping[str, Schema]  # name of an offered tool -> schema of its arguments
@@ -81,7 +81,7 @@ class ToolParser(FormatParser):
     @classmethod
     @abstractmethod
     def call_grammar(cls, special: Collection[str]) -> CallGrammar:
-        """How a model writes calls in this format, by which they are enforced.
+        """Says how a model writes calls in this format, by which they are enforced.
 
         `special` are the markers that are tokens of their own in the model's vocabulary.
         """
@@ -102,7 +102,7 @@ class ReasoningParser(FormatParser):
     @classmethod
     @abstractmethod
     def starts_inside(cls, prompt_end: str, continued: str | None) -> bool:
-        """Whether an answer to a prompt that ends so begins inside the reasoning.
+        """True if an answer to a prompt that ends so begins inside the reasoning.
 
         `prompt_end` is the text of the prompt's last tokens; `continued` the text of the assistant's message, where
         the answer continues one.
@@ -111,7 +111,7 @@ class ReasoningParser(FormatParser):
     @classmethod
     @abstractmethod
     def reasoning_markers(cls) -> tuple[str, str]:
-        """What opens reasoning and what closes it, in an answer."""
+        """Returns what opens reasoning and what closes it, in an answer."""
 
     @classmethod
     @abstractmethod
@@ -143,13 +143,15 @@ class ParsedAnswer:
 
     def add(self, parts: Iterable[Part]) -> None:
         """Append parts in their order."""
+        reasoning, content = [self.reasoning], [self.content]
         for part in parts:
             match part.kind:
                 case "reasoning":
-                    self.reasoning += part.text
+                    reasoning.append(part.text)
                 case "content":
-                    self.content += part.text
+                    content.append(part.text)
                 case "call":
                     self.calls.append(ParsedCall(part.text))
-                case "arguments":
+                case "arguments":  # a parser joins those that it finds at a time
                     self.calls[-1].arguments += part.text
+        self.reasoning, self.content = "".join(reasoning), "".join(content)

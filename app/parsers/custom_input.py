@@ -11,9 +11,10 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from app.api.parsers.json_text import loads
-from app.api.parsers.scanner import Part
-from app.engine.structured.patterns import ascii_classes
+from app.parsers.json_text import loads
+from app.parsers.lark_expression import NoExpressionError, expression_of
+from app.parsers.scanner import Part
+from app.structured.patterns import ascii_classes
 
 INPUT = "input"
 MAX_OPENING = 256  # characters before the string; where more come in pieces, the end tells what they were
@@ -29,7 +30,7 @@ _UNIT = re.compile(
 
 @dataclass(slots=True, frozen=True)
 class InputGrammar:
-    """What the input of a custom tool must match."""
+    """Says what the input of a custom tool must match."""
 
     syntax: Literal["lark", "regex"]
     definition: str
@@ -41,8 +42,12 @@ class InputGrammar:
         pattern = re.sub(r"\\.|/", lambda found: r"\/" if found.group() == "/" else found.group(), self._bare())
         return "start: TEXT\nTEXT: /" + pattern.replace("\n", r"\n") + "/"
 
+    def expression(self) -> str:
+        """The regular expression that the whole input matches; NoExpressionError for a Lark grammar without any."""
+        return expression_of(self.definition) if self.syntax == "lark" else self._bare()
+
     def string(self) -> dict[str, Any]:
-        """The grammar as a JSON schema, which models are shown too; a Lark grammar is no more than described there."""
+        """The grammar as a JSON schema, as models are shown it: a Lark grammar is no more than described there."""
         if self.syntax == "lark":
             return {"type": "string", "description": f"Text that matches this Lark grammar:\n{self.definition}"}
         told = f"Text that matches this regular expression as a whole: {self.definition}"
@@ -58,8 +63,21 @@ class InputGrammar:
 
 
 def input_schema(grammar: InputGrammar | None) -> dict[str, Any]:
-    """Schema of a custom tool's arguments."""
+    """Schema of a custom tool's arguments, as models are shown it."""
     text = {"type": "string", "description": "Text, as it is."} if grammar is None else grammar.string()
+    return _arguments(text)
+
+
+def enforced_schema(grammar: InputGrammar | None) -> dict[str, Any]:
+    """Schema that the arguments must match; of a Lark grammar without an expression it knows only that it is text."""
+    try:
+        pattern = None if grammar is None else f"^(?:{grammar.expression()})$"
+    except NoExpressionError:
+        pattern = None
+    return _arguments({"type": "string"} | ({"pattern": pattern} if pattern is not None else {}))
+
+
+def _arguments(text: dict[str, Any]) -> dict[str, Any]:
     return {"type": "object", "properties": {INPUT: text}, "required": [INPUT], "additionalProperties": False}
 
 
@@ -97,15 +115,18 @@ class InputReader:
     def __init__(self) -> None:
         self._state: Literal["before", "inside", "after"] = "before"
         self._held = ""
+        self._rest: list[str] = []  # of arguments of another shape, which go on
 
     def push(self, text: str) -> str:
         """Take more of the arguments; return what more of the input is certain."""
         if self._state == "after":
             return ""
-        was_long = len(self._held) > MAX_OPENING
+        if self._state == "before" and len(self._held) > MAX_OPENING:
+            self._rest.append(text)
+            return ""
         self._held += text
         if self._state == "before":
-            opening = None if was_long else _OPENING.match(self._held)
+            opening = _OPENING.match(self._held)
             if opening is None:
                 return ""
             self._state, self._held = "inside", self._held[opening.end() :]
@@ -113,7 +134,7 @@ class InputReader:
 
     def finish(self) -> str:
         """The arguments have ended, perhaps in their midst."""
-        held, self._held = self._held, ""
+        held, self._held = "".join((self._held, *self._rest)), ""
         if self._state == "inside":  # cut off inside an escape, of which nothing can be said
             return "\ufffd" if re.fullmatch(_HIGH, held) else ""
         if self._state == "after":
@@ -134,7 +155,8 @@ class InputReader:
 
 
 def _decoded(unit: str) -> str:
-    """What a part of a JSON string says; an escape that JSON does not know says itself, half a pair a placeholder."""
+    """Returns what a part of a JSON string says; an escape that JSON does not know says itself, half a pair a
+    placeholder."""
     if unit[0] != "\\":
         return unit
     try:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from app.api.parsers.base import ToolParser
-from app.api.parsers.grammar import CallGrammar
-from app.api.parsers.json_text import begin_call
-from app.api.parsers.scanner import MAX_NAME, Mismatch, Steps
+from app.parsers.base import ToolParser
+from app.parsers.grammar import CallGrammar
+from app.parsers.json_text import begin_call
+from app.parsers.scanner import MAX_NAME, Mismatch, Steps
 
 CALLS, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL, SEPARATOR, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"

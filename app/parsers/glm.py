@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from app.api.parsers.grammar import CallGrammar
-from app.api.parsers.scanner import MAX_NAME, Steps
-from app.api.parsers.xml_parameters import XmlParametersParser
+from app.parsers.grammar import CallGrammar
+from app.parsers.scanner import MAX_NAME, Steps
+from app.parsers.xml_parameters import XmlParametersParser
 
 KEY, KEY_END, VALUE, VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"
 

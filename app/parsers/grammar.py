@@ -88,7 +88,7 @@ def json_arguments(lark: Lark, name: str, schema: Mapping[str, Any]) -> str:
 
 @dataclass(slots=True, frozen=True)
 class CallGrammar:
-    """How calls are written: `begin`, one or more calls with `separator` between them, `end`.
+    """Says how calls are written: `begin`, one or more calls with `separator` between them, `end`.
 
     `before` and `after` surround the arguments of a call; {name} stands for the function's name. `trigger` begins a
     call inside free text; None where a format has no such mark.

@@ -9,16 +9,18 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
-from app.api.parsers.base import NO_TOOLS, ReasoningParser, ToolParser, ToolSchemas
-from app.api.parsers.grammar import CallGrammar, Lark
-from app.api.parsers.scanner import Mismatch, PartKind, Steps
+from app.parsers.base import NO_TOOLS, ReasoningParser, ToolParser, ToolSchemas
+from app.parsers.grammar import CallGrammar, Lark
+from app.parsers.scanner import Mismatch, PartKind, Steps
 
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 END, RETURN, CALL = "<|end|>", "<|return|>", "<|call|>"
 MAX_HEADER = 512  # characters between two messages' texts
-_TO = r"(?:\s*to=[^\s<]+)?"
+_TO = r"(?:\s*+to=[^\s<]++)?"
+# What was matched is not given back (`*+`): several runs of white space in a row would share one in all ways there are.
 _HEADER = re.compile(
-    rf"(?:<\|start\|>)?(?:assistant)?{_TO}(?:\s*<\|channel\|>\s*\w+)?{_TO}\s*(?:<\|constrain\|>)?\s*(?:json|code)?\s*"
+    rf"(?:<\|start\|>)?(?:assistant)?{_TO}(?:\s*+<\|channel\|>\s*+\w++)?{_TO}"
+    r"\s*+(?:<\|constrain\|>)?\s*+(?:json|code)?\s*+"
 )
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 _RECIPIENT = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
@@ -45,7 +47,7 @@ class HarmonyParser(ToolParser):
                 yield from self._plain()
 
     def _read_header(self) -> Steps[None]:
-        """What stands before the next message's text."""
+        """Reads what stands before the next message's text."""
         scan = self.scan
         yield from scan.space()
         marker = yield from scan.match(START, CHANNEL, MESSAGE, "assistant", "to=")

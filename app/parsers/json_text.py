@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Container
 from typing import Any
 
-from app.api.parsers.scanner import Mismatch, Scanner, Steps
+from app.parsers.scanner import Mismatch, Scanner, Steps
 
 ARGUMENT_KEYS = ("arguments", "parameters")
 HARMLESS_KEYS = ("id", "type", "index")
@@ -64,7 +64,7 @@ class _Value:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every bracket is closed."""
+        """True if every bracket is closed."""
         return self._depth == 0
 
 

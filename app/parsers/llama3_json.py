@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from app.api.parsers.base import ToolParser
-from app.api.parsers.grammar import CallGrammar
-from app.api.parsers.json_text import json_call
-from app.api.parsers.scanner import Steps
+from app.parsers.base import ToolParser
+from app.parsers.grammar import CallGrammar
+from app.parsers.json_text import json_call
+from app.parsers.scanner import Steps
 
 TAG = "<|python_tag|>"
 

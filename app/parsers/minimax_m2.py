@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from app.api.parsers.grammar import CallGrammar
-from app.api.parsers.xml_parameters import XmlParametersParser
+from app.parsers.grammar import CallGrammar
+from app.parsers.xml_parameters import XmlParametersParser
 
 
 class MiniMaxM2Parser(XmlParametersParser):

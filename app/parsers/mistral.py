@@ -7,10 +7,10 @@ import secrets
 import string
 from collections.abc import Collection
 
-from app.api.parsers.base import ToolParser
-from app.api.parsers.grammar import CallGrammar
-from app.api.parsers.json_text import begin_call, json_call
-from app.api.parsers.scanner import MAX_NAME, Mismatch, Steps
+from app.parsers.base import ToolParser
+from app.parsers.grammar import CallGrammar
+from app.parsers.json_text import begin_call, json_call
+from app.parsers.scanner import MAX_NAME, Mismatch, Steps
 
 OPEN, ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 ID_LENGTH = 9  # the templates refuse ids of any other form

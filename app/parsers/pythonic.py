@@ -14,15 +14,15 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from app.api.parsers.base import ToolParser
-from app.api.parsers.grammar import CallGrammar, Lark, declared, in_order, property_schema
-from app.api.parsers.scanner import MAX_NAME, Mismatch, Scanner, Steps
+from app.parsers.base import ToolParser
+from app.parsers.grammar import CallGrammar, Lark, declared, in_order, property_schema
+from app.parsers.scanner import MAX_NAME, Mismatch, Scanner, Steps
 
 START, END = "<|python_start|>", "<|python_end|>"
 LFM_START, LFM_END = "<|tool_call_start|>", "<|tool_call_end|>"
 _JSON_NAMES = {"true": True, "false": False, "null": None}
 _STRING = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*\"""", re.S)
-_MATTERS = re.compile(r"""["'()\[\]{}\\]""")
+_MATTERS = re.compile(r"""["'()\[\]{}\\<]""")
 
 
 class PythonicParser(ToolParser):
@@ -94,6 +94,9 @@ def _to_bracket(scan: Scanner) -> Steps[str]:
                 quote = "" if char == quote else quote
             elif char in "\"'":
                 quote = char
+            elif char == "<":  # in no literal: it may begin a marker, behind which another call may stand
+                scan.back(len(chunk) - at)
+                raise Mismatch
             elif char != "\\":
                 depth += 1 if char in "([{" else -1
             if depth == 0:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app.api.parsers.xml_parameters import XmlParametersParser
+from app.parsers.xml_parameters import XmlParametersParser
 
 
 class Qwen3CoderParser(XmlParametersParser):

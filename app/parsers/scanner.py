@@ -3,6 +3,9 @@
 Parsers are generators. Every method that may need more text than there is suspends its caller (`yield from`) until a
 piece comes or the text ends. Two things are built on that: text is handed out as soon as it is certain (the beginning
 of a marker and the white space before it are held back), and an attempt to read a call can be undone.
+
+All work is linear in the text, however it is cut: a character that was looked at is not looked at again with the next
+piece, and text that must wait is kept as pieces, which are joined once.
 """
 
 from __future__ import annotations
@@ -13,11 +16,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, TypeVar
 
+from app.bounds import FUNCTION_NAME
+
 T = TypeVar("T")
 Steps = Generator[None, None, T]
 SPACE = " \t\r\n"
 MAX_REREAD = 4096  # characters that are read again after a failed attempt; bounds the work on hostile text
-MAX_NAME = 256  # longest name of a function
+MAX_NAME = 256  # characters in which the end of a name must come
+MAX_CHUNK = 4096  # characters that `chunk` hands out at once: what a value leaves of them was copied for nothing
 
 PartKind = Literal["reasoning", "content", "call", "arguments"]
 
@@ -41,10 +47,10 @@ class Scanner:
         self.ended = False
         self.num_calls = 0
         self.gap = ""  # white space before the marker found last
-        self._text = ""
+        self._text = ""  # unread text, and what was read of it since the last wait
         self._pos = 0
-        self._is_attempt = False  # what is read must be kept
-        self._parts: list[Part] = []
+        self._attempt: _Attempt | None = None  # what is read must be kept
+        self._said: list[tuple[PartKind, list[str]]] = []
 
     # What goes in and out.
 
@@ -53,9 +59,9 @@ class Scanner:
         self._text += text
 
     def take_parts(self) -> list[Part]:
-        """What has become certain since the last call."""
-        parts, self._parts = self._parts, []
-        return parts
+        """Returns what has become certain since the last call."""
+        said, self._said = self._said, []
+        return [Part(kind, "".join(texts)) for kind, texts in said]
 
     def take_rest(self) -> str:
         """All text that is there and unread."""
@@ -66,10 +72,10 @@ class Scanner:
         """Add to the answer; neighbours of a kind become one part."""
         if not text:
             return
-        if self._parts and self._parts[-1].kind == kind:
-            self._parts[-1].text += text
+        if self._said and self._said[-1][0] == kind:
+            self._said[-1][1].append(text)
         else:
-            self._parts.append(Part(kind, text))
+            self._said.append((kind, [text]))
 
     def say_content(self, text: str) -> None:
         """Add content."""
@@ -81,11 +87,11 @@ class Scanner:
 
     def begin_call(self, name: str) -> None:
         """It is a call: what was read of it will not be undone. Mismatch when the name is none."""
-        if not _NAME.fullmatch(name) or not name.isprintable() or len(name) > MAX_NAME:
+        if not _NAME.fullmatch(name):
             raise Mismatch
-        self._parts.append(Part("call", name))
+        self._said.append(("call", [name]))
         self.num_calls += 1
-        self._is_attempt = False
+        self._attempt = None
 
     # Reading.
 
@@ -93,8 +99,9 @@ class Scanner:
         """Wait for text; False when there will be none."""
         if self.ended:
             return False
-        if not self._is_attempt:
-            self._text, self._pos = self._text[self._pos :], 0
+        if self._attempt is not None:
+            self._attempt.keep(self._text, self._pos)
+        self._text, self._pos = self._text[self._pos :], 0
         yield
         return True
 
@@ -106,10 +113,10 @@ class Scanner:
         return self._text[self._pos]
 
     def chunk(self) -> Steps[str]:
-        """All that is there, at least a character; "" at the end. Reads it; `back` undoes a part."""
+        """Returns what is there, at least a character; "" at the end. Reads it; `back` undoes a part."""
         yield from self.peek()
-        chunk = self._text[self._pos :]
-        self._pos = len(self._text)
+        chunk = self._text[self._pos : self._pos + MAX_CHUNK]
+        self._pos += len(chunk)
         return chunk
 
     def back(self, count: int) -> None:
@@ -118,20 +125,23 @@ class Scanner:
 
     def space(self) -> Steps[str]:
         """Read white space."""
-        read = ""
+        read: list[str] = []
         while (char := (yield from self.peek())) and char in SPACE:
-            self._pos += 1
-            read += char
-        return read
+            found = _SPACES.match(self._text, self._pos)
+            assert found is not None
+            read.append(found.group())
+            self._pos = found.end()
+        return "".join(read)
 
     def match(self, *literals: str) -> Steps[str]:
         """Read the literal that comes next and return it; "" when none of them does."""
+        longest = max(map(len, literals))
         while True:
             for literal in literals:
                 if self._text.startswith(literal, self._pos):
                     self._pos += len(literal)
                     return literal
-            rest = self._text[self._pos :]
+            rest = self._text[self._pos : self._pos + longest]
             if not any(literal.startswith(rest) for literal in literals) or not (yield from self.more()):
                 return ""
 
@@ -145,28 +155,23 @@ class Scanner:
         if not (yield from self.accept(literal)):
             raise Mismatch
 
-    def until(self, *markers: str, limit: int | None = None) -> Steps[tuple[str, str]]:
+    def until(self, *markers: str, limit: int) -> Steps[tuple[str, str]]:
         """Read up to the first marker and over it: the text before it, and the marker.
 
         Mismatch when the text ends without one, or none comes within `limit` characters.
         """
         found = _markers(markers)
-        start = self._pos
-        checked = start
+        checked = 0  # characters behind the position in which no marker begins
         while True:
-            hit = found.pattern.search(self._text, checked)
-            length = (hit.start() if hit else len(self._text)) - start
-            if limit is not None and length > limit + found.longest:
-                raise Mismatch
-            if hit is not None:
+            start = self._pos
+            end = start + limit + found.longest
+            hit = found.pattern.search(self._text, start + checked, end)
+            if hit is not None and hit.start() - start <= limit:
                 self._pos = hit.end()
                 return self._text[start : hit.start()], hit.group()
-            checked = max(checked, len(self._text) - found.longest + 1)
-            offset = self._pos
-            if not (yield from self.more()):
+            checked = max(checked, len(self._text) - start - found.longest + 1)
+            if hit is not None or checked > limit or not (yield from self.more()):
                 raise Mismatch
-            shift = offset - self._pos
-            start, checked = start - shift, checked - shift
 
     def pass_until(self, markers: tuple[str, ...], write: Callable[[str], None], held: str = "") -> Steps[str]:
         """Give text to `write` as it becomes certain, up to the first marker and over it; "" at the end.
@@ -174,16 +179,20 @@ class Scanner:
         Characters of `held` before the marker, or at the end, are not written: they are the `gap`.
         """
         found = _markers(markers)
+        waiting: list[str] = []  # characters of `held`, apart from the text: a marker can no more begin in them
         while True:
             hit = found.pattern.search(self._text, self._pos)
             stop = hit.start() if hit else (len(self._text) if self.ended else found.undecided(self._text, self._pos))
             passed = self._text[self._pos : stop]
             kept = passed.rstrip(held) if held else passed
             if kept:
-                write(kept)
-            self._pos += len(kept)
+                write("".join((*waiting, kept)))
+                waiting.clear()
+            if len(kept) < len(passed):
+                waiting.append(passed[len(kept) :])
+            self._pos = stop
             if hit is not None or self.ended:
-                self.gap = passed[len(kept) :]
+                self.gap = "".join(waiting)
                 self._pos = hit.end() if hit is not None else len(self._text)
                 return hit.group() if hit is not None else ""
             yield from self.more()
@@ -203,28 +212,47 @@ class Scanner:
 
         What was read of it is read again as content. A call that has begun remains one, even if it breaks off.
         """
-        opening, start, num_calls = self.gap + opening, self._pos, self.num_calls
-        self.gap, self._is_attempt = "", True
-        if start:  # what is kept begins here
-            self._text, self._pos, start = self._text[start:], 0, 0
+        opening, num_calls = self.gap + opening, self.num_calls
+        self.gap, self._attempt = "", _Attempt(self._pos)
+        attempt = self._attempt
         try:
             yield from steps
         except Mismatch:
             has_failed = self.num_calls == num_calls
         else:
             has_failed = False
-        self._is_attempt = False
+        self._attempt = None
         if not has_failed:
             return True
         self.say_content(opening)
-        if self._pos > MAX_REREAD:
-            self.say_content(self._text[: self._pos])
+        attempt.keep(self._text, self._pos)
+        if attempt.num_chars > MAX_REREAD:
+            self.say_content("".join(attempt.pieces))
+        elif len(attempt.pieces) == 1:
+            self._pos = attempt.first
         else:
-            self._pos = 0
+            self._text, self._pos = "".join((*attempt.pieces, self._text[self._pos :])), 0
         return False
 
 
-_NAME = re.compile(r"[^\s<>{}\[\]()\"'`]+")
+class _Attempt:
+    """Holds what an attempt has read, as it came."""
+
+    def __init__(self, start: int) -> None:
+        self.pieces: list[str] = []
+        self.num_chars = 0
+        self.first = start  # position of its first character in the text that was there when it began
+        self._start = start
+
+    def keep(self, text: str, end: int) -> None:
+        """It has read `text` up to `end`; what comes is read from the beginning of another text."""
+        self.pieces.append(text[self._start : end])
+        self.num_chars += end - self._start
+        self._start = 0
+
+
+_SPACES = re.compile(rf"[{SPACE}]+")
+_NAME = re.compile(FUNCTION_NAME)
 
 
 class _Markers:
@@ -237,7 +265,7 @@ class _Markers:
         self.pattern = re.compile("|".join(map(re.escape, sorted(markers, key=len, reverse=True))))
 
     def undecided(self, text: str, start: int) -> int:
-        """Where the end of `text` begins that a marker may begin with."""
+        """Finds where the end of `text` begins that a marker may begin with."""
         for position in range(max(start, len(text) - self.longest + 1), len(text)):
             if text[position] in self._firsts and any(m.startswith(text[position:]) for m in self._markers):
                 return position

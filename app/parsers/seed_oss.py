@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from app.api.parsers.think import ThinkParser
-from app.api.parsers.xml_parameters import XmlParametersParser
+from app.parsers.think import ThinkParser
+from app.parsers.xml_parameters import XmlParametersParser
 
 
 class SeedOssParser(XmlParametersParser):

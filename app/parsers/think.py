@@ -6,8 +6,8 @@ side, as the models' templates take them off. Reasoning that is not closed when 
 
 from __future__ import annotations
 
-from app.api.parsers.base import ReasoningParser
-from app.api.parsers.scanner import Scanner, Steps
+from app.parsers.base import ReasoningParser
+from app.parsers.scanner import Scanner, Steps
 
 NEW_LINES = "\n"
 
@@ -37,7 +37,7 @@ class ThinkParser(ReasoningParser):
 
     @classmethod
     def may_open(cls, prompt_end: str, continued: str | None) -> str:
-        """Where the prompt neither opens reasoning nor closes one, as where thinking is off."""
+        """Returns `open` where the prompt neither opens reasoning nor closes one, as where thinking is off; else ""."""
         if continued is not None or cls.starts_inside(prompt_end, continued):
             return ""
         return "" if prompt_end.rstrip().endswith(cls.close) else cls.open

@@ -1,29 +1,15 @@
-"""What `thinking_token_budget` means for a prompt of a model: the markers of its reasoning, as tokens."""
+"""Works out what `thinking_token_budget` means for a prompt of a model: the markers of its reasoning, as tokens."""
 
 from __future__ import annotations
 
-from app.api.engine_client import ServedModel
-from app.api.parsers.answer import PROMPT_END_TOKENS, load_reasoning_parser
-from app.api.parsers.base import ReasoningParser
-from app.engine.sampling_params import SamplingParams
-from app.engine.thinking_budget import ThinkingBudget
 from app.errors import UnsupportedError
+from app.parsers.answer import PROMPT_END_TOKENS
+from app.parsers.base import ReasoningParser
+from app.records.sampling_params import SamplingParams
+from app.records.thinking_budget import ThinkingBudget
 from app.text.tokenizer import Tokenizer
 
 FIELD = "thinking_token_budget"
-
-
-def served_budget(
-    model: ServedModel,
-    prompt_token_ids: list[int],
-    params: SamplingParams,
-    field: str = FIELD,
-    inside: bool | None = None,
-) -> ThinkingBudget | None:
-    """`thinking_budget` of a prompt of a served model."""
-    if params.thinking_token_budget is None:
-        return None
-    return thinking_budget(model.tokenizer, load_reasoning_parser(model), prompt_token_ids, params, field, inside)
 
 
 def thinking_budget(

@@ -11,10 +11,10 @@ from collections import deque
 from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
-from app.api.parsers.base import Schema, ToolParser
-from app.api.parsers.grammar import CallGrammar, Lark, declared, in_order, property_schema
-from app.api.parsers.json_text import INVALID, loads
-from app.api.parsers.scanner import MAX_NAME, SPACE, Mismatch, Steps
+from app.parsers.base import NO_TOOLS, Schema, ToolParser, ToolSchemas
+from app.parsers.grammar import CallGrammar, Lark, declared, in_order, property_schema
+from app.parsers.json_text import INVALID, loads
+from app.parsers.scanner import MAX_NAME, SPACE, Mismatch, Steps
 
 _PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 _TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
@@ -31,6 +31,10 @@ class XmlParametersParser(ToolParser):
     parameter: ClassVar[tuple[str, str, str]]  # before the name, between it and the value, after the value
     has_lines: ClassVar[bool] = False  # a value stands on lines of its own: a new line at either end is no part of it
     after_value: ClassVar[str] = "\n"  # what the model writes after a value's closing tag
+
+    def __init__(self, tools: ToolSchemas = NO_TOOLS) -> None:
+        self._found_types: dict[tuple[str, str], set[str]] = {}  # of the arguments that tools declare
+        super().__init__(tools)
 
     def parse(self) -> Steps[None]:
         """Content and calls, in any order; the models sometimes leave the opening tag out."""
@@ -58,9 +62,18 @@ class XmlParametersParser(ToolParser):
             if not is_whole:
                 raise Mismatch
             scan.say_arguments('": ')
-            yield from self._value(_types(self.tools.get(name), key))
+            yield from self._value(self._types(name, key))
             separator = ", "
         scan.say_arguments("}")
+
+    def _types(self, name: str, key: str) -> set[str]:
+        """JSON types that an argument may have, looked up in the tool's schema once."""
+        known = self._found_types.get((name, key))
+        if known is None:
+            known = _types(self.tools.get(name), key)
+            if key in ((self.tools.get(name) or {}).get("properties") or ()):
+                self._found_types[name, key] = known
+        return known
 
     def _name(self) -> Steps[str]:
         """The function's name, and what follows it."""

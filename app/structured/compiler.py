@@ -10,14 +10,14 @@ from collections import OrderedDict
 from llguidance import LLMatcher, LLTokenizer
 from pydantic_core import PydanticSerializationError
 
-from app.engine.structured.grammar import compile_grammar
-from app.engine.structured.limits import GrammarLimits, check_size
-from app.engine.structured.matcher import Matcher
-from app.engine.structured.reasoning import ReasoningSpan
-from app.engine.structured.sandboxed_compile import SandboxedCompile
-from app.engine.structured.structured_outputs import StructuredOutputs
-from app.engine.structured.vocabulary import VocabularySource
 from app.errors import InvalidRequestError, OverloadedError
+from app.structured.grammar import compile_grammar
+from app.structured.limits import GrammarLimits, check_size
+from app.structured.matcher import Matcher
+from app.structured.reasoning import ReasoningSpan
+from app.structured.sandboxed_compile import SandboxedCompile
+from app.structured.structured_outputs import StructuredOutputs
+from app.structured.vocabulary import VocabularySource
 
 MAX_WAIT_S = 10.0  # for the grammars of others that are being compiled
 MAX_REFUSALS = 1024  # remembered, so that a grammar that is sent again costs no second compile
@@ -60,7 +60,7 @@ class GrammarCompiler:
         return Matcher(grammar, self._vocabulary, reasoning)
 
     def knows(self, spec: StructuredOutputs) -> bool:
-        """Whether `matcher` would answer at once, be it with a refusal."""
+        """True if `matcher` would answer at once, be it with a refusal."""
         try:
             check_size(spec, self._limits)
             key = hashlib.blake2b(_text(spec), digest_size=16).digest()

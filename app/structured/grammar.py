@@ -10,11 +10,11 @@ from __future__ import annotations
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 
-from app.engine.structured.grammar_text import grammar_text
-from app.engine.structured.limits import parser_limits
-from app.engine.structured.structured_outputs import StructuredOutputs
-from app.engine.structured.vocabulary import num_mask_words
 from app.errors import InvalidRequestError
+from app.structured.grammar_text import grammar_text
+from app.structured.limits import parser_limits
+from app.structured.structured_outputs import StructuredOutputs
+from app.structured.vocabulary import num_mask_words
 
 MAX_REASON = 400  # characters of the library's own words that a client gets to see
 

@@ -11,12 +11,12 @@ from typing import Any
 from llguidance import LLMatcher, LLTokenizer
 from llguidance.gbnf_to_lark import any_to_lark
 
-from app.engine.structured.json_style import json_options
-from app.engine.structured.markers import special_tokens, with_token_ids
-from app.engine.structured.patterns import ascii_classes, with_ascii_patterns
-from app.engine.structured.structural_tag import structural_tag_grammar
-from app.engine.structured.structured_outputs import StructuredOutputs
 from app.errors import InvalidRequestError
+from app.structured.json_style import json_options
+from app.structured.markers import special_tokens, with_token_ids
+from app.structured.patterns import ascii_classes, with_ascii_patterns
+from app.structured.structural_tag import structural_tag_grammar
+from app.structured.structured_outputs import StructuredOutputs
 
 
 def grammar_text(spec: StructuredOutputs, vocabulary: LLTokenizer) -> str:

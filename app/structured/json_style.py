@@ -1,4 +1,4 @@
-"""How the text of JSON may look under a grammar: separators and white space."""
+"""Says how the text of JSON may look under a grammar: separators and white space."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WHITESPACE = r"[ \t\n\r]{1,32}"
 
 
 def json_options(disable_any_whitespace: bool = False, whitespace_pattern: str | None = None) -> JsonCompileOptions:
-    """How the text of JSON may look; laid over whatever the schema itself says about it (`x-guidance`)."""
+    """Returns how the text of JSON may look; laid over whatever the schema itself says about it (`x-guidance`)."""
     return {
         "item_separator": ",",
         "key_separator": ":",

@@ -1,4 +1,4 @@
-"""What a grammar may cost: checked before anything reads it, while it is tried, and at every token."""
+"""Bounds what a grammar may cost: checked before anything reads it, while it is tried, and at every token."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 from llguidance import LLParserLimits
 
-from app.engine.structured.structured_outputs import StructuredOutputs
 from app.errors import InvalidRequestError
+from app.structured.structured_outputs import StructuredOutputs
 
 
 @dataclass(slots=True, frozen=True)

@@ -1,4 +1,4 @@
-"""Where one request stands in its grammar.
+"""Tracks where one request stands in its grammar.
 
 A matcher sees every token of the output on the host, once each, in order. With reasoning before the answer it lets
 everything pass until the tokens that end the reasoning have come, and only then starts to match. Where the model opens
@@ -11,8 +11,8 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
-from app.engine.structured.reasoning import ReasoningSpan
-from app.engine.structured.vocabulary import num_mask_words
+from app.structured.reasoning import ReasoningSpan
+from app.structured.vocabulary import num_mask_words
 
 
 class GrammarFailure(Exception):
@@ -34,12 +34,12 @@ class Matcher:
 
     @property
     def is_active(self) -> bool:
-        """Whether the next token is constrained."""
+        """True if the next token is constrained."""
         return self._recent is None
 
     @property
     def is_complete(self) -> bool:
-        """Whether the text is an answer to which nothing can be added."""
+        """True if the text is an answer to which nothing can be added."""
         return self._recent is None and bool(self.grammar.is_stopped()) and not self.grammar.is_error()
 
     def accept(self, token: int) -> None:
@@ -69,6 +69,18 @@ class Matcher:
         rest = rest.lstrip()  # the empty line between reasoning and answer is no part of either
         if rest and not self.grammar.consume_tokens(self._vocabulary.tokenize_bytes(rest)):
             raise GrammarFailure(f"the structured output does not begin as it should: {self._reason()}")
+
+    def num_possible(self, drafts: list[int]) -> int:
+        """Counts the tokens that the grammar lets follow one another, from the first on. They end before one that
+        opens or closes the reasoning, after which other rules hold."""
+        if self._recent is None:
+            return 0 if drafts[:1] == [self._opening] else self.grammar.deep_copy().validate_tokens(drafts)
+        text = self._recent
+        for count, token in enumerate(drafts):
+            text += self._vocabulary.decode_bytes([token])
+            if self._end in text:
+                return count
+        return len(drafts)
 
     def fill_mask(self, mask: NDArray[np.int32]) -> None:
         """Set the bits of the tokens that may come next, in int32 [num_words].

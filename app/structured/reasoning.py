@@ -1,4 +1,4 @@
-"""Where a model's reasoning lies before a structured output."""
+"""Finds where a model's reasoning lies before a structured output."""
 
 from __future__ import annotations
 

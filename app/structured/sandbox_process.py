@@ -1,7 +1,7 @@
 """The process in which a grammar is compiled for the first time: it may be killed, the engine may not.
 
 Reads one StructuredOutputs as a line of JSON, writes one verdict as a line of JSON: null, or [field, message]. Run as
-`python -m app.engine.structured.sandbox_process MEMORY_BYTES MODULE:FUNCTION ARGUMENT...` (a VocabularySource's
+`python -m app.structured.sandbox_process MEMORY_BYTES MODULE:FUNCTION ARGUMENT...` (a VocabularySource's
 recipe).
 """
 
@@ -17,10 +17,10 @@ import sys
 import psutil
 from llguidance import LLTokenizer
 
-from app.engine.structured.grammar import compile_grammar
-from app.engine.structured.structured_outputs import StructuredOutputs
-from app.engine.structured.vocabulary import VocabularySource
 from app.errors import InvalidRequestError
+from app.structured.grammar import compile_grammar
+from app.structured.structured_outputs import StructuredOutputs
+from app.structured.vocabulary import VocabularySource
 
 ORPHAN_S = 30  # a grammar that nobody waits for any more, as the parent is gone, ends the process after so long
 

@@ -19,12 +19,12 @@ from typing import Any
 
 import psutil
 
-from app.engine.structured.limits import GrammarLimits
-from app.engine.structured.structured_outputs import StructuredOutputs
-from app.engine.structured.vocabulary import VocabularySource
 from app.errors import InvalidRequestError, OverloadedError
+from app.structured.limits import GrammarLimits
+from app.structured.structured_outputs import StructuredOutputs
+from app.structured.vocabulary import VocabularySource
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 START_TIMEOUT_S = 60.0  # for a process to come up, on a machine that is busy with something else
 # The time limit counts the process's own CPU time, or a busy machine would refuse what is easy; and so many times as
 # much on the clock.
@@ -99,7 +99,7 @@ class _Process:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "RAYON_NUM_THREADS": "1"}
         self._memory_bytes = memory_bytes
         self._child = subprocess.Popen(
-            [sys.executable, "-m", "app.engine.structured.sandbox_process", *arguments],
+            [sys.executable, "-m", "app.structured.sandbox_process", *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -111,7 +111,7 @@ class _Process:
         self._is_ready = False
 
     def wait_ready(self) -> bool:
-        """Whether it can be asked; waits until it has started."""
+        """Waits until it has started; True if it can be asked."""
         if self._child.poll() is not None:
             return False
         if not self._is_ready:

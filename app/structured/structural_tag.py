@@ -12,10 +12,10 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from app.engine.structured.json_style import json_options
-from app.engine.structured.markers import literal, quoted, split_markers
-from app.engine.structured.patterns import ascii_classes, with_ascii_patterns
 from app.errors import InvalidRequestError, UnsupportedError
+from app.structured.json_style import json_options
+from app.structured.markers import literal, quoted, split_markers
+from app.structured.patterns import ascii_classes, with_ascii_patterns
 
 FIELD = "structured_outputs.structural_tag"
 # Leading part of every grammar: without it Lark text is taken for the plain dialect without JSON schemas.

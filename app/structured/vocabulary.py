@@ -1,4 +1,4 @@
-"""What grammars ask of a vocabulary; who knows the tokenizer makes it."""
+"""Says what grammars ask of a vocabulary; who knows the tokenizer makes it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from llguidance import LLTokenizer
 
 
 class VocabularySource(Protocol):
-    """Where a vocabulary comes from."""
+    """Says where a vocabulary comes from."""
 
     def load(self) -> LLTokenizer:
         """The tokens as the grammar library wants them. CheckpointError when there is no tokenizer."""

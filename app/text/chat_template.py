@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from datetime import datetime
@@ -26,6 +25,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from app.errors import CheckpointError, ConfigError, InvalidRequestError
 from app.text.tokenizer import Tokenizer, read_json
+from app.text.watched import OverrunError, run_watched
 
 Message = dict[str, Any]
 # Marks where the last message ends, so that what the template writes after it can be cut away.
@@ -35,48 +35,100 @@ RESERVED = frozenset(
 )
 
 
-class ChatTemplate:
-    """The templates of one model by name (`default`, `tool_use`, ...), compiled once."""
+class ExcessError(InvalidRequestError):
+    """A template took more time or memory than it may."""
 
-    def __init__(self, templates: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
+
+class StuckTemplateError(Exception):
+    """A template computes longer than it may where it was asked to be quick."""
+
+
+@dataclass(slots=True, frozen=True)
+class RenderLimits:
+    """Bounds how long one rendering may take, how long it may compute, and how much it may write."""
+
+    max_s: float = math.inf
+    max_cpu_s: float = math.inf
+    max_chars: int = sys.maxsize
+
+
+NO_LIMITS = RenderLimits()
+
+
+class ChatTemplate:
+    """The templates of one model by name (`default`, `tool_use`, ...), compiled once.
+
+    `is_confined` says that they take any time or memory, maybe while they are compiled: they are rendered in a process
+    of their own only (see template_sandbox).
+    """
+
+    def __init__(
+        self, templates: Mapping[str, str], special_tokens: Mapping[str, str], is_confined: bool = False
+    ) -> None:
         self._environment = _environment()
         self._sources = dict(templates)
         self._special_tokens = dict(special_tokens)
+        self.is_confined = is_confined
         self._compiled = {name: self._compile(name, source) for name, source in self._sources.items()}
 
     @classmethod
     def from_directory(
-        cls, directory: str | Path, tokenizer: Tokenizer | None = None, override: str | Path | None = None
+        cls,
+        directory: str | Path,
+        tokenizer: Tokenizer | None = None,
+        override: str | Path | None = None,
+        takes_too_much: Callable[[Mapping[str, str], Mapping[str, str]], bool] | None = None,
     ) -> ChatTemplate:
         """The template of a model directory: chat_template.jinja, else chat_template.json, else tokenizer_config.json.
 
-        `override` is a file with a template to use instead. A model without a template is fine until it is asked to
+        `override` is a file with a template to use instead. `takes_too_much(templates, special_tokens)` says before
+        anything is compiled whether to confine them. A model without a template is fine until it is asked to
         chat. ConfigError or CheckpointError names a file that cannot be read or a template that does not parse.
         """
         path = Path(directory)
         special = (tokenizer or Tokenizer.from_directory(path)).special_tokens
         if override is None:
-            return cls(_read_templates(path), special)
-        try:
-            source = Path(override).expanduser().read_text(encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"chat_template: cannot read {override}: {error}", param="chat_template") from error
-        return cls({"default": source}, special)
+            templates = _read_templates(path)
+        else:
+            templates = {"default": _read_override(override)}
+        return cls(templates, special, takes_too_much is not None and takes_too_much(templates, special))
 
     @property
     def source(self) -> str:
         """Source of the template that a chat with tools uses; "" when the model has none."""
-        return self._sources.get("tool_use") or self._sources.get("default", "")
+        return self.source_for(has_tools=True)
+
+    def source_for(self, has_tools: bool) -> str:
+        """Source of the template for a chat with tools or without; "" when the model has none."""
+        tool_use = self._sources.get("tool_use") if has_tools else None
+        return tool_use or self._sources.get("default", "")
+
+    @cached_property
+    def thinks_unasked(self) -> bool:
+        """Says whether the model may think where nobody has said if it shall.
+
+        Not if the template opens the reasoning when it is asked to, and otherwise says the same as when it is told not
+        to.
+        """
+        if self.is_confined or "enable_thinking" not in self.source:
+            return True
+        turn, limits = [{"role": "user", "content": "Hi."}], RenderLimits(max_s=1.0)
+        told: list[dict[str, Any]] = [{}, {"enable_thinking": False}, {"enable_thinking": True}]
+        try:
+            unsaid, off, on = (self.render(turn, chat_template_kwargs=names, limits=limits) for names in told)
+        except InvalidRequestError:  # the template refuses so short a conversation
+            return True
+        return not unsaid == off != on
 
     @cached_property
     def takes_parts(self) -> bool:
-        """Whether the default template iterates over a message's content, so that it may be a list of parts."""
+        """True if the default template iterates over a message's content, so that it may be a list of parts."""
         tree = self._environment.parse(self._sources.get("default", ""))
         return any(_walks_content(loop.iter) for loop in tree.find_all(nodes.For))
 
     @cached_property
     def takes_none(self) -> bool:
-        """Whether the template that a chat with tools uses asks if a message's content is none.
+        """True if the template that a chat with tools uses asks if a message's content is none.
 
         DeepSeek's do, and write calls only, or write them rightly only, where it is. An `or` beside the question says
         that empty text means the same.
@@ -90,7 +142,7 @@ class ChatTemplate:
 
     @cached_property
     def takes_reasoning_parts(self) -> bool:
-        """Whether the default template reads reasoning as parts of the content, of type "thinking" (Mistral's do)."""
+        """True if the default template reads reasoning as parts of the content, of type "thinking" (Mistral's do)."""
         tree = self._environment.parse(self._sources.get("default", ""))
         return self.takes_parts and any(_asks_for_reasoning_part(node) for node in tree.find_all(nodes.Compare))
 
@@ -103,15 +155,14 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-        max_s: float = math.inf,
-        max_chars: int = sys.maxsize,
+        limits: RenderLimits = NO_LIMITS,
     ) -> str:
         """The prompt. Content given as text parts is joined by newlines where the template expects a string.
 
         InvalidRequestError when the template refuses the conversation, the options contradict each other, or the
-        prompt exceeds `max_chars` or `max_s` (looked at between what the template writes).
+        prompt exceeds its limits; StuckTemplateError where that is the time to compute. The thread is free again in
+        either case.
         """
-        caps = _Caps(max_s, max_chars)
         options = dict(chat_template_kwargs or {})
         for name in sorted(RESERVED & options.keys()):
             raise InvalidRequestError(f"{name} is a field of its own", param=f"chat_template_kwargs.{name}")
@@ -124,10 +175,11 @@ class ChatTemplate:
         values["tools"] = list(tools) if tools else None
         template = self._select(tools)
         if continue_final_message:
-            return self._render_open(template, chat, values, caps)
-        return _render(template, caps, {**values, "messages": chat, "add_generation_prompt": add_generation_prompt})
+            return self._render_open(template, chat, values, limits)
+        return _render(template, limits, {**values, "messages": chat, "add_generation_prompt": add_generation_prompt})
 
     def _select(self, tools: Sequence[dict[str, Any]] | None) -> jinja2.Template:
+        assert not self.is_confined
         template = self._compiled.get("tool_use") if tools else None
         template = template or self._compiled.get("default")
         if template is None:
@@ -149,13 +201,15 @@ class ChatTemplate:
             return {**message, "content": None}
         return message
 
-    def _render_open(self, template: jinja2.Template, chat: list[Message], values: dict[str, Any], caps: _Caps) -> str:
+    def _render_open(
+        self, template: jinja2.Template, chat: list[Message], values: dict[str, Any], limits: RenderLimits
+    ) -> str:
         """Render with the last message left open, so that the model continues it."""
         chat = deepcopy(chat)
         final = _mark_end(chat[-1]) if chat else None
         if final is None:
             raise InvalidRequestError("the final message has no text to continue", param="messages")
-        rendered = _render(template, caps, {**values, "messages": chat, "add_generation_prompt": False})
+        rendered = _render(template, limits, {**values, "messages": chat, "add_generation_prompt": False})
         mark = rendered.rfind(_END_MARK.strip())
         if mark < 0 or final.strip() not in rendered:
             raise InvalidRequestError(
@@ -164,9 +218,10 @@ class ChatTemplate:
         kept = rendered[mark : mark + len(_END_MARK)] == _END_MARK
         return rendered[:mark] if kept else rendered[:mark].rstrip()
 
-    def _compile(self, name: str, source: str) -> jinja2.Template:
+    def _compile(self, name: str, source: str) -> jinja2.Template | None:
         try:
-            return self._environment.from_string(source)
+            self._environment.parse(source)
+            return None if self.is_confined else self._environment.from_string(source)
         except jinja2.TemplateError as error:
             raise CheckpointError(f"chat template {name!r} does not parse: {error}", param="chat_template") from error
 
@@ -185,27 +240,31 @@ def _mark_end(message: Message) -> str | None:
     return None
 
 
-@dataclass(slots=True, frozen=True)
-class _Caps:
-    """The limits of one rendering."""
-
-    max_s: float
-    max_chars: int
-
-
-def _render(template: jinja2.Template, caps: _Caps, values: Mapping[str, Any]) -> str:
-    deadline, pieces, num_chars = time.monotonic() + caps.max_s, [], 0
-    try:
+def _render(template: jinja2.Template, limits: RenderLimits, values: Mapping[str, Any]) -> str:
+    def written() -> str:
+        pieces, num_chars = [], 0
         for piece in template.generate(values):
             pieces.append(piece)
             num_chars += len(piece)
-            if num_chars > caps.max_chars:
-                raise InvalidRequestError(f"the prompt exceeds {caps.max_chars} characters", param="messages")
-            if time.monotonic() > deadline:
-                raise InvalidRequestError(f"the chat template takes more than {caps.max_s:g} s", param="messages")
+            if num_chars > limits.max_chars:
+                raise InvalidRequestError(f"the prompt exceeds {limits.max_chars} characters", param="messages")
         return "".join(pieces)
+
+    try:
+        return run_watched(written, limits.max_s, limits.max_cpu_s)
+    except OverrunError as error:
+        if error.by_cpu:
+            raise StuckTemplateError from None
+        raise ExcessError(f"the chat template takes more than {limits.max_s:g} s", param="messages") from None
     except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
         raise InvalidRequestError(f"the chat template refuses this conversation: {error}", param="messages") from error
+
+
+def _read_override(path: str | Path) -> str:
+    try:
+        return Path(path).expanduser().read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"chat_template: cannot read {path}: {error}", param="chat_template") from error
 
 
 def _read_templates(path: Path) -> dict[str, str]:
@@ -237,7 +296,7 @@ def _named(file: Path, configured: Any) -> dict[str, str]:
 
 
 def _is_content(node: nodes.Node) -> bool:
-    """Whether an expression is a message's content, by the names templates give it."""
+    """True if an expression is a message's content, by the names templates give it."""
     match node:
         case nodes.Name(name=name):
             return bool(name == "content")
@@ -249,7 +308,7 @@ def _is_content(node: nodes.Node) -> bool:
 
 
 def _walks_content(node: nodes.Node) -> bool:
-    """Whether a loop over this goes through a message's content: itself, `content or []`, `content | select(...)`."""
+    """True if a loop over this goes through a message's content: itself, `content or []`, `content | select(...)`."""
     match node:
         case nodes.Or(left=inner) | nodes.Filter(node=nodes.Node() as inner):
             return _walks_content(inner)
@@ -257,7 +316,7 @@ def _walks_content(node: nodes.Node) -> bool:
 
 
 def _conjuncts(test: nodes.Node) -> list[nodes.Node]:
-    """What a condition demands: the parts that `and` joins, each without its `not`."""
+    """Returns what a condition demands: the parts that `and` joins, each without its `not`."""
     match test:
         case nodes.And(left=left, right=right):
             return _conjuncts(left) + _conjuncts(right)
@@ -267,14 +326,14 @@ def _conjuncts(test: nodes.Node) -> list[nodes.Node]:
 
 
 def _asks_for_none(node: nodes.Node) -> bool:
-    """Whether an expression is `message.content is none`."""
+    """True if an expression is `message.content is none`."""
     if not isinstance(node, nodes.Test) or node.name != "none":
         return False
     return not isinstance(node.node, nodes.Name) and _is_content(node.node)
 
 
 def _asks_for_reasoning_part(node: nodes.Compare) -> bool:
-    """Whether an expression is `part.type == "thinking"`."""
+    """True if an expression is `part.type == "thinking"`."""
     match node:
         case nodes.Compare(
             expr=nodes.Getattr(attr="type") | nodes.Getitem(arg=nodes.Const(value="type")),

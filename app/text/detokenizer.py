@@ -16,6 +16,7 @@ from app.text.tokenizer import Tokenizer
 
 # Prompt tokens that a window detokenizer sees before the first output token, so that a leading space survives.
 PROMPT_CONTEXT = 5
+MAX_HELD = 16  # tokens that a window holds back; a character that is not complete takes four
 
 
 class Detokenizer(Protocol):
@@ -103,7 +104,9 @@ class WindowDetokenizer:
             self._begin_behind(self._broken[0])
         self._window.append(token_id)
         text = self._decode(self._window)
-        return broken if text.endswith("\ufffd") else broken + self._advance(text)
+        if not text.endswith("\ufffd") and (delta := self._advance(text)):
+            return broken + delta
+        return broken if len(self._window) - self._num_emitted < MAX_HELD else broken + self._advance_part(text)
 
     def flush(self) -> str:
         """Text that the window still holds."""
@@ -153,6 +156,19 @@ class WindowDetokenizer:
             self._window = self._window[self._num_emitted :]
             self._num_emitted = len(self._window)
             self._prefix = self._decode(self._window)
+        return delta
+
+    def _advance_part(self, text: str) -> str:
+        """Emit all but the last tokens, which may belong to a character that is not complete: they would be decoded
+        again with each token that comes, where the model says nothing but broken characters or tokens without text."""
+        for num_kept in range(4, -1, -1):
+            head = self._decode(self._window[: len(self._window) - num_kept])
+            if text.startswith(head):
+                break
+        delta = head[len(self._prefix) :]
+        self._window = self._window[self._num_emitted :]
+        self._num_emitted = len(self._window) - num_kept
+        self._prefix = self._decode(self._window[: self._num_emitted])
         return delta
 
     def _decode(self, token_ids: list[int]) -> str:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from app.engine.outputs import CompletionOutput, EngineOutput, FinishReason
-from app.engine.sampling_params import SamplingParams
-from app.engine.step import TokenLogprobs
+from app.records.outputs import CompletionOutput, EngineOutput, FinishReason
+from app.records.sampling_params import SamplingParams
+from app.records.step import TokenLogprobs
 from app.text.detokenizer import create_detokenizer
 from app.text.repetition import REPETITION, RepetitionFinder
 from app.text.stop_strings import StopStrings
@@ -20,7 +20,7 @@ from app.text.tokenizer import Tokenizer
 
 @dataclass(slots=True)
 class TextDelta:
-    """What one EngineOutput adds to a choice. The one with a `finish_reason` is the last.
+    """Holds what one EngineOutput adds to a choice. The one with a `finish_reason` is the last.
 
     `text` may lag behind the tokens: half characters and possible beginnings of stop strings wait.
     """
@@ -49,24 +49,26 @@ class TextDelta:
 
     def add_to(self, output: CompletionOutput) -> None:
         """Append this delta to a choice that is being collected."""
-        output.text += self.text
+        output.say(self.text, is_last=self.finish_reason is not None)
         output.append(self.output)
         output.finish_reason = self.finish_reason
         output.stop_reason = self.stop_reason
 
-    def after(self, earlier: TextDelta) -> TextDelta:
-        """This delta with an earlier one in front of it, which did not end the choice."""
-        offsets = self.text_offsets
-        if offsets is not None or earlier.text_offsets is not None:
-            offsets = [*(earlier.text_offsets or ()), *(offsets or ())]
+    def after(self, earlier: Sequence[TextDelta]) -> TextDelta:
+        """This delta with earlier ones in front of it, which did not end the choice."""
+        all_of = (*earlier, self)
+        has_offsets = any(one.text_offsets is not None for one in all_of)
         return replace(
-            self, text=earlier.text + self.text, output=self.output.after(earlier.output), text_offsets=offsets
+            self,
+            text="".join(one.text for one in all_of),
+            output=self.output.after([one.output for one in earlier]),
+            text_offsets=[offset for one in all_of for offset in one.text_offsets or ()] if has_offsets else None,
         )
 
 
 @dataclass(slots=True)
 class _Piece:
-    """What one EngineOutput has brought so far."""
+    """Collects what one EngineOutput has brought so far."""
 
     texts: list[str] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)

@@ -22,12 +22,18 @@ class PoolingPrompt:
 
 
 def pooling_prompts(
-    tokenizer: Tokenizer, pairs: Sequence[TextPair], max_tokens: int | None = None, max_last_tokens: int | None = None
+    tokenizer: Tokenizer,
+    pairs: Sequence[TextPair],
+    max_tokens: int | None = None,
+    max_last_tokens: int | None = None,
+    *,
+    keeps_end: bool = False,
 ) -> list[PoolingPrompt]:
     """One prompt for each text, or pair of texts, in order.
 
     A prompt of more than `max_tokens` loses the ends of its texts, of the longer one first, and keeps its special
-    tokens, as transformers does it. `max_last_tokens` bounds the last text of each alone. InvalidRequestError when
+    tokens, as transformers does it; with `keeps_end`, their beginnings. `max_last_tokens` bounds the last text of each
+    alone. InvalidRequestError when
     nothing of the texts would be left.
     """
     distinct = list(dict.fromkeys(text for pair in pairs for text in pair if text is not None))
@@ -38,14 +44,14 @@ def pooling_prompts(
         if max_last_tokens is not None:
             parts[-1] = _cut(parts[-1], max_last_tokens)
         if max_tokens is not None:
-            parts = _fit(parts, max_tokens - tokenizer.num_special_tokens(len(parts) == 2))
+            parts = _fit(parts, max_tokens - tokenizer.num_special_tokens(len(parts) == 2), keeps_end)
         joined = tokenizer.join(*parts)
         types: list[int] = joined.type_ids
         prompts.append(PoolingPrompt(joined.ids, types.index(1) if 1 in types else None))
     return prompts
 
 
-def _fit(parts: list[Any], room: int) -> list[Any]:
+def _fit(parts: list[Any], room: int, keeps_end: bool) -> list[Any]:
     """Cut so that all parts together have at most `room` tokens: the longer one down to the shorter, then both."""
     lengths = [len(part.ids) for part in parts]
     if sum(lengths) <= room:
@@ -53,18 +59,18 @@ def _fit(parts: list[Any], room: int) -> list[Any]:
     if room < len(parts):
         raise InvalidRequestError("leaves no room for text beside the special tokens", param="truncate_prompt_tokens")
     if len(parts) == 1:
-        return [_cut(parts[0], room)]
+        return [_cut(parts[0], room, keeps_end)]
     shorter = min(lengths)
     each = (room - shorter, shorter) if room - shorter >= shorter else (room - room // 2, room // 2)
     first_is_longer = lengths[0] > lengths[1]
     limits = each if first_is_longer else each[::-1]
-    return [_cut(part, limit) for part, limit in zip(parts, limits, strict=True)]
+    return [_cut(part, limit, keeps_end) for part, limit in zip(parts, limits, strict=True)]
 
 
-def _cut(encoding: Any, limit: int) -> Any:
-    """The first `limit` tokens; the encoding itself is shared and stays whole."""
+def _cut(encoding: Any, limit: int, keeps_end: bool = False) -> Any:
+    """The first `limit` tokens, or the last; the encoding itself is shared and stays whole."""
     if len(encoding.ids) <= limit:
         return encoding
     cut = copy.deepcopy(encoding)
-    cut.truncate(limit)
+    cut.truncate(limit, direction="left" if keeps_end else "right")
     return cut

@@ -1,4 +1,4 @@
-"""How much of a text is worth tokenising: one that cannot fit is refused or cut before it is tokenised whole.
+"""Bounds how much of a text is tokenised: one that cannot fit is refused or cut before it is tokenised whole.
 
 Tokenising a text takes some hundred bytes of memory a character. A text of more characters than a context's tokens can
 stand for is refused at once; a long one is tokenised in pieces, no further than to where it surely exceeds its room.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from app.engine.repetition_detection import RepetitionDetection
+from app.records.repetition_detection import RepetitionDetection
 
 REPETITION = "repetition_detected"  # the stop reason, as vLLM calls it
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 
 class _Watch:
-    """How much of the beginning of one stop string the text so far ends with, short of the whole: `length`."""
+    """Tracks how much of the beginning of one stop string the text so far ends with, short of the whole: `length`."""
 
     def __init__(self, stop: str) -> None:
         self.stop = stop

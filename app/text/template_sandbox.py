@@ -2,12 +2,14 @@
 
 Jinja's sandbox keeps a template from reaching Python, not from using time and memory: a few characters of template can
 ask for any amount of either. So a template that a request brings runs in a process of its own, with limits that the
-operating system holds. `python -m app.text.template_sandbox` is that process: a job in JSON in, a text in JSON out.
+operating system holds. A checkpoint's is of unknown origin, too: it runs there once, before it may run anywhere else.
+`python -m app.text.template_sandbox` is that process: a job in JSON in, a text in JSON out.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import resource
@@ -18,12 +20,37 @@ from pathlib import Path
 from typing import Any
 
 from app.errors import CheckpointError, InvalidRequestError, MantaError
-from app.text.chat_template import ChatTemplate
+from app.text.chat_template import ChatTemplate, ExcessError, RenderLimits
 
 MEMORY_BYTES = 512 << 20  # address space of the process
 START_S = 10.0  # a process on a busy machine takes its time to start; its own limit counts CPU time
 PARAM = "chat_template"
+TRIAL_S = 1.0  # CPU time for two messages; published templates take a thousandth of it
+TRIAL_CHARS = 1 << 20
+_TRIAL = [{"role": "user", "content": "Hi."}]
+_TRIAL_TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": "f", "description": "", "parameters": {"type": "object", "properties": {}}},
+    }
+]
 _ROOT = Path(__file__).resolve().parent.parent.parent  # the package's
+
+logger = logging.getLogger("manta.text")
+
+
+def takes_too_much(templates: Mapping[str, str], special_tokens: Mapping[str, str]) -> bool:
+    """Tells whether a model's templates exceed the trial's limits on the shortest of conversations."""
+    for name, source in templates.items():
+        options = {"messages": _TRIAL, "tools": _TRIAL_TOOLS if name == "tool_use" else None}
+        try:
+            render_untrusted(source, special_tokens, options, TRIAL_S, TRIAL_CHARS)
+        except ExcessError as error:
+            logger.warning("the model's chat template runs in a process of its own only: %s", error.message)
+            return True
+        except InvalidRequestError:  # it may refuse this conversation
+            continue
+    return False
 
 
 def render_untrusted(
@@ -58,7 +85,7 @@ def _read(out: bytes, max_s: float) -> str:
         return str(answer["text"])
     if "error" in answer:
         raise InvalidRequestError(str(answer["error"]), param=PARAM)
-    raise InvalidRequestError(f"the template took more than {max_s:g} s or too much memory", param=PARAM)
+    raise ExcessError(f"the template took more than {max_s:g} s or too much memory", param=PARAM)
 
 
 def main() -> None:
@@ -72,8 +99,11 @@ def main() -> None:
         template = ChatTemplate({"default": job["source"]}, job["special_tokens"])
         options = dict(job["options"])
         messages = options.pop("messages")
-        text = template.render(messages, max_s=job["max_s"], max_chars=job["max_chars"], **options)
+        limits = RenderLimits(max_s=job["max_s"], max_chars=job["max_chars"])
+        text = template.render(messages, limits=limits, **options)
         answer = {"text": text}
+    except ExcessError:
+        return  # as where the system ends it
     except CheckpointError as error:
         answer = {"error": error.message.replace("chat template 'default'", "it")}
     except MantaError as error:

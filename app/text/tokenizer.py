@@ -6,8 +6,8 @@ post-processor of tokenizer.json), decoding.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -16,11 +16,15 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders
 
+from app.checkpoints.fields.tokenizer_config import (
+    SPECIAL_TOKENS,
+    check_tokenizer_config,
+    check_vocabulary,
+)
+from app.checkpoints.json_file import read_object
 from app.errors import CheckpointError, InvalidRequestError
 from app.text.byte_table import byte_level_table
 from app.text.tokenizer_files import tokenizer_json
-
-NAMED_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 # Above so many characters or token ids, the library's batch calls are used even for one text: they let other threads
 # run meanwhile (the single calls hold the interpreter lock), but cost 0.2 ms each.
@@ -54,9 +58,12 @@ class Tokenizer:
         except Exception as error:  # the library raises bare Exception
             raise CheckpointError(f"cannot read {file}: {error}", param="tokenizer") from error
         config = {**read_tokenizer_config(file.parent), **read_tokenizer_config(path)}
+        check_tokenizer_config(config, f"{path}/tokenizer_config.json")
         special = _named_special_tokens(config)
         _add_missing_tokens(backend, config, special)
-        return cls(backend, {name: token["content"] for name, token in special.items()}, config)
+        tokenizer = cls(backend, {name: token["content"] for name, token in special.items()}, config)
+        check_vocabulary(tokenizer._vocab, str(file))
+        return tokenizer
 
     def to_json(self) -> str:
         """The whole tokenizer as the text of a tokenizer.json, with the tokens that other files added."""
@@ -68,7 +75,7 @@ class Tokenizer:
         """Tokens known, added ones included. The model's embedding may have more rows."""
         return int(self._backend.get_vocab_size(with_added_tokens=True))
 
-    @property
+    @cached_property
     def eos_token_id(self) -> int | None:
         """Id of the end-of-sequence token, if the model has one."""
         return self._special_id("eos_token")
@@ -81,28 +88,22 @@ class Tokenizer:
         """Token ids of `text`; `add_special_tokens` adds what the model's post-processor adds (mostly a bos)."""
         if len(text) > LONG:
             return self.encode_batch([text], add_special_tokens)[0]
-        try:
+        with _refusals():
             ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
-        except TypeError as error:
-            raise _not_unicode() from error
         return ids
 
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
         """`encode` of each text, in one call."""
         if sum(map(len, texts)) <= LONG:
             return [self.encode(text, add_special_tokens) for text in texts]
-        try:
+        with _refusals():
             encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
-        except TypeError as error:
-            raise _not_unicode() from error
         return [encoding.ids for encoding in encodings]
 
     def encode_plain(self, texts: Sequence[str]) -> list[Any]:
         """The library's encoding of each text without special tokens, for `join`."""
-        try:
+        with _refusals():
             plain: list[Any] = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
-        except TypeError as error:
-            raise _not_unicode() from error
         return plain
 
     def join(self, first: Any, second: Any | None = None) -> Any:
@@ -134,7 +135,7 @@ class Tokenizer:
 
     @cached_property
     def is_byte_level(self) -> bool:
-        """Whether text is the plain concatenation of the tokens' bytes (GPT-2 style byte-level BPE)."""
+        """True if text is the plain concatenation of the tokens' bytes (GPT-2 style byte-level BPE)."""
         return isinstance(self._backend.decoder, decoders.ByteLevel)
 
     @cached_property
@@ -202,22 +203,14 @@ def read_tokenizer_config(path: Path) -> dict[str, Any]:
 
 def read_json(file: Path) -> dict[str, Any]:
     """The object in a file, {} when there is none; CheckpointError when it is broken."""
-    if not file.is_file():
-        return {}
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"cannot read {file}: {error}", param="tokenizer") from error
-    if not isinstance(config, dict):
-        raise CheckpointError(f"{file} is not a JSON object", param="tokenizer")
-    return config
+    return read_object(file, optional=True, param="tokenizer")
 
 
 def _named_special_tokens(config: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """{"eos_token": {"content": ...}, ...}; the files hold either the text or a description of the token."""
-    named = {name: config.get(name) for name in NAMED_SPECIAL_TOKENS}
+    named = {name: config.get(name) for name in SPECIAL_TOKENS}
     return {
-        name: token if isinstance(token, dict) else {"content": str(token)}
+        name: token if isinstance(token, dict) else {"content": token}
         for name, token in named.items()
         if token is not None
     }
@@ -254,6 +247,17 @@ def _text_or_none(token: bytes) -> str | None:
         return None
 
 
-def _not_unicode() -> InvalidRequestError:
-    """The library takes any text but half of a UTF-16 surrogate pair, for which it raises a bare TypeError."""
-    return InvalidRequestError("prompt: the text holds an unpaired surrogate, which is no Unicode text", param="prompt")
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """InvalidRequestError for half of a UTF-16 surrogate pair, for which the library raises a bare TypeError, and for a
+    text that a pattern of tokenizer.json does not split within Oniguruma's 10 million tries, at which it panics."""
+    try:
+        yield
+    except TypeError as error:
+        what = "the text holds an unpaired surrogate, which is no Unicode text"
+        raise InvalidRequestError(f"prompt: {what}", param="prompt") from error
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # of no module that could be imported
+            raise
+        what = "the model's tokenizer cannot split this text"
+        raise InvalidRequestError(f"prompt: {what} ({error!s:.80})", param="prompt") from error

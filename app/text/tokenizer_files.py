@@ -14,7 +14,7 @@ from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
-from app.engine.user_cache import made_once
+from app.checkpoints.user_cache import made_once
 from app.errors import CheckpointError
 
 OWN = "tokenizer.json"
@@ -72,7 +72,7 @@ def _convert(directory: Path, output: Path) -> None:
 
 
 def _digest(directory: Path) -> str:
-    """What a conversion depends on."""
+    """Digests what a conversion depends on."""
     digest = hashlib.sha256(f"1 {version('transformers')} {version('tokenizers')}".encode())
     source = source_of(directory)
     assert source is not None

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from fastapi import FastAPI
-from starlette.responses import JSONResponse
 
 from app.api.admin.engine_routes import engine_routes
 from app.api.admin.fleet import Fleet
 from app.api.admin.replica_routes import RpcRequest, replica_routes
+from app.api.admin.tenant_routes import tenant_routes
 from app.api.admin.weight_routes import FinishRequest, InitRequest, ReloadRequest, UpdateRequest, weight_routes
-from app.api.auth import ApiKeys, Authentication
-from app.api.body import add_body_schemas
-from app.api.errors import install_error_handlers
-from app.api.middleware import BodyLimit, HeaderLimit, RequestContext, RequestLimit
-from app.api.profile import profile_routes
-from app.api.server_info import server_info_routes
-from app.api.version import VERSION
-from app.api.work_pool import WorkPool
-from app.config import ServeConfig
+from app.api.http.auth import ApiKeys, Authentication
+from app.api.http.body import add_body_schemas
+from app.api.http.errors import install_error_handlers
+from app.api.http.held_bytes import HeldBytes
+from app.api.http.json_response import JSONResponse
+from app.api.http.middleware import BodyLimit, BodyTimes, HeaderLimit, RequestContext, RequestLimit
+from app.api.http.work_pool import WorkPool
+from app.api.server.profile import profile_routes
+from app.api.server.server_info import server_info_routes
+from app.config.serve import ServeConfig
+from app.telemetry.tenant_tokens import TenantLabels
+from app.version import VERSION
 
 BODIES = (RpcRequest, UpdateRequest, ReloadRequest, InitRequest, FinishRequest)
 MAX_BODY_BYTES = 1 << 24  # names and shapes of all tensors of a model
@@ -25,7 +28,7 @@ MAX_WAITING_WORK = 64
 MAX_REQUESTS = 64
 
 
-def create_admin_app(fleet: Fleet, config: ServeConfig, keys: ApiKeys) -> FastAPI:
+def create_admin_app(fleet: Fleet, config: ServeConfig, keys: ApiKeys, labels: TenantLabels) -> FastAPI:
     """The routes of docs/admin.md over `fleet`, for whoever has one of `keys`."""
     app = FastAPI(title="Manta, for operators", version=VERSION, redoc_url=None, docs_url=None)
     app.state.work_pool = WorkPool(1, MAX_WAITING_WORK, MAX_WAITING_WORK)
@@ -37,9 +40,11 @@ def create_admin_app(fleet: Fleet, config: ServeConfig, keys: ApiKeys) -> FastAP
         app.include_router(routes(fleet))
     app.include_router(profile_routes(fleet, config.ingress))
     app.include_router(server_info_routes(config))
+    app.include_router(tenant_routes(labels))
     add_body_schemas(app, *BODIES)
-    max_s = config.ingress.limits.max_body_s
-    app.add_middleware(BodyLimit, max_bytes=MAX_BODY_BYTES, max_s=max_s, max_total_bytes=4 * MAX_BODY_BYTES)
+    limits, held = config.ingress.limits, HeldBytes(4 * MAX_BODY_BYTES)
+    times = BodyTimes(limits.max_body_s, limits.max_body_gap_s)
+    app.add_middleware(BodyLimit, max_bytes=MAX_BODY_BYTES, times=times, held=held)
     app.add_middleware(Authentication, keys=keys)
     app.add_middleware(HeaderLimit, limits=config.ingress.limits)
     app.add_middleware(RequestLimit, max_requests=MAX_REQUESTS)

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from fastapi import APIRouter, Request
-from starlette.responses import JSONResponse
 
 from app.api.admin.fleet import TIMEOUT_S, Fleet, answer
-from app.api.query import choice_param, choices_param, no_other_params, text_param
-from app.api.render import find_model
+from app.api.generation.render import find_model
+from app.api.http.json_response import JSONResponse
+from app.api.http.query import choice_param, choices_param, no_other_params, text_param
 
 MODES = ("abort", "wait", "keep")  # the first is the default
 
@@ -25,12 +25,12 @@ class _Asked:
         self._fleet = fleet
 
     async def call(self, request: Request, name: str, **arguments: Any) -> JSONResponse:
-        """What each answers to a control call."""
+        """Asks all replicas of the model, and answers with what each says to a control call."""
         model = find_model(self._fleet, text_param(request, "model")).name
         return answer(await self._fleet.control(model, name, arguments, TIMEOUT_S))
 
     async def states(self, request: Request) -> list[Mapping[str, Any]]:
-        """What each is; the first error is raised."""
+        """Returns the state of each replica; the first error is raised."""
         no_other_params(request, "model")
         model = find_model(self._fleet, text_param(request, "model")).name
         answers = await self._fleet.control(model, "describe", {}, TIMEOUT_S)
@@ -66,12 +66,12 @@ def _sleep_routes(router: APIRouter, asked: _Asked) -> None:
 
     @router.get("/is_sleeping")
     async def is_sleeping(request: Request) -> JSONResponse:
-        """Whether a replica sleeps."""
+        """Answers whether a replica sleeps."""
         return JSONResponse({"is_sleeping": any(state["sleep_level"] for state in await asked.states(request))})
 
     @router.get("/is_paused")
     async def is_paused(request: Request) -> JSONResponse:
-        """Whether a replica is paused, asleep or changes its weights."""
+        """Answers whether a replica is paused, asleep or changes its weights."""
         return JSONResponse({"is_paused": any(state["is_paused"] for state in await asked.states(request))})
 
     @router.get("/get_world_size")

@@ -1,22 +1,18 @@
-"""What the operator's routes need: something that asks all replicas of a model, and changes all of them or none."""
+"""The fleet as the operator's routes need it: something that asks all replicas of a model, and changes all or none."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from starlette.responses import JSONResponse
-
 from app.api.engine_client import Named, ReplicaAnswer
+from app.api.http.json_response import JSONResponse
 from app.errors import CheckpointError, ConfigError, InvalidRequestError
 
 TIMEOUT_S = 600.0  # what a call may take where nobody says otherwise
 MAX_TIMEOUT_S = 3600.0
-# Control calls that an operator may make by name: their arguments and results are JSON, and no path is written to.
-REMOTE = (
-    "abort_requests", "check_weights", "describe", "pause", "reload_weights", "reset_prefix_cache", "resume", "sleep",
-    "update_weights", "wake_up",
-)  # fmt: skip
+# Control calls whose tensors the sender of new weights has brought.
+SENT = frozenset({"receive_weights", "finish_weight_update"})
 
 
 class Fleet(Protocol):
@@ -44,19 +40,20 @@ class Fleet(Protocol):
 
 
 async def called(fleet: Fleet, model: str, name: str, arguments: dict[str, Any], timeout_s: float) -> JSONResponse:
-    """What each replica of a model answers to a control call; InvalidRequestError where a directory is not what the
-    operator believed."""
+    """Answers with what each replica of a model says to a control call; InvalidRequestError where a directory is not
+    what the operator believed, or a sender's tensors not what the model has."""
     try:
         return answer(await fleet.control(model, name, arguments, timeout_s))
     except (CheckpointError, ConfigError) as error:
-        if "path" not in arguments:
-            raise
-        # Here it is the operator's directory, not the server's.
-        raise InvalidRequestError(error.message, param="path") from error
+        if "path" in arguments:  # here it is the operator's directory, not the server's
+            raise InvalidRequestError(error.message, param="path") from error
+        if name in SENT:
+            raise InvalidRequestError(error.message, param="whole" if arguments.get("whole") else None) from error
+        raise
 
 
 def answer(answers: list[ReplicaAnswer]) -> JSONResponse:
-    """What each replica says; the first error, with how many did it, is raised."""
+    """Answers with what each replica says; the first error, with how many did it, is raised."""
     for one in answers:
         if (error := one.error) is not None:
             name = f"replica {one.replica_id}: " if one.replica_id else ""

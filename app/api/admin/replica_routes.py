@@ -1,4 +1,4 @@
-"""What there is, one replica taken out of service and back, and control calls by name."""
+"""Routes that list what there is, take one replica out of service and back, and make control calls by name."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from pydantic import Field
-from starlette.responses import JSONResponse
 
-from app.api.admin.fleet import MAX_TIMEOUT_S, REMOTE, TIMEOUT_S, Fleet, called
-from app.api.body import describe_body, read_body
-from app.api.query import choice_param, no_other_params
-from app.api.render import find_model
-from app.api.strict_models import StrictModel
+from app.api.admin.fleet import MAX_TIMEOUT_S, TIMEOUT_S, Fleet, called
+from app.api.generation.render import find_model
+from app.api.http.body import describe_body, read_body
+from app.api.http.json_response import JSONResponse
+from app.api.http.query import choice_param, no_other_params
+from app.api.http.strict_models import StrictModel
 from app.bounds import JsonObject
+from app.engine.control import REMOTE
 from app.errors import InvalidRequestError
 
 

@@ -6,12 +6,12 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Request
 from pydantic import Field
-from starlette.responses import JSONResponse
 
 from app.api.admin.fleet import MAX_TIMEOUT_S, TIMEOUT_S, Fleet, called
-from app.api.body import describe_body, read_body, read_optional_body
-from app.api.render import find_model
-from app.api.strict_models import StrictModel
+from app.api.generation.render import find_model
+from app.api.http.body import describe_body, read_body, read_optional_body
+from app.api.http.json_response import JSONResponse
+from app.api.http.strict_models import StrictModel
 from app.engine.control.transfer import MAX_TENSORS, Names, Shape
 from app.errors import InvalidRequestError
 
@@ -50,7 +50,7 @@ class ReloadRequest(StrictModel):
 
 
 class InitInfo(StrictModel):
-    """Where the sender listens."""
+    """Says where the sender listens."""
 
     master_address: str = Field(min_length=1, max_length=255, description="Its address.")
     master_port: int = Field(ge=1, le=65535, description="Its port.")

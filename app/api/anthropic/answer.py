@@ -11,9 +11,9 @@ from typing import Any
 from pydantic_core import from_json
 
 from app.api.chat.blocks import BlockChange, BlockReader, ContentBlock
-from app.api.errors import anthropic_error_body
-from app.api.events import Choice, Event
-from app.api.sse import EventFormat
+from app.api.generation.events import Choice, Event
+from app.api.generation.sse import EventFormat
+from app.api.http.errors import anthropic_error_body
 from app.errors import MantaError
 from app.text.output_processor import TextDelta
 
@@ -80,7 +80,7 @@ class Answer:
         return {"stop_reason": self._stop_reason(delta), "stop_sequence": sequence}
 
     def shows(self, block: ContentBlock) -> bool:
-        """Whether the client wants to see it."""
+        """True if the client wants to see it."""
         return self._shows_reasoning or block.kind != "reasoning"
 
     def content(self, block: ContentBlock, text: str) -> dict[str, Any]:
@@ -101,7 +101,7 @@ class Answer:
 
 
 def signature(reasoning: str) -> str:
-    """What stands where Anthropic signs reasoning. It is not checked when it comes back."""
+    """Returns what stands where Anthropic signs reasoning. It is not checked when it comes back."""
     return hashlib.blake2b(reasoning.encode(), digest_size=24).hexdigest()
 
 
@@ -129,7 +129,7 @@ class MessageEvents(EventFormat):
         return _event("message_start", message=head) + _event("ping")
 
     def event(self, event: Event) -> str:
-        """What one engine output changes in the blocks."""
+        """Writes what one engine output changes in the blocks."""
         changes = self._answer.reader.read(event[1])
         return "".join(map(self._change, changes))
 

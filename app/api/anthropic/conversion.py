@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from app.api.anthropic.documents import DocumentBlock, TextBlock
 from app.api.anthropic.protocol import (
     CountTokensRequest,
     Message,
     MessagesRequest,
-    TextBlock,
     Thinking,
     ThinkingBlock,
     ToolResultBlock,
     ToolUseBlock,
 )
 from app.api.chat.chat_request import ChatRequest
-from app.api.engine_client import ServedModel
-from app.api.errors import in_words_of
-from app.errors import UnsupportedError
+from app.api.http.errors import in_words_of
+from app.api.http.strict_models import IgnoredFields
+from app.parsers.answer import load_reasoning_parser
+from app.text.served_model import ServedModel
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _WORDS = {
@@ -36,12 +38,16 @@ class MessagesChat(ChatRequest):
         names = {**super().field_names(), **_WORDS}
         return {own: _WORDS.get(name, name) for own, name in names.items()}
 
+    def asks_to_think(self, names: Mapping[str, Any]) -> bool:
+        """Takes silence for a no, as Anthropic does."""
+        return bool(super().asks_to_think(names))
+
 
 def to_chat(body: CountTokensRequest, model: ServedModel) -> MessagesChat:
     """The same request as a chat. InvalidRequestError names what the model or the server cannot do."""
     fields: dict[str, Any] = {"model": body.model, "messages": _messages(body)}
     if body.tools:
-        fields["tools"] = [_tool(tool.model_dump(exclude_none=True)) for tool in body.tools]
+        fields["tools"] = [tool.for_chat() for tool in body.tools]
         fields |= _tool_choice(body)
     kwargs = {**_thinking(body.thinking, model), **(body.chat_template_kwargs or {})}
     if body.output_config is not None and body.output_config.effort is not None:
@@ -55,18 +61,18 @@ def to_chat(body: CountTokensRequest, model: ServedModel) -> MessagesChat:
     if body.messages[-1].role == "assistant":  # the answer continues what the client has begun
         fields |= {"continue_final_message": True, "add_generation_prompt": False}
     if isinstance(body, MessagesRequest):
-        fields |= _sampling(body)
+        fields |= _sampling(body, model)
     with in_words_of(_WORDS):
         return MessagesChat.model_validate(fields)
 
 
-def _sampling(body: MessagesRequest) -> dict[str, Any]:
+def _sampling(body: MessagesRequest, model: ServedModel) -> dict[str, Any]:
     names = ("max_tokens", "temperature", "top_p", "top_k", "stream")
     fields = {name: getattr(body, name) for name in names} | body.placement_fields()
     given = {name: value for name, value in fields.items() if value is not None}
     if body.service_tier == "standard_only":
         given["service_tier"] = "default"
-    if body.thinking is not None and body.thinking.budget_tokens is not None:
+    if body.thinking is not None and body.thinking.budget_tokens is not None and not ignored_fields(body, model):
         given["thinking_token_budget"] = body.thinking.budget_tokens
     return given | ({"stop": body.stop_sequences} if body.stop_sequences else {})
 
@@ -83,7 +89,7 @@ def _messages(body: CountTokensRequest) -> list[dict[str, Any]]:
 def _heard(message: Message) -> list[dict[str, Any]]:
     """A user's or system's turn: results of calls are messages of their own, in their order, then the text."""
     results = [_result(block) for block in message.blocks if isinstance(block, ToolResultBlock)]
-    texts = [block for block in message.blocks if isinstance(block, TextBlock)]
+    texts = [block for block in message.blocks if isinstance(block, TextBlock | DocumentBlock)]
     said = [{"role": message.role, "content": _text(texts)}] if texts or not results else []
     return [*results, *said]
 
@@ -109,14 +115,8 @@ def _call(block: ToolUseBlock) -> dict[str, Any]:
     return {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": block.input}}
 
 
-def _text(content: str | list[TextBlock]) -> str:
+def _text(content: str | Sequence[TextBlock | DocumentBlock]) -> str:
     return content if isinstance(content, str) else "\n".join(block.text for block in content)
-
-
-def _tool(tool: dict[str, Any]) -> dict[str, Any]:
-    function = {"name": tool["name"], "parameters": tool["input_schema"]}
-    extra = {name: tool[name] for name in ("description", "strict") if name in tool}
-    return {"type": "function", "function": function | extra}
 
 
 def _tool_choice(body: CountTokensRequest) -> dict[str, Any]:
@@ -128,12 +128,21 @@ def _tool_choice(body: CountTokensRequest) -> dict[str, Any]:
     return fields | ({"parallel_tool_calls": False} if choice.disable_parallel_tool_use else {})
 
 
+def ignored_fields(body: CountTokensRequest, model: ServedModel) -> IgnoredFields:
+    """Counts what the body asks of a model that cannot do it, and that agents send whatever model they were given."""
+    thinking = body.thinking
+    if thinking is None or thinking.type != "enabled" or load_reasoning_parser(model) is not None:
+        return IgnoredFields()
+    return IgnoredFields(["budget_tokens"] if _is_told(model) else ["thinking"])
+
+
 def _thinking(thinking: Thinking | None, model: ServedModel) -> dict[str, Any]:
-    """How the model's chat template is told; a template that knows no thinking cannot be asked for it."""
-    if thinking is None:
-        return {}
-    if "enable_thinking" not in model.chat_template.source:
-        if thinking.type == "enabled":
-            raise UnsupportedError("this model's chat template cannot turn thinking on", param="thinking.type")
+    """Returns what the model's chat template is told. One that is not told whether to think has a model that always
+    does, or cannot."""
+    if thinking is None or not _is_told(model):
         return {}
     return {"enable_thinking": thinking.type != "disabled"}
+
+
+def _is_told(model: ServedModel) -> bool:
+    return "enable_thinking" in model.chat_template.source

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 from fastapi import APIRouter, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from app.api.anthropic.answer import Answer, MessageEvents, new_message_id
-from app.api.anthropic.conversion import MessagesChat, to_chat
+from app.api.anthropic.conversion import MessagesChat, ignored_fields, to_chat
 from app.api.anthropic.protocol import CountTokensRequest, MessagesRequest
-from app.api.body import describe_body, read_body
 from app.api.chat.blocks import BlockReader, read_blocks
 from app.api.chat.conversation import Conversation, open_conversation
 from app.api.chat.envelope import ResponseEnvelope
 from app.api.chat.generation import response_headers
 from app.api.chat.prompt import render_chat
 from app.api.endpoint import Endpoint
-from app.api.engine_client import EngineClient, ServedModel
-from app.api.errors import in_words_of
-from app.api.render import counting_room, find_model
-from app.api.request_size import size_of
-from app.api.sse import EventStreamResponse
-from app.api.work_pool import TOKENISE_S_PER_CHAR, work_of
-from app.config import RequestLimits
+from app.api.engine_client import EngineClient
+from app.api.generation.render import counting_room, find_model
+from app.api.generation.sse import EventStreamResponse
+from app.api.http.body import describe_body, read_body
+from app.api.http.errors import in_words_of
+from app.api.http.field_rule import rule_of
+from app.api.http.json_response import JSONResponse
+from app.api.http.work_pool import TOKENISE_S_PER_CHAR, size_of, work_of
+from app.config.limits import RequestLimits
 from app.errors import PromptTooLongError
+from app.text.served_model import ServedModel
 
 
 def message_routes(client: EngineClient, limits: RequestLimits) -> APIRouter:
@@ -34,12 +36,13 @@ def message_routes(client: EngineClient, limits: RequestLimits) -> APIRouter:
         """Answer a conversation; `stream` makes it server-sent events."""
         body = await read_body(request, MessagesRequest)
         model = find_model(client, body.model)
+        rule_of(request).count(request, ignored_fields(body, model))
         chat = await work_of(request).run(TOKENISE_S_PER_CHAR * size_of(body), to_chat, body, model)
         envelope = ResponseEnvelope.of("msg", model, body.model)
         envelope.id = new_message_id()
         conversation, is_capped = await _open(client, limits, request, chat, model, envelope)
         parser = conversation.parsers[0] if conversation.parsers else None
-        reader = BlockReader(parser, conversation.max_calls)
+        reader = BlockReader(parser, conversation.plan.max_calls)
         shows_reasoning = body.thinking is None or body.thinking.display != "omitted"
         answer = Answer(envelope.id, envelope.model, reader, conversation.plan.new_call_id, is_capped, shows_reasoning)
         stream = conversation.stream
@@ -50,9 +53,10 @@ def message_routes(client: EngineClient, limits: RequestLimits) -> APIRouter:
 
     @router.post("/v1/messages/count_tokens", openapi_extra=describe_body(CountTokensRequest))
     async def count_tokens(request: Request) -> JSONResponse:
-        """How many tokens the prompt of a conversation has."""
+        """Counts the tokens of a conversation's prompt."""
         body = await read_body(request, CountTokensRequest)
         model = find_model(client, body.model)
+        rule_of(request).count(request, ignored_fields(body, model))
         work, room = work_of(request), counting_room(model, "messages")
         chat = await work.run(TOKENISE_S_PER_CHAR * size_of(body), to_chat, body, model)
         with in_words_of(chat.field_names()):

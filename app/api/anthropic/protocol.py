@@ -5,40 +5,36 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
+from app.api.anthropic.documents import DocumentBlock, TextBlock
+from app.api.anthropic.tools import Tool, check_tools
 from app.api.chat.call_arguments import FunctionName
-from app.api.errors import ThreadUnsupportedError
-from app.api.placement import PlacementFields
-from app.api.strict_models import History, StrictModel
+from app.api.generation.placement import PlacementFields
+from app.api.http.errors import ThreadUnsupportedError
+from app.api.http.strict_models import History, StrictModel
 from app.bounds import Count, Items, JsonObject, Text
-from app.errors import InvalidRequestError, UnsupportedError
+from app.errors import InvalidRequestError
 
 REFUSED: Mapping[str, str] = {
     "container": "there are no containers",
-    "context_management": "context is not edited by the server",
     "diagnostics": "not supported",
     "fallbacks": "there are no fallback models",
     "inference_geo": "the server does not choose where it runs",
     "mcp_servers": "the server connects to no MCP servers",
+    "output_format": "deprecated by Anthropic; use output_config.format",
     "thread": "conversations are not held by the server",
     "user_profile_id": "there are no user profiles",
     "workspace_id": "there are no workspaces",
 }
-
-
-class CacheControl(StrictModel):
-    """A break point of the prompt cache. Accepted: prefixes are always cached."""
-
-    type: Literal["ephemeral"]
-    ttl: Literal["5m", "1h"] | None = None
-
-
-class TextBlock(History):
-    """Text."""
-
-    type: Literal["text"]
-    text: Text
+IGNORED: Mapping[str, str] = {
+    "betas": "the fields of a beta are read, ignored or refused without it",
+    "billing_policy": "nothing is billed",
+    "cache_control": "prefixes are always cached",
+    "fallback_credit_token": "nothing is billed",
+    "metadata": "it names a user at Anthropic",
+}
 
 
 class ThinkingBlock(History):
@@ -63,13 +59,15 @@ class ToolResultBlock(History):
 
     type: Literal["tool_result"]
     tool_use_id: str = Field(min_length=1)
-    content: Text | Items[Annotated[TextBlock, Field(discriminator=None)]] = ""
+    content: Text | Items[Annotated[TextBlock | DocumentBlock, Field(discriminator="type")]] = ""
     is_error: bool = False
 
 
-ContentBlock = Annotated[TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")]
+ContentBlock = Annotated[
+    TextBlock | DocumentBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")
+]
 _BLOCKS_OF: Mapping[str, tuple[type[History], ...]] = {
-    "user": (TextBlock, ToolResultBlock),
+    "user": (TextBlock, DocumentBlock, ToolResultBlock),
     "assistant": (TextBlock, ThinkingBlock, ToolUseBlock),
     "system": (TextBlock,),
 }
@@ -89,34 +87,13 @@ class Message(History):
         return self
 
     @property
-    def blocks(self) -> list[TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock]:
+    def blocks(self) -> list[TextBlock | DocumentBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock]:
         """The content as blocks, whichever form was sent."""
         return [TextBlock(type="text", text=self.content)] if isinstance(self.content, str) else self.content
 
 
-class CustomTool(StrictModel):
-    """A function of the client. Tools that Anthropic's servers run are refused."""
-
-    name: FunctionName
-    input_schema: JsonObject = Field(description="JSON schema of the input.")
-    description: Text | None = None
-    type: Literal["custom"] = "custom"
-    strict: bool | None = Field(None, description="Constrain the input to its schema.")
-    cache_control: CacheControl | None = None
-    input_examples: Items[JsonObject] | None = Field(None, max_length=0, description="Not supported.")
-    eager_input_streaming: bool | None = Field(None, description="Accepted; input always streams as it comes.")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _only_custom(cls, data: Any) -> Any:
-        kind = data.get("type") if isinstance(data, dict) else None
-        if kind not in (None, "custom"):
-            raise UnsupportedError(f"tools of type {kind!r} run at Anthropic; only custom tools are", param="tools")
-        return data
-
-
 class ToolChoice(StrictModel):
-    """Whether the model may, must or must not call, and what."""
+    """Says whether the model may, must or must not call, and what."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = Field(None, description="With type tool: which one.")
@@ -130,7 +107,9 @@ class ToolChoice(StrictModel):
 
 
 class Thinking(StrictModel):
-    """Whether the model thinks before it answers."""
+    """Says whether the model thinks before it answers."""
+
+    ignored: ClassVar[Mapping[str, str]] = {"block_binding": "earlier reasoning is taken as it is"}
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Count | None = Field(None, ge=1024, description="Most tokens of the reasoning.")
@@ -151,7 +130,9 @@ class JsonFormat(StrictModel):
 
 
 class OutputConfig(StrictModel):
-    """How the model should answer."""
+    """Says how the model should answer."""
+
+    refused: ClassVar[Mapping[str, str]] = {"task_budget": "the model is told of no budget; see max_tokens"}
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = Field(
         None, description="Given to chat templates that use reasoning_effort."
@@ -159,25 +140,58 @@ class OutputConfig(StrictModel):
     format: JsonFormat | None = None
 
 
-class Metadata(StrictModel):
-    """Anthropic's `metadata` of a request."""
+class ThinkingTurns(StrictModel):
+    """The turns whose reasoning stays."""
 
-    user_id: str | None = Field(None, description="Accepted; changes nothing.")
+    type: Literal["all"]
+
+
+class ContextEdit(StrictModel):
+    """An edit of the context. Others than this one would change the prompt, and are refused."""
+
+    type: Literal["clear_thinking_20251015"]
+    keep: Literal["all"] | ThinkingTurns
+
+    @model_validator(mode="before")
+    @classmethod
+    def _changes_nothing(cls, data: Any) -> Any:
+        given = data if isinstance(data, dict) else {}
+        keep = given.get("keep")
+        if given.get("type") != "clear_thinking_20251015" or keep not in ("all", {"type": "all"}):
+            words = {"kind": str(given.get("type"))[:64]}
+            message = (
+                "the server does not edit the context by {kind}; only clear_thinking_20251015 with keep all is taken"
+            )
+            raise PydanticCustomError("unsupported", message, words)
+        return data
+
+
+class ContextManagement(StrictModel):
+    """Lists what Anthropic's server would take out of a conversation."""
+
+    edits: Items[ContextEdit] = Field(default_factory=list)
 
 
 class CountTokensRequest(StrictModel):
     """Body of POST /v1/messages/count_tokens."""
 
     refused: ClassVar[Mapping[str, str]] = REFUSED
+    ignored: ClassVar[Mapping[str, str]] = {
+        **IGNORED,
+        "compaction": "what is counted is the conversation as it was sent",
+    }
+    is_lenient: ClassVar[bool] = True
 
     model: str = Field(description="Which model.")
     messages: Items[Message] = Field(min_length=1, description="The conversation so far.")
     system: Text | Items[TextBlock] | None = Field(None, description="What the model is told first.")
-    tools: Items[CustomTool] | None = Field(None, description="Functions the model may call.")
+    tools: Items[Tool] | None = Field(
+        None, description="Functions the model may call, and the client's own bash, text editor and memory."
+    )
     tool_choice: ToolChoice | None = Field(None, description="Whether it may, must or must not call.")
-    thinking: Thinking | None = Field(None, description="Whether the model thinks first, if its template can tell it.")
+    thinking: Thinking | None = Field(None, description="Whether the model thinks first; ignored by one that cannot.")
     output_config: OutputConfig | None = Field(None, description="Effort, and a JSON schema for the answer.")
-    cache_control: CacheControl | None = Field(None, description="Accepted; prefixes are always cached.")
+    context_management: ContextManagement | None = Field(None, description="Only edits that change nothing.")
     speed: Literal["standard"] | None = Field(None, description="Only standard.")
     chat_template_kwargs: JsonObject | None = Field(None, description="Further names for the template.")
 
@@ -187,13 +201,17 @@ class CountTokensRequest(StrictModel):
         given = data if isinstance(data, dict) else {}
         if given.get("thread"):
             raise ThreadUnsupportedError("thread: conversations are not held by the server", param="thread")
-        for name in cls.refused.keys() & {name for name, value in given.items() if value not in (None, [], {})}:
-            raise UnsupportedError(f"{name}: {cls.refused[name]}", param=name)
-        return {name: value for name, value in given.items() if name not in cls.refused} if given else data
+        return data
+
+    @field_validator("tools", mode="before")
+    @classmethod
+    def _only_the_client_s(cls, tools: Any) -> Any:
+        return check_tools(tools)
 
     @model_validator(mode="after")
     def _check_choice(self) -> Self:
-        choice, names = self.tool_choice, [tool.name for tool in self.tools or ()]
+        choice = self.tool_choice
+        names = [tool.for_chat()["function"]["name"] for tool in self.tools or ()]
         if choice is not None and choice.type in ("any", "tool") and not names:
             raise InvalidRequestError(f"type {choice.type!r} needs tools", param="tool_choice")
         if choice is not None and choice.name is not None and choice.name not in names:
@@ -206,13 +224,15 @@ class CountTokensRequest(StrictModel):
 class MessagesRequest(PlacementFields, CountTokensRequest):
     """Body of POST /v1/messages."""
 
+    refused: ClassVar[Mapping[str, str]] = {**REFUSED, "compaction": "conversations are not summed up by the server"}
+    ignored: ClassVar[Mapping[str, str]] = IGNORED
+
     max_tokens: Count = Field(ge=1, description="Most tokens to generate, reasoning included.")
     stream: bool = Field(False, description="Answer as server-sent events while tokens come.")
     stop_sequences: Items[Text] | None = Field(None, description="Strings that end the answer.")
     temperature: float | None = Field(None, ge=0, le=2, description="0 is greedy.")
     top_p: float | None = Field(None, gt=0, le=1, description="Keep the smallest set of tokens with this probability.")
     top_k: Count | None = Field(None, ge=-1, description="Keep the k most likely tokens; 0 or -1 keeps all.")
-    metadata: Metadata | None = Field(None, description="Accepted; changes nothing.")
     service_tier: Literal["auto", "standard_only"] | None = Field(  # type: ignore[assignment]  # Anthropic's words
         None, description="`auto`: the tenant's own class of service, `standard_only`: the class default."
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 import uuid
@@ -10,19 +11,13 @@ from typing import Any, Literal, Self
 
 from pydantic import Field
 
-from app.api.strict_models import StrictModel
+from app.api.batches.file_store import ExpiresAfter
+from app.api.http.strict_models import StrictModel
 from app.bounds import Metadata
 
 Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
 RUNNING = frozenset({"validating", "in_progress", "finalizing", "cancelling"})
 MAX_ERRORS = 100
-
-
-class OutputExpiresAfter(StrictModel):
-    """When the files that a batch writes are forgotten."""
-
-    anchor: Literal["created_at"]
-    seconds: int = Field(ge=3600, le=2592000)
 
 
 class BatchBody(StrictModel):
@@ -35,7 +30,7 @@ class BatchBody(StrictModel):
         description="How long the batch may take, from 1h to 168h; OpenAI's is 24h.",
     )
     metadata: Metadata | None = Field(None, description="Kept with the batch.")
-    output_expires_after: OutputExpiresAfter | None = Field(
+    output_expires_after: ExpiresAfter | None = Field(
         None, description="When output and errors are forgotten; after 30 days when not given."
     )
 
@@ -48,23 +43,29 @@ class Batch:
     output: str = ""
     errors: str = ""
     output_expires_s: int | None = None
+    num_expired: int = 0  # of those that failed: the window closed before they were answered
     counts: dict[str, int] = field(default_factory=lambda: {"total": 0, "completed": 0, "failed": 0})
+    num_takeovers: int = 0  # since a line was answered
+    num_done_before: int = 0  # lines, when it was taken over last
 
     @classmethod
     def new(cls, body: BatchBody) -> Self:
         """A batch that has not begun."""
-        now = int(time.time())
-        shown: dict[str, Any] = {
-            "id": f"batch_{uuid.uuid4().hex}",
-            "object": "batch",
-            "endpoint": body.endpoint,
-            "errors": None,
-        }
-        shown |= {"input_file_id": body.input_file_id, "completion_window": body.completion_window}
-        shown |= {"status": "validating", "output_file_id": None, "error_file_id": None, "created_at": now}
-        shown |= {"expires_at": now + 3600 * int(body.completion_window[:-1]), "metadata": body.metadata}
+        batch = cls.made("batch", body.input_file_id, body.endpoint, int(body.completion_window[:-1]), body.metadata)
         after = body.output_expires_after
-        return cls(shown, output_expires_s=after.seconds if after is not None else None)
+        batch.output_expires_s = after.seconds if after is not None else None
+        return batch
+
+    @classmethod
+    def made(
+        cls, prefix: str, input_file_id: str, endpoint: str, window_h: int, metadata: dict[str, str] | None = None
+    ) -> Self:
+        """A batch that has not begun, whose id begins with `prefix`."""
+        now = int(time.time())
+        shown: dict[str, Any] = {"id": f"{prefix}_{uuid.uuid4().hex}", "object": "batch", "endpoint": endpoint}
+        shown |= {"errors": None, "input_file_id": input_file_id, "completion_window": f"{window_h}h"}
+        shown |= {"status": "validating", "output_file_id": None, "error_file_id": None, "created_at": now}
+        return cls(shown | {"expires_at": now + 3600 * window_h, "metadata": metadata})
 
     @classmethod
     def load(cls, header: bytes) -> Self:
@@ -83,12 +84,17 @@ class Batch:
 
     def dump(self) -> bytes:
         """The header of its entry."""
-        fields = {"shown": self.shown, "output": self.output, "errors": self.errors, "counts": self.counts}
-        return json.dumps(fields | {"output_expires_s": self.output_expires_s}).encode()
+        return json.dumps(dataclasses.asdict(self)).encode()
 
     def as_json(self) -> dict[str, Any]:
         """OpenAI's object."""
         return self.shown | {"request_counts": self.counts}
+
+    def is_taken_over(self) -> None:
+        """Note that the server was lost that worked on it."""
+        num_done = self.counts["completed"] + self.counts["failed"]
+        self.num_takeovers = self.num_takeovers + 1 if num_done == self.num_done_before else 1
+        self.num_done_before = num_done
 
     def becomes(self, status: str) -> None:
         """Go on to `status`, and note when."""

@@ -1,4 +1,4 @@
-"""The endpoints of files and batches: they share a store, and a runner works on what is in it."""
+"""The endpoints of files, uploads and batches: they share a store, and a runner works on what is in it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,17 @@ from fastapi import APIRouter
 from app.api.batches.batch import BatchBody
 from app.api.batches.file_store import FileStore
 from app.api.batches.files import file_routes
+from app.api.batches.line_room import LineRoom
+from app.api.batches.message_batches import MessageBatchBody, MessageBatches, message_batch_routes
 from app.api.batches.routes import batch_routes
 from app.api.batches.run import Tools
 from app.api.batches.runner import BatchRunner
 from app.api.batches.turns import Turns
-from app.api.batches.uploads import FORM_BYTES
+from app.api.batches.upload_routes import MAX_PART_BYTES, PARTS, upload_routes
+from app.api.batches.upload_store import CompleteBody, UploadBody, UploadStore
+from app.api.batches.uploads import FORM_BYTES, Uploads
 from app.api.endpoint import Api, Endpoint
+from app.config.limits import RequestLimits
 
 
 def _routes(api: Api) -> APIRouter:
@@ -25,18 +30,30 @@ def _routes(api: Api) -> APIRouter:
         post=api.post_detached,
         files=files,
         turns=Turns(api.ingress.max_batch_concurrency),
+        room=LineRoom(api.limits.max_bodies_bytes),
         pool=api.state.work_pool,
         max_lines=api.ingress.max_batch_requests,
         max_line_bytes=api.limits.max_body_bytes,
+        max_depth=api.limits.max_json_depth,
         concurrency=api.ingress.max_batch_concurrency,
         owner=uuid.uuid4().hex,
         lease_s=api.ingress.lease_s,
     )
     api.state.batch_runner = BatchRunner(tools, batches, api.ingress.max_tenant_batches)
     router = APIRouter()
-    router.include_router(file_routes(files, api.limits, api.ingress))
+    uploads = Uploads(files, api.limits, api.ingress)
+    router.include_router(file_routes(files, api.limits, uploads))
+    router.include_router(upload_routes(UploadStore(files, api.limits), uploads))
+    messages = MessageBatches(api.state.batch_runner, files, batches, api.ingress.max_batch_requests)
+    router.include_router(message_batch_routes(messages))
     router.include_router(batch_routes(api.state.batch_runner, files, batches))
     return router
 
 
-ENDPOINT = Endpoint(_routes, (BatchBody,), uploads=lambda limits: {"/v1/files": limits.max_file_bytes + FORM_BYTES})
+def _bounds(limits: RequestLimits) -> dict[str, int]:
+    """Returns how large the bodies of the routes that take files may be."""
+    file, part = limits.max_file_bytes, min(limits.max_file_bytes, MAX_PART_BYTES)
+    return {"/v1/files": file + FORM_BYTES, PARTS: part + FORM_BYTES}
+
+
+ENDPOINT = Endpoint(_routes, (BatchBody, MessageBatchBody, UploadBody, CompleteBody), uploads=_bounds)

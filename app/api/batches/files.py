@@ -6,20 +6,17 @@ import uuid
 from typing import Any
 
 from fastapi import APIRouter, Request
-from python_multipart.exceptions import FormParserError
 from starlette.datastructures import FormData, UploadFile
-from starlette.responses import JSONResponse, StreamingResponse
+from starlette.responses import StreamingResponse
 
-from app.api.batches.file_store import CHUNK_BYTES, FileStore
-from app.api.batches.uploads import Uploads
-from app.api.errors import BodyTooLargeError
-from app.api.query import choice_param, int_param, list_page, text_param
-from app.config import IngressConfig, RequestLimits
+from app.api.batches.file_store import MAX_EXPIRES_S, MAX_FILENAME_CHARS, MIN_EXPIRES_S, PURPOSE, FileStore
+from app.api.batches.uploads import Uploads, uploaded
+from app.api.http.json_response import JSONResponse
+from app.api.http.query import choice_param, int_param, list_page, text_param
+from app.config.limits import RequestLimits
 from app.errors import InvalidRequestError, UnsupportedError
 
 UPLOAD_LEASE_S = 600.0
-MIN_EXPIRES_S, MAX_EXPIRES_S = 3600, 30 * 86400
-MAX_FILENAME_CHARS = 255
 _FIELDS = frozenset({"file", "purpose", "expires_after[anchor]", "expires_after[seconds]"})
 _BODY = {
     "content": {
@@ -39,22 +36,15 @@ _BODY = {
 }
 
 
-def file_routes(files: FileStore, limits: RequestLimits, ingress: IngressConfig) -> APIRouter:
+def file_routes(files: FileStore, limits: RequestLimits, uploads: Uploads) -> APIRouter:
     """The endpoints of files."""
     router = APIRouter(tags=["openai"])
-    uploads = Uploads(files, limits, ingress)
 
     @router.post("/v1/files", openapi_extra={"requestBody": _BODY})
     async def upload_file(request: Request) -> JSONResponse:
         """Keep a file of requests for a batch: multipart with `purpose=batch`, `file`, perhaps `expires_after`."""
-        if not request.headers.get("content-type", "").startswith("multipart/form-data"):
-            raise InvalidRequestError("expected a form: multipart/form-data")
-        try:
-            form_limits = {"max_files": 1, "max_fields": len(_FIELDS), "max_part_size": 1024}
-            async with uploads.admit(request), request.form(**form_limits) as form:
-                return JSONResponse(await _keep(files, limits, request.state.tenant, form))
-        except FormParserError as error:  # Starlette lets it pass
-            raise InvalidRequestError(f"the form cannot be read: {error}") from error
+        async with uploads.form(request, _FIELDS) as form:
+            return JSONResponse(await _keep(files, limits, request.state.tenant, form))
 
     @router.get("/v1/files")
     async def list_files(request: Request) -> JSONResponse:
@@ -89,33 +79,23 @@ def file_routes(files: FileStore, limits: RequestLimits, ingress: IngressConfig)
 
 async def _keep(files: FileStore, limits: RequestLimits, tenant: str, form: FormData) -> dict[str, Any]:
     """Keep the uploaded file, whole or not at all."""
-    upload, expires_s = _checked(form)
-    if (upload.size or 0) > limits.max_file_bytes:
-        raise BodyTooLargeError(f"the file exceeds the limit of {limits.max_file_bytes} bytes", param="file")
+    upload, expires_s = _checked(form, limits)
     owner = uuid.uuid4().hex
     name = (upload.filename or "upload")[:MAX_FILENAME_CHARS]
-    file_id = await files.create(tenant, name, "batch", owner, UPLOAD_LEASE_S)
+    file_id = await files.create(tenant, name, PURPOSE, owner, UPLOAD_LEASE_S)
     try:
-        while chunk := await upload.read(CHUNK_BYTES):
-            await files.entries.append(tenant, file_id, [chunk], owner)
+        await files.write(tenant, file_id, upload, owner)
         return await files.finish(tenant, file_id, expires_s)
     except BaseException:
         await files.discard(tenant, file_id)
         raise
 
 
-def _checked(form: FormData) -> tuple[UploadFile, int | None]:
+def _checked(form: FormData, limits: RequestLimits) -> tuple[UploadFile, int | None]:
     """The file of a form, and after how many seconds it expires. InvalidRequestError names the field at fault."""
-    unknown = sorted(set(form) - _FIELDS)
-    if unknown:
-        raise InvalidRequestError(f"unknown field {unknown[0][:256]!r}", param=unknown[0][:256])
-    upload, purpose = form.get("file"), form.get("purpose")
-    if not isinstance(upload, UploadFile):
-        raise InvalidRequestError("'file' is required, as a file", param="file")
-    if purpose != "batch":
-        raise UnsupportedError("only files for batches are kept: purpose=batch", param="purpose")
-    if not upload.size:
-        raise InvalidRequestError("the file is empty", param="file")
+    upload = uploaded(form, "file", limits.max_file_bytes)
+    if form.get("purpose") != PURPOSE:
+        raise UnsupportedError(f"only files for batches are kept: purpose={PURPOSE}", param="purpose")
     anchor, seconds = form.get("expires_after[anchor]"), form.get("expires_after[seconds]")
     if anchor is None and seconds is None:
         return upload, None

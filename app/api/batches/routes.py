@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from fastapi import APIRouter, Request
-from starlette.responses import JSONResponse
 
 from app.api.batches.batch import Batch, BatchBody
 from app.api.batches.file_store import FileNotFoundHereError, FileStore
-from app.api.batches.runner import BatchRunner
-from app.api.body import describe_body, read_body
-from app.api.query import int_param, list_page, text_param
+from app.api.batches.runner import LABEL, BatchRunner
+from app.api.http.body import describe_body, read_body
+from app.api.http.json_response import JSONResponse
+from app.api.http.query import int_param, list_page, text_param
 from app.api.store.entries import StoreConflictError
 from app.api.store.tenant_store import TenantStore
 from app.errors import InvalidRequestError
@@ -39,7 +39,7 @@ def batch_routes(runner: BatchRunner, files: FileStore, batches: TenantStore) ->
         """The batches of the caller, the newest first, in pages."""
         limit, after = int_param(request, "limit", 20, 1, 100), text_param(request, "after")
         try:
-            found = await batches.page(request.state.tenant, after, limit + 1, newest_first=True)
+            found = await batches.page(request.state.tenant, after, limit + 1, newest_first=True, label=LABEL)
         except StoreConflictError:
             raise InvalidRequestError(f"there is no batch {after!r}", param="after") from None
         page = [Batch.load(stored.header).as_json() for stored in found[:limit]]

@@ -6,27 +6,33 @@ A batch that another process has begun is gone on with: the results that it has 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
+
+import msgspec
 
 from app.api.batches.batch import MAX_ERRORS, Batch
 from app.api.batches.file_store import FileStore
-from app.api.batches.lines import BadLine, BatchRequest, parse_line
+from app.api.batches.line_room import LineRoom
+from app.api.batches.lines import BadLine, BatchRequest, members, parse_line
 from app.api.batches.turns import Turns
-from app.api.in_process import Answer
+from app.api.http.in_process import Answer
+from app.api.http.json_response import written
+from app.api.http.work_pool import PARSE_S_PER_BYTE, RequestWork, WorkPool
 from app.api.store.entries import Lease, StoreConflictError
 from app.api.store.leased_entry import LeasedEntry
-from app.api.work_pool import PARSE_S_PER_BYTE, RequestWork, WorkPool
-from app.errors import EngineDeadError, InvalidRequestError, MantaError, OverloadedError
+from app.errors import EngineDeadError, InvalidRequestError, MantaError
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0
 TRY_LATER = frozenset({429, 502, 503, 504})
 MAX_FAULT_CHARS = 512
+MAX_TAKEOVERS = 5  # one after the other, without any progress
+BLOCK_LINES, BLOCK_BYTES = 256, 1 << 20  # that are parsed at a time
 PRIORITY = 1000  # for a request without one of its own: after those that somebody waits for
 
 logger = logging.getLogger("manta.api")
@@ -34,14 +40,16 @@ logger = logging.getLogger("manta.api")
 
 @dataclass(slots=True, frozen=True)
 class Tools:
-    """What every batch of an ingress replica is run with."""
+    """Holds what every batch of an ingress replica is run with."""
 
     post: Callable[[str, bytes, str], Awaitable[Answer]]  # path, JSON, tenant
     files: FileStore
     turns: Turns
+    room: LineRoom
     pool: WorkPool
     max_lines: int
     max_line_bytes: int
+    max_depth: int  # of a line's body
     concurrency: int
     owner: str
     lease_s: float
@@ -72,6 +80,10 @@ class BatchRun:
         """Run the batch to its end, which its status tells. StoreConflictError when it is no longer ours."""
         batch = self.batch
         try:
+            if batch.num_takeovers > MAX_TAKEOVERS:  # likely because of it: it would go on for ever
+                raise InvalidRequestError(
+                    f"{batch.num_takeovers} servers were lost while they worked on it, and no line was answered"
+                )
             if batch.status == "validating" and not await self._check():
                 return
             await self._take_files()
@@ -96,22 +108,23 @@ class BatchRun:
             batch.fails([_error("server_error", "internal server error")])
 
     async def _check(self) -> bool:
-        """Whether all lines are requests to the batch's route; else it has failed."""
+        """Checks that all lines are requests to the batch's route; False: one is not, and the batch has failed."""
         errors, seen = [], set()
-        async for line in self._lines():
-            fault, code = (line.message, "invalid_line") if isinstance(line, BadLine) else (None, "")
-            if isinstance(line, BatchRequest):
-                if line.url != self.batch.shown["endpoint"]:
-                    fault, code = f"url: {line.url} is not the batch's endpoint", "mismatched_endpoint"
-                elif line.custom_id in seen:
-                    fault, code = f"custom_id {line.custom_id[:256]!r} is there twice", "duplicate_custom_id"
-                seen.add(line.custom_id)
-            if fault is not None:
-                errors.append(_error(code, fault[:MAX_FAULT_CHARS], line.number))
-            if len(seen) > self.tools.max_lines:
-                errors.append(_error("too_many_requests", f"more than {self.tools.max_lines} requests"))
-            if len(errors) >= MAX_ERRORS or len(seen) > self.tools.max_lines:
-                break
+        async with aclosing(self._lines()) as lines:
+            async for line in lines:
+                fault, code = (line.message, "invalid_line") if isinstance(line, BadLine) else (None, "")
+                if isinstance(line, BatchRequest):
+                    if line.url != self.batch.shown["endpoint"]:
+                        fault, code = f"url: {line.url} is not the batch's endpoint", "mismatched_endpoint"
+                    elif line.custom_id in seen:
+                        fault, code = f"custom_id {line.custom_id[:256]!r} is there twice", "duplicate_custom_id"
+                    seen.add(line.custom_id)
+                if fault is not None:
+                    errors.append(_error(code, fault[:MAX_FAULT_CHARS], line.number))
+                if len(seen) > self.tools.max_lines:
+                    errors.append(_error("too_many_requests", f"more than {self.tools.max_lines} requests"))
+                if len(errors) >= MAX_ERRORS or len(seen) > self.tools.max_lines:
+                    break
         if not seen and not errors:
             errors = [_error("empty_file", "the file has no requests")]
         if errors:
@@ -138,10 +151,12 @@ class BatchRun:
             if taken is None:
                 raise InvalidRequestError("the files of results are gone")
             self._results[name] = self._leased(name, taken.num_chunks)
-            batch.counts[count] = 0
+            batch.counts[count] = batch.num_expired = 0
             async for raw in tools.files.lines(self.tenant, name, 1 << 62):
-                self._done.add(str((await self._work(len(raw), json.loads, raw))["custom_id"]))
+                custom_id, is_expired = await self._work(len(raw), _written, raw)
+                self._done.add(custom_id)
                 batch.counts[count] += 1
+                batch.num_expired += is_expired
 
     def _leased(self, file_id: str, num_chunks: int) -> LeasedEntry:
         tools = self.tools
@@ -161,20 +176,25 @@ class BatchRun:
             self._sending.cancel()
 
     async def _send_all(self) -> None:
-        room = asyncio.Semaphore(self.tools.concurrency)
+        turns = asyncio.Semaphore(self.tools.concurrency)
+        room = self.tools.room
 
-        async def one(request: BatchRequest) -> None:
-            try:
-                await self._answer(request)
-            finally:
-                room.release()
+        def begin(request: BatchRequest, group: asyncio.TaskGroup) -> None:
+            held = 2 * request.num_bytes  # as it came, and as it is sent
+            room.add(self.tenant, held)
+
+            def end(_: object) -> None:
+                turns.release()
+                room.release(self.tenant, held)
+
+            group.create_task(self._answer(request)).add_done_callback(end)  # also of one that has not begun
 
         try:
-            async with asyncio.TaskGroup() as group:
-                async for line in self._lines():
+            async with asyncio.TaskGroup() as group, aclosing(self._lines()) as lines:
+                async for line in lines:
                     if isinstance(line, BatchRequest) and line.custom_id not in self._done:
-                        await room.acquire()
-                        group.create_task(one(line))
+                        await turns.acquire()
+                        begin(line, group)
         except* MantaError as errors:
             raise _first(errors) from None
 
@@ -186,21 +206,18 @@ class BatchRun:
             await self.tools.turns.acquire(self.tenant)
             try:
                 answer = await self.tools.post(request.url, payload, self.tenant)
-            except OverloadedError:  # nothing is free to read the answer
-                answer = Answer(OverloadedError.status, None)
             finally:
                 await asyncio.shield(self.tools.turns.release(self.tenant))
             if answer.status not in TRY_LATER:
                 break
             await asyncio.sleep(max(wait_s, min(answer.retry_after_s or 0.0, LONGEST_WAIT_S)))
             wait_s = min(2 * wait_s, LONGEST_WAIT_S)
-        response = {"status_code": answer.status, "request_id": answer.request_id, "body": answer.body}
-        await self._write(request.custom_id, response, None, answer.status < 400, answer.num_bytes)
+        await self._write(request.custom_id, answer, None)
 
-    async def _write(self, custom_id: str, response: Any, error: Any, is_good: bool, num_bytes: int = 0) -> None:
+    async def _write(self, custom_id: str, answer: Answer | None, error: Any) -> None:
         """Append one result; a line is done from the moment that its result is on its way."""
-        entry = {"id": f"batch_req_{uuid.uuid4().hex}", "custom_id": custom_id, "response": response, "error": error}
-        line = await self._work(num_bytes, _line, entry)
+        num_bytes, is_good = (len(answer.raw), answer.status < 400) if answer is not None else (0, False)
+        line = await self._work(num_bytes, _line, custom_id, answer, error)
         self._done.add(custom_id)
         writing = asyncio.create_task(self._append(line, is_good))
         self._writing.add(writing)
@@ -214,12 +231,14 @@ class BatchRun:
 
     async def _write_expired(self) -> None:
         error = {"code": "batch_expired", "message": "the completion window closed before this request was answered"}
-        async for line in self._lines():
-            if isinstance(line, BatchRequest) and line.custom_id not in self._done:
-                await self._write(line.custom_id, None, error, False)
+        async with aclosing(self._lines()) as lines:
+            async for line in lines:
+                if isinstance(line, BatchRequest) and line.custom_id not in self._done:
+                    await self._write(line.custom_id, None, error)
+                    self.batch.num_expired += 1
 
     async def _finish_files(self) -> None:
-        """Show the files that have content, forget the others."""
+        """Show the files that have content."""
         await asyncio.gather(*self._writing, return_exceptions=True)
         batch, files = self.batch, self.tools.files
         for name, shown in (("output", "output_file_id"), ("errors", "error_file_id")):
@@ -228,30 +247,98 @@ class BatchRun:
             if stored is not None and stored.num_chunks:
                 await files.finish(self.tenant, file_id, batch.output_expires_s)
                 batch.shown[shown] = file_id
-            elif stored is not None:
-                await files.discard(self.tenant, file_id)
 
-    async def _lines(self) -> AsyncIterator[BatchRequest | BadLine]:
-        """The lines of the input that are not empty, parsed beside the event loop where they are long."""
-        number, file_id = 0, self.batch.shown["input_file_id"]
-        await self.tools.files.find(self.tenant, file_id)
-        async for raw in self.tools.files.lines(self.tenant, file_id, self.tools.max_line_bytes):
-            number += 1
-            if number % 100 == 0:
-                await asyncio.sleep(0)  # others want the event loop too
-            if raw.strip():
-                yield await self._work(len(raw), parse_line, number, raw)
+    async def forget_empty(self) -> None:
+        """Delete the files of results that have no content, once the batch is known to have ended: who goes on with it
+        looks for both."""
+        for name, shown in (("output", "output_file_id"), ("errors", "error_file_id")):
+            file_id = getattr(self.batch, name)
+            if file_id and not self.batch.shown.get(shown):
+                await self.tools.files.discard(self.tenant, file_id)
+
+    async def _lines(self) -> AsyncGenerator[BatchRequest | BadLine, None]:
+        """The lines of the input that are not empty, parsed some at a time beside the event loop.
+
+        InvalidRequestError for a file of too many lines: empty ones are work too.
+        """
+        number, tools = 0, self.tools
+        await tools.files.find(self.tenant, self.batch.shown["input_file_id"])
+        raw_lines = tools.files.lines(self.tenant, self.batch.shown["input_file_id"], tools.max_line_bytes)
+        is_over = False
+        while not is_over:
+            held = BLOCK_BYTES + tools.max_line_bytes  # as large as a block may be
+            await tools.room.acquire(self.tenant, held)
+            try:
+                block, num_bytes, is_over = [], 0, True
+                async for raw in raw_lines:
+                    number += 1
+                    if number > 2 * tools.max_lines:
+                        most = 2 * tools.max_lines
+                        raise InvalidRequestError(f"the file has more than {most} lines, empty ones among them")
+                    if raw.strip():
+                        block.append((number, raw))
+                        num_bytes += len(raw)
+                    if num_bytes >= BLOCK_BYTES or len(block) >= BLOCK_LINES:
+                        is_over = False
+                        break
+                lines = await self._parse(block, num_bytes)
+                del block
+                tools.room.release(self.tenant, held - num_bytes)
+                held = num_bytes
+                for line in lines:
+                    yield line
+            finally:
+                tools.room.release(self.tenant, held)
+
+    async def _parse(self, block: list[tuple[int, bytes]], num_bytes: int) -> list[BatchRequest | BadLine]:
+        num_bytes += BLOCK_BYTES // BLOCK_LINES * len(block)  # a line is work too, however short
+        return cast(list[BatchRequest | BadLine], await self._work(num_bytes, _parse_all, block, self.tools.max_depth))
 
     async def _work(self, num_bytes: int, call: Callable[..., Any], *arguments: Any) -> Any:
         return await RequestWork(self.tools.pool, self.tenant).run_later(num_bytes * PARSE_S_PER_BYTE, call, *arguments)
 
 
+def _parse_all(block: list[tuple[int, bytes]], max_depth: int) -> list[BatchRequest | BadLine]:
+    return [parse_line(number, raw, max_depth) for number, raw in block]
+
+
 def _payload(request: BatchRequest) -> bytes:
-    return json.dumps({"priority": PRIORITY, **request.body}).encode()
+    """The bytes that came, with a priority where they name none."""
+    named = members(request.body)
+    if "priority" in named:
+        return request.body
+    return b'{"priority": %d%s%s' % (PRIORITY, b", " if named else b"", request.body[1:])
 
 
-def _line(entry: dict[str, Any]) -> bytes:
-    return json.dumps(entry).encode() + b"\n"
+def _line(custom_id: str, answer: Answer | None, error: Any) -> bytes:
+    """One result; the answer's JSON stands in it as it is."""
+    response: dict[str, Any] | None = None
+    if answer is not None:
+        response = {"status_code": answer.status, "request_id": answer.request_id, "body": _in_one_line(answer)}
+    entry = {"id": f"batch_req_{uuid.uuid4().hex}", "custom_id": custom_id, "response": response, "error": error}
+    return msgspec.json.encode(entry) + b"\n"
+
+
+def _in_one_line(answer: Answer) -> msgspec.Raw:
+    try:
+        if b"\n" not in answer.raw:
+            return msgspec.json.decode(answer.raw, type=msgspec.Raw)
+    except ValueError:
+        logger.warning("the answer %s of a batch is no JSON", answer.request_id)
+    return written(answer.body)
+
+
+class _Result(msgspec.Struct):
+    """Holds what is read of a result again; the rest is passed over."""
+
+    custom_id: str
+    error: Any = None
+
+
+def _written(raw: bytes) -> tuple[str, bool]:
+    """The id of a result, and whether its window had closed."""
+    result = msgspec.json.decode(raw, type=_Result)
+    return result.custom_id, result.error is not None
 
 
 def _error(code: str, message: str, line: int | None = None) -> dict[str, Any]:

@@ -18,6 +18,8 @@ from app.api.store.leased_entry import MAX_ATTEMPTS, LeasedEntry
 from app.api.store.tenant_store import TenantStore
 from app.errors import InvalidRequestError, MantaError, OverloadedError
 
+LABEL = "batches"  # of OpenAI's
+
 logger = logging.getLogger("manta.api")
 
 
@@ -51,15 +53,21 @@ class BatchRunner:
         self._entries: dict[tuple[str, str], _Entry] = {}
         self._watch: asyncio.Task[None] | None = None
 
+    @property
+    def held_bytes(self) -> int:
+        """Memory of the lines that are read or under way."""
+        return self._tools.room.total
+
     def start(self, has_store: Callable[[], Awaitable[bool]] = _always) -> None:
         """Look for batches without a worker, from now on; only while there is a store."""
         if self._watch is None or self._watch.done():
             self._watch = asyncio.create_task(self._look(has_store))
 
-    async def begin(self, tenant: str, batch: Batch) -> None:
+    async def begin(self, tenant: str, batch: Batch, label: str = LABEL) -> None:
         """Keep a batch and begin with it. OverloadedError when the tenant has as many under way as it may."""
         self.start()
-        lease, born = Lease(self._tools.owner, self._tools.lease_s), Birth(max_owned=self._max_tenant)
+        lease = Lease(self._tools.owner, self._tools.lease_s)
+        born = Birth(label=label, max_owned=self._max_tenant)
         version = await self._batches.put(tenant, batch.id, batch.dump(), seen=NEW, lease=lease, born=born)
         self._work(tenant, batch, version)
 
@@ -103,31 +111,24 @@ class BatchRunner:
 
     async def _run(self, tenant: str, entry: _Entry) -> None:
         batch = entry.run.batch
-        beat = asyncio.create_task(self._beat(entry))
+
+        def lost() -> None:
+            if entry.task is not None:
+                entry.task.cancel()
+
         try:
-            await entry.run.run()
-            beat.cancel()
+            with entry.leased.beating(lambda: self._save(entry), lost):
+                if batch.num_takeovers:
+                    await self._save(entry)  # before anything of it can end this server too
+                await entry.run.run()
             await self._save(entry, is_last=True)
+            await entry.run.forget_empty()
         except StoreConflictError:
             logger.info("the batch %s is somebody else's by now", batch.id)
         except MantaError as error:
             logger.warning("the batch %s is left to who takes it over: %s", batch.id, error.message)
         finally:
-            beat.cancel()
             self._entries.pop((tenant, batch.id), None)
-
-    async def _beat(self, entry: _Entry) -> None:
-        """Prolong the lease, with the counts so far; stop when the batch is no longer ours."""
-        while True:
-            await asyncio.sleep(self._tools.lease_s / 4)
-            try:
-                await self._save(entry)
-            except StoreConflictError:
-                if entry.task is not None:
-                    entry.task.cancel()
-                return
-            except MantaError as error:
-                logger.warning("the store of batches: %s", error.message)
 
     async def _save(self, entry: _Entry, is_last: bool = False) -> None:
         """Write the batch. Where another replica has cancelled it meanwhile, it is cancelled here too."""
@@ -160,4 +161,6 @@ class BatchRunner:
             own.leased.adopt(stored.version, stored.num_chunks)
             return
         logger.info("the batch %s is taken over", stored.key)
-        self._work(tenant, Batch.load(stored.header), stored.version)
+        batch = Batch.load(stored.header)
+        batch.is_taken_over()
+        self._work(tenant, batch, stored.version)

@@ -1,4 +1,4 @@
-"""Who may send the next request of a batch: a bound on all, shared equally by the tenants that have batches."""
+"""Decides who may send the next request of a batch: a bound on all, shared equally by the tenants that have batches."""
 
 from __future__ import annotations
 

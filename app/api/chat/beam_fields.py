@@ -1,14 +1,15 @@
-"""Which fields go with `use_beam_search`. What would change nothing about a search is refused by name."""
+"""Checks the fields that go with `use_beam_search`. What would change nothing about a search is refused by name."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from app.api.render import check_number
+from app.api.generation.render import check_number
 from app.beams.search import BeamSearchParams
-from app.config import RequestLimits
-from app.engine.sampling_params import SamplingParams
+from app.config.limits import RequestLimits
 from app.errors import InvalidRequestError, UnsupportedError
+from app.records.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from app.api.chat.generation_body import GenerationBody
@@ -41,17 +42,25 @@ def check_beam_fields(body: GenerationBody) -> None:
 
 
 def beam_search_params(
-    body: GenerationBody, limits: RequestLimits, num_prompts: int, params: SamplingParams
+    body: GenerationBody, limits: RequestLimits, searches: Sequence[SamplingParams]
 ) -> BeamSearchParams:
-    """The search that `body` asks for, within the server's limits. `params` are what its choices came to."""
+    """The search that `body` asks for, within the server's limits. `searches` are what those of its prompts came to."""
     names = body.field_names()
-    if params.structured_outputs is not None:  # asked for by a response format or by tools
+    if searches[0].structured_outputs is not None:  # asked for by a response format or by tools
         raise UnsupportedError("not with use_beam_search", param=names.get("structured_outputs", "structured_outputs"))
     width = body.beam_width or 1
     if width > limits.max_n:
         field = names.get("n", "n")
         raise InvalidRequestError(f"{field}={width} is more than the {limits.max_n} beams allowed", param=field)
-    check_number(num_prompts, width, limits, names)
+    check_number(len(searches), width, limits, names)
+    num_tokens = width * sum(params.max_tokens or 0 for params in searches)
+    if num_tokens > limits.max_beam_tokens:
+        field = names.get("max_tokens", "max_tokens")
+        raise InvalidRequestError(
+            f"{width} beams of up to {searches[0].max_tokens} tokens, for each prompt, are {num_tokens} tokens; "
+            f"at most {limits.max_beam_tokens} in one request: give a smaller {field} or fewer beams",
+            param=field,
+        )
     return BeamSearchParams(
         beam_width=width,
         length_penalty=body.length_penalty,

@@ -12,18 +12,19 @@ import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, field
 
-from app.api.engine_client import EngineClient, RouteInfo, ServedModel
+from app.api.engine_client import EngineClient, RouteInfo
 from app.beams.search import BeamSearch, BeamSearchParams, as_output
-from app.engine.outputs import EngineOutput
-from app.engine.request import EngineRequest
-from app.engine.sampling_params import SamplingParams
-from app.engine.step import TokenLogprobs
 from app.errors import EngineDeadError, MantaError
+from app.records.outputs import EngineOutput
+from app.records.request import EngineRequest
+from app.records.sampling_params import SamplingParams
+from app.records.step import TokenLogprobs
+from app.text.served_model import ServedModel
 
 
 @dataclass(slots=True)
 class _Found:
-    """What a search brought for all its choices."""
+    """Holds what a search brought for all its choices."""
 
     search: BeamSearch
     num_cached_tokens: int = 0

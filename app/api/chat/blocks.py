@@ -10,9 +10,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from app.api.events import Choice, EventStream
-from app.api.parsers.scanner import Part
-from app.engine.step import TokenLogprobs
+from app.api.generation.events import Choice, EventStream
+from app.parsers.scanner import Part
+from app.records.step import TokenLogprobs
+from app.text.growing_text import GrowingText
 from app.text.output_processor import TextDelta
 
 BlockKind = Literal["reasoning", "text", "call"]
@@ -20,7 +21,7 @@ _KINDS: dict[str, BlockKind] = {"reasoning": "reasoning", "content": "text", "ca
 
 
 class TextParser(Protocol):
-    """Finds reasoning and calls in one choice's text (app/api/parsers)."""
+    """Finds reasoning and calls in one choice's text (app/parsers)."""
 
     def push(self, text: str) -> list[Part]:
         """Take more text; return what is now certain, in order."""
@@ -33,14 +34,19 @@ class TextParser(Protocol):
 
 @dataclass(slots=True)
 class ContentBlock:
-    """One block. `text` is what was reasoned or said; for a call, its arguments as JSON text."""
+    """One block of an answer."""
 
     kind: BlockKind
     index: int
     name: str = ""  # a call's function
-    text: str = ""
+    said: GrowingText = field(default_factory=GrowingText)
     is_cut: bool = False  # the answer reached its limit inside the block
     logprobs: list[TokenLogprobs] = field(default_factory=list)  # a text's, where they were asked for
+
+    @property
+    def text(self) -> str:
+        """The text that was reasoned or said; for a call, its arguments as JSON text."""
+        return str(self.said)
 
 
 @dataclass(slots=True)
@@ -65,23 +71,21 @@ class BlockReader:
         self._parser = parser
         self._max_calls = max_calls
         self._is_open = False
-        self._space = ""
+        self.num_calls = 0  # that are shown
+        self._has_reasoned = False
+        self._space = GrowingText()  # that waits until something of its kind is said
+        self._space_kind: BlockKind = "text"
         self._num_early_tokens = 0
         self._logprobs: list[TokenLogprobs] = []  # those of tokens whose text the parser still holds
         self._has_answered = False
 
     @property
-    def num_calls(self) -> int:
-        """The number of calls that are shown."""
-        return sum(block.kind == "call" for block in self.blocks)
-
-    @property
     def num_reasoning_tokens(self) -> int:
         """Tokens before the answer, where there is reasoning: the reasoning and its markers."""
-        return self._num_early_tokens if any(block.kind == "reasoning" for block in self.blocks) else 0
+        return self._num_early_tokens if self._has_reasoned else 0
 
     def read(self, delta: TextDelta) -> list[BlockChange]:
-        """What one delta changes; the last one closes what is open."""
+        """Returns what one delta changes; the last one closes what is open."""
         parts = self._parse(delta)
         self._has_answered = self._has_answered or any(p.kind != "reasoning" and p.text.strip() for p in parts)
         if not self._has_answered:
@@ -129,27 +133,32 @@ class BlockReader:
     def _say(self, kind: BlockKind, text: str) -> list[BlockChange]:
         changes: list[BlockChange] = []
         if not self._is_open or self.blocks[-1].kind != kind:
-            changes += self._close()
-            text = self._space + text
+            if self._is_open or self._space_kind != kind:
+                changes += self._close()
+            self._space_kind = kind
+            self._space.add(text)
             if not text.strip():
-                self._space = text
                 return changes
+            text = str(self._space)
             changes += self._open(kind)
         return changes + self._grow(text)
 
     def _open(self, kind: BlockKind, name: str = "") -> list[BlockChange]:
         block = ContentBlock(kind, len(self.blocks), name)
         self.blocks.append(block)
-        self._is_open, self._space = True, ""
+        self.num_calls += kind == "call"
+        self._has_reasoned |= kind == "reasoning"
+        self._is_open = True
+        self._space.clear()
         return [BlockChange("open", block)]
 
     def _grow(self, text: str) -> list[BlockChange]:
-        self.blocks[-1].text += text
+        self.blocks[-1].said.add(text)
         return [BlockChange("grow", self.blocks[-1], text)]
 
     def _close(self) -> list[BlockChange]:
         if not self._is_open:
-            self._space = ""
+            self._space.clear()
             return []
         self._is_open = False
         return [BlockChange("close", self.blocks[-1])]

@@ -1,14 +1,26 @@
-"""What tools of both forms, functions and custom tools, have in common."""
+"""Code that tools of both forms, functions and custom tools, share."""
 
 from __future__ import annotations
 
 import json
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
 
-# Ours is the widest of what OpenAI (64 characters), Anthropic (128) and servers of tools (dots) allow.
-FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
+from app.bounds import FUNCTION_NAME
+
+FunctionName = Annotated[str, Field(pattern=f"^{FUNCTION_NAME}$")]
+
+
+def _directly(callers: list[str]) -> list[str]:
+    if "direct" not in callers:
+        raise PydanticCustomError("unsupported", "programs run at other servers: the model has to be allowed to call")
+    return callers
+
+
+# Who may call a tool, as OpenAI and Anthropic say it: the model, or programs of its that their servers run.
+AllowedCallers = Annotated[list[str], Field(max_length=16), AfterValidator(_directly)]
 
 
 class Arguments(dict[str, Any]):
@@ -32,7 +44,7 @@ class Arguments(dict[str, Any]):
 
 
 def form_of(tool: Any) -> str:
-    """Which of the two forms a tool, a call or a choice has: "text" for custom tools. What is neither is described, or
-    refused, as the usual one, "json"."""
+    """Tells which of the two forms a tool, a call or a choice has: "text" for custom tools. What is neither is
+    described, or refused, as the usual one, "json"."""
     kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
     return "text" if kind == "custom" else "json"

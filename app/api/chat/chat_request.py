@@ -2,40 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from app.api.chat.custom_tools import NamedTextTool
-from app.api.chat.generation_body import REFUSED_EVERYWHERE, GenerationBody
-from app.api.chat.messages import ChatMessage, ChatOptions, ReasoningEffort, TextPart, Verbosity
+from app.api.chat.generation_body import IGNORED_EVERYWHERE, REFUSED_EVERYWHERE, GenerationBody
+from app.api.chat.messages import THINKING_NAMES, ChatMessage, ChatOptions, ReasoningEffort, Verbosity
 from app.api.chat.tools import AllowedTools, AnyNamedTool, AnyTool, NamedTool, ToolChoice
-from app.api.parsers.answer import ToolMode, ToolOptions
-from app.api.strict_models import StrictModel
 from app.bounds import Count, Items, JsonObject, Metadata, Text
 from app.errors import InvalidRequestError
-
-
-class Prediction(StrictModel):
-    """What much of the answer is expected to say."""
-
-    type: Literal["content"]
-    content: Text | Items[TextPart]
+from app.parsers.answer import ToolMode, ToolOptions
 
 
 class ChatRequest(GenerationBody):
     """Body of POST /v1/chat/completions."""
 
-    refused: ClassVar[dict[str, str]] = {
+    refused: ClassVar[Mapping[str, str]] = {
         **REFUSED_EVERYWHERE,
         "audio": "audio output is not supported",
         "function_call": "deprecated by OpenAI; use tool_choice",
         "functions": "deprecated by OpenAI; use tools",
         "web_search_options": "web search is not supported",
         "moderation": "moderation is not supported",
-        "echo": "only on /v1/completions",
         "best_of": "only on /v1/completions",
+    }
+
+    ignored: ClassVar[Mapping[str, str]] = {
+        **IGNORED_EVERYWHERE,
+        "prediction": "the answer is what it would be without",
+        "prompt_cache_options": "prefixes are always cached",
+        "prompt_cache_retention": "prefixes are always cached",
     }
 
     messages: Items[ChatMessage] = Field(min_length=1, description="The conversation so far.")
@@ -47,20 +45,20 @@ class ChatRequest(GenerationBody):
     include_reasoning: bool = Field(True, description="False leaves the model's reasoning out of the answer.")
     max_completion_tokens: Count | None = Field(None, ge=1, description="Same as max_tokens, and stronger.")
     logprobs: bool = Field(False, description="Report the logprob of each token.")
-    top_logprobs: Count = Field(0, ge=0, description="Most likely tokens to report a position; needs logprobs.")
+    top_logprobs: Count = Field(
+        0, ge=-1, description="Most likely tokens to report a position, -1: all of the vocabulary; needs logprobs."
+    )
     reasoning_effort: ReasoningEffort | None = Field(
         None,
         description="Given to chat templates that use it; those that can be told whether to think are told no by none, "
         "and yes by all others. A template that knows neither is as it was.",
     )
     verbosity: Verbosity | None = Field(None, description="Given to chat templates that use it.")
-    prediction: Prediction | None = Field(
-        None, description="Predicted output. Accepted; the answer is what it would be without."
-    )
     modalities: Items[Literal["text"]] | None = Field(None, description="Only text.")
 
     add_generation_prompt: bool = Field(True, description="End the prompt where the assistant's turn begins.")
     continue_final_message: bool = Field(False, description="Leave the last message open and continue it.")
+    echo: bool = Field(False, description="Put the last message's text before the answer's, if it is the assistant's.")
     add_special_tokens: bool = Field(False, description="Add the tokenizer's special tokens besides the template's.")
     documents: Items[JsonObject] | None = Field(None, description="Documents for the template.")
     chat_template_kwargs: JsonObject | None = Field(None, description="Further names for the template.")
@@ -68,17 +66,18 @@ class ChatRequest(GenerationBody):
         None, min_length=1, max_length=1 << 18, description="Jinja template to use; only where the server allows it."
     )
 
-    store: bool | None = Field(None, description="Accepted; nothing is stored.")
-    metadata: Metadata | None = Field(None, description="Accepted; changes nothing.")
-    safety_identifier: str | None = Field(None, description="Accepted; changes nothing.")
+    store: bool | None = Field(
+        None, description="Keep the answer for GET /v1/chat/completions/{id}; it then says whether it was kept."
+    )
+    metadata: Metadata | None = Field(None, description="Kept with the answer, where it is; lists are filtered by it.")
     prompt_cache_key: str | None = Field(
         None, description="Names the session for routing policies that keep one together; prefixes are always cached."
     )
-    prompt_cache_retention: str | None = Field(None, description="Accepted; prefixes are always cached.")
-    prompt_cache_options: JsonObject | None = Field(None, description="Accepted; prefixes are always cached.")
 
     @model_validator(mode="after")
     def _check_tools(self) -> Self:
+        if self.tools is None and self.tool_choice is None:
+            return self
         names = [tool.name for tool in self.tools or ()]
         if len(names) != len(set(names)):
             double = next(name for name in names if names.count(name) > 1)
@@ -120,16 +119,26 @@ class ChatRequest(GenerationBody):
 
     @property
     def _is_named(self) -> bool:
-        """Whether the choice is one tool."""
+        """True if the choice is one tool."""
         return isinstance(self.tool_choice, NamedTool | NamedTextTool)
 
     def calls_finish_reason(self) -> Literal["stop", "tool_calls"]:
-        """How an answer with calls ends: a named choice leaves the model nothing to decide, so that is a stop."""
+        """Tells how an answer with calls ends: a named choice leaves the model nothing to decide, so that is a stop."""
         return "stop" if self._is_named else "tool_calls"
+
+    def asks_to_think(self, names: Mapping[str, Any]) -> bool | None:
+        """Says whether the client, by what its template may read, asks the model to think, or not to; None: neither."""
+        said = [bool(names[name]) for name in THINKING_NAMES if name in names]
+        return any(said) if said else None
 
     def continued_text(self) -> str | None:
         """The text of the assistant's message that the answer continues; None when it begins one."""
         return self.messages[-1].text() if self.continue_final_message else None
+
+    def echoed_text(self) -> str:
+        """Returns the text that goes before the answer's; "" where none does."""
+        last = self.messages[-1]
+        return last.text() if self.echo and last.role == "assistant" else ""
 
     @model_validator(mode="after")
     def _check_chat(self) -> Self:

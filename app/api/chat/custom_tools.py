@@ -7,9 +7,9 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from app.api.chat.call_arguments import Arguments, FunctionName
-from app.api.parsers.custom_input import INPUT, InputGrammar, input_schema
-from app.api.strict_models import History, StrictModel
+from app.api.http.strict_models import History, StrictModel
 from app.bounds import Text
+from app.parsers.custom_input import INPUT, InputGrammar, enforced_schema, input_schema
 
 
 class GrammarDefinition(StrictModel):
@@ -20,7 +20,7 @@ class GrammarDefinition(StrictModel):
 
 
 class CustomFormat(StrictModel):
-    """What the text looks like."""
+    """Says what the text looks like."""
 
     type: Literal["text", "grammar"]
     grammar: GrammarDefinition | None = Field(None, description="With type grammar.")
@@ -33,7 +33,7 @@ class CustomFormat(StrictModel):
 
 
 class CustomDefinition(StrictModel):
-    """What a custom tool does and takes."""
+    """Says what a custom tool does and takes."""
 
     name: FunctionName
     description: Text | None = None
@@ -64,13 +64,13 @@ class TextTool(StrictModel):
 
     @property
     def schema_of_arguments(self) -> dict[str, Any]:
-        """The schema that the model sees: a function of one string."""
-        return input_schema(self.grammar)
+        """The schema of a function of one string, which the calls of this tool are to the model."""
+        return enforced_schema(self.grammar)
 
     def for_template(self) -> dict[str, Any]:
         """The tool as chat templates expect it."""
         function = self.custom.model_dump(exclude_none=True, exclude={"format"})
-        return {"type": "function", "function": {**function, "parameters": self.schema_of_arguments}}
+        return {"type": "function", "function": {**function, "parameters": input_schema(self.grammar)}}
 
 
 class TextToolReference(StrictModel):
@@ -92,7 +92,7 @@ class NamedTextTool(StrictModel):
 
 
 class TextCall(History):
-    """What an earlier call of a custom tool was."""
+    """Holds an earlier call of a custom tool."""
 
     name: FunctionName
     input: Text

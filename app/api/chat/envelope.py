@@ -1,4 +1,4 @@
-"""What all responses of the OpenAI dialect begin with, and the usage they end with."""
+"""The envelope of all responses of the OpenAI dialect: the fields they begin with, and the usage they end with."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.api.engine_client import ServedModel
-from app.api.events import Choice
-from app.api.version import VERSION
+from app.api.generation.events import Choice
+from app.text.served_model import ServedModel
+from app.version import VERSION
 
 
 @dataclass(slots=True)

@@ -1,23 +1,24 @@
-"""What chat and completions do alike: from body and prompts to a running EventStream."""
+"""The work that chat and completions do alike: from body and prompts to a running EventStream."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from starlette.requests import Request
 
-from app.api.answer_start import PLAIN, AnswerStart
 from app.api.chat.beam_fields import beam_search_params
 from app.api.chat.beam_search import BeamSearchClient
 from app.api.chat.envelope import ResponseEnvelope
 from app.api.chat.generation_body import GenerationBody
-from app.api.engine_client import EngineClient, ServedModel
-from app.api.events import Choice, EventStream
-from app.api.render import Prompt, engine_requests, must_generate, sampling_params
-from app.config import RequestLimits
+from app.api.engine_client import EngineClient
+from app.api.generation.answer_start import PLAIN, AnswerStart
+from app.api.generation.events import Choice, EventStream
+from app.api.generation.render import Prompt, engine_requests, must_generate, sampling_params
+from app.config.limits import RequestLimits
 from app.text.output_processor import OutputProcessor
+from app.text.served_model import ServedModel
 
 MAX_SESSION_CHARS = 256
 
@@ -29,7 +30,13 @@ class Generation:
     model: ServedModel
     prompts: Sequence[Prompt]
     fields: dict[str, Any]  # sampling parameters that the body gives
+    names: Mapping[str, str]  # what its dialect calls our fields, for errors
     start: AnswerStart = PLAIN
+
+    @classmethod
+    def of(cls, body: GenerationBody, model: ServedModel, prompts: Sequence[Prompt]) -> Self:
+        """Those of a body that has no conversation."""
+        return cls(model, prompts, body.sampling_fields(), body.field_names())
 
 
 def open_stream(
@@ -56,7 +63,7 @@ def open_stream(
         params,
         body.placement(request, _session(request, body), body.stream),
         request_id=envelope.id,
-        names=body.field_names(),
+        names=generation.names,
         start=generation.start,
     )
     choices = [
@@ -69,17 +76,20 @@ def open_stream(
         for i, own in enumerate(requests)
     ]
     if body.use_beam_search:
-        client = BeamSearchClient(client, beam_search_params(body, limits, len(generation.prompts), params))
+        searches = [own.sampling for own in requests[:: params.n]]
+        client = BeamSearchClient(client, beam_search_params(body, limits, searches))
     interval = body.stream_interval if body.stream else 1
-    return EventStream(client, model.name, choices, request.receive, body.field_names(), interval)
+    return EventStream(client, model.name, choices, request.receive, generation.names, interval)
 
 
 def _session(request: Request, body: GenerationBody) -> str:
-    """What the client says belongs together: header `x-session-id`, `session_id`, or OpenAI's `prompt_cache_key`."""
+    """Returns the name by which the client says what belongs together: header `x-session-id`, `session_id`, or OpenAI's
+    `prompt_cache_key`.
+    """
     named = request.headers.get("x-session-id") or body.session_id or getattr(body, "prompt_cache_key", None) or ""
     return named[:MAX_SESSION_CHARS]
 
 
 def response_headers(stream: EventStream) -> dict[str, str]:
-    """Which replica answered, where that is known."""
+    """Names the replica that answered, where it is known."""
     return {"X-Manta-Replica": stream.route.replica_id} if stream.route.replica_id else {}

@@ -1,28 +1,29 @@
-"""What every body that asks for text has in common. It inherits SamplingParams, where sampling parameters are declared.
+"""The fields that every body that asks for text has. It inherits SamplingParams, where sampling parameters are
+declared.
 
-Strict: an unknown field is a 400 that names it. A field of a dialect that cannot be honoured is refused by name;
-the few that change nothing about the answer (`user`, `metadata`, ...) are accepted and listed as such.
+What becomes of fields that it does not have: app/api/http/strict_models.py.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from app.api.chat.beam_fields import check_beam_fields
 from app.api.chat.response_format import ResponseFormat
-from app.api.placement import PlacementFields
-from app.api.strict_models import StrictModel
+from app.api.generation.placement import PlacementFields
+from app.api.http.strict_models import StrictModel, sort_fields
 from app.beams.search import EarlyStopping
 from app.bounds import Count
-from app.engine.sampling_params import SamplingParams
 from app.errors import InvalidRequestError, UnsupportedError
+from app.records.sampling_params import SamplingParams
 
 
 class StreamOptions(StrictModel):
-    """What a stream reports besides text."""
+    """Says what a stream reports besides text."""
 
     include_usage: bool = Field(False, description="A last chunk with the usage of the whole request.")
     continuous_usage_stats: bool = Field(False, description="Usage so far in every chunk.")
@@ -50,11 +51,18 @@ REFUSED_EVERYWHERE = {
     "watermarking": "not supported",
 }
 
+IGNORED_EVERYWHERE = {
+    "client_metadata": "what a program says of itself",
+    "safety_identifier": "it names a user at OpenAI",
+    "user": "it names a user at OpenAI",
+}
+
 
 class GenerationBody(PlacementFields, SamplingParams):
-    """What both ways of asking for text have in common, beyond SamplingParams."""
+    """Holds the fields that both ways of asking for text share, beyond SamplingParams."""
 
-    refused: ClassVar[dict[str, str]] = REFUSED_EVERYWHERE
+    refused: ClassVar[Mapping[str, str]] = REFUSED_EVERYWHERE
+    ignored: ClassVar[Mapping[str, str]] = IGNORED_EVERYWHERE
 
     model: str | None = Field(None, description="Which model; the server's first one when not given.")
     stream: bool = Field(False, description="Answer as server-sent events while tokens come.")
@@ -90,18 +98,12 @@ class GenerationBody(PlacementFields, SamplingParams):
         description="Beams: true ends once enough have finished, false when no other looks better at its present "
         'length, "never" when none can become better.',
     )
-    user: str | None = Field(None, description="Accepted; changes nothing.")
 
     @model_validator(mode="before")
     @classmethod
-    def _drop_nulls(cls, data: Any) -> Any:
-        """Null means not given, as SDKs send it; refuse by name what is known but not supported."""
-        if not isinstance(data, dict):
-            return data
-        given = {name: value for name, value in data.items() if value is not None}
-        for name in given.keys() & cls.refused.keys():
-            raise UnsupportedError(f"{name}: {cls.refused[name]}", param=name)
-        return {name: value for name, value in given.items() if name not in cls.refused}
+    def _drop_nulls(cls, data: Any, info: ValidationInfo) -> Any:
+        """Null means not given, as SDKs send it."""
+        return sort_fields(cls, data, info)
 
     @model_validator(mode="after")
     def _check_options(self) -> Self:
@@ -129,13 +131,14 @@ class GenerationBody(PlacementFields, SamplingParams):
 
     @property
     def include_usage(self) -> bool:
-        """Whether a stream ends with a usage chunk."""
+        """True if a stream ends with a usage chunk."""
         return self.stream_options is not None and self.stream_options.include_usage
 
     @property
     def continuous_usage(self) -> bool:
-        """Whether every chunk of a stream carries the usage so far."""
-        return self.include_usage and self.stream_options is not None and self.stream_options.continuous_usage_stats
+        """True if every chunk of a stream carries the usage so far."""
+        options = self.stream_options
+        return options is not None and options.include_usage and options.continuous_usage_stats
 
     def sampling_fields(self) -> dict[str, Any]:
         """The fields of SamplingParams, by name; dialects that mean something else by one translate it here."""
@@ -145,5 +148,5 @@ class GenerationBody(PlacementFields, SamplingParams):
         return fields
 
     def field_names(self) -> dict[str, str]:
-        """What this dialect calls a field of SamplingParams, or the prompt, where it has a word of its own."""
+        """Maps a field of SamplingParams, or the prompt, to its name in this dialect, where that differs."""
         return {} if self.response_format is None else {"structured_outputs": "response_format"}

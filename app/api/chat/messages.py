@@ -8,11 +8,13 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from app.api.chat.tools import AnyTool, AnyToolCall
-from app.api.strict_models import History, StrictModel
+from app.api.http.strict_models import History, StrictModel
 from app.bounds import Items, JsonObject, Text
 
-__all__ = ["ChatMessage", "ChatOptions", "StrictModel", "ReasoningEffort", "TextPart", "Verbosity"]
+__all__ = ["THINKING_NAMES", "ChatMessage", "ChatOptions", "StrictModel", "ReasoningEffort", "TextPart", "Verbosity"]
 
+THINKING_NAMES = ("enable_thinking", "thinking")  # by which templates are told whether to think
+ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Verbosity = Literal["low", "medium", "high"]
 
@@ -40,7 +42,10 @@ _LOST = {"function_call": "deprecated by OpenAI; use tool_calls", "audio": "audi
 class ChatMessage(History):
     """One turn of the conversation."""
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: str = Field(
+        pattern=r"^[A-Za-z0-9_.-]{1,64}$",
+        description="system, developer, user, assistant, tool, or one of its own that the chat template shows.",
+    )
     content: Text | Items[TextPart] | None = None
     name: str | None = None
     tool_calls: Items[AnyToolCall] | None = None
@@ -79,6 +84,11 @@ class ChatMessage(History):
         return {**message, "content": message.get("content", self.refusal or "")}
 
     @property
+    def has_own_role(self) -> bool:
+        """True if the role is one that not every chat template knows."""
+        return self.role not in ROLES
+
+    @property
     def num_chars(self) -> int:
         """Characters of the content."""
         if isinstance(self.content, list):
@@ -93,7 +103,7 @@ class ChatMessage(History):
 
 
 class ChatOptions(StrictModel):
-    """How a conversation becomes a prompt; shared by chat and /tokenize."""
+    """Says how a conversation becomes a prompt; shared by chat and /tokenize."""
 
     messages: Items[ChatMessage] = Field(min_length=1, description="The conversation so far.")
     tools: Items[AnyTool] | None = Field(None, description="Tools the model may call.")
@@ -107,7 +117,7 @@ class ChatOptions(StrictModel):
     verbosity: Verbosity | None = None
 
     def template_names(self) -> dict[str, Any]:
-        """What the template may read besides the conversation; the client's own chat_template_kwargs win.
+        """Returns what the template may read besides the conversation; the client's own chat_template_kwargs win.
 
         Where a template can be told whether to think (under either name in use), any effort but "none" says yes. A
         template that reads none of these names is as it was: effort and verbosity are hints, as at vLLM.
@@ -115,7 +125,7 @@ class ChatOptions(StrictModel):
         names: dict[str, Any] = {}
         if self.reasoning_effort is not None:
             thinks = self.reasoning_effort != "none"
-            names = {"reasoning_effort": self.reasoning_effort, "enable_thinking": thinks, "thinking": thinks}
+            names = {"reasoning_effort": self.reasoning_effort, **dict.fromkeys(THINKING_NAMES, thinks)}
         if self.verbosity is not None:
             names["verbosity"] = self.verbosity
         return names | (self.chat_template_kwargs or {})

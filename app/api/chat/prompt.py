@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 from app.api.chat.messages import ChatOptions
-from app.api.engine_client import ServedModel
-from app.api.render import Prompt, check_total_chars, encode
-from app.api.request_size import size_of
-from app.api.work_pool import TOKENISE_S_PER_CHAR, RequestWork
-from app.config import RequestLimits
+from app.api.generation.render import Prompt, check_total_chars, encode
+from app.api.http.work_pool import INLINE_S, TOKENISE_S_PER_CHAR, RequestWork, size_of
+from app.config.limits import RequestLimits
 from app.errors import InvalidRequestError, UnsupportedError
+from app.text.chat_template import RenderLimits, StuckTemplateError
 from app.text.prompt_size import TextRoom
+from app.text.served_model import ServedModel
 from app.text.template_sandbox import render_untrusted
+
+STUCK_S = 50 * INLINE_S  # CPU time after which a template that was taken for little work leaves the event loop
 
 
 async def render_chat(
@@ -24,29 +27,45 @@ async def render_chat(
     InvalidRequestError names what exceeds a limit or cannot be rendered, PromptTooLongError what surely has more tokens
     than `room` takes.
     """
-    num_chars = sum(message.num_chars for message in options.messages)
+    num_chars = sum([message.num_chars for message in options.messages])
     check_total_chars(num_chars, limits, room.field)
     room.check(model.tokenizer, num_chars)
     text = await _render(work, model, options, limits)
+    check_roles(options, text)
     token_ids = await encode(work, model.tokenizer, [text], options.add_special_tokens, room)
     return Prompt(token_ids[0], text)
+
+
+def check_roles(options: ChatOptions, prompt: str) -> None:
+    """UnsupportedError where a message with a role of its own is not in the prompt: many templates pass it over."""
+    for i, message in enumerate(options.messages):
+        if message.has_own_role and message.text().strip() not in prompt:
+            raise UnsupportedError(
+                f"the chat template shows no messages of role {message.role!r}", param=f"messages.{i}.role"
+            )
 
 
 async def _render(work: RequestWork, model: ServedModel, options: ChatOptions, limits: RequestLimits) -> str:
     cost_s = TOKENISE_S_PER_CHAR * size_of(options)
     arguments = await work.run(cost_s, _template_arguments, model, options, limits)
-    caps: dict[str, Any] = {"max_s": limits.max_template_s, "max_chars": limits.max_template_chars}
-    if options.chat_template is not None:
-        special = model.tokenizer.special_tokens
-        return await work.run_process(render_untrusted, options.chat_template, special, arguments, **caps)
-    return await work.run(cost_s, model.chat_template.render, **arguments, **caps)
+    max_s, max_chars = limits.max_template_s, limits.max_template_chars
+    template, source = model.chat_template, options.chat_template
+    if source is None and not template.is_confined:
+        caps = RenderLimits(max_s, STUCK_S if cost_s <= INLINE_S else math.inf, max_chars)
+        try:
+            return await work.run(cost_s, template.render, **arguments, limits=caps)
+        except StuckTemplateError:  # it would hold up everybody
+            pass
+    source = source or template.source_for(has_tools=bool(arguments["tools"]))
+    special = model.tokenizer.special_tokens
+    return await work.run_process(render_untrusted, source, special, arguments, max_s, max_chars)
 
 
 def _template_arguments(model: ServedModel, options: ChatOptions, limits: RequestLimits) -> dict[str, Any]:
     check_conversation(options, limits)
     return {
         "messages": [message.for_template() for message in options.messages],
-        "tools": [tool.for_template() for tool in options.tools or ()] or None,
+        "tools": [tool.for_template() for tool in options.tools] if options.tools else None,
         "documents": options.documents,
         # Continuing a message excludes opening a new turn, whatever the default of the other option says.
         "add_generation_prompt": options.add_generation_prompt and not options.continue_final_message,

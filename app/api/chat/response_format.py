@@ -6,10 +6,10 @@ from typing import Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from app.api.strict_models import StrictModel
+from app.api.http.strict_models import StrictModel
 from app.bounds import Items, JsonObject, Text
-from app.engine.sampling_params import StructuredOutputs
 from app.errors import InvalidRequestError
+from app.records.sampling_params import StructuredOutputs
 
 
 class JsonSchemaFormat(StrictModel):
@@ -24,7 +24,7 @@ class JsonSchemaFormat(StrictModel):
 
 
 class ResponseFormat(StrictModel):
-    """What the answer's text looks like. A structural tag's own fields stand beside `type`."""
+    """Says what the answer's text looks like. A structural tag's own fields stand beside `type`."""
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = Field(None, description="With type json_schema.")
@@ -44,7 +44,7 @@ class ResponseFormat(StrictModel):
         return self
 
     def structured_outputs(self) -> StructuredOutputs | None:
-        """What it asks of the engine; None for plain text."""
+        """Returns what it asks of the engine; None for plain text."""
         if self.type == "text":
             return None
         if self.type == "json_object":

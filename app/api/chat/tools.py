@@ -10,10 +10,10 @@ from pydantic import Discriminator, Field, Tag, field_validator
 
 from app.api.chat.call_arguments import Arguments, FunctionName, form_of
 from app.api.chat.custom_tools import NamedTextTool, TextTool, TextToolCall
-from app.api.parsers.answer import schema_of
-from app.api.parsers.custom_input import InputGrammar
-from app.api.strict_models import History, StrictModel
+from app.api.http.strict_models import History, StrictModel
 from app.bounds import Items, JsonObject, Text
+from app.parsers.answer import schema_of
+from app.parsers.custom_input import InputGrammar
 
 
 class FunctionCall(History):
@@ -63,7 +63,7 @@ class ToolCall(History):
 
 
 class FunctionDefinition(StrictModel):
-    """What a tool does and takes."""
+    """Says what a tool does and takes."""
 
     name: FunctionName
     description: Text | None = None
@@ -89,7 +89,7 @@ class Tool(StrictModel):
 
     @property
     def is_strict(self) -> bool:
-        """Whether arguments follow the schema whenever the tool is called."""
+        """True if arguments follow the schema whenever the tool is called."""
         return bool(self.function.strict)
 
     @property

@@ -18,12 +18,12 @@ from typing import Self
 from starlette.types import Receive
 
 from app.api.engine_client import EngineClient, PromptPlace, RouteInfo
-from app.api.errors import ClientDisconnected, renamed
-from app.api.stream_interval import Gatherer
-from app.engine.outputs import CompletionOutput, EngineOutput
-from app.engine.request import EngineRequest
-from app.engine.step import TokenLogprobs
+from app.api.generation.stream_interval import Gatherer
+from app.api.http.errors import ClientDisconnected, renamed
 from app.errors import EngineDeadError, InvalidRequestError, MantaError
+from app.records.outputs import CompletionOutput, EngineOutput
+from app.records.request import EngineRequest
+from app.records.step import TokenLogprobs
 from app.text.output_processor import OutputProcessor, TextDelta
 
 ENDED_BY = "finish_reason"  # in RouteInfo.extra: how a request ended here that the engine still runs

@@ -1,4 +1,4 @@
-"""Where a request belongs: what bodies say of it, and what the server makes of that."""
+"""Decides where a request belongs: what bodies say of it, and what the server makes of that."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any, Literal
 from pydantic import Field
 from starlette.requests import Request
 
-from app.api.service_terms import ServiceTerms
-from app.api.strict_models import FirstFault
-from app.engine.request import Placement, Priority
+from app.api.http.service_terms import ServiceTerms
+from app.api.http.strict_models import FirstFault
+from app.records.request import Placement, Priority
 
 
 class PlacementFields(FirstFault):
@@ -20,10 +20,10 @@ class PlacementFields(FirstFault):
         0, description="Lower goes first among the tenant's own, where the engine schedules by priority."
     )
     cache_salt: str | None = Field(None, min_length=1, description="Only requests of equal salt share prefix blocks.")
-    service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = Field(
+    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = Field(
         None,
-        description="Whom the request goes before where work queues: `priority` is the class interactive, `flex` bulk, "
-        "`default` and `scale` default, `auto` the tenant's own.",
+        description="Whom the request goes before where work queues: `priority` and `fast` are the class interactive, "
+        "`flex` is bulk, `default` and `scale` default, `auto` the tenant's own.",
     )
 
     def placement(self, request: Request, session: str = "", is_stream: bool = False) -> Placement:
@@ -49,7 +49,9 @@ class PlacementFields(FirstFault):
 
 
 def cache_root(tenant: str, cache_salt: str | None) -> bytes:
-    """What a request's prefix blocks are hashed with, so that only equal tenants with equal salt share them (I5)."""
+    """Returns what a request's prefix blocks are hashed with, so that only equal tenants with equal salt share them
+    (I5).
+    """
     if not tenant and cache_salt is None:
         return b""
     names = f"{len(tenant)}:{tenant}{cache_salt or ''}"

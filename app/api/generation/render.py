@@ -6,26 +6,28 @@ model's own sampling defaults) and turns text options into token ids.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from pydantic import ValidationError
 
-from app.api.answer_start import PLAIN, AnswerStart
-from app.api.engine_client import ServedModel
-from app.api.errors import validation_error
-from app.api.request_builder import OWN_NAMES, RequestBuilder
-from app.api.work_pool import DECODE_S_PER_TOKEN, TOKENISE_S_PER_CHAR, RequestWork
-from app.config import RequestLimits
-from app.engine.request import ANYWHERE, EngineRequest, Placement
-from app.engine.sampling_params import SamplingParams
+from app.api.generation.answer_start import PLAIN, AnswerStart
+from app.api.generation.request_builder import OWN_NAMES, RequestBuilder
+from app.api.http.errors import validation_error
+from app.api.http.work_pool import DECODE_S_PER_TOKEN, TOKENISE_S_PER_CHAR, RequestWork
+from app.config.limits import RequestLimits
 from app.errors import InvalidRequestError, ModelNotFoundError, PromptTooLongError, UnsupportedError
+from app.records.request import ANYWHERE, EngineRequest, Placement
+from app.records.sampling_params import SamplingParams
 from app.text.prompt_size import TextRoom
+from app.text.served_model import ServedModel
 from app.text.tokenizer import Tokenizer
 
 ModelT = TypeVar("ModelT")
 ModelT_co = TypeVar("ModelT_co", covariant=True)
+MAX_SHOWN_CHARS = 256  # of a model's name that nobody knows
 _TOKEN_ID_FIELDS = ("logit_bias", "stop_token_ids")
 
 
@@ -51,7 +53,7 @@ def find_model(client: Serving[ModelT], name: str | None) -> ModelT:
         return next(iter(client.models.values()))
     model = client.models.get(name)
     if model is None:
-        raise ModelNotFoundError(f"the model {name!r} does not exist", param="model")
+        raise ModelNotFoundError(f"the model {name[:MAX_SHOWN_CHARS]!r} does not exist", param="model")
     return model
 
 
@@ -99,7 +101,7 @@ def sampling_params(fields: Mapping[str, Any], model: ServedModel, given: Iterab
     defaults = {name: value for name, value in own.items() if name not in set(given)}
     values = {**fields, **defaults}
     try:
-        return SamplingParams(**values)
+        return SamplingParams.model_validate(values)
     except ValidationError as error:
         raise validation_error(error, values) from error
 
@@ -107,14 +109,15 @@ def sampling_params(fields: Mapping[str, Any], model: ServedModel, given: Iterab
 def prompt_room(
     model: ServedModel, field: str, limit: int | None = None, side: str = "left", max_tokens: int | None = None
 ) -> TextRoom:
-    """What a prompt may have, or what is kept of a longer one: its last `limit` tokens, or its first where it is cut on
+    """Bounds a prompt, or says what is kept of a longer one: its last `limit` tokens, or its first where it is cut on
     the right; -1 means as many as leave room for `max_tokens`, at least for one."""
-    most = model.bounds.max_total_tokens
+    bounds = model.bounds
+    most = bounds.max_total_tokens
     if limit is None or limit > most:
-        return TextRoom(most, what=model.bounds.holder, field=field)
+        return TextRoom(most, what=bounds.holder, field=field)
     if limit == -1:
         limit = max(1, most - (max_tokens or 1))
-    return TextRoom(limit, "first" if side == "right" else "last", model.bounds.holder, field)
+    return TextRoom(limit, "first" if side == "right" else "last", bounds.holder, field)
 
 
 def counting_room(model: ServedModel, field: str) -> TextRoom:
@@ -123,7 +126,7 @@ def counting_room(model: ServedModel, field: str) -> TextRoom:
 
 
 def truncate(prompt: Prompt, room: TextRoom) -> Prompt:
-    """What `room` keeps of the prompt."""
+    """Returns what `room` keeps of the prompt."""
     if room.keeps == "all" or len(prompt.token_ids) <= room.num_tokens:
         return prompt
     kept = slice(0, room.num_tokens) if room.keeps == "first" else slice(-room.num_tokens, None)
@@ -145,7 +148,7 @@ def engine_requests(
 
     Raises InvalidRequestError or PromptTooLongError, naming the field.
     """
-    check_limits(params, limits, names)
+    check_limits(params, limits, names, model.info.vocab_size)
     check_number(len(prompts), params.n, limits, names)
     usual = model.info.generation_config.get("max_new_tokens")
     builder = RequestBuilder(
@@ -160,8 +163,10 @@ def engine_requests(
     return [one for i, prompt in enumerate(prompts) for one in builder.choices(f"{request_id}-{i}", prompt.token_ids)]
 
 
-def check_limits(params: SamplingParams, limits: RequestLimits, names: Mapping[str, str] = OWN_NAMES) -> None:
-    """Refuse what exceeds the server's limits for one request."""
+def check_limits(
+    params: SamplingParams, limits: RequestLimits, names: Mapping[str, str] = OWN_NAMES, vocab_size: int = sys.maxsize
+) -> None:
+    """Refuse what exceeds the server's limits for one request. Logprobs of -1 are those of all the vocabulary."""
     if params.n > limits.max_n:
         field = names.get("n", "n")
         raise InvalidRequestError(f"{field}={params.n} is more than the {limits.max_n} choices allowed", param=field)
@@ -176,14 +181,15 @@ def check_limits(params: SamplingParams, limits: RequestLimits, names: Mapping[s
     for name, most in counts.items():
         number = len(getattr(params, name) or ())
         if number > most:
-            raise InvalidRequestError(f"{name} has {number} entries; at most {most}", param=name)
+            field = names.get(name, name)
+            raise InvalidRequestError(f"{field} has {number} entries; at most {most}", param=field)
     num_chars = sum(map(len, params.bad_words))
     if num_chars > limits.max_bad_words_chars:
-        what = f"{num_chars} characters in all; at most {limits.max_bad_words_chars}"
-        raise InvalidRequestError(f"bad_words has {what}", param="bad_words")
+        field, what = names.get("bad_words", "bad_words"), f"{num_chars} characters in all"
+        raise InvalidRequestError(f"{field} has {what}; at most {limits.max_bad_words_chars}", param=field)
     for name in ("logprobs", "prompt_logprobs"):
         wanted = getattr(params, name)
-        if wanted is not None and (wanted == -1 or wanted > limits.max_logprobs):
+        if wanted is not None and (vocab_size if wanted == -1 else wanted) > limits.max_logprobs:
             field = names.get(name, name)
             raise InvalidRequestError(f"{field}={wanted}: at most {limits.max_logprobs} a token", param=field)
 

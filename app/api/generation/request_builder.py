@@ -6,16 +6,19 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from app.api.engine_client import ServedModel
-from app.api.errors import in_words_of
-from app.api.parsers.thinking import FIELD as BUDGET
-from app.api.parsers.thinking import served_budget
-from app.engine.pooling.params import PoolingParams
-from app.engine.request import ANYWHERE, EngineRequest, Placement
-from app.engine.sampling_params import SamplingParams
-from app.engine.structured.reasoning import ReasoningSpan
+from app.api.http.errors import in_words_of
+from app.parsers.answer import load_reasoning_parser
+from app.parsers.thinking import FIELD as BUDGET
+from app.parsers.thinking import thinking_budget
+from app.records.bad_words import BadWords
+from app.records.pooling_params import PoolingParams
+from app.records.request import ANYWHERE, EngineRequest, Placement
+from app.records.sampling_params import SamplingParams
+from app.records.thinking_budget import ThinkingBudget
+from app.structured.reasoning import ReasoningSpan
 from app.text.bad_words import bad_words_token_ids
 from app.text.pooling_prompt import PoolingPrompt
+from app.text.served_model import ServedModel
 from app.text.stop_tokens import with_tokenizer_eos
 
 OWN_NAMES: Mapping[str, str] = MappingProxyType({})
@@ -44,12 +47,17 @@ class RequestBuilder:
         self._model = model
         self._placement = placement
         self._names = names
-        self._reasoning = reasoning
         self._inside = inside
         self._usual_max_tokens = usual_max_tokens
-        with in_words_of(names):
-            self._bad_words = bad_words_token_ids(params.bad_words, model.tokenizer)
-        self._params = with_tokenizer_eos(params, model.tokenizer, model.info.eos_token_ids)
+        words = self._bad_words(params) if params.bad_words else ()
+        # What no single feature asks for is left out.
+        self._asks: tuple[object, ...] = (*([BadWords(words)] if words else []), *([reasoning] if reasoning else []))
+        info = model.info
+        self._params = with_tokenizer_eos(params, model.tokenizer, info.eos_token_ids, info.vocab_size)
+
+    def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
+        with in_words_of(self._names):
+            return bad_words_token_ids(params.bad_words, self._model.tokenizer)
 
     def choices(self, request_id: str, prompt_token_ids: list[int]) -> list[EngineRequest]:
         """`n` requests for one prompt, with one seed."""
@@ -58,17 +66,19 @@ class RequestBuilder:
                 f"{request_id}-0",
                 prompt_token_ids,
                 self._params,
-                bad_words_token_ids=self._bad_words,
                 placement=self._placement,
-                reasoning=self._reasoning,
+                asks=self._asks,
             )
             first = self._model.bounds.settled(asked, self._usual_max_tokens)
-        field = self._names.get(BUDGET, BUDGET)
-        thinking = served_budget(self._model, prompt_token_ids, self._params, field, self._inside)
+        thinking = None if self._params.thinking_token_budget is None else self._thinking_budget(prompt_token_ids)
+        asks = self._asks if thinking is None else (*self._asks, thinking)
         return [
-            replace(first, request_id=f"{request_id}-{i}", choice_index=i, thinking_budget=thinking)
-            for i in range(self._params.n)
+            replace(first, request_id=f"{request_id}-{i}", choice_index=i, asks=asks) for i in range(self._params.n)
         ]
+
+    def _thinking_budget(self, prompt_token_ids: list[int]) -> ThinkingBudget | None:
+        parser, field = load_reasoning_parser(self._model), self._names.get(BUDGET, BUDGET)
+        return thinking_budget(self._model.tokenizer, parser, prompt_token_ids, self._params, field, self._inside)
 
 
 def pooling_request(

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from app.api.engine_client import ServedModel
 from app.backends import (
     ATTENTION_BACKENDS,
     EXECUTORS,
@@ -17,14 +16,16 @@ from app.backends import (
     QUANT_METHODS,
     STAT_LOGGERS,
 )
-from app.config import ModelConfig
-from app.engine.model_info import ModelInfo, tokenizer_directory
-from app.engine.models.model_check import check_model
-from app.engine.pooling.info import pooling_info
+from app.checkpoints.model_info import ASSETS, ModelInfo, tokenizer_directory
+from app.config.model import ModelConfig
 from app.errors import ConfigError
+from app.models.model_check import check_model
 from app.parser_tables import REASONING_PARSERS, TOOL_PARSERS
+from app.records.pooling_info import pooling_info
 from app.registry import Registry
 from app.text.chat_template import ChatTemplate
+from app.text.served_model import ServedModel
+from app.text.template_sandbox import takes_too_much
 from app.text.tokenizer import Tokenizer
 from app.text.tokenizer_files import check_tokenizer
 
@@ -70,11 +71,13 @@ def load_served_model(config: ModelConfig) -> ServedModel:
     info = check_served_model(config)
     directory = tokenizer_directory(config.engine, info)
     tokenizer = Tokenizer.from_directory(directory)
+    trial = None if directory.is_relative_to(ASSETS) else takes_too_much
+    template = ChatTemplate.from_directory(directory, tokenizer, config.chat_template, trial)
     return ServedModel(
         name=config.name,
         info=info,
         tokenizer=tokenizer,
-        chat_template=ChatTemplate.from_directory(directory, tokenizer, config.chat_template),
+        chat_template=template,
         max_model_len=min(config.engine.max_model_len or info.max_position_embeddings, info.max_position_embeddings),
         max_num_seqs=config.engine.max_num_seqs * config.min_replicas,
         num_replicas=config.min_replicas,

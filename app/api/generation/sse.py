@@ -18,23 +18,24 @@ from json.encoder import encode_basestring as json_string
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from app.api.errors import ClientDisconnected, as_manta_error, error_body, error_response
-from app.api.events import Event, EventStream
+from app.api.generation.events import Event, EventStream
+from app.api.http.errors import ClientDisconnected, as_manta_error, error_body, error_response
+from app.api.http.json_response import utf8
+from app.api.http.request_log import BROKEN
 from app.errors import MantaError
 
 __all__ = ["DONE", "EventFormat", "EventStreamResponse", "json_string"]
 
 DONE = "data: [DONE]\n\n"
 KEEP_ALIVE_S = 15.0
-BROKEN = "stream_is_broken"  # in a request's state: its stream has ended with an error event
 
 
 class EventFormat(ABC):
-    """How a dialect writes a stream. Every method returns finished SSE text, `data: ...` and two newlines."""
+    """Writes a stream as a dialect has it. Every method returns finished SSE text, `data: ...` and two newlines."""
 
     @abstractmethod
     def start(self) -> str:
-        """What comes before the first event."""
+        """Returns what comes before the first event."""
 
     @abstractmethod
     def event(self, event: Event) -> str:
@@ -42,7 +43,7 @@ class EventFormat(ABC):
 
     @abstractmethod
     def end(self) -> str:
-        """What comes after the last event."""
+        """Returns what comes after the last event."""
 
     async def finish(self) -> None:
         """Called once the last event has been written, before `end`: the time to keep what was said."""
@@ -98,7 +99,7 @@ class EventStreamResponse(Response):
         await self._send(self._opening() + self._form.end(), send)
 
     def _opening(self) -> str:
-        """What comes before the first event, the first time."""
+        """Returns what comes before the first event, the first time."""
         if self._has_begun:
             return ""
         self._has_begun = True
@@ -125,7 +126,7 @@ class EventStreamResponse(Response):
                     self.headers["X-Manta-Replica"] = self._stream.route.replica_id
                 await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             if text:
-                await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
+                await send({"type": "http.response.body", "body": utf8(text), "more_body": True})
 
 
 def _keep_alive_s(scope: Scope) -> float:

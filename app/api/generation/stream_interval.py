@@ -10,14 +10,17 @@ class Gatherer:
 
     def __init__(self, interval: int) -> None:
         self._interval = interval
-        self._held: TextDelta | None = None
+        self._held: list[TextDelta] = []
+        self._num_tokens = 0
         self._has_begun = False
 
     def push(self, delta: TextDelta) -> TextDelta | None:
         """Take a delta; return what is to be sent now."""
-        if self._held is not None:
-            delta = delta.after(self._held)
-        is_due = not self._has_begun or len(delta.token_ids) >= self._interval or delta.finish_reason is not None
+        self._num_tokens += len(delta.token_ids)
+        is_due = not self._has_begun or self._num_tokens >= self._interval or delta.finish_reason is not None
         self._has_begun = True
-        self._held = None if is_due else delta
-        return delta if is_due else None
+        if not is_due:
+            self._held.append(delta)
+            return None
+        held, self._held, self._num_tokens = self._held, [], 0
+        return delta.after(held) if held else delta

@@ -20,9 +20,9 @@ from pathlib import Path
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.admin_config import ADMIN_KEYS_FILE_VARIABLE, ADMIN_KEYS_VARIABLE, AdminConfig
-from app.api.errors import error_response
-from app.config import KEYS_FILE_VARIABLE, KEYS_VARIABLE, IngressConfig
+from app.api.http.errors import error_response
+from app.config.admin import ADMIN_KEYS_FILE_VARIABLE, ADMIN_KEYS_VARIABLE, AdminConfig
+from app.config.ingress import KEYS_FILE_VARIABLE, KEYS_VARIABLE, IngressConfig
 from app.errors import AuthenticationError, ConfigError
 
 logger = logging.getLogger("manta.api")
@@ -33,7 +33,7 @@ ANONYMOUS = ""  # the tenant of a server without keys
 
 _TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_OPEN_PATHS = frozenset({"/health", "/live", "/ready", "/ping", "/", "/status"})
+_OPEN_PATHS = frozenset({"/health", "/live", "/ready", "/ping", "/", "/status", "/docs"})
 _OPEN_FOLDER = "/pages/"  # the files of the pages, which ask for the key
 
 
@@ -109,16 +109,16 @@ class ApiKeys:
 
     @property
     def num_keys(self) -> int:
-        """How many keys there are."""
+        """Counts the keys."""
         return len(self._keys)
 
     @property
     def required(self) -> bool:
-        """Whether a caller must have a key."""
+        """True if a caller must have a key."""
         return bool(self._keys)
 
     def tenant(self, key: str | None) -> str | None:
-        """Whose key it is; None when it is nobody's. Every digest is compared, whatever the outcome."""
+        """Returns the tenant of a key; None when it is nobody's. Every digest is compared, whatever the outcome."""
         self._read_again()
         if not self._keys:
             return ANONYMOUS
@@ -130,7 +130,7 @@ class ApiKeys:
         return found
 
     def _look(self) -> list[tuple[int, int, int] | None]:
-        """What tells one content of each file from the next; None: it cannot be seen."""
+        """Returns what tells one content of each file from the next; None: it cannot be seen."""
         return [_stamp(path) for _, path in self._files]
 
     def _read(self) -> tuple[ApiKey, ...]:
@@ -162,7 +162,7 @@ class Authentication:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection; 401 in the dialect of the route."""
-        if scope["type"] != "http":
+        if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
         key = _key_of(Headers(scope=scope))

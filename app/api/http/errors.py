@@ -8,7 +8,6 @@ Faults of validation are translated so that `param` is the dotted path of the fi
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import math
 from collections.abc import Iterator, Mapping
@@ -17,10 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Scope
 
-from app.api.route_hint import route_hint
+from app.api.http.json_response import JSONResponse
+from app.api.http.route_hint import route_hint
 from app.errors import InvalidRequestError, MantaError, OverloadedError, PoisonedRequestError, UnsupportedError
 
 if TYPE_CHECKING:  # `LLM` comes through here, and FastAPI is a third of a second of its import
@@ -48,6 +49,13 @@ class BodyTooLargeError(InvalidRequestError):
 
     status = 413
     code = "body_too_large"
+
+
+class EncodedBodyError(InvalidRequestError):
+    """The HTTP body is compressed."""
+
+    status = 415
+    code = "unsupported_content_encoding"
 
 
 class BodyTimeoutError(InvalidRequestError):
@@ -89,7 +97,7 @@ def anthropic_error_body(message: str, status: int, request_id: str | None = Non
 
 
 def speaks_anthropic(scope: Scope) -> bool:
-    """Whether the route of a connection is one of Anthropic's dialect."""
+    """True if the route of a connection is one of Anthropic's dialect."""
     path: str = scope["path"]
     return path == ANTHROPIC_ROUTE or path.startswith(ANTHROPIC_ROUTE + "/")
 
@@ -128,7 +136,7 @@ def _retry_headers(error: MantaError) -> dict[str, str]:
 
 
 def _should_name(error: MantaError) -> bool:
-    """Whether the message has yet to name the field; Anthropic's shape has no other place for it."""
+    """True if the message has yet to name the field; Anthropic's shape has no other place for it."""
     return bool(error.param) and str(error.param) not in error.message
 
 
@@ -154,12 +162,19 @@ def validation_error(error: ValidationError, body: Any) -> InvalidRequestError:
         tag, known = fault["ctx"]["tag"], fault["ctx"]["expected_tags"]
         return UnsupportedError(f"{param}: type {tag!r} is not supported; known: {known}", param=param)
     if kind == "unsupported":
-        return UnsupportedError(message, param=param)
+        field = fault.get("ctx", {}).get("field")
+        return UnsupportedError(message, param=".".join(filter(None, (param, field))) or None)
     if kind == "extra_forbidden":
         return InvalidRequestError(f"unknown field {param!r}", param=param)
     if kind == "missing":
         return InvalidRequestError(f"{param!r} is required", param=param)
     return InvalidRequestError(f"{param}: {message}" if param else message, param=param)
+
+
+def unknown_fields(error: ValidationError) -> list[str]:
+    """Names of the fields that a body's model does not know, as far as pydantic got."""
+    details = error.errors(include_url=False, include_input=False, include_context=False)
+    return [str(fault["loc"][-1]) for fault in details if fault["type"] == "extra_forbidden"]
 
 
 def renamed(error: InvalidRequestError, names: Mapping[str, str]) -> InvalidRequestError:
@@ -218,6 +233,7 @@ def install_error_handlers(app: FastAPI) -> None:
             body = anthropic_error_body(message, error.status_code, _request_id(request.scope))
         return _json_response(body, error.status_code, dict(error.headers or {}))
 
+    @app.exception_handler(ClientDisconnect)  # while a form is read
     @app.exception_handler(ClientDisconnected)
     async def on_disconnect(_: Request, __: Exception) -> Response:
         return Response(status_code=499)
@@ -231,5 +247,4 @@ def _forget_frames(error: BaseException | None) -> None:
 
 
 def _json_response(body: dict[str, Any], status: int, headers: dict[str, str] | None) -> Response:
-    content = json.dumps(body, ensure_ascii=False)
-    return Response(content, status_code=status, headers=headers, media_type="application/json")
+    return JSONResponse(body, status, headers)

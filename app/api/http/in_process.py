@@ -11,8 +11,6 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message
 
-from app.api.work_pool import PARSE_S_PER_BYTE, RequestWork
-
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -21,36 +19,33 @@ class Answer:
     """The answer to a request in this process."""
 
     status: int
-    body: Any  # JSON, or the text where it is none
+    raw: bytes
     request_id: str = ""
     retry_after_s: float | None = None
-    num_bytes: int = 0  # the body's size
 
     @classmethod
     def of(cls, status: int, headers: dict[str, str], raw: bytes) -> Answer:
         """An answer as it was on the wire; `headers` have names in lower case."""
-        try:
-            body = json.loads(raw)
-        except ValueError:
-            body = raw.decode("utf-8", "replace")
         after = headers.get("retry-after", "")
-        return cls(
-            status,
-            body,
-            headers.get("x-request-id") or headers.get("request-id", ""),
-            float(after) if after.isdigit() else None,
-            len(raw),
-        )
+        request_id = headers.get("x-request-id") or headers.get("request-id", "")
+        return cls(status, raw, request_id, float(after) if after.isdigit() else None)
+
+    @property
+    def body(self) -> Any:
+        """Parses the body as JSON, or returns the text where it is none; parsed each time, which is work where it is
+        long.
+        """
+        try:
+            return json.loads(self.raw)
+        except ValueError:
+            return self.raw.decode("utf-8", "replace")
 
 
 Post = Callable[[str, bytes, str], Awaitable[Answer]]  # path, JSON, tenant
 
 
-async def post_in_process(
-    app: ASGIApp, path: str, payload: bytes, scope: Mapping[str, Any] = _NOTHING, work: RequestWork | None = None
-) -> Answer:
-    """The application's answer to a POST of JSON. `scope` adds to the connection's, as a server would. A long
-    answer is read in `work`, where that is given: OverloadedError when it has no room."""
+async def post_in_process(app: ASGIApp, path: str, payload: bytes, scope: Mapping[str, Any] = _NOTHING) -> Answer:
+    """The application's answer to a POST of JSON. `scope` adds to the connection's, as a server would."""
     status, headers, parts = 500, {}, []
     was_read = False
 
@@ -70,10 +65,7 @@ async def post_in_process(
             parts.append(message.get("body", b""))
 
     await app(_scope(path, len(payload)) | dict(scope), receive, send)
-    raw = b"".join(parts)
-    if work is None:
-        return Answer.of(status, headers, raw)
-    return await work.run(len(raw) * PARSE_S_PER_BYTE, Answer.of, status, headers, raw)
+    return Answer.of(status, headers, b"".join(parts))
 
 
 def _scope(path: str, length: int) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from app.bounds import Items, Text, TokenIds
 
 
 def _prompt_kind(value: Any) -> str:
-    """Which of the four forms a prompt has, by its first element."""
+    """Tells which of the four forms a prompt has, by its first element."""
     if not isinstance(value, list) or not value:
         return "text"
     first = value[0]

@@ -9,12 +9,12 @@ from urllib.parse import quote
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
-from app.api.http_metrics import HttpMetrics, handler_of
-from app.api.sse import BROKEN
-from app.engine.request import EngineRequest
-from app.engine.sampling_params import SamplingParams
+from app.api.http.http_metrics import HttpMetrics, handler_of
+from app.records.request import EngineRequest
+from app.records.sampling_params import SamplingParams
 from app.telemetry.logging import FIELDS
 from app.telemetry.request_record import CURRENT, GenerationRecord, RequestRecord, TraceParent
+from app.telemetry.tenant_tokens import TenantLabels
 from app.telemetry.tracing import Tracing
 
 access_log = logging.getLogger("manta.access")
@@ -22,16 +22,18 @@ access_log = logging.getLogger("manta.access")
 # What machines ask every few seconds: neither logged nor counted nor traced.
 QUIET_PATHS = frozenset({"/health", "/live", "/ready", "/ping", "/load", "/metrics", "/metrics/targets"})
 REPLICA_PATH = "/metrics/replicas/"  # and before the name of one
+BROKEN = "stream_is_broken"  # in a request's state: its stream has ended with an error event
 
 MAX_PATH_CHARS = 1024  # of a path in the log
 SAFE_IN_PATHS = "/:@!$&'()*+,;=~"
 
 
 def begin_record(scope: Scope, headers: Headers) -> RequestRecord | None:
-    """What will be remembered of a request; None for those that nobody wants to see."""
+    """Begins what will be remembered of a request; None for those that nobody wants to see."""
     if scope["path"] in QUIET_PATHS or scope["path"].startswith(REPLICA_PATH):
         return None
-    parent = TraceParent.parse(headers.get("traceparent"), headers.get("tracestate"))
+    given = headers.get("traceparent")
+    parent = None if given is None else TraceParent.parse(given, headers.get("tracestate"))
     record = RequestRecord(scope["method"], scope["path"], parent)
     if parent is not None or getattr(scope["app"].state, "tracing", None) is not None:
         record.begin_trace()
@@ -54,7 +56,10 @@ def end_record(record: RequestRecord, scope: Scope, status: int, *, is_counted: 
     state, app_state = scope["state"], scope["app"].state
     record.ended = time.monotonic()
     record.status, record.request_id = status, state["request_id"]
-    record.tenant, record.is_broken = state.get("tenant", ""), bool(state.get(BROKEN))
+    if tenant := state.get("tenant", ""):
+        labels: TenantLabels = getattr(app_state, "tenant_labels", None) or TenantLabels()
+        record.tenant = labels.of(tenant)
+    record.is_broken = bool(state.get(BROKEN))
     elapsed_s = record.ended - record.started
     if access_log.isEnabledFor(logging.INFO):
         path = quote(record.path[:MAX_PATH_CHARS], SAFE_IN_PATHS)  # as it came: decoded, it may hold ends of lines

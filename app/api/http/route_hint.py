@@ -1,4 +1,4 @@
-"""What a client with a wrong base URL was after: the route that its path would be with one `/v1` more or less."""
+"""Guesses what a client with a wrong base URL was after: the route of its path with one `/v1` more or less."""
 
 from __future__ import annotations
 

@@ -14,9 +14,9 @@ import time
 
 from starlette.requests import Request
 
-from app.admission_config import CLASS_NAMES, AdmissionConfig, ClassName
-from app.engine.request import Deadline, ServiceClass
+from app.config.admission import CLASS_NAMES, AdmissionConfig, ClassName
 from app.errors import DeadlineError, InvalidRequestError
+from app.records.request import Deadline, ServiceClass
 
 TIMEOUT_HEADER = "x-request-timeout-ms"
 SDK_TIMEOUT_HEADERS = ("x-stainless-read-timeout", "x-stainless-timeout")  # seconds
@@ -26,12 +26,15 @@ BEGAN = "began_s"  # in a request's state: when it came (monotonic)
 
 _TIERS: dict[str, ClassName] = {
     "priority": "interactive",
+    "fast": "interactive",
     "default": "default",
     "scale": "default",
     "flex": "bulk",
 }
 _TIER_OF: dict[str, str] = {"interactive": "priority", "default": "default", "bulk": "flex"}
 _COUNT = re.compile(r"[0-9]{1,6}")
+# What a library writes for a value that was never given: as Python, JavaScript or JSON call it, or an object's repr.
+_UNMEANT = re.compile(r"|not_?given|none|null|undefined|<.*>", re.IGNORECASE)
 
 
 class ServiceTerms:
@@ -50,8 +53,8 @@ class ServiceTerms:
         return self._classes[max(asked, own.best_class, key=CLASS_NAMES.index)]
 
     def num_retries(self, request: Request) -> int:
-        """How often the client says that it has sent the request before."""
-        text = request.headers.get(RETRY_HEADER, "0")
+        """Returns how often the client says that it has sent the request before."""
+        text = _meant(request, RETRY_HEADER) or "0"
         if not _COUNT.fullmatch(text):
             raise InvalidRequestError("must be a whole number", param=RETRY_HEADER)
         return int(text)
@@ -83,9 +86,9 @@ class ServiceTerms:
     def _sdk_s(self, request: Request) -> float | None:
         """Clients do not know that they send it, so a long time is as good as none."""
         for name in SDK_TIMEOUT_HEADERS:
-            if (text := request.headers.get(name)) is None:
+            if (text := _meant(request, name)) is None:
                 continue
-            seconds = math.inf if text.strip().lower() in ("inf", "infinity") else _number(text)
+            seconds = math.inf if text.lower() in ("inf", "infinity") else _number(text)
             if seconds is None or seconds < 0:
                 raise InvalidRequestError("must be seconds", param=name)
             return seconds if 0 < seconds <= self._config.max_timeout_s else None
@@ -99,6 +102,12 @@ def tier_of(service_class: ServiceClass) -> str:
 
 def _is_detached(request: Request) -> bool:
     return bool(getattr(request.state, DETACHED, False))
+
+
+def _meant(request: Request, name: str) -> str | None:
+    """The value of a header that SDKs add unasked; None where it is absent, or stands for no value."""
+    text = request.headers.get(name, "").strip()
+    return None if _UNMEANT.fullmatch(text) else text
 
 
 def _number(text: str) -> float | None:

@@ -18,10 +18,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
 
+from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.types import Receive
 
-from app.api.errors import ClientDisconnected
+from app.api.http.errors import ClientDisconnected
 from app.errors import OverloadedError
 
 P = ParamSpec("P")
@@ -33,6 +34,9 @@ DECODE_S_PER_TOKEN = 5e-7
 ECHO_S_PER_TOKEN = 1e-6
 PARSE_S_PER_BYTE = 1e-8
 WRITE_S_PER_LOGPROB = 2e-6
+
+NODE_CHARS = 16  # a number, a name's own overhead, an empty list: as much work as so many characters
+ENOUGH_CHARS = 1 << 17  # what is larger than that is large, and not measured further
 
 INLINE_S = 2e-3  # what an event loop may do itself
 TRY_AGAIN_S = 0.5  # whether a full pool has room by now
@@ -70,7 +74,7 @@ class _JobQueue:
         return job
 
     def remove(self, job: _Job) -> bool:
-        """Whether the job was still here."""
+        """Removes a job; True if it was still here."""
         queue = self._queues.get(job.tenant)
         if queue is None or job not in queue:
             return False
@@ -186,7 +190,7 @@ class RequestWork:
         self._receive = receive
 
     async def run(self, cost_s: float, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """What `call` returns or raises; off the event loop unless `cost_s`, its estimate in seconds, is small.
+        """Returns or raises what `call` does; off the event loop unless `cost_s`, its estimate in seconds, is small.
 
         Raises OverloadedError when too much waits, ClientDisconnected when nobody waits for it any more; what has
         begun by then runs to its end.
@@ -230,7 +234,31 @@ class RequestWork:
                 pass
 
 
+def size_of(value: Any, enough: int = ENOUGH_CHARS) -> int:
+    """Estimates the work that nested lists, objects and models of a client make: characters of all their texts, and
+    something for each of their nodes; exact up to `enough`, above which counting stops."""
+    found, open_values = 0, [value]
+    while open_values and found <= enough:
+        one = open_values.pop()
+        found += NODE_CHARS
+        if isinstance(one, str):
+            found += len(one)
+        elif isinstance(one, BaseModel):
+            open_values += one.__dict__.values()
+        elif isinstance(one, dict):
+            open_values += one.keys()
+            open_values += one.values()
+        elif isinstance(one, list | tuple):
+            open_values += one
+    return found
+
+
 def work_of(request: Request) -> RequestWork:
     """The application's pool for the work of `request`, whose body has been read."""
     state = request.app.state
     return RequestWork(state.work_pool, getattr(request.state, "tenant", ""), request.receive, state.process_pool)
+
+
+def unwatched_work_of(request: Request) -> RequestWork:
+    """The same where somebody else looks whether the client is there."""
+    return RequestWork(request.app.state.work_pool, getattr(request.state, "tenant", ""))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 from starlette.types import Message
 
-from app.api.errors import ClientDisconnected
+from app.api.http.errors import ClientDisconnected
+from app.api.http.held_bytes import SMALL_BYTES
 
 MAX_KEPT_BYTES = 64 << 20  # of one answer; of a longer one only what its followers have not read
 MAX_AHEAD_BYTES = 1 << 20  # of a longer one, that wait for the slowest of them
@@ -32,6 +33,8 @@ class RunningAnswer:
 
     status: int = 0  # 0: not known yet
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
+    has_room: Callable[[int], bool] = lambda _: True  # whether so many bytes more may be kept; they are counted then
+    is_whole: bool = True  # whether its beginning is there still, so that another may follow
     error: Exception | None = None  # instead of an end
     has_ended: bool = False
     num_bytes: int = 0
@@ -42,13 +45,8 @@ class RunningAnswer:
     _over: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
-    def is_whole(self) -> bool:
-        """Whether its beginning is there still, so that another may follow."""
-        return self.num_bytes <= MAX_KEPT_BYTES
-
-    @property
     def is_over(self) -> bool:
-        """Whether nothing more comes."""
+        """True if nothing more comes."""
         return self._over.is_set()
 
     async def wait_over(self, seconds: float) -> None:
@@ -61,9 +59,9 @@ class RunningAnswer:
         """Parts that have come."""
         return self._first + len(self._parts)
 
-    def joined(self, start: int) -> bytes:
+    def parts(self, start: int) -> list[bytes]:
         """The parts from number `start` on."""
-        return b"".join(self._parts[start - self._first :])
+        return self._parts[start - self._first :]
 
     async def add(self, message: Message) -> None:
         """Take what the application sends. NobodyFollowsError for a long answer that everybody has left."""
@@ -72,6 +70,8 @@ class RunningAnswer:
         elif body := message.get("body", b""):
             self._parts.append(body)
             self.num_bytes += len(body)
+            has_room = self.num_bytes <= SMALL_BYTES or self.has_room(len(body))
+            self.is_whole = self.is_whole and has_room and self.num_bytes <= MAX_KEPT_BYTES
         if message["type"] == "http.response.body" and not message.get("more_body", False):
             self.has_ended = True
             self._over.set()

@@ -13,14 +13,14 @@ import json
 import logging
 import uuid
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.types import Message
 
 from app.api.idempotency.answer import RunningAnswer
-from app.api.idempotency.key import IdempotentRequest
+from app.api.idempotency.key import IdempotentRequest, KeyInUseError
 from app.api.store.entries import NEW, Birth, Lease, Seen, StorageFullError, StoreConflictError, Stored
 from app.api.store.leased_entry import LeasedEntry
 from app.api.store.tenant_store import TenantStore
@@ -28,7 +28,12 @@ from app.errors import EngineDeadError, MantaError
 
 WRITE_S = 0.25  # how often a running answer is written, and one that runs elsewhere is looked at
 RUNNING_S = 86_400.0  # an entry that nobody ends is forgotten after so long
+PIECE_BYTES = 1 << 20  # of an answer, in one chunk
+INLINE_BYTES = 1 << 15  # what the event loop packs itself
 REPLAYED = (b"idempotent-replayed", b"true")
+
+T = TypeVar("T")
+U = TypeVar("U")
 
 logger = logging.getLogger("manta.api")
 
@@ -42,6 +47,7 @@ class AnswerHeader:
     first: int = 0  # chunks before it are of an earlier run, whose server was lost
     status: int = 0  # 0: not known yet
     headers: tuple[tuple[str, str], ...] = ()
+    kept: int = 1  # 0: too long, or there is no room; the entry stays until its run has ended
 
     @classmethod
     def load(cls, raw: bytes) -> AnswerHeader:
@@ -89,7 +95,7 @@ class AnswerStore:
         except StoreConflictError:
             return None
         entry = LeasedEntry(self._store.patient(), *place, lease, version, header.first)
-        return KeptAnswer(entry, header, self._lease_s, self._kept_s)
+        return KeptAnswer(entry, header, self._kept_s)
 
     async def replay(self, request: IdempotentRequest) -> AsyncIterator[Message]:
         """The messages of an answer that another replica makes or has made, from the first on.
@@ -102,6 +108,8 @@ class AnswerStore:
             if stored is None or stored.is_lost:
                 return
             header = AnswerHeader.load(stored.header)
+            if not header.kept:
+                raise KeyInUseError
             if header.status:
                 break
             await asyncio.sleep(WRITE_S)
@@ -116,12 +124,16 @@ class AnswerStore:
         while True:
             tail = await self._store.tail(request.tenant, request.key, place)
             stored = await self.find(request)  # after the tail: a run that it is still, it was then
-            is_another = stored is None or AnswerHeader.load(stored.header).run != header.run
+            now = header if stored is None else AnswerHeader.load(stored.header)
+            is_another = stored is None or now.run != header.run
+            if not now.kept:
+                raise EngineDeadError("the answer grew too long to be kept: send the request again")
             if tail is None or is_another or (tail.is_lost and not tail.chunks):
                 raise EngineDeadError("the server that made this answer is gone: send the request again")
             if tail.chunks:
                 place += len(tail.chunks)
-                yield b"".join(map(zlib.decompress, tail.chunks))
+                for chunk in tail.chunks:
+                    yield await _beside(len(chunk), zlib.decompress, chunk)
             elif tail.is_owned:
                 await asyncio.sleep(WRITE_S)
             else:
@@ -131,52 +143,61 @@ class AnswerStore:
 class KeptAnswer:
     """The entry that an answer is written to while it is made."""
 
-    def __init__(self, entry: LeasedEntry, header: AnswerHeader, lease_s: float, kept_s: float) -> None:
+    def __init__(self, entry: LeasedEntry, header: AnswerHeader, kept_s: float) -> None:
         self._entry = entry
         self._header = header
-        self._lease_s = lease_s
         self._kept_s = kept_s
         self._num_written = 0  # parts of the answer
         self._is_unsure = False  # whether the store has more than that
 
     async def write_along(self, answer: RunningAnswer) -> None:
-        """Write what comes, and prolong the lease, until the answer has ended or cannot be kept."""
-        loop = asyncio.get_running_loop()
-        renewed = loop.time()
+        """Write what comes, and prolong the lease, until the answer has ended.
+
+        Where it cannot be kept, the entry says so and stays: the next request of the key must not run beside this one.
+        """
+        lost = asyncio.Event()
         try:
-            while answer.is_whole and not answer.is_over:
-                await answer.wait_over(WRITE_S)
-                if loop.time() - renewed > self._lease_s / 4:
-                    await self._entry.renew()
-                    renewed = loop.time()
-                await self._write(answer)
+            with self._entry.beating(self._entry.renew, lost.set):
+                while not answer.is_over and not lost.is_set():
+                    await answer.wait_over(WRITE_S)
+                    await self._write(answer)
         except StoreConflictError:
             return  # somebody took the entry over, when its lease had run out
-        except StorageFullError:
-            await self.drop()
         except EngineDeadError as error:
             self._is_unsure = True
             logger.warning("the store of answers: %s", error.message)
-        if not answer.is_whole:
-            await self.drop()
 
     async def _write(self, answer: RunningAnswer) -> None:
+        if not self._header.kept:
+            return
+        try:
+            if answer.is_whole:
+                await self._write_new(answer)
+                return
+        except StorageFullError:
+            logger.info("there is no room for an answer under its key")
+        # It has fewer bytes than before, so there is room for it.
+        self._header = dataclasses.replace(self._header, kept=0, status=0, headers=())
+        await self._entry.write(self._header.dump)
+
+    async def _write_new(self, answer: RunningAnswer) -> None:
         if answer.status and not self._header.status:
             self._header = self._header.of(answer)
             await self._entry.write(self._header.dump)
-        if body := self._unwritten(answer):
-            num_parts = answer.num_parts
-            await self._entry.append(body)
+        num_parts = answer.num_parts
+        if pieces := await self._unwritten(answer):
+            await self._entry.append(pieces)
             self._num_written = num_parts
 
     async def finish(self, answer: RunningAnswer) -> None:
         """Keep the whole answer for later; where that cannot be, nothing."""
-        if self._is_unsure:  # its last piece may be there, and would be there twice
+        if self._is_unsure or not self._header.kept:  # its last piece may be there, and would be there twice
             await self.drop()
             return
         header = self._header.of(answer).dump()
         try:
-            await self._entry.write(lambda: header, self._unwritten(answer), is_last=True, expires_s=self._kept_s)
+            pieces = await self._unwritten(answer)
+            await self._entry.write(lambda: header, pieces, is_last=True, expires_s=self._kept_s)
         except StorageFullError:
             await self.drop()
         except MantaError as error:
@@ -187,6 +208,17 @@ class KeptAnswer:
         with contextlib.suppress(MantaError):
             await self._entry.write(self._header.dump, is_last=True, expires_s=0.0)
 
-    def _unwritten(self, answer: RunningAnswer) -> list[bytes]:
-        body = answer.joined(self._num_written) if answer.is_whole else b""
-        return [zlib.compress(body, 1)] if body else []
+    async def _unwritten(self, answer: RunningAnswer) -> list[bytes]:
+        parts = answer.parts(self._num_written) if answer.is_whole else []
+        return await _beside(sum(map(len, parts)), _compressed, parts)
+
+
+def _compressed(parts: list[bytes]) -> list[bytes]:
+    """Chunks that each are little work to read again."""
+    body = memoryview(b"".join(parts))
+    return [zlib.compress(body[i : i + PIECE_BYTES], 1) for i in range(0, len(body), PIECE_BYTES)]
+
+
+async def _beside(num_bytes: int, call: Callable[[T], U], argument: T) -> U:
+    """Returns what `call` does; in a thread, where zlib lets the interpreter lock go, unless the bytes are few."""
+    return call(argument) if num_bytes <= INLINE_BYTES else await asyncio.to_thread(call, argument)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from starlette.types import Scope
 
-from app.engine.sampling_params import MAX_SEED
 from app.errors import InvalidRequestError
+from app.records.sampling_params import MAX_SEED
 
 HEADER = "Idempotency-Key"
 MAX_KEY_CHARS = 255
@@ -33,7 +33,7 @@ class IdempotentRequest:
 
     @property
     def seed(self) -> int:
-        """What stands for a seed where the client gives none: run anew, the request brings the same tokens (I6)."""
+        """Returns a seed for where the client gives none: run anew, the request brings the same tokens (I6)."""
         digest = hashlib.blake2b(f"{self.tenant}\0{self.key}\0{self.fingerprint}".encode(), digest_size=8).digest()
         return int.from_bytes(digest, "big") & MAX_SEED
 
@@ -41,6 +41,20 @@ class IdempotentRequest:
         """KeyReusedError where the key stands for a request with another fingerprint."""
         if fingerprint != self.fingerprint:
             raise KeyReusedError("the key was sent before with another path or body; take a new one", param=HEADER)
+
+
+class KeyInUseError(InvalidRequestError):
+    """The first request of the key runs still, and its answer is too long to be followed (the same draft: 409)."""
+
+    status = 409
+    code = "idempotency_key_in_use"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the first request of the key runs still, and its answer is too long to be kept: wait for its end, or take "
+            "a new key",
+            param=HEADER,
+        )
 
 
 def key_of(scope: Scope) -> str | None:
@@ -54,8 +68,9 @@ def key_of(scope: Scope) -> str | None:
 
 
 def fingerprint_of(scope: Scope, body: bytes) -> str:
-    """What a repeated request has in common with the first one."""
+    """Digests what a repeated request has in common with the first one."""
     digest = hashlib.blake2b(digest_size=16)
     for part in (scope["path"].encode(), scope["query_string"], body):
-        digest.update(len(part).to_bytes(8, "big") + part)
+        digest.update(len(part).to_bytes(8, "big"))
+        digest.update(part)
     return digest.hexdigest()

@@ -14,14 +14,15 @@ from collections.abc import AsyncIterator, Collection
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.api.errors import error_response
+from app.api.http.errors import error_response
+from app.api.http.held_bytes import Holding, holding_of
+from app.api.http.request_log import BROKEN
 from app.api.idempotency.answer import RunningAnswer
 from app.api.idempotency.kept_answers import REPLAYED, AnswerStore, KeptAnswer
-from app.api.idempotency.key import IdempotentRequest, fingerprint_of, key_of
-from app.api.sse import BROKEN
+from app.api.idempotency.key import IdempotentRequest, KeyInUseError, fingerprint_of, key_of
 from app.api.store.entries import Stored
 from app.api.store.tenant_store import TenantStore
-from app.config import IngressConfig
+from app.config.ingress import IngressConfig
 from app.errors import EngineDeadError, MantaError
 
 
@@ -53,7 +54,7 @@ class Idempotency:
             if key is None:
                 await self._app(scope, receive, send)
             elif (body := await _read(receive)) is not None:
-                fingerprint = await asyncio.to_thread(fingerprint_of, scope, body)
+                fingerprint = await asyncio.to_thread(fingerprint_of, scope, body.raw)
                 request = IdempotentRequest(scope["state"]["tenant"], key, fingerprint)
                 await _until_gone(receive, self._answer(request, scope, body), send_and_note)
         except MantaError as error:
@@ -61,14 +62,16 @@ class Idempotency:
                 raise
             await error_response(error, scope)(scope, receive, send)
 
-    async def _answer(self, request: IdempotentRequest, scope: Scope, body: bytes) -> AsyncIterator[Message]:
+    async def _answer(self, request: IdempotentRequest, scope: Scope, body: _Body) -> AsyncIterator[Message]:
         """The messages of the answer, whoever makes it."""
         while True:
             run = self._running.get((request.tenant, request.key))
             if run is not None and run.answer.is_over and run.task is not None:
                 await asyncio.wait((run.task,))  # until it is kept, or known not to be
-            elif run is not None and run.answer.is_whole:
+            elif run is not None:
                 request.check(run.request.fingerprint)
+                if not run.answer.is_whole:
+                    raise KeyInUseError
                 async for message in run.answer.follow():
                     yield _replayed(message)
                 return
@@ -84,19 +87,20 @@ class Idempotency:
             begun = asyncio.create_task(self._begin(request, stored, scope, body))
             self._begun.add(begun)  # or nobody would hold it when the client leaves
             begun.add_done_callback(self._begun.discard)
+            _hold(begun, holding_of(scope))
             run = await asyncio.shield(begun)
             if run is not None:
                 async for message in run.answer.follow():
                     yield message
                 return
 
-    async def _begin(self, request: IdempotentRequest, stored: Stored | None, scope: Scope, body: bytes) -> _Run | None:
+    async def _begin(self, request: IdempotentRequest, stored: Stored | None, scope: Scope, body: _Body) -> _Run | None:
         """From the entry to the run without a break, as an entry that nobody works on keeps others waiting."""
         kept = await self._answers.begin(request, stored)
         return None if kept is None else self._start(request, kept, scope, body)
 
-    def _start(self, request: IdempotentRequest, kept: KeptAnswer, scope: Scope, body: bytes) -> _Run:
-        run = _Run(request, kept)
+    def _start(self, request: IdempotentRequest, kept: KeptAnswer, scope: Scope, body: _Body) -> _Run:
+        run = _Run(request, kept, RunningAnswer(has_room=holding_of(scope).grow))
         place = request.tenant, request.key
         self._running[place] = run
         run.task = asyncio.create_task(self._run(run, scope, body))
@@ -108,12 +112,12 @@ class Idempotency:
         run.task.add_done_callback(end)
         return run
 
-    async def _run(self, run: _Run, scope: Scope, body: bytes) -> None:
+    async def _run(self, run: _Run, scope: Scope, body: _Body) -> None:
         """Make the answer and keep it. Its client is no part of this."""
         answer, state = run.answer, scope["state"] | {"seed": run.request.seed}
         writer = asyncio.create_task(run.kept.write_along(answer))
         try:
-            await self._app({**scope, "state": state}, _body_once(body), answer.add)
+            await self._app({**scope, "state": state}, body.receive, answer.add)
             if not answer.has_ended:
                 answer.fail(EngineDeadError("the answer was given up"))
         except Exception as error:
@@ -128,10 +132,10 @@ class Idempotency:
 class _Run:
     """One request that runs here."""
 
-    def __init__(self, request: IdempotentRequest, kept: KeptAnswer) -> None:
+    def __init__(self, request: IdempotentRequest, kept: KeptAnswer, answer: RunningAnswer) -> None:
         self.request = request
         self.kept = kept
-        self.answer = RunningAnswer()
+        self.answer = answer
         self.task: asyncio.Task[None] | None = None
 
 
@@ -141,7 +145,36 @@ def _replayed(message: Message) -> Message:
     return {**message, "headers": [*message["headers"], REPLAYED]}
 
 
-async def _read(receive: Receive) -> bytes | None:
+class _Body:
+    """A body, which is let go as soon as the application has it; for that, the client never leaves."""
+
+    def __init__(self, raw: bytes) -> None:
+        self.raw = raw
+        self._is_read = False
+
+    async def receive(self) -> Message:
+        """The body, once."""
+        if self._is_read:
+            await asyncio.Event().wait()
+        raw, self.raw, self._is_read = self.raw, b"", True
+        return {"type": "http.request", "body": raw, "more_body": False}
+
+
+def _hold(begun: asyncio.Task[_Run | None], holding: Holding) -> None:
+    """Counts what the request holds until its run has ended, wherever its client is by then."""
+
+    def follow(_: object) -> None:
+        run = None if begun.cancelled() or begun.exception() is not None else begun.result()
+        if run is not None and run.task is not None:
+            run.task.add_done_callback(holding.release)
+        else:
+            holding.release()
+
+    holding.keep()
+    begun.add_done_callback(follow)
+
+
+async def _read(receive: Receive) -> _Body | None:
     """The whole body; None when the client has left before."""
     parts = []
     while True:
@@ -150,19 +183,7 @@ async def _read(receive: Receive) -> bytes | None:
             return None
         parts.append(message.get("body", b""))
         if not message.get("more_body", False):
-            return b"".join(parts)
-
-
-def _body_once(body: bytes) -> Receive:
-    """The body, and then a client that never leaves."""
-    messages = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def receive() -> Message:
-        if not messages:
-            await asyncio.Event().wait()
-        return messages.pop()
-
-    return receive
+            return _Body(b"".join(parts))
 
 
 async def _until_gone(receive: Receive, messages: AsyncIterator[Message], send: Send) -> None:

@@ -13,19 +13,19 @@ from typing import Any, ClassVar
 
 from fastapi import APIRouter, Request
 from pydantic import ConfigDict, Field, model_validator
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
-from app.api.body import describe_body, read_body
 from app.api.endpoint import Endpoint
 from app.api.engine_client import EngineClient
-from app.api.errors import BodyTooLargeError, ClientDisconnected
-from app.api.in_process import Answer, Post
-from app.api.json_response import json_response
-from app.api.render import check_number, find_model
-from app.api.strict_models import FirstFault
-from app.api.work_pool import PARSE_S_PER_BYTE, WRITE_S_PER_LOGPROB, work_of
+from app.api.generation.render import check_number, find_model
+from app.api.http.body import describe_body, read_body
+from app.api.http.errors import BodyTooLargeError, ClientDisconnected
+from app.api.http.in_process import Answer, Post
+from app.api.http.json_response import JSONResponse, json_response
+from app.api.http.strict_models import FirstFault
+from app.api.http.work_pool import PARSE_S_PER_BYTE, WRITE_S_PER_LOGPROB, work_of
 from app.bounds import Count, Items
-from app.config import RequestLimits
+from app.config.limits import RequestLimits
 from app.errors import InvalidRequestError, UnsupportedError
 
 PATH = "/v1/chat/completions"
@@ -38,6 +38,7 @@ class ChatBatchRequest(FirstFault):
     refused: ClassVar[dict[str, str]] = {
         "stream": "answers come together",
         "prompt_logprobs": "see /v1/chat/completions",
+        "store": "one answer of several is not kept; see /v1/chat/completions",
         "use_beam_search": "see /v1/chat/completions",
     }
 
@@ -79,16 +80,20 @@ def chat_batch_routes(client: EngineClient, limits: RequestLimits, post: Post) -
                 return await post(PATH, payload, request.state.tenant)
 
         try:
-            answers = [answer.body for answer in await _while_there(request, [ask(one) for one in body.messages])]
+            found = await _while_there(request, [ask(one) for one in body.messages])
         except _BadAnswer as bad:
             return JSONResponse(_fault(bad.answer.body, bad.number), bad.answer.status)
+        cost_s = PARSE_S_PER_BYTE * sum(len(answer.raw) for answer in found)
+        answers = await work_of(request).run(cost_s, lambda: [answer.body for answer in found])
         return await work_of(request).run(_merging_cost_s(answers), _merged, answers)
 
     return router
 
 
 async def _shared_fields(request: Request, body: ChatBatchRequest, limits: RequestLimits) -> bytes:
-    """What holds for all conversations, as JSON. InvalidRequestError where they are too many, or too much together."""
+    """Writes what holds for all conversations, as JSON. InvalidRequestError where they are too many, or too much
+    together.
+    """
     number = len(body.messages)
     if number > limits.max_prompts:
         raise InvalidRequestError(f"{number} conversations; at most {limits.max_prompts}", param="messages")

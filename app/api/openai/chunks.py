@@ -13,11 +13,11 @@ from typing import Any
 
 from app.api.chat.conversation import Conversation
 from app.api.chat.envelope import ResponseEnvelope, usage
-from app.api.events import Choice, Event
+from app.api.generation.events import Choice, Event
+from app.api.generation.sse import DONE, EventFormat, json_string
 from app.api.openai.echo import Echo
 from app.api.openai.logprobs import chat_token_fields, completion_logprobs, token_names
-from app.api.parsers.scanner import Part
-from app.api.sse import DONE, EventFormat, json_string
+from app.parsers.scanner import Part
 from app.text.output_processor import TextDelta
 from app.text.tokenizer import Tokenizer
 
@@ -26,7 +26,7 @@ _END = "}\n\n"
 
 @dataclass(slots=True, frozen=True)
 class OutputOptions:
-    """What the client wants to see besides text."""
+    """Says what the client wants to see besides text."""
 
     include_usage: bool = False
     continuous_usage: bool = False
@@ -34,10 +34,11 @@ class OutputOptions:
     token_ids: bool = False
     reasoning: bool = True
     names_are_ids: bool = False
+    echo: str = ""  # goes before the text of each choice of a chat
 
 
 class ChunkFormat(EventFormat):
-    """What the formats of both endpoints share: the frame of a chunk, usage, the end."""
+    """Writes what the formats of both endpoints share: the frame of a chunk, usage, the end."""
 
     object_name: str
 
@@ -87,14 +88,15 @@ class ChatChunks(ChunkFormat):
         self._parsers = conversation.parsers
         self._plan = conversation.plan
         self._calls_reason = calls_reason
-        self._num_calls = [0] * len(choices)
+        self._call_ids: list[list[str]] = [[] for _ in choices]
         self._writes_text = [False] * len(choices)  # the last call is of a custom tool
         self._prefixes = [f'{self._frame}{{"index": {c.index}, "delta": {{"content": ' for c in choices]
         self._suffix = f'}}, "logprobs": null, "finish_reason": null}}{self._close}'
 
     def start(self) -> str:
-        """The role of each choice."""
-        return "".join(map(self._role, self._choices))
+        """The role of each choice, and what is echoed before its text."""
+        roles, echo = map(self._role, self._choices), self._options.echo
+        return "".join((*roles, *(self._echoed(choice, echo) for choice in self._choices if echo)))
 
     def event(self, event: Event) -> str:
         """Reasoning, text, calls and finish of one engine output."""
@@ -117,6 +119,10 @@ class ChatChunks(ChunkFormat):
         fields = {"index": choice.index, "delta": delta, "logprobs": None, "finish_reason": None}
         return self.chunk(fields, is_start=True, **envelope)
 
+    def _echoed(self, choice: Choice, text: str) -> str:
+        fields = {"index": choice.index, "delta": {"content": text}, "logprobs": None, "finish_reason": None}
+        return self.chunk(fields, is_start=True)
+
     def _parse(self, choice: Choice, delta: TextDelta) -> list[Part]:
         if not self._parsers:
             return [Part("content", delta.text)] if delta.text else []
@@ -133,31 +139,35 @@ class ChatChunks(ChunkFormat):
         return self._delta(choice, self._fields(choice, part))
 
     def _fields(self, choice: Choice, part: Part) -> dict[str, Any]:
-        """What a part adds to the message."""
+        """Returns what a part adds to the message."""
         if part.kind == "content":
             return {"content": part.text}
         if part.kind == "reasoning":
             return reasoning_fields(part.text)
         if part.kind == "call":
-            self._num_calls[choice.index] += 1
+            call_id = self._plan.new_call_id()
+            self._call_ids[choice.index].append(call_id)
             self._writes_text[choice.index] = part.text in self._plan.custom
-            call = call_fields(part.text, self._plan.new_call_id(), "", self._writes_text[choice.index])
+            call = call_fields(part.text, call_id, "", self._writes_text[choice.index])
+            if self._writes_text[choice.index]:
+                del call["type"]  # OpenAI's schema of chunks knows one type only, and lets it be absent
         elif self._writes_text[choice.index]:
             call = {"custom": {"input": part.text}}
         else:
             call = {"function": {"arguments": part.text}}
-        return {"tool_calls": [{"index": self._num_calls[choice.index] - 1, **call}]}
+        return {"tool_calls": [{"index": len(self._call_ids[choice.index]) - 1, **call}]}
 
     def _extra(self, delta: TextDelta) -> dict[str, Any]:
-        """What goes with the tokens of a delta: all of it into its first chunk."""
+        """Returns what goes with the tokens of a delta: all of it into its first chunk."""
         wanted = self._options
         return chat_token_fields(
             delta, self._names, logprobs=wanted.logprobs, token_ids=wanted.token_ids, is_whole=False
         )
 
-    def _finish(self, choice: Choice, delta: TextDelta) -> str:
-        reason = chat_finish_reason(delta.finish_reason, self._num_calls[choice.index], self._calls_reason)
-        return self._delta(choice, {}, finish_reason=reason, stop_reason=delta.stop_reason)
+    def _finish(self, choice: Choice, delta: TextDelta, **envelope: Any) -> str:
+        reason = chat_finish_reason(delta.finish_reason, len(self._call_ids[choice.index]), self._calls_reason)
+        fields = {"index": choice.index, "delta": {}, "logprobs": None, "finish_reason": reason}
+        return self.chunk(fields | {"stop_reason": delta.stop_reason}, **envelope)
 
     def _delta(self, choice: Choice, delta: dict[str, Any], **extra: Any) -> str:
         fields = {"index": choice.index, "delta": delta, "logprobs": None, "finish_reason": None, **extra}

@@ -7,23 +7,24 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from app.api.body import describe_body, read_body
 from app.api.chat.envelope import ResponseEnvelope, usage
 from app.api.chat.generation import Generation, open_stream, response_headers
 from app.api.endpoint import Endpoint
-from app.api.engine_client import EngineClient, ServedModel
-from app.api.events import Collected, collect
-from app.api.json_response import json_response
+from app.api.engine_client import EngineClient
+from app.api.generation.events import Collected, collect
+from app.api.generation.render import Prompt, check_total_chars, encode, find_model, prompt_room, truncate
+from app.api.generation.sse import EventStreamResponse
+from app.api.http.body import describe_body, read_body
+from app.api.http.json_response import json_response
+from app.api.http.work_pool import ECHO_S_PER_TOKEN, work_of
 from app.api.openai.chunks import CompletionChunks, OutputOptions
 from app.api.openai.echo import Echo
 from app.api.openai.logprobs import TokenNames, completion_logprobs, prompt_logprobs, token_names, writing_cost_s
 from app.api.openai.protocol import CompletionRequest
 from app.api.openai.ranking import best_choices
-from app.api.render import Prompt, check_total_chars, encode, find_model, prompt_room, truncate
-from app.api.sse import EventStreamResponse
-from app.api.work_pool import ECHO_S_PER_TOKEN, RequestWork, work_of
-from app.config import RequestLimits
+from app.config.limits import RequestLimits
 from app.errors import InvalidRequestError
+from app.text.served_model import ServedModel
 
 
 def completion_routes(client: EngineClient, limits: RequestLimits) -> APIRouter:
@@ -36,11 +37,9 @@ def completion_routes(client: EngineClient, limits: RequestLimits) -> APIRouter:
         body = await read_body(request, CompletionRequest)
         model = find_model(client, body.model)
         work = work_of(request)
-        prompts = await _prompts(work, body, model, limits)
+        prompts = await read_prompts(request, body, model, limits)
         envelope = ResponseEnvelope.of("cmpl", model, body.model)
-        stream = open_stream(
-            client, limits, request, body, envelope, Generation(model, prompts, body.sampling_fields())
-        )
+        stream = open_stream(client, limits, request, body, envelope, Generation.of(body, model, prompts))
         num_echoed = sum(len(prompt.token_ids) for prompt in prompts) if body.echo else 0
         echoes = await work.run(ECHO_S_PER_TOKEN * num_echoed, _echoes, body, prompts, model)
         hides_output = body.max_tokens == 0
@@ -69,9 +68,10 @@ def completion_routes(client: EngineClient, limits: RequestLimits) -> APIRouter:
     return router
 
 
-async def _prompts(
-    work: RequestWork, body: CompletionRequest, model: ServedModel, limits: RequestLimits
+async def read_prompts(
+    request: Request, body: CompletionRequest, model: ServedModel, limits: RequestLimits
 ) -> list[Prompt]:
+    """The prompts of a body as token ids, within the server's limits."""
     given = body.prompts()
     if not given:
         raise InvalidRequestError("the list of prompts is empty", param="prompt")
@@ -82,7 +82,7 @@ async def _prompts(
     if not texts:
         return [truncate(Prompt(prompt), room) for prompt in given if not isinstance(prompt, str)]
     check_total_chars(sum(map(len, texts)), limits, "prompt")
-    token_ids = await encode(work, model.tokenizer, texts, body.add_special_tokens, room)
+    token_ids = await encode(work_of(request), model.tokenizer, texts, body.add_special_tokens, room)
     return [truncate(Prompt(ids, text), room) for ids, text in zip(token_ids, texts, strict=True)]
 
 

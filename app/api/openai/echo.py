@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from app.api.generation.render import Prompt
 from app.api.openai.logprobs import TokenNames, completion_logprobs
-from app.api.render import Prompt
-from app.engine.step import TokenLogprobs
+from app.records.step import TokenLogprobs
 from app.text.detokenizer import create_detokenizer
 from app.text.tokenizer import Tokenizer
 
@@ -23,7 +23,9 @@ class Echo:
 
     @classmethod
     def of(cls, prompt: Prompt, tokenizer: Tokenizer) -> Echo:
-        """What to show for `prompt`: the client's own text, or that of all its token ids, special ones among them."""
+        """Collects what to show for `prompt`: the client's own text, or that of all its token ids, special ones among
+        them.
+        """
         detokenizer = create_detokenizer(tokenizer, skip_special_tokens=False)
         offsets, position = [], 0
         for token_id in prompt.token_ids:
@@ -41,7 +43,7 @@ class Echo:
 
 
 def _is_added(token_id: int, text: str | None, position: int, tokenizer: Tokenizer) -> bool:
-    """Whether the tokenizer put this special token beside the client's text, which then does not show it."""
+    """True if the tokenizer put this special token beside the client's text, which then does not show it."""
     if text is None or token_id not in tokenizer.special_token_ids:
         return False
     return not text.startswith(tokenizer.token_text(token_id), position)

@@ -5,26 +5,27 @@ had it. Each text begins with the prompt; a stream is a line of JSON for each en
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import ClassVar
 
 from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import Response
 
-from app.api.body import describe_body, read_body
 from app.api.chat.envelope import ResponseEnvelope
 from app.api.chat.generation import Generation, open_stream, response_headers
 from app.api.chat.generation_body import REFUSED_EVERYWHERE, GenerationBody
 from app.api.endpoint import Endpoint
 from app.api.engine_client import EngineClient
-from app.api.errors import error_body
-from app.api.events import Event, collect
-from app.api.json_response import json_response
-from app.api.render import Prompt, check_total_chars, encode, find_model, prompt_room, truncate
-from app.api.sse import EventFormat, EventStreamResponse
-from app.api.work_pool import work_of
+from app.api.generation.events import Event, collect
+from app.api.generation.render import Prompt, check_total_chars, encode, find_model, prompt_room, truncate
+from app.api.generation.sse import EventFormat, EventStreamResponse
+from app.api.http.body import describe_body, read_body
+from app.api.http.errors import error_body
+from app.api.http.json_response import json_response
+from app.api.http.work_pool import work_of
 from app.bounds import Count, Text
-from app.config import RequestLimits
+from app.config.limits import RequestLimits
 from app.errors import MantaError
 
 _TEXT_ONLY = "the answer holds texts only; see /v1/completions"
@@ -33,7 +34,7 @@ _TEXT_ONLY = "the answer holds texts only; see /v1/completions"
 class GenerateRequest(GenerationBody):
     """Body of POST /generate."""
 
-    refused: ClassVar[dict[str, str]] = {
+    refused: ClassVar[Mapping[str, str]] = {
         **REFUSED_EVERYWHERE,
         **dict.fromkeys(("logprobs", "prompt_logprobs", "return_token_ids", "stream_options"), _TEXT_ONLY),
         **dict.fromkeys(("logprob_token_ids", "return_tokens_as_token_ids"), _TEXT_ONLY),
@@ -58,7 +59,7 @@ def generate_routes(client: EngineClient, limits: RequestLimits) -> APIRouter:
         (token_ids,) = await encode(work_of(request), model.tokenizer, [body.prompt], True, room)
         prompt = truncate(Prompt(token_ids, body.prompt), room)
         envelope = ResponseEnvelope.of("generate", model, body.model)
-        generation = Generation(model, [prompt], body.sampling_fields())
+        generation = Generation.of(body, model, [prompt])
         stream = open_stream(client, limits, request, body, envelope, generation)
         if body.stream:
             return _LinesResponse(stream, TextLines(body.prompt, len(stream.choices)))

@@ -7,10 +7,10 @@ from typing import Any, Protocol
 
 import msgspec
 
-from app.api.events import Collected
-from app.api.json_response import written
-from app.api.work_pool import WRITE_S_PER_LOGPROB
-from app.engine.step import TokenLogprobs
+from app.api.generation.events import Collected
+from app.api.http.json_response import written
+from app.api.http.work_pool import WRITE_S_PER_LOGPROB
+from app.records.step import TokenLogprobs
 from app.text.tokenizer import Tokenizer
 
 _FLOOR = -9999.0  # JSON has no infinity
@@ -32,7 +32,7 @@ def entries_cost_s(entries: Sequence[TokenLogprobs | None]) -> float:
 
 
 class TokenNames(Protocol):
-    """How tokens are called; a Tokenizer calls them by their text."""
+    """Names tokens; a Tokenizer calls them by their text."""
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token stands for."""
@@ -48,18 +48,18 @@ class TokenIdNames:
 
 
 def token_names(tokenizer: Tokenizer, as_ids: bool) -> TokenNames:
-    """What logprobs call the tokens."""
+    """Returns what names the tokens in logprobs."""
     return TokenIdNames() if as_ids else tokenizer
 
 
 def chat_logprobs(entries: Sequence[TokenLogprobs], tokenizer: TokenNames) -> dict[str, Any]:
     """`choices[].logprobs` of a chat: content[{token, logprob, bytes, top_logprobs}]."""
-    return {"content": [_chat_position(entry, tokenizer) for entry in entries], "refusal": None}
+    return {"content": [chat_position(entry, tokenizer) for entry in entries], "refusal": None}
 
 
 def written_chat_logprobs(entries: Sequence[TokenLogprobs], tokenizer: TokenNames) -> dict[str, Any]:
     """The same, for `json_response`: each position is JSON already."""
-    return {"content": [written(_chat_position(entry, tokenizer)) for entry in entries], "refusal": None}
+    return {"content": [written(chat_position(entry, tokenizer)) for entry in entries], "refusal": None}
 
 
 class DescribedTokens(Protocol):
@@ -79,8 +79,8 @@ class DescribedTokens(Protocol):
 def chat_token_fields(
     tokens: DescribedTokens, names: TokenNames, *, logprobs: bool, token_ids: bool, is_whole: bool
 ) -> dict[str, Any]:
-    """What `choices[]` of a chat says of its tokens, of what the client wants; a piece without any says nothing. The
-    whole is for `json_response`."""
+    """Returns what `choices[]` of a chat says of its tokens, of what the client wants; a piece without any says
+    nothing. The whole is for `json_response`."""
     fields: dict[str, Any] = {}
     if logprobs and (tokens.logprobs or is_whole):
         write = written_chat_logprobs if is_whole else chat_logprobs
@@ -90,7 +90,8 @@ def chat_token_fields(
     return fields
 
 
-def _chat_position(entry: TokenLogprobs, tokenizer: TokenNames) -> dict[str, Any]:
+def chat_position(entry: TokenLogprobs, tokenizer: TokenNames) -> dict[str, Any]:
+    """One position of `content`."""
     tokens = [_chat_token(token_id, value, tokenizer) for token_id, value in _pairs(entry)]
     return {**tokens[0], "top_logprobs": tokens[1:]}
 

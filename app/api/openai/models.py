@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import APIRouter
-from starlette.responses import JSONResponse
 
 from app.api.endpoint import Endpoint
-from app.api.engine_client import EngineClient, ServedModel
-from app.api.render import find_model
+from app.api.engine_client import EngineClient
+from app.api.generation.render import find_model
+from app.api.http.json_response import JSONResponse
+from app.text.served_model import ServedModel
 
 
 def model_routes(client: EngineClient) -> APIRouter:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
 from pydantic import Field, model_validator
@@ -9,8 +10,8 @@ from pydantic import Field, model_validator
 from app.api.chat.generation_body import REFUSED_EVERYWHERE, GenerationBody
 from app.api.chat.messages import ChatMessage
 from app.api.chat.tools import AnyTool
-from app.api.prompt_field import PromptField
-from app.api.strict_models import StrictModel
+from app.api.http.prompt_field import PromptField
+from app.api.http.strict_models import StrictModel
 from app.bounds import Count, Items, JsonObject, Text, TokenIds
 from app.errors import InvalidRequestError, UnsupportedError
 
@@ -18,7 +19,7 @@ from app.errors import InvalidRequestError, UnsupportedError
 class CompletionRequest(GenerationBody):
     """Body of POST /v1/completions."""
 
-    refused: ClassVar[dict[str, str]] = {
+    refused: ClassVar[Mapping[str, str]] = {
         **REFUSED_EVERYWHERE,
         "suffix": "insertion is not supported",
         "prompt_embeds": "not supported yet",
@@ -49,7 +50,7 @@ class CompletionRequest(GenerationBody):
 
     @property
     def must_rank(self) -> bool:
-        """Whether more choices are made than are shown."""
+        """True if more choices are made than are shown."""
         return not self.use_beam_search and self.best_of not in (None, self.n)
 
     def field_names(self) -> dict[str, str]:
@@ -62,7 +63,8 @@ class CompletionRequest(GenerationBody):
         if self.must_rank:
             fields |= {"n": self.best_of, "logprobs": self.logprobs or 0}
         if self.echo and self.logprobs is not None:
-            fields["prompt_logprobs"] = max(self.logprobs, self.prompt_logprobs or 0)
+            wanted = self.logprobs, self.prompt_logprobs or 0
+            fields["prompt_logprobs"] = -1 if -1 in wanted else max(wanted)
         if self.max_tokens == 0:
             fields |= {"max_tokens": 1, "min_tokens": 0}
         return fields

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
-from app.api.events import Collected
+from app.api.generation.events import Collected
 
 
 def best_choices(collected: Sequence[Collected], n: int) -> list[Collected]:

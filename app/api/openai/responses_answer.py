@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 import uuid
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from app.api.chat.blocks import BlockChange, BlockReader, ContentBlock
-from app.api.events import Choice, Event
+from app.api.generation.events import Choice, Event
+from app.api.generation.sse import EventFormat
+from app.api.http.service_terms import tier_of
 from app.api.openai.logprobs import TokenNames, chat_logprobs
+from app.api.openai.responses_calls import CallForm, FunctionForm, call_forms
 from app.api.openai.responses_protocol import ResponsesRequest
-from app.api.service_terms import tier_of
-from app.api.sse import EventFormat
-from app.engine.request import EngineRequest
 from app.errors import MantaError
+from app.records.request import EngineRequest
 
-_PREFIXES = {"text": "msg", "call": "fc", "reasoning": "rs"}
-_CUSTOM_PREFIX = "ctc"
+_PREFIXES = {"text": "msg", "reasoning": "rs"}
 
 
 def new_id(prefix: str) -> str:
@@ -26,10 +27,25 @@ def new_id(prefix: str) -> str:
     return f"{prefix}_{uuid.uuid4().hex}"
 
 
+def item_id(prefix: str, response_id: str, index: int) -> str:
+    """An item's id, in which the response's is found again (`response_of`)."""
+    return f"{prefix}_{response_id.partition('_')[2]}{index:04x}"
+
+
+def response_of(item_id: str) -> str | None:
+    """The id of the response that an item belongs to; None where it is no id of ours."""
+    found = _ITEM_ID.fullmatch(item_id)
+    return None if found is None else f"resp_{found.group(1)}"
+
+
 def event_text(event: str, number: int, /, **fields: Any) -> str:
     """One event of a response's stream, its sequence number within."""
     data = json.dumps({"type": event, "sequence_number": number, **fields}, ensure_ascii=False)
     return f"event: {event}\ndata: {data}\n\n"
+
+
+FIRST_ASKED = 1 << 16  # the first index of items that were asked; those of the answer count from 0
+_ITEM_ID = re.compile(r"[a-z]{2,8}_([0-9a-f]{32})[0-9a-f]{4,8}")
 
 
 class ResponseAnswer:
@@ -47,10 +63,11 @@ class ResponseAnswer:
     ) -> None:
         self.id = response_id
         self.is_background = body.background
+        self.is_kept = body.store  # whether it can be named later
         self.reader = reader
         self._new_call_id = new_call_id
         self.wants_summary = body.wants_summary
-        self._custom = frozenset(tool.name for tool in body.tools or () if tool.type == "custom")
+        self._forms = call_forms(body.tools)
         self._choice = choice
         self._names = names if body.wants_logprobs else None
         self._described: dict[int, list[dict[str, Any]]] = {}  # logprobs by block, each token's written once
@@ -72,7 +89,8 @@ class ResponseAnswer:
             "error": None if error is None else {"code": "server_error", "message": error.message},
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
             "output": self.items(),
-            "usage": self._usage() if ended else None,
+            "usage": usage(self._choice, self.reader) if ended else None,
+            "store": self.is_kept,
             **self._asked,
         }
 
@@ -83,17 +101,16 @@ class ResponseAnswer:
     def item(self, block: ContentBlock, status: str) -> dict[str, Any]:
         """`block` as an output item."""
         item: dict[str, Any] = {"id": self.item_id(block), "status": status}
-        has_text = bool(block.text) and status != "in_progress"
+        has_text = bool(block.said) and status != "in_progress"
         if block.kind == "text":
             content = [self.part(block, block.text)] if has_text else []
             return item | {"type": "message", "role": "assistant", "content": content}
         if block.kind == "call":
-            call_id = self._ids.setdefault(("call", block.index), self._new_call_id())
-            given = block.text if status != "in_progress" else ""
-            kind, field = ("custom_tool_call", "input") if self.is_custom(block) else ("function_call", "arguments")
-            return item | {"type": kind, "call_id": call_id, "name": block.name, field: given}
+            call_id, form = self._ids.setdefault(("call", block.index), self._new_call_id()), self.form(block)
+            given = form.fields(call_id, block.text if status != "in_progress" else "")
+            return item | {"status": form.status(status)} | given
         parts = [self.part(block, block.text)] if has_text else []
-        shown = {"summary": parts, "content": None} if self.wants_summary else {"summary": [], "content": parts}
+        shown = {"summary": parts} if self.wants_summary else {"summary": [], "content": parts}
         return item | {"type": "reasoning", "encrypted_content": None, **shown}
 
     def part(self, block: ContentBlock, text: str) -> dict[str, Any]:
@@ -110,25 +127,27 @@ class ResponseAnswer:
             described += chat_logprobs(block.logprobs[len(described) :], self._names)["content"]
         return described
 
-    def is_custom(self, block: ContentBlock) -> bool:
-        """Whether the block is a call of a custom tool."""
-        return block.kind == "call" and block.name in self._custom
+    def form(self, block: ContentBlock) -> CallForm:
+        """The form of the tool that a block calls."""
+        return self._forms.get(block.name) or FunctionForm(block.name)
 
     def item_id(self, block: ContentBlock) -> str:
         """The id of a block's item."""
-        prefix = _CUSTOM_PREFIX if self.is_custom(block) else _PREFIXES[block.kind]
-        return self._ids.setdefault((block.kind + " item", block.index), new_id(prefix))
+        prefix = self.form(block).prefix if block.kind == "call" else _PREFIXES[block.kind]
+        return item_id(prefix, self.id, block.index)
 
-    def _usage(self) -> dict[str, Any]:
-        processor = self._choice.processor
-        num_input, num_output = len(self._choice.request.prompt_token_ids), processor.num_output_tokens
-        return {
-            "input_tokens": num_input,
-            "input_tokens_details": {"cached_tokens": processor.num_cached_tokens, "cache_write_tokens": 0},
-            "output_tokens": num_output,
-            "output_tokens_details": {"reasoning_tokens": self.reader.num_reasoning_tokens},
-            "total_tokens": num_input + num_output,
-        }
+
+def usage(choice: Choice, reader: BlockReader) -> dict[str, Any]:
+    """Tokens of an answer."""
+    processor = choice.processor
+    num_input, num_output = len(choice.request.prompt_token_ids), processor.num_output_tokens
+    return {
+        "input_tokens": num_input,
+        "input_tokens_details": {"cached_tokens": processor.num_cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": num_output,
+        "output_tokens_details": {"reasoning_tokens": reader.num_reasoning_tokens},
+        "total_tokens": num_input + num_output,
+    }
 
 
 def _asked(body: ResponsesRequest, model: str, request: EngineRequest) -> dict[str, Any]:
@@ -149,7 +168,6 @@ def _asked(body: ResponsesRequest, model: str, request: EngineRequest) -> dict[s
             "summary": (reasoning.summary or reasoning.generate_summary) if reasoning is not None else None,
         },
         "service_tier": tier_of(request.placement.service_class),
-        "store": body.store,
         "temperature": params.temperature,
         "text": {"format": {"type": "text"}, **text},
         "tool_choice": choice.model_dump() if choice is not None and not isinstance(choice, str) else choice or "auto",
@@ -184,7 +202,7 @@ class ResponseEvents(EventFormat):
         return created + self._event("response.queued", response=response)
 
     def event(self, event: Event) -> str:
-        """What one engine output changes in the items."""
+        """Writes what one engine output changes in the items."""
         return "".join(map(self._change, self._answer.reader.read(event[1])))
 
     async def finish(self) -> None:
@@ -208,17 +226,19 @@ class ResponseEvents(EventFormat):
             added = self._event("response.output_item.added", output_index=block.index, item=item)
             return added + self._part(block, place, "added", "")
         if change.step == "grow":
-            at = self._at(block, change.num_logprobs)
-            return self._event(f"{self._said(block)}.delta", **place, **at, delta=change.text)
-        fields: dict[str, Any] = {"text": block.text}
-        if self._answer.is_custom(block):
-            fields = {"input": block.text}
-        elif block.kind == "call":
-            fields = {"name": block.name, "arguments": block.text}
-        done = self._event(f"{self._said(block)}.done", **place, **self._at(block, len(block.logprobs)), **fields)
+            said, at = self._said(block), self._at(block, change.num_logprobs)
+            return self._event(f"{said}.delta", **place, **at, delta=change.text) if said else ""
+        done = self._said_whole(block, place)
         done += self._part(block, place, "done", block.text)
         item = self._answer.item(block, "incomplete" if block.is_cut else "completed")
         return done + self._event("response.output_item.done", output_index=block.index, item=item)
+
+    def _said_whole(self, block: ContentBlock, place: dict[str, Any]) -> str:
+        """The end of a block's text; calls that come as a whole have none."""
+        if (said := self._said(block)) is None:
+            return ""
+        fields = self._answer.form(block).done(block.text) if block.kind == "call" else {"text": block.text}
+        return self._event(f"{said}.done", **place, **self._at(block, len(block.logprobs)), **fields)
 
     def _part(self, block: ContentBlock, place: dict[str, Any], step: str, text: str) -> str:
         """The beginning or end of the only part of an item; calls have none."""
@@ -229,18 +249,16 @@ class ResponseEvents(EventFormat):
             return self._event(f"response.reasoning_summary_part.{step}", **place, summary_index=0, part=part)
         return self._event(f"response.content_part.{step}", **place, content_index=0, part=part)
 
-    def _said(self, block: ContentBlock) -> str:
+    def _said(self, block: ContentBlock) -> str | None:
         """The name of the events about a block's text."""
-        if self._answer.is_custom(block):
-            return "response.custom_tool_call_input"
         if block.kind == "call":
-            return "response.function_call_arguments"
+            return self._answer.form(block).events
         if block.kind == "text":
             return "response.output_text"
         return "response.reasoning_summary_text" if self._answer.wants_summary else "response.reasoning_text"
 
     def _at(self, block: ContentBlock, num_logprobs: int) -> dict[str, Any]:
-        """Where in its item a block's text stands, and the logprobs of its last tokens."""
+        """Says where in its item a block's text stands, with the logprobs of its last tokens."""
         if block.kind == "call":
             return {}
         if block.kind == "text":

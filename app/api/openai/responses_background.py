@@ -16,18 +16,20 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.api.errors import as_manta_error
-from app.api.events import EventStream
+from app.api.generation.events import EventStream
+from app.api.http.errors import as_manta_error
+from app.api.http.held_bytes import Holding
+from app.api.http.json_response import utf8
+from app.api.http.work_pool import PARSE_S_PER_BYTE, RequestWork
 from app.api.openai.response_store import ENDED, ResponseStore, not_found
 from app.api.openai.responses_answer import ResponseAnswer, ResponseEvents, event_text
 from app.api.store.entries import NEW, Lease, StorageFullError, StoreConflictError, Stored
 from app.api.store.leased_entry import MAX_ATTEMPTS, LeasedEntry
-from app.api.work_pool import PARSE_S_PER_BYTE, RequestWork
-from app.config import IngressConfig
+from app.config.ingress import IngressConfig
 from app.errors import InvalidRequestError, MantaError, OverloadedError
 
 MAX_EVENT_BYTES = 16 << 20  # kept of one response; beyond, only its end is
-POLL_S = 0.25  # how often a response that another replica works on is looked at
+POLL_S = 0.25  # between looks at a response of another replica, and calls to keep events that nobody here follows
 
 logger = logging.getLogger("manta.api")
 
@@ -47,6 +49,7 @@ class Job:
     has_begun: bool = False
     is_cut: bool = False  # its events were too many: only the last one follows
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+    is_followed: asyncio.Event = field(default_factory=asyncio.Event)  # somebody waits for what comes, or did
     task: asyncio.Task[None] | None = None
 
     @property
@@ -77,9 +80,16 @@ class BackgroundResponses:
             raise OverloadedError(f"{own} background responses of yours are under way, {len(self._jobs)} in all")
 
     async def start(
-        self, tenant: str, work: RequestWork, answer: ResponseAnswer, stream: EventStream, asked: bytes
+        self,
+        tenant: str,
+        work: RequestWork,
+        answer: ResponseAnswer,
+        stream: EventStream,
+        asked: bytes,
+        holding: Holding,
     ) -> dict[str, Any]:
-        """Keep a response as queued and begin with it; the response as it is now. `asked` is its input as JSON."""
+        """Keep a response as queued and begin with it; the response as it is now. `asked` is its input as JSON, and
+        `holding`, what the request holds, counts until its end."""
         self.check_room(tenant)
         lease = Lease(self._owner, self._ingress.lease_s)
         entry = LeasedEntry(self._store.entries.patient(), tenant, answer.id, lease)
@@ -93,7 +103,9 @@ class BackgroundResponses:
         except BaseException:
             del self._jobs[tenant, answer.id]
             raise
+        holding.keep()
         job.task = asyncio.create_task(self._run(job))
+        job.task.add_done_callback(holding.release)
         return response
 
     async def cancel(self, tenant: str, response_id: str) -> Stored:
@@ -106,7 +118,7 @@ class BackgroundResponses:
         raise OverloadedError("the response changes too fast; try again")
 
     async def _cancel(self, tenant: str, response_id: str, job: Job | None) -> bool:
-        """Whether the response has ended, as cancelled or otherwise; False when it has changed meanwhile."""
+        """Cancels it; True if it has ended, as cancelled or otherwise; False when it has changed meanwhile."""
         stored = await self._store.find(tenant, response_id)
         response = json.loads(stored.header)
         if not response["background"]:
@@ -132,13 +144,15 @@ class BackgroundResponses:
                 yield b"".join(chunks)
         except MantaError as error:
             described = {"code": error.code or error.type, "message": error.message, "param": error.param}
-            yield event_text("error", position - 1, **described).encode()
+            yield utf8(event_text("error", position - 1, **described))
 
     async def _tails(self, tenant: str, response_id: str, position: int) -> AsyncIterator[list[bytes]]:
         silent_s = 0.0
         while True:
             job = self._jobs.get((tenant, response_id))
             changed = job.changed if job is not None else asyncio.Event()
+            if job is not None:
+                job.is_followed.set()
             tail = await self._store.entries.tail(tenant, response_id, position)
             if tail is None:
                 raise not_found(response_id)
@@ -158,22 +172,28 @@ class BackgroundResponses:
                     yield []
 
     async def _run(self, job: Job) -> None:
-        beat = asyncio.create_task(self._beat(job))
+        def lost() -> None:
+            if job.task is not None:
+                job.task.cancel()
+
         try:
-            try:
-                await self._answer(job)
-                await self._write_last(job, None, job.events.end)
-            except (StoreConflictError, asyncio.CancelledError):
-                return  # somebody else has ended or deleted it
-            except Exception as error:
-                described = as_manta_error(error)
-                await self._write_last(job, described, lambda: job.events.error(described))
+            with job.entry.beating(lambda: self._save(job), lost):
+                await self._answer_and_keep(job)
         except MantaError as error:
             logger.warning("the response %s is not kept: %s", job.answer.id, error.message)
         finally:
-            beat.cancel()
             del self._jobs[job.tenant, job.answer.id]
             job.pushed()
+
+    async def _answer_and_keep(self, job: Job) -> None:
+        try:
+            await self._answer(job)
+            await self._write_last(job, None, job.events.end)
+        except (StoreConflictError, asyncio.CancelledError):
+            return  # somebody else has ended or deleted it
+        except Exception as error:
+            described = as_manta_error(error)
+            await self._write_last(job, described, lambda: job.events.error(described))
 
     async def _answer(self, job: Job) -> None:
         async with job.stream as stream:
@@ -181,6 +201,8 @@ class BackgroundResponses:
                 begun, job.has_begun = job.has_begun, True
                 text = ("" if begun else job.events.start()) + "".join(map(job.events.event, batch))
                 await self._push(job, _split(text))
+                with contextlib.suppress(TimeoutError):  # a call to the store for all that comes meanwhile
+                    await asyncio.wait_for(job.is_followed.wait(), POLL_S)
 
     async def _push(self, job: Job, events: list[bytes]) -> None:
         job.num_event_bytes += sum(map(len, events))
@@ -193,21 +215,12 @@ class BackgroundResponses:
             job.is_cut = True
         job.pushed()
 
-    async def _beat(self, job: Job) -> None:
-        """Prolong the lease and keep what was said so far; stop the work on an entry that is no longer ours."""
-        while True:
-            await asyncio.sleep(self._ingress.lease_s / 4)
-            try:
-                if job.has_begun:
-                    await self._write(job, job.answer.response("in_progress"))
-                else:
-                    await job.entry.renew()
-            except StoreConflictError:
-                if job.task is not None:
-                    job.task.cancel()
-                return
-            except MantaError as error:
-                logger.warning("the store of responses: %s", error.message)
+    async def _save(self, job: Job) -> None:
+        """Prolong the lease and keep what was said so far."""
+        if job.has_begun:
+            await self._write(job, job.answer.response("in_progress"))
+        else:
+            await job.entry.renew()
 
     async def _write(self, job: Job, response: dict[str, Any]) -> None:
         header = await job.work.run_later(job.cost_s, _dump, response)
@@ -231,7 +244,7 @@ def _dump(response: dict[str, Any]) -> bytes:
 
 def _split(text: str) -> list[bytes]:
     """Events one by one; a blank line ends each, and JSON has none within."""
-    return [f"{event}\n\n".encode() for event in text.split("\n\n") if event]
+    return [utf8(f"{event}\n\n") for event in text.split("\n\n") if event]
 
 
 async def _nothing() -> None:

@@ -6,22 +6,24 @@ from collections.abc import Sequence
 from typing import Any
 
 from app.api.chat.chat_request import ChatRequest
-from app.api.errors import in_words_of
-from app.api.openai.responses_custom import CustomToolCallItem, CustomToolCallOutputItem
-from app.api.openai.responses_protocol import (
-    FunctionCallItem,
-    FunctionCallOutputItem,
+from app.api.http.errors import in_words_of
+from app.api.openai.responses_calls import call_forms, choice_for_chat
+from app.api.openai.responses_items import (
+    CallItem,
+    CompactionItem,
     InputItem,
     MessageItem,
-    NamedChoice,
     ReasoningItem,
-    ResponsesRequest,
+    ResultItem,
+    text_of,
 )
-from app.api.openai.responses_text import ItemRefusal, ItemText
+from app.api.openai.responses_protocol import ResponsesRequest
+from app.api.openai.responses_tools import NamespaceTool
 
 _SAID_OTHERWISE = frozenset({"tools", "tool_choice", "top_logprobs", "stream_options"})
 _SAME = (ChatRequest.model_fields.keys() & ResponsesRequest.model_fields.keys()) - _SAID_OTHERWISE
 _TOLD = ("system", "developer")
+_SUMMED_UP = "This is a summary of our conversation so far:"
 _WORDS = {
     "messages": "input",
     "prompt": "input",
@@ -43,18 +45,18 @@ class ResponsesChat(ChatRequest):
 
 def to_chat(body: ResponsesRequest, items: Sequence[InputItem], num_dropped: int = 0) -> ResponsesChat:
     """The same request as a chat over `items`, the whole conversation; `num_dropped` turns are left out."""
+    if body.forgets_reasoning:
+        items = _without_earlier_reasoning(items)
     messages = _dropped(_messages(body.instructions, items), num_dropped)
     fields: dict[str, Any] = {name: getattr(body, name) for name in _SAME & body.model_fields_set}
     fields |= {"messages": messages, "max_tokens": body.max_output_tokens}
     if body.wants_logprobs:
         fields |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
     if body.tools:
-        fields["tools"] = [tool.for_chat() for tool in body.tools]
-        if isinstance(body.tool_choice, NamedChoice):
-            kind = body.tool_choice.type
-            fields["tool_choice"] = {"type": kind, kind: {"name": body.tool_choice.name}}
-        elif body.tool_choice is not None:
-            fields["tool_choice"] = body.tool_choice
+        shown = [tool.for_chat() if isinstance(tool, NamespaceTool) else [tool.for_chat()] for tool in body.tools]
+        fields["tools"] = [each for tools in shown for each in tools]
+        if body.tool_choice is not None:
+            fields["tool_choice"] = choice_for_chat(body.tool_choice, call_forms(body.tools))
     if body.reasoning is not None and body.reasoning.effort is not None:
         fields["reasoning_effort"] = body.reasoning.effort
     if body.text is not None and body.text.format is not None and body.text.format.type != "text":
@@ -65,8 +67,14 @@ def to_chat(body: ResponsesRequest, items: Sequence[InputItem], num_dropped: int
         return ResponsesChat.model_validate(fields)
 
 
+def _without_earlier_reasoning(items: Sequence[InputItem]) -> list[InputItem]:
+    asked = [i for i, item in enumerate(items) if isinstance(item, MessageItem) and item.role == "user"]
+    last = asked[-1] if asked else 0
+    return [item for i, item in enumerate(items) if i > last or not isinstance(item, ReasoningItem)]
+
+
 def num_droppable(body: ResponsesRequest, items: Sequence[InputItem]) -> int:
-    """How many of the oldest turns may be left out: all but the instructions and the last."""
+    """Counts the oldest turns that may be left out: all but the instructions and the last."""
     messages = _messages(body.instructions, items)
     return max(0, len(messages) - 1 - (messages[0]["role"] in _TOLD))
 
@@ -90,18 +98,17 @@ def _messages(instructions: str | None, items: Sequence[InputItem]) -> list[dict
         match item:
             case MessageItem(role="assistant"):
                 turn = _assistant_turn(messages)
-                turn["content"] += _text(item.content)
+                turn["content"] += text_of(item.content)
             case MessageItem():
-                _hear(messages, item.role, _text(item.content))
-            case FunctionCallItem() | CustomToolCallItem() if (
-                item.is_cut
-            ):  # nobody ran it, and templates want arguments whole
-                _assistant_turn(messages)
-            case FunctionCallItem() | CustomToolCallItem():
-                _assistant_turn(messages).setdefault("tool_calls", []).append(item.for_chat())
-            case FunctionCallOutputItem() | CustomToolCallOutputItem():
-                content = _text(item.output)
-                messages.append({"role": "tool", "tool_call_id": item.call_id, "content": content})
+                _hear(messages, item.role, text_of(item.content))
+            case CompactionItem():
+                _hear(messages, "user", f"{_SUMMED_UP}\n\n{item.summary}")
+            case _ if isinstance(item, CallItem):
+                turn = _assistant_turn(messages)
+                if not item.is_cut:  # nobody ran one that is, and templates want arguments whole
+                    turn.setdefault("tool_calls", []).append(item.for_chat())
+            case _ if isinstance(item, ResultItem):
+                messages.append(item.for_chat())
             case ReasoningItem():
                 reasoning = "".join(part.text for part in item.content or item.summary)
                 turn = _assistant_turn(messages)
@@ -122,10 +129,6 @@ def _hear(messages: list[dict[str, Any]], role: str, content: str) -> None:
         messages[0]["content"] += f"\n\n{content}"
     else:
         messages.append({"role": role, "content": content})
-
-
-def _text(content: str | Sequence[ItemText | ItemRefusal]) -> str:
-    return content if isinstance(content, str) else "\n".join(part.text for part in content)
 
 
 def _response_format(form: dict[str, Any]) -> dict[str, Any]:

@@ -1,20 +1,19 @@
-"""Body of POST /v1/responses and the items of a conversation there."""
+"""Body of POST /v1/responses."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Discriminator, Field, GetJsonSchemaHandler, Tag, model_validator
+from pydantic import Field, GetJsonSchemaHandler, ValidationInfo, field_validator, model_validator
 from pydantic_core import CoreSchema
 
-from app.api.chat.call_arguments import FunctionName, form_of
 from app.api.chat.generation_body import REFUSED_EVERYWHERE, GenerationBody, StreamOptions
 from app.api.chat.messages import ReasoningEffort, Verbosity
-from app.api.openai.responses_custom import CustomToolCallItem, CustomToolCallOutputItem, ResponsesTextTool
-from app.api.openai.responses_text import ItemStatus, Part
-from app.api.strict_models import History, StrictModel
+from app.api.http.strict_models import StrictModel
+from app.api.openai.responses_calls import call_forms, choice_for_chat
+from app.api.openai.responses_items import InputItem, MessageItem
+from app.api.openai.responses_tools import ResponsesTool, ToolChoice, known_tools
 from app.bounds import Count, Items, JsonObject, Metadata, Text
 from app.errors import InvalidRequestError, UnsupportedError
 
@@ -24,6 +23,7 @@ REFUSED: Mapping[str, str] = {
     **dict.fromkeys(
         ("logprob_token_ids", "return_token_ids", "return_tokens_as_token_ids"), "see /v1/chat/completions"
     ),
+    "access_programs": "there are no access programs",
     "context_management": "context is not edited by the server",
     "conversation": "there are no stored conversations; use previous_response_id",
     "logprobs": 'give include: ["message.output_text.logprobs"], and top_logprobs',
@@ -34,122 +34,24 @@ REFUSED: Mapping[str, str] = {
     "prompt_logprobs": "see /v1/chat/completions",
     "response_format": "give text.format",
 }
+IGNORED: Mapping[str, str] = {
+    "background_options": "a background response begins as soon as there is room",
+    "client_metadata": "what a program says of itself",
+    "image": "requests hold no images",
+    "prompt_cache_options": "prefixes are always cached",
+    "prompt_cache_retention": "prefixes are always cached",
+}
+Includable = Literal[
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+]
 LOGPROBS = "message.output_text.logprobs"
-
-
-class MessageItem(History):
-    """A turn of the conversation."""
-
-    type: Literal["message"] = "message"
-    role: Literal["user", "assistant", "system", "developer"]
-    content: Text | Items[Part]
-    id: str | None = None
-    status: ItemStatus | None = None
-    phase: Literal["commentary", "final_answer"] | None = Field(None, description="Accepted; changes nothing.")
-
-
-class FunctionCallItem(History):
-    """A call that an earlier answer made."""
-
-    type: Literal["function_call"]
-    call_id: str = Field(min_length=1)
-    name: FunctionName
-    arguments: Text
-    id: str | None = None
-    status: ItemStatus | None = None
-
-    @property
-    def is_cut(self) -> bool:
-        """Whether the answer ended inside the call."""
-        if self.status != "incomplete":
-            return False
-        try:
-            return not isinstance(json.loads(self.arguments), dict)
-        except (ValueError, RecursionError):
-            return True
-
-    def for_chat(self) -> dict[str, Any]:
-        """The call as a chat has it."""
-        function = {"name": self.name, "arguments": self.arguments}
-        return {"id": self.call_id, "type": "function", "function": function}
-
-
-class FunctionCallOutputItem(History):
-    """The result of a call."""
-
-    type: Literal["function_call_output"]
-    call_id: str = Field(min_length=1)
-    output: Text | Items[Part]
-    id: str | None = None
-    status: ItemStatus | None = None
-
-
-class ReasoningText(History):
-    """A piece of reasoning, or of its summary."""
-
-    type: Literal["reasoning_text", "summary_text"]
-    text: Text
-
-
-class ReasoningItem(History):
-    """Reasoning of an earlier answer; given to chat templates that show reasoning."""
-
-    type: Literal["reasoning"]
-    summary: Items[ReasoningText] = Field(default_factory=list)
-    content: Items[ReasoningText] | None = None
-    id: str | None = None
-    encrypted_content: Text | None = Field(None, description="Accepted; this server's reasoning is not encrypted.")
-    status: ItemStatus | None = None
-
-
-def _item_kind(value: Any) -> str:
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return kind if isinstance(kind, str) else "message"  # the easy form of a message has no type
-
-
-InputItem = Annotated[
-    Annotated[MessageItem, Tag("message")]
-    | Annotated[FunctionCallItem, Tag("function_call")]
-    | Annotated[FunctionCallOutputItem, Tag("function_call_output")]
-    | Annotated[CustomToolCallItem, Tag("custom_tool_call")]
-    | Annotated[CustomToolCallOutputItem, Tag("custom_tool_call_output")]
-    | Annotated[ReasoningItem, Tag("reasoning")],
-    Discriminator(_item_kind),
-]
-
-
-class FunctionTool(StrictModel):
-    """A function of the client. Tools that OpenAI's servers run are refused."""
-
-    type: Literal["function"]
-    name: FunctionName
-    parameters: JsonObject | None = Field(None, description="JSON schema of the arguments.")
-    description: Text | None = None
-    strict: bool | None = Field(None, description="Constrain the arguments to their schema; not, unless asked for.")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _only_functions(cls, data: Any) -> Any:
-        kind = data.get("type") if isinstance(data, dict) else "function"
-        if isinstance(kind, str) and kind != "function":
-            raise UnsupportedError(f"tools of type {kind!r} are not supported; function and custom are", param="tools")
-        return data
-
-    def for_chat(self) -> dict[str, Any]:
-        """The tool as a chat has it."""
-        return {"type": "function", "function": self.model_dump(exclude_none=True, exclude={"type"})}
-
-
-ResponsesTool = Annotated[
-    Annotated[FunctionTool, Tag("json")] | Annotated[ResponsesTextTool, Tag("text")], Discriminator(form_of)
-]
-
-
-class NamedChoice(StrictModel):
-    """The one tool that must be called."""
-
-    type: Literal["function", "custom"]
-    name: FunctionName
 
 
 class TextFormat(StrictModel):
@@ -169,14 +71,14 @@ class TextFormat(StrictModel):
 
 
 class TextConfig(StrictModel):
-    """How text is written."""
+    """Says how text is written."""
 
     format: TextFormat | None = None
     verbosity: Verbosity | None = Field(None, description="Given to chat templates that use it.")
 
 
 class Reasoning(StrictModel):
-    """How the model thinks, and what is shown of it."""
+    """Says how the model thinks, and what is shown of it."""
 
     effort: ReasoningEffort | None = Field(
         None, description="As reasoning_effort of a chat: given to chat templates that use it, none turns thinking off."
@@ -184,6 +86,12 @@ class Reasoning(StrictModel):
     summary: Literal["auto", "concise", "detailed"] | None = Field(
         None, description="Show the reasoning, whole, as the summary instead of as the content of reasoning items."
     )
+    context: Literal["auto", "current_turn", "all_turns"] | None = Field(
+        None,
+        description="current_turn leaves out the reasoning before the last message of the user; else the chat template "
+        "decides what it shows.",
+    )
+    mode: Literal["standard"] | None = Field(None, description="Only standard.")
     generate_summary: Literal["auto", "concise", "detailed"] | None = Field(None, description="Same as summary.")
 
 
@@ -200,14 +108,19 @@ class ResponseStreamOptions(StreamOptions):
 class ResponsesRequest(GenerationBody):
     """Body of POST /v1/responses. Whatever of GenerationBody is not refused is given on as it is."""
 
-    refused: ClassVar[dict[str, str]] = dict(REFUSED)
+    refused: ClassVar[Mapping[str, str]] = REFUSED
+    ignored: ClassVar[Mapping[str, str]] = IGNORED
+    is_lenient: ClassVar[bool] = True
 
     input: Text | Items[InputItem] = Field(description="A text, or the items of a conversation.")
     instructions: Text | None = Field(None, description="What the model is told first; not kept for the next response.")
     previous_response_id: str | None = Field(
         None, max_length=256, description="The kept response that this one continues."
     )
-    store: bool = Field(True, description="Keep the response, for GET and previous_response_id.")
+    store: bool = Field(
+        True,
+        description="Keep the response, for GET and previous_response_id; the answer says false where that failed.",
+    )
     background: bool = Field(
         False, description="Answer at once and go on without the client; needs store. See GET /v1/responses/{id}."
     )
@@ -215,18 +128,19 @@ class ResponsesRequest(GenerationBody):
     stream_options: ResponseStreamOptions | None = Field(None, description="About the stream.")
     text: TextConfig | None = Field(None, description="The shape of the answer's text.")
     reasoning: Reasoning | None = Field(None, description="How the model thinks, and what is shown of it.")
-    tools: Items[ResponsesTool] | None = Field(None, description="Functions and custom tools the model may call.")
-    tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = Field(
-        None, description="Whether it may, must or must not call."
+    tools: Items[ResponsesTool] | None = Field(
+        None, description="Tools the model may call: functions, custom tools, namespaces of both, and the client's own."
     )
+    tool_choice: ToolChoice | None = Field(None, description="Whether it may, must or must not call, and what.")
     parallel_tool_calls: bool = Field(True, description="False allows one call an answer.")
     truncation: Literal["auto", "disabled"] = Field(
         "disabled", description="auto: drop the oldest turns of a conversation that is too long for the context."
     )
-    include: Items[Literal["reasoning.encrypted_content", "message.output_text.logprobs"]] | None = Field(
+    include: Items[Includable] | None = Field(
         None,
         max_length=16,
-        description="message.output_text.logprobs adds the logprob of each token; reasoning items hold plain text.",
+        description="message.output_text.logprobs adds the logprob of each token; reasoning items hold plain text, and "
+        "of the other items none are there.",
     )
     top_logprobs: int | None = Field(
         None, ge=0, le=20, description="Most likely tokens to report a position; more than 0 includes the logprobs."
@@ -235,34 +149,25 @@ class ResponsesRequest(GenerationBody):
     max_tool_calls: Count | None = Field(
         None, ge=1, description="Accepted; it bounds built-in tools, of which none is."
     )
-    safety_identifier: str | None = Field(None, description="Accepted; changes nothing.")
+    user: str | None = Field(None, description="Shown in the response; changes nothing.")
+    safety_identifier: str | None = Field(None, description="Shown in the response; changes nothing.")
     prompt_cache_key: str | None = Field(
         None, description="Names the session for routing policies that keep one together; prefixes are always cached."
     )
-    prompt_cache_retention: str | None = Field(None, description="Accepted; prefixes are always cached.")
-    prompt_cache_options: JsonObject | None = Field(None, description="Accepted; prefixes are always cached.")
     chat_template_kwargs: JsonObject | None = Field(None, description="Further names for the template.")
 
-    @model_validator(mode="before")
+    @field_validator("tools", mode="before")
     @classmethod
-    def _drop_nulls(cls, data: Any) -> Any:
-        """Drop nulls as every GenerationBody does; what asks for nothing is not refused either, as SDKs send it."""
-        if not isinstance(data, dict):
-            return data
-        given = {name for name, value in data.items() if value not in (None, False, [], {}) and value != 0}
-        for name in sorted(cls.refused.keys() & given):
-            raise UnsupportedError(f"{name}: {cls.refused[name]}", param=name)
-        return {name: value for name, value in data.items() if name not in cls.refused and value is not None}
+    def _only_known(cls, tools: Any, info: ValidationInfo) -> Any:
+        return known_tools(tools, info)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        names = [tool.name for tool in self.tools or ()]
-        choice = self.tool_choice
-        if (choice == "required" or isinstance(choice, NamedChoice)) and not names:
+        forms = call_forms(self.tools)
+        if self.tool_choice not in (None, "none", "auto") and not forms:
             raise InvalidRequestError("needs tools", param="tool_choice")
-        known = {(tool.type, tool.name) for tool in self.tools or ()}
-        if isinstance(choice, NamedChoice) and (choice.type, choice.name) not in known:
-            raise InvalidRequestError(f"{choice.name!r} is not one of the tools", param="tool_choice.name")
+        if self.tool_choice is not None:
+            choice_for_chat(self.tool_choice, forms)
         if self.background and not self.store:
             raise InvalidRequestError("a background response is kept: needs store=true", param="background")
         if isinstance(self.input, list) and not self.input and self.previous_response_id is None:
@@ -270,18 +175,28 @@ class ResponsesRequest(GenerationBody):
         return self
 
     @property
+    def generates(self) -> bool:
+        """True if the model is to answer."""
+        return True
+
+    @property
     def items(self) -> list[InputItem]:
         """The input as items, whichever form was sent."""
         return [MessageItem(role="user", content=self.input)] if isinstance(self.input, str) else self.input
 
     @property
+    def forgets_reasoning(self) -> bool:
+        """True if reasoning before the last message of the user is left out."""
+        return self.reasoning is not None and self.reasoning.context == "current_turn"
+
+    @property
     def wants_summary(self) -> bool:
-        """Whether reasoning is shown as summaries."""
+        """True if reasoning is shown as summaries."""
         return self.reasoning is not None and bool(self.reasoning.summary or self.reasoning.generate_summary)
 
     @property
     def wants_logprobs(self) -> bool:
-        """Whether the logprob of each token is reported."""
+        """True if the logprob of each token is reported."""
         return bool(self.top_logprobs) or LOGPROBS in (self.include or ())
 
     @classmethod
@@ -294,5 +209,7 @@ class ResponsesRequest(GenerationBody):
 
 class InputTokensRequest(ResponsesRequest):
     """Body of POST /v1/responses/input_tokens: that of a response, though a previous response may be all of it."""
+
+    refused: ClassVar[Mapping[str, str]] = {**REFUSED, "personality": "the model has no styles of its own"}
 
     input: Text | Items[InputItem] = Field(default_factory=list, description="A text, or the items of a conversation.")

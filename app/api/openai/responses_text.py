@@ -1,4 +1,4 @@
-"""What items of /v1/responses consist of: parts of text, and how far an item has come."""
+"""The pieces that items of /v1/responses consist of: parts of text, and how far an item has come."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from app.api.strict_models import History
+from app.api.http.strict_models import History
 from app.bounds import Text
 
 

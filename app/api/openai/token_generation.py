@@ -3,39 +3,50 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 from fastapi import APIRouter, Request
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, model_validator
 from starlette.responses import Response
 
-from app.api.body import describe_body, read_body
 from app.api.chat.envelope import ResponseEnvelope
 from app.api.chat.generation import Generation, open_stream, response_headers
 from app.api.chat.generation_body import GenerationBody
 from app.api.endpoint import Endpoint
 from app.api.engine_client import EngineClient
-from app.api.errors import in_words_of
-from app.api.events import Collected, Event, collect
-from app.api.json_response import json_response
-from app.api.openai.logprobs import TokenIdNames, chat_logprobs, prompt_logprobs, writing_cost_s, written_chat_logprobs
-from app.api.placement import PlacementFields
-from app.api.render import Prompt, find_model
-from app.api.sse import DONE, EventFormat, EventStreamResponse
-from app.api.strict_models import StrictModel
-from app.api.work_pool import work_of
+from app.api.generation.events import Collected, Event, collect
+from app.api.generation.placement import PlacementFields
+from app.api.generation.render import Prompt, find_model
+from app.api.generation.sse import DONE, EventFormat, EventStreamResponse
+from app.api.http.body import describe_body, read_body
+from app.api.http.errors import in_words_of
+from app.api.http.json_response import json_response, written
+from app.api.http.strict_models import NO_FIELDS, StrictModel, sort_fields
+from app.api.http.work_pool import work_of
+from app.api.openai.logprobs import TokenIdNames, chat_position, prompt_logprobs, writing_cost_s
 from app.bounds import TokenIds
-from app.config import RequestLimits
-from app.engine.sampling_params import SamplingParams
-from app.errors import UnsupportedError
+from app.config.limits import RequestLimits
+from app.records.sampling_params import SamplingParams
+from app.records.step import TokenLogprobs
 
 _WORDS = {
     "prompt": "token_ids",
     **{name: f"sampling_params.{name}" for name in SamplingParams.model_fields},
 }
-_DEFAULT_MAX_TOKENS = 16
 _NAMES = TokenIdNames()
+
+
+class TokenSampling(SamplingParams):
+    """SamplingParams as engines of token ids are sent them."""
+
+    refused: ClassVar[Mapping[str, str]] = NO_FIELDS
+    ignored: ClassVar[Mapping[str, str]] = {"detokenize": "answers are token ids"}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, data: Any, info: ValidationInfo) -> Any:
+        return sort_fields(cls, data, info)
 
 
 class TokensRequest(PlacementFields, StrictModel):
@@ -48,23 +59,14 @@ class TokensRequest(PlacementFields, StrictModel):
     }
 
     token_ids: TokenIds = Field(min_length=1, description="The prompt.")
-    sampling_params: SamplingParams = Field(description="How tokens are chosen, and when the answer ends.")
+    sampling_params: TokenSampling = Field(description="How tokens are chosen, and when the answer ends.")
     model: str | None = Field(None, description="Which model; the server's first one when not given.")
     stream: bool = Field(False, description="Answer as server-sent events while tokens come.")
     request_id: str | None = Field(None, description="Echoed as x-request-id.", pattern=r"^[\x21-\x7e]{1,256}$")
 
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse(cls, data: Any) -> Any:
-        for name, why in cls.refused.items() if isinstance(data, dict) else ():
-            if data.get(name) is not None:
-                raise UnsupportedError(f"{name}: {why}", param=name)
-        return data
-
     def to_body(self) -> TokensBody:
         """The same request as other routes state it."""
         own = {name: getattr(self.sampling_params, name) for name in self.sampling_params.model_fields_set}
-        own.setdefault("max_tokens", _DEFAULT_MAX_TOKENS)
         own |= self.placement_fields()
         names = ("model", "stream", "request_id")
         with in_words_of(_WORDS):
@@ -96,9 +98,7 @@ def token_routes(client: EngineClient, limits: RequestLimits) -> APIRouter:
         model = find_model(client, body.model)
         envelope = ResponseEnvelope.of("generate", model, body.model)
         prompts = [Prompt(asked.token_ids)]
-        stream = open_stream(
-            client, limits, request, body, envelope, Generation(model, prompts, body.sampling_fields())
-        )
+        stream = open_stream(client, limits, request, body, envelope, Generation.of(body, model, prompts))
         request_id = request.state.request_id
         if body.stream:
             return EventStreamResponse(stream, TokenChunks(request_id, body.logprobs is not None))
@@ -120,11 +120,21 @@ def _choice(entry: Collected) -> dict[str, Any]:
     output = entry.output
     return {
         "index": output.index,
-        "logprobs": None if output.logprobs is None else written_chat_logprobs(output.logprobs, _NAMES),
+        "logprobs": None if output.logprobs is None else _logprobs(output.logprobs, written),
         "finish_reason": output.finish_reason,
         "stop_reason": output.stop_reason,
         "token_ids": output.token_ids,
     }
+
+
+def _logprobs(entries: Sequence[TokenLogprobs], write: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
+    """Logprobs as a chat has them; where no most likely tokens were asked for, the sampled one stands for them."""
+    described = []
+    for entry in entries:
+        position = chat_position(entry, _NAMES)
+        sampled = {name: value for name, value in position.items() if name != "top_logprobs"}
+        described.append(write(position | {"top_logprobs": position["top_logprobs"] or [sampled]}))
+    return {"content": described, "refusal": None}
 
 
 class TokenChunks(EventFormat):
@@ -144,7 +154,7 @@ class TokenChunks(EventFormat):
         logprobs: Sequence[Any] | None = delta.logprobs if self._has_logprobs else None
         described = {
             "index": choice.index,
-            "logprobs": None if logprobs is None else chat_logprobs(logprobs, _NAMES),
+            "logprobs": None if logprobs is None else _logprobs(logprobs, dict),
             "finish_reason": delta.finish_reason,
             "stop_reason": delta.stop_reason,
             "token_ids": delta.token_ids,

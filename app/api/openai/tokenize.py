@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from fastapi import APIRouter, Request
-from starlette.responses import JSONResponse
 
-from app.api.body import describe_body, read_body
 from app.api.chat.messages import ChatOptions
 from app.api.chat.prompt import render_chat
 from app.api.endpoint import Endpoint
-from app.api.engine_client import EngineClient, ServedModel
+from app.api.engine_client import EngineClient
+from app.api.generation.render import check_total_chars, counting_room, decode, encode, find_model
+from app.api.http.body import describe_body, read_body
+from app.api.http.json_response import JSONResponse
+from app.api.http.work_pool import RequestWork, work_of
 from app.api.openai.protocol import DetokenizeRequest, TokenizeRequest
-from app.api.render import check_total_chars, counting_room, decode, encode, find_model
-from app.api.work_pool import RequestWork, work_of
-from app.config import RequestLimits
+from app.config.limits import RequestLimits
 from app.errors import InvalidRequestError
+from app.text.served_model import ServedModel
 
 
 def tokenize_routes(client: EngineClient, limits: RequestLimits) -> APIRouter:

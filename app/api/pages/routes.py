@@ -1,7 +1,8 @@
 """Routes of the pages: a closed table of static files, read once, served with a strict Content-Security-Policy.
 
 Nothing is loaded from elsewhere, no script or style is inline, and the browser itself refuses to turn text into HTML
-(Trusted Types): what a model writes can only ever become text nodes.
+(Trusted Types): what a model writes can only ever become text nodes. The page of the API alone may, as Swagger UI does
+it: it shows what the server says of itself, and nothing of a model's.
 """
 
 from __future__ import annotations
@@ -23,32 +24,27 @@ _MEDIA_TYPES = {
     ".svg": "image/svg+xml",
 }
 
-PAGES = {"/": "chat.html", "/status": "status.html"}
+PAGES = {"/": "chat.html", "/status": "status.html", "/docs": "api.html"}
+SWAGGER_PAGE = "api.html"
 ASSETS = (
     *("style.css", "icon.svg", "theme.js", "key.js"),
     *("chat.js", "answer.js", "stream.js", "view.js", "markdown.js", "vendor/markdown-it.js"),
-    *("status.js", "metrics.js"),
+    *("status.js", "metrics.js", "api.js"),
 )
+SWAGGER = ("vendor/swagger-ui.js", "vendor/swagger-ui.css")
 
-CONTENT_SECURITY_POLICY = "; ".join(
-    (
-        "default-src 'none'",
-        "script-src 'self'",
-        "style-src 'self'",
-        "img-src 'self'",
-        "connect-src 'self'",
-        "base-uri 'none'",
-        "form-action 'none'",
-        "frame-ancestors 'none'",
-        "require-trusted-types-for 'script'",
-        "trusted-types 'none'",
-    )
+_SOURCES = (
+    "default-src 'none'",
+    "script-src 'self'",
+    "style-src 'self'",
+    "connect-src 'self'",
+    "base-uri 'none'",
+    "form-action 'none'",
+    "frame-ancestors 'none'",
 )
-SECURITY_HEADERS = {
-    "Content-Security-Policy": CONTENT_SECURITY_POLICY,
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-}
+_TEXT_STAYS_TEXT = ("require-trusted-types-for 'script'", "trusted-types 'none'")
+CONTENT_SECURITY_POLICY = "; ".join((*_SOURCES, "img-src 'self'", *_TEXT_STAYS_TEXT))
+SWAGGER_POLICY = "; ".join((*_SOURCES, "img-src 'self' data:"))  # it makes HTML, and its icons are in its style
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,17 +54,26 @@ class StaticFile:
     content: bytes
     media_type: str
     etag: str
+    policy: str
 
     @classmethod
     def read(cls, name: str) -> StaticFile:
         """The file `name` of this folder."""
         path = _FOLDER / name
         content = path.read_bytes()
-        return cls(content, _MEDIA_TYPES[path.suffix], f'"{hashlib.blake2b(content, digest_size=12).hexdigest()}"')
+        etag = f'"{hashlib.blake2b(content, digest_size=12).hexdigest()}"'
+        policy = SWAGGER_POLICY if name == SWAGGER_PAGE else CONTENT_SECURITY_POLICY
+        return cls(content, _MEDIA_TYPES[path.suffix], etag, policy)
 
     def response(self, request: Request) -> Response:
         """The file, or 304 where the client has it."""
-        headers = {**SECURITY_HEADERS, "ETag": self.etag, "Cache-Control": "no-cache"}
+        headers = {
+            "Content-Security-Policy": self.policy,
+            "X-Content-Type-Options": "nosniff",
+            "Referrer-Policy": "no-referrer",
+            "ETag": self.etag,
+            "Cache-Control": "no-cache",
+        }
         if self.etag in request.headers.get("if-none-match", ""):
             return Response(status_code=304, headers=headers)
         return Response(self.content, headers=headers, media_type=self.media_type)
@@ -79,7 +84,7 @@ def page_routes() -> APIRouter:
     router = APIRouter(include_in_schema=False)
     for path, name in PAGES.items():
         _add(router, path, name)
-    for name in ASSETS:
+    for name in (*ASSETS, *SWAGGER):
         _add(router, f"/pages/{name}", name)
     return router
 

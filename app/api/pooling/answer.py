@@ -1,4 +1,4 @@
-"""What all answers of the pooling endpoints have: numbers as JSON or base64, ids, usage."""
+"""The parts that all answers of the pooling endpoints have: numbers as JSON or base64, ids, usage."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import Any
 
 from starlette.responses import Response
 
-from app.api.json_response import json_response
+from app.api.http.json_response import json_response
 from app.api.pooling.protocol import EncodingFormat
-from app.engine.outputs import PooledResult
+from app.records.outputs import PooledResult
+from app.records.step import Float32Array
 from app.text.pooling_prompt import PoolingPrompt
 
 
@@ -22,14 +23,30 @@ def new_id(kind: str) -> str:
 
 
 def numbers(result: PooledResult, form: EncodingFormat) -> Any:
-    """Nested lists, or the fp32 bytes (little-endian) as base64."""
-    return base64.b64encode(result.data).decode() if form == "base64" else result.array().tolist()
+    """Nested lists, the fp32 bytes (little-endian) as base64, or what is not 0 of a vector or of each."""
+    if form == "base64":
+        return base64.b64encode(result.data).decode()
+    array = result.array()
+    if form == "float":
+        return array.tolist()
+    return _sparse(array) if array.ndim == 1 else [_sparse(row) for row in array]
+
+
+def _sparse(vector: Float32Array) -> dict[str, list[Any]]:
+    """A vector's numbers other than 0, and where they stand."""
+    indices = vector.nonzero()[0]
+    return {"indices": indices.tolist(), "values": vector[indices].tolist()}
 
 
 def usage(prompts: Sequence[PoolingPrompt]) -> dict[str, int]:
     """Tokens that were read; none is written."""
     count = sum(len(prompt.token_ids) for prompt in prompts)
     return {"prompt_tokens": count, "total_tokens": count}
+
+
+def meta_of(units: dict[str, int]) -> dict[str, Any]:
+    """The `meta` of Cohere's answers: version, and what was read."""
+    return {"api_version": {"version": "2"}, "billed_units": units}
 
 
 def listed(answer_id: str, model: str, data: list[dict[str, Any]], prompts: Sequence[PoolingPrompt]) -> Response:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from app.api.body import describe_body, read_body
 from app.api.endpoint import Endpoint
 from app.api.engine_client import EngineClient
+from app.api.generation.render import find_model
+from app.api.http.body import describe_body, read_body
+from app.api.http.work_pool import work_of
 from app.api.pooling.answer import listed, new_id, numbers
 from app.api.pooling.protocol import ClassifyRequest, PoolingRequest
 from app.api.pooling.run import pool, pooling_of, read_inputs
-from app.api.render import find_model
-from app.api.work_pool import work_of
-from app.config import RequestLimits
-from app.engine.pooling.params import PoolingParams
+from app.config.limits import RequestLimits
+from app.records.pooling_params import PoolingParams
 
 
 def classify_routes(client: EngineClient, limits: RequestLimits) -> APIRouter:

@@ -1,4 +1,4 @@
-"""Bodies of the pooling endpoints. Strict: an unknown field is a 400 that names it."""
+"""Bodies of the pooling endpoints."""
 
 from __future__ import annotations
 
@@ -8,20 +8,27 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from app.api.chat.messages import ChatMessage
-from app.api.placement import PlacementFields
-from app.api.prompt_field import PromptField
-from app.api.strict_models import StrictModel
+from app.api.generation.placement import PlacementFields
+from app.api.http.prompt_field import PromptField
+from app.api.http.strict_models import StrictModel
 from app.bounds import Count, Items, Text
-from app.engine.pooling.params import PoolingTask
 from app.errors import InvalidRequestError
+from app.records.pooling_params import PoolingTask
+from app.records.task_prompts import TaskPrompts
 
-EncodingFormat = Literal["float", "base64"]
+EncodingFormat = Literal["float", "base64", "sparse"]
 
 
-class PoolingBody(PlacementFields, StrictModel):
-    """What every request for vectors or scores has."""
+class PooledBody(PlacementFields, StrictModel):
+    """Holds the fields that every request for vectors or scores has, whatever the dialect."""
 
     model: str | None = Field(None, description="Which model; the server's first one when not given.")
+    request_id: str | None = Field(None, description="Echoed as x-request-id.", pattern=r"^[\x21-\x7e]{1,256}$")
+
+
+class PoolingBody(PooledBody):
+    """Holds what the dialects of OpenAI, vLLM and Jina have besides."""
+
     truncate_prompt_tokens: Count | None = Field(
         None,
         ge=-1,
@@ -32,7 +39,6 @@ class PoolingBody(PlacementFields, StrictModel):
         None,
         description="Length 1 for embeddings, probabilities for classes; the model's own choice when not given.",
     )
-    request_id: str | None = Field(None, description="Echoed as x-request-id.", pattern=r"^[\x21-\x7e]{1,256}$")
     user: str | None = Field(None, description="Accepted; changes nothing.")
 
     @field_validator("truncate_prompt_tokens")
@@ -56,6 +62,15 @@ class InputBody(PoolingBody):
             raise InvalidRequestError("give either input or messages", param="input")
         return self
 
+    @property
+    def has_texts(self) -> bool:
+        """True if the inputs are texts."""
+        return any(isinstance(one, str) for one in self.inputs())
+
+    def prompt(self, prompts: TaskPrompts) -> str:
+        """The text that goes before each of the inputs; InvalidRequestError for one that the model does not have."""
+        return ""
+
     def inputs(self) -> list[str] | list[list[int]]:
         """The inputs as a list, whichever form was sent."""
         if isinstance(self.input, str):
@@ -65,10 +80,32 @@ class InputBody(PoolingBody):
         return self.input or []  # type: ignore[return-value]
 
 
-class EmbeddingRequest(InputBody):
+class VectorBody(InputBody):
+    """Inputs that a model's prompt for a task may go before."""
+
+    prompt_name: Text | None = Field(
+        None, description="Puts the model's prompt of this name before each text (`prompts` of sentence-transformers)."
+    )
+    input_type: Text | None = Field(
+        None,
+        description="Kind of the inputs: `query`, `document`, as Cohere has it (`search_query`, `search_document`, "
+        "`classification`, `clustering`), or a prompt's name. The model's prompt for it goes before each text.",
+    )
+
+    def prompt(self, prompts: TaskPrompts) -> str:
+        """See InputBody.prompt."""
+        if (self.prompt_name is not None or self.input_type is not None) and not self.has_texts:
+            field = "input_type" if self.prompt_name is None else "prompt_name"
+            raise InvalidRequestError("a prompt goes before texts, not token ids or messages", param=field)
+        return prompts.of(self.prompt_name, self.input_type)
+
+
+class EmbeddingRequest(VectorBody):
     """Body of POST /v1/embeddings."""
 
-    encoding_format: EncodingFormat = Field("float", description="`base64`: the fp32 numbers' bytes.")
+    encoding_format: EncodingFormat = Field(
+        "float", description="`base64`: the fp32 numbers' bytes. `sparse`: what is not 0, as `indices` and `values`."
+    )
     dimensions: Count | None = Field(None, ge=1, description="Shorter embeddings, of models trained for it.")
     normalize: bool | None = Field(None, description="Another name of use_activation.")
 
@@ -79,13 +116,15 @@ class EmbeddingRequest(InputBody):
         return self
 
 
-class PoolingRequest(InputBody):
+class PoolingRequest(VectorBody):
     """Body of POST /pooling."""
 
     task: PoolingTask | None = Field(
         None, description="What to return; a vector for each token when not given, scores of a classifier."
     )
-    encoding_format: EncodingFormat = Field("float", description="`base64`: the fp32 numbers' bytes.")
+    encoding_format: EncodingFormat = Field(
+        "float", description="`base64`: the fp32 numbers' bytes. `sparse`: what is not 0, as `indices` and `values`."
+    )
     dimensions: Count | None = Field(None, ge=1, description="Shorter embeddings, of models trained for it.")
 
 

@@ -4,32 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from starlette.requests import Request
 
 from app.api.chat.messages import ChatOptions
 from app.api.chat.prompt import render_chat
-from app.api.engine_client import EngineClient, RouteInfo, ServedModel
-from app.api.errors import ClientDisconnected
-from app.api.pooling.protocol import InputBody, PoolingBody
-from app.api.render import check_total_chars, encode
-from app.api.request_builder import pooling_request
-from app.api.work_pool import TOKENISE_S_PER_CHAR, RequestWork
-from app.config import RequestLimits
-from app.engine.outputs import PooledResult
-from app.engine.pooling.info import PoolingInfo
-from app.engine.pooling.params import PoolingParams
-from app.engine.request import EngineRequest
+from app.api.engine_client import EngineClient, RouteInfo
+from app.api.generation.render import check_total_chars, encode
+from app.api.generation.request_builder import pooling_request
+from app.api.http.errors import ClientDisconnected
+from app.api.http.work_pool import TOKENISE_S_PER_CHAR, RequestWork
+from app.api.pooling.protocol import InputBody, PooledBody, PoolingBody
+from app.config.limits import RequestLimits
 from app.errors import EngineDeadError, InvalidRequestError, MantaError, UnsupportedError
+from app.records.outputs import PooledResult
+from app.records.pooling_info import PoolingInfo
+from app.records.pooling_params import PoolingParams
+from app.records.request import EngineRequest
 from app.text.pooling_prompt import PoolingPrompt, TextPair, pooling_prompts
 from app.text.prompt_size import TextRoom
+from app.text.served_model import ServedModel
 from app.text.tokenizer import Tokenizer
+
+INPUT: Mapping[str, str] = {"prompt": "input"}
 
 
 def pooling_of(model: ServedModel) -> PoolingInfo:
-    """How the model pools; UnsupportedError when it generates text instead."""
+    """Returns how the model pools; UnsupportedError when it generates text instead."""
     if model.pooling is None:
         raise UnsupportedError(
             f"the model {model.name!r} generates text and gives no embeddings or scores; a model for them is served "
@@ -66,7 +69,8 @@ def _fit_and_tokenise(
 ) -> list[PoolingPrompt]:
     fitting = {text: room.fit(tokenizer, text) for pair in pairs for text in pair if text is not None}
     kept = [(fitting[first], None if second is None else fitting[second]) for first, second in pairs]
-    return pooling_prompts(tokenizer, kept, None if room.keeps == "all" else room.num_tokens, last_limit)
+    limit = None if room.keeps == "all" else room.num_tokens
+    return pooling_prompts(tokenizer, kept, limit, last_limit, keeps_end=room.keeps == "last")
 
 
 async def read_inputs(
@@ -74,6 +78,7 @@ async def read_inputs(
 ) -> list[PoolingPrompt]:
     """The prompts of a body, whichever form they were sent in."""
     room = pooled_room(body, model, "messages" if body.messages is not None else "input")
+    prompt = body.prompt(pooling_of(model).prompts)
     if body.messages is not None:
         options = ChatOptions(
             messages=body.messages,
@@ -90,7 +95,7 @@ async def read_inputs(
         raise InvalidRequestError("the list of inputs is empty", param="input")
     if len(given) > limits.max_prompts:
         raise InvalidRequestError(f"{len(given)} inputs; at most {limits.max_prompts}", param="input")
-    texts = [text for text in given if isinstance(text, str)]
+    texts = [prompt + text for text in given if isinstance(text, str)]
     if not texts:
         return [_cut(ids, room) for ids in given if not isinstance(ids, str)]
     check_total_chars(sum(map(len, texts)), limits, "input")
@@ -106,22 +111,22 @@ def _cut(token_ids: list[int], room: TextRoom) -> PoolingPrompt:
 async def pool(
     client: EngineClient,
     request: Request,
-    body: PoolingBody,
+    body: PooledBody,
     model: ServedModel,
     prompts: Sequence[PoolingPrompt],
     params: PoolingParams,
     *,
     request_id: str,
-    field: str = "input",
+    names: Mapping[str, str] = INPUT,
 ) -> list[PooledResult]:
-    """A result for each prompt. `field` is what the dialect calls them.
+    """A result for each prompt. `names` says what the dialect calls fields of ours.
 
     Raises InvalidRequestError, PromptTooLongError and UnsupportedError before anything runs, then what the engine
     raises; ClientDisconnected when nobody waits any more. In each case, what still runs is aborted.
     """
     if body.request_id is not None:
         request.state.request_id = body.request_id
-    placement, names = body.placement(request), {"prompt": field}
+    placement = body.placement(request)
     requests = [
         pooling_request(model, f"{request_id}-{i}", prompt, params, placement, names=names)
         for i, prompt in enumerate(prompts)

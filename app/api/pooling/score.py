@@ -8,19 +8,21 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from app.api.body import describe_body, read_body
 from app.api.endpoint import Endpoint
-from app.api.engine_client import EngineClient, ServedModel
-from app.api.json_response import json_response
-from app.api.pooling.answer import listed, new_id, usage
+from app.api.engine_client import EngineClient
+from app.api.generation.render import check_total_chars, find_model
+from app.api.http.body import describe_body, read_body
+from app.api.http.json_response import json_response
+from app.api.http.work_pool import work_of
+from app.api.pooling.answer import listed, meta_of, new_id, usage
 from app.api.pooling.protocol import PoolingBody, RerankRequest, ScoreRequest
 from app.api.pooling.run import pool, pooled_room, pooling_of, tokenise
-from app.api.render import check_total_chars, find_model
-from app.api.work_pool import work_of
-from app.config import RequestLimits
-from app.engine.pooling.params import PoolingParams
+from app.config.limits import RequestLimits
 from app.errors import InvalidRequestError, UnsupportedError
+from app.records.pooling_params import PoolingParams
+from app.records.task_prompts import DOCUMENT, QUERY
 from app.text.pooling_prompt import PoolingPrompt
+from app.text.served_model import ServedModel
 
 
 def score_routes(client: EngineClient, limits: RequestLimits) -> APIRouter:
@@ -56,14 +58,14 @@ def score_routes(client: EngineClient, limits: RequestLimits) -> APIRouter:
             document = {"document": {"text": texts[i]}} if body.return_documents else {}
             results.append({"index": i, **document, "relevance_score": found[i]})
         head = {"id": answer_id, "model": body.model or model.name, "usage": usage(prompts)}
-        return json_response(head | {"results": results})
+        return json_response(head | {"results": results, "meta": meta_of({"search_units": 1})})
 
     return router
 
 
 @dataclass(slots=True, frozen=True)
 class _Pairs:
-    """What is to be scored."""
+    """Holds the texts that are to be scored."""
 
     request_id: str
     texts: list[tuple[str, str]]
@@ -83,7 +85,7 @@ async def _scores(
     """A score for each pair, and the prompts that it took."""
     pooling, room, work = pooling_of(model), pooled_room(body, model, asked.field), work_of(request)
     asked.check(limits)
-    pairs, names = asked.texts, {"request_id": asked.request_id, "field": asked.field}
+    pairs, names = asked.texts, {"prompt": asked.field}
     if pooling.labels:
         if len(pooling.labels) != 1:
             raise UnsupportedError(
@@ -92,15 +94,18 @@ async def _scores(
             )
         prompts = await tokenise(work, model, pairs, room, asked.max_last_tokens)
         params = PoolingParams(task="classify", use_activation=body.use_activation)
-        results = await pool(client, request, body, model, prompts, params, **names)
+        results = await pool(client, request, body, model, prompts, params, request_id=asked.request_id, names=names)
         return [float(result.array()[0]) for result in results], prompts
     if body.use_activation is not None:
-        raise UnsupportedError("scores of an embedding model are cosines", param="use_activation")
+        raise UnsupportedError(
+            "scores of an embedding model are cosines, products of sparse ones", param="use_activation"
+        )
     firsts, seconds = (list(dict.fromkeys(side)) for side in zip(*pairs, strict=True))
-    prompts = await tokenise(work, model, [(text, None) for text in firsts], room)
-    prompts += await tokenise(work, model, [(text, None) for text in seconds], room, asked.max_last_tokens)
-    params = PoolingParams(task="embed", use_activation=True)
-    results = await pool(client, request, body, model, prompts, params, **names)
+    query, document = pooling.prompts.first_of(QUERY), pooling.prompts.first_of(DOCUMENT)
+    prompts = await tokenise(work, model, [(query + text, None) for text in firsts], room)
+    prompts += await tokenise(work, model, [(document + text, None) for text in seconds], room, asked.max_last_tokens)
+    params = PoolingParams(task="embed", use_activation=not pooling.saturates)
+    results = await pool(client, request, body, model, prompts, params, request_id=asked.request_id, names=names)
     vectors = [result.array() for result in results]
     left = dict(zip(firsts, vectors, strict=False))
     right = dict(zip(seconds, vectors[len(firsts) :], strict=True))

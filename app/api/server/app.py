@@ -7,22 +7,27 @@ from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
 from fastapi.middleware.cors import CORSMiddleware
 from starlette.middleware.exceptions import ExceptionMiddleware
 
-from app.admission_config import AdmissionConfig
-from app.api.auth import ApiKeys, Authentication
-from app.api.body import add_body_schemas
 from app.api.endpoint import Api
 from app.api.endpoints import bodies, endpoints
 from app.api.engine_client import EngineClient
-from app.api.errors import install_error_handlers
-from app.api.http10 import WholeAnswers
+from app.api.http.auth import ApiKeys, Authentication
+from app.api.http.body import add_body_schemas
+from app.api.http.errors import install_error_handlers
+from app.api.http.field_rule import FieldRule
+from app.api.http.held_bytes import HeldBytes
+from app.api.http.http10 import WholeAnswers
+from app.api.http.in_process import Answer, Post, post_in_process
+from app.api.http.load_header import LoadHeader
+from app.api.http.middleware import BodyLimit, BodyTimes, HeaderLimit, RequestContext
+from app.api.http.service_terms import DETACHED, ServiceTerms
+from app.api.http.sockets import OpenSockets, Sockets
+from app.api.http.work_pool import WorkPool
 from app.api.idempotency.middleware import Idempotency
-from app.api.in_process import Answer, Post, post_in_process
-from app.api.middleware import BodyLimit, HeaderLimit, RequestContext
-from app.api.service_terms import DETACHED, ServiceTerms
 from app.api.store.kinds import Stores, local_stores
-from app.api.version import VERSION
-from app.api.work_pool import RequestWork, WorkPool
-from app.config import IngressConfig, RequestLimits
+from app.config.admission import AdmissionConfig
+from app.config.ingress import IngressConfig
+from app.config.limits import RequestLimits
+from app.version import VERSION
 
 _DEFAULTS = IngressConfig()
 _ADMISSION = AdmissionConfig()
@@ -31,7 +36,7 @@ _ABOUT = """
 OpenAI's dialect, with vLLM's extension fields. Where a request leaves `temperature`, `top_p`, `top_k`, `min_p` or
 `repetition_penalty` open, the model's own `generation_config.json` decides, then OpenAI's defaults. Without
 `max_tokens` a chat may use all the room that the model's context has left; a completion gets 16 tokens, as at OpenAI.
-Unknown fields are refused by name.
+Unknown fields are refused by name, but for those of the routes that agents use (`limits.unknown_fields`).
 """
 
 
@@ -48,10 +53,11 @@ def create_app(
     `keys` are the configuration's unless given; ConfigError when they cannot be read. `stores` keep what clients leave
     here, in this process unless given; `admission` says on which terms tenants are served.
     """
-    app = FastAPI(title="Manta", version=VERSION, description=_ABOUT, redoc_url=None)
+    app = FastAPI(title="Manta", version=VERSION, description=_ABOUT, redoc_url=None, docs_url=None)
     app.state.sse_keep_alive_s = ingress.sse_keep_alive_s
     app.state.service_terms = ServiceTerms(admission)
     app.state.max_json_depth = limits.max_json_depth
+    app.state.field_rule = FieldRule(limits.unknown_fields)
     waiting = ingress.max_waiting_work, ingress.max_waiting_work_per_tenant
     app.state.work_pool = WorkPool(ingress.work_threads, *waiting)
     app.state.process_pool = WorkPool(MAX_PROCESSES, *waiting)
@@ -63,6 +69,7 @@ def create_app(
             app.include_router(endpoint.routes(api))
     add_body_schemas(app, *bodies())
     app.add_middleware(Idempotency, paths=_generating(), store=api.stores("answers"), ingress=ingress)
+    app.add_middleware(LoadHeader, paths=_generating())
     _guard(app, limits, ingress, keys or ApiKeys.load(ingress))
     return app
 
@@ -75,7 +82,7 @@ def _own_routes(app: FastAPI, *, is_detached: bool = False) -> Post:
 
     async def post(path: str, payload: bytes, tenant: str) -> Answer:
         scope = {"app": app, "state": {"tenant": tenant, DETACHED: is_detached}}
-        return await post_in_process(routes, path, payload, scope, RequestWork(app.state.work_pool, tenant))
+        return await post_in_process(routes, path, payload, scope)
 
     return post
 
@@ -86,13 +93,15 @@ def _generating() -> list[str]:
 
 
 def _guard(app: FastAPI, limits: RequestLimits, ingress: IngressConfig, keys: ApiKeys) -> None:
-    """What a request passes before a route. The last one added is the outermost: a refusal too has its request id and
-    its line in the log, and a page of an allowed origin may read it."""
-    max_bytes, max_total_bytes = limits.max_body_bytes, limits.max_bodies_bytes
+    """Adds what a request passes before a route. The last one added is the outermost: a refusal too has its request id
+    and its line in the log, and a page of an allowed origin may read it."""
+    app.state.held = held = HeldBytes(limits.max_bodies_bytes)
     uploads = {path: most for endpoint in endpoints() for path, most in endpoint.uploads(limits).items()}
-    app.add_middleware(
-        BodyLimit, max_bytes=max_bytes, max_s=limits.max_body_s, max_total_bytes=max_total_bytes, larger=uploads
-    )
+    times = BodyTimes(limits.max_body_s, limits.max_body_gap_s)
+    app.add_middleware(BodyLimit, max_bytes=limits.max_body_bytes, times=times, held=held, larger=uploads)
+    app.state.sockets = opened = OpenSockets(ingress)
+    paths = [path for endpoint in endpoints() for path in endpoint.sockets]
+    app.add_middleware(Sockets, paths=paths, keys=keys, held=held, opened=opened, limits=limits, ingress=ingress)
     app.add_middleware(Authentication, keys=keys)
     if ingress.cors_origins:
         app.add_middleware(

@@ -6,17 +6,17 @@ from typing import Any, Protocol
 
 from fastapi import APIRouter, Request
 from pydantic import Field
-from starlette.responses import JSONResponse
 
-from app.api.body import describe_body, read_body
 from app.api.engine_client import EngineClient
+from app.api.generation.placement import cache_root
+from app.api.generation.render import find_model
+from app.api.http.body import describe_body, read_body
+from app.api.http.json_response import JSONResponse
+from app.api.http.work_pool import work_of
 from app.api.openai.protocol import TokenizeRequest
 from app.api.openai.tokenize import prompt_token_ids
-from app.api.placement import cache_root
-from app.api.render import find_model
-from app.api.work_pool import work_of
 from app.bounds import Count
-from app.config import RequestLimits
+from app.config.limits import RequestLimits
 from app.errors import InvalidRequestError
 
 
@@ -47,7 +47,7 @@ def debug_routes(client: RouteExplainer, limits: RequestLimits) -> APIRouter:
 
     @router.post("/debug/route", openapi_extra=describe_body(RouteRequest))
     async def route(request: Request) -> JSONResponse:
-        """What each replica has cached of a prompt and what the request would cost there."""
+        """Explains what each replica has cached of a prompt and what the request would cost there."""
         body = await read_body(request, RouteRequest)
         model = find_model(client, body.model)
         token_ids = await prompt_token_ids(work_of(request), body, model, limits)

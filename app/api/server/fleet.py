@@ -1,15 +1,18 @@
-"""What tools ask of a whole application: whether it takes requests (/ready), and which replicas there are to scrape."""
+"""Routes that tools ask of a whole application: whether it takes requests (/ready), and which replicas there are to
+scrape.
+"""
 
 from __future__ import annotations
 
 from typing import Protocol
 
 from fastapi import APIRouter, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from app.api.engine_client import EngineClient
-from app.api.request_log import REPLICA_PATH
-from app.api.service import PROMETHEUS_TEXT
+from app.api.http.json_response import JSONResponse
+from app.api.http.request_log import REPLICA_PATH
+from app.api.server.service import PROMETHEUS_TEXT
 from app.errors import ModelNotFoundError, NotReadyError
 
 

@@ -13,14 +13,14 @@ from typing import Any, Protocol
 
 from fastapi import APIRouter, Request
 from pydantic import Field
-from starlette.responses import JSONResponse
 
-from app.api.body import read_optional_body
 from app.api.engine_client import Named, ReplicaAnswer
-from app.api.origin import check_origin
-from app.api.render import find_model
-from app.api.strict_models import StrictModel
-from app.config import IngressConfig
+from app.api.generation.render import find_model
+from app.api.http.body import read_optional_body
+from app.api.http.json_response import JSONResponse
+from app.api.http.origin import check_origin
+from app.api.http.strict_models import StrictModel
+from app.config.ingress import IngressConfig
 from app.errors import UnsupportedError
 
 logger = logging.getLogger("manta.api")
@@ -111,7 +111,7 @@ def _note_failure(task: asyncio.Task[list[ReplicaAnswer]]) -> None:
 
 
 def _answers(model: str, answers: list[ReplicaAnswer]) -> JSONResponse:
-    """What each replica says; the first error where all say one."""
+    """Answers with what each replica says; the first error where all say one."""
     errors = [answer.error for answer in answers if answer.error is not None]
     if errors and len(errors) == len(answers):
         raise errors[0]

@@ -1,18 +1,18 @@
-"""What a server says of itself on request: its tokenizers (`ingress.tokenizer_info`), its options (`ingress.admin`)."""
+"""Describes a server on request: its tokenizers (`ingress.tokenizer_info`), its options (`ingress.admin`)."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from fastapi import APIRouter
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from app.api.endpoint import Endpoint
 from app.api.engine_client import EngineClient
-from app.api.json_response import json_response
-from app.api.render import find_model
-from app.api.version import VERSION
-from app.config import ServeConfig
+from app.api.generation.render import find_model
+from app.api.http.json_response import JSONResponse, json_response
+from app.config.serve import ServeConfig
+from app.version import VERSION
 
 _SECRET = {"ingress": {"api_keys_file", "api_key_hashes"}, "admin": {"keys_file"}}
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from fastapi import APIRouter
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from app.api.endpoint import Endpoint
 from app.api.engine_client import EngineClient
-from app.api.version import VERSION
+from app.api.http.json_response import JSONResponse
 from app.errors import EngineDeadError
+from app.version import VERSION
 
 PROMETHEUS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def service_routes(client: EngineClient) -> APIRouter:
-    """What operators and load balancers ask."""
+    """Makes the routes that operators and load balancers ask."""
     router = APIRouter(tags=["service"])
 
     @router.get("/health")

@@ -1,1 +1,1 @@
-"""What tenants keep on the server: one bounded store, wherever it lives."""
+"""Keeps what tenants leave on the server: one bounded store, wherever it lives."""

@@ -1,14 +1,27 @@
-"""What a store says of its entries, what bounds it, and how it refuses."""
+"""Describes the entries of a store, what bounds it, and how it refuses."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from app.errors import InvalidRequestError, MantaError
+from app.errors import EngineDeadError, InvalidRequestError, MantaError
 
 
 class StoreConflictError(MantaError):
     """The entry is gone, was changed meanwhile, or belongs to another owner."""
+
+
+class StoreUnavailableError(EngineDeadError):
+    """The store cannot be reached at the moment; everything that needs none of it goes on."""
+
+    code = "store_unavailable"
+
+    def __init__(self, message: str = "", *, param: str | None = None) -> None:
+        default = (
+            "the store of responses, files, batches and answers under an Idempotency-Key does not answer at the moment;"
+            " send the request again later"
+        )
+        super().__init__(message or default, param=param)
 
 
 class StorageFullError(InvalidRequestError):
@@ -33,7 +46,7 @@ class StoreLimits:
 
 @dataclass(slots=True, frozen=True)
 class Stored:
-    """What a store says of an entry. `is_lost`: its owner's lease has run out."""
+    """Describes an entry of a store. `is_lost`: its owner's lease has run out."""
 
     key: str
     header: bytes
@@ -58,7 +71,7 @@ NEW = Seen(0)
 
 @dataclass(slots=True, frozen=True)
 class Lease:
-    """Who works on an entry, and for how long it is known without a word from there."""
+    """Names who works on an entry, and for how long it is known without a word from there."""
 
     owner: str
     seconds: float
@@ -69,7 +82,7 @@ NO_LEASE = Lease("", 0.0)
 
 @dataclass(slots=True, frozen=True)
 class Birth:
-    """What is said of an entry once, when it is made."""
+    """Holds what is said of an entry once, when it is made."""
 
     previous: str | None = None  # the entry that it continues
     label: str = ""

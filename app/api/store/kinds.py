@@ -7,13 +7,13 @@ from collections.abc import Callable
 from app.api.store.entries import StoreLimits
 from app.api.store.local_store import LocalStore
 from app.api.store.tenant_store import TenantStore, ask_local
-from app.config import IngressConfig
+from app.config.ingress import IngressConfig
 
 Stores = Callable[[str], TenantStore]  # the store of a kind
 
 
 def store_limits(ingress: IngressConfig) -> dict[str, StoreLimits]:
-    """What bounds each kind."""
+    """Returns what bounds each kind."""
     responses = (ingress.max_stored_responses, ingress.max_stored_bytes)
     answers = (ingress.max_kept_answers, ingress.max_kept_answer_bytes)
     file_bytes = (ingress.max_file_store_bytes, ingress.max_tenant_file_store_bytes)

@@ -1,5 +1,8 @@
 """Work on a stored entry under a lease: its worker writes and appends, whatever becomes of single calls.
 
+Whatever outlives its request is such work: kept answers, background responses, batches and their files of results. A
+beat prolongs the lease while it goes on; where that has run out, somebody else may take the entry.
+
 A call whose answer is lost may have been done. So each has a form that changes nothing the second time, for the
 store to be asked again (see `TenantStore.patient`), and where another has changed the entry, it is looked up.
 """
@@ -7,13 +10,19 @@ store to be asked again (see `TenantStore.patient`), and where another has chang
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from app.api.store.entries import NO_LEASE, Lease, Seen, StoreConflictError, Stored
 from app.api.store.tenant_store import TenantStore
+from app.errors import MantaError
 
 MAX_ATTEMPTS = 16  # at a change that others overtake
+BEATS = 4  # in the length of a lease
+
+logger = logging.getLogger("manta.api")
 
 
 class LeasedEntry:
@@ -71,6 +80,27 @@ class LeasedEntry:
     async def renew(self) -> None:
         """Prolong the lease."""
         await self._store.renew(*self._place, self._lease.owner, self._lease.seconds)
+
+    @contextmanager
+    def beating(self, save: Callable[[], Awaitable[None]], lost: Callable[[], None]) -> Iterator[None]:
+        """Within the block `save` prolongs the lease again and again, by `write` or `renew`. `lost` is called once the
+        entry is gone or somebody else's; a store that does not answer is asked again."""
+        beat = asyncio.create_task(self._beat(save, lost))
+        try:
+            yield
+        finally:
+            beat.cancel()
+
+    async def _beat(self, save: Callable[[], Awaitable[None]], lost: Callable[[], None]) -> None:
+        while True:
+            await asyncio.sleep(self._lease.seconds / BEATS)
+            try:
+                await save()
+            except StoreConflictError:
+                lost()
+                return
+            except MantaError as error:
+                logger.warning("the store, for %s: %s", self._place[1], error.message)
 
     def adopt(self, version: int, num_chunks: int) -> None:
         """Go on from what the store has."""

@@ -1,4 +1,4 @@
-"""What tenants keep on the server for later: responses, files, batches.
+"""Keeps what tenants leave on the server for later: responses, files, batches.
 
 An entry belongs to the tenant that made it; nobody else finds it. It has a header, which is replaced whole, and chunks,
 which are only ever appended. Whoever works on an entry owns it under a lease: nobody else appends, it is not evicted,
@@ -6,13 +6,16 @@ and an entry whose owner has died is known by its lease.
 
 A store is bounded in entries and bytes. One that evicts makes room at the cost of the tenant that holds most, so no
 tenant can drive out another that holds less; one that does not evict refuses what does not fit.
+
+A call costs a logarithm of what is kept, beside what it returns, what it evicts, and what is being worked on: the store
+has each order that it asks for (order.py).
 """
 
 from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from app.api.store.entries import (
@@ -27,9 +30,9 @@ from app.api.store.entries import (
     StoreLimits,
     Tail,
 )
+from app.api.store.order import Ages, Dues, Largest
 from app.errors import OverloadedError
 
-SWEEP_S = 60.0  # how often expired entries are looked for
 READ_CHUNKS = 1 << 16  # most chunks that one call reads
 
 
@@ -47,7 +50,7 @@ class _Entry:
     expires_at: float | None = None
 
     def is_held(self, now: float) -> bool:
-        """Whether its owner is known to work on it."""
+        """True if its owner is known to work on it."""
         return bool(self.owner) and now < self.lease_until
 
 
@@ -55,6 +58,8 @@ class _Entry:
 class _Tenant:
     entries: OrderedDict[str, _Entry] = field(default_factory=OrderedDict)  # the longest unused first
     num_bytes: int = 0
+    owned: dict[str, _Entry] = field(default_factory=dict)
+    ages: dict[str, Ages] = field(default_factory=dict)  # by label; "" has all
 
 
 class LocalStore:
@@ -65,7 +70,9 @@ class LocalStore:
         self._clock = clock
         self._tenants: dict[str, _Tenant] = {}
         self._num_entries = self._num_bytes = self._num_created = 0
-        self._swept = clock()
+        self._under_way: dict[tuple[str, str], _Entry] = {}
+        self._dues = Dues(self._expires_at, self.__len__)
+        self._by_entries, self._by_bytes = Largest(self._entries_of), Largest(self._bytes_of)
 
     def __len__(self) -> int:
         return self._num_entries
@@ -101,12 +108,13 @@ class LocalStore:
         if entry is None:
             self._num_created += 1
             entry = _Entry(b"", self._num_created, previous=born.previous, label=born.label)
-            self._tenants.setdefault(tenant, _Tenant()).entries[key] = entry
-            self._num_entries += 1
+            self._add(tenant, key, entry)
         now = self._clock()
-        entry.header, entry.owner, entry.lease_until = header, lease.owner, now + lease.seconds
+        entry.header = header
+        self._own(tenant, key, entry, lease.owner, now + lease.seconds)
         if expires_s is not None:
             entry.expires_at = now + expires_s
+            self._dues.add(entry.expires_at, tenant, key)
         entry.version += 1
         self._grow(tenant, entry, append, grown)
         return entry.version
@@ -126,6 +134,30 @@ class LocalStore:
         self._grow(tenant, entry, chunks, grown)
         return len(entry.chunks)
 
+    def join(
+        self,
+        tenant: str,
+        key: str,
+        header: bytes,
+        parts: Sequence[str],
+        owner: str,
+        *,
+        expires_s: float | None = None,
+        born: Birth = PLAIN,
+    ) -> int:
+        """Make an entry of the chunks of `parts` in their order, entries of `owner`, which are then gone; its version.
+
+        Where there is such an entry it was done before. StoreConflictError where a part is gone or another's.
+        """
+        made = self._find(tenant, key)
+        if made is not None:
+            return made.version
+        chunks = [chunk for part in parts for chunk in self._owned(tenant, part, owner).chunks]
+        self._make_room(tenant, 1, len(header), "")  # that of the parts is given back first
+        for part in parts:
+            self.delete(tenant, part)
+        return self.put(tenant, key, header, append=chunks, expires_s=expires_s, born=born)
+
     def renew(self, tenant: str, key: str, owner: str, lease_s: float) -> int:
         """Prolong the lease of `owner`; the entry's version. StoreConflictError when it is another's by now."""
         entry = self._owned(tenant, key, owner)
@@ -137,17 +169,16 @@ class LocalStore:
         entry = self._find(tenant, key)
         if entry is None:
             return None
-        self._give(entry, owner, lease_s)
+        self._give(tenant, key, entry, owner, lease_s)
         return self._stored(key, entry)
 
     def claim(self, owner: str, lease_s: float) -> tuple[str, Stored] | None:
         """Take an entry whose owner's lease has run out; its tenant and the entry, None where there is none."""
         now = self._clock()
-        for name, tenant in self._tenants.items():
-            for key, entry in tenant.entries.items():
-                if entry.owner and not entry.is_held(now):
-                    self._give(entry, owner, lease_s)
-                    return name, self._stored(key, entry)
+        for (name, key), entry in self._under_way.items():
+            if not entry.is_held(now):
+                self._give(name, key, entry, owner, lease_s)
+                return name, self._stored(key, entry)
         return None
 
     def get(self, tenant: str, key: str) -> Stored | None:
@@ -205,26 +236,31 @@ class LocalStore:
         label: str = "",
         only_finished: bool = False,
     ) -> list[Stored]:
-        """At most `limit` entries in the order of their making, those after `after`; StoreConflictError when that one
-        is not kept. `only_finished`: those that nobody works on."""
-        self._sweep(at_once=True)
-        entries = self._tenants[tenant].entries if tenant in self._tenants else {}
-        if after is not None and after not in entries:
+        """At most `limit` entries of a label in the order of their making, those after `after`; StoreConflictError
+        when that one is not kept, or of another label. `only_finished`: those that nobody works on."""
+        self._sweep()
+        found = self._tenants.get(tenant, _Tenant())
+        entries = found.entries
+        if after is not None and (after not in entries or label not in ("", entries[after].label)):
             raise StoreConflictError(f"{after} is not kept")
         bound = entries[after].created if after is not None else None
-        wanted = [
-            (key, entry)
-            for key, entry in entries.items()
-            if (not label or entry.label == label)
-            and not (only_finished and entry.owner)
-            and (bound is None or (entry.created < bound if newest_first else entry.created > bound))
-        ]
-        wanted.sort(key=lambda pair: pair[1].created, reverse=newest_first)
-        return [self._stored(key, entry) for key, entry in wanted[:limit]]
+        page: list[Stored] = []
+        for made, key in found.ages[label].walk(bound, newest_first) if label in found.ages else ():
+            if len(page) == limit:
+                break
+            entry = entries.get(key)
+            if entry is not None and entry.created == made and not (only_finished and entry.owner):
+                page.append(self._stored(key, entry))
+        return page
+
+    def size(self) -> tuple[int, int]:
+        """The number of entries, and their bytes."""
+        self._sweep()
+        return self._num_entries, self._num_bytes
 
     def check_room(self, tenant: str, num_bytes: int) -> None:
         """StorageFullError where a new entry of so many bytes finds no room; one that evicts makes it."""
-        self._sweep(at_once=True)
+        self._sweep()
         self._make_room(tenant, 1, num_bytes, "")
 
     def delete(self, tenant: str, key: str) -> bool:
@@ -236,16 +272,53 @@ class LocalStore:
         found.num_bytes -= entry.num_bytes
         self._num_bytes -= entry.num_bytes
         self._num_entries -= 1
+        self._own(tenant, key, entry, "", 0.0)
+        for label in {"", entry.label}:
+            found.ages[label].gone(lambda key, made: key in found.entries and found.entries[key].created == made)
+            if not found.ages[label]:
+                del found.ages[label]
         if not found.entries:
             del self._tenants[tenant]
+        self._has_changed(tenant)
         return True
+
+    def _add(self, tenant: str, key: str, entry: _Entry) -> None:
+        found = self._tenants.setdefault(tenant, _Tenant())
+        found.entries[key] = entry
+        self._num_entries += 1
+        for label in {"", entry.label}:
+            found.ages.setdefault(label, Ages()).add(entry.created, key)
+
+    def _own(self, tenant: str, key: str, entry: _Entry, owner: str, until: float) -> None:
+        entry.owner, entry.lease_until = owner, until
+        owned = self._tenants[tenant].owned
+        if owner:
+            owned[key] = self._under_way[tenant, key] = entry
+        else:
+            owned.pop(key, None)
+            self._under_way.pop((tenant, key), None)
+
+    def _has_changed(self, tenant: str) -> None:
+        self._by_entries.changed(tenant)
+        self._by_bytes.changed(tenant)
+
+    def _entries_of(self, tenant: str) -> int | None:
+        return len(self._tenants[tenant].entries) if tenant in self._tenants else None
+
+    def _bytes_of(self, tenant: str) -> int | None:
+        return self._tenants[tenant].num_bytes if tenant in self._tenants else None
+
+    def _expires_at(self, tenant: str, key: str, when: float) -> bool:
+        found = self._tenants.get(tenant)
+        entry = found.entries.get(key) if found is not None else None
+        return entry is not None and entry.expires_at == when
 
     def _check_owned(self, tenant: str, most: int) -> None:
         found = self._tenants.get(tenant)
-        entries, now = found.entries.values() if found is not None else (), self._clock()
+        owned, now = found.owned.values() if found is not None else (), self._clock()
         # A lost one that is kept will be gone on with; any other one runs no more.
         keeps_lost = self._limits.keeps_lost
-        number = sum(bool(entry.owner) if keeps_lost else entry.is_held(now) for entry in entries)
+        number = len(owned) if keeps_lost else sum(entry.is_held(now) for entry in owned)
         if number >= most:
             raise OverloadedError(f"{number} of yours are under way; at most {most}")
 
@@ -263,8 +336,8 @@ class LocalStore:
             raise StoreConflictError(f"{key} is gone, or somebody else's by now")
         return entry
 
-    def _give(self, entry: _Entry, owner: str, lease_s: float) -> None:
-        entry.owner, entry.lease_until = owner, self._clock() + lease_s
+    def _give(self, tenant: str, key: str, entry: _Entry, owner: str, lease_s: float) -> None:
+        self._own(tenant, key, entry, owner, self._clock() + lease_s)
         entry.version += 1
 
     def _stored(self, key: str, entry: _Entry) -> Stored:
@@ -277,6 +350,7 @@ class LocalStore:
         entry.num_bytes += num_bytes
         self._tenants[tenant].num_bytes += num_bytes
         self._num_bytes += num_bytes
+        self._has_changed(tenant)
 
     def _make_room(self, tenant: str, num_entries: int, num_bytes: int, key: str) -> None:
         """Room for so much more of a tenant's, at the cost of anything but the entry `key` that grows."""
@@ -288,11 +362,11 @@ class LocalStore:
             own = self._tenants.get(tenant) or _Tenant()
             own_count, own_bytes = len(own.entries) + num_entries, own.num_bytes + num_bytes
             if own_count > limits.max_tenant_entries or own_bytes > limits.max_tenant_bytes:
-                victims = [tenant]
+                victims = iter((tenant,))
             elif self._num_entries + num_entries > limits.max_entries:
-                victims = self._largest(tenant, num_entries, lambda held: len(held.entries))
+                victims = self._largest(tenant, own_count, self._by_entries)
             elif self._num_bytes + num_bytes > limits.max_bytes:
-                victims = self._largest(tenant, num_bytes, lambda held: held.num_bytes)
+                victims = self._largest(tenant, own_bytes, self._by_bytes)
             else:
                 return
             if not limits.evicts or not fits or not any(self._evict(name, key) for name in victims):
@@ -301,11 +375,17 @@ class LocalStore:
                     f"{len(own.entries)} with {own.num_bytes} bytes of yours; delete some, or let them expire"
                 )
 
-    def _largest(self, tenant: str, growth: int, size: Callable[[_Tenant], int]) -> list[str]:
-        """Tenants by what they hold, the largest first; `tenant`, who wants to grow, before an equal one."""
-        sizes = {name: size(held) for name, held in self._tenants.items()}
-        sizes[tenant] = sizes.get(tenant, 0) + growth
-        return sorted(sizes, key=lambda name: (-sizes[name], name != tenant))
+    def _largest(self, tenant: str, wanted: int, order: Largest) -> Iterator[str]:
+        """Tenants by what they hold, the largest first; `tenant`, who would hold `wanted`, before an equal one."""
+        is_named = False
+        for size, name in order.descending():
+            if not is_named and wanted >= size:
+                is_named = True
+                yield tenant
+            if name != tenant:
+                yield name
+        if not is_named:
+            yield tenant
 
     def _evict(self, tenant: str, but: str) -> bool:
         """Forget what a tenant did not use for longest and nobody works on; False when there is nothing such."""
@@ -316,16 +396,10 @@ class LocalStore:
         oldest = next((key for key in idle if key != but), None)
         return oldest is not None and self.delete(tenant, oldest)
 
-    def _sweep(self, at_once: bool = False) -> None:
+    def _sweep(self) -> None:
         """Forget what has expired."""
-        now = self._clock()
-        if not at_once and now - self._swept < SWEEP_S:
-            return
-        self._swept = now
-        for name, tenant in list(self._tenants.items()):
-            for key, entry in list(tenant.entries.items()):
-                if entry.expires_at is not None and entry.expires_at <= now:
-                    self.delete(name, key)
+        for tenant, key in self._dues.until(self._clock()):
+            self.delete(tenant, key)
 
 
 def _check_seen(key: str, entry: _Entry | None, seen: Seen | None) -> None:
@@ -338,7 +412,7 @@ def _check_seen(key: str, entry: _Entry | None, seen: Seen | None) -> None:
 
 
 def _is_repeated(entry: _Entry, header: bytes, append: Sequence[bytes], seen: Seen | None, owner: str) -> bool:
-    """Whether the last change of an entry was the put of just this after `seen`."""
+    """True if the last change of an entry was the put of just this after `seen`."""
     if seen is None or (entry.version, entry.header, entry.owner) != (seen.version + 1, header, owner):
         return False
     return entry.chunks[len(entry.chunks) - len(append) :] == list(append)

@@ -71,6 +71,10 @@ class TenantStore:
         """See LocalStore.append."""
         return cast(int, await self._ask("append", tenant, key, chunks, owner, at))
 
+    async def join(self, tenant: str, key: str, header: bytes, parts: Sequence[str], owner: str, **options: Any) -> int:
+        """See LocalStore.join."""
+        return cast(int, await self._ask("join", tenant, key, header, parts, owner, **options))
+
     async def renew(self, tenant: str, key: str, owner: str, lease_s: float) -> int:
         """See LocalStore.renew."""
         return cast(int, await self._ask("renew", tenant, key, owner, lease_s))
@@ -108,6 +112,10 @@ class TenantStore:
     async def check_room(self, tenant: str, num_bytes: int) -> None:
         """See LocalStore.check_room."""
         await self._ask("check_room", tenant, num_bytes)
+
+    async def size(self) -> tuple[int, int]:
+        """See LocalStore.size."""
+        return cast(tuple[int, int], await self._ask("size"))
 
     async def delete(self, tenant: str, key: str) -> bool:
         """See LocalStore.delete."""

@@ -1,0 +1,1 @@
+"""The HTTP application, and the routes about the server itself."""

@@ -1,0 +1,55 @@
+"""One model as those see it that turn requests into tokens and tokens into answers."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+
+from app.checkpoints.model_info import ModelInfo
+from app.records.pooling_info import PoolingInfo
+from app.records.request_bounds import RequestBounds
+from app.text.chat_template import ChatTemplate
+from app.text.tokenizer import Tokenizer
+
+
+@dataclass
+class ServedModel:
+    """Holds names, text tools and limits of a model."""
+
+    name: str
+    info: ModelInfo
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate
+    max_model_len: int
+    max_kv_tokens: int | None = None  # tokens that the whole KV cache of one replica holds; None while unknown
+    aliases: tuple[str, ...] = ()
+    created: int = 0  # seconds since the epoch
+    max_num_seqs: int | None = None  # requests that all replicas together run at a time; None where unknown
+    num_replicas: int = 1  # that those are, at least
+    pooling: PoolingInfo | None = None  # set for a model that gives vectors; None: it generates
+    tool_parser: str = "auto"  # as ModelConfig has them
+    reasoning_parser: str = "auto"
+    _bounds: RequestBounds | None = field(default=None, init=False, repr=False, compare=False)
+
+    @property
+    def bounds(self) -> RequestBounds:
+        """Returns what one request may ask of it: settled once, and again when the size of the KV cache is known."""
+        if self._bounds is None or self._bounds.max_kv_tokens != self.max_kv_tokens:
+            own = self.info.vocab_size, self.info.eos_token_ids
+            self._bounds = RequestBounds(*own, self.max_model_len, self.max_kv_tokens, self.pooling)
+        return self._bounds
+
+    @property
+    def max_running(self) -> int:
+        """Requests of one HTTP request that may be in the engines at a time: they leave a quarter of the rows to
+        others, who so need not wait for all of them."""
+        return sys.maxsize if self.max_num_seqs is None else _most_of(self.max_num_seqs)
+
+    @property
+    def max_running_of_prompt(self) -> int:
+        """The same for the choices of one prompt, which all run on one replica."""
+        return sys.maxsize if self.max_num_seqs is None else _most_of(self.max_num_seqs // self.num_replicas)
+
+
+def _most_of(num_rows: int) -> int:
+    return max(1, num_rows - max(1, num_rows // 4))
