@@ -14,19 +14,21 @@ from typing import Any
 from ray import serve
 from ray.serve.config import RequestRouterConfig
 
-from app.config import ModelConfig, ServeConfig
+from app.config.model import ModelConfig
+from app.config.serve import ServeConfig
 from app.deployments.admin.admin import Admin
 from app.deployments.admin.shared_state import ADMIN
 from app.deployments.autoscaling.serve_policy import engine_config, front_config
 from app.deployments.config_check import check_config
-from app.deployments.engine_factory import EngineFactory
-from app.deployments.engine_replica import EngineReplica
-from app.deployments.ingress import Ingress
-from app.deployments.resources import cluster_resources, replica_bundles, runs_here, warn_of_shortages
-from app.deployments.routing.pinned_request_router import PinnedRequestRouter
-from app.deployments.routing.router import Router
-from app.deployments.serve_args import parse_args
-from app.deployments.start_errors import start_errors_logged
+from app.deployments.ingress.ingress import Ingress
+from app.deployments.process.start_errors import start_errors_logged
+from app.deployments.replica.engine_factory import EngineFactory
+from app.deployments.replica.engine_replica import EngineReplica
+from app.deployments.router.router import Router
+from app.deployments.serve.http_server import HOOK
+from app.deployments.serve.pinned_request_router import PinnedRequestRouter
+from app.deployments.serve.resources import cluster_resources, replica_bundles, runs_here, warn_of_shortages
+from app.deployments.serve.serve_args import parse_args
 from app.telemetry.logging import configure_logging
 
 logger = logging.getLogger("manta.serve")
@@ -85,7 +87,7 @@ def _ingress(config: ServeConfig) -> Any:
         name="Ingress",
         **_front_replicas(config),
         max_ongoing_requests=MAX_ONGOING_REQUESTS,
-        ray_actor_options={"num_cpus": config.ingress.num_cpus},
+        ray_actor_options={"num_cpus": config.ingress.num_cpus, "runtime_env": {"env_vars": HOOK}},
         max_surge_percent=_surge(config.ingress.num_cpus),
         graceful_shutdown_timeout_s=config.ingress.graceful_shutdown_timeout_s,
         graceful_shutdown_wait_loop_s=DRAIN_CHECK_S,

@@ -1,14 +1,14 @@
-"""What can be known to be wrong with a configuration from the files of this node, before any replica starts."""
+"""Finds what can be known to be wrong with a configuration from the files of this node, before any replica starts."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
 
-from app.api.auth import ApiKeys
-from app.api.served_models import check_engine_plugins, check_served_model
+from app.api.generation.served_models import check_engine_plugins, check_served_model
+from app.api.http.auth import ApiKeys
 from app.backends import ROUTING_POLICIES
-from app.config import ServeConfig
+from app.config.serve import ServeConfig
 
 
 def check_config(config: ServeConfig, environ: Mapping[str, str] = os.environ) -> None:

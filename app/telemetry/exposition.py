@@ -15,7 +15,7 @@ from app.telemetry.metrics import METRICS, Histogram, Metric, Snapshot
 
 
 class _Collected(Collector):
-    """What several replicas counted, as a collector of Prometheus' client library."""
+    """Sums what several replicas counted, as a collector of Prometheus' client library."""
 
     def __init__(self, snapshots: Sequence[Snapshot]) -> None:
         self._snapshots = snapshots

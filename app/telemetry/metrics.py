@@ -44,6 +44,7 @@ TOKENS = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2
 _PROCESS_START_S = psutil.Process().create_time()
 Kind = Literal["counter", "gauge", "histogram"]
 Scope = Literal["engine", "ingress", "router"]
+Reads = str | Mapping[str, str]
 
 # The values that a label may take; a text says what bounds those that are not known beforehand.
 LABEL_VALUES: dict[str, tuple[str, ...] | str] = {
@@ -55,7 +56,9 @@ LABEL_VALUES: dict[str, tuple[str, ...] | str] = {
     "slo": ("ttft", "itl"),
     "met": ("yes", "no"),
     "kind": ("prompt", "output"),
-    "status": ("2xx", "3xx", "4xx", "5xx"),
+    "held": ("bodies", "lines of batches"),
+    "store": ("responses", "answers", "files", "batches"),
+    "status": ("1xx", "2xx", "3xx", "4xx", "5xx"),
     "method": ("GET", "POST", "DELETE", "OPTIONS", "HEAD", "PUT", "PATCH", "other"),
     "handler": "the paths of the server's routes, and `none`",
     "class": ("interactive", "default", "bulk"),
@@ -63,6 +66,7 @@ LABEL_VALUES: dict[str, tuple[str, ...] | str] = {
         *("admitted", "waited", "local"),
         *("rejected_tenant", "rejected_server", "rejected_retry", "rejected_ingress"),
     ),
+    "field": "the names in the tables of ignored fields and headers, and `other`",
     "level": "what routing policies can be informed by",
     "model_name": "the served models",
     "tenant": "digests of the tenants with most tokens, at most 32 for an engine, and `other`",
@@ -77,13 +81,19 @@ OWN_LABEL_VALUES = {("manta:ingress_migrations_total", "reason"): ("lost", "move
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric family. `labels` come after those that identify the replica; buckets are upper bounds."""
+    """One metric family. `labels` come after those that identify the replica; buckets are upper bounds.
+
+    `reads` says where an engine's value comes from, as "source.name", or one such place for each value of its label:
+    `stats` (EngineStats, what routing decides on), `figures` (`telemetry/figures.py`), `step` (StepStats or what it
+    measured, for each step) and `request` (RequestTimings, for each one that ended). Empty: who counts it sets it.
+    """
 
     name: str
     kind: Kind
     help: str
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
+    reads: Reads = ""
 
     @property
     def known_series(self) -> list[tuple[str, ...]]:
@@ -94,8 +104,14 @@ class Metric:
         return list(itertools.product(*known))
 
     @property
+    def sources(self) -> list[tuple[tuple[str, ...], str, str]]:
+        """Returns what `reads` says: label values, source, name."""
+        reads = {(): self.reads} if isinstance(self.reads, str) else {(value,): it for value, it in self.reads.items()}
+        return [(labels, *_source(where)) for labels, where in reads.items() if where]
+
+    @property
     def scopes(self) -> tuple[Scope, ...]:
-        """Which kinds of replica count it."""
+        """Tells which kinds of replica count it."""
         if self.name.startswith("process_"):
             return ("engine", "ingress", "router")
         if self.name.startswith(("manta:router_", "manta:queue_seconds_")):
@@ -103,81 +119,187 @@ class Metric:
         return ("ingress",) if self.name.startswith(("manta:ingress_", "manta:admission_", "http_")) else ("engine",)
 
 
-def _counter(name: str, help: str, *labels: str) -> Metric:
-    return Metric(name, "counter", help, labels)
+def _source(where: str) -> tuple[str, str]:
+    source, _, name = where.partition(".")
+    return source, name
 
 
-def _gauge(name: str, help: str, *labels: str) -> Metric:
-    return Metric(name, "gauge", help, labels)
+def _counter(name: str, help: str, *labels: str, reads: Reads = "") -> Metric:
+    return Metric(name, "counter", help, labels, reads=reads)
 
 
-def _histogram(name: str, help: str, buckets: tuple[float, ...], *labels: str) -> Metric:
-    return Metric(name, "histogram", help, labels, buckets)
+def _gauge(name: str, help: str, *labels: str, reads: Reads = "") -> Metric:
+    return Metric(name, "gauge", help, labels, reads=reads)
+
+
+def _histogram(name: str, help: str, buckets: tuple[float, ...], *labels: str, reads: Reads = "") -> Metric:
+    return Metric(name, "histogram", help, labels, buckets, reads)
 
 
 METRICS: tuple[Metric, ...] = (
-    _gauge("vllm:num_requests_running", "Requests in the running batch."),
-    _gauge("vllm:num_requests_waiting", "Requests that wait to be scheduled."),
-    _gauge("vllm:num_requests_waiting_by_reason", "The same: for capacity, or deferred by a slow client.", "reason"),
-    _gauge("vllm:kv_cache_usage_perc", "Share of the KV-cache blocks in use, 0 to 1."),
-    _counter("vllm:num_preemptions_total", "Requests that had to give their KV blocks back."),
+    _gauge("vllm:num_requests_running", "Requests in the running batch.", reads="stats.num_running"),
+    _gauge("vllm:num_requests_waiting", "Requests that wait to be scheduled.", reads="stats.num_waiting"),
+    _gauge(
+        "vllm:num_requests_waiting_by_reason",
+        "The same: for capacity, or deferred by a slow client.",
+        "reason",
+        reads={"capacity": "stats.num_undeferred", "deferred": "stats.num_deferred"},
+    ),
+    _gauge("vllm:kv_cache_usage_perc", "Share of the KV-cache blocks in use, 0 to 1.", reads="stats.kv_cache_usage"),
+    _counter(
+        "vllm:num_preemptions_total", "Requests that had to give their KV blocks back.", reads="figures.preemptions"
+    ),
     _counter(
         "manta:experts_moved_total",
         "Experts moved between GPUs to keep these equally busy (enable_eplb); of the last pipeline stage.",
+        reads="figures.experts_moved",
     ),
     _gauge(
         "manta:expert_imbalance",
         "Busiest GPU's share of tokens over the mean, as counted last (enable_eplb); of the last pipeline stage.",
+        reads="figures.expert_imbalance",
     ),
-    _counter("vllm:prompt_tokens_total", "Prompt tokens processed."),
-    _counter("vllm:prompt_tokens_cached_total", "Prompt tokens found in the prefix cache."),
+    _counter("vllm:prompt_tokens_total", "Prompt tokens processed.", reads="figures.prompt_tokens"),
     _counter(
-        "vllm:prompt_tokens_by_source_total", "Prompt tokens: computed, found on the device, or brought back.", "source"
+        "vllm:prompt_tokens_cached_total", "Prompt tokens found in the prefix cache.", reads="figures.cached_tokens"
     ),
-    _counter("vllm:generation_tokens_total", "Tokens generated."),
-    _counter("vllm:prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache."),
-    _counter("vllm:prefix_cache_hits_total", "Prompt tokens the prefix cache held."),
-    _counter("vllm:external_prefix_cache_queries_total", "Tokens looked up in the host-memory tier."),
-    _counter("vllm:external_prefix_cache_hits_total", "Tokens that the host-memory tier brought back."),
-    _gauge("manta:kv_host_usage_perc", "Share of the host-memory tier's KV blocks in use, 0 to 1."),
-    _counter("manta:kv_host_stored_bytes_total", "Bytes copied from the device to the host-memory tier."),
-    _counter("manta:kv_host_loaded_bytes_total", "Bytes copied back from the host-memory tier."),
-    _gauge("vllm:kv_offload_cpu_cache_usage_perc", "As manta:kv_host_usage_perc, under vLLM's name."),
-    _counter("vllm:kv_offload_store_bytes_total", "As manta:kv_host_stored_bytes_total, under vLLM's name."),
-    _counter("vllm:kv_offload_load_bytes_total", "As manta:kv_host_loaded_bytes_total, under vLLM's name."),
+    _counter(
+        "vllm:prompt_tokens_by_source_total",
+        "Prompt tokens: computed, found on the device, or brought back.",
+        "source",
+        reads={
+            "local_compute": "figures.computed_tokens",
+            "local_cache_hit": "figures.found_tokens",
+            "external_kv_transfer": "figures.loaded_tokens",
+        },
+    ),
+    _counter("vllm:generation_tokens_total", "Tokens generated.", reads="figures.generation_tokens"),
+    _counter(
+        "vllm:prefix_cache_queries_total",
+        "Prompt tokens looked up in the prefix cache.",
+        reads="figures.prefix_cache_queries",
+    ),
+    _counter("vllm:prefix_cache_hits_total", "Prompt tokens the prefix cache held.", reads="figures.prefix_cache_hits"),
+    _counter(
+        "vllm:external_prefix_cache_queries_total",
+        "Tokens looked up in the host-memory tier.",
+        reads="figures.tier_queries",
+    ),
+    _counter(
+        "vllm:external_prefix_cache_hits_total",
+        "Tokens that the host-memory tier brought back.",
+        reads="figures.tier_hits",
+    ),
+    _gauge(
+        "manta:kv_host_usage_perc",
+        "Share of the host-memory tier's KV blocks in use, 0 to 1.",
+        reads="figures.kv_host_usage",
+    ),
+    _counter(
+        "manta:kv_host_stored_bytes_total",
+        "Bytes copied from the device to the host-memory tier.",
+        reads="figures.kv_host_stored_bytes",
+    ),
+    _counter(
+        "manta:kv_host_loaded_bytes_total",
+        "Bytes copied back from the host-memory tier.",
+        reads="figures.kv_host_loaded_bytes",
+    ),
+    _gauge(
+        "vllm:kv_offload_cpu_cache_usage_perc",
+        "As manta:kv_host_usage_perc, under vLLM's name.",
+        reads="figures.kv_host_usage",
+    ),
+    _counter(
+        "vllm:kv_offload_store_bytes_total",
+        "As manta:kv_host_stored_bytes_total, under vLLM's name.",
+        reads="figures.kv_host_stored_bytes",
+    ),
+    _counter(
+        "vllm:kv_offload_load_bytes_total",
+        "As manta:kv_host_loaded_bytes_total, under vLLM's name.",
+        reads="figures.kv_host_loaded_bytes",
+    ),
     _histogram(
-        "vllm:kv_block_lifetime_seconds", "From being handed out to its eviction; 1 block in 64.", KV_RESIDENCY_S
+        "vllm:kv_block_lifetime_seconds",
+        "From being handed out to its eviction; 1 block in 64.",
+        KV_RESIDENCY_S,
+        reads="step.lifetime_s",
     ),
     _histogram(
-        "vllm:kv_block_idle_before_evict_seconds", "From a cached block's last use to its eviction.", KV_RESIDENCY_S
+        "vllm:kv_block_idle_before_evict_seconds",
+        "From a cached block's last use to its eviction.",
+        KV_RESIDENCY_S,
+        reads="step.idle_s",
     ),
-    _histogram("vllm:kv_block_reuse_gap_seconds", "Between two uses of a cached block.", KV_RESIDENCY_S),
+    _histogram(
+        "vllm:kv_block_reuse_gap_seconds",
+        "Between two uses of a cached block.",
+        KV_RESIDENCY_S,
+        reads="step.reuse_gap_s",
+    ),
     _gauge("vllm:engine_sleep_state", "1 for the state that the engine is in.", "sleep_state"),
     _counter("vllm:request_success_total", "Requests that ended, by reason.", "finished_reason"),
-    _histogram("vllm:iteration_tokens_total", "Tokens of each engine step.", ITERATION_TOKENS),
-    _histogram("vllm:time_to_first_token_seconds", "From arrival to the first token.", TTFT_S),
-    _histogram("vllm:inter_token_latency_seconds", "Between two outputs of a request.", ITL_S),
-    _histogram("vllm:request_time_per_output_token_seconds", "A request's mean time per token after the first.", ITL_S),
-    _histogram("vllm:e2e_request_latency_seconds", "From arrival to the last token.", LATENCY_S),
-    _histogram("vllm:request_queue_time_seconds", "From arrival at the engine to being scheduled.", LATENCY_S),
-    _histogram("vllm:request_prefill_time_seconds", "From being scheduled to the first token.", LATENCY_S),
-    _histogram("vllm:request_decode_time_seconds", "From the first token to the last.", LATENCY_S),
-    _histogram("vllm:request_inference_time_seconds", "From being scheduled to the last token.", LATENCY_S),
-    _histogram("vllm:request_prompt_tokens", "Prompt tokens of a request.", TOKENS),
-    _histogram("vllm:request_generation_tokens", "Tokens a request generated.", TOKENS),
-    _histogram("vllm:request_max_num_generation_tokens", "Most tokens that a request might generate.", TOKENS),
-    _histogram("vllm:request_params_max_tokens", "The max_tokens of a request.", TOKENS),
-    _histogram("vllm:request_params_n", "The n of a request.", N_CHOICES),
+    _histogram("vllm:iteration_tokens_total", "Tokens of each engine step.", ITERATION_TOKENS, reads="step.num_tokens"),
+    _histogram("vllm:time_to_first_token_seconds", "From arrival to the first token.", TTFT_S, reads="step.ttft_s"),
+    _histogram("vllm:inter_token_latency_seconds", "Between two outputs of a request.", ITL_S, reads="step.itl_s"),
     _histogram(
-        "vllm:request_prefill_kv_computed_tokens", "Prompt tokens of a request that had to be computed.", TOKENS
+        "vllm:request_time_per_output_token_seconds",
+        "A request's mean time per token after the first.",
+        ITL_S,
+        reads="request.per_token_s",
     ),
-    _histogram("vllm:request_num_preemptions", "Times a request was preempted.", PREEMPTIONS),
+    _histogram("vllm:e2e_request_latency_seconds", "From arrival to the last token.", LATENCY_S, reads="request.e2e_s"),
+    _histogram(
+        "vllm:request_queue_time_seconds",
+        "From arrival at the engine to being scheduled.",
+        LATENCY_S,
+        reads="request.queue_s",
+    ),
+    _histogram(
+        "vllm:request_prefill_time_seconds",
+        "From being scheduled to the first token.",
+        LATENCY_S,
+        reads="request.prefill_s",
+    ),
+    _histogram(
+        "vllm:request_decode_time_seconds", "From the first token to the last.", LATENCY_S, reads="request.decode_s"
+    ),
+    _histogram(
+        "vllm:request_inference_time_seconds",
+        "From being scheduled to the last token.",
+        LATENCY_S,
+        reads="request.inference_s",
+    ),
+    _histogram("vllm:request_prompt_tokens", "Prompt tokens of a request.", TOKENS, reads="request.num_prompt_tokens"),
+    _histogram(
+        "vllm:request_generation_tokens", "Tokens a request generated.", TOKENS, reads="request.num_generation_tokens"
+    ),
+    _histogram(
+        "vllm:request_max_num_generation_tokens",
+        "Most tokens that a request might generate.",
+        TOKENS,
+        reads="request.max_tokens",
+    ),
+    _histogram("vllm:request_params_max_tokens", "The max_tokens of a request.", TOKENS, reads="request.max_tokens"),
+    _histogram("vllm:request_params_n", "The n of a request.", N_CHOICES, reads="request.num_choices"),
+    _histogram(
+        "vllm:request_prefill_kv_computed_tokens",
+        "Prompt tokens of a request that had to be computed.",
+        TOKENS,
+        reads="request.num_computed_prompt_tokens",
+    ),
+    _histogram(
+        "vllm:request_num_preemptions", "Times a request was preempted.", PREEMPTIONS, reads="request.num_preemptions"
+    ),
     _gauge(
         "vllm:cache_config_info",
         "Shape of the KV cache, its tokens, and how many requests of full length it holds; always 1.",
         *("block_size", "num_gpu_blocks", "kv_cache_size_tokens", "kv_cache_max_concurrency"),
     ),
-    _histogram("manta:step_seconds", "Time of an engine step, by phase.", STEP_S, "phase"),
+    _histogram(
+        "manta:step_seconds", "Time of an engine step, by phase.", STEP_S, "phase", reads={"device": "step.step_time_s"}
+    ),
     _gauge("manta:slo_attainment", "Share of the last 1000 requests that met a service level objective.", "slo"),
     _counter(
         "manta:slo_requests_total", "Requests that met a service level objective, and that did not.", "slo", "met"
@@ -185,8 +307,10 @@ METRICS: tuple[Metric, ...] = (
     _counter("manta:goodput_tokens_total", "Output tokens of requests that met all service level objectives."),
     _counter("manta:tenant_tokens_total", "Tokens of requests that ended, by tenant.", "tenant", "kind"),
     _gauge("manta:canary_age_seconds", "Since the engine last gave an output to a request or to a canary."),
-    _gauge("manta:num_requests_paused", "Requests held back because their clients are slow."),
-    _gauge("manta:outstanding_tokens", "Tokens that the replica still has to process."),
+    _gauge("manta:num_requests_paused", "Requests held back because their clients are slow.", reads="stats.num_paused"),
+    _gauge(
+        "manta:outstanding_tokens", "Tokens that the replica still has to process.", reads="stats.outstanding_tokens"
+    ),
     _gauge("manta:ingress_requests", "Requests in flight in this ingress replica."),
     _gauge("manta:ingress_waiting_requests", "Requests that wait for a model's first replica.", "model_name"),
     _gauge("manta:ingress_channels", "Engine replicas that this ingress replica can send requests to."),
@@ -195,6 +319,11 @@ METRICS: tuple[Metric, ...] = (
         "1 while this ingress replica reaches no engine replica of a model that is to have one, else 0.",
         "model_name",
     ),
+    _gauge("manta:ingress_store_down", "1 while the store of tenants does not answer this ingress replica, else 0."),
+    _gauge("manta:ingress_sockets", "Websockets open in this ingress replica."),
+    _gauge("manta:ingress_held_bytes", "Memory that this ingress replica holds for clients.", "held"),
+    _gauge("manta:ingress_stored_entries", "Entries in the store of tenants, the same in each replica.", "store"),
+    _gauge("manta:ingress_stored_bytes", "Their bytes.", "store"),
     _counter("manta:ingress_rejections_total", "Requests this ingress replica turned away because it was full."),
     _counter("manta:ingress_route_fallbacks_total", "Requests placed without an answer of the Router."),
     _counter("manta:ingress_routes_total", "Prompts placed, by what the choice was informed by.", "level"),
@@ -204,6 +333,7 @@ METRICS: tuple[Metric, ...] = (
     _histogram("manta:ingress_migration_stall_seconds", "From there to the next output, elsewhere.", LATENCY_S),
     _counter("manta:ingress_channels_lost_total", "Token channels that broke while in use."),
     _counter("http_requests_total", "HTTP requests that were answered.", "handler", "method", "status"),
+    _counter("manta:ingress_ignored_fields_total", "Fields and headers of requests that change nothing.", "field"),
     _histogram("http_request_duration_seconds", "Their time, to the answer's last byte.", HTTP_S, "handler", "method"),
     _gauge("process_start_time_seconds", "When the replica's process began, in seconds since 1970."),
     _gauge("manta:router_feeds", "Engine replicas that this Router replica listens to.", "model_name"),

@@ -1,4 +1,4 @@
-"""What a server remembers of one HTTP request, so that its line in the log and its spans can be made at the end.
+"""Holds what a server remembers of one HTTP request, so that its line in the log and its spans can be made at the end.
 
 A few fields for each replica that works on it, none for a token. Times are of `time.monotonic()`, in seconds.
 """
@@ -12,8 +12,6 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.telemetry.tenant_tokens import tenant_label
-
 MAX_GENERATIONS = 256  # of one HTTP request that are remembered one by one
 # A tracestate that is passed on, in characters and in members.
 MAX_STATE_CHARS, MAX_MEMBER_CHARS, MAX_MEMBERS = 512, 128, 32
@@ -23,7 +21,7 @@ _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})(
 
 @dataclass(slots=True, frozen=True)
 class EngineTimes:
-    """What an engine says of a request at its end, in seconds since it took the request in."""
+    """Holds what an engine says of a request at its end, in seconds since it took the request in."""
 
     scheduled_s: float
     first_token_s: float | None
@@ -104,7 +102,7 @@ class RequestRecord:
     generations: list[GenerationRecord] = field(default_factory=list)
     request_id: str = ""
     handler: str = ""  # the route
-    tenant: str = ""
+    tenant: str = ""  # its label: see TenantLabels
     status: int = 0
     ended: float = 0.0
     is_broken: bool = False  # the stream ended with an error event
@@ -134,12 +132,12 @@ class RequestRecord:
         return min(firsts, default=None)
 
     def log_fields(self) -> dict[str, Any]:
-        """What the line in the log says besides, where it is JSON; neither prompts nor answers."""
+        """Returns what the line in the log says besides, where it is JSON; neither prompts nor answers."""
         legs = [leg for one in self.generations for leg in one.legs]
         fields: dict[str, Any] = {
             "request_id": self.request_id,
             "trace_id": self.trace_id or None,
-            "tenant": tenant_label(self.tenant) if self.tenant else None,
+            "tenant": self.tenant or None,
             "status": self.status,
             "e2e_s": round(self.ended - self.started, 6),
         }

@@ -77,7 +77,7 @@ class StatLoggers:
         self._told: float | None = None
 
     def is_due(self, now: float) -> bool:
-        """Whether to call `publish`."""
+        """True if it is time to call `publish`."""
         return bool(self._runners) and (self._told is None or now - self._told >= self._interval_s)
 
     def publish(self, snapshot: Snapshot, now: float) -> None:

@@ -18,15 +18,23 @@ MARGIN = 1.25  # what a tenant must have more than the least of those with a ser
 TokenKind = Literal["prompt", "output"]
 
 
-def tenant_label(tenant: str) -> str:
-    """What stands for a tenant in metrics, spans and logs: the first 12 digits of its name's SHA-256."""
-    return hashlib.sha256(tenant.encode()).hexdigest()[:12]
+class TenantLabels:
+    """Makes what stands for a tenant in metrics, spans and logs: 12 digits that nobody can make of a name who does not
+    know the cluster's `secret`, so that one tenant's page of metrics confirms no guess at another's name."""
+
+    def __init__(self, secret: bytes = b"") -> None:
+        self._key = hashlib.blake2b(secret, digest_size=32, person=b"tenant label").digest()
+
+    def of(self, tenant: str) -> str:
+        """The label of a tenant's name."""
+        return hashlib.blake2b(tenant.encode(), digest_size=6, key=self._key).hexdigest()
 
 
 class TenantTokens:
     """Counts for one engine."""
 
-    def __init__(self, max_series: int = MAX_SERIES, max_tracked: int = MAX_TRACKED) -> None:
+    def __init__(self, labels: TenantLabels, max_series: int = MAX_SERIES, max_tracked: int = MAX_TRACKED) -> None:
+        self._labels_of = labels
         self.series: dict[tuple[str, ...], float] = {}  # (tenant label, kind) -> tokens
         self._max_series = max_series
         self._max_tracked = max_tracked
@@ -47,7 +55,7 @@ class TenantTokens:
         if label is None:
             if len(self._labels) >= self._max_tracked:
                 self._labels.clear()
-            label = self._labels[tenant] = tenant_label(tenant)
+            label = self._labels[tenant] = self._labels_of.of(tenant)
         return label
 
     def _track(self, label: str, num_tokens: int) -> None:

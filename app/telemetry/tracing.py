@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from app.errors import ConfigError
 from app.telemetry.request_record import GenerationRecord, Leg, RequestRecord
-from app.telemetry.tenant_tokens import tenant_label
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -26,6 +25,7 @@ PROVIDER = "manta"
 OPERATIONS = {
     "/v1/completions": "text_completion",
     "/v1/embeddings": "embeddings",
+    "/v2/embed": "embeddings",
     "/v1/score": "score",
     "/v1/rerank": "rerank",
     "/rerank": "rerank",
@@ -89,7 +89,7 @@ class Tracing:
         name = f"{record.method} {record.handler}"
         attributes = {HTTP_METHOD: record.method, HTTP_ROUTE: record.handler, REQUEST_ID: record.request_id}
         if record.tenant:
-            attributes[TENANT] = tenant_label(record.tenant)
+            attributes[TENANT] = record.tenant
         server = self._tracer.start_span(
             name, _remote(record), SpanKind.SERVER, attributes, start_time=record.ns(record.started)
         )

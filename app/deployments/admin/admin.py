@@ -13,16 +13,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.api.admin.app import create_admin_app
-from app.api.auth import ApiKeys
 from app.api.engine_client import ReplicaAnswer
-from app.config import ServeConfig
+from app.api.http.auth import ApiKeys
+from app.config.serve import ServeConfig
 from app.deployments.admin.engine_port import EnginePort
 from app.deployments.admin.fleet import ModelFleet
 from app.deployments.admin.fleet_state import FleetState
 from app.deployments.admin.listener import Listener
-from app.deployments.serve_logs import log_to_serve_files
-from app.deployments.start_errors import logs_start_error
+from app.deployments.process.cluster_secret import load_block_hash_key
+from app.deployments.process.serve_logs import log_to_serve_files
+from app.deployments.process.start_errors import logs_start_error
 from app.errors import EngineDeadError, InvalidRequestError, MantaError, ModelNotFoundError
+from app.telemetry.tenant_tokens import TenantLabels
 
 LOOK_AFTER_S = 2.0
 
@@ -86,17 +88,18 @@ class Admin:
         log_to_serve_files()
         assert config.admin.port is not None
         keys = await asyncio.to_thread(ApiKeys.of_operators, config.admin)
+        labels = TenantLabels(await asyncio.to_thread(load_block_hash_key))
         idle_s = config.admin.transfer_idle_s
         fleets = {name: ModelFleet(name, EnginePort(handle), idle_s) for name, handle in engines.items()}
         self._fleets = Fleets(config, fleets)
-        app = await asyncio.to_thread(create_admin_app, self._fleets, config, keys)
+        app = await asyncio.to_thread(create_admin_app, self._fleets, config, keys, labels)
         self._listener = Listener(app, config.admin.host, config.admin.port)
         await self._listener.start()
         self._task = asyncio.create_task(self._look_after(list(fleets.values())))
         logger.info("operators: http://%s:%d, %d keys", config.admin.host, config.admin.port, keys.num_keys)
 
     async def fleet_state(self, model: str) -> FleetState:
-        """What a replica that starts is to become."""
+        """Returns what a replica that starts is to become."""
         return await self._fleets.of(model).known_state()
 
     async def check_health(self) -> None:

@@ -57,7 +57,7 @@ class EnginePort:
         return await self._ask(replica_id, "drain", is_drained, move) is True
 
     async def _ask(self, replica_id: str, method: str, *arguments: Any, limit_s: float = 0.0) -> Any:
-        """What one replica says, or the error."""
+        """Asks one replica, and returns what it says, or the error."""
         handle = self._handle.options(method_name=method)
         try:
             return await call(handle, *arguments, target=replica_id, timeout_s=limit_s + TIMEOUT_S)

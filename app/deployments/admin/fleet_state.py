@@ -1,4 +1,4 @@
-"""What all replicas of a model are to be, and how control calls change it.
+"""Holds what all replicas of a model are to be, and what becomes of it.
 
 Nothing keeps it but the processes that follow it: the Admin, which alone changes it, and every replica, which is told.
 So it lives as long as one of them does, and a new application begins with its configuration.
@@ -7,17 +7,10 @@ So it lives as long as one of them does, and a new application begins with its c
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from app.engine.engine_state import TAGS, Tag
-
-# Control calls that change what a replica is. All other ones leave it as it was.
-CHANGES = frozenset({"pause", "resume", "sleep", "wake_up", "update_weights", "reload_weights"})
-# Those of a transfer from another process; between the first and the last no other change is taken.
-TRANSFER_BEGINS, TRANSFER_ENDS = "start_weight_update", "finish_weight_update"
-TRANSFER_PARTS = frozenset({"init_weight_transfer_engine", "receive_weights"})
+from app.records.engine_state import TAGS, Tag
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,29 +27,23 @@ class FleetState:
     revision: str = ""  # of the weights; empty: the configuration's
     is_sent: bool = False  # the weights came from another process, and are nowhere to be had again
 
-    def after(self, name: str, arguments: Mapping[str, Any], revision: str = "") -> FleetState:
-        """What a control call makes of it; `revision` is that of the weights which the call has brought."""
-        if name in ("pause", "resume"):
-            return replace(self, is_paused=name == "pause")
-        if name == "sleep":
-            return replace(self, sleep_level=max(self.sleep_level, arguments.get("level", 1)), asleep=frozenset(TAGS))
-        if name == "wake_up":
-            return self._woken(arguments.get("tags"))
-        if name == "update_weights":
-            return replace(self, weights=arguments["path"], revision=revision, is_sent=False)._has_weights()
-        if name == "reload_weights":
-            return replace(self, weights=None, revision="", is_sent=False)._has_weights()
-        if name == TRANSFER_ENDS:
-            return replace(self, weights=None, revision=revision, is_sent=True)._has_weights()
-        return self
+    def paused(self, is_paused: bool) -> FleetState:
+        """All stand still, or go on."""
+        return replace(self, is_paused=is_paused)
 
-    def _woken(self, tags: list[Tag] | None) -> FleetState:
+    def slept(self, level: int) -> FleetState:
+        """All have gone to sleep, at this level at least."""
+        return replace(self, sleep_level=max(self.sleep_level, level), asleep=frozenset(TAGS))
+
+    def woken(self, tags: list[Tag] | None) -> FleetState:
+        """Some or all (None) of what sleeps is awake; weights that were dropped are missing."""
         wanted = self.asleep if tags is None else self.asleep & set(tags)
         missing = self.weights_missing or ("weights" in wanted and self.sleep_level == 2)
         return replace(self, asleep=self.asleep - wanted, weights_missing=missing)._awake()
 
-    def _has_weights(self) -> FleetState:
-        return replace(self, weights_missing=False)._awake()
+    def loaded(self, weights: str | None, revision: str, is_sent: bool = False) -> FleetState:
+        """All have other weights."""
+        return replace(self, weights=weights, revision=revision, is_sent=is_sent, weights_missing=False)._awake()
 
     def _awake(self) -> FleetState:
         return self if self.asleep or self.weights_missing else replace(self, sleep_level=0)
@@ -66,7 +53,7 @@ class FleetState:
         return replace(self, epoch=self.epoch + 1, is_changing=is_changing)
 
     def as_json(self) -> dict[str, Any]:
-        """What an operator reads."""
+        """Returns what an operator reads."""
         return {
             "epoch": self.epoch,
             "is_changing": self.is_changing,
@@ -80,7 +67,7 @@ class FleetState:
 
 @dataclass(frozen=True, slots=True)
 class MemberReport:
-    """What one running replica says of itself."""
+    """Holds what one running replica says of itself."""
 
     replica_id: str
     index: int  # the `engine` label of its metrics

@@ -35,7 +35,7 @@ class Listener:
 
     @property
     def is_serving(self) -> bool:
-        """Whether it still does."""
+        """True if it still serves."""
         return self._task is not None and not self._task.done()
 
     async def start(self) -> None:

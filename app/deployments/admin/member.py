@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from app.deployments.admin.fleet_state import FleetState, latest
-from app.engine.engine_state import TAGS
 from app.errors import InvalidRequestError, MantaError
+from app.records.engine_state import TAGS
 
 POLL_S = 0.2
 
@@ -43,7 +43,7 @@ class FleetMember:
         self.state = FleetState()
 
     def tell(self, state: FleetState) -> bool:
-        """What the fleet is from now on; False where the replica has not joined, and will ask."""
+        """Tells it what the fleet is from now on; False where the replica has not joined, and will ask."""
         self._looked_at = True
         if self.state is None:
             return False
@@ -123,5 +123,5 @@ class FleetMember:
 
 
 def _has_weights(state: FleetState) -> bool:
-    """Whether its engines hold weights, on the device or in host memory."""
+    """True if its engines hold weights, on the device or in host memory."""
     return not state.weights_missing and not (state.sleep_level == 2 and "weights" in state.asleep)

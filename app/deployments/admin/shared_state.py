@@ -1,4 +1,4 @@
-"""Where a replica that starts learns what the fleet is."""
+"""Lets a replica that starts learn what the fleet is."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class SharedState:
         self._peers: Any = None
 
     async def ask(self) -> FleetState:
-        """What the fleet is; its configuration, where nobody knows better."""
+        """Returns what the fleet is; its configuration, where nobody knows better."""
         if self._admin is None:
             self._find()
         for _ in range(TRIES):

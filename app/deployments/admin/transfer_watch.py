@@ -1,4 +1,4 @@
-"""How long a transfer of weights has stood still: a trainer that leaves in the midst of one must not hold requests for
+"""Measures how long a transfer of weights has stood still: a trainer that leaves in the midst of one must not hold
 good."""
 
 from __future__ import annotations
@@ -7,13 +7,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from app.deployments.admin.fleet_state import TRANSFER_BEGINS, TRANSFER_ENDS, TRANSFER_PARTS
-
-_CALLS = {TRANSFER_BEGINS, TRANSFER_ENDS, *TRANSFER_PARTS}
-
 
 class TransferWatch:
-    """Sees every control call of one model; `limit_s`: seconds without one of the transfer's own."""
+    """Sees every control call of one model that is part of a transfer; `limit_s`: seconds without one."""
 
     def __init__(self, limit_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.limit_s = limit_s
@@ -22,11 +18,8 @@ class TransferWatch:
         self._ended_at = clock()
 
     @contextmanager
-    def during(self, name: str) -> Iterator[None]:
-        """A control call is made within the block; those that are no part of a transfer do not count."""
-        if name not in _CALLS:
-            yield
-            return
+    def during(self) -> Iterator[None]:
+        """A call is made within the block."""
         self._num_under_way += 1
         try:
             yield
@@ -36,5 +29,5 @@ class TransferWatch:
 
     @property
     def is_given_up(self) -> bool:
-        """Whether the sender has been silent for too long."""
+        """True if the sender has been silent for too long."""
         return not self._num_under_way and self._clock() - self._ended_at > self.limit_s

@@ -1,4 +1,4 @@
-"""How many replicas each model has: the arithmetic (`policy`), and the form in which Serve asks for it."""
+"""Decides how many replicas each model has: the arithmetic (`policy`), and the form in which Serve asks for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What engine replicas and ingresses tell Serve of themselves (`record_autoscaling_stats`), and what that says.
+"""The figures that engine replicas and ingresses tell Serve of themselves (`record_autoscaling_stats`), and what they
+say.
 
 Serve keeps each figure of each replica as a series of the last LOOK_BACK_S seconds. A series is known by its newest
 time: one that stays the same for STALE_S of the controller's clock has ended, whatever the replica's clock says.
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from app.deployments.autoscaling.policy import ReplicaLoad
 
 if TYPE_CHECKING:
-    from app.engine.stats import EngineStats
+    from app.records.stats import EngineStats
 
 INTERVAL_S = 1.0  # how often a replica records and sends its figures
 LOOK_BACK_S = 10.0  # over which a rate is taken
@@ -33,7 +34,8 @@ Series = Sequence[Point]
 
 
 def engine_figures(stats: EngineStats, num_requests: int, start_s: float) -> dict[str, float]:
-    """What one engine replica tells, which took `start_s` seconds to start and has so many requests of clients."""
+    """Returns what one engine replica tells, which took `start_s` seconds to start and has so many requests of
+    clients."""
     is_decoding = stats.outstanding_decode_tokens > 0 and stats.num_running > stats.num_paused
     return {
         # All prefill that ever came: it grows by what arrives, whether it is done or waits.
@@ -48,7 +50,8 @@ def engine_figures(stats: EngineStats, num_requests: int, start_s: float) -> dic
 
 
 def ingress_figures(waiting: Mapping[str, tuple[int, int]]) -> dict[str, float]:
-    """What one ingress tells, from the numbers of requests that wait for a replica and of their tokens, by model."""
+    """Returns what one ingress tells, from the numbers of requests that wait for a replica and of their tokens,
+    by model."""
     figures: dict[str, float] = {}
     for model, (num_requests, num_tokens) in waiting.items():
         figures[WAITING + model] = float(num_requests)
@@ -78,6 +81,6 @@ def last(series: Series) -> float:
 
 
 def _rate(counter: Series) -> float:
-    """How fast it grows; 0 as long as there is one point only."""
+    """Returns how fast it grows; 0 as long as there is one point only."""
     seconds = counter[-1].timestamp - counter[0].timestamp
     return max(0.0, counter[-1].value - counter[0].value) / seconds if seconds > 0 else 0.0

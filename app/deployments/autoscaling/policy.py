@@ -1,4 +1,5 @@
-"""How many replicas a model needs, and how many it shall have next. Pure functions: no clock, no Ray, nothing of `app`.
+"""Decides how many replicas a model needs, and how many it shall have next. Pure functions: no clock, no Ray, nothing
+of `app`.
 
 Serve's adapter and the simulator call `decide` with the same arguments. All of this room travels by value to Serve's
 controller, which may have no `app` to import.
@@ -37,7 +38,7 @@ BUCKET_S = 1.0  # the history keeps the least and the most of each
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """One model's options; see app/autoscaling_config.py, and app/slo_config.py."""
+    """One model's options; see app/config/autoscaling.py, and app/config/slo.py."""
 
     min_replicas: int
     max_replicas: int
@@ -54,13 +55,13 @@ class Settings:
 
     @property
     def down_window_s(self) -> float:
-        """How long a need is remembered."""
+        """Returns how long a need is remembered."""
         return max(self.down_delay_s, self.down_interval_s)
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaLoad:
-    """What one replica told of the last seconds."""
+    """Holds what one replica told of the last seconds."""
 
     prefill_rate: float  # seconds of prefill that arrived in a second
     queued_prefill_s: float  # that is still to be done
@@ -91,7 +92,7 @@ class Fleet:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What one decision leaves for the next."""
+    """Holds what one decision leaves for the next."""
 
     cold_start_s: float = 0.0  # from a decision to the replicas that serve; 0 until known
     prefill_token_s: float = 0.0  # the last that a replica had measured
@@ -104,7 +105,7 @@ class State:
 
 
 def decide(settings: Settings, fleet: Fleet, state: State) -> tuple[int, State]:
-    """How many replicas there shall be, and what to remember."""
+    """Decides how many replicas there shall be, and what to remember."""
     if state.history and fleet.now_s < state.history[-1][0]:  # the clock was set back
         state = State(state.cold_start_s, state.prefill_token_s)
     state = _measured(settings, fleet, state)
@@ -186,7 +187,8 @@ def _floor(settings: Settings, at_s: float) -> int:
 
 
 def _measured(settings: Settings, fleet: Fleet, state: State) -> State:
-    """How long a cold start takes, by the last scale-ups or else as replicas say, and what a prefill token costs."""
+    """Notes how long a cold start takes, by the last scale-ups or else as replicas say, and what a prefill token
+    costs."""
     costs = [load.prefill_token_s for load in fleet.loads if load.prefill_token_s > 0]
     if costs:
         state = replace(state, prefill_token_s=sum(costs) / len(costs))

@@ -37,8 +37,8 @@ from app.deployments.autoscaling.figures import (
 from app.deployments.autoscaling.policy import Fleet, Settings, State, decide
 
 if TYPE_CHECKING:
-    from app.autoscaling_config import AutoscalingConfig
-    from app.config import ModelConfig
+    from app.config.autoscaling import AutoscalingConfig
+    from app.config.model import ModelConfig
 
 logger = logging.getLogger("ray.serve")  # the controller's
 
@@ -51,7 +51,7 @@ Raw = Mapping[str, Mapping[Any, Series]]  # by name and replica
 
 
 class Reports:
-    """Which replicas have said something lately; `seen` is what the last decision left."""
+    """Tells which replicas have said something lately; `seen` is what the last decision left."""
 
     def __init__(self, now_s: float, seen: Mapping[str, tuple[float, float]]) -> None:
         self.seen: dict[str, tuple[float, float]] = {}
@@ -119,7 +119,7 @@ class ModelPolicy:
 
 
 def engine_config(model: ModelConfig, options: AutoscalingConfig) -> ServeAutoscalingConfig:
-    """What an engine deployment is given. All damping is the policy's own, so Serve adds none.
+    """Returns what an engine deployment is given. All damping is the policy's own, so Serve adds none.
 
     A number to start with is what Serve goes back to whenever the configuration has changed, however many replicas are
     busy: it gets one only where the operator has named it. Else it starts with the fewest, and keeps those that run.
@@ -143,7 +143,7 @@ def engine_config(model: ModelConfig, options: AutoscalingConfig) -> ServeAutosc
 
 
 def front_config(num_replicas: int) -> ServeAutoscalingConfig:
-    """What a deployment is given that only reports: its number of replicas stays the same."""
+    """Returns what a deployment is given that only reports: its number of replicas stays the same."""
     return ServeAutoscalingConfig(
         min_replicas=num_replicas, initial_replicas=num_replicas, max_replicas=num_replicas, **_REPORTS
     )

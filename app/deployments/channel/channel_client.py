@@ -16,11 +16,12 @@ from contextlib import aclosing
 from typing import Literal, Protocol
 
 from app.deployments.channel.submitter import SubmitPort, Submitter
-from app.deployments.channel.wire import ControlMessage, Frame, LoadReport, SecludedError, decode_frame, encode
+from app.deployments.channel.wire import ControlMessage, Frame, SecludedError, decode_frame, encode
 from app.deployments.routing.policies.base import RouteQuery
-from app.engine.outputs import EngineOutput, FinishReason
-from app.engine.request import EngineRequest
 from app.errors import EngineDeadError
+from app.records.load_report import LoadReport
+from app.records.outputs import EngineOutput, FinishReason
+from app.records.request import EngineRequest
 
 FLUSH_INTERVAL_S = 0.03  # aborts and credits wait so long for company
 # A replica sends a heartbeat every second. Turns of this process's own clock are counted, not seconds by the wall's, so
@@ -35,7 +36,7 @@ State = Literal["opening", "live", "draining", "closed"]
 
 
 class ReplicaPort(SubmitPort, Protocol):
-    """How to reach one engine replica; over a Serve handle in the ingress, in memory in tests."""
+    """Reaches one engine replica; over a Serve handle in the ingress, in memory in tests."""
 
     def open_channel(self, channel_id: str, ingress_id: str) -> AsyncGenerator[bytes, None]:
         """The replica's frames."""
@@ -162,16 +163,21 @@ class ChannelClient:
 
     @property
     def is_live(self) -> bool:
-        """Whether new requests may be sent here: open, heard of lately, able to make progress."""
+        """True if new requests may be sent here: open, heard of lately, able to make progress."""
         heard = self._silent_turns <= MAX_SILENT_TURNS
         return self.state == "live" and heard and self.load is not None and self.load.accepting
+
+    @property
+    def held(self) -> str:
+        """Why new requests would wait at the replica; empty where they do not."""
+        return "" if self.load is None else self.load.held
 
     @property
     def _is_closed(self) -> bool:
         return self.state == "closed"
 
     def has_drained_for(self, seconds: float) -> bool:
-        """Whether it has taken no new requests for so long."""
+        """True if it has taken no new requests for so long."""
         return self.state == "draining" and time.monotonic() - self._draining_since > seconds
 
     def start(self) -> None:
@@ -179,7 +185,7 @@ class ChannelClient:
         self._tasks = [asyncio.create_task(part) for part in (self._read(), self._send_control(), self._listen())]
 
     async def wait_open(self, timeout_s: float) -> bool:
-        """Whether the first frame came in time, and the channel is still open."""
+        """True if the first frame came in time, and the channel is still open."""
         try:
             await asyncio.wait_for(self._opened.wait(), timeout_s)
         except TimeoutError:
@@ -187,7 +193,7 @@ class ChannelClient:
         return not self._is_closed
 
     async def ends_within(self, seconds: float) -> bool:
-        """Whether the replica turns out to be gone in so many seconds: a call that breaks off may say so first."""
+        """True if the replica turns out to be gone in so many seconds: a call that breaks off may say so first."""
         try:
             await asyncio.wait_for(self._ended.wait(), seconds)
         except TimeoutError:

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from app.deployments.channel.frame_queue import FrameQueue
-from app.deployments.channel.wire import ControlMessage, Frame, LoadReport, SecludedError, encode
-from app.engine.outputs import EngineOutput, FinishReason
+from app.deployments.channel.wire import ControlMessage, Frame, SecludedError, encode
 from app.errors import EngineDeadError
+from app.records.load_report import LoadReport
+from app.records.outputs import EngineOutput, FinishReason
 
 EARLY_ABORTS = 1024  # an abort may overtake the request that it ends
 
@@ -25,7 +26,7 @@ logger = logging.getLogger("manta.channel")
 
 
 class StreamController(Protocol):
-    """What the hub asks of the engine. Callable from the event loop: none of these blocks."""
+    """Takes what the hub asks of the engine. Callable from the event loop: none of these blocks."""
 
     def abort(self, request_ids: list[str]) -> None:
         """End these requests."""
@@ -102,7 +103,7 @@ class ChannelHub:
 
     @property
     def retired(self) -> bool:
-        """Whether Serve has taken the replica out of service: every ingress says so, or the last one left so.
+        """True if Serve has taken the replica out of service: every ingress says so, or the last one left so.
 
         One ingress that knows less, or late, decides nothing; one that opens a channel brings the replica back.
         """
@@ -152,7 +153,7 @@ class ChannelHub:
         return True
 
     def has(self, request_id: str) -> bool:
-        """Whether a request has not ended."""
+        """True if a request has not ended."""
         return request_id in self._streams
 
     def add(self, channel_id: str, stream_id: str, request_id: str) -> None:

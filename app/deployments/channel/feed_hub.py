@@ -9,8 +9,9 @@ knows neither Ray nor Serve.
 from __future__ import annotations
 
 from app.deployments.channel.frame_queue import FrameQueue
-from app.deployments.channel.wire import FeedFrame, LoadReport, encode
-from app.engine.kv_cache.kv_events import KVEventLog
+from app.deployments.channel.wire import FeedFrame, encode
+from app.records.kv_events import KVEventLog
+from app.records.load_report import LoadReport
 
 LEASE_S = 10.0  # a Router asks `ping` every two seconds
 

@@ -21,7 +21,7 @@ logger = logging.getLogger("manta.router")
 
 
 class FeedPort(Protocol):
-    """How to reach one engine replica; over a Serve handle in the Router, in memory in tests."""
+    """Reaches one engine replica; over a Serve handle in the Router, in memory in tests."""
 
     def open_feed(self, router_id: str) -> AsyncGenerator[bytes, None]:
         """The replica's frames."""

@@ -25,7 +25,7 @@ class FrameQueue:
         self._heard_s = time.monotonic()
 
     def is_silent(self, lease_s: float) -> bool:
-        """Whether the last sign of life is longer ago than that."""
+        """True if the last sign of life is longer ago than that."""
         return self._heard_s < time.monotonic() - lease_s
 
     def push(self, frame: bytes) -> None:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from app.deployments.channel.wire import LoadReport
+from app.records.load_report import LoadReport
 
 SEARCH_INTERVAL_S = 2.0
 EAGER_INTERVAL_S = 0.25
@@ -22,7 +22,7 @@ logger = logging.getLogger("manta.channel")
 
 @dataclass(slots=True, frozen=True)
 class Discovery:
-    """Which replicas answered when all running ones were asked."""
+    """Names the replicas that answered when all running ones were asked."""
 
     present: frozenset[str]  # replica ids
     complete: bool  # all did: whoever is not present is retired
@@ -49,7 +49,7 @@ class ReplicaFinder:
 
     @property
     def is_searching(self) -> bool:
-        """Whether the search runs, as it should from `start` to `close`."""
+        """True if the search runs, as it should from `start` to `close`."""
         return self._task is not None and not self._task.done()
 
     def start(self) -> None:

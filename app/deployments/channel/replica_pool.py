@@ -11,13 +11,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection
 
-from app.config import IngressConfig
+from app.config.ingress import IngressConfig
 from app.deployments.channel.channel_client import ChannelClient, ReplicaPort
 from app.deployments.channel.replica_finder import Discover, Discovery, ReplicaFinder
-from app.deployments.channel.wire import LoadReport
 from app.deployments.routing.load_book import LoadBook
 from app.deployments.routing.policies.base import RouteQuery
 from app.deployments.routing.policies.power_of_two import PowerOfTwo
+from app.records.load_report import LoadReport
 
 OPEN_TIMEOUT_S = 10.0
 LAST_PART = 2 / 3  # of the time that Serve gives a replica: then everything leaves it
@@ -62,6 +62,12 @@ class ReplicaPool:
     def live(self) -> dict[str, ChannelClient]:
         """The channels that take new requests."""
         return {name: channel for name, channel in self._channels.items() if channel.is_live}
+
+    @property
+    def held(self) -> str:
+        """Why new requests would wait wherever they were sent; empty where a replica goes on with its work."""
+        reasons = [channel.held for channel in self.live().values()]
+        return reasons[0] if reasons and all(reasons) else ""
 
     def choose(self, query: RouteQuery, allowed: Collection[str]) -> str:
         """The less loaded of two of `allowed` (at least one), as far as this ingress can tell. They were live a moment

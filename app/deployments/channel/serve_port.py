@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import time
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -12,10 +11,11 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
 
 from app.api.engine_client import ReplicaAnswer
+from app.deployments.channel.own_context import start_outside
 from app.deployments.channel.replica_finder import Discovery
-from app.deployments.channel.wire import LoadReport
-from app.engine.request import EngineRequest
 from app.errors import EngineDeadError, MantaError
+from app.records.load_report import LoadReport
+from app.records.request import EngineRequest
 
 SUBMIT_TIMEOUT_S = 15.0
 CONTROL_TIMEOUT_S = 4.0
@@ -134,11 +134,15 @@ async def metrics_snapshots(handle: Any, timeout_s: float) -> list[bytes]:
 
 
 async def broadcast(handle: Any, method: str, *args: Any, timeout_s: float) -> list[Any]:
-    """What each running replica answers; in the place of an answer that did not come in time, the exception.
+    """Asks each running replica, and returns the answers; in the place of one that did not come in time, the exception.
 
     TimeoutError when not even the call could be sent. Serve's own `results_async` is all or nothing: one replica that
     hangs would hide the answers of all others.
     """
+    return await asyncio.shield(start_outside(_answers(handle, method, args, timeout_s)))
+
+
+async def _answers(handle: Any, method: str, args: tuple[Any, ...], timeout_s: float) -> list[Any]:
     deadline = time.monotonic() + timeout_s
     response = handle.broadcast(method, *args)
     results = await asyncio.wait_for(response._fetch_replica_results_async(), timeout_s)
@@ -153,23 +157,16 @@ async def call(handle: Any, *args: Any, timeout_s: float, **kwargs: Any) -> Any:
     Inside of it, Serve would cancel the call with the request, and would turn a cancellation that arrives here into
     an ordinary exception: a cancelled request would look like a dead replica.
     """
-    loop = asyncio.get_running_loop()
-    task = loop.create_task(_answer(handle, args, kwargs), context=contextvars.Context())
+    task = start_outside(answer_of(handle, args, kwargs))
     try:
         await asyncio.wait({task}, timeout=timeout_s)
         if task.done():
             return task.result()
         raise TimeoutError(f"no answer within {timeout_s:g} s")
     finally:
-        if not task.done():
-            task.add_done_callback(_ignore)
-            task.cancel()
+        task.cancel()
 
 
-async def _answer(handle: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+async def answer_of(handle: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The answer of a unary call, which the task that awaits it cancels with itself."""
     return await handle.remote(*args, **kwargs)
-
-
-def _ignore(task: asyncio.Task[Any]) -> None:
-    if not task.cancelled():
-        task.exception()  # nobody waits for it any more

@@ -11,12 +11,12 @@ import asyncio
 from dataclasses import dataclass
 from typing import Protocol
 
-from app.engine.request import EngineRequest
 from app.errors import EngineDeadError, MantaError
+from app.records.request import EngineRequest
 
 
 class SubmitPort(Protocol):
-    """How to hand requests to a replica."""
+    """Hands requests to a replica."""
 
     async def submit(self, channel_id: str, requests: list[tuple[str, EngineRequest]]) -> list[MantaError | None]:
         """Hand requests of one prompt over, each with its stream id; returns the engine's refusal of each.

@@ -47,7 +47,8 @@ def opening_line(url: str, model: str, pools: bool = False, needs_key: bool = Fa
 
 
 def base_url(details: dict[str, Any], app_name: str) -> str | None:
-    """Where Serve's details say that an application answers, seen from its own machine; without a slash at the end."""
+    """Returns where Serve's details say that an application answers, seen from its own machine; without a slash
+    at the end."""
     http = details.get("http_options") or {}
     prefix = (details.get("applications") or {}).get(app_name, {}).get("route_prefix")
     if details.get("proxy_location") == "Disabled" or prefix is None or http.get("port") is None:

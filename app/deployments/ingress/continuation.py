@@ -1,4 +1,5 @@
-"""What an ingress remembers of a request so that it can go on elsewhere, and of those that replicas died of."""
+"""Remembers what an ingress needs of a request so that it can go on elsewhere, and the requests that replicas
+died of."""
 
 from __future__ import annotations
 
@@ -11,10 +12,10 @@ from dataclasses import replace
 import numpy as np
 
 from app.deployments.channel.channel_client import ChannelClient
-from app.engine.outputs import EngineOutput
-from app.engine.pooling.params import PoolingParams
-from app.engine.request import EngineRequest
 from app.errors import PoisonedRequestError
+from app.records.outputs import EngineOutput
+from app.records.pooling_params import PoolingParams
+from app.records.request import EngineRequest
 from app.telemetry.request_record import GenerationRecord, Leg
 
 MAX_DEATHS = 2  # of replicas under a request; then it runs once more, alone
@@ -42,23 +43,23 @@ class Continuation:
 
     @property
     def has_outlived(self) -> bool:
-        """Whether a suspect has come well past the place where replicas died. Believed once only: what kills late
-        would be let out again and again."""
+        """True if a suspect has come well past the place where replicas died. Believed once only: what kills late would
+        be let out again and again."""
         return self.num_deaths == MAX_DEATHS and len(self._output) >= self._had_come + OUTLIVED_TOKENS
 
     @property
     def has_moved(self) -> bool:
-        """Whether a replica that had taken it is gone, so that a client waits for it to go on."""
+        """True if a replica that had taken it is gone, so that a client waits for it to go on."""
         return self.num_deaths > 0 or self.lost_at is not None or bool(self._output)
 
     @property
     def is_suspect(self) -> bool:
-        """Whether it may be the cause of the deaths."""
+        """True if it may be the cause of the deaths."""
         return self.num_deaths >= MAX_DEATHS
 
     @property
     def request(self) -> EngineRequest:
-        """What to ask the next replica for: the rest of it."""
+        """Returns what to ask the next replica for: the rest of it."""
         return replace(self._request, output_token_ids=list(self._output)) if self._output else self._request
 
     def looks(self) -> None:
@@ -137,7 +138,7 @@ class Quarantine:
             self._until[digest] = self._clock() + left_s
 
     def refused(self) -> dict[bytes, float]:
-        """How long each is still refused, in seconds."""
+        """Returns how long each is still refused, in seconds."""
         now = self._clock()
         return {digest: until - now for digest, until in self._until.items() if until > now}
 
@@ -178,7 +179,7 @@ class Seclusion:
         self._suspect = suspect
 
     async def take(self, channel: ChannelClient) -> bool:
-        """Whether the suspect has that replica for itself from now on."""
+        """True if the suspect has that replica for itself from now on."""
         self._stream_id = await channel.seclude()
         if self._stream_id is None:
             return False
@@ -188,7 +189,7 @@ class Seclusion:
         return True
 
     def holds(self, continuation: Continuation) -> bool:
-        """Whether it is this one's turn."""
+        """True if it is this one's turn."""
         return self._suspect is continuation
 
     def stream_id(self, continuation: Continuation) -> str | None:

@@ -15,20 +15,20 @@ from collections.abc import AsyncGenerator
 from typing import cast
 
 from app.api.engine_client import RouteInfo
-from app.api.events import ENDED_BY
+from app.api.generation.events import ENDED_BY
 from app.deployments.channel.channel_client import ChannelClient, RequestMovedError, RequestStream
 from app.deployments.channel.replica_pool import ReplicaPool
-from app.deployments.circuit_breaker import CircuitBreaker
-from app.deployments.claims import claim_of, rejection_error
-from app.deployments.continuation import MAX_DEATHS, Continuation, Quarantine, Seclusion
-from app.deployments.router_client import RouterClient
-from app.deployments.routing.admission import Admission, Answer
+from app.deployments.ingress.circuit_breaker import CircuitBreaker
+from app.deployments.ingress.claims import claim_of, rejection_error
+from app.deployments.ingress.continuation import MAX_DEATHS, Continuation, Quarantine, Seclusion
+from app.deployments.ingress.router_client import RouterClient
+from app.deployments.ingress.waiting_room import WaitingRoom, no_replica_error
+from app.deployments.router.admission import Admission, Answer
 from app.deployments.routing.claim import Claim, Rejection, Wait
 from app.deployments.routing.policies.base import Level, RouteQuery
-from app.deployments.waiting_room import WaitingRoom, no_replica_error
-from app.engine.outputs import EngineOutput, FinishReason
-from app.engine.request import EngineRequest
 from app.errors import EngineDeadError, OverloadedError, PoisonedRequestError
+from app.records.outputs import EngineOutput, FinishReason
+from app.records.request import EngineRequest
 from app.telemetry.metrics import MetricsRecorder
 
 MOVE_WAIT_S = 120.0  # a request that has lost its replica waits so long for another one
@@ -160,7 +160,7 @@ class Dispatcher:
             return live[place.replica_id]
 
     async def _place(self, way: Continuation, live: dict[str, ChannelClient]) -> str:
-        """What the Router says, or else the less loaded of two; waits while the Router says so."""
+        """Places it where the Router says, or else on the less loaded of two; waits while the Router says so."""
         query = RouteQuery.of_prompt(way.request)
         gone = {*way.left.values(), *self._pool.live()}
         excluded = tuple(name for name in gone if name not in live)
@@ -202,6 +202,8 @@ class Dispatcher:
         live = {name: one for name, one in self._shared().items() if one.channel_id not in way.left}
         if way.revision is not None:
             live = {name: one for name, one in live.items() if _revision(one) == way.revision}
+        if not way.has_moved:  # what has run may stand still there, as it does where it came from
+            live = {name: one for name, one in live.items() if not one.held}
         return {name: live[name] for name in self._breaker.usable(live)}
 
     def _shared(self) -> dict[str, ChannelClient]:
@@ -209,7 +211,7 @@ class Dispatcher:
         return {name: one for name, one in self._pool.live().items() if not one.is_secluded}
 
     def _others(self, channel: ChannelClient) -> bool:
-        """Whether another replica serves."""
+        """True if another replica serves."""
         return bool(self._pool.live().keys() - {channel.replica_id})
 
     async def _some_live(self, way: Continuation) -> dict[str, ChannelClient]:
@@ -219,12 +221,23 @@ class Dispatcher:
         while not (live := self._live(way)):
             is_kept = len(self._shared()) < len(self._pool.live())  # one is, for a suspect: not for long
             if not way.has_moved and not is_kept:
-                await self._waiting_room.wait(way.request, lambda: bool(self._live(way)))
+                await self._wait_for_one(way)
                 continue
             if time.monotonic() > deadline:
                 raise no_replica_error(self._pool.model)
             await asyncio.sleep(POLL_S)
         return live
+
+    async def _wait_for_one(self, way: Continuation) -> None:
+        """Until a replica takes a request that is new; a model of which all are held has some, and wakes no more."""
+
+        def is_open() -> bool:
+            return bool(self._live(way))
+
+        if self._pool.held:
+            await self._waiting_room.wait_held(way.request, is_open, lambda: self._pool.held)
+        else:
+            await self._waiting_room.wait(way.request, is_open)
 
     async def _choose_alone(self, way: Continuation) -> ChannelClient:
         """A replica without others, which move on; PoisonedRequestError where no second one serves them."""
@@ -256,7 +269,7 @@ class Dispatcher:
 
 
 async def _broke_off(channel: ChannelClient, error: EngineDeadError) -> bool:
-    """Whether the replica ended while it was asked to take a request: what a request dies of may be its admission."""
+    """True if the replica ended while it was asked to take a request: what a request dies of may be its admission."""
     return error.__cause__ is not None and await channel.ends_within(END_WAIT_S)
 
 

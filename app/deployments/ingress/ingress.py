@@ -22,38 +22,41 @@ import ray
 from fastapi import FastAPI
 from ray import serve
 
-from app.api.engine_client import ReplicaAnswer, RouteInfo, ServedModel
-from app.api.request_log import note_generation
-from app.api.served_models import load_served_model
-from app.config import ServeConfig
-from app.deployments.announcement import announce
+from app.api.engine_client import ReplicaAnswer, RouteInfo
+from app.api.generation.served_models import load_served_model
+from app.api.http.request_log import note_generation
+from app.config.serve import ServeConfig
 from app.deployments.autoscaling.figures import ingress_figures
 from app.deployments.channel.replica_finder import Discovery
 from app.deployments.channel.replica_pool import ReplicaPool
 from app.deployments.channel.serve_port import EngineHandles, call
-from app.deployments.cluster_secret import load_block_hash_key
-from app.deployments.dispatcher import Dispatcher
-from app.deployments.haproxy import warn_of_lost_settings
-from app.deployments.metrics_collector import MetricsCollector
-from app.deployments.peers import Peers, Refused, SharedQuarantines
-from app.deployments.readiness import why_not_ready
-from app.deployments.router_client import RouterClient, route_arguments
-from app.deployments.routing.admission import Admission
+from app.deployments.ingress.announcement import announce
+from app.deployments.ingress.dispatcher import Dispatcher
+from app.deployments.ingress.load_figures import load_figures
+from app.deployments.ingress.metrics_collector import MetricsCollector
+from app.deployments.ingress.peers import Peers, Refused, SharedQuarantines
+from app.deployments.ingress.readiness import why_not_ready
+from app.deployments.ingress.router_client import RouterClient, route_arguments
+from app.deployments.ingress.waiting_room import WaitingRoom
+from app.deployments.process.cluster_secret import load_block_hash_key
+from app.deployments.process.serve_logs import log_to_serve_files
+from app.deployments.process.start_errors import logs_start_error
+from app.deployments.process.termination import Termination
+from app.deployments.router.admission import Admission
+from app.deployments.router.prompt_hasher import PromptHasher
+from app.deployments.router.retry_budget import RetryBudget
+from app.deployments.router.route_explanation import RouteExplanation
 from app.deployments.routing.policies.base import EXPECTED_TOKENS, RouteQuery
-from app.deployments.routing.prompt_hasher import PromptHasher
-from app.deployments.routing.retry_budget import RetryBudget
-from app.deployments.routing.route_explanation import RouteExplanation
-from app.deployments.serve_logs import log_to_serve_files
-from app.deployments.start_errors import logs_start_error
-from app.deployments.tenant_store import SharedStores
-from app.deployments.termination import Termination
-from app.deployments.waiting_room import WaitingRoom
-from app.engine.outputs import EngineOutput
-from app.engine.request import EngineRequest, Placement
+from app.deployments.serve.haproxy import warn_of_lost_settings
+from app.deployments.serve.tenant_store import SharedStores
 from app.errors import EngineDeadError, MantaError, ModelNotFoundError, OverloadedError
-from app.heap import settle_heap
+from app.heap import map_large_blocks, settle_heap
+from app.records.outputs import EngineOutput
+from app.records.request import EngineRequest, Placement
 from app.telemetry.metrics import MetricsRecorder
+from app.telemetry.tenant_tokens import TenantLabels
 from app.telemetry.tracing import Tracing
+from app.text.served_model import ServedModel
 
 PING_TIMEOUT_S = 2.0
 EXPLAIN_TIMEOUT_S = 2.0
@@ -79,6 +82,7 @@ class Ingress:
     ) -> None:
         """`admin` is asked nothing: who is bound to a deployment has Serve start it."""
         log_to_serve_files()
+        map_large_blocks()
         self._config = config
         self._explain = router.options(method_name="explain")
         self._ingress_id = uuid.uuid4().hex[:12]
@@ -100,8 +104,11 @@ class Ingress:
             served = await asyncio.to_thread(load_served_model, model)
             for name in (model.name, *model.aliases):
                 self.models[name] = served
-        self._waiting_rooms = {model.name: WaitingRoom(model.name, model.autoscaling) for model in config.models}
-        self._hasher = PromptHasher(await asyncio.to_thread(load_block_hash_key))
+        self._waiting_rooms = {
+            model.name: WaitingRoom(model.name, model.autoscaling, config.admin.held_wait_s) for model in config.models
+        }
+        key = await asyncio.to_thread(load_block_hash_key)
+        self._hasher, self._tenant_labels = PromptHasher(key), TenantLabels(key)
         routes = RouterClient(router.options(method_name="route"), self._hasher, config.ingress.route_timeout_s)
         self._dispatchers = {
             model.name: Dispatcher(
@@ -133,13 +140,13 @@ class Ingress:
 
     def _create_app(self) -> FastAPI:
         """Runs in a thread: it imports much. ConfigError when the keys cannot be read."""
-        from app.api.app import create_app
-        from app.api.auth import ApiKeys
-        from app.api.debug import debug_routes
-        from app.api.fleet import fleet_routes
-        from app.api.http_metrics import HttpMetrics
-        from app.api.profile import profile_routes
-        from app.api.server_info import server_info_routes
+        from app.api.http.auth import ApiKeys
+        from app.api.http.http_metrics import HttpMetrics
+        from app.api.server.app import create_app
+        from app.api.server.debug import debug_routes
+        from app.api.server.fleet import fleet_routes
+        from app.api.server.profile import profile_routes
+        from app.api.server.server_info import server_info_routes
 
         ingress = self._config.ingress
         keys = ApiKeys.load(ingress)
@@ -152,8 +159,10 @@ class Ingress:
             app.include_router(server_info_routes(self._config))
             app.include_router(profile_routes(self, ingress))
         app.include_router(fleet_routes(self))
+        app.state.tenant_labels = self._tenant_labels
         app.state.tracing = self._tracing = Tracing.from_environment()
         app.state.http_metrics = HttpMetrics(self._recorder)
+        app.state.engine_load = lambda: load_figures(self._pools.values())
         return app
 
     def _announce(self) -> asyncio.Task[None] | None:
@@ -198,7 +207,7 @@ class Ingress:
                 del self._num_of_tenant[tenant]
 
     def _check_room(self, placement: Placement) -> None:
-        """What this ingress replica can tell by itself; OverloadedError."""
+        """Checks what this ingress replica can tell by itself; OverloadedError."""
         most = self._config.admission.of_tenant(placement.tenant).max_requests
         if most is not None and self._num_of_tenant[placement.tenant] >= most:
             self._recorder.increment("manta:admission_total", 1.0, placement.service_class.name, "rejected_tenant")
@@ -241,10 +250,12 @@ class Ingress:
 
     async def metrics_text(self) -> str:
         """The metrics of all engine, Router and ingress replicas."""
+        await self._measure_stores()
         return await self._metrics.text()
 
     async def metrics_snapshot(self) -> bytes:
         """The metrics of this ingress replica, for another one's page."""
+        await self._measure_stores()
         return self._snapshot()
 
     async def refuse(self, refused: Refused) -> None:
@@ -255,10 +266,20 @@ class Ingress:
         """Those that are known here, for a new ingress replica."""
         return self._quarantines.refused()
 
+    async def _measure_stores(self) -> None:
+        for kind, (num_entries, num_bytes) in (await self._stores.sizes()).items():
+            self._recorder.set("manta:ingress_stored_entries", num_entries, kind)
+            self._recorder.set("manta:ingress_stored_bytes", num_bytes, kind)
+
     def _snapshot(self) -> bytes:
+        state = self._app.state
         self._recorder.set("manta:ingress_requests", self._num_requests)
+        self._recorder.set("manta:ingress_sockets", len(state.sockets))
+        self._recorder.set("manta:ingress_held_bytes", state.held.total, "bodies")
+        self._recorder.set("manta:ingress_held_bytes", state.batch_runner.held_bytes, "lines of batches")
         self._recorder.set("manta:ingress_channels", sum(len(pool.live()) for pool in self._pools.values()))
         self._recorder.set("manta:ingress_channels_lost_total", sum(pool.num_lost for pool in self._pools.values()))
+        self._recorder.set("manta:ingress_store_down", float(self._stores.is_out))
         for name, room in self._waiting_rooms.items():
             self._recorder.set("manta:ingress_waiting_requests", room.num_requests, name)
         for name, pool in self._pools.items():
@@ -304,6 +325,7 @@ class Ingress:
 
     async def _leave(self) -> None:
         """End the process once its streams have ended: their connections cannot move. Serve starts another one."""
+        self._app.state.sockets.leave()
         with contextlib.suppress(Exception):
             async with asyncio.timeout(SIGTERM_GRACE_S):
                 if self._config.ingress.num_replicas > 1:  # others take what is new: HAProxy is told to send no more

@@ -12,7 +12,7 @@ from typing import Any
 
 from app.deployments.channel.replica_pool import ReplicaPool
 from app.deployments.channel.serve_port import EngineHandles, metrics_snapshots
-from app.deployments.peers import Peers
+from app.deployments.ingress.peers import Peers
 from app.telemetry.exposition import render
 from app.telemetry.metrics import Snapshot, decode_snapshot
 

@@ -9,7 +9,7 @@ from typing import Any
 from ray import serve
 
 from app.deployments.channel.serve_port import LOST, broadcast
-from app.deployments.continuation import QUARANTINE_S, Quarantine
+from app.deployments.ingress.continuation import QUARANTINE_S, Quarantine
 
 TIMEOUT_S = 2.0
 
@@ -30,7 +30,7 @@ class Peers:
         return self._handle
 
     async def ask(self, method: str, *arguments: Any) -> list[Any]:
-        """What those answer that answer in time; never raises."""
+        """Returns the answers of those that answer in time; never raises."""
         try:
             answers = await broadcast(self.handle(), method, *arguments, timeout_s=TIMEOUT_S)
         except LOST:
@@ -62,7 +62,7 @@ class SharedQuarantines:
                 self.of[model].refuse(seconds)
 
     def refused(self) -> Refused:
-        """What another ingress is told that asks."""
+        """Returns what another ingress is told that asks."""
         return {model: quarantine.refused() for model, quarantine in self.of.items()}
 
     def learn(self) -> None:

@@ -1,4 +1,4 @@
-"""Whether a balancer should send requests to this ingress replica (/ready)."""
+"""Tells whether a balancer should send requests to this ingress replica (/ready)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from app.deployments.channel.replica_pool import ReplicaPool
 
 
 def why_not_ready(pools: Mapping[str, ReplicaPool], *, is_full: bool, is_leaving: bool = False) -> str | None:
-    """None when every model has a replica that answers and this ingress takes requests. `pools`, by model, are those of
-    models that always have replicas."""
+    """None when every model has a replica that answers and that no operator holds, and this ingress takes requests.
+    `pools`, by model, are those of models that always have replicas."""
     if is_leaving or is_draining():
         return "this ingress replica is being taken out of service"
     if is_full:
@@ -21,13 +21,15 @@ def why_not_ready(pools: Mapping[str, ReplicaPool], *, is_full: bool, is_leaving
         loads = [channel.load for channel in pool.live().values()]
         if not loads:
             return f"no replica of {model} takes requests"
+        if why := pool.held:
+            return f"requests to {model} wait: {why}"
         if not any(load is not None and load.answers for load in loads):
             return f"no replica of {model} has given an output lately, nor answered its canary"
     return None
 
 
 def is_draining() -> bool:
-    """Whether Serve has begun to stop the replica that this process is. It tells no replica, so its actor is asked."""
+    """True if Serve has begun to stop the replica that this process is. It tells no replica, so its actor is asked."""
     if not ray.is_initialized():
         return False
     actor = global_worker.actors.get(global_worker.actor_id)

@@ -10,10 +10,10 @@ import logging
 import time
 from collections.abc import Callable
 
-from app.engine.pooling.params import PoolingParams
-from app.engine.request import CANARY_TENANT, MAX_PRIORITY, EngineRequest, Placement
-from app.engine.sampling_params import SamplingParams
 from app.errors import MantaError
+from app.records.pooling_params import PoolingParams
+from app.records.request import CANARY_TENANT, MAX_PRIORITY, EngineRequest, Placement
+from app.records.sampling_params import SamplingParams
 
 MAX_AGE_S = 15.0  # of the last output of a replica that is ready
 
@@ -49,7 +49,7 @@ class Canary:
 
     @property
     def answers(self) -> bool:
-        """Whether that is not long ago."""
+        """True if the last output is not long ago."""
         return self.age_s < max(MAX_AGE_S, 3 * self._interval_s)
 
     def heard(self) -> None:

@@ -1,4 +1,4 @@
-"""What an engine replica needs of an engine, and the real one. Tests inject their own factory."""
+"""Says what an engine replica needs of an engine, and makes the real one. Tests inject their own factory."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any, Protocol
 
-from app.config import EngineConfig
-from app.engine.kv_cache.kv_events import KVEventSink
-from app.engine.outputs import EngineOutput
-from app.engine.request import EngineRequest
-from app.engine.stats import EngineStats, StatsRecorder
-from app.engine.structured.structured_outputs import StructuredOutputs
-from app.engine.worker_info import WorkerInfo
+from app.config.engine import EngineConfig
+from app.records.kv_events import KVEventSink
+from app.records.outputs import EngineOutput
+from app.records.request import EngineRequest
+from app.records.stats import EngineStats, StatsRecorder
+from app.records.worker_info import WorkerInfo
+from app.structured.structured_outputs import StructuredOutputs
 
 
 class ReplicaEngine(Protocol):
@@ -25,7 +25,7 @@ class ReplicaEngine(Protocol):
         """Take a request; raises InvalidRequestError and the like when it cannot be served."""
 
     def knows_grammar(self, spec: StructuredOutputs) -> bool:
-        """Whether a request with this grammar is taken, or refused, without compiling it."""
+        """True if a request with this grammar is taken, or refused, without compiling it."""
 
     def abort(self, request_ids: list[str]) -> None:
         """End these requests."""
@@ -46,7 +46,7 @@ class ReplicaEngine(Protocol):
         """A snapshot of the load."""
 
     def step_limit_s(self) -> float:
-        """How long a step may take, in seconds, before it counts as hung."""
+        """Returns how long a step may take, in seconds, before it counts as hung."""
 
     def check_health(self) -> None:
         """Raise EngineDeadError when the engine cannot make progress."""
@@ -80,7 +80,7 @@ def create_engine(
     from app.engine.async_engine import AsyncEngine
     from app.engine.core import EngineCore
     from app.engine.executor import create_executor
-    from app.engine.models.model_check import check_model
+    from app.models.model_check import check_model
 
     info = check_model(config)
     executor = create_executor(config)

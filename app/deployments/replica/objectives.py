@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from app.engine.stats import RequestTimings
-from app.slo_config import SloConfig
+from app.config.slo import SloConfig
+from app.records.stats import RequestTimings
 from app.telemetry.metrics import MetricsRecorder
 
 WINDOW = 1000  # requests that the share of each objective goes by

@@ -1,4 +1,4 @@
-"""Whether an engine makes progress: it has to finish steps while somebody waits for tokens, and only then.
+"""Tells whether an engine makes progress: it has to finish steps while somebody waits for tokens, and only then.
 
 A request held for a slow client waits for nobody but that client (I9), so it says nothing about the engine. Nor does
 time in which this process, and with it perhaps the whole machine, stood still: a late look counts as one of TURN_S.

@@ -1,4 +1,4 @@
-"""Which replica takes a request, or why it has to wait or to go: one model's, in a Router.
+"""Decides which replica takes a request, or why it has to wait or to go: one model's, in a Router.
 
 A request that would wait longer than its deadline or its class allows is refused when it comes, before anything is
 spent on it, and told when it may come again. While nothing waits, this costs one comparison.
@@ -10,12 +10,12 @@ import math
 import random
 from collections.abc import Collection
 
-from app.admission_config import CLASS_NAMES, AdmissionConfig
+from app.config.admission import CLASS_NAMES, AdmissionConfig
+from app.deployments.router.queue_wait import QueueWait, expected_output
+from app.deployments.router.retry_budget import RetryBudget
 from app.deployments.routing.claim import NO_CLAIM, Claim, Rejection, Wait
 from app.deployments.routing.load_book import Choice, LoadBook
 from app.deployments.routing.policies.base import Decision, ReplicaLoad, RouteQuery
-from app.deployments.routing.queue_wait import QueueWait, expected_output
-from app.deployments.routing.retry_budget import RetryBudget
 
 Answer = Decision | Wait | Rejection
 RETRY_WAIT_S = 0.5

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from app.deployments.channel.wire import LoadReport
-from app.engine.kv_cache.block_hash import HASH_BYTES, hash_blocks, root_hash
+from app.records.block_hash import HASH_BYTES, hash_blocks, root_hash
+from app.records.load_report import LoadReport
 
 LONG_PROMPT_TOKENS = 8192  # to hash more takes milliseconds: not on the event loop
 

@@ -1,4 +1,5 @@
-"""How long a request would wait for its turn on a replica: what waits there, served as the engine's queue serves it.
+"""Estimates how long a request would wait for its turn on a replica: what waits there, served as the engine's queue
+serves it.
 
 The engine shares its work out among classes by their shares, and in a class evenly among the tenants that wait
 (app/engine/scheduler/waiting_queue.py). So of each other tenant goes first what it has waiting, but no more than the
@@ -14,7 +15,7 @@ from collections.abc import Iterator
 
 from app.deployments.routing.claim import Claim
 from app.deployments.routing.policies.base import ReplicaLoad, RouteQuery
-from app.engine.request import ServiceClass
+from app.records.request import ServiceClass
 
 LEAST_RATE, MOST_RATE = 0.1, 1.0  # seconds of work that may begin in a second: what is measured beyond is noise
 OWN_DOUBT = 1.6  # times its own queue's time, where others take turns: its rate falls when more of them come
@@ -43,7 +44,7 @@ class QueueWait:
 
     @property
     def is_measured(self) -> bool:
-        """Whether the engine knows yet how fast it is."""
+        """True if the engine knows yet how fast it is."""
         return self._token_s > 0 and self._step_s > 0
 
     def total_s(self, service_class: str | None = None) -> float:
@@ -76,7 +77,7 @@ class QueueWait:
         return prefill_tokens * self._token_s + (0.0 if claim.until_first_token else output_tokens * self._step_s)
 
     def is_above_others(self, claim: Claim) -> bool:
-        """Whether the tenant has more waiting than the others of its class have on average."""
+        """True if the tenant has more waiting than the others of its class have on average."""
         tenants = self._work.get(claim.service_class.name, {})
         others = [work_s for tenant, work_s in tenants.items() if tenant != claim.tenant]
         return bool(others) and tenants.get(claim.tenant, 0.0) > sum(others) / len(others)

@@ -28,7 +28,7 @@ class RetryBudget:
         self._first += 1
 
     def take(self) -> bool:
-        """Whether a retry is let in; it counts then."""
+        """Takes a retry from the budget; True if it is let in, and then it counts."""
         second = self._now()
         if self._retries + 1 > self._share * self._first + self._min_per_s * WINDOW_S:
             return False

@@ -45,7 +45,7 @@ class RouteExplanation:
 
 
 def explain(book: LoadBook, query: RouteQuery, policy: str) -> RouteExplanation:
-    """What the book would decide now."""
+    """Explains what the book would decide now."""
     choice = book.decide(query, explain=True)
     if choice is None:
         return RouteExplanation(policy, None, None, query.num_prompt_tokens, len(query.block_hashes))

@@ -11,24 +11,24 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from app.admission_config import CLASS_NAMES, AdmissionConfig
+from app.config.admission import CLASS_NAMES, AdmissionConfig
+from app.config.router import RouterConfig
 from app.deployments.channel.feed_pool import FeedPool
 from app.deployments.channel.replica_finder import Discovery
 from app.deployments.channel.serve_port import EngineHandles
-from app.deployments.routing.admission import Admission, Answer
+from app.deployments.process.serve_logs import log_to_serve_files
+from app.deployments.process.start_errors import logs_start_error
+from app.deployments.router.admission import Admission, Answer
+from app.deployments.router.prompt_hasher import split_hashes
+from app.deployments.router.retry_budget import RetryBudget
+from app.deployments.router.route_explanation import RouteExplanation, explain
 from app.deployments.routing.claim import Claim
 from app.deployments.routing.load_book import LoadBook
 from app.deployments.routing.policies import create_policy
 from app.deployments.routing.policies.base import RouteQuery
 from app.deployments.routing.prefix_index import PrefixIndex
-from app.deployments.routing.prompt_hasher import split_hashes
-from app.deployments.routing.retry_budget import RetryBudget
-from app.deployments.routing.route_explanation import RouteExplanation, explain
-from app.deployments.serve_logs import log_to_serve_files
-from app.deployments.start_errors import logs_start_error
 from app.errors import EngineDeadError
 from app.heap import settle_heap
-from app.router_config import RouterConfig
 from app.telemetry.metrics import MetricsRecorder
 
 PING_TIMEOUT_S = 1.0
@@ -64,8 +64,8 @@ class Router:
         excluded: tuple[str, ...] = (),
         claim: Claim | None = None,
     ) -> Answer | None:
-        """Which replica shall serve the request, but for `excluded` ones, or whether it has to wait or to go; None when
-        the Router knows no replica. Without a `claim` it is served in any case.
+        """Decides which replica shall serve the request, but for `excluded` ones, or whether it has to wait or to go;
+        None when the Router knows no replica. Without a `claim` it is served in any case.
 
         `block_hashes` are those of the prompt's full blocks, one after the other.
         """
@@ -77,7 +77,7 @@ class Router:
     async def explain(
         self, model: str, num_prompt_tokens: int, max_tokens: int, block_hashes: bytes, session: str, adapter: str
     ) -> RouteExplanation:
-        """What `route` would answer and why; nothing is counted."""
+        """Explains what `route` would answer and why; nothing is counted."""
         query = RouteQuery(num_prompt_tokens, max_tokens, split_hashes(block_hashes), session, adapter)
         return explain(self._pools[model].book, query, self._config.policy)
 

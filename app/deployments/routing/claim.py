@@ -1,15 +1,15 @@
-"""What a request asks of admission, and what it may be told instead of a replica."""
+"""Holds what a request asks of admission, and what it may be told instead of a replica."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from app.engine.request import DEFAULT_CLASS, ServiceClass
+from app.records.request import DEFAULT_CLASS, ServiceClass
 
 
 class Claim(NamedTuple):
-    """Whose request it is, and until when it has to be served."""
+    """Says whose request it is, and until when it has to be served."""
 
     service_class: ServiceClass = DEFAULT_CLASS
     tenant: str = ""

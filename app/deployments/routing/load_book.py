@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from app.deployments.channel.wire import LoadReport
 from app.deployments.routing.claim import NO_CLAIM, Claim
 from app.deployments.routing.policies.base import (
     NO_MATCHES,
@@ -27,6 +26,7 @@ from app.deployments.routing.policies.base import (
 )
 from app.deployments.routing.policies.load_table import LoadTable
 from app.deployments.routing.prefix_index import PrefixIndex, PrefixMatch
+from app.records.load_report import LoadReport
 
 REPORT_EXPIRES_S = 4.0  # an idle replica reports every second
 REPORT_AGE_S = 0.05  # a report may have been written this long before it arrived
@@ -98,7 +98,7 @@ class LoadBook:
         return list(self._candidates())
 
     def load(self, replica_id: str) -> ReplicaLoad:
-        """How busy a known replica is."""
+        """Returns how busy a known replica is."""
         return self._entries[replica_id].load
 
     @property
@@ -139,7 +139,7 @@ class LoadBook:
         return choice.decision
 
     def costs(self, query: RouteQuery, choice: Choice) -> dict[str, Cost]:
-        """What the request would cost on each candidate, where the policy estimates that."""
+        """Estimates what the request would cost on each candidate, where the policy estimates that."""
         return self._policy.costs(choice.candidates, query, choice.matches)
 
     def routed(self, replica_id: str, query: RouteQuery, match: PrefixMatch = NOTHING, claim: Claim = NO_CLAIM) -> None:

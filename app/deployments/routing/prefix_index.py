@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Literal, NamedTuple
 
-from app.engine.kv_cache.kv_events import KVEventBatch
+from app.records.kv_events import KVEventBatch
 
 NUM_SHARDS = 256
 EVICTED_SHARE = 16  # a full dict gives up this fraction of its entries at once: taking one at a time is quadratic
@@ -37,7 +37,7 @@ Outcome = Literal["applied", "stale", "gap"]
 
 
 class PrefixMatch(NamedTuple):
-    """How much of a prompt one replica has: leading blocks on the device, then further ones in either tier."""
+    """Counts how much of a prompt one replica has: leading blocks on the device, then further ones in either tier."""
 
     device_blocks: int
     host_blocks: int = 0
@@ -96,7 +96,7 @@ class PrefixIndex:
         return list(self._replicas)
 
     def is_synced(self, replica_id: str) -> bool:
-        """Whether the index has all that this replica has announced."""
+        """True if the index has all that this replica has announced."""
         replica = self._replicas.get(replica_id)
         return replica is not None and replica.synced
 

@@ -1,4 +1,4 @@
-"""What Manta asks of the HAProxy that Serve puts before the ingresses, beyond what Ray's own settings can say.
+"""Sets what Manta asks of the HAProxy that Serve puts before the ingresses, beyond what Ray's own settings can say.
 
 Ray renders HAProxy's configuration from environment variables of the controller. The one for `retry-on` is written as
 it is into the section `defaults`, after all options and timeouts there, so further lines of it are further settings.
@@ -37,6 +37,13 @@ ENVIRONMENT = {
 CONFIG_FILE = "/tmp/haproxy-serve/haproxy.cfg"  # Ray's default; it puts a directory named by the node in between
 
 
+OFF = (
+    "HAProxy is off (RAY_SERVE_ENABLE_HA_PROXY is not 1), so Serve's own proxy takes the requests: a Python process, "
+    "which costs CPU for each token and cancels whatever a request has begun when its client leaves. Copy env_vars of "
+    "configs/serve/quickstart.yaml into controller_options and into the application"
+)
+
+
 def warn_of_lost_settings(node_id: str, environ: Mapping[str, str] = os.environ) -> None:
     """One warning where HAProxy runs without our settings: by its configuration file where that is on this node, else
     by the environment, which is meant to be the controller's too."""
@@ -50,9 +57,10 @@ def warn_of_lost_settings(node_id: str, environ: Mapping[str, str] = os.environ)
 
 
 def lost_settings(environ: Mapping[str, str], text: str | None = None) -> str | None:
-    """What HAProxy lacks by its configuration `text`, else by `environ`, and what follows; None where all is well."""
+    """Says what HAProxy lacks by its configuration `text`, else by `environ`, and what follows; None where all is
+    well."""
     if environ.get("RAY_SERVE_ENABLE_HA_PROXY") != "1":
-        return None
+        return OFF
     given = environ.get("RAY_SERVE_HAPROXY_RETRY_ON", "") if text is None else text
     lines = {line.strip() for line in given.splitlines()}
     lost = [setting for setting in SETTINGS if setting not in lines]

@@ -1,4 +1,5 @@
-"""What the application reserves in a Ray cluster, and what the cluster lacks for it, with the options that ask for it.
+"""Finds what the application reserves in a Ray cluster, and what the cluster lacks for it, with the options that ask
+for it.
 
 Ray waits for what is not there, and names a sum only. Whether that is a mistake is for the caller to say: a cluster may
 grow on demand.
@@ -13,7 +14,9 @@ from dataclasses import dataclass
 import ray
 
 from app.backends import ON_HOST, OWN_PROCESS
-from app.config import EngineConfig, ModelConfig, ServeConfig
+from app.config.engine import EngineConfig
+from app.config.model import ModelConfig
+from app.config.serve import ServeConfig
 from app.telemetry.logging import configure_logging
 
 logger = logging.getLogger("manta.serve")
@@ -27,7 +30,7 @@ Resources = Mapping[str, float]  # by Ray's names
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What one part of the application asks for, all its replicas together, and by which options."""
+    """Says what one part of the application asks for, all its replicas together, and by which options."""
 
     resource: str
     amount: float
@@ -54,7 +57,7 @@ def cluster_resources() -> dict[str, float]:
 
 
 def runs_here(config: ServeConfig) -> bool:
-    """Whether all replicas will be on this machine: the only one of the cluster, and large enough."""
+    """True if all replicas will be on this machine: the only one of the cluster, and large enough."""
     if not ray.is_initialized() or sum(bool(node["Alive"]) for node in ray.nodes()) != 1:
         return False
     return not shortages([config], cluster_resources())
@@ -76,7 +79,7 @@ def warn_of_shortages(config: ServeConfig) -> None:
 
 
 def shortages(configs: Iterable[ServeConfig], total: Resources) -> list[Shortage]:
-    """Which resources the applications need more of than there are in `total`."""
+    """Finds the resources that the applications need more of than there are in `total`."""
     demands = [demand for config in configs for demand in _demands(config, total)]
     found = []
     for resource in ("CPU", "GPU"):

@@ -9,9 +9,9 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from app.config import ServeConfig
+from app.config.frozen import Frozen
+from app.config.serve import ServeConfig
 from app.errors import ConfigError
-from app.frozen import Frozen
 from app.registry import suggestion
 
 

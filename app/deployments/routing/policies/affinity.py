@@ -1,4 +1,5 @@
-"""What the affinity policies share: equal keys go to one replica, unless that one has clearly more than the mean.
+"""The part that the affinity policies share: equal keys go to one replica, unless that one has clearly more than the
+mean.
 
 Rendezvous hashing (Thaler and Ravishankar, 1998): each replica has a rank for each key, the first one takes it. A
 replica that comes or goes moves only the keys it gains or loses. Past the bound, a key goes to its next replica in rank
@@ -26,7 +27,7 @@ class Affinity(RoutingPolicy):
 
     @abstractmethod
     def key(self, query: RouteQuery) -> bytes:
-        """What binds requests together; empty when nothing does."""
+        """Returns what binds requests together; empty when nothing does."""
 
     def choose(
         self, candidates: Sequence[ReplicaLoad], query: RouteQuery, matches: Matches = NO_MATCHES, now: float = 0.0

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
-from app.deployments.channel.wire import LoadReport
 from app.deployments.routing.claim import Claim
 from app.deployments.routing.prefix_index import PrefixMatch
-from app.engine.request import EngineRequest
+from app.records.load_report import LoadReport
+from app.records.request import EngineRequest
 
 EXPECTED_TOKENS = 256
 
@@ -89,7 +89,7 @@ class ReplicaLoad:
 
     @property
     def has_queue(self) -> bool:
-        """Whether a request that comes now may have to wait for a row."""
+        """True if a request that comes now may have to wait for a row."""
         return self.report.num_waiting > 0 or self.num_requests >= self.report.max_num_seqs
 
     @property
@@ -102,12 +102,12 @@ class ReplicaLoad:
 
     @property
     def cache_share(self) -> float:
-        """How much of its KV cache holds blocks that a request may find again; at most 1."""
+        """Returns how much of its KV cache holds blocks that a request may find again; at most 1."""
         return min(1.0, self.indexed_blocks / (self.report.num_blocks or 1))
 
 
 class Cost(NamedTuple):
-    """What a request would cost on one replica, in seconds, and of what that consists."""
+    """Says what a request would cost on one replica, in seconds, and of what that consists."""
 
     total_s: float
     queue_s: float = 0.0  # prefill queued there before it
@@ -119,7 +119,7 @@ class Cost(NamedTuple):
 
 @dataclass(slots=True, frozen=True)
 class Decision:
-    """Where a request goes, and how well informed the choice was (filled in by the load book)."""
+    """Says where a request goes, and how well informed the choice was (filled in by the load book)."""
 
     replica_id: str
     level: Level = "load"
@@ -140,5 +140,5 @@ class RoutingPolicy(ABC):
     def costs(
         self, candidates: Sequence[ReplicaLoad], query: RouteQuery, matches: Matches = NO_MATCHES
     ) -> dict[str, Cost]:
-        """What `choose` would compare, by replica id; empty for a policy that estimates no costs."""
+        """Returns what `choose` would compare, by replica id; empty for a policy that estimates no costs."""
         return {}

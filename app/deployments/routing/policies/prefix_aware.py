@@ -1,4 +1,4 @@
-"""Where the request costs least: seconds of prefill before its first token, plus the decode load that it adds.
+"""Sends a request where it costs least: seconds of prefill before its first token, plus the decode load that it adds.
 
     queue    prefill tokens queued there x seconds per prefill token
     prefill  tokens of the prompt that are not cached there x seconds per prefill token; tokens in host memory count

@@ -7,7 +7,7 @@ from app.deployments.routing.policies.base import RouteQuery
 
 
 class SessionAffinity(Affinity):
-    """Where the client names no session, the prompt's first block stands for it."""
+    """Binds requests by their session; where the client names none, the prompt's first block stands for it."""
 
     def key(self, query: RouteQuery) -> bytes:
         """See Affinity.key."""

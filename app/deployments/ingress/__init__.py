@@ -1,0 +1,1 @@
+"""The Ingress deployment, and what takes its requests to replicas."""

@@ -1,0 +1,1 @@
+"""The EngineReplica deployment: one engine, its metrics and its watches."""

@@ -1,0 +1,82 @@
+"""Brings requests into an engine beside the event loop: what takes milliseconds runs in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+from app.deployments.channel.channel_hub import ChannelHub
+from app.deployments.replica.engine_factory import ReplicaEngine
+from app.deployments.replica.grammar_queue import GrammarQueue
+from app.errors import MantaError
+from app.records.request import EngineRequest
+from app.records.sampling_params import SamplingParams
+
+LONG_PROMPT_TOKENS = 8192  # to check and hash more prompt tokens takes milliseconds: not on the event loop
+
+
+class Intake:
+    """One replica's. `on_added` hears of each request that the engine has taken."""
+
+    def __init__(self, engine: ReplicaEngine, hub: ChannelHub, on_added: Callable[[], None]) -> None:
+        self._engine = engine
+        self._hub = hub
+        self._on_added = on_added
+        self._grammar_work = GrammarQueue()
+        self._adding: set[asyncio.Future[Any]] = set()  # requests on their way into the engine
+
+    @property
+    def num_waiting_grammars(self) -> int:
+        """Requests whose grammars wait to be compiled."""
+        return self._grammar_work.num_waiting
+
+    async def add(self, taken: list[EngineRequest | MantaError]) -> list[MantaError | None]:
+        """Hands requests of one prompt, whose streams are open, to the engine; returns why not, for each.
+
+        They are seen through, also when the call that brought them is cancelled.
+        """
+        adding = asyncio.ensure_future(self._add_all(taken))
+        self._adding.add(adding)
+        adding.add_done_callback(self._adding.discard)
+        return await asyncio.shield(adding)
+
+    async def settled(self) -> None:
+        """Wait until nothing is on its way."""
+        if self._adding:
+            await asyncio.wait(self._adding)
+
+    async def _add_all(self, taken: list[EngineRequest | MantaError]) -> list[MantaError | None]:
+        num_tokens = sum(one.num_known_tokens for one in taken if isinstance(one, EngineRequest))
+        is_long = num_tokens > LONG_PROMPT_TOKENS
+        began = time.monotonic()
+        return [one if isinstance(one, MantaError) else await self._add(one, is_long, began) for one in taken]
+
+    async def _add(self, request: EngineRequest, is_long: bool, began: float) -> MantaError | None:
+        try:
+            work = request.work
+            grammar = work.structured_outputs if isinstance(work, SamplingParams) else None
+            if grammar is not None and not self._engine.knows_grammar(grammar):
+                await self._grammar_work.run(
+                    request.placement.tenant,
+                    lambda: self._compile_and_add(request),
+                    lambda: self._engine.abort([request.request_id]),
+                    time.monotonic() - began,
+                )
+            elif grammar is not None or is_long:
+                await asyncio.to_thread(self._engine.add_request, request)
+            else:
+                self._engine.add_request(request)
+        except MantaError as error:
+            self._hub.remove(request.request_id)
+            return error
+        if not self._hub.has(request.request_id):  # aborted before the engine knew of it
+            self._engine.abort([request.request_id])
+        self._on_added()
+        return None
+
+    def _compile_and_add(self, request: EngineRequest) -> None:
+        """Runs in a thread, when it is the tenant's turn; its client may have left by then."""
+        if self._hub.has(request.request_id):
+            self._engine.add_request(request)

@@ -1,0 +1,1 @@
+"""The Router deployment, its admission and its explanations."""

@@ -1,0 +1,1 @@
+"""The seam to Ray Serve: arguments, resources, HAProxy, stores, request routing."""

@@ -1,0 +1,61 @@
+"""Readies the HTTP server that Serve runs in an ingress replica for whatever clients send.
+
+Serve reads some headers by itself before the application is asked, and uvicorn hands websockets to a protocol of its
+own. Both fail on what a stranger may send, outside of all that Manta's own middleware can answer. Serve asks the
+function that `HOOK` names for middleware before it starts the server; middleware from there is the outermost.
+"""
+
+from __future__ import annotations
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware import Middleware
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.config import WS_PROTOCOLS
+
+from app.api.http.middleware import new_request_id
+
+HOOK = {"RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": f"{__name__}:prepare"}  # environment of an ingress replica
+_WEBSOCKETS = "app.deployments.serve.websocket_protocol:WebSocketProtocol"
+# Serve decodes them as UTF-8. It takes `-` and `_` in a name for the same.
+_SERVE_HEADERS = frozenset(
+    {
+        b"serve-multiplexed-model-id",
+        b"traceparent",
+        b"tracestate",
+        b"x-request-disconnect-disabled",
+        b"x-request-timeout-seconds",
+        b"x-session-id",
+    }
+)
+_ID = "x-request-id"
+
+
+def prepare() -> list[Middleware]:
+    """Have uvicorn serve websockets our way; returns the middleware that Serve puts before its own."""
+    WS_PROTOCOLS["auto"] = _WEBSOCKETS
+    return [Middleware(ClientHeaders)]
+
+
+class ClientHeaders:
+    """Drops headers whose value Serve cannot read, and gives a request one id that can be echoed."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection."""
+        if "headers" in scope:
+            given = Headers(scope=scope).get(_ID)
+            scope["headers"] = [pair for pair in scope["headers"] if _is_readable(*pair)]
+            MutableHeaders(scope=scope)[_ID] = new_request_id(given)
+        await self._app(scope, receive, send)
+
+
+def _is_readable(name: bytes, value: bytes) -> bool:
+    if name.replace(b"_", b"-") not in _SERVE_HEADERS:
+        return True
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
