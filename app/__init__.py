@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from app.beams.search import BeamSearchParams
-    from app.engine.pooling.params import PoolingParams
-    from app.engine.sampling_params import SamplingParams
-    from app.engine.structured.structured_outputs import StructuredOutputs
     from app.offline.llm import LLM
+    from app.records.pooling_params import PoolingParams
+    from app.records.sampling_params import SamplingParams
+    from app.structured.structured_outputs import StructuredOutputs
 
 __all__ = ["LLM", "BeamSearchParams", "PoolingParams", "SamplingParams", "StructuredOutputs"]
 
 _MODULES = {
     "LLM": "app.offline.llm",
     "BeamSearchParams": "app.beams.search",
-    "PoolingParams": "app.engine.pooling.params",
-    "SamplingParams": "app.engine.sampling_params",
-    "StructuredOutputs": "app.engine.structured.structured_outputs",
+    "PoolingParams": "app.records.pooling_params",
+    "SamplingParams": "app.records.sampling_params",
+    "StructuredOutputs": "app.structured.structured_outputs",
 }
 
 

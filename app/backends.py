@@ -1,6 +1,6 @@
 """Tables whose names are choices in the configuration; they are here because reading them must not import torch (I8).
 
-A new backend is one file and one line of its table: `app/config.py`, the command line and their help follow. What else
+A new backend is one file and one line of its table: `app/config/`, the command line and their help follow. What else
 must be known of one before it is imported stands beside its table, as a set of names. Parsers: app/parser_tables.py.
 """
 
@@ -22,6 +22,9 @@ ATTENTION_BACKENDS: Registry[Any] = Registry(
     PluginGroup("attention_backends", "app.kernels.attention:AttentionOps", are_instances=True),
 )
 
+# What proposes draft tokens: functions that make a Proposer (app/worker/spec_decode), or give None.
+PROPOSERS: Registry[Any] = Registry("proposer", {"ngram": "app.worker.spec_decode.ngram:create"})
+
 # Kinds of devices: classes of Platform (app/platforms). Of those that are there, `auto` means the last one.
 PLATFORMS: Registry[Any] = Registry(
     "device",
@@ -33,50 +36,51 @@ PLATFORMS: Registry[Any] = Registry(
 )
 ON_HOST = frozenset({"cpu"})  # platforms that compute on the host's cores: their workers ask Ray for no GPU
 
-# Classes of QuantMethod (app/engine/quantization), by the names of `quantization` and of checkpoints' `quant_method`;
+# Classes of QuantMethod (app/quantization), by the names of `quantization` and of checkpoints' `quant_method`;
 # several names of a class are one method.
 QUANT_METHODS: Registry[Any] = Registry(
     "quantization",
     {
-        "fp8": "app.engine.quantization.fp8:Fp8Method",
-        "mxfp4": "app.engine.quantization.mxfp4:Mxfp4",
-        "fp8_block": "app.engine.quantization.fp8_block:Fp8BlockMethod",
-        "int8": "app.engine.quantization.int8:Int8Method",
-        "w4": "app.engine.quantization.w4:Int4Method",
-        "awq": "app.engine.quantization.awq:Awq",
-        "awq_marlin": "app.engine.quantization.awq:Awq",
-        "gptq": "app.engine.quantization.gptq:Gptq",
-        "gptq_marlin": "app.engine.quantization.gptq:Gptq",
-        "fbgemm_fp8": "app.engine.quantization.fp8_checkpoint:Fp8Checkpoint",
-        "compressed-tensors": "app.engine.quantization.compressed_tensors:CompressedTensors",
-        "auto-round": "app.engine.quantization.auto_round:AutoRound",
-        "intel/auto-round": "app.engine.quantization.auto_round:AutoRound",
-        "inc": "app.engine.quantization.auto_round:AutoRound",
-        "bitsandbytes": "app.engine.quantization.bitsandbytes:BitsAndBytes",
-        "gguf": "app.engine.quantization.gguf:GgufMethod",
-        "modelopt": "app.engine.quantization.modelopt:ModelOpt",
-        "modelopt_fp4": "app.engine.quantization.modelopt:ModelOpt",
-        "quark": "app.engine.quantization.quark:Quark",
-        "squeezellm": "app.engine.quantization.squeezellm:SqueezeLLM",
-        "torchao": "app.engine.quantization.torchao:TorchAo",
+        "fp8": "app.quantization.fp8:Fp8Method",
+        "mxfp4": "app.quantization.mxfp4:Mxfp4",
+        "fp8_block": "app.quantization.fp8_block:Fp8BlockMethod",
+        "int8": "app.quantization.int8:Int8Method",
+        "w4": "app.quantization.w4:Int4Method",
+        "awq": "app.quantization.awq:Awq",
+        "awq_marlin": "app.quantization.awq:Awq",
+        "gptq": "app.quantization.gptq:Gptq",
+        "gptq_marlin": "app.quantization.gptq:Gptq",
+        "fbgemm_fp8": "app.quantization.fp8_checkpoint:Fp8Checkpoint",
+        "compressed-tensors": "app.quantization.compressed_tensors:CompressedTensors",
+        "auto-round": "app.quantization.auto_round:AutoRound",
+        "intel/auto-round": "app.quantization.auto_round:AutoRound",
+        "inc": "app.quantization.auto_round:AutoRound",
+        "bitsandbytes": "app.quantization.bitsandbytes:BitsAndBytes",
+        "gguf": "app.quantization.gguf:GgufMethod",
+        "modelopt": "app.quantization.modelopt:ModelOpt",
+        "modelopt_fp4": "app.quantization.modelopt:ModelOpt",
+        "quark": "app.quantization.quark:Quark",
+        "squeezellm": "app.quantization.squeezellm:SqueezeLLM",
+        "torchao": "app.quantization.torchao:TorchAo",
     },
-    PluginGroup("quantizations", "app.engine.quantization.base:QuantMethod"),
+    PluginGroup("quantizations", "app.quantization.base:QuantMethod"),
 )
 
-# Where weights come from: classes of LoadFormat (app/engine/models/load_formats).
+# Where weights come from: classes of LoadFormat (app/loading/load_formats).
 LOAD_FORMATS: Registry[Any] = Registry(
     "load format",
     {
-        "safetensors": "app.engine.models.load_formats.safetensors:Safetensors",
-        "pt": "app.engine.models.load_formats.pt:Pt",
-        "sharded_state": "app.engine.models.load_formats.sharded_state:ShardedState",
-        "gguf": "app.engine.models.load_formats.gguf:Gguf",
-        "dummy": "app.engine.models.load_formats.dummy:Dummy",
+        "safetensors": "app.loading.load_formats.safetensors:Safetensors",
+        "pt": "app.loading.load_formats.pt:Pt",
+        "sharded_state": "app.loading.load_formats.sharded_state:ShardedState",
+        "gguf": "app.loading.load_formats.gguf:Gguf",
+        "dummy": "app.loading.load_formats.dummy:Dummy",
     },
-    PluginGroup("load_formats", "app.engine.models.load_formats.base:LoadFormat"),
+    PluginGroup("load_formats", "app.loading.load_formats.base:LoadFormat"),
 )
 
-# Tiers of KV blocks behind the device's prefix cache: classes of KVConnector (app/engine/kv_connector).
+# What keeps KV blocks behind the device's prefix cache, or moves them elsewhere: classes of KVConnector
+# (app/engine/kv_connector), of which each names its half in the workers.
 KV_CONNECTORS: Registry[Any] = Registry(
     "KV connector",
     {"host_memory": "app.engine.kv_connector.host_memory:HostMemory"},
@@ -126,7 +130,7 @@ MODEL_CONFIGS: Registry[Any] = Registry(
 
 # What edits logits beside our own processors, where `logits_processors` names it: classes of LogitsProcessor.
 EXTRA_LOGITS_PROCESSORS: Registry[Any] = Registry(
-    "logits processor", {}, PluginGroup("logits_processors", "app.engine.logits_processors.base:LogitsProcessor")
+    "logits processor", {}, PluginGroup("logits_processors", "app.worker.logits_processors.base:LogitsProcessor")
 )
 
 # What else is told an engine's figures: classes of StatLogger (app/telemetry/stat_logger.py).

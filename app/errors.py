@@ -10,7 +10,8 @@
     |  `- ServerOverloadedError     503  whoever asks; the 429 is for one who has more under way than others
     |- DeadlineError                504  the request's own deadline passed
     |- EngineDeadError              503  the replica is gone or cannot make progress
-    |  `- EngineAsleepError         503  it has given its memory back, or waits for weights
+    |  |- EngineAsleepError         503  it has given its memory back, or waits for weights
+    |  `- EngineHeldError           503  an operator has all replicas wait, and the request has waited long enough
     |- NotReadyError                503  said by /ready: requests are better sent elsewhere
     |- PoisonedRequestError         500  engines died with it, one after another
     |- ConfigError                  (start-up) names the option and what to change
@@ -57,6 +58,10 @@ class InvalidRequestError(MantaError):
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(_ends(message, _MAX_MESSAGE_CHARS), param=param and _ends(param, _MAX_PARAM_CHARS))
+
+
+class ParameterError(InvalidRequestError, ValueError):
+    """Python code passed a wrong parameter."""
 
 
 def _ends(text: str, max_chars: int) -> str:
@@ -149,6 +154,12 @@ class EngineAsleepError(EngineDeadError):
     """The engine has been put to sleep, or its weights have not come back; other replicas may serve."""
 
     code = "engine_asleep"
+
+
+class EngineHeldError(EngineDeadError):
+    """An operator holds all replicas; once they are let go, the request may be sent again."""
+
+    code = "engine_held"
 
 
 class PoisonedRequestError(MantaError):

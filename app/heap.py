@@ -1,13 +1,21 @@
-"""Python's garbage collector in a process that serves.
+"""Memory of a process that serves: Python's garbage collector, and the C library's allocator below it.
 
 A collection of all generations looks at every container that the process has: 200,000 after torch and transformers
 were imported, which stops all threads for 60 - 120 ms in the midst of streams. What a start has made lives as long as
 the process, so it is looked at once and then set aside.
+
+glibc takes a large block from the system, and gives it back when it is freed; but once it has seen one of up to 32 MiB
+freed, it takes all that are smaller from its heaps (mallopt(3), M_MMAP_THRESHOLD), which shrink from their ends only.
+So a few long bodies and answers left an ingress hundreds of megabytes larger, for good.
 """
 
 from __future__ import annotations
 
+import ctypes
 import gc
+
+MAPPED_BYTES = 1 << 20  # blocks from here on are the system's
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # numbers of malloc.h
 
 _is_settled = False
 
@@ -18,6 +26,18 @@ def settle_heap() -> None:
     _is_settled = True
     gc.collect()
     gc.freeze()
+
+
+def map_large_blocks() -> None:
+    """Have blocks of MAPPED_BYTES and more go back to the system when they are freed, whatever was freed before.
+
+    Not where tensors are computed: each of a step's would be taken from the system anew. Other C libraries than glibc
+    have no such threshold.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        for option in (_MMAP_THRESHOLD, _TRIM_THRESHOLD):
+            mallopt(option, MAPPED_BYTES)
 
 
 def collect_heap() -> None:

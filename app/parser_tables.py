@@ -1,4 +1,4 @@
-"""Parsers that find structure in generated text (app/api/parsers): one file and one line of a table each.
+"""Parsers that find structure in generated text (app/parsers): one file and one line of a table each.
 
 A parser that `auto` shall find has a second line: what the chat templates of its models write. A plugin's has a second
 entry point for that, and is asked where none of ours matches.
@@ -16,32 +16,32 @@ from app.registry import Registry
 TOOL_PARSERS: Registry[Any] = Registry(
     "tool parser",
     {
-        "hermes": "app.api.parsers.hermes:HermesParser",
-        "llama3_json": "app.api.parsers.llama3_json:Llama3JsonParser",
-        "mistral": "app.api.parsers.mistral:MistralParser",
-        "qwen3_coder": "app.api.parsers.qwen3_coder:Qwen3CoderParser",
-        "seed_oss": "app.api.parsers.seed_oss:SeedOssParser",
-        "minimax_m2": "app.api.parsers.minimax_m2:MiniMaxM2Parser",
-        "glm45": "app.api.parsers.glm:Glm45Parser",
-        "glm47": "app.api.parsers.glm:Glm47Parser",
-        "deepseek_v3": "app.api.parsers.deepseek:DeepSeekV3Parser",
-        "deepseek_v31": "app.api.parsers.deepseek:DeepSeekV31Parser",
-        "pythonic": "app.api.parsers.pythonic:PythonicParser",
-        "harmony": "app.api.parsers.harmony:HarmonyParser",
+        "hermes": "app.parsers.hermes:HermesParser",
+        "llama3_json": "app.parsers.llama3_json:Llama3JsonParser",
+        "mistral": "app.parsers.mistral:MistralParser",
+        "qwen3_coder": "app.parsers.qwen3_coder:Qwen3CoderParser",
+        "seed_oss": "app.parsers.seed_oss:SeedOssParser",
+        "minimax_m2": "app.parsers.minimax_m2:MiniMaxM2Parser",
+        "glm45": "app.parsers.glm:Glm45Parser",
+        "glm47": "app.parsers.glm:Glm47Parser",
+        "deepseek_v3": "app.parsers.deepseek:DeepSeekV3Parser",
+        "deepseek_v31": "app.parsers.deepseek:DeepSeekV31Parser",
+        "pythonic": "app.parsers.pythonic:PythonicParser",
+        "harmony": "app.parsers.harmony:HarmonyParser",
     },
-    PluginGroup("tool_parsers", "app.api.parsers.base:ToolParser"),
+    PluginGroup("tool_parsers", "app.parsers.base:ToolParser"),
 )
 
 REASONING_PARSERS: Registry[Any] = Registry(
     "reasoning parser",
     {
-        "think": "app.api.parsers.think:ThinkParser",
-        "deepseek_r1": "app.api.parsers.think:DeepSeekR1Parser",
-        "mistral": "app.api.parsers.think:MistralThinkParser",
-        "seed_oss": "app.api.parsers.seed_oss:SeedOssThinkParser",
-        "harmony": "app.api.parsers.harmony:HarmonyReasoningParser",
+        "think": "app.parsers.think:ThinkParser",
+        "deepseek_r1": "app.parsers.think:DeepSeekR1Parser",
+        "mistral": "app.parsers.think:MistralThinkParser",
+        "seed_oss": "app.parsers.seed_oss:SeedOssThinkParser",
+        "harmony": "app.parsers.harmony:HarmonyReasoningParser",
     },
-    PluginGroup("reasoning_parsers", "app.api.parsers.base:ReasoningParser"),
+    PluginGroup("reasoning_parsers", "app.parsers.base:ReasoningParser"),
 )
 
 # Marks of plugins' parsers, by the parsers' names: tuples of strings.

@@ -49,7 +49,7 @@ class Plugin:
 
     @property
     def is_allowed(self) -> bool:
-        """Whether MANTA_PLUGINS lets its package take part."""
+        """True if MANTA_PLUGINS lets its package take part."""
         given = os.environ.get(ALLOWED_VARIABLE)
         if given is None:
             return True

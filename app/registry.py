@@ -24,7 +24,8 @@ T = TypeVar("T")
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """What to say after an unknown name: the one that was meant if one is spelled alike, else all that exist."""
+    """Returns what to say after an unknown name: the one that was meant if one is spelled alike, else all that
+    exist."""
     names = list(known)
     close = difflib.get_close_matches(name, names, 1)
     return f"did you mean {close[0]}?" if close else f"known: {', '.join(names)}"
@@ -36,6 +37,15 @@ def _imported(target: str) -> tuple[ModuleType, str]:
     an import costs as much as an operation."""
     module, _, attribute = target.partition(":")
     return importlib.import_module(module), attribute
+
+
+def load_entry(target: str) -> Any:
+    """The object that "module:attribute" names, imported now."""
+    module, attribute = _imported(target)
+    if sys.modules.get(module.__name__) is not module:
+        _imported.cache_clear()  # it has been imported anew since
+        module, attribute = _imported(target)
+    return getattr(module, attribute)
 
 
 class Registry(Generic[T]):
@@ -64,11 +74,7 @@ class Registry(Generic[T]):
         target = self._table.get(name)
         if target is None:
             return self._load_plugin(name)
-        module, attribute = _imported(target)
-        if sys.modules.get(module.__name__) is not module:
-            _imported.cache_clear()  # it has been imported anew since
-            module, attribute = _imported(target)
-        loaded: T = getattr(module, attribute)
+        loaded: T = load_entry(target)
         return loaded
 
     def plugin(self, name: str) -> Plugin | None:
@@ -83,7 +89,7 @@ class Registry(Generic[T]):
         return f"{self.kind} {name!r} is of {plugin}, which {ALLOWED_VARIABLE} does not name"
 
     def unknown(self, name: str, known: Iterable[str]) -> str:
-        """What to say of a name that is not in the table."""
+        """Returns what to say of a name that is not in the table."""
         return self.withheld(name) or f"unknown {self.kind} {name!r}; {suggestion(name, known)}"
 
     def _plugins(self) -> dict[str, tuple[Plugin, ...]]:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from app.cli.command import Command, CommandError
 from app.cli.parser import build_parser, parse
+from app.cli.vllm_command_line import translate
 from app.errors import ConfigError, EngineDeadError, MantaError
 from app.registry import Registry
 
@@ -28,8 +29,8 @@ COMMANDS: Registry[Command] = Registry(
         "models": "app.cli.models:COMMAND",
         "save-sharded": "app.cli.save_sharded:COMMAND",
         "quantize": "app.cli.quantize:COMMAND",
-        "convert": "app.cli.convert:COMMAND",
-        "convert-tokenizer": "app.cli.convert_tokenizer:COMMAND",
+        "convert": "app.converters.convert:COMMAND",
+        "convert-tokenizer": "app.converters.convert_tokenizer:COMMAND",
         "collect-env": "app.cli.collect_env:COMMAND",
     },
 )
@@ -43,6 +44,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if arguments and arguments[0] in MOVED:
             raise ConfigError(f"manta {arguments[0]} is now manta {MOVED[arguments[0]]}")
+        if arguments[:1] == ["serve"]:
+            ours, notes = translate(arguments[1:])
+            arguments = ["serve", *ours]
+            for note in notes:
+                print(f"manta: {note}", file=sys.stderr)
         args = parse(build_parser(COMMANDS), arguments)
         return COMMANDS.load(args.command).run(args)
     except MantaError as error:

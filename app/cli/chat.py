@@ -18,7 +18,7 @@ from app.cli.server_queries import choose_model
 from app.cli.stream_client import Chunk, Server, StreamResult, stream_completion
 
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
-HELP = "/exit leaves, /new starts again, /system TEXT starts again with a system prompt, Ctrl-C stops an answer"
+HELP = "/exit or /quit leaves, /new starts again, /system TEXT does so with a system prompt, Ctrl-C stops an answer"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
             if interactive:
                 print()
             return 0
-        if text == "/exit":
+        if text in ("/exit", "/quit"):
             return 0
         if text:
             chat.take(text)
@@ -72,6 +72,8 @@ class Conversation:
             self._start(next((m["content"] for m in self.messages if m["role"] == "system"), None))
         elif name == "/system":
             self._start(rest.strip() or None)
+        elif name == "/help":
+            print(f"{HELP}.")
         elif name.startswith("/"):
             print(f"{name}: no such command. {HELP}.")
         else:

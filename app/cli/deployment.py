@@ -1,41 +1,57 @@
-"""`python -m app.cli.deployment FILE`: what `serve run FILE` does, and ends where Serve gives the application up.
+"""`python -m app.cli.deployment FILE [--dashboard]`: what `serve run FILE` does, and ends where Serve gives the
+application up.
 
 Serve keeps the reason for its status alone: `serve run` would stay for ever beside an application that failed.
 """
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import os
 import re
+import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 
 import yaml
+
+from app.cli.json_console import use_json_console
 
 if TYPE_CHECKING:
     from ray.serve.schema import ServeStatus
 
 POLL_S = 1.0
+DASHBOARD = "--dashboard"
 _EXCEPTION = re.compile(r"^(?:[A-Za-z_]\w*\.)*([A-Za-z_]\w*): ")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def run(path: Path) -> int:
-    """Deploy and stay until interrupted; 1 with a line on stderr when the application cannot start."""
+def run(path: Path, dashboard: bool) -> int:
+    """Deploy and stay until Ctrl-C or SIGTERM; 1 with a line on stderr when the application cannot start. `dashboard`:
+    a cluster that this starts has Ray's."""
     import click
+    import ray
     from ray import serve
+    from ray.serve._private.constants import SERVE_NAMESPACE
     from ray.serve.scripts import cli
 
     names = [each.get("name", "default") for each in yaml.safe_load(path.read_text(encoding="utf-8"))["applications"]]
+    sigterm = Sigterm()
     try:
-        cli.main(["run", "--non-blocking", str(path)], standalone_mode=False)
+        ray.init(namespace=SERVE_NAMESPACE, include_dashboard=dashboard)
+        sigterm.interrupts()
+        use_json_console()
+        with _without_address():  # or Serve would warn that Ray runs already
+            cli.main(["run", "--non-blocking", str(path)], standalone_mode=False)
     except SystemExit:  # Serve has printed why
-        return 1
+        return 143 if sigterm.came else 1
     except (KeyboardInterrupt, click.Abort):
-        return 130
+        return 143 if sigterm.came else 130
     except Exception as error:
         print(f"manta: error: Ray does not start: {type(error).__name__}: {last_error(str(error))}", file=sys.stderr)
         return 1
@@ -53,6 +69,32 @@ def run(path: Path) -> int:
         failed += " (it stays on the cluster: `serve status` shows it, `serve shutdown` removes all of Serve)"
     print(f"manta: error: {failed}", file=sys.stderr, flush=True)
     return 1
+
+
+class Sigterm:
+    """SIGTERM as Ctrl-C. Ray's own handler, which `ray.init` installs below Python's, prints stacks and aborts."""
+
+    def __init__(self) -> None:
+        self.came = False
+
+    def interrupts(self) -> None:
+        """From here on the first one raises KeyboardInterrupt in the main thread, and the next ones nothing."""
+        signal.signal(signal.SIGTERM, self._interrupt)
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        self.came = True
+        raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def _without_address() -> Iterator[None]:
+    address = os.environ.pop("RAY_ADDRESS", None)
+    try:
+        yield
+    finally:
+        if address is not None:
+            os.environ["RAY_ADDRESS"] = address
 
 
 def wait_until_running(names: Sequence[str], poll_s: float = POLL_S) -> str | None:
@@ -84,7 +126,7 @@ def failure(status: ServeStatus, names: Sequence[str]) -> str | None:
 
 
 def last_error(message: str) -> str:
-    """What a traceback ends with, without the class's module; the whole message on one line where it is none."""
+    """Returns the end of a traceback, without the class's module; the whole message on one line where it is none."""
     lines = [line.strip() for line in _COLOUR.sub("", message).splitlines() if line.strip()]
     starts = [i for i, line in enumerate(lines) if _EXCEPTION.match(line)]
     if starts:
@@ -93,4 +135,8 @@ def last_error(message: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(run(Path(sys.argv[1])))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(DASHBOARD, action="store_true")
+    parser.add_argument("file", type=Path)
+    given = parser.parse_args()
+    sys.exit(run(given.file, given.dashboard))

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from app.cli.machine import this_machine
 from app.cli.options import Option, add_options, build, given, options_of
 from app.cli.preflight import check_offline
-from app.config import EngineConfig
-from app.engine.sampling_params import SamplingParams
+from app.config.engine import EngineConfig
+from app.records.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from app.offline.llm import LLM

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from app.cli.command import Command
 from app.cli.engine import add_engine, start_llm
 from app.cli.sampling import add_sampling, sampling_given
-from app.engine.sampling_params import SamplingParams
 from app.errors import ConfigError
+from app.records.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from app.engine.outputs import RequestOutput
     from app.offline.llm import LLM
+    from app.records.outputs import RequestOutput
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

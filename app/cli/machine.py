@@ -1,4 +1,4 @@
-"""What the application may use: this machine, or the Ray cluster that `serve run` would join."""
+"""Finds what the application may use: this machine, or the Ray cluster that `serve run` would join."""
 
 from __future__ import annotations
 

@@ -1,16 +1,16 @@
-"""How much memory a model takes, from its JSON files and the headers of its weights: nothing is loaded."""
+"""Estimates the memory that a model takes, from its JSON files and the headers of its weights: nothing is loaded."""
 
 from __future__ import annotations
 
 import math
 from pathlib import Path
 
-from app.config import EngineConfig
-from app.engine.hub import commit_of
-from app.engine.model_info import ModelInfo
-from app.engine.models.implementation import runs_natively
-from app.engine.safetensors_header import SafetensorsHeader
-from app.engine.weight_files import format_of, weight_files
+from app.checkpoints.hub import commit_of
+from app.checkpoints.model_info import ModelInfo
+from app.checkpoints.safetensors_header import SafetensorsHeader
+from app.checkpoints.weight_files import format_of, weight_files
+from app.config.engine import EngineConfig
+from app.models.implementation import runs_natively
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -41,7 +41,7 @@ def weights_bytes(info: ModelInfo, dtype: str, load_format: str = "auto") -> int
 
 
 def kv_bytes_per_token(info: ModelInfo, dtype: str) -> int:
-    """What is cached of one token over all layers: keys and values, or latents."""
+    """Counts the bytes that are cached of one token over all layers: keys and values, or latents."""
     return info.num_caches * _cached_width(info) * ITEM_BYTES.get(dtype, 2)
 
 

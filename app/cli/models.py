@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from app.checkpoints.transformers_catalog import causal_architectures, entry_of
 from app.cli.command import Command
-from app.engine.models import MODELS, POOLING_MODELS
-from app.engine.transformers_catalog import causal_architectures, entry_of
+from app.models import MODELS, POOLING_MODELS
 from app.registry import Registry
 
 THROUGH = "generate (through transformers)"
@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _may_run(name: str) -> bool:
-    """Whether transformers' modules of an architecture take our attention, as far as their source says."""
+    """True if transformers' modules of an architecture take our attention, as far as their source says."""
     entry = entry_of(name)
     return entry is not None and entry.may_run
 

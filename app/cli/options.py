@@ -72,8 +72,10 @@ def build(model: type[M], values: Mapping[Path, Any], options: Iterable[Option])
         lines = []
         for detail in error.errors(include_url=False):
             name = str(detail["loc"][0]) if detail["loc"] else ""
+            within = "".join(f"{part}: " for part in detail["loc"][1:] if isinstance(part, str))
             note = f" (given: {detail['input']!r})" if name else ""
-            lines.append(f"{flags.get(name, name) or 'options'}: {detail['msg'].removeprefix('Value error, ')}{note}")
+            reason = detail["msg"].removeprefix("Value error, ")
+            lines.append(f"{flags.get(name, name) or 'options'}: {within}{reason}{note}")
         raise ConfigError("\n".join(lines)) from None
 
 
@@ -96,7 +98,7 @@ def _argument(field: FieldInfo) -> dict[str, Any]:
 
 
 def _choices(field: FieldInfo) -> list[str]:
-    """What a field that takes one of some words may be; empty for any other."""
+    """Returns the words that a field may be, where it takes one of some; empty for any other."""
     literals = [str(v) for kind in _kinds(field.annotation) if typing.get_origin(kind) is Literal
                 for v in typing.get_args(kind)]  # fmt: skip
     tables = [each for each in (*field.metadata, *_metadata(field.annotation)) if isinstance(each, OneOf)]
@@ -111,7 +113,7 @@ def _plugins(field: FieldInfo) -> Iterator[tuple[str, str]]:
 
 
 def _metadata(annotation: Any) -> Iterator[Any]:
-    """What stands beside the types that a field may have."""
+    """Yields what stands beside the types that a field may have."""
     if typing.get_origin(annotation) is Annotated:
         yield from typing.get_args(annotation)[1:]
     elif typing.get_origin(annotation) in (typing.Union, types.UnionType, tuple):

@@ -7,10 +7,10 @@ import difflib
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from app.api.version import VERSION
 from app.cli.command import Command
 from app.errors import ConfigError
 from app.registry import Registry
+from app.version import VERSION
 
 
 class Parser(argparse.ArgumentParser):

@@ -1,4 +1,4 @@
-"""What can be known to be wrong before Ray starts, each as one line that says what to change.
+"""Finds what can be known to be wrong before Ray starts, each as one line that says what to change.
 
 Without it, the same mistakes would be found by a replica on some node, minutes later and in its log.
 """
@@ -8,42 +8,54 @@ from __future__ import annotations
 import errno
 import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from app.api.served_models import check_engine_plugins, check_served_model
-from app.backends import ON_HOST
+from app.api.generation.served_models import check_engine_plugins, check_served_model
+from app.backends import ON_HOST, QUANT_METHODS
+from app.checkpoints.model_info import ModelInfo
 from app.cli.cluster import RunningServe
 from app.cli.configuration import Configuration
 from app.cli.machine import Machine
 from app.cli.model_memory import compute_dtype, kv_bytes_per_token, weights_bytes
-from app.config import EngineConfig, ModelConfig, ServeConfig
+from app.cli.serve_ports import bind, taken_port
+from app.config.engine import EngineConfig
+from app.config.model import ModelConfig
+from app.config.serve import ServeConfig
 from app.deployments.config_check import check_config
-from app.engine.model_info import ModelInfo
 from app.errors import ConfigError
 from app.registry import suggestion
 
 GIB = 1 << 30
-HAPROXY_PORTS = {"RAY_SERVE_HAPROXY_STATS_PORT": 8404, "RAY_SERVE_HAPROXY_METRICS_PORT": 9101}
+Lack = Callable[[str], None]  # takes a line on what the machine lacks
 
 
-def check(configuration: Configuration, machine: Machine) -> None:
-    """All checks. ConfigError, CheckpointError or UnsupportedError with the first thing that is wrong."""
+def refuse(line: str) -> None:
+    """Raises an error for what the machine lacks."""
+    raise ConfigError(line)
+
+
+def check(configuration: Configuration, machine: Machine, lack: Lack = refuse) -> None:
+    """All checks. ConfigError, CheckpointError or UnsupportedError with the first thing that is wrong. What is right
+    and only lacks a port, CPUs, GPUs or memory of `machine` goes to `lack`.
+    """
     if configuration.file is not None:
         _check_schema(configuration.document, configuration.file)
     for index, config in configuration.applications.items():
         ours = os.environ if machine.cluster is None else {}  # a cluster's replicas have their nodes' environment
         check_config(config, {**ours, **configuration.env_vars(index)})
         for model in config.models:
-            _check_device(model.engine, machine)
+            _check_device(model.engine, machine, lack)
     configs = list(configuration.applications.values())
-    _check_resources(configs, machine)
-    _check_memory([model for config in configs for model in config.models], machine)
+    _check_resources(configs, machine, lack)
+    _check_memory([model for config in configs for model in config.models], machine, lack)
     if machine.cluster is None:
-        check_port(*configuration.address)
-        _check_haproxy_ports(configuration.document)
+        check_port(*configuration.address, lack)
+        if (taken := taken_port(configuration.document)) is not None:
+            lack(taken)
     elif machine.cluster.serve is not None:
         _check_running_serve(configuration, machine.cluster.serve, machine.name)
 
@@ -53,8 +65,8 @@ def check_offline(engine: EngineConfig, machine: Machine) -> None:
     model = ModelConfig(name="offline", engine=engine)
     check_served_model(model)
     check_engine_plugins(model)
-    _check_device(engine, machine)
-    _check_memory([model], machine)
+    _check_device(engine, machine, refuse)
+    _check_memory([model], machine, refuse)
 
 
 def _check_schema(document: dict[str, Any], file: Path) -> None:
@@ -83,20 +95,18 @@ def _on_gpu(engine: EngineConfig, machine: Machine) -> bool:
     return engine.device not in ON_HOST and (engine.device != "auto" or machine.gpus > 0)
 
 
-def _check_device(engine: EngineConfig, machine: Machine) -> None:
+def _check_device(engine: EngineConfig, machine: Machine, lack: Lack) -> None:
     if engine.device not in ("auto", *ON_HOST) and machine.gpus == 0:
-        raise ConfigError(
-            f"device={engine.device}, but {machine.name} has no GPU: set --device cpu, or use one that has"
-        )
+        lack(f"device={engine.device}, but {machine.name} has no GPU: set --device cpu, or use one that has")
 
 
-def _check_resources(configs: list[ServeConfig], machine: Machine) -> None:
+def _check_resources(configs: list[ServeConfig], machine: Machine, lack: Lack) -> None:
     """Ray would wait for CPUs and GPUs that never come."""
-    from app.deployments.resources import shortages
+    from app.deployments.serve.resources import shortages
 
     for shortage in shortages(configs, {"CPU": machine.cpus, "GPU": machine.gpus}):
         grows = " (--skip-preflight if the cluster grows on demand)" if machine.cluster else ""
-        raise ConfigError(
+        lack(
             f"the application needs {shortage.need:g} {shortage.resource}s, {machine.name} has {shortage.has:g}: "
             f"lower {_remedies(configs, shortage.resource)}{grows}"
         )
@@ -112,32 +122,44 @@ def _remedies(configs: list[ServeConfig], resource: str) -> str:
     return f"{', '.join(others)} or {last}" if others else last
 
 
-def _check_memory(models: list[ModelConfig], machine: Machine) -> None:
+def _check_quantization(engine: EngineConfig, info: ModelInfo) -> None:
+    """ConfigError where the method that is named needs quantized weights, and the model's are plain."""
+    if engine.quantization is None or info.quantization_scheme:
+        return
+    try:
+        QUANT_METHODS.load(engine.quantization).while_loading()
+    except ConfigError as error:
+        line = error.message.removeprefix("quantization: ")
+        raise ConfigError(f"--quantization {engine.quantization} with model {engine.model!r}: {line}") from None
+
+
+def _check_memory(models: list[ModelConfig], machine: Machine, lack: Lack) -> None:
     total = 0
     for model in models:
         engine, info = model.engine, ModelInfo.of(model.engine)
+        _check_quantization(engine, info)
         on_gpu = _on_gpu(engine, machine)
         dtype = compute_dtype(engine, info, on_gpu)
         weights = weights_bytes(info, dtype, engine.load_format)
         if on_gpu:
-            _check_gpu_memory(engine, weights, machine)
+            _check_gpu_memory(engine, weights, machine, lack)
         else:
             total += model.start_replicas * (weights + _cpu_kv_bytes(engine, info, dtype))
     if machine.free_bytes is not None and total > machine.free_bytes:
-        raise ConfigError(
+        lack(
             f"too little memory: weights and KV caches take {total / GIB:.1f} GiB, {machine.name} has "
             f"{machine.free_bytes / GIB:.1f} GiB free: lower kv_cache_memory_bytes or num_replicas, or take a smaller "
             "model"
         )
 
 
-def _check_gpu_memory(engine: EngineConfig, weights: int, machine: Machine) -> None:
+def _check_gpu_memory(engine: EngineConfig, weights: int, machine: Machine, lack: Lack) -> None:
     if machine.gpu_memory_bytes is None:
         return
     share = weights // (engine.tensor_parallel_size * engine.pipeline_parallel_size) - int(engine.cpu_offload_gb * GIB)
     budget = int(machine.gpu_memory_bytes * engine.gpu_memory_utilization)
     if share > budget:
-        raise ConfigError(
+        lack(
             f"too little memory: the weights take {share / GIB:.1f} GiB of each GPU, of which {budget / GIB:.1f} GiB "
             "may be used: raise gpu_memory_utilization or tensor_parallel_size, or take a smaller model"
         )
@@ -175,45 +197,16 @@ def _check_running_serve(configuration: Configuration, running: RunningServe, wh
         )
 
 
-def _check_haproxy_ports(document: dict[str, Any]) -> None:
-    """Serve's own ports: a second Serve on the machine would fail on them, with a line in a log only."""
-    runtime_env = (document.get("controller_options") or {}).get("runtime_env") or {}
-    variables = {**os.environ, **(runtime_env.get("env_vars") or {})}
-    if variables.get("RAY_SERVE_ENABLE_HA_PROXY") != "1":
-        return
-    for name, default in HAPROXY_PORTS.items():
-        port = str(variables.get(name, default))
-        if port.isdigit() and not _is_free("0.0.0.0", int(port)):
-            raise ConfigError(
-                f"port {port} ({name}) is taken, likely by another Serve on this machine: stop it, or set {name} in "
-                "the env_vars of a YAML"
-            )
-
-
-def _is_free(host: str, port: int) -> bool:
-    try:
-        check_port(host, port)
-    except ConfigError:
-        return False
-    return True
-
-
-def check_port(host: str, port: int) -> None:
-    """ConfigError when nothing can listen there."""
+def check_port(host: str, port: int, lack: Lack = refuse) -> None:
+    """ConfigError where no machine could listen there; `lack` hears that this one cannot."""
     if not 0 < port < 1 << 16:
         raise ConfigError(f"port {port} is no port: set --port to 1..65535")
     try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
+        bind(host, port)
     except socket.gaierror as error:
-        raise ConfigError(f"host {host!r}: {error.strerror}; set --host to an address of this machine") from None
+        lack(f"host {host!r}: {error.strerror}; set --host to an address of this machine")
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise ConfigError(
-                f"port {port} on {host} is taken: stop what listens there, or choose another with --port"
-            ) from None
-        raise ConfigError(
-            f"cannot listen on {host}:{port}: {error.strerror}; choose another with --host or --port"
-        ) from None
+            lack(f"port {port} on {host} is taken: stop what listens there, or choose another with --port")
+            return
+        lack(f"cannot listen on {host}:{port}: {error.strerror}; choose another with --host or --port")

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from app.cli.options import Option, add_options, build, given, options_of
-from app.engine.sampling_params import SamplingParams
+from app.records.sampling_params import SamplingParams
 
 SAMPLING_OPTIONS: tuple[Option, ...] = tuple(options_of(SamplingParams))
 

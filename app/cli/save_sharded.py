@@ -7,8 +7,8 @@ from pathlib import Path
 
 from app.cli.command import Command
 from app.cli.options import add_options, build, given, options_of
-from app.config import EngineConfig
-from app.engine.models.model_check import check_model
+from app.config.engine import EngineConfig
+from app.models.model_check import check_model
 
 _FIELDS = {
     "load_format",
@@ -26,7 +26,7 @@ _OPTIONS = tuple(options_of(EngineConfig, skip=EngineConfig.model_fields.keys() 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Where from, where to, for which layout."""
+    """Adds the arguments: where from, where to, for which layout."""
     parser.add_argument("model", metavar="MODEL", help="a model directory or a built-in model")
     parser.add_argument("output", metavar="OUTPUT", type=Path, help="a new directory")
     add_options(parser, "layout", _OPTIONS)
@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     """Cut and write; a line for each rank."""
     config = build(EngineConfig, {("model",): args.model, **given(args, _OPTIONS)}, _OPTIONS)
     check_model(config)
-    from app.engine.worker.save_sharded import save_sharded
+    from app.worker.save_sharded import save_sharded
 
     save_sharded(config, args.output, lambda rank: print(f"rank {rank + 1} of {config.world_size} saved", flush=True))
     sizes = f"--tensor-parallel-size {config.tensor_parallel_size}"

@@ -16,11 +16,14 @@ import yaml
 from app.cli.cluster import auth_mode, cluster_address
 from app.cli.command import Command
 from app.cli.configuration import Configuration, resolve
-from app.cli.machine import find_machine
+from app.cli.deployment import DASHBOARD
+from app.cli.machine import Machine, find_machine
 from app.cli.preflight import check
+from app.cli.ray_settings import RAY_SETTINGS
+from app.cli.serve_ports import choose_ports
 from app.cli.target import add_target, options_given
-from app.config import KEYS_FILE_VARIABLE, KEYS_VARIABLE
-from app.deployments.haproxy import lost_settings
+from app.config.ingress import KEYS_FILE_VARIABLE, KEYS_VARIABLE
+from app.deployments.serve.haproxy import lost_settings
 from app.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parent.parent.parent  # the package's: replicas must be able to import it
@@ -35,10 +38,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="where to write the configuration (default: a file in the user's cache directory)",
     )  # fmt: skip
     parser.add_argument("--force", action="store_true", help="write over the file of --output")
-    parser.add_argument("--dry-run", action="store_true", help="check and write the configuration, but do not serve")
+    parser.add_argument(
+        "--dry-run", action="store_true",
+        help="check and write the configuration, but do not serve; what this machine lacks for it becomes a note",
+    )  # fmt: skip
     parser.add_argument(
         "--skip-preflight", action="store_true", help="start without checking first (a cluster that grows on demand)"
     )
+    parser.add_argument(
+        DASHBOARD, action="store_true",
+        help="start Ray's dashboard too, which `serve status` and `ray list` ask (1.5 %% of a core, 0.25 GiB); a "
+        "cluster that is joined has its own",
+    )  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
@@ -46,21 +57,33 @@ def run(args: argparse.Namespace) -> int:
     configuration = resolve(args.target, options_given(args), args.host, args.port)
     machine = None if args.skip_preflight else find_machine()
     if machine is not None:
-        check(configuration, machine)
+        _prepare(configuration, machine, args.dry_run)
     _warn_of_haproxy(configuration)
     path = configuration.file
     if path is None or configuration.changed or args.output is not None:
         path = _write(configuration, args.output, args.force)
         print(f"configuration: {path}")
     if args.dry_run:
+        print(f"{path}: {'not checked' if machine is None else 'no mistake found'}; nothing is started (--dry-run)")
         return 0
     if machine is None:
         address = cluster_address()
     else:
         address = machine.cluster.address if machine.cluster else None
-    _announce(configuration, address)
-    argv, environment = command_line(path, os.environ, address)
+    _announce(configuration, address, has_dashboard=args.dashboard or address is not None)
+    argv, environment = command_line(path, os.environ, address, args.dashboard)
     os.execve(argv[0], argv, environment)
+
+
+def _prepare(configuration: Configuration, machine: Machine, dry_run: bool) -> None:
+    """Check, and choose what may be chosen; a dry run only tells what `machine` lacks, as another may run the file."""
+    if dry_run:
+        check(configuration, machine, lambda line: print(f"note: {line}", file=sys.stderr))
+        return
+    if machine.cluster is None and (chosen := choose_ports(configuration)):
+        ports = ", ".join(f"{name}={port}" for name, port in chosen.items())
+        print(f"Serve's ports: {ports} (those by default are taken, likely by another Serve)")
+    check(configuration, machine)
 
 
 def _warn_of_haproxy(configuration: Configuration) -> None:
@@ -71,9 +94,11 @@ def _warn_of_haproxy(configuration: Configuration) -> None:
 
 
 def command_line(
-    path: Path, environ: Mapping[str, str], address: str | None = None
+    path: Path, environ: Mapping[str, str], address: str | None = None, dashboard: bool = False
 ) -> tuple[list[str], dict[str, str]]:
-    """What deploys `path` on the Ray cluster at `address`, or on one of its own, and its environment."""
+    """Returns the command that deploys `path` on the Ray cluster at `address`, or on one of its own (with Ray's
+    `dashboard`, if that is wanted), and its environment.
+    """
     # The Makefile says why.
     ours = {
         "RAY_USAGE_STATS_ENABLED": "0",
@@ -81,13 +106,15 @@ def command_line(
         "RAY_prestart_worker_first_driver": "0",
         "RAY_enable_output_error_log_if_still_retry": "0",
     }
-    environment = {**ours, **environ}
+    own = {} if address else RAY_SETTINGS
+    environment = {**ours, **own, **environ}
     mode = auth_mode(environ) if address else environ.get("RAY_AUTH_MODE", "token")  # closed to others of the machine
     if mode is not None:
         environment["RAY_AUTH_MODE"] = mode
     environment["RAY_ADDRESS"] = address or "local"  # Ray would look for a cluster in its own, slower way
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), environ.get("PYTHONPATH")]))
-    return [sys.executable, "-m", "app.cli.deployment", str(path)], environment
+    argv = [sys.executable, "-m", "app.cli.deployment", str(path), *([DASHBOARD] if dashboard else [])]
+    return argv, environment
 
 
 def _write(configuration: Configuration, output: Path | None, force: bool) -> Path:
@@ -111,7 +138,7 @@ def _cache_directory() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "manta" / "serve"
 
 
-def _announce(configuration: Configuration, address: str | None) -> None:
+def _announce(configuration: Configuration, address: str | None, has_dashboard: bool) -> None:
     host, port = configuration.address
     url = f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"
     config = next(iter(configuration.applications.values()))
@@ -123,7 +150,8 @@ def _announce(configuration: Configuration, address: str | None) -> None:
     print(f"address:       {url} (once a line says `open at`: 15 to 30 s for the built-in model on two cores)")
     if address is not None:
         print(f"Ray cluster:   {address}, joined; its Serve updates the applications that the configuration names")
-    print(f"Ray's tools:   RAY_AUTH_MODE=token {_script('serve')} status (the token is in ~/.ray/auth_token)")
+    tool = f"{_script('serve')} status" if has_dashboard else f"{_script('ray')} status"
+    print(f"Ray's tools:   RAY_AUTH_MODE=token {tool} (the token is in ~/.ray/auth_token)")
     print(f"try it:        {_script('manta')} chat --url {url}")
     print(
         f"               curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'",

@@ -21,6 +21,6 @@ def add_server(parser: Any) -> None:
 
 
 def server_given(args: argparse.Namespace, environ: Mapping[str, str] = os.environ) -> Server:
-    """Where to talk to, with the key of the option or of the environment. ConfigError on what is no address."""
+    """Returns where to talk to, with the key of the option or of the environment. ConfigError on what is no address."""
     key = args.api_key or next((environ[name] for name in KEY_VARIABLES if environ.get(name)), None)
     return Server(args.url, key)

@@ -26,7 +26,7 @@ LINE_LIMIT = 16 << 20  # bytes of one SSE line
 
 
 class Delta(msgspec.Struct):
-    """What a chat chunk adds to its message."""
+    """Holds what a chat chunk adds to its message."""
 
     content: str | None = None
     reasoning_content: str | None = None
@@ -85,7 +85,7 @@ class StreamResult:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Where an OpenAI-compatible server answers: `url` is what comes before /v1."""
+    """Names where an OpenAI-compatible server answers: `url` is what comes before /v1."""
 
     url: str
     api_key: str | None = None
@@ -101,7 +101,7 @@ class Server:
         return self.url.rstrip("/").removesuffix("/v1")
 
     def headers(self) -> dict[str, str]:
-        """What every request carries."""
+        """Returns the headers that every request carries."""
         key = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
         return {"Content-Type": "application/json", **key}
 

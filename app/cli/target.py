@@ -13,7 +13,8 @@ def add_target(parser: argparse.ArgumentParser) -> None:
     """CONFIG.yaml or MODEL, the address, and the options of the configuration classes."""
     parser.add_argument(
         "target", nargs="?", default="tiny-chat", metavar="CONFIG.yaml|MODEL",
-        help="a Serve configuration, a model directory, or a built-in model (default: %(default)s)",
+        help="a Serve configuration, a model directory, a built-in model, or one of a hub: organisation/name, or a "
+        "well-known name such as qwen3:0.6b (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument("--host", help="address to listen on (default: the file's, else 127.0.0.1)")
     parser.add_argument("--port", type=int, metavar="N", help="port to listen on (default: the file's, else 8000)")

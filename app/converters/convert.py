@@ -16,9 +16,9 @@ import yaml
 
 from app.cli.command import Command
 from app.cli.configuration import IMPORT_PATH, THROUGHPUT_MODE
-from app.cli.serve_llm_fields import ENGINE_KWARGS, LLM_CONFIG, SERVING_ARGS, Converted, Rule
+from app.converters.serve_llm_fields import ENGINE_KWARGS, LLM_CONFIG, SERVING_ARGS, Converted, Rule
 from app.deployments.autoscaling import POLICY_FUNCTION
-from app.deployments.serve_args import parse_args
+from app.deployments.serve.serve_args import parse_args
 from app.errors import ConfigError
 
 BUILDER = "ray.serve.llm:build_openai_app"
@@ -179,7 +179,7 @@ def _fields(values: Mapping[str, Any], table: Mapping[str, Rule], above: tuple[s
 
 
 def _join(common: Converted, one: Converted) -> None:
-    """What several models say of the application: the largest number, the last name."""
+    """Merges what several models say of the application: the largest number, the last name."""
     for section in ("ingress", "limits", "router", "env_vars"):
         mine, theirs = getattr(common, section), getattr(one, section)
         for key, value in theirs.items():

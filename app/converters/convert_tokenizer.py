@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from app.cli.command import Command
-from app.cli.gguf_tokenizer import adds_first_token, byte_level, kind_of, sentencepiece_model
+from app.converters.gguf_tokenizer import adds_first_token, byte_level, kind_of, sentencepiece_model
 from app.errors import CheckpointError, MantaError
 from app.text.tokenizer import read_tokenizer_config
 from app.text.tokenizer_files import OWN, SOURCES, check_tokenizer, source_of
@@ -33,7 +33,7 @@ Ids = Callable[[str], list[int]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Where from, where to."""
+    """Adds the arguments: where from, where to."""
     forms = ", ".join(SOURCES)
     parser.add_argument("directory", metavar="DIRECTORY", type=Path, help=f"a directory that holds one of {forms}")
     parser.add_argument("output", metavar="OUTPUT", type=Path, help=f"a directory, made for {OWN}")
@@ -92,7 +92,7 @@ def _gguf(source: Path, config: dict[str, Any]) -> tuple[Any, dict[str, str]]:
 
 
 def _is_tiktoken(source: Path) -> bool:
-    """Whether a file consists of lines such as `IQ== 0`."""
+    """True if a file consists of lines such as `IQ== 0`."""
     with source.open("rb") as opened:
         first = opened.readline(4096).split()
     return source.suffix == ".model" and len(first) == 2 and first[1].isdigit()

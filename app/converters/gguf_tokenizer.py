@@ -66,7 +66,7 @@ def kind_of(metadata: Metadata) -> str:
 
 
 def adds_first_token(metadata: Metadata) -> bool:
-    """Whether a text begins with the bos token: as the file says, or as llama.cpp takes it to be."""
+    """True if a text begins with the bos token: as the file says, or as llama.cpp takes it to be."""
     default = kind_of(metadata) == "llama" or metadata.get(_KEY + "pre") == "llama-bpe"
     return bool(metadata.get(_KEY + "add_bos_token", default))
 

@@ -1,4 +1,4 @@
-"""What the fields of Ray Serve LLM's configuration (LLMConfig, LLMServingArgs; vLLM's engine arguments) are in Manta's.
+"""Maps the fields of Ray Serve LLM's configuration (LLMConfig, LLMServingArgs; vLLM's engine arguments) to Manta's.
 
 One table, a line a field; a field that it does not hold has no counterpart. Ray 2.60, vLLM 0.29.
 """
@@ -41,7 +41,7 @@ def to(section: str, name: str, convert: Callable[[Any], Any] = lambda value: va
 
 
 def always(*values: Any) -> Rule:
-    """What Manta does in any case; any other value is lost."""
+    """Rules that a value which Manta has in any case is dropped; any other value is lost."""
 
     def rule(value: Any, converted: Converted) -> str | None:
         return None if value in values or value is None else f"{value!r} has no counterpart; Manta: {values[0]!r}"
@@ -50,7 +50,7 @@ def always(*values: Any) -> Rule:
 
 
 def nothing(remark: str) -> Rule:
-    """What has no counterpart."""
+    """Rules that a field has no counterpart, with a remark where it was set."""
     return lambda value, converted: remark if value not in (None, {}, []) else None
 
 

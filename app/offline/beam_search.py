@@ -7,18 +7,18 @@ from dataclasses import dataclass, field
 
 from tqdm import tqdm
 
-from app.api.engine_client import ServedModel
-from app.api.request_builder import RequestBuilder
+from app.api.generation.request_builder import RequestBuilder
 from app.beams.search import Beam, BeamSearch, BeamSearchParams, as_output
-from app.engine.outputs import CompletionOutput, EngineOutput
-from app.engine.request import EngineRequest
-from app.engine.sampling_params import SamplingParams
-from app.engine.scheduler.request import Request
-from app.engine.step import TokenLogprobs
 from app.errors import MantaError
 from app.offline.engine_loop import EngineLoop
 from app.offline.prompts import at_prompt
+from app.records.outputs import CompletionOutput, EngineOutput
+from app.records.request import EngineRequest
+from app.records.request_state import Request
+from app.records.sampling_params import SamplingParams
+from app.records.step import TokenLogprobs
 from app.text.output_processor import OutputProcessor
+from app.text.served_model import ServedModel
 
 
 @dataclass(slots=True)
@@ -114,7 +114,7 @@ class BeamSearches:
         return _Job(search, BeamSearchOutput(text, token_ids, []), asked)
 
     def _step(self, job: _Job, waiting: dict[str, tuple[_Job, int]]) -> list[Request]:
-        """What the engine is asked for next in a search; `waiting` says what each request is for."""
+        """Returns what the engine is asked for next in a search; `waiting` says what each request is for."""
         requests = job.search.requests(job.asked, job.num_sent)
         job.num_sent += len(requests)
         waiting.update({request.request_id: (job, i) for i, request in enumerate(requests)})

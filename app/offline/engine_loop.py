@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from app.engine.core import EngineCore
-from app.engine.outputs import EngineOutput
-from app.engine.scheduler.request import Request
 from app.errors import EngineAsleepError
+from app.records.outputs import EngineOutput
+from app.records.request_state import Request
 
 
 class EngineLoop:

@@ -10,14 +10,14 @@ from typing import Self
 
 from tqdm import tqdm
 
-from app.api.engine_client import ServedModel
-from app.api.request_builder import RequestBuilder
-from app.engine.outputs import CompletionOutput, EngineOutput, RequestOutput
-from app.engine.sampling_params import SamplingParams
-from app.engine.scheduler.request import Request
+from app.api.generation.request_builder import RequestBuilder
 from app.offline.engine_loop import EngineLoop
 from app.offline.prompts import at_prompt
+from app.records.outputs import CompletionOutput, EngineOutput, RequestOutput
+from app.records.request_state import Request
+from app.records.sampling_params import SamplingParams
 from app.text.output_processor import OutputProcessor
+from app.text.served_model import ServedModel
 
 logger = logging.getLogger(__name__)
 

@@ -14,19 +14,14 @@ from typing import Any, Literal, Self, TypeVar, cast
 
 from pydantic import ValidationError
 
-from app.api.engine_client import ServedModel
 from app.beams.search import BeamSearchParams
-from app.config import EngineConfig
+from app.checkpoints.model_info import tokenizer_directory
+from app.config.engine import EngineConfig
 from app.engine import control
 from app.engine.core import EngineCore
 from app.engine.executor import create_executor
-from app.engine.model_info import tokenizer_directory
-from app.engine.models.model_check import check_model
-from app.engine.outputs import RequestOutput
-from app.engine.pooling.params import PoolingParams
-from app.engine.sampling_params import SamplingParams
-from app.engine.stats import EngineStats
 from app.errors import ConfigError, InvalidRequestError
+from app.models.model_check import check_model
 from app.offline.beam_search import BeamSearches, BeamSearchOutput
 from app.offline.engine_loop import EngineLoop
 from app.offline.generation import Generation
@@ -38,9 +33,14 @@ from app.offline.pooling_outputs import (
     PoolingRequestOutput,
     ScoringOutput,
 )
-from app.offline.prompts import Prompt, as_list, text_or_ids
+from app.offline.prompts import Prompt, as_list, check_conversations, text_or_ids
+from app.records.outputs import RequestOutput
+from app.records.pooling_params import PoolingParams
+from app.records.sampling_params import SamplingParams
+from app.records.stats import EngineStats
 from app.registry import suggestion
 from app.text.chat_template import ChatTemplate
+from app.text.served_model import ServedModel
 from app.text.tokenizer import Tokenizer
 
 DEFAULT_MAX_TOKENS = 16  # where no parameters are given at all; vLLM's
@@ -94,7 +94,7 @@ class LLM:
         self._core.shutdown()
 
     def stats(self) -> EngineStats:
-        """What the engine measured so far."""
+        """Returns what the engine measured so far."""
         return self._core.stats()
 
     def start_profile(self, directory: str | os.PathLike[str]) -> None:
@@ -184,6 +184,7 @@ class LLM:
         continue_final_message: bool = False,
     ) -> list[RequestOutput]:
         """Answer one conversation (a list of messages) or each of several; see `generate`."""
+        check_conversations(messages)
         one = bool(messages) and isinstance(messages[0], Mapping)
         conversations = cast("Sequence[Conversation]", [messages] if one else messages)
         prompts: list[tuple[str | None, list[int]]] = [
@@ -303,7 +304,7 @@ class LLM:
 
 def _config(options: dict[str, Any]) -> EngineConfig:
     try:
-        return EngineConfig(**options)
+        return EngineConfig(**{"max_step_s": 0.0, **options})  # nobody waits beside a long step
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(map(str, first["loc"])) or None

@@ -7,17 +7,18 @@ from dataclasses import dataclass
 
 from tqdm import tqdm
 
-from app.api.engine_client import ServedModel
-from app.api.request_builder import pooling_request
-from app.engine.outputs import EngineOutput
-from app.engine.pooling.info import PoolingInfo
-from app.engine.pooling.params import PoolingParams, PoolingTask
-from app.engine.step import Float32Array
+from app.api.generation.request_builder import pooling_request
 from app.errors import InvalidRequestError, MantaError, UnsupportedError
 from app.offline.engine_loop import EngineLoop
 from app.offline.pooling_outputs import OutputT, PoolingRequestOutput, ScoringOutput
 from app.offline.prompts import Prompt, as_list, at_prompt, text_or_ids
+from app.records.outputs import EngineOutput
+from app.records.pooling_info import PoolingInfo
+from app.records.pooling_params import PoolingParams, PoolingTask
+from app.records.step import Float32Array
+from app.records.task_prompts import DOCUMENT, QUERY
 from app.text.pooling_prompt import PoolingPrompt, pooling_prompts
+from app.text.served_model import ServedModel
 
 
 @dataclass(slots=True, frozen=True)
@@ -41,7 +42,7 @@ class Pooling:
         self._model = model
 
     def usual_task(self) -> PoolingTask:
-        """What is made of a prompt where nobody says it."""
+        """Names what is made of a prompt where nobody says it."""
         return self._info().raw_task
 
     def run(
@@ -74,11 +75,15 @@ class Pooling:
             prompts = pooling_prompts(self._model.tokenizer, pairs, limit)
             found = self._run(prompts, PoolingParams(task="classify"), use_tqdm)
             return [one.shown(ScoringOutput(float(one.array[0]))) for one in found]
-        texts = list(dict.fromkeys(text for pair in pairs for text in pair))
+        before = self._info().prompts
+        query, document = before.first_of(QUERY), before.first_of(DOCUMENT)
+        asked = [(query + first, document + second) for first, second in pairs]
+        texts = list(dict.fromkeys(text for pair in asked for text in pair))
         prompts = pooling_prompts(self._model.tokenizer, [(text, None) for text in texts], limit)
-        vectors = self._run(prompts, PoolingParams(task="embed", use_activation=True), use_tqdm)
+        params = PoolingParams(task="embed", use_activation=not self._info().saturates)
+        vectors = self._run(prompts, params, use_tqdm)
         embedded = dict(zip(texts, vectors, strict=True))
-        return [_cosine(embedded[first], embedded[second]) for first, second in pairs]
+        return [_cosine(embedded[first], embedded[second]) for first, second in asked]
 
     def _info(self) -> PoolingInfo:
         if self._model.pooling is None:
@@ -96,7 +101,8 @@ class Pooling:
     def _parse(self, prompt: Prompt, limit: int | None) -> PoolingPrompt:
         given = text_or_ids(prompt)
         if isinstance(given, str):
-            return pooling_prompts(self._model.tokenizer, [(given, None)], limit)[0]
+            text = self._info().prompts.usual + given
+            return pooling_prompts(self._model.tokenizer, [(text, None)], limit)[0]
         return PoolingPrompt(given[:limit])
 
     def _run(self, prompts: list[PoolingPrompt], params: PoolingParams, use_tqdm: bool) -> list[Pooled]:
@@ -119,7 +125,7 @@ class Pooling:
 
 
 def _cosine(left: Pooled, right: Pooled) -> PoolingRequestOutput[ScoringOutput]:
-    """The score of two embeddings of length 1, with the tokens of both."""
+    """The score of two embeddings, with the tokens of both."""
     score = ScoringOutput(float(left.array @ right.array))
     return PoolingRequestOutput(left.request_id, left.token_ids + right.token_ids, score)
 

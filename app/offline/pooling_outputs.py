@@ -1,11 +1,11 @@
-"""What `LLM.embed`, `score`, `classify` and `encode` hand to their caller."""
+"""Holds what `LLM.embed`, `score`, `classify` and `encode` hand to their caller."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from app.engine.step import Float32Array
+from app.records.step import Float32Array
 
 OutputT = TypeVar("OutputT")
 

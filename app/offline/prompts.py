@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -12,22 +12,46 @@ Prompt = str | Sequence[int] | Mapping[str, Any]
 
 
 def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """A list of prompts, from one or several."""
+    """A list of prompts, from one or several; InvalidRequestError for what is neither."""
     if isinstance(prompts, str | Mapping):
         return [prompts]
+    if not isinstance(prompts, Iterable):
+        raise _no_prompt(prompts)
     several: list[Any] = list(prompts)
     return [several] if several and isinstance(several[0], int) else several
 
 
 def text_or_ids(prompt: Prompt) -> str | list[int]:
-    """What a prompt consists of, in whichever form it came; InvalidRequestError for a mapping with other keys."""
+    """Returns what a prompt consists of, in whichever form it came; InvalidRequestError for a mapping with other
+    keys."""
     if isinstance(prompt, Mapping):
         if len(prompt) != 1 or not set(prompt) <= {"prompt", "prompt_token_ids"}:
             raise InvalidRequestError(
                 f"a prompt has either prompt or prompt_token_ids, not {sorted(prompt)}", param="prompts"
             )
         prompt = cast("str | Sequence[int]", next(iter(prompt.values())))
+    if not isinstance(prompt, str) and not isinstance(prompt, Iterable):
+        raise _no_prompt(prompt)
     return prompt if isinstance(prompt, str) else list(prompt)
+
+
+def check_conversations(messages: object) -> None:
+    """InvalidRequestError for what is neither a conversation, a list of messages, nor a list of conversations."""
+    if isinstance(messages, list | tuple):
+        if all(isinstance(message, Mapping) for message in messages):
+            return
+        if all(isinstance(each, list | tuple) and all(isinstance(m, Mapping) for m in each) for each in messages):
+            return
+    raise InvalidRequestError(
+        "messages: expected a list of messages such as {'role': 'user', 'content': 'Hello!'}, or a list of such lists, "
+        f"not {type(messages).__name__} {messages!r:.80}",
+        param="messages",
+    )
+
+
+def _no_prompt(given: object) -> InvalidRequestError:
+    forms = "a text, token ids, {'prompt': text} or {'prompt_token_ids': ids}, or a list of these"
+    return InvalidRequestError(f"prompts: expected {forms}, not {type(given).__name__} {given!r:.80}", param="prompts")
 
 
 @contextmanager

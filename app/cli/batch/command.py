@@ -27,14 +27,16 @@ QUIET_S = 10.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Files, where to send them, model and engine."""
     parser.add_argument(
-        "input", metavar="IN.jsonl", type=Path,
+        "input", metavar="IN.jsonl", type=Path, nargs="?",
         help="one request a line: custom_id, method, url, body, as OpenAI has it; or a text, or JSON with prompt or "
         "messages; a pipe may be given, and - is standard input",
     )  # fmt: skip
     parser.add_argument(
-        "output", metavar="OUT.jsonl", type=Path,
+        "output", metavar="OUT.jsonl", type=Path, nargs="?",
         help="one result a line; requests whose results are there already are not sent again",
     )  # fmt: skip
+    parser.add_argument("-i", "--input-file", type=Path, metavar="IN.jsonl", help="IN.jsonl, as vLLM has it")
+    parser.add_argument("-o", "--output-file", type=Path, metavar="OUT.jsonl", help="OUT.jsonl, as vLLM has it")
     parser.add_argument("--url", help="send them to this server, instead of loading the model here")
     parser.add_argument("--api-key", metavar="KEY", help="the server's key (default: of the environment); with --url")
     parser.add_argument("--concurrency", type=int, default=64, metavar="N", help="at a time (default: %(default)s)")
@@ -57,14 +59,13 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--concurrency: from 1 to {MAX_CONCURRENCY}")
     if args.retries < 0:
         raise ConfigError("--retries: at least 0")
-    if args.input.resolve() == args.output.resolve():
-        raise ConfigError("OUT.jsonl is IN.jsonl")
+    source_file, output = _files(args)
     reader = LineReader(args.chat, sampling_given(args))
-    with seekable(args.input) as source:
+    with seekable(source_file) as source:
         total = sum(1 for _ in read_requests(source, reader))  # before a model is loaded
         if not total:
-            raise ConfigError(f"{args.input}: no requests")
-        with Results.open(args.output, forget_failed=args.retry_failed) as results:
+            raise ConfigError(f"{source_file}: no requests")
+        with Results.open(output, forget_failed=args.retry_failed) as results:
             is_done = all(results.has(line) for line in read_requests(source, reader))
             summary = _sum_up(source, reader, results) if is_done else _run(args, source, reader, results, total)
     before = f" ({summary.num_failed_before} of them failures: --retry-failed)" if summary.num_failed_before else ""
@@ -73,6 +74,19 @@ def run(args: argparse.Namespace) -> int:
         file=sys.stderr,
     )
     return 1 if summary.num_failed or summary.num_failed_before else 0
+
+
+def _files(args: argparse.Namespace) -> tuple[Path, Path]:
+    """Both files, each by its place or by its option; ConfigError when one is missing, or there twice."""
+    given = [path for path in (args.input, args.output) if path is not None]
+    by_option = [path for path in (args.input_file, args.output_file) if path is not None]
+    if len(given) + len(by_option) != 2:
+        raise ConfigError("give IN.jsonl and OUT.jsonl, once each: as two words, or with -i and -o")
+    source = args.input_file or given.pop(0)
+    output = args.output_file or given.pop(0)
+    if source.resolve() == output.resolve():
+        raise ConfigError("OUT.jsonl is IN.jsonl")
+    return source, output
 
 
 def _sum_up(source: Path, reader: LineReader, results: Results) -> Summary:

@@ -76,8 +76,8 @@ class Results:
 
     @classmethod
     def open(cls, path: Path, *, forget_failed: bool = False) -> Self:
-        """What is there stays, except a last line that was cut, and failures if they are to be forgotten. ConfigError
-        when it is no file of results, or when another run has it open.
+        """Opens a file of results. What is there stays, except a last line that was cut, and failures if they are to be
+        forgotten. ConfigError when it is no file of results, or when another run has it open.
         """
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -105,11 +105,11 @@ class Results:
         os.close(self._descriptor)
 
     def has(self, line: BatchRequest | BadLine) -> bool:
-        """Whether a line of the input needs nothing more."""
+        """True if a line of the input needs nothing more."""
         return line.number in self._bad_lines if isinstance(line, BadLine) else line.custom_id in self._custom_ids
 
     def failed(self, line: BatchRequest | BadLine) -> bool:
-        """Whether the result of a line is an error."""
+        """True if the result of a line is an error."""
         return isinstance(line, BadLine) or line.custom_id in self._failed
 
     def add_answer(self, request: BatchRequest, status: int, request_id: str, body: Any) -> None:

@@ -7,15 +7,18 @@ import secrets
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
-from app.api.app import create_app
-from app.api.auth import ApiKeys
 from app.api.engine_client import RouteInfo
-from app.api.served_models import load_served_model
+from app.api.generation.served_models import load_served_model
+from app.api.http.auth import ApiKeys
+from app.api.server.app import create_app
 from app.cli.batch.transport import AsgiTransport
-from app.config import EngineConfig, IngressConfig, ModelConfig, RequestLimits
-from app.engine.outputs import EngineOutput
-from app.engine.request import EngineRequest
+from app.config.engine import EngineConfig
+from app.config.ingress import IngressConfig
+from app.config.limits import RequestLimits
+from app.config.model import ModelConfig
 from app.errors import EngineDeadError
+from app.records.outputs import EngineOutput
+from app.records.request import EngineRequest
 
 
 class LocalEngine:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from app.api.batches.lines import BadLine, BatchRequest
-from app.api.in_process import Answer
+from app.api.http.in_process import Answer
 from app.cli.batch.lines import Results
 from app.cli.batch.transport import Transport, UnreachableError
 from app.cli.command import CommandError
@@ -22,7 +22,7 @@ TRY_LATER = frozenset({429, 502, 503, 504})
 
 @dataclass(slots=True)
 class Summary:
-    """How the lines of the input ended."""
+    """Counts how the lines of the input ended."""
 
     num_done: int = 0  # answered well, in this run
     num_failed: int = 0  # answered with an error, or no request at all, in this run

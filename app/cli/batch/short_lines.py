@@ -1,17 +1,18 @@
 """Short lines of a batch: a text, or JSON of a `prompt` or of `messages`, in place of OpenAI's batch format.
 
-A JSON line may have an `id`, which comes back as `custom_id` (else the line's number does), and any field of the
+A JSON line may have an `id`, which comes back as `custom_id` (else `line-N` does, for line N), and any field of the
 endpoint that answers it: /v1/completions for a prompt, /v1/chat/completions for messages.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.api.batches.lines import BadLine, BatchRequest, batch_request, parse_line
+import msgspec
+
+from app.api.batches.lines import BadLine, BatchRequest, batch_request, members, parse_line
 
 ENDPOINTS = {"prompt": "/v1/completions", "messages": "/v1/chat/completions"}
 BATCH_FIELDS = frozenset({"custom_id", "method", "url", "body"})
@@ -28,19 +29,22 @@ class LineReader:
     def read(self, number: int, raw: bytes) -> BatchRequest | BadLine:
         """One line, numbered from 1; it must not be empty."""
         try:
-            text = raw.decode().strip()
-            entry = json.loads(text) if text.startswith(("{", '"')) else text
+            entry = self._members(raw.decode().strip())
         except (ValueError, RecursionError):
             return parse_line(number, raw)  # which says what is wrong
-        if isinstance(entry, str):
-            entry = {"messages": [{"role": "user", "content": entry}]} if self.as_chat else {"prompt": entry}
-        elif not BATCH_FIELDS.isdisjoint(entry):
-            return batch_request(number, entry, len(raw))
+        if not BATCH_FIELDS.isdisjoint(entry):
+            return parse_line(number, raw)
         return self._expand(number, entry, len(raw))
 
-    def _expand(self, number: int, entry: dict[str, Any], num_bytes: int) -> BatchRequest | BadLine:
-        own = entry.pop("id", number)
-        given = [name for name in ENDPOINTS if entry.get(name) is not None]
+    def _members(self, text: str) -> dict[str, msgspec.Raw]:
+        if text.startswith("{"):
+            return members(text.encode())
+        said = msgspec.json.decode(text, type=str) if text.startswith('"') else text
+        return _raw({"messages": [{"role": "user", "content": said}]} if self.as_chat else {"prompt": said})
+
+    def _expand(self, number: int, entry: dict[str, msgspec.Raw], num_bytes: int) -> BatchRequest | BadLine:
+        own = msgspec.json.decode(entry.pop("id", b'"line-%d"' % number))
+        given = [name for name in ENDPOINTS if bytes(entry.get(name, b"null")) != b"null"]
         if len(given) != 1:
             return BadLine(number, None, "give a custom_id, method, url and body, or either prompt or messages")
         request = {
@@ -49,4 +53,8 @@ class LineReader:
             "url": ENDPOINTS[given[0]],
             "body": {**self.sampling, **entry},
         }
-        return batch_request(number, request, num_bytes)
+        return batch_request(number, _raw(request), num_bytes)
+
+
+def _raw(entry: Mapping[str, Any]) -> dict[str, msgspec.Raw]:
+    return {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in entry.items()}

@@ -1,10 +1,9 @@
-"""Where the requests of a batch go: to a server, or to an application in this process."""
+"""Sends the requests of a batch: to a server, or to an application in this process."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import threading
 import urllib.error
 import urllib.request
@@ -13,7 +12,7 @@ from typing import Any, Protocol
 
 from starlette.types import ASGIApp
 
-from app.api.in_process import Answer, post_in_process
+from app.api.http.in_process import Answer, post_in_process
 from app.cli.stream_client import Server
 
 TIMEOUT_S = 6 * 3600.0
@@ -24,10 +23,10 @@ class UnreachableError(Exception):
 
 
 class Transport(Protocol):
-    """Somewhere to post JSON to."""
+    """Somewhere to post to."""
 
-    async def post(self, path: str, body: dict[str, Any]) -> Answer:
-        """The answer, whatever its status. UnreachableError when there is none."""
+    async def post(self, path: str, body: bytes) -> Answer:
+        """The answer to JSON, whatever its status. UnreachableError when there is none."""
         ...
 
     def close(self) -> None:
@@ -41,7 +40,7 @@ class HttpTransport:
     def __init__(self, server: Server) -> None:
         self._server = server
 
-    async def post(self, path: str, body: dict[str, Any]) -> Answer:
+    async def post(self, path: str, body: bytes) -> Answer:
         """See Transport."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Answer] = loop.create_future()
@@ -69,9 +68,9 @@ class HttpTransport:
     def close(self) -> None:
         """See Transport."""
 
-    def _post(self, path: str, body: dict[str, Any]) -> Answer:
+    def _post(self, path: str, body: bytes) -> Answer:
         headers = {**self._server.headers(), "Content-Type": "application/json"}
-        request = urllib.request.Request(self._server.base + path, json.dumps(body).encode(), headers)
+        request = urllib.request.Request(self._server.base + path, body, headers)
         try:
             with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
                 return Answer.of(response.status, _lower(response.headers), response.read())
@@ -90,9 +89,9 @@ class AsgiTransport:
         self._check = check
         self._close = close
 
-    async def post(self, path: str, body: dict[str, Any]) -> Answer:
+    async def post(self, path: str, body: bytes) -> Answer:
         """See Transport."""
-        answer = await post_in_process(self._app, path, json.dumps(body).encode())
+        answer = await post_in_process(self._app, path, body)
         if answer.status >= 500:
             self._check()
         return answer

@@ -1,4 +1,4 @@
-"""What a benchmark sends, and when: prompts of given lengths and arrival times, from a seed.
+"""Makes what a benchmark sends, and when: prompts of given lengths and arrival times, from a seed.
 
 Lengths are exact in tokens: prompts are token ids (completions), drawn from a local tokenizer or from what the
 server's own /tokenize returns. Chat prompts are the text of such ids.
@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from app.checkpoints.model_info import resolve_model
 from app.cli.command import CommandError
 from app.cli.server_queries import ask
 from app.cli.stream_client import Server
-from app.engine.model_info import resolve_model
 from app.errors import ConfigError
 from app.text.tokenizer import Tokenizer
 
