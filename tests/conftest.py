@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import json
 import os
 import re
@@ -19,6 +20,7 @@ import pytest_timeout
 
 from tests import limits
 from tests.outcomes import outcomes_of
+from tests.parts import PARTS, Stopwatch, measured, short_part
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -91,7 +93,7 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: pytest_timeout.Setting
 # What CI need not have: reasons of skips (regular expressions) beside those that it names itself in CI_MAY_SKIP.
 _MAY_SKIP = (
     *(r"\bGPU", r"\bLinux", "Gradio is installed", "PUBLISHED_TEMPLATES", "KUBERAY_SCHEMAS"),
-    r"may open \d+ files",
+    *(r"may open \d+ files", "this processor has no AVX-512"),
 )
 
 
@@ -108,6 +110,15 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--outcomes", type=Path, help="JSON file for what became of each test")
+    parser.addoption("--part", choices=PARTS, help="one part of the suite only (tests/parts.py)")
+    parser.addoption("--seconds", type=Path, help="JSON file for the seconds of tests that take long")
+
+
+_stopwatch = Stopwatch()
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    _stopwatch.add(report.nodeid, report.when, report.duration)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
@@ -115,6 +126,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(outcomes_of(terminalreporter.stats), indent=1, sort_keys=True) + "\n")
+    seconds: Path | None = config.getoption("--seconds")
+    if seconds is not None:
+        _stopwatch.write(seconds)
 
 
 def _gpu_count() -> int:
@@ -140,9 +154,21 @@ def ray_cluster() -> Iterator[str]:
     ray.shutdown()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs GPUs this machine has not got; tests over the shared Ray cluster come last, as one process joins
-    one cluster at a time."""
+def pytest_collection_finish() -> None:
+    """Sets what was imported aside: a look of the collector at all of it takes a second, hundreds of times a run."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.hookimpl(trylast=True)  # after -m, so that the quickest of a file is one that runs
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep the asked part of the suite; skip what needs GPUs this machine has not got; tests over the shared Ray
+    cluster come last, as one process joins one cluster at a time."""
+    if (part := config.getoption("--part")) is not None:
+        short = short_part((item.nodeid for item in items), measured())
+        left_out = [item for item in items if (item.nodeid in short) != (part == "short")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if (item.nodeid in short) == (part == "short")]
     items.sort(key=lambda item: "ray_cluster" in getattr(item, "fixturenames", ()))
     needs = {"gpu": 1, "multi_gpu": 2}
     marked = [(item, count) for item in items for name, count in needs.items() if item.get_closest_marker(name)]

@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from app import LLM, SamplingParams
-from app.engine.model_info import ASSETS
+from app.checkpoints.model_info import ASSETS
 from tests.tiny_models import hf_model
 
 

@@ -1,8 +1,8 @@
 """The rooms of the house in the order of the plan (design 3): who stands above whom.
 
-A row is a tuple of cells, a cell a tuple of rooms, a room a module name that begins the names of what it holds; the
-longest name that fits decides. A file may import from its own room, from all cells above its own, and from no other:
-rooms of one cell do not know each other.
+A row is a tuple of cells, a cell a tuple of rooms, a room a folder, by the module name that begins the names of what it
+holds; the longest name that fits decides, and `app` holds the files of app/ itself. A file may import from its own
+room, from all cells above its own, and from no other: rooms of one cell do not know each other.
 """
 
 from __future__ import annotations
@@ -15,79 +15,73 @@ FILES = sorted(path for path in (ROOT / "app").rglob("*.py") if "assets" not in 
 
 ROWS: tuple[tuple[tuple[str, ...], ...], ...] = (
     (
-        ("app.errors", "app.bounds", "app.frozen", "app.heap"),
-        ("app.plugins",),
-        ("app.registry", "app.telemetry"),
-        (
-            "app.backends",
-            "app.parser_tables",
-            "app.admission_config",
-            "app.admin_config",
-            "app.autoscaling_config",
-            "app.slo_config",
-        ),
-        ("app.router_config",),
+        # The ground floor: the files of app/ itself, and what every room may need.
+        ("app",),
+        ("app.telemetry",),
         ("app.config",),
     ),
-    (("app.platforms",), ("app.kernels",)),
     (
-        # Records: what requests, steps and results consist of.
-        ("app.engine",),
-        ("app.text", "app.beams", "app.engine.structured"),
-        ("app.engine.scheduler.request", "app.engine.kv_cache.block_hash"),
-        ("app.engine.kv_cache.kv_events", "app.engine.kv_cache.block_residency"),
-        ("app.engine.kv_connector",),
-        ("app.engine.stats", "app.engine.kv_cache"),
+        # Devices and kernels: torch and Triton.
+        ("app.platforms",),
+        ("app.kernels",),
+        ("app.kernels.attention", "app.kernels.rows", "app.kernels.sampling"),
+        ("app.kernels.fused", "app.kernels.mla"),
+        ("app.kernels.gemm",),
+        ("app.kernels.moe",),
+    ),
+    (
+        # The host half: no torch (I8).
+        ("app.checkpoints", "app.structured"),
+        ("app.records",),
+        ("app.text", "app.beams", "app.engine.kv_connector"),
+        ("app.engine.kv_cache",),
         ("app.engine.scheduler",),
     ),
     (
-        ("app.engine.to_device", "app.engine.distributed", "app.engine.quantization"),
-        ("app.engine.layers",),
-        ("app.engine.attention", "app.engine.models"),
-        ("app.engine.sampling.logprobs",),
-        ("app.engine.worker.row_state",),
-        ("app.engine.worker.input_batch", "app.engine.worker.pending_step"),
-        ("app.engine.row_feature",),
-        ("app.engine.logits_processors", "app.engine.pooling", "app.engine.spec_decode"),
-        ("app.engine.sampling",),
-        ("app.engine.worker",),
+        # The device half.
+        ("app.distributed", "app.checkpoints.tensors"),
+        ("app.quantization",),
+        ("app.layers",),
+        ("app.models",),
+        ("app.models.families",),
+        ("app.loading",),
+        ("app.worker.rows", "app.worker.attention"),
+        ("app.worker.logits_processors", "app.worker.pooling", "app.worker.spec_decode"),
+        ("app.worker.sampling",),
+        ("app.worker",),
     ),
     (
-        ("app.engine.executor.worker_group",),
-        ("app.engine.executor.transports",),
+        # The engine: what joins both halves.
         ("app.engine.executor",),
-        ("app.engine.core",),
-        ("app.engine.control",),
-        ("app.engine.async_engine",),
+        ("app.engine",),
     ),
     (
-        ("app.api.engine_client",),
-        ("app.api.parsers", "app.api.store"),
+        # The API: no torch, no Ray.
+        ("app.parsers", "app.api.http", "app.api.store"),
         ("app.api",),
+        ("app.api.generation",),
         ("app.api.chat", "app.api.idempotency"),
         ("app.api.openai", "app.api.anthropic", "app.api.pooling", "app.api.batches", "app.api.pages"),
-        ("app.api.debug", "app.api.fleet", "app.api.app", "app.api.admin"),
+        ("app.api.server",),
+        ("app.api.admin",),
     ),
     (
-        ("app.deployments.channel.wire", "app.deployments.start_errors", "app.deployments.serve_logs", "app.offline"),
-        ("app.deployments.routing", "app.quantize"),
+        # The entry points.
+        ("app.offline", "app.deployments.process", "app.deployments.routing"),
+        ("app.quantize",),
         ("app.deployments.channel",),
-        ("app.deployments.routing.router",),
+        ("app.deployments.autoscaling", "app.deployments.admin", "app.deployments.serve"),
+        ("app.deployments.router",),
+        ("app.deployments.ingress", "app.deployments.replica"),
         ("app.deployments",),
         ("app.cli",),
-        ("app",),
+        ("app.converters",),
     ),
 )
 
-# Files that stand with the records, although their room is further down: what a request asks of it.
-RECORDS = (
-    "app.engine.pooling.params",
-    "app.engine.pooling.info",
-    "app.engine.structured.structured_outputs",
-    "app.engine.structured.reasoning",
-)
-
+FACE = "app.__init__"  # the package's own file, which hands out what users import, knows all rooms
 PLACES = {name: (row, cell) for row, cells in enumerate(ROWS) for cell, rooms in enumerate(cells) for name in rooms}
+PLACES[FACE] = (len(ROWS), 0)
 
 
 def module_of(path: Path) -> str:
@@ -98,8 +92,8 @@ def module_of(path: Path) -> str:
 
 def room_of(module: str) -> str:
     """The room a module belongs to."""
-    if module in RECORDS:
-        return "app.engine"
+    if module == "app":
+        return FACE
     while module not in PLACES:
         module = module.rpartition(".")[0]
     return module

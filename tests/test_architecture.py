@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,27 @@ def test_imports_point_to_rooms_above(path: Path) -> None:
     for name in imports_of(path):
         if name == "app" or name.startswith("app."):
             assert may_import(module, name), f"{room_of(module)} does not know {room_of(name)} ({name})"
+
+
+def test_no_folder_has_two_ways_to_another() -> None:
+    """Folders that import each other are one room in two places, whatever the plan says."""
+    ways: set[tuple[Path, Path]] = set()
+    folders = {module_of(path): path.parent for path in FILES}
+    for path in FILES:
+        for name in imports_of(path) & folders.keys():
+            ways.update(_folders_apart(path.parent, folders[name]))
+    both = {(str(one), str(other)) for one, other in ways if (other, one) in ways and one < other}
+    assert not both
+
+
+def _folders_apart(one: Path, other: Path) -> Iterator[tuple[Path, Path]]:
+    """The two folders and those around them, up to where they stand side by side in one folder."""
+    ours = [one.relative_to(ROOT), *one.relative_to(ROOT).parents]
+    theirs = [other.relative_to(ROOT), *other.relative_to(ROOT).parents]
+    for here in ours:
+        for there in theirs:
+            if here not in theirs and there not in ours:
+                yield here, there
 
 
 @pytest.mark.parametrize("path", FILES, ids=module_of)

@@ -23,7 +23,7 @@ TIMED = "a figure of make acceptance"
 OWN_CLOCK = {
     "limits.py": "the one place",
     "api/conftest.py": PLAYS,
-    "api/test_render.py": "how often the event loop turns while a thread works, not how long that takes",
+    "api/generation/test_render.py": "how often the event loop turns while a thread works, not how long that takes",
     "cli/fake_server.py": PLAYS,
     "cli/batch/test_command.py": PLAYS,
     "deployments/fake_engine.py": PLAYS,
@@ -34,7 +34,7 @@ OWN_CLOCK = {
     "e2e/test_idle.py": TIMED,
     "engine/executor/fake_worker.py": PLAYS,
     "engine/scheduler/test_deadlines.py": "deadlines of a clock that the test sets",
-    "engine/kv_cache/test_block_hash.py": TIMED,
+    "records/test_block_hash.py": TIMED,
     "engine/scheduler/test_admission.py": "the product's own clock",
     "engine/scheduler/test_step_cost.py": TIMED,
     "engine/test_async_engine.py": PLAYS,

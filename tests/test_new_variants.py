@@ -1,8 +1,8 @@
 """One new variant of each kind from a folder outside of the tree: one file and one line of a table, and no other edit.
 
-Those that need more to be judged stand in their rooms: row feature (engine/worker/features/test_new_feature.py), model
-family (engine/models/test_new_family.py), quantization (engine/quantization/test_selection.py), attention backend
-(engine/attention/test_backend.py), endpoint (api/test_endpoints.py).
+Those that need more to be judged stand in their rooms: feature (worker/features/test_new_feature.py), model
+family (models/families/test_new_family.py), quantization (quantization/test_selection.py), attention backend
+(worker/attention/test_backend.py), endpoint (api/test_endpoints.py).
 """
 
 from __future__ import annotations
@@ -14,29 +14,30 @@ from typing import Any
 
 import pytest
 
-from app.api.parsers.answer import ToolOptions, plan_parsers
-from app.api.parsers.base import ParsedAnswer
-from app.api.served_models import load_served_model
+from app.api.generation.served_models import load_served_model
 from app.backends import EXECUTORS, KV_CONNECTORS, PLATFORMS, ROUTING_POLICIES, STEP_TRANSPORTS
+from app.checkpoints.model_info import ModelInfo
 from app.cli import main
-from app.config import EngineConfig
+from app.config.engine import EngineConfig
+from app.config.router import RouterConfig
 from app.deployments.routing.load_book import LoadBook
 from app.deployments.routing.policies import create_policy
-from app.deployments.serve_args import parse_args
+from app.deployments.serve.serve_args import parse_args
 from app.engine.core import EngineCore
 from app.engine.executor import create_executor
 from app.engine.kv_connector import create_connector
-from app.engine.logits_processors import LOGITS_PROCESSORS
-from app.engine.model_info import ModelInfo
-from app.engine.worker.worker import Worker
-from app.engine.worker_info import WorkerInfo
 from app.parser_tables import REASONING_PARSERS, TOOL_PARSERS
+from app.parsers.answer import ToolOptions, plan_parsers
+from app.parsers.base import ParsedAnswer
+from app.records.host_pool import HostPoolReport
+from app.records.worker_info import WorkerInfo
 from app.registry import Registry
-from app.router_config import RouterConfig
+from app.worker.logits_processors import LOGITS_PROCESSORS
+from app.worker.worker import Worker
 from tests.deployments.routing.test_load_book import QUERY, report
 from tests.engine.core_driver import KEY, make_request, run
-from tests.engine.worker_driver import Driver, Run, greedy
 from tests.tiny_models import hf_greedy, hf_model, tiny_model
+from tests.worker.worker_driver import Driver, Run, greedy
 
 Add = Callable[[Registry[Any], str, str], None]
 
@@ -78,15 +79,15 @@ def test_a_routing_policy(add: Add, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 TOOLS = """
-from app.api.parsers.base import ToolParser
-from app.api.parsers.grammar import CallGrammar
+from app.parsers.base import ToolParser
+from app.parsers.grammar import CallGrammar
 
 class Variant(ToolParser):
     markers = ("CALL ",)
 
     def parse(self):
         while (yield from self.scan.content("CALL ")):
-            name, _ = yield from self.scan.until(".")
+            name, _ = yield from self.scan.until(".", limit=64)
             self.scan.begin_call(name)
             self.scan.say_arguments("{}")
 
@@ -95,7 +96,7 @@ class Variant(ToolParser):
         return CallGrammar("CALL {name}", ".", separator=" ", trigger="CALL ")
 """
 REASONING = """
-from app.api.parsers.think import ThinkParser
+from app.parsers.think import ThinkParser
 
 class Variant(ThinkParser):
     open, close = "(", ")"
@@ -116,7 +117,7 @@ def test_parsers(add: Add) -> None:
 
 
 PROCESSOR = """
-from app.engine.logits_processors.base import LogitsProcessor
+from app.worker.logits_processors.base import LogitsProcessor
 
 class Variant(LogitsProcessor):
     def read(self, request):
@@ -150,7 +151,7 @@ class Variant(HostMemory):
 
 def test_a_kv_connector(add: Add) -> None:
     add(KV_CONNECTORS, "forgetful", CONNECTOR)
-    info = WorkerInfo(8, "cpu", "float32", num_host_blocks=4, block_bytes=1)
+    info = WorkerInfo(8, "cpu", "float32", kv_connector=(HostPoolReport(4, 1),))
     for config, found in ((EngineConfig(kv_connector="forgetful"), 0), (EngineConfig(), 1)):
         connector = create_connector(config.kv_connector, info, None)
         assert connector is not None

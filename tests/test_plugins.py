@@ -12,12 +12,12 @@ import pytest
 
 from app.backends import ROUTING_POLICIES
 from app.cli import main
+from app.config.router import RouterConfig
 from app.deployments.config_check import check_config
-from app.deployments.serve_args import parse_args
+from app.deployments.serve.serve_args import parse_args
 from app.errors import ConfigError, UnsupportedError
 from app.parser_tables import REASONING_PARSERS, TOOL_PARSERS, reasoning_parser_name, tool_parser_name
 from app.plugins import ALLOWED_VARIABLE
-from app.router_config import RouterConfig
 from tests.limits import patience_s
 from tests.plugin_packages import forget_plugins, install, on_the_path
 
@@ -28,8 +28,8 @@ class Mine(RoundRobin):
     pass
 """
 PARSER = """
-from app.api.parsers.hermes import HermesParser
-from app.api.parsers.think import ThinkParser
+from app.parsers.hermes import HermesParser
+from app.parsers.think import ThinkParser
 
 class Tools(HermesParser):
     pass

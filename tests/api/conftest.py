@@ -7,7 +7,7 @@ import contextlib
 import json
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +18,15 @@ import tokenizers
 import uvicorn
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from app.api.app import create_app
-from app.api.engine_client import RouteInfo, ServedModel
-from app.config import RequestLimits
-from app.engine.model_info import ModelInfo
-from app.engine.outputs import EngineOutput
-from app.engine.request import EngineRequest
-from app.engine.step import TokenLogprobs
+from app.api.engine_client import RouteInfo
+from app.api.server.app import create_app
+from app.checkpoints.model_info import ModelInfo
+from app.config.limits import RequestLimits
+from app.records.outputs import EngineOutput
+from app.records.request import EngineRequest
+from app.records.step import TokenLogprobs
 from app.text.chat_template import ChatTemplate
+from app.text.served_model import ServedModel
 from app.text.tokenizer import Tokenizer
 from tests import limits
 from tests.limits import wait_until
@@ -142,7 +143,10 @@ class ScriptedClient:
             first["prompt_logprobs"] = [None, *scored]
         for start in range(0, len(tokens), self.step):
             part = tokens[start : start + self.step]
-            logprobs = None if params.logprobs is None else [logprobs_of(token, params.logprobs) for token in part]
+            named = params.logprob_token_ids
+            logprobs = (
+                None if params.logprobs is None else [logprobs_of(token, params.logprobs, named) for token in part]
+            )
             is_last = start + self.step >= len(tokens)
             yield EngineOutput(request.request_id, part, reason if is_last else None, logprobs=logprobs, **first)
             first = {}
@@ -154,10 +158,38 @@ class ScriptedClient:
         return "vllm:num_requests_running 0\n"
 
 
-def logprobs_of(token: int, k: int) -> TokenLogprobs:
-    """Made-up but recognisable: the chosen token, then ids 10, 11, ... as the most likely."""
-    top = list(range(10, 10 + k))
-    return TokenLogprobs([token, *top], [-token / 100, *(-0.1 * i for i in range(1, k + 1))], [3, *range(1, k + 1)])
+def logprobs_of(token: int, k: int, named: Sequence[int] | None = None) -> TokenLogprobs:
+    """Made-up but recognisable: the chosen token, then ids 10, 11, ... as the most likely, or those `named`."""
+    top = list(range(10, 10 + k) if named is None else named)
+    places = range(1, len(top) + 1)
+    return TokenLogprobs([token, *top], [-token / 100, *(-0.1 * i for i in places)], [3, *places])
+
+
+class PromptServer(uvicorn.Server):
+    """Ends when it is asked to. uvicorn looks ten times a second, and waits a tenth more for what is open: thousands of
+    tests would wait for both."""
+
+    _asked: asyncio.Event
+    _loop: asyncio.AbstractEventLoop | None = None
+
+    async def main_loop(self) -> None:
+        self._asked, self._loop = asyncio.Event(), asyncio.get_running_loop()
+        if not await self.on_tick(0):
+            await self._asked.wait()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for listening in self.servers:
+            listening.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        await limits.until(lambda: not (self.server_state.connections or self.server_state.tasks), "the last answer")
+
+    def end(self) -> None:
+        """Asks from any thread."""
+        self.should_exit = True
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self._asked.set)
 
 
 class Server:
@@ -167,7 +199,7 @@ class Server:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
-        self._server = uvicorn.Server(uvicorn.Config(app, port=self.port, log_level="warning", lifespan="off"))
+        self._server = PromptServer(uvicorn.Config(app, port=self.port, log_level="warning", lifespan="off"))
         self._thread = threading.Thread(target=self._server.run, daemon=True)
 
     @property
@@ -180,7 +212,7 @@ class Server:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._server.should_exit = True
+        self._server.end()
         self._thread.join(limits.patience_s())
 
 
@@ -238,7 +270,7 @@ def http_to() -> Iterator[Callable[[Any], httpx.Client]]:
 
         def connect(app: Any) -> httpx.Client:
             url = stack.enter_context(Server(app)).url
-            return stack.enter_context(httpx.Client(base_url=url, timeout=limits.patience_s()))
+            return stack.enter_context(httpx.Client(base_url=url, timeout=limits.patience_s(), verify=False))
 
         yield connect
 
@@ -251,11 +283,14 @@ def server(client: ScriptedClient, serve: Callable[..., Server]) -> Server:
 @pytest.fixture
 def http(server: Server) -> Iterator[httpx.Client]:
     json_type = {"content-type": "application/json"}
-    with httpx.Client(base_url=server.url, timeout=limits.patience_s(), headers=json_type) as http:
+    # No TLS here: `verify` would read the certificates of the world for each test, 20 ms.
+    with httpx.Client(base_url=server.url, timeout=limits.patience_s(), headers=json_type, verify=False) as http:
         yield http
 
 
 @pytest.fixture
 def sdk(server: Server) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=limits.patience_s()) as sdk:
+    transport = openai.DefaultHttpxClient(verify=False)
+    own = {"api_key": "none", "max_retries": 0, "timeout": limits.patience_s(), "http_client": transport}
+    with openai.OpenAI(base_url=f"{server.url}/v1", **own) as sdk:
         yield sdk

@@ -43,6 +43,7 @@ _DOCUMENTS: list[Callable[[str], Body]] = [
     lambda text: {"query": "a", "documents": _lines(text)},
     lambda text: {"query": "a", "documents": [{"text": text}]},
 ]
+_COHERE: Body = {"input_type": "search_query", "truncate": "NONE"}
 _MESSAGES: list[Callable[[str], Body]] = [
     lambda text: {"model": "m", "max_tokens": 2, "messages": _chat(text)},
     lambda text: {"model": "m", "max_tokens": 2, "messages": _parts(text)},
@@ -53,17 +54,24 @@ TEXT_BODIES: dict[str, list[Callable[[str], Body]]] = {
         lambda text: {"messages": _chat(text)},
         lambda text: {"messages": _parts(text), "stream": True},
     ],
+    "/v1/chat/completions/render": [lambda text: {"messages": _chat(text)}, lambda text: {"messages": _parts(text)}],
     "/v1/chat/completions/batch": [lambda text: {"messages": [_chat(text)]}],
     "/v1/completions": [
         lambda text: {"prompt": text},
         lambda text: {"prompt": _lines(text), "stream": True},
     ],
+    "/v1/completions/render": [lambda text: {"prompt": text}, lambda text: {"prompt": _lines(text)}],
     "/generate": [lambda text: {"prompt": text}],
+    "/generative_scoring": [
+        lambda text: {"query": text, "items": ["b"], "label_token_ids": [1]},
+        lambda text: {"query": "a", "items": _lines(text), "label_token_ids": [1]},
+    ],
     "/v1/responses": [
         lambda text: {"input": text},
         lambda text: {"input": _chat(text), "truncation": "auto"},
         lambda text: {"input": "hi", "instructions": text},
     ],
+    "/v1/responses/compact": [lambda text: {"input": text}, lambda text: {"input": "hi", "instructions": text}],
     "/v1/responses/input_tokens": [lambda text: {"input": text}, lambda text: {"input": "hi", "instructions": text}],
     "/v1/messages": _MESSAGES,
     "/v1/messages/count_tokens": [
@@ -74,14 +82,20 @@ TEXT_BODIES: dict[str, list[Callable[[str], Body]]] = {
     "/v1/embeddings": _INPUTS,
     "/classify": _INPUTS,
     "/pooling": _INPUTS,
+    "/v2/embed": [
+        lambda text: {**_COHERE, "texts": _lines(text)},
+        lambda text: {**_COHERE, "inputs": [{"content": [{"type": "text", "text": text}]}]},
+    ],
     "/score": _PAIRS,
     "/v1/score": _PAIRS,
     "/rerank": _DOCUMENTS,
     "/v1/rerank": _DOCUMENTS,
     "/v2/rerank": _DOCUMENTS,
 }
-WITHOUT_TEXT = {"/detokenize", "/inference/v1/generate", "/v1/batches"}
-POOLED = {"/v1/embeddings": "embed", "/pooling": "embed", "/classify": "classify"}
+# Texts of a message batch are bounded when its requests run, on the route of messages.
+WITHOUT_TEXT = {"/detokenize", "/inference/v1/generate", "/v1/batches", "/v1/messages/batches"}
+WITHOUT_TEXT |= {"/v1/chat/completions/{completion_id}", "/v1/uploads", "/v1/uploads/{upload_id}/complete"}
+POOLED = {"/v1/embeddings": "embed", "/pooling": "embed", "/v2/embed": "embed", "/classify": "classify"}
 POOLED |= dict.fromkeys(("/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"), "embed")
 
 

@@ -7,14 +7,15 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from app.api.engine_client import RouteInfo, ServedModel
-from app.api.served_models import load_served_model
-from app.config import ModelConfig
+from app.api.engine_client import RouteInfo
+from app.api.generation.served_models import load_served_model
+from app.config.model import ModelConfig
 from app.engine.async_engine import AsyncEngine
 from app.engine.core import EngineCore
 from app.engine.executor import create_executor
-from app.engine.outputs import EngineOutput
-from app.engine.request import EngineRequest
+from app.records.outputs import EngineOutput
+from app.records.request import EngineRequest
+from app.text.served_model import ServedModel
 from tests.limits import wait_until
 
 OPTIONS: dict[str, Any] = {"executor": "in_process", "num_threads": 1, "device": "cpu", "max_num_seqs": 16}

@@ -13,16 +13,16 @@ import httpx
 import pydantic
 import pytest
 
-from app.api.app import create_app
 from app.api.chat.messages import TextPart
 from app.api.chat.tools import ToolCall
-from app.api.debug import RouteRequest
 from app.api.endpoints import bodies
-from app.api.strict_models import StrictModel
+from app.api.http.strict_models import StrictModel
+from app.api.server.app import create_app
+from app.api.server.debug import RouteRequest
 from app.bounds import MAX_NAME_CHARS, MAX_SENT_BACK_CHARS, MAX_TEXT_CHARS, Count, Text
-from app.config import RequestLimits
-from app.engine.pooling.info import PoolingInfo
-from app.engine.sampling_params import SamplingParams
+from app.config.limits import RequestLimits
+from app.records.pooling_info import PoolingInfo
+from app.records.sampling_params import SamplingParams
 from tests.api.json_routes import TEXT_BODIES, WITHOUT_TEXT
 from tests.api.json_routes import bodies as bodies_of
 
@@ -85,7 +85,7 @@ def _parts(schema: Any) -> Iterator[tuple[str, Any]]:
             continue
         if schema["type"] == "dict" and key == "values_schema" and value["type"] == "any":
             # Values of free-form objects (JSON schemas, arguments, names for a template) are bounded by the body's
-            # counts of values and members and by its depth (app/api/body.py, tests/api/test_guards.py).
+            # counts of values and members and by its depth (app/api/http/body.py, tests/api/test_guards.py).
             continue
         if isinstance(value, dict) and "type" in value and isinstance(value["type"], str):
             yield "", value

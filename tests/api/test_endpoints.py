@@ -9,16 +9,16 @@ from typing import Any
 import httpx
 import pytest
 
-from app.api.app import create_app
 from app.api.endpoints import ENDPOINTS
-from app.config import RequestLimits
+from app.api.server.app import create_app
+from app.config.limits import RequestLimits
 from tests.limits import run
 
 FILE = """
 from fastapi import APIRouter, Request
-from app.api.body import describe_body, read_body
+from app.api.http.body import describe_body, read_body
 from app.api.endpoint import Endpoint
-from app.api.strict_models import StrictModel
+from app.api.http.strict_models import StrictModel
 
 class EchoRequest(StrictModel):
     word: str

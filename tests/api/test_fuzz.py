@@ -11,10 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app.api.app import create_app
 from app.api.chat.chat_request import ChatRequest
 from app.api.openai.protocol import CompletionRequest
-from app.config import RequestLimits
+from app.api.server.app import create_app
+from app.config.limits import RequestLimits
 
 scalars = st.one_of(
     st.none(),

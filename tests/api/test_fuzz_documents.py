@@ -14,9 +14,9 @@ import schemathesis
 from hypothesis import HealthCheck, given, settings
 from schemathesis import GenerationMode
 
-from app.api.app import create_app
 from app.api.endpoints import bodies
-from app.config import RequestLimits
+from app.api.server.app import create_app
+from app.config.limits import RequestLimits
 
 LIMITS = RequestLimits(max_n=4, max_prompts=4, max_body_bytes=1 << 20)
 HI = [{"role": "user", "content": "hi"}]

@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 
-from app.api.app import create_app
-from app.config import IngressConfig, RequestLimits
+from app.api.server.app import create_app
+from app.config.ingress import IngressConfig
+from app.config.limits import RequestLimits
+from app.text.chat_template import ChatTemplate
+from tests.api.conftest import ScriptedClient
 
 CHAT = "/v1/chat/completions"
 HI = [{"role": "user", "content": "hi"}]
@@ -124,3 +128,24 @@ def test_a_request_s_own_template_is_refused_unless_the_server_allows_it(client:
     app = create_app(client, RequestLimits(trust_request_chat_template=True))
     assert post(app, CHAT, body).status_code == 200
     assert served_model.tokenizer.decode(client.requests[-1].prompt_token_ids, False) == "<hi><|im_end|>"
+
+
+@pytest.mark.parametrize("words", ["loop", "loop " + "and go on " * 500])  # on the event loop, and in a thread
+def test_a_template_that_never_ends_costs_a_400_and_nobody_else(served_model: Any, words: str) -> None:
+    """It used to take the event loop, or a thread for each such chat, for good."""
+    loops = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    source = "{% if messages[0].content.startswith('loop') %}" + loops + "{% endif %}{{ messages[0].content }}"
+    template = ChatTemplate({"default": source}, {})
+    client = ScriptedClient(replace(served_model, chat_template=template, max_model_len=100_000))
+    app = create_app(client, RequestLimits(max_template_s=0.5))
+    for _ in range(3):
+        error = refused(app, {"messages": [{"role": "user", "content": words}]})
+        assert (error["status"], "more than 0.5 s" in error["message"]) == (400, True)
+    assert post(app, CHAT, {"messages": HI}).status_code == 200
+
+
+def test_a_confined_template_is_rendered_in_a_process_of_its_own(served_model: Any) -> None:
+    template = ChatTemplate({"default": "<{{ messages[0].content }}>", "tool_use": "with tools"}, {}, is_confined=True)
+    client = ScriptedClient(replace(served_model, chat_template=template))
+    assert post(create_app(client, RequestLimits()), CHAT, {"messages": HI}).status_code == 200
+    assert served_model.tokenizer.decode(client.requests[-1].prompt_token_ids, False) == "<hi>"

@@ -10,9 +10,9 @@ from typing import Any
 import httpx
 import pytest
 
-from app.api.app import create_app
-from app.config import RequestLimits
-from app.engine.pooling.info import PoolingInfo
+from app.api.server.app import create_app
+from app.config.limits import RequestLimits
+from app.records.pooling_info import PoolingInfo
 from app.text.tokenizer import Tokenizer
 from tests.api.json_routes import TEXT_BODIES, assert_complete, bodies
 

@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from app.api.app import create_app
-from app.config import RequestLimits
+from app.api.server.app import create_app
+from app.config.limits import RequestLimits
 
 URLS = (
     "http://169.254.169.254/latest/meta-data/",

@@ -10,9 +10,9 @@ from typing import Any
 import httpx
 import pytest
 
-from app.api.app import create_app
-from app.api.auth import ApiKey, ApiKeys
-from app.config import RequestLimits
+from app.api.http.auth import ApiKey, ApiKeys
+from app.api.server.app import create_app
+from app.config.limits import RequestLimits
 
 KEY, PROMPT, WRONG = "canary-key-0123456789", "canary-prompt-0123456789", "canary-wrong-0123456789"
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

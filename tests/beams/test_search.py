@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from app.beams.search import BeamSearch, BeamSearchParams
-from app.engine.request import EngineRequest, Placement
-from app.engine.sampling_params import SamplingParams
-from app.engine.step import TokenLogprobs
+from app.records.request import EngineRequest, Placement
+from app.records.sampling_params import SamplingParams
+from app.records.step import TokenLogprobs
 
 VOCABULARY, END, LENGTH = 5, 4, 3
 

@@ -6,18 +6,20 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import httpx
 import huggingface_hub
 import pytest
 
 from app import LLM, SamplingParams
-from app.config import EngineConfig
-from app.engine import hub
-from app.engine.kv_cache.model_revision import model_revision
-from app.engine.model_info import ASSETS, ModelInfo, fetch_model_weights
+from app.checkpoints import hub
+from app.checkpoints.known_models import KNOWN_MODELS
+from app.checkpoints.model_info import ASSETS, ModelInfo, fetch_model_weights, tokenizer_directory
+from app.checkpoints.model_revision import model_revision
+from app.config.engine import EngineConfig
 from app.errors import CheckpointError, ConfigError
-from tests.engine.hub_mirror import COMMIT, TOKEN, Mirror, served
+from tests.checkpoints.hub_mirror import COMMIT, TOKEN, Mirror, served
 
 MODEL = "org/model"
 
@@ -131,9 +133,8 @@ def test_passwords_of_addresses_are_not_shown(where: str, tmp_path: Path, monkey
 
 
 def test_a_path_is_no_name_of_a_hub(tmp_path: Path) -> None:
-    assert [hub.is_hub_id(name) for name in ("a/b", "/a/b", "./a", "a", "a/b/c", "~/a", "../b", str(tmp_path))] == [
-        True, False, False, False, False, False, False, False,
-    ]  # fmt: skip
+    names = ("a/b", "/a/b", "./a", "a", "a/b/c", "~/a", "../b", str(tmp_path))
+    assert [name for name in names if hub.repository_of(name) is not None] == ["a/b"]
 
 
 def test_an_error_that_says_nothing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,3 +145,32 @@ def test_an_error_that_says_nothing_is_named(tmp_path: Path, monkeypatch: pytest
     hub.fetch_description.cache_clear()
     with pytest.raises(CheckpointError, match=r"cannot be downloaded from .*: ReadTimeout"):
         ModelInfo.of(config(tmp_path))
+
+
+def test_a_well_known_name_is_its_repository(mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(cast("dict[str, Any]", KNOWN_MODELS), "tiny", {"4m": MODEL})
+    named = config(tmp_path, "Tiny:4M", tokenizer="tiny:4m")
+    info = ModelInfo.of(named)
+    assert info.directory == tokenizer_directory(named, info) == ModelInfo.of(config(tmp_path)).directory
+    fetch_model_weights(named, info)
+    assert mirror.downloaded.count("model.safetensors") == 1
+    (tmp_path / "tiny:4m").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CheckpointError, match="'tiny:4m' is not a model directory"):  # a path that exists is the path
+        ModelInfo.of(config(tmp_path, "tiny:4m"))
+
+
+def test_a_hub_that_cannot_be_reached_is_said_with_both_names(
+    mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    message = r"^qwen3:0\.6b is Qwen/Qwen3-0\.6B of the hub; model 'Qwen/Qwen3-0\.6B': .* cannot be reached$"
+    with pytest.raises(CheckpointError, match=message) as caught:
+        ModelInfo.of(config(tmp_path, "qwen3:0.6b"))
+    assert caught.value.param == "model"
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen3:7b", "qwen3:latest"])
+def test_sizes_that_there_are_are_told(name: str, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=rf"'{name}': no such path.*; known: qwen3:0\.6b, qwen3:1\.7b, "):
+        ModelInfo.of(config(tmp_path, name))

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from app.engine.model_info import ModelInfo
-from app.engine.pooling.info import _read as read_pooling
-from app.engine.weight_files import weight_map
+from app.checkpoints.json_file import read_object
+from app.checkpoints.model_info import ModelInfo
+from app.checkpoints.weight_files import weight_map
 from app.errors import CheckpointError
 from app.text.tokenizer import read_json
 
@@ -26,7 +26,7 @@ from app.text.tokenizer import read_json
 def test_answers_end_with_what_either_file_says(
     config: dict[str, Any], generation: dict[str, Any], ends: tuple[int, ...]
 ) -> None:
-    assert ModelInfo(Path(), config, generation).eos_token_ids == ends
+    assert ModelInfo(Path(), {"vocab_size": 9, **config}, generation).eos_token_ids == ends
 
 
 @pytest.mark.parametrize("name", ["quantization_config", "compression_config"])
@@ -40,7 +40,7 @@ def test_a_scheme_that_is_no_object_is_named(name: str, scheme: Any) -> None:
 def test_files_that_nobody_can_parse_are_named(content: bytes, tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_bytes(content)
-    readers = (lambda _: ModelInfo.from_directory(str(tmp_path)), read_json, read_pooling, weight_map)
+    readers = (lambda _: ModelInfo.from_directory(str(tmp_path)), read_json, read_object, weight_map)
     for read in readers:
         with pytest.raises(CheckpointError, match=r"cannot read .*config\.json"):
             read(file)

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from app.config import EngineConfig
-from app.engine.kv_cache import model_revision as module
-from app.engine.kv_cache.model_revision import model_revision
-from app.engine.model_info import ModelInfo
+from app.checkpoints import model_revision as module
+from app.checkpoints.model_info import ModelInfo
+from app.checkpoints.model_revision import model_revision
+from app.config.engine import EngineConfig
 
 
 def write(path: Path, rows: int = 4, vocab_size: int = 10) -> Path:

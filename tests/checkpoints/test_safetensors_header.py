@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
 
-from app.engine.models.load_formats.safetensors import DTYPES, open_files
-from app.engine.models.reader import Reader
-from app.engine.safetensors_header import ITEM_BYTES, SafetensorsHeader
+from app.checkpoints.safetensors_header import ITEM_BYTES, SafetensorsHeader
+from app.checkpoints.tensors.reader import Reader
 from app.errors import CheckpointError
+from app.loading.load_formats.safetensors import DTYPES, open_files
 
 # Types that the library writes and PyTorch has.
 TENSORS = {
@@ -60,3 +62,55 @@ def test_an_empty_tensor_may_be_named_behind_one_that_begins_where_it_does(tmp_p
     with safe_open(file, framework="pt") as judge:
         assert judge.get_tensor("none").shape == (0,)
     assert list(SafetensorsHeader.read(file).tensors) == ["none", "one"]
+
+
+def entry(shape: object = (4,), offsets: object = (0, 16), dtype: object = "F32") -> str:
+    return json.dumps({"dtype": dtype, "shape": shape, "data_offsets": offsets})
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        (f'{{"a": {entry((4, 0, 1 << 63), (0, 0))}}}', "must be whole numbers"),
+        (f'{{"a": {entry((1 << 31, 1 << 31, 1 << 31, 0), (0, 0))}}}', r"a is F32 \[2147483648, .* but has 0 bytes"),
+        (f'{{"a": {entry((10**4000,) * 30)}}}', r"must be whole numbers'\)\)$"),
+        (f'{{"a": {entry((1,) * 33 + (4,))}}}', r"must be a list of at most 32'\)\)$"),
+        (f'{{"a": {entry()}, "a": {entry()}}}', "a name stands twice"),
+        ('{"a": {"dtype": "F32", "dtype": "I32", "shape": [4], "data_offsets": [0, 16]}}', "a name stands twice"),
+        (f'{{"__metadata__": [], "a": {entry()}}}', "__metadata__ must hold texts by name"),
+        (f'{{"\\ud800": {entry()}}}', r"a tensor's name holds what is no text: '\\ud800'"),
+        (f'{{"a\\u001b[31m": {entry()}}}', r"a tensor's name holds what is no text: 'a\\x1b"),
+        (f'{{"a": {entry((2,), (0, 8))}, "b": {entry((3,), (4, 16))}}}', "b begins at byte"),
+        (f'{{"a": {entry((2,), (0, 8))}, "b": {entry((1,), (12, 16))}}}', "b begins at byte"),
+        (f'{{"a": {entry((3,), (0, 12))}}}', "4 bytes follow the last tensor"),
+        (f'{{"a": {entry(dtype="x" * 9999)}}}', "a has the unknown type 'xxx"),
+        (f'{{"a": {entry((True, 4), (False, 16))}}}', "must be whole numbers"),
+    ],
+)
+def test_a_hostile_header_is_refused_in_a_line(header: str, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(len(header).to_bytes(8, "little") + header.encode() + bytes(16))
+    with pytest.raises(CheckpointError, match=message) as caught:
+        SafetensorsHeader.read(file)
+    assert len(caught.value.message) < 400 + len(str(tmp_path))
+    caught.value.message.encode()
+
+
+def test_random_damage_is_judged_as_the_library_judges_it(tmp_path: Path) -> None:
+    """But for names twice in equal entries, which it takes."""
+    file, rng = tmp_path / "model.safetensors", np.random.default_rng(0)
+    whole = f'{{"a": {entry((2,), (0, 8))}, "b": {entry((1, 2), (8, 16))}}}'.encode()
+    for _ in range(400):
+        damaged = bytearray(whole)
+        for place in rng.integers(0, len(whole), 2):
+            damaged[place] = int(rng.choice(list(b'0123456789-+eE.,:[]{}"abF ')))
+        file.write_bytes(len(damaged).to_bytes(8, "little") + damaged + bytes(16))
+        assert _is_refused(lambda: open_files([file], Reader())) == _is_refused(lambda: load_file(file)), damaged
+
+
+def _is_refused(read: Callable[[], object]) -> bool:
+    try:
+        read()
+    except (CheckpointError, SafetensorError):
+        return True
+    return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from transformers import AutoConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from app.engine.transformers_catalog import causal_architectures, entry_of, size_names
+from app.checkpoints.transformers_catalog import causal_architectures, entry_of, size_names
 
 
 def test_every_language_model_of_transformers_is_listed() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from app.engine.user_cache import made_once, user_cache
+from app.checkpoints.user_cache import made_once, user_cache
 
 
 @pytest.fixture(autouse=True)

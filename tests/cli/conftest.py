@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from app.cli import main
+from app.cli.serve_ports import SERVE_PORTS
 from app.cli.server_options import KEY_VARIABLES
 from benchmarks.serve_process import free_port
 
@@ -37,7 +38,7 @@ def manta(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("RAY_ADDRESS", "local")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # tests have no network
-    for name in ("RAY_SERVE_HAPROXY_STATS_PORT", "RAY_SERVE_HAPROXY_METRICS_PORT"):  # a server may run beside the tests
+    for name in SERVE_PORTS:  # a server may run beside the tests
         monkeypatch.setenv(name, str(free_port()))
     for name in KEY_VARIABLES:
         monkeypatch.delenv(name, raising=False)

@@ -7,11 +7,10 @@ import os
 import pty
 import signal
 import subprocess
-import sys
 
 import pytest
 
-from benchmarks.serve_process import ROOT, hear_interrupts
+from benchmarks.serve_process import ROOT, interruptible
 from tests import limits
 from tests.cli.conftest import Manta
 from tests.cli.fake_server import FakeServer, Script
@@ -30,12 +29,13 @@ def test_one_message(manta: Manta) -> None:
 
 def test_conversation(manta: Manta, monkeypatch: pytest.MonkeyPatch) -> None:
     scripts = [Script([0.0], 1, 1, ["one"]), Script([0.0], 1, ending="error"), Script([0.0], 1, 1, ["three"])]
-    monkeypatch.setattr("sys.stdin", io.StringIO("a\nb\n\nc\n/new\n/nonsense\n/system s\nd\n/exit\ne\n"))
+    monkeypatch.setattr("sys.stdin", io.StringIO("a\nb\n\nc\n/new\n/nonsense\n/help\n/system s\nd\n/quit\ne\n"))
     with FakeServer(scripts) as server:
         done = manta("chat", "--url", server.url)
     assert done.code == 0
     assert "the engine died" in done.err  # and the conversation goes on
     assert "/nonsense: no such command" in done.out
+    assert "\n/exit or /quit leaves" in done.out, "/help"
     said = [[(m["role"], m["content"]) for m in s.body["messages"]] for s in server.seen]
     assert said[2] == [("user", "a"), ("assistant", "one"), ("user", "c")]  # b got no answer
     assert said[3] == [("system", "s"), ("user", "d")]
@@ -75,9 +75,8 @@ def test_in_a_terminal_ctrl_c_stops_the_answer_only() -> None:
     with FakeServer(scripts) as server:
         terminal, end = pty.openpty()
         process = subprocess.Popen(
-            [sys.executable, "-m", "app.cli", "chat", "--url", server.url],
+            interruptible("-m", "app.cli", "chat", "--url", server.url),
             cwd=ROOT, stdin=end, stdout=end, stderr=end, start_new_session=True,
-            preexec_fn=hear_interrupts,
         )  # fmt: skip
         try:
             read_until(terminal, "> ")

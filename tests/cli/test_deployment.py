@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -13,9 +14,10 @@ import pytest
 from ray import serve
 from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, DeploymentStatusOverview, ServeStatus
 
-from app.cli.deployment import failure, last_error, wait_until_running
+from app.cli.deployment import Sigterm, failure, last_error, wait_until_running
+from app.cli.serve_ports import SERVE_PORTS
 from benchmarks.serve_process import ROOT, free_port
-from tests.limits import patience_s
+from tests.limits import patience_s, wait_until
 
 # As Serve 2.60 keeps it, shortened.
 CONSTRUCTOR = """The deployment failed to start 3 times in a row. This may be due to a problem with its constructor or \
@@ -70,7 +72,7 @@ def test_waits_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 def test_a_failed_deployment_ends_the_command(tmp_path: Path) -> None:
     environ = {**os.environ, "RAY_TMPDIR": tempfile.mkdtemp(prefix="mnt", dir="/tmp"), "RAY_ADDRESS": "local"}
-    for name in ("RAY_SERVE_HAPROXY_STATS_PORT", "RAY_SERVE_HAPROXY_METRICS_PORT"):
+    for name in SERVE_PORTS:
         environ[name] = str(free_port())
     words = ["serve", "tiny-chat", "--ingress-api-keys-file", str(tmp_path / "none"), "--skip-preflight",
              "--port", str(free_port()), "-o", str(tmp_path / "serve.yaml")]  # fmt: skip
@@ -83,3 +85,37 @@ def test_a_failed_deployment_ends_the_command(tmp_path: Path) -> None:
     assert any("ERROR manta.serve: the application cannot start: api_keys_file: cannot read" in line for line in lines)
     (last,) = [line for line in lines if line.startswith("manta: error: ")]
     assert "application 'manta' cannot start: ConfigError: api_keys_file: cannot read" in last
+
+
+@pytest.mark.slow
+def test_sigterm_ends_as_quietly_as_ctrl_c(tmp_path: Path) -> None:
+    environ = {**os.environ, "RAY_TMPDIR": tempfile.mkdtemp(prefix="mnt", dir="/tmp"), "RAY_ADDRESS": "local"}
+    environ |= {name: str(free_port()) for name in SERVE_PORTS}
+    port, log = free_port(), tmp_path / "log"
+    words = ["serve", "tiny-chat", "--port", str(port), "-o", str(tmp_path / "serve.yaml")]
+    with log.open("w") as output:
+        server = subprocess.Popen(
+            [sys.executable, "-m", "app.cli", *words], cwd=ROOT, env=environ, stdout=output, stderr=subprocess.STDOUT
+        )
+    try:
+        wait_until(lambda: "open at http" in log.read_text(), "the server has started")
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(patience_s()) == 0
+    finally:
+        server.kill()
+    assert "manta: shutting down" in log.read_text()
+    assert "SIGTERM received" not in log.read_text()
+    assert "Traceback" not in log.read_text()
+
+
+def test_sigterm_interrupts_once() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    sigterm = Sigterm()
+    try:
+        sigterm.interrupts()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+        assert sigterm.came
+    finally:
+        signal.signal(signal.SIGTERM, before)

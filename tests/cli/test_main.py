@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from app.api.version import VERSION
 from app.cli import COMMANDS
+from app.version import VERSION
 from benchmarks.serve_process import ROOT
 from tests.cli.conftest import Manta
 

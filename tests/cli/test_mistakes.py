@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import shutil
 import socket
@@ -16,8 +17,9 @@ from app import LLM
 from app.cli import serve
 from app.cli.cluster import Cluster, RunningServe
 from app.cli.machine import Machine
-from app.engine.models import MODELS
+from app.cli.serve_ports import SERVE_PORTS
 from app.errors import UnsupportedError
+from app.models import MODELS
 from benchmarks.serve_process import ROOT, free_port
 from tests.cli.conftest import Manta
 
@@ -99,18 +101,20 @@ def gptj(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_model_of_another_family(manta: Manta, gptj: Path) -> None:
-    known = f"known: {', '.join(sorted(MODELS))}"
+    nearest = difflib.get_close_matches("GPTJForCausalLM", MODELS, 3, cutoff=0.0)
+    known = f"the nearest of {len(list(MODELS))} names: {', '.join(nearest)} (`manta models` lists all)"
     why = "through transformers: its attention there does not take an implementation from outside"
     for command in (("serve", gptj), ("generate", "hi", "--model", gptj)):
         assert manta(*command).mistake == f"{gptj}: unknown architecture 'GPTJForCausalLM' ({why}); {known}"
-    with pytest.raises(UnsupportedError, match=r"an implementation from outside\); known: .*AquilaForCausalLM, C"):
+    with pytest.raises(UnsupportedError, match=r"an implementation from outside\); the nearest of "):
         LLM(str(gptj))
     native = manta("serve", gptj, "--model-impl", "native").mistake
     assert native == f"{gptj}: unknown architecture 'GPTJForCausalLM'; {known}"
     through = manta("serve", gptj, "--model-impl", "transformers").mistake
     assert through.startswith(f"{gptj}: model_impl=transformers cannot run GPTJForCausalLM: its attention there")
     pooling = manta("serve", gptj, "--runner", "pooling").mistake
-    assert "'GPTJForCausalLM' of a model for embeddings and scores; known: those of Bert, Exaone4, Falcon," in pooling
+    known = "known: those of Bert, Camembert, DebertaV2,"
+    assert f"'GPTJForCausalLM' of a model for embeddings and scores; {known}" in pooling
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
@@ -189,10 +193,40 @@ def test_port_taken(manta: Manta) -> None:
     assert manta("serve", "--port", port, "--dry-run").code == 0
 
 
-def test_another_serve_runs_here(manta: Manta, taken_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAY_SERVE_HAPROXY_STATS_PORT", str(taken_port))
+def test_quantization_of_plain_weights(manta: Manta) -> None:
+    """`awq` reads what was quantized before; `w4` quantizes while it loads."""
+    for command in (("serve", "--port", free_port(), "--dry-run"), ("generate", "hi", "--model", "tiny-chat")):
+        mistake = manta(*command, "--quantization", "awq").mistake
+        assert mistake.startswith("--quantization awq with model 'tiny-chat': this method reads quantized checkpoints")
+    assert manta("serve", "--port", free_port(), "--dry-run", "--quantization", "w4").code == 0
+
+
+def test_a_directory_is_no_gguf_file(manta: Manta, model: Path) -> None:
+    for command in (("serve", model), ("generate", "hi", "--model", model)):
+        assert manta(*command, "--load-format", "gguf").mistake == (
+            f"load_format=gguf: {model} is a model directory: give the .gguf file itself as the model, or leave "
+            "load_format out"
+        )
+
+
+@pytest.mark.parametrize("name", SERVE_PORTS)
+def test_another_serve_runs_here(manta: Manta, taken_port: int, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(name, str(taken_port))
     mistake = manta("serve", "--port", free_port()).mistake
-    assert mistake.startswith(f"port {taken_port} (RAY_SERVE_HAPROXY_STATS_PORT) is taken, likely by another Serve")
+    assert mistake.startswith(f"port {taken_port} ({name}) is taken, likely by another Serve")
+
+
+def test_a_dry_run_needs_nothing_of_the_machine(manta: Manta, taken_port: int) -> None:
+    lacking = ("--port", taken_port, "--num-replicas", 9, "--device", "cuda")
+    done = manta("serve", *lacking, "--dry-run")
+    assert done.code == 0
+    notes = [line for line in done.err.splitlines() if line.startswith("note: ")]
+    assert len(notes) == 4, "the GPU, CPUs and GPUs in all, and the port"
+    assert f"port {taken_port} on 127.0.0.1 is taken" in notes[-1]
+    assert "no mistake found; nothing is started" in done.out
+    assert "is no port" in manta("serve", "--port", 70000, "--dry-run").mistake, "that is wrong on every machine"
+    few = ("--kv-cache-memory-bytes", 1 << 20)
+    assert "less than one request of max_model_len=" in manta("serve", *few, "--dry-run").mistake
 
 
 def test_port_out_of_range_and_unknown_host(manta: Manta) -> None:
@@ -310,8 +344,7 @@ def test_context_longer_than_the_models(manta: Manta, model: Path) -> None:
     change_config(model, max_position_embeddings=512)
     mistake = manta("serve", model, "--max-model-len", 513).mistake
     assert (
-        mistake
-        == "max_model_len=513 is more than the model's context of 512 tokens: set --max-model-len to 512 or less"
+        mistake == "max_model_len=513 is more than the model's context of 512 tokens: set max_model_len to 512 or less"
     )
     assert manta("serve", model, "--max-model-len", 512, "--port", free_port(), "--dry-run").code == 0
 

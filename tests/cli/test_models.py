@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from app.cli import main
-from app.engine.models import MODELS, POOLING_MODELS
-from tests.engine.models.expert_variants import EXPERT_VARIANTS
-from tests.engine.models.test_families import VARIANTS
+from app.models import MODELS, POOLING_MODELS
+from tests.models.families.expert_variants import EXPERT_VARIANTS
+from tests.models.families.test_families import VARIANTS
 from tests.rooms import ROOT
 
 

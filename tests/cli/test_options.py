@@ -10,10 +10,12 @@ from pydantic import BaseModel, Field
 
 from app.cli.configuration import SERVE_OPTIONS
 from app.cli.options import Option, add_options, build, given, options_of
-from app.config import EngineConfig, IngressConfig, ModelConfig
+from app.config.engine import EngineConfig
+from app.config.frozen import Frozen
+from app.config.ingress import IngressConfig
+from app.config.model import ModelConfig
+from app.config.router import RouterConfig
 from app.errors import ConfigError
-from app.frozen import Frozen
-from app.router_config import RouterConfig
 from tests.cli.conftest import Manta
 
 

@@ -28,6 +28,8 @@ def test_it_answers_and_its_cache_is_calibrated(manta: Manta, tmp_path: Path) ->
     done = manta("quantize", "tiny-chat", output, "--to", "w4", "--awq", "--kv", "fp8", *few)
     assert done.code == 0, done.err
     report = json.loads((output / "quantization_report.json").read_text())
+    assert "the checkpoint is complete: " in done.out
+    assert "(--no-report: without)" in done.out
     assert "perplexity" in done.out
     assert (report["weights"], report["num_texts"]) == ("w4", 2)
     assert f"serve it with: manta serve {output} --kv-cache-dtype fp8\n" in done.out

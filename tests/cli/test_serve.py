@@ -12,7 +12,8 @@ import yaml
 from app.cli import serve
 from app.cli.configuration import THROUGHPUT_MODE
 from app.cli.machine import Machine
-from app.config import ServeConfig
+from app.cli.ray_settings import RAY_SETTINGS
+from app.config.serve import ServeConfig
 from benchmarks.serve_process import ROOT, free_port
 from tests.cli.conftest import Manta
 
@@ -121,6 +122,14 @@ def test_a_cluster_of_its_own_is_closed() -> None:
     own = serve.command_line(Path("x"), {})[1]
     assert (own["RAY_AUTH_MODE"], own["RAY_ADDRESS"]) == ("token", "local")
     assert serve.command_line(Path("x"), {"RAY_AUTH_MODE": "disabled"})[1]["RAY_AUTH_MODE"] == "disabled"
+
+
+def test_only_a_cluster_of_its_own_gets_settings_and_a_dashboard_where_one_is_wanted() -> None:
+    argv, own = serve.command_line(Path("x"), {"RAY_event_stats": "1"})
+    assert own.items() >= {**RAY_SETTINGS, "RAY_event_stats": "1"}.items(), "what is set already stays"
+    assert argv[-1] == "x"
+    assert serve.command_line(Path("x"), {}, dashboard=True)[0] == [*argv, "--dashboard"]
+    assert RAY_SETTINGS.keys().isdisjoint(serve.command_line(Path("x"), {}, "10.0.0.1:6379")[1])
 
 
 def test_a_cluster_that_is_joined_is_shown_the_token_there_is(tmp_path: Path) -> None:

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from app.api.app import create_app
-from app.api.auth import ApiKey, ApiKeys
-from app.config import RequestLimits
+from app.api.http.auth import ApiKey, ApiKeys
+from app.api.server.app import create_app
+from app.config.limits import RequestLimits
 from tests.api.conftest import ScriptedClient, Server, served, write_model
 from tests.cli.conftest import Manta
 

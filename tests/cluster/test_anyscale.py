@@ -10,7 +10,7 @@ import yaml
 from ray.serve.schema import ServeDeploySchema
 
 from app.cli.configuration import IMPORT_PATH, THROUGHPUT_MODE
-from app.deployments.serve_args import parse_args
+from app.deployments.serve.serve_args import parse_args
 from tools.cluster_manifests import ROOT
 
 FILES = sorted((ROOT / "cluster/anyscale").glob("*.yaml"))

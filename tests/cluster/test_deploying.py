@@ -41,6 +41,6 @@ def test_the_chart_knows_the_values_that_the_commands_set() -> None:
 def test_the_secrets_of_the_commands_are_those_that_the_chart_asks_for() -> None:
     made = dict(re.findall(r"secret generic (\S+) --from-literal=(\w+)=", DOCS["deploying"]))
     text = render({"apiKeys": {"existingSecret": "manta-keys"}})
-    assert set(re.findall(r"secretName: (\S+)", text)) <= made.keys()
+    assert set(re.findall(r'secretName: "([^"]+)"', text)) <= made.keys()
     assert ("manta-redis", "password") in made.items()
-    assert re.search(r"name: manta-redis\s+key: password", text)
+    assert re.search(r'name: "manta-redis"\s+key: password', text)

@@ -41,12 +41,21 @@ def test_hadolint_finds_nothing() -> None:
 
 def test_the_image_has_what_settings_may_ask_for() -> None:
     """OTEL_EXPORTER_OTLP_ENDPOINT and tokenizer.model need packages; without them the server does not start."""
-    (command,) = re.findall(
-        r'^RUN python -c "(import tomllib.*)" \\$', (DOCKER / "Dockerfile").read_text(), re.MULTILINE
-    )
-    told = subprocess.run([sys.executable, "-c", command], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    names = {re.split(r"[<>=\[;]", line)[0] for line in told.splitlines()}
+    requirements = (DOCKER / "requirements.txt").read_text()
+    names = set(re.findall(r"^([a-z0-9-]+)==", requirements, re.MULTILINE))
     assert {"ray", "opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http", "sentencepiece", "tiktoken"} <= names
+
+
+def test_an_index_without_cuda_brings_torch_alone(tmp_path: Path) -> None:
+    (command,) = re.findall(r'python -c "(import pathlib.*)"; ', (DOCKER / "Dockerfile").read_text())
+    shutil.copy(DOCKER / "requirements.txt", tmp_path)
+    subprocess.run([sys.executable, "-c", command], cwd=tmp_path, check=True)
+    before, after = ((folder / "requirements.txt").read_text() for folder in (DOCKER, tmp_path))
+    names, left = (set(re.findall(r"^([a-z0-9-]+)==", text, re.MULTILINE)) for text in (before, after))
+    gone = names - left
+    assert {"torch", "triton", "nvidia-cublas", "cuda-toolkit"} <= gone
+    assert {name for name in gone if not name.startswith(("nvidia-", "cuda-"))} == {"torch", "triton"}
+    assert not re.search(r"^(?![a-z0-9-]+==|    --hash=sha256:)", after.rstrip("\n"), re.MULTILINE)
 
 
 def test_what_is_copied_is_there_and_not_ignored() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import subprocess
 from typing import Any
 
 import kubernetes_validate
@@ -10,10 +13,14 @@ import yaml
 from helm_python import Chart, lint
 from helm_python.errors import HelmError
 
+from app.config.serve import ServeConfig
 from tools.cluster_manifests import CHART, render
 
 Values = dict[str, Any]
 INFO = 1  # severity: what lint says of charts without an icon
+
+
+WORKERS: Values = yaml.safe_load((CHART / "values.yaml").read_text())["workers"][0]
 
 
 def rendered(values: Values, kind: str) -> list[dict[str, Any]]:
@@ -42,6 +49,18 @@ def test_lint_finds_nothing() -> None:
         ({"upgrade": {"type": "Rolling"}}, "type"),
         ({"serve": {"models": []}}, "models"),
         ({"workers": [{"name": "GPU"}]}, "workers"),
+        ({"workers": None}, "workers"),
+        ({"serve": {"models": [{"name": "m", "engin": {}}]}}, "engin"),
+        ({"serve": {"models": [{"name": "m", "engine": {"max_model_lenn": 1}}]}}, "max_model_lenn"),
+        ({"serve": {"models": [{"name": "m", "engine": {"block_size": "big"}}]}}, "block_size"),
+        ({"serve": {"ingress": {"num_replica": 2}}}, "num_replica"),
+        ({"serve": {"admission": {"class": {}}}}, "class"),
+        ({"image": {"repository": "r", "tag": ""}}, "tag"),
+        ({"redis": {"existingSecret": "a: b"}}, "existingSecret"),
+        ({"redis": {"address": "host:99999"}}, "address"),
+        ({"models": {"source": "hostPath", "hostPath": "/a\nb: c"}}, "hostPath"),
+        ({"env": {"A B": "c"}}, "A B"),
+        ({"networkPolicy": {"collector": {"namespace": "Otel"}}}, "namespace"),
         ({"head": {"resources": {"requests": {"memory": "4 GB"}}}}, "memory"),
     ],
 )
@@ -69,11 +88,90 @@ def test_the_schema_names_a_wrong_value(values: Values, names: str) -> None:
         ({"redis": {"create": False}}, "redis.address"),
         ({"models": {"source": "persistentVolumeClaim"}}, "models.claimName"),
         ({"models": {"source": "hostPath"}}, "models.hostPath"),
+        (
+            {"extraEnv": [{"name": "RAY_SERVE_ENABLE_HA_PROXY", "value": "0"}]},
+            "RAY_SERVE_ENABLE_HA_PROXY stands in env",
+        ),
+        ({"workers": [WORKERS, WORKERS]}, "two groups have the name cpu"),
     ],
 )
 def test_values_that_contradict_each_other_are_refused(values: Values, says: str) -> None:
     with pytest.raises(HelmError, match=says):
         render(values)
+
+
+@pytest.mark.parametrize("name", ["123", "1e3", "a.b", "a" * 48])
+def test_a_name_that_kuberay_takes_for_no_service_is_refused(name: str) -> None:
+    with pytest.raises(HelmError, match="the release's name"):
+        render({}, name)
+
+
+@pytest.mark.parametrize("name", ["true", "null", "no", "on", "e1"])
+def test_names_stay_text(name: str) -> None:
+    """Of the release, and of all that values may name: YAML reads some words as something else."""
+    values = {
+        "workers": [{**WORKERS, "name": name}],
+        "apiKeys": {"existingSecret": name},
+        "blockHashKey": {"existingSecret": name},
+        "rayToken": {"existingSecret": name},
+        "redis": {"existingSecret": name, "storageClassName": name, "image": name, "tls": {"existingSecret": name}},
+        "models": {"source": "persistentVolumeClaim", "claimName": name},
+        "networkPolicy": {"monitoringNamespace": name, "operatorNamespace": name, "collector": {"namespace": name}},
+        "batchScheduler": {"type": "volcano", "queue": name},
+        "serviceMonitor": {"enabled": True, "apiKeySecret": {"name": name, "key": name}},
+        "image": {"repository": "r", "tag": name},
+        "env": {name: name},
+    }
+    for each in yaml.safe_load_all(render(values, name)):
+        if each["kind"] == "RayService":
+            config = each["spec"]["rayClusterConfig"]
+            assert each["metadata"]["labels"]["volcano.sh/queue-name"] == name
+            assert (config["authOptions"]["secretName"], config["workerGroupSpecs"][0]["groupName"]) == (name, name)
+            for group in (config["headGroupSpec"], *config["workerGroupSpecs"]):
+                template = group["template"]
+                pod = {"apiVersion": "v1", "kind": "Pod", "spec": template["spec"]}
+                metadata = {"name": "pod", **template["metadata"]}
+                kubernetes_validate.validate({**pod, "metadata": metadata}, "1.34", strict=True)
+        elif "monitoring" not in each["apiVersion"]:
+            kubernetes_validate.validate(each, "1.34", strict=True)
+
+
+def test_what_pods_may_reach() -> None:
+    def egress(values: Values) -> list[Any]:
+        found: list[Any] = rendered({"networkPolicy": values}, "NetworkPolicy")[0]["spec"]["egress"]
+        return found
+
+    plain = egress({})
+    assert {"ports": [{"port": 443, "protocol": "TCP"}]} not in plain
+    assert egress({"hub": True}) == [*plain, {"ports": [{"port": 443, "protocol": "TCP"}]}]
+    (collector,) = egress({"collector": {"namespace": "otel"}})[len(plain) :]
+    assert [port["port"] for port in collector["ports"]] == [4317, 4318]
+    assert collector["to"][0]["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "otel"}
+    hub = {"serve": {"models": [{"name": "m", "engine": {"model": "org/model"}}]}}
+    assert "(org/model) is a hub's" in notes(hub)
+    assert "is a hub's" not in notes(hub | {"networkPolicy": {"hub": True}})
+    traces = {"env": {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://otel:4318"}}
+    assert "http://otel:4318, which" in notes(traces)
+    assert "Traces" not in notes(traces | {"networkPolicy": {"collector": {"namespace": "otel"}}})
+
+
+def test_sections_of_the_server_reach_it() -> None:
+    values = {"serve": {"admission": {"breaker_faults": 5}, "admin": {"port": 8001}}}
+    (service,) = rendered(values, "RayService")
+    args = yaml.safe_load(service["spec"]["serveConfigV2"])["applications"][0]["args"]
+    config = ServeConfig.model_validate(args)
+    assert (config.admission.breaker_faults, config.admin.port) == (5, 8001)
+
+
+@pytest.mark.parametrize("password", ["plain", 'with "quotes" and \\', "two words # and more"])
+def test_redis_takes_any_password(password: str) -> None:
+    """What the container's shell hands to Redis as its configuration, read as Redis reads it."""
+    (stateful,) = rendered({}, "StatefulSet")
+    (script,) = stateful["spec"]["template"]["spec"]["containers"][0]["args"]
+    given = script.split(" |\n")[0] if " |\n" in script else script[: script.index("| exec")].rstrip()
+    environment = {"REDIS_PASSWORD": password, "PATH": os.environ["PATH"]}
+    line = subprocess.run(["sh", "-c", given], env=environment, capture_output=True, text=True, check=True).stdout
+    assert shlex.split(line) == ["requirepass", password]
 
 
 def test_a_digest_wins_over_a_tag() -> None:

@@ -19,10 +19,10 @@ from ray.serve.schema import ServeDeploySchema
 from app.cli import COMMANDS
 from app.cli.configuration import IMPORT_PATH, THROUGHPUT_MODE
 from app.cli.parser import build_parser, parse
-from app.config import ServeConfig
-from app.deployments.haproxy import lost_settings
-from app.deployments.resources import replica_bundles
-from app.deployments.serve_args import parse_args
+from app.config.serve import ServeConfig
+from app.deployments.serve.haproxy import lost_settings
+from app.deployments.serve.resources import replica_bundles
+from app.deployments.serve.serve_args import parse_args
 from tests.cluster.operator_rules import refusals
 from tools.cluster_manifests import ROOT, made, variants
 

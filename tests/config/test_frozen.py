@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from app.config import ServeConfig
-from app.frozen import Frozen
+from app.config.frozen import Frozen
+from app.config.serve import ServeConfig
 
 
 def parts(kind: object) -> Iterator[type[BaseModel]]:

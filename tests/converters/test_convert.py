@@ -13,10 +13,10 @@ import yaml
 from ray.serve.schema import ServeDeploySchema
 
 from app.cli import main as manta
-from app.cli.convert import convert
-from app.cli.serve_llm_fields import ENGINE_KWARGS, LLM_CONFIG
+from app.converters.convert import convert
+from app.converters.serve_llm_fields import ENGINE_KWARGS, LLM_CONFIG
 from app.deployments.autoscaling import POLICY_FUNCTION
-from app.deployments.serve_args import parse_args
+from app.deployments.serve.serve_args import parse_args
 from app.errors import ConfigError
 
 JUDGE = Path(__file__).with_name("ray_serve_llm.py")

@@ -22,9 +22,9 @@ from transformers.convert_slow_tokenizer import (  # type: ignore[attr-defined]
 )
 
 from app.cli import main
-from app.cli.gguf_tokenizer import _SPLITS
+from app.converters.gguf_tokenizer import _SPLITS
 from app.text.tokenizer import Tokenizer
-from tests.cli.test_convert_tokenizer import SENTENCEPIECE, TEXTS, converted, train
+from tests.converters.test_convert_tokenizer import SENTENCEPIECE, TEXTS, converted, train
 from tests.text.conftest import CORPUS
 
 # Where the patterns stand elsewhere: transformers' Llama 3 and Qwen 2, tiktoken's o200k, Mistral's tekken.json.

@@ -7,7 +7,7 @@ from typing import Any
 from ray import serve
 
 from app.deployments.app import build_graph
-from app.deployments.serve_args import parse_args
+from app.deployments.serve.serve_args import parse_args
 from tests.deployments.fake_engine import FakeEngine
 
 

@@ -16,17 +16,17 @@ from typing import Any
 
 import numpy as np
 
-from app.config import EngineConfig
-from app.engine.kv_cache.block_hash import hash_blocks, root_hash
-from app.engine.kv_cache.kv_events import KVEventSink
-from app.engine.kv_cache.model_revision import model_revision
-from app.engine.model_info import ModelInfo
-from app.engine.outputs import EngineOutput
-from app.engine.request import CANARY_TENANT, EngineRequest
-from app.engine.stats import EngineStats, RequestTimings, StatsRecorder, StepStats
-from app.engine.step import TokenLogprobs
-from app.engine.worker_info import WorkerInfo
+from app.checkpoints.model_info import ModelInfo
+from app.checkpoints.model_revision import model_revision
+from app.config.engine import EngineConfig
 from app.errors import EngineDeadError, InvalidRequestError
+from app.records.block_hash import hash_blocks, root_hash
+from app.records.kv_events import KVEventSink
+from app.records.outputs import EngineOutput
+from app.records.request import CANARY_TENANT, EngineRequest
+from app.records.stats import EngineStats, RequestTimings, StatsRecorder, StepStats
+from app.records.step import TokenLogprobs
+from app.records.worker_info import WorkerInfo
 
 STEP_S = float(os.environ.get("MANTA_FAKE_STEP_S", "0.004"))
 FATAL_SEED = 666_001  # kills the engine at the request's fifth token
@@ -148,16 +148,11 @@ class FakeEngine:
             num_cached_blocks=len(self._cached),
             outstanding_prefill_tokens=0,
             outstanding_decode_tokens=left,
-            prompt_tokens_total=0,
-            generation_tokens_total=self.num_generated,
-            preemptions_total=0,
-            prefix_cache_queries_total=0,
-            prefix_cache_hits_total=0,
             steps_total=self.num_steps,
-            iteration_tokens=0,
             prefill_token_s=0.0,
             decode_step_s=STEP_S,
             prefill_s_total=0.0,
+            figures={"generation_tokens": self.num_generated},
         )
 
     def step_limit_s(self) -> float:
@@ -195,7 +190,6 @@ class FakeEngine:
                     outputs.append(self._token(request_id, running))
         if outputs:
             self.num_steps += 1
-            self.num_generated += len(outputs)
             self._recorder.record_step(
                 StepStats(len(outputs), len(outputs), len(self._requests), 0, STEP_S, itl_s=np.full(1, STEP_S))
             )
@@ -207,6 +201,7 @@ class FakeEngine:
         request, params = running.request, running.request.sampling
         token = request.prompt_token_ids[running.num_tokens % len(request.prompt_token_ids)]
         running.num_tokens += 1
+        self.num_generated += request.placement.tenant != CANARY_TENANT
         running.last = time.monotonic()
         running.first = running.first or running.last
         if params.seed == FATAL_SEED and running.num_tokens == 5:

@@ -12,8 +12,8 @@ import httpx
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-from app.api.app import create_app
-from app.config import RequestLimits
+from app.api.server.app import create_app
+from app.config.limits import RequestLimits
 from app.telemetry.tracing import Tracing
 from tests.deployments.two_engines import TwoEngines
 from tests.limits import run

@@ -8,25 +8,28 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
-from app.api.engine_client import RouteInfo, ServedModel
-from app.api.request_log import note_generation
-from app.config import EngineConfig, IngressConfig
+from app.api.engine_client import RouteInfo
+from app.api.http.request_log import note_generation
+from app.checkpoints.model_info import ModelInfo
+from app.config.engine import EngineConfig
+from app.config.ingress import IngressConfig
 from app.deployments.channel.channel_hub import ChannelHub
 from app.deployments.channel.replica_finder import Discovery
 from app.deployments.channel.replica_pool import ReplicaPool
-from app.deployments.channel.wire import LoadReport, decode_control
-from app.deployments.dispatcher import Dispatcher
-from app.deployments.router_client import RouterClient
-from app.deployments.routing.prompt_hasher import PromptHasher
+from app.deployments.channel.wire import decode_control
+from app.deployments.ingress.dispatcher import Dispatcher
+from app.deployments.ingress.router_client import RouterClient
+from app.deployments.router.prompt_hasher import PromptHasher
 from app.engine.async_engine import AsyncEngine
 from app.engine.core import EngineCore
 from app.engine.executor import create_executor
-from app.engine.model_info import ModelInfo
-from app.engine.outputs import EngineOutput
-from app.engine.request import EngineRequest
 from app.errors import MantaError
+from app.records.load_report import LoadReport
+from app.records.outputs import EngineOutput
+from app.records.request import EngineRequest
 from app.telemetry.metrics import MetricsRecorder
 from app.text.chat_template import ChatTemplate
+from app.text.served_model import ServedModel
 from app.text.tokenizer import Tokenizer
 from tests.limits import until
 

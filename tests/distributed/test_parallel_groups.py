@@ -15,12 +15,12 @@ import psutil
 import pytest
 import torch
 
-from app.engine.distributed.parallel_groups import ParallelGroups, RankGroup
-from app.engine.distributed.process_groups import RankStore, _set_environment, interface_to
-from app.engine.distributed.stage_link import StageLink
-from app.engine.worker_info import RendezvousInfo
+from app.distributed.parallel_groups import ParallelGroups, RankGroup
+from app.distributed.process_groups import RankStore, _set_environment, interface_to
+from app.distributed.stage_link import StageLink
+from app.records.worker_info import RendezvousInfo
 from tests import limits
-from tests.engine.distributed.worker_group_of_four import CPU, NUM_STEPS, rank_main
+from tests.distributed.worker_group_of_four import CPU, NUM_STEPS, rank_main
 from tests.engine.executor.forked_executor import CONTEXT
 
 

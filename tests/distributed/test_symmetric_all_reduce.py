@@ -9,9 +9,9 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from app.engine.distributed.parallel_groups import ParallelGroups, RankGroup
-from app.engine.distributed.symmetric_all_reduce import SymmetricAllReduce, _refusal, shots, with_small_all_reduce
-from app.engine.layers.epilogue import PLAIN, AddNorm
+from app.distributed.parallel_groups import ParallelGroups, RankGroup
+from app.distributed.symmetric_all_reduce import SymmetricAllReduce, _refusal, shots, with_small_all_reduce
+from app.layers.epilogue import PLAIN, AddNorm
 
 
 @pytest.mark.parametrize(

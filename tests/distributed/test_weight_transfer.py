@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from app.engine.distributed.weight_transfer import WeightReceiver, WeightSender
+from app.distributed.weight_transfer import WeightReceiver, WeightSender
 from app.errors import InvalidRequestError
 from tests import limits
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from app.engine.distributed.parallel_groups import RankGroup
-from app.engine.distributed.process_groups import connect_store, join_groups, leave_groups
-from app.engine.distributed.stage_link import StageLink
+from app.distributed.parallel_groups import RankGroup
+from app.distributed.process_groups import connect_store, join_groups, leave_groups
+from app.distributed.stage_link import StageLink
 
 CPU = torch.device("cpu")
 HIDDEN_SIZE = 3

@@ -8,8 +8,10 @@ from itertools import pairwise
 from starlette.testclient import TestClient
 
 from app.api.admin.app import create_admin_app
-from app.api.auth import ApiKey, ApiKeys
-from app.config import ModelConfig, ServeConfig
+from app.api.http.auth import ApiKey, ApiKeys
+from app.config.model import ModelConfig
+from app.config.serve import ServeConfig
+from app.telemetry.tenant_tokens import TenantLabels
 from tests.api.admin.test_app import Fleet
 from tests.docs.pages import DOCS, blocks
 
@@ -20,7 +22,7 @@ ADDRESS = "http://127.0.0.1:8001"
 def test_each_line_is_answered() -> None:
     config = ServeConfig(models=(ModelConfig(name="m"),))
     fleet = Fleet()
-    http = TestClient(create_admin_app(fleet, config, ApiKeys([ApiKey.parse(KEY, "here")])))
+    http = TestClient(create_admin_app(fleet, config, ApiKeys([ApiKey.parse(KEY, "here")]), TenantLabels()))
     lines = [line for block in blocks((DOCS / "admin.md").read_text(), "sh") for line in block.splitlines()]
     assert len(lines) > 8
     for line in lines:

@@ -6,13 +6,16 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel
 
-from app.api.app import create_app
-from app.api.auth import ApiKeys
 from app.api.chat.chat_request import ChatRequest
-from app.api.request_log import QUIET_PATHS
+from app.api.http.auth import ApiKeys
+from app.api.http.request_log import QUIET_PATHS
+from app.api.server.app import create_app
 from app.backends import ATTENTION_BACKENDS, EXECUTORS, LOAD_FORMATS, QUANT_METHODS
-from app.cli.serve_llm_fields import ENGINE_KWARGS, LLM_CONFIG, SERVING_ARGS
-from app.config import KEYS_VARIABLE, ModelConfig, RequestLimits, ServeConfig
+from app.config.ingress import KEYS_VARIABLE
+from app.config.limits import RequestLimits
+from app.config.model import ModelConfig
+from app.config.serve import ServeConfig
+from app.converters.serve_llm_fields import ENGINE_KWARGS, LLM_CONFIG, SERVING_ARGS
 from app.plugins import ALLOWED_VARIABLE
 from app.telemetry.tracing import ENDPOINTS
 from tests.docs.pages import DOCS, codes, rows, section

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from app.backends import QUANT_METHODS
-from app.engine.gguf.architectures import ARCHITECTURES
-from app.engine.gguf.blocks import BLOCK_TYPES
+from app.checkpoints.gguf.architectures import ARCHITECTURES
+from app.checkpoints.gguf.blocks import BLOCK_TYPES
 from app.quantize.settings import FORMS
 from tests.docs.pages import DOCS
 from tools import format_docs

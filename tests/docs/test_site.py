@@ -72,7 +72,7 @@ def test_links_between_pages_of_the_repository(site: Path) -> None:
 def test_links_in_code_stay() -> None:
     from tools.docs_site import site_text
 
-    text = "see [a](docs/llm.md#x), [b](app/config.py)\n- c\n```\n[a](docs/llm.md)\n- d\n```"
+    text = "see [a](docs/llm.md#x), [b](app/config/)\n- c\n```\n[a](docs/llm.md)\n- d\n```"
     expected = "see [a](llm.md#x), b\n\n- c\n```\n[a](docs/llm.md)\n- d\n```"
     assert site_text(text, "index.md") == expected
     assert site_text("[a](../benchmarks/RESULTS.md) [b](https://x.org/y)", "llm.md") == (

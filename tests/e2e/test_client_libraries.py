@@ -67,12 +67,17 @@ def test_litellm(url: str, prices: StockPrices, stream: bool, monkeypatch: pytes
     assert (messages[-1].content, prices.asked) == (ANSWER, ["JXD66"])
 
 
-@pytest.mark.parametrize("api", ["chat", "responses"])
+@pytest.mark.parametrize("api", ["chat", "responses", "websocket"])
 def test_openai_agents(url: str, prices: StockPrices, api: str) -> None:
     import agents
 
     agents.set_tracing_disabled(True)
-    kind = agents.OpenAIChatCompletionsModel if api == "chat" else agents.OpenAIResponsesModel
+    kinds: dict[str, Any] = {
+        "chat": agents.OpenAIChatCompletionsModel,
+        "responses": agents.OpenAIResponsesModel,
+        "websocket": agents.OpenAIResponsesWSModel,
+    }
+    kind = kinds[api]
 
     async def ask() -> list[str]:
         async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:

@@ -75,6 +75,7 @@ def test_only_ray_listens_beyond_this_machine(server: ServeProcess) -> None:
         ("GET", "/worker/traceback?pid=1"),
         ("GET", "/worker/cpu_profile?pid=1"),
         ("GET", "/api/v0/logs/file?filename=../../etc/passwd"),
+        ("GET", "/log_proxy?url=http://127.0.0.1:8265/"),
     ],
 )
 @pytest.mark.parametrize("origin", [None, "http://attacker.example"])
@@ -85,6 +86,14 @@ def test_the_dashboard_asks_for_ray_s_token(server: ServeProcess, method: str, p
         urllib.request.urlopen(request, timeout=patience_s())
     assert refused.value.code in (401, 403, 405), path
     assert server.health() == 200
+
+
+@pytest.mark.parametrize("path", ["/static/js/../../../../../etc/passwd", "/static/..%2f..%2f..%2fetc%2fpasswd"])
+def test_the_dashboard_gives_no_files(server: ServeProcess, path: str) -> None:
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(server.dashboard() + path, timeout=patience_s())
+    assert refused.value.code >= 400
+    assert b"root:" not in refused.value.read()
 
 
 def test_no_log_holds_keys_prompts_or_answers(server: ServeProcess) -> None:

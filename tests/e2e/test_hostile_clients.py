@@ -101,6 +101,22 @@ def test_half_open_connections_lock_nobody_out(quickstart: ServeProcess) -> None
         answers(quickstart)
 
 
+@pytest.mark.parametrize(
+    ("header", "status"),
+    [
+        (b"x-request-id: \xff\xfe", b"200"),
+        (b"x-request-timeout-seconds: \xff\xfe", b"200"),
+        (b"Connection: Upgrade\r\nUpgrade: websocket", b"400"),
+    ],
+    ids=["request-id", "timeout", "websocket"],
+)
+def test_headers_of_strangers_are_answered(quickstart: ServeProcess, header: bytes, status: bytes) -> None:
+    """What Serve and uvicorn read before Manta is asked."""
+    with socket.create_connection(("127.0.0.1", quickstart.port), timeout=limits.patience_s()) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n" + header + b"\r\n\r\n{}")
+        assert connection.recv(4096).startswith(b"HTTP/1.1 " + status + b" ")
+
+
 @pytest.mark.slow
 def test_half_open_connections_are_closed(quickstart: ServeProcess) -> None:
     """Others are answered throughout, and no such connection outlives its time."""

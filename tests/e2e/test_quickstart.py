@@ -10,7 +10,7 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.engine.model_info import resolve_model
+from app.checkpoints.model_info import resolve_model
 from benchmarks.serve_process import ServeProcess
 from tests import limits
 from tests.api.chat.test_beam_search import judge
@@ -140,7 +140,7 @@ def test_closing_the_socket_frees_the_blocks(quickstart: ServeProcess) -> None:
         return requests + metric(text, "vllm:kv_cache_usage_perc")
 
     wait_until(lambda: usage() == 0, 5, "an idle server")
-    body = b'{"model":"tiny-chat","prompt":"hello","max_tokens":500,"ignore_eos":true,"stream":true}'
+    body = b'{"model":"tiny-chat","prompt":"hello","max_tokens":500,"n":32,"ignore_eos":true,"stream":true}'
     with socket.create_connection(("127.0.0.1", quickstart.port)) as connection:
         connection.sendall(
             b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from app.config import EngineConfig
+from app.checkpoints.model_info import ModelInfo
+from app.config.engine import EngineConfig
 from app.engine.core import EngineCore
-from app.engine.model_info import ModelInfo
-from app.engine.outputs import EngineOutput
-from app.engine.request import EngineRequest, Placement
-from app.engine.sampling_params import SamplingParams
-from app.engine.step import TokenLogprobs
+from app.records.outputs import EngineOutput
+from app.records.request import EngineRequest, Placement
+from app.records.sampling_params import SamplingParams
+from app.records.step import TokenLogprobs
 from tests.engine.fake_executor import VOCAB, FakeExecutor
 
 KEY = b"a secret for tests"

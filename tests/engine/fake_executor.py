@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from app.engine.executor.base import Executor
-from app.engine.sampling_params import SamplingParams
-from app.engine.step import ModelRunnerOutput, NewRequest, SchedulerOutput, TokenLogprobs
-from app.engine.worker_info import WorkerInfo
+from app.records.sampling_params import SamplingParams
+from app.records.step import ModelRunnerOutput, NewRequest, ProposedDrafts, SchedulerOutput, TokenLogprobs
+from app.records.worker_info import WorkerInfo
 
 VOCAB = 997
 MASK = (1 << 61) - 1
@@ -162,6 +162,7 @@ class FakeExecutor(Executor):
         drafts = [0] * len(rows) if step_message.num_draft_tokens is None else step_message.num_draft_tokens.tolist()
         tokens: list[int] = []
         num_sampled: list[int] = []
+        reported: dict[int, list[int]] = {}  # drafts of rows with a grammar
         logprobs: list[TokenLogprobs | None] = []
         prompt_logprobs: dict[int, tuple[int, list[TokenLogprobs]]] = {}
         writers: dict[int, int] = {}
@@ -185,6 +186,8 @@ class FakeExecutor(Executor):
                 first = len(device.token_ids) - len(new_tokens)
                 logprobs += [logprobs_of(t, first + i) if wanted else None for i, t in enumerate(new_tokens)]
                 tokens += new_tokens
+                if device.has_grammar and device.drafts:
+                    reported[len(num_sampled)] = device.drafts
                 num_sampled.append(len(new_tokens))
         self.unreturned[step_message.step_id] = writers
         return ModelRunnerOutput(
@@ -193,6 +196,9 @@ class FakeExecutor(Executor):
             None if step_message.num_draft_tokens is None else np.array(num_sampled, np.int32),
             logprobs if any(logprobs) else None,
             prompt_logprobs or None,
+            ProposedDrafts(np.array(list(reported), np.int32), np.array(list(reported.values()), np.int32))
+            if reported
+            else None,
         )
 
     def verify(self, device: DeviceRow, k: int, step_id: int) -> list[int]:

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from app.config import EngineConfig
+from app.config.engine import EngineConfig
 from app.engine import control, step_limit
 from app.engine.async_engine import AsyncEngine
 from app.engine.core import EngineCore
-from app.engine.outputs import EngineOutput
-from app.engine.step import ModelRunnerOutput
-from app.engine.worker_info import WorkerInfo
 from app.errors import EngineDeadError, InvalidRequestError, PromptTooLongError, UnsupportedError
+from app.records.outputs import EngineOutput
+from app.records.step import ModelRunnerOutput
+from app.records.worker_info import WorkerInfo
 from tests import limits
 from tests.engine.core_driver import KEY, Results, assert_idle, fake_info, make_request
 from tests.engine.fake_executor import FakeExecutor, expected_tokens
@@ -322,7 +322,7 @@ def test_stats_may_be_read_while_the_engine_runs(make_engine: Callable[..., Setu
         stats = setup.engine.stats()
         assert 0 <= stats.num_running <= 16
         assert stats.outstanding_tokens >= 0
-    assert setup.engine.stats().generation_tokens_total == 2400
+    assert setup.engine.stats().figures["generation_tokens"] == 2400
 
 
 def _wait_for_the_end(core: EngineCore) -> Any:

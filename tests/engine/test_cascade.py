@@ -9,19 +9,19 @@ from typing import Any
 import pytest
 import torch
 
-from app.config import EngineConfig
+from app.checkpoints.model_info import ModelInfo
+from app.config.engine import EngineConfig
 from app.engine.core import EngineCore
 from app.engine.executor.in_process import InProcessExecutor
-from app.engine.model_info import ModelInfo
-from app.engine.worker import cascade_choice
-from app.engine.worker.cascade_choice import CascadeChoice
-from app.engine.worker.worker import Worker
 from app.errors import ConfigError
 from app.kernels.attention import triton_decode, triton_ops, triton_splits
 from app.kernels.attention.triton_decode import DecodeTile
+from app.worker import cascade_choice
+from app.worker.cascade_choice import CascadeChoice
+from app.worker.worker import Worker
 from tests.engine.core_driver import KEY, assert_idle, make_request, run
-from tests.engine.worker_driver import decode_statically
 from tests.tiny_models import hf_greedy, hf_model, tiny_model
+from tests.worker.worker_driver import decode_statically
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter's: see test_engine_on_gpu.py")
 MAX_TOKENS = 9
@@ -45,7 +45,7 @@ class Watch:
 def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
     """Triton's attention on the CPU, with splits short enough for short prompts to have several."""
     monkeypatch.setattr(
-        "app.engine.worker.placement.select_attention", lambda *_: (triton_ops.OPS, "attention: triton (interpreted)")
+        "app.worker.placement.select_attention", lambda *_: (triton_ops.OPS, "attention: triton (interpreted)")
     )
     monkeypatch.setattr(triton_splits, "SPLIT_KEYS", 32)
     monkeypatch.setattr(triton_decode, "choose_tile", lambda *_: DecodeTile(keys=32, num_warps=4, num_stages=2))
@@ -121,7 +121,7 @@ def test_tokens_equal_transformers(watch: Watch, monkeypatch: pytest.MonkeyPatch
     results = run(core, [doomed], each_step=each_step)
     assert [results.tokens[f"r{i}"] for i in range(len(wanted))] == expected
     assert results.tokens["doomed"][:MAX_TOKENS] == expected[1][: len(results.tokens["doomed"])]
-    assert core.stats().preemptions_total > 0
+    assert core.stats().figures["preemptions"] > 0
     assert sum(count > 0 for count in watch.runs) >= 6
     assert_idle(core)
     next(cores, None)

@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
-from app.api.request_builder import RequestBuilder
-from app.engine.request import EngineRequest
-from app.engine.sampling_params import SamplingParams
-from app.engine.structured.reasoning import ReasoningSpan
-from app.engine.thinking_budget import ThinkingBudget
+from app.api.generation.request_builder import RequestBuilder
 from app.errors import InvalidRequestError
 from app.offline.llm import LLM
+from app.records.request import EngineRequest
+from app.records.sampling_params import SamplingParams
+from app.records.thinking_budget import ThinkingBudget
+from app.structured.reasoning import ReasoningSpan
 from tests.engine.core_driver import Results, assert_idle, make_core, make_request, run
 
 SCHEMA = {
@@ -110,7 +110,7 @@ def test_reasoning_goes_on(engines: tuple[LLM, LLM]) -> None:
     params = SamplingParams(temperature=0.0, seed=1, max_tokens=60, structured_outputs={"json": SCHEMA})
     [guided] = RequestBuilder(first._model, params, reasoning=ReasoningSpan(end)).choices("guided", ids)
     [plain] = RequestBuilder(first._model, params.model_copy(update={"structured_outputs": None})).choices("plain", ids)
-    thinks = replace(plain, thinking_budget=ThinkingBudget(9, (), end))
+    thinks = replace(plain, asks=(ThinkingBudget(9, (), end),))
     whole = run(first._core, [guided, thinks])
     asked = [(one, count) for one in (guided, thinks) for count in range(1, len(whole.tokens[one.request_id]))]
     rest = run(second._core, [continued(one, whole.tokens[one.request_id], count) for one, count in asked])
@@ -145,5 +145,5 @@ def test_one_that_comes_from_elsewhere_goes_first_and_is_counted_once() -> None:
     moved = replace(make_request("moved", [9] * 6, max_tokens=4), output_token_ids=[1, 2])
     results = run(core, [*waiting[1:], moved])
     assert results.order[:2] == ["r0", "moved"]
-    assert core.stats().prompt_tokens_total == 3 * 6
+    assert core.stats().figures["prompt_tokens"] == 3 * 6
     assert results.final["moved"].num_cached_tokens == 0

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.config import EngineConfig
+from app.config.engine import EngineConfig
 from app.engine.core import EngineCore
-from app.engine.request import EngineRequest, Placement
-from app.engine.step import ModelRunnerOutput, SchedulerOutput, TokenLogprobs
 from app.errors import ConfigError, EngineDeadError, InvalidRequestError, PromptTooLongError
+from app.records.request import EngineRequest, Placement
+from app.records.step import ModelRunnerOutput, SchedulerOutput, TokenLogprobs
 from tests import limits
 from tests.engine.core_driver import KEY, Results, assert_idle, fake_info, make_core, make_request, run
 from tests.engine.fake_executor import VOCAB, FakeExecutor, expected_tokens, logprobs_of
@@ -73,7 +73,7 @@ def test_a_small_pool_under_four_times_its_load(late: bool) -> None:
     assert sum(64 // core.config.block_size for _ in requests) == 4 * 64
     free = core.stats().num_free_blocks
     check(requests, run(core, requests))
-    assert core.stats().preemptions_total > 0
+    assert core.stats().figures["preemptions"] > 0
     assert core.stats().num_free_blocks == free
     assert_idle(core)
 
@@ -138,7 +138,7 @@ def test_a_second_request_with_the_same_prefix_hits_the_cache() -> None:
     assert second.final["b"].num_cached_tokens == 28
     assert second.tokens["b"] == first.tokens["a"]
     stats = core.stats()
-    assert (stats.prefix_cache_queries_total, stats.prefix_cache_hits_total) == (60, 28)
+    assert (stats.figures["prefix_cache_queries"], stats.figures["prefix_cache_hits"]) == (60, 28)
     salted = EngineRequest("c", prompt, first_params(), placement=Placement(cache_root=b"another tenant"))
     assert run(core, [salted]).final["c"].num_cached_tokens == 0
 
@@ -218,7 +218,7 @@ def test_logprobs_come_with_their_tokens(num_blocks: int) -> None:
                 if output.prompt_logprobs is not None:
                     assert output.request_id not in prompts
                     prompts[output.request_id] = output.prompt_logprobs
-        assert (core.stats().preemptions_total > 0) == (num_blocks == 20)
+        assert (core.stats().figures["preemptions"] > 0) == (num_blocks == 20)
         for i, request in enumerate(requests):
             tokens = expected_tokens(request.prompt_token_ids, i, 24)
             assert collected[f"r{i}"] == [logprobs_of(token, 20 + j) for j, token in enumerate(tokens)]

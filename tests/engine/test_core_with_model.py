@@ -11,14 +11,14 @@ from typing import Any, cast
 
 import pytest
 
-from app.config import EngineConfig
+from app.checkpoints.model_info import ModelInfo
+from app.config.engine import EngineConfig
 from app.engine.core import EngineCore
 from app.engine.executor.in_process import InProcessExecutor
-from app.engine.model_info import ModelInfo
-from app.engine.request import EngineRequest
+from app.records.request import EngineRequest
 from tests.engine.core_driver import KEY, Results, assert_idle, make_request, run
-from tests.engine.worker_driver import decode_statically
 from tests.tiny_models import hf_greedy, hf_model, tiny_model
+from tests.worker.worker_driver import decode_statically
 
 MAX_TOKENS = 24
 
@@ -76,7 +76,7 @@ def tokens_of(results: Results, count: int) -> list[list[int]]:
 def test_greedy_tokens_equal_transformers(options: dict[str, Any]) -> None:
     with started_core(**options) as core:
         assert tokens_of(run(core, greedy_requests(20)), 20) == judge(20)
-        assert (core.stats().preemptions_total > 0) == ("num_blocks" in options)
+        assert (core.stats().figures["preemptions"] > 0) == ("num_blocks" in options)
         cached = run(core, greedy_requests(20))  # once more, now from the cache
         assert tokens_of(cached, 20) == judge(20)
         if "num_blocks" not in options:  # a small pool has forgotten the first prompt before it comes again
@@ -113,11 +113,11 @@ def test_a_pool_of_64_blocks_under_four_times_its_load() -> None:
     assert load > 4 * 64
     with started_core(num_blocks=1000, max_num_seqs=32) as core:
         free_run = run(core, requests)
-        assert core.stats().preemptions_total == 0
+        assert core.stats().figures["preemptions"] == 0
     with started_core(num_blocks=64, max_num_seqs=32) as core:
         free = core.stats().num_free_blocks
         tight_run = run(core, requests)
-        assert core.stats().preemptions_total > 0
+        assert core.stats().figures["preemptions"] > 0
         assert core.stats().num_free_blocks == free
         assert_idle(core)
     assert tight_run.tokens == free_run.tokens
@@ -132,7 +132,7 @@ def test_steps_over_static_tensors_say_the_same_when_preempted_and_aborted() -> 
         worker = cast("InProcessExecutor", core.executor)._worker
         decode_statically(worker, [1, 4, 8, 32])
         found = run(core, requests, each_step=lambda step: core.abort_requests(["r3"] if step == 12 else []))
-        assert core.stats().preemptions_total > 0
+        assert core.stats().figures["preemptions"] > 0
         assert_idle(core)
     assert found.final["r3"].finish_reason == "abort"
     cut = found.tokens.pop("r3")

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from app.config import EngineConfig
+from app.checkpoints.model_info import ModelInfo
+from app.config.engine import EngineConfig
 from app.engine.core import EngineCore
 from app.engine.executor.in_process import InProcessExecutor
-from app.engine.kv_cache.kv_groups import WHOLE
-from app.engine.model_info import ModelInfo
-from app.engine.request import EngineRequest
-from app.engine.sampling_params import SamplingParams
+from app.records.kv_groups import WHOLE
+from app.records.request import EngineRequest
+from app.records.sampling_params import SamplingParams
 from tests import limits
 from tests.engine.core_driver import assert_idle, run
 from tests.engine.executor.forked_executor import ForkedExecutor
@@ -108,9 +108,9 @@ def test_tokens_equal_transformers(name: str, engine: str) -> None:
     finally:
         core.shutdown()
     assert tokens == expected(name)
-    assert stats.found_tokens_total > 0, "no prefix was found"
-    assert (stats.preemptions_total > 0) == (engine == "preempted")
-    assert (stats.loaded_tokens_total > 0) == (engine == "host-tier")
+    assert stats.figures["found_tokens"] > 0, "no prefix was found"
+    assert (stats.figures["preemptions"] > 0) == (engine == "preempted")
+    assert (stats.figures["loaded_tokens"] > 0) == (engine == "host-tier")
 
 
 def test_stages_of_a_pipeline_agree_on_the_groups() -> None:

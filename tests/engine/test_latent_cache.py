@@ -15,14 +15,14 @@ from safetensors.torch import load_file, save_file
 from transformers import DynamicCache
 
 from app import LLM, SamplingParams
-from app.config import EngineConfig
-from app.engine.model_info import ASSETS
-from app.engine.worker.save_sharded import save_sharded
+from app.checkpoints.model_info import ASSETS
+from app.config.engine import EngineConfig
 from app.errors import CheckpointError, ConfigError
-from tests.engine.models.expert_variants import LATENT
-from tests.engine.worker_driver import Driver, Run, decode_statically, greedy
+from app.worker.save_sharded import save_sharded
 from tests.kernels.gemm.test_fp8 import nearest_e4m3
+from tests.models.families.expert_variants import LATENT
 from tests.tiny_models import hf_greedy, hf_model, tiny_model
+from tests.worker.worker_driver import Driver, Run, decode_statically, greedy
 
 MAX_TOKENS = 8
 SCALES = (0.004, 0.05)  # of the layers' latents: the first clamps beyond 1.8, the second rounds finely
@@ -145,7 +145,7 @@ def test_sleep(level: int) -> None:
 
 def test_weights_in_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """All layers stream theirs, that of keys and values of heads too, which is read in two ways."""
-    monkeypatch.setattr("app.engine.worker.placement.offload_bytes", lambda *_, **__: 1 << 30)
+    monkeypatch.setattr("app.worker.placement.offload_bytes", lambda *_, **__: 1 << 30)
     with engine() as llm:
         assert any(note.startswith("weights in host memory: 2 of 2 layers") for note in llm.worker_info.notes)
         assert tokens(llm) == judged()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import Path
 
-from app.api.app import create_app
-from app.config import RequestLimits
+from app.api.server.app import create_app
+from app.config.limits import RequestLimits
 from tests.api.conftest import Server
 from tests.api.pooling_engines import PoolingEngines
 from tests.examples.conftest import RunExample

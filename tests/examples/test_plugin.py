@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +14,20 @@ import torch
 from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
 from app import LLM, SamplingParams
-from app.api.parsers.answer import ToolOptions, plan_parsers
-from app.api.parsers.base import ParsedAnswer
-from app.api.served_models import load_served_model
-from app.config import ModelConfig
+from app.api.generation.served_models import load_served_model
+from app.config.model import ModelConfig
 from app.deployments.routing.load_book import LoadBook
 from app.deployments.routing.policies import create_policy
 from app.deployments.routing.policies.base import RouteQuery
 from app.errors import CheckpointError, ConfigError, UnsupportedError
+from app.parsers.answer import ToolOptions, plan_parsers
+from app.parsers.base import ParsedAnswer
 from app.plugins import ALLOWED_VARIABLE, all_installed
 from benchmarks.serve_process import ServeProcess
 from tests.deployments.routing.test_load_book import report
 from tests.examples.conftest import RunExample
 from tests.limits import wait_until
+from tests.models.families.expert_variants import EXPERT_VARIANTS
 from tests.plugin_packages import forget_plugins, on_the_path
 from tests.tiny_models import hf_greedy, hf_model, tiny_model
 
@@ -44,12 +45,12 @@ def _installed(plugin_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
         del sys.modules[name]
 
 
-def _greedy(model: Path, max_tokens: int = 12, **options: Any) -> list[int]:
-    """What `LLM` makes of the prompt."""
+def _greedy(model: Path, max_tokens: int = 12, prompt: Sequence[int] = PROMPT, **options: Any) -> list[int]:
+    """What `LLM` makes of a prompt."""
     settings = {"tokenizer": "app/assets/tiny-chat", "device": "cpu", "num_threads": 1, "num_blocks": 64, **options}
     params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
     with LLM(str(model), **settings) as llm:
-        (output,) = llm.generate({"prompt_token_ids": PROMPT}, params, use_tqdm=False)
+        (output,) = llm.generate({"prompt_token_ids": list(prompt)}, params, use_tqdm=False)
     return list(output.outputs[0].token_ids)
 
 
@@ -124,6 +125,19 @@ def test_attention_gives_transformers_tokens() -> None:
         model = tiny_model(family, **VOCAB, **changes)
         expected = hf_greedy(hf_model(model), PROMPT, 12)
         assert _greedy(model, attention_backend="example_gather", max_num_batched_tokens=4) == expected
+
+
+def test_attention_serves_latent_models() -> None:
+    """Absorbed where a step brings few tokens, expanded where it brings many."""
+    family, changes = EXPERT_VARIANTS["deepseek_v3"]
+    model = tiny_model(family, **{**VOCAB, **changes})
+    prompt = list(range(40, 80))
+    expected = hf_greedy(hf_model(model), prompt, 8)
+    for tokens in (4, 64):
+        options = {"attention_backend": "example_gather", "max_num_batched_tokens": tokens}
+        assert _greedy(model, 8, prompt, **options) == expected
+    with pytest.raises(ConfigError, match="attention_backend=example_gather: it does not serve a KV cache in fp8"):
+        _greedy(model, attention_backend="example_gather", kv_cache_dtype="fp8")
 
 
 def test_int8_weights_are_the_nearest_of_their_channels() -> None:

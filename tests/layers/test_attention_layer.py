@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from app.engine.attention.kv_cache import describe_scales
-from app.engine.layers.attention_layer import KVAttentionLayer
 from app.kernels.attention.reference import OPS
+from app.layers.attention_layer import KVAttentionLayer
+from app.worker.attention.kv_cache import describe_scales
 
 
 def layer(num_kv_heads: int, scales: torch.Tensor | None = None) -> KVAttentionLayer:

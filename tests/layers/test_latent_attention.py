@@ -7,18 +7,18 @@ from dataclasses import replace
 import pytest
 import torch
 
-from app.engine.layers.context import ForwardContext
-from app.engine.layers.epilogue import PLAIN
-from app.engine.layers.latent_attention import LatentAttention, LatentSettings
-from app.engine.layers.latent_linear import LatentInputLinear, LatentUpLinear
-from app.engine.layers.latent_step import NEVER
-from app.engine.layers.rope_scaling import RopeSettings
-from app.engine.layers.rotary import RotaryEmbedding
-from app.engine.layers.weight import ShapeMismatch
 from app.errors import ConfigError
 from app.kernels.attention import KV_FP8
-from tests.engine.layers.test_tensor_parallel_shares import CPU, Recorded, context
+from app.layers.context import ForwardContext
+from app.layers.epilogue import PLAIN
+from app.layers.latent_attention import LatentAttention, LatentSettings
+from app.layers.latent_linear import LatentInputLinear, LatentUpLinear
+from app.layers.latent_step import NEVER
+from app.layers.rope_scaling import RopeSettings
+from app.layers.rotary import RotaryEmbedding
+from app.layers.weight import ShapeMismatch
 from tests.kernels.mla.test_reference import step
+from tests.layers.test_tensor_parallel_shares import CPU, Recorded, context
 
 HIDDEN, HEADS = 48, 4
 SETTINGS = LatentSettings(latent_size=64, nope_dim=16, rope_dim=8, value_dim=12, query_rank=20, scale=24**-0.5)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from app.engine.layers.latent_step import NEVER, StepPart, least_expanded, split_step
 from app.kernels.attention import AttentionMetadata
+from app.layers.latent_step import NEVER, StepPart, least_expanded, split_step
 
 
 def step(counts: list[int], *, on_host: bool = True, is_static: bool = False) -> AttentionMetadata:

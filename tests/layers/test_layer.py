@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app.engine.layers.layer import Layer
+from app.layers.layer import Layer
 
 
 class Twice(Layer):

@@ -8,14 +8,14 @@ from transformers import LlamaConfig, PhiConfig
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 from transformers.models.phi.modeling_phi import PhiMLP
 
-from app.engine.attention.backend import select_attention
-from app.engine.distributed.parallel_groups import ParallelGroups
-from app.engine.layers.activation import ACTIVATIONS
-from app.engine.layers.context import BuildContext
-from app.engine.layers.epilogue import PLAIN, AddNorm
-from app.engine.layers.mlp import GatedMLP
-from app.engine.layers.norm import RMSNorm
-from app.engine.layers.plain_mlp import PlainMLP
+from app.distributed.parallel_groups import ParallelGroups
+from app.layers.activation import ACTIVATIONS
+from app.layers.context import BuildContext
+from app.layers.epilogue import PLAIN, AddNorm
+from app.layers.mlp import GatedMLP
+from app.layers.norm import RMSNorm
+from app.layers.plain_mlp import PlainMLP
+from app.worker.attention.backend import select_attention
 
 CPU = torch.device("cpu")
 

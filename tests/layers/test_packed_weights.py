@@ -8,18 +8,19 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from app.engine.attention.backend import select_attention
-from app.engine.distributed.parallel_groups import ParallelGroups, RankGroup
-from app.engine.layers.context import BuildContext
-from app.engine.layers.epilogue import PLAIN
-from app.engine.layers.linear import ColumnLinear, Linear
-from app.engine.layers.vocab import LMHead, VocabEmbedding
-from app.engine.model_info import ModelInfo
-from app.engine.models.loader import load_model
-from app.kernels.gemm import onednn
+from app.checkpoints.model_info import ModelInfo
+from app.distributed.parallel_groups import ParallelGroups, RankGroup
+from app.kernels.gemm import DeferredNorm, PackedWeight, materialize, onednn
+from app.layers.context import BuildContext
+from app.layers.epilogue import PLAIN, ActMul, AddNorm
+from app.layers.linear import ColumnLinear, Linear
+from app.layers.norm import RMSNorm
+from app.layers.vocab import LMHead, VocabEmbedding
+from app.loading.loader import load_model
+from app.worker.attention.backend import select_attention
 from tests.tiny_models import hf_model, tiny_model
 
-CPU = torch.device("cpu")
+CPU, EPS = torch.device("cpu"), 1e-5
 pytestmark = pytest.mark.skipif(
     not onednn.KERNEL.serves(torch.float32, CPU), reason="this build of PyTorch has no oneDNN"
 )
@@ -39,6 +40,36 @@ def test_a_packed_share_of_a_layer(bias: bool) -> None:
     layer.pack()
     assert layer.packed is not None
     torch.testing.assert_close(layer(x), F.linear(x, weight, layer.bias), rtol=0, atol=1e-3)
+
+
+class Doubled(PackedWeight):
+    """A kernel that knows the product alone; its weight counts twice, so that nobody multiplies by the tensor."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self.weight = weight
+
+    def linear(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        return F.linear(x, 2 * self.weight, bias)
+
+
+def test_what_follows_a_product_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    layer, norm = ColumnLinear(context(), 8, 6, bias=True), RMSNorm(context(), 6, EPS)
+    for parameter in (*layer.parameters(), *norm.parameters()):
+        parameter.data.normal_()
+    weight, x, residual = layer.weight.data.clone(), torch.randn(3, 8), torch.randn(3, 6)
+    monkeypatch.setattr("app.layers.linear.pack_stored", lambda _: Doubled(weight))
+    layer.pack()
+    assert layer.bias is not None
+    truth = x @ (2 * weight.T) + layer.bias
+    torch.testing.assert_close(layer(x), truth)
+    gate, up = truth.chunk(2, dim=-1)
+    torch.testing.assert_close(layer(x, ActMul(CPU, "silu")), F.silu(gate) * up)
+    normed, total = layer(x, AddNorm(residual, norm))
+    torch.testing.assert_close(total, truth + residual)
+    torch.testing.assert_close(materialize(normed), F.rms_norm(truth + residual, (6,), norm.weight, EPS))
+    deferred = DeferredNorm(x, x.square().sum(1, keepdim=True), EPS)
+    torch.testing.assert_close(layer(deferred), F.rms_norm(x, (8,), None, EPS) @ (2 * weight.T) + layer.bias)
 
 
 def test_the_weight_is_freed_and_its_shape_kept() -> None:

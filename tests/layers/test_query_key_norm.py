@@ -10,10 +10,10 @@ from transformers.models.cohere.modeling_cohere import CohereLayerNorm
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
 
-from app.engine.distributed.parallel_groups import RankGroup
-from app.engine.layers.offset_norm import OffsetRMSNorm
-from app.engine.layers.query_key_norm import QUERY_KEY_NORMS, HeadLayerNorm, HeadShare, ProjectionRMSNorm
-from tests.engine.layers.test_tensor_parallel_shares import Recorded, context
+from app.distributed.parallel_groups import RankGroup
+from app.layers.offset_norm import OffsetRMSNorm
+from app.layers.query_key_norm import QUERY_KEY_NORMS, HeadLayerNorm, HeadShare, ProjectionRMSNorm
+from tests.layers.test_tensor_parallel_shares import Recorded, context
 
 HEADS, DIM, EPS = 4, 8, 1e-5
 

@@ -10,9 +10,9 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
-from app.engine.layers.rope_scaling import RopeSettings
-from app.engine.layers.rotary import RotaryEmbedding
 from app.errors import CheckpointError, UnsupportedError
+from app.layers.rope_scaling import RopeSettings
+from app.layers.rotary import RotaryEmbedding
 
 SCALINGS: list[dict[str, Any]] = [
     {"rope_type": "default"},

@@ -9,14 +9,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from app.engine.attention.backend import select_attention
-from app.engine.distributed.parallel_groups import ParallelGroups, RankGroup
-from app.engine.layers.context import BuildContext
-from app.engine.layers.linear import ColumnLinear, Linear, MergedColumnLinear, QKVLinear, RowLinear
-from app.engine.layers.vocab import LMHead
-from app.engine.layers.weight import ShapeMismatch
-from app.engine.quantization.base import Dim, Leaf, Share
-from app.engine.quantization.plain import PlainMethod
+from app.checkpoints.tensors.leaf import Dim, Leaf, Share
+from app.distributed.parallel_groups import ParallelGroups, RankGroup
+from app.layers.context import BuildContext
+from app.layers.linear import ColumnLinear, Linear, MergedColumnLinear, QKVLinear, RowLinear
+from app.layers.vocab import LMHead
+from app.layers.weight import ShapeMismatch
+from app.quantization.plain import PlainMethod
+from app.worker.attention.backend import select_attention
 
 CPU = torch.device("cpu")
 

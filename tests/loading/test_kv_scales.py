@@ -12,15 +12,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from app.engine.attention.backend import select_attention
-from app.engine.distributed.parallel_groups import ParallelGroups, RankGroup
-from app.engine.layers.context import BuildContext
-from app.engine.model_info import ModelInfo
-from app.engine.models.decoder import CausalLM
-from app.engine.models.loader import load_model
-from app.engine.quantization import select_quantization
+from app.checkpoints.model_info import ModelInfo
+from app.distributed.parallel_groups import ParallelGroups, RankGroup
 from app.errors import CheckpointError, UnsupportedError
 from app.kernels.attention import KV_FP8
+from app.layers.context import BuildContext
+from app.loading.loader import load_model
+from app.models.decoder import CausalLM
+from app.quantization import select_quantization
+from app.worker.attention.backend import select_attention
 from tests.tiny_models import tiny_model
 
 CPU = torch.device("cpu")

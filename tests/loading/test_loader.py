@@ -13,15 +13,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from app.engine.attention.backend import select_attention
-from app.engine.distributed.parallel_groups import ParallelGroups, RankGroup
-from app.engine.layers.context import BuildContext
-from app.engine.model_info import ModelInfo
-from app.engine.models.checkpoint import StoredTensor
-from app.engine.models.decoder import CausalLM
-from app.engine.models.loader import load_model
-from app.engine.parallel_plan import stage_layers
+from app.checkpoints.model_info import ModelInfo
+from app.checkpoints.tensors.checkpoint import StoredTensor
+from app.distributed.parallel_groups import ParallelGroups, RankGroup
 from app.errors import CheckpointError, UnsupportedError
+from app.layers.context import BuildContext
+from app.loading.loader import load_model
+from app.models.decoder import CausalLM
+from app.records.parallel_plan import stage_layers
+from app.worker.attention.backend import select_attention
 from tests.tiny_models import hf_model, tiny_model
 
 CPU = torch.device("cpu")
@@ -189,3 +189,27 @@ def test_unknown_layer_type_is_refused(tmp_path: Path) -> None:
     edit_config(directory, use_sliding_window=True, sliding_window=8, layer_types=["full_attention", "chunked"])
     with pytest.raises(UnsupportedError, match="chunked"):
         load(directory)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_layers_that_the_files_lack_are_told_before_any_is_built(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Building 16,384 layers took 131 s, until their tensors were missed."""
+    directory = Path(shutil.copytree(tiny_model(family), tmp_path / "model"))
+    edit_config(directory, **{"n_layer" if family == "gpt2" else "num_hidden_layers": 1 << 14})
+    monkeypatch.setattr("app.loading.loader._built", lambda *_: pytest.fail("nothing is built"))
+    found = "is not usable: the number of layers is 16384, but the checkpoint lacks layer 2 and what follows"
+    with pytest.raises(CheckpointError, match=rf"config\.json {found}"):
+        load(directory)
+
+
+@pytest.mark.parametrize("name", ["model.layers." + "9" * 5000 + ".mlp.weight", "x" * 1025])
+def test_a_name_longer_than_any_is_named(name: str, copy: Path) -> None:
+    edit_tensors(copy, lambda tensors: tensors.update({name: torch.zeros(1)}))
+    with pytest.raises(CheckpointError, match=r"cannot read .*model\.safetensors: a tensor's name has \d+ characters"):
+        load(copy)
+    torch.save(load_file(copy / "model.safetensors"), copy / "pytorch_model.bin")
+    (copy / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"cannot read .*pytorch_model\.bin: a tensor's name has \d+ characters"):
+        load(copy)

@@ -16,19 +16,20 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from app.backends import QUANT_METHODS
-from app.config import EngineConfig
-from app.engine.layers.linear import Linear
-from app.engine.layers.vocab import VocabEmbedding
-from app.engine.quantization.base import Dim, Leaf, QuantMethod, StoredModule, WeightShares
-from app.engine.quantization.forms import PlainForm, WeightForm
-from app.engine.worker.save_sharded import save_sharded
+from app.checkpoints.tensors.leaf import Dim, Leaf
+from app.config.engine import EngineConfig
 from app.errors import CheckpointError
-from tests.engine.models.load_formats.formats import contexts, fill, state
-from tests.engine.models.test_families import NEOX
-from tests.engine.quantization.checkpoints import check_stored
-from tests.engine.quantization.stored_forms import FORMS
-from tests.engine.worker_driver import Driver, all_logits
+from app.layers.linear import Linear
+from app.layers.vocab import VocabEmbedding
+from app.quantization.base import QuantMethod, StoredModule, WeightShares
+from app.quantization.forms import PlainForm, WeightForm
+from app.worker.save_sharded import save_sharded
+from tests.loading.load_formats.formats import contexts, fill, state
+from tests.models.families.test_families import NEOX
+from tests.quantization.checkpoints import check_stored
+from tests.quantization.stored_forms import FORMS
 from tests.tiny_models import hf_model, tiny_model
+from tests.worker.worker_driver import Driver, all_logits
 
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
 PROMPT = [5, 9, 200, 31, 7, 77]

@@ -8,17 +8,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from app.config import EngineConfig
-from app.engine.models.base import EngineModel
-from app.engine.models.load_formats import open_checkpoint
-from app.engine.models.weight_update import GivenTensor, WeightUpdate
-from app.engine.worker.worker import Worker
+from app.config.engine import EngineConfig
 from app.errors import CheckpointError
-from tests.engine.models.expert_variants import EXPERT_VARIANTS
-from tests.engine.models.test_families import VARIANTS
-from tests.engine.worker_driver import Driver, Run, greedy
+from app.loading.load_formats import open_checkpoint
+from app.loading.weight_update import GivenTensor, WeightUpdate
+from app.models.base import EngineModel
+from app.worker.worker import Worker
 from tests.hf_logprobs import prompts
+from tests.models.families.expert_variants import EXPERT_VARIANTS
+from tests.models.families.test_families import VARIANTS
 from tests.tiny_models import hf_greedy, hf_model, tiny_model
+from tests.worker.worker_driver import Driver, Run, greedy
 
 CPU = torch.device("cpu")
 NORM = "model.norm.weight"

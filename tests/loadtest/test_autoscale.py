@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from app.engine.stats import EngineStats
+from app.records.stats import EngineStats
 from loadtest import autoscale
 from loadtest.simulation.arrivals import RATES, create_load
 from loadtest.simulation.scaled_fleet import ScaledFleet

@@ -10,11 +10,11 @@ import pytest
 from transformers import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as ARCHITECTURES
 
-from app.engine.layers.rope_scaling import RopeSettings
-from app.engine.model_info import ModelInfo
-from app.engine.models import MODELS
-from app.engine.models.decoder_settings import NO_ROPE, DecoderSettings, readable
+from app.checkpoints.model_info import ModelInfo
 from app.errors import CheckpointError
+from app.layers.rope_scaling import RopeSettings
+from app.models import MODELS
+from app.models.decoder_settings import NO_ROPE, DecoderSettings, readable
 
 FAMILIES = {
     name: kind

@@ -11,19 +11,19 @@ import pytest
 import torch
 
 from app import LLM, SamplingParams
-from app.config import EngineConfig
-from app.engine.distributed.parallel_groups import ParallelGroups
-from app.engine.layers.context import BuildContext
-from app.engine.model_info import ASSETS, ModelInfo
-from app.engine.models.decoder import CausalLM
-from app.engine.models.layer_offload import LayerOffload, spread
-from app.engine.models.loader import load_model
-from app.engine.worker.placement import offload_bytes
-from app.engine.worker.worker import Worker
+from app.checkpoints.model_info import ASSETS, ModelInfo
+from app.config.engine import EngineConfig
+from app.distributed.parallel_groups import ParallelGroups
 from app.errors import ConfigError, InvalidRequestError
 from app.kernels.attention.reference import OPS
-from tests.engine.worker_driver import Driver, Run, greedy
+from app.layers.context import BuildContext
+from app.loading.loader import load_model
+from app.models.decoder import CausalLM
+from app.models.layer_offload import LayerOffload, spread
+from app.worker.placement import offload_bytes
+from app.worker.worker import Worker
 from tests.tiny_models import hf_greedy, hf_model, tiny_model
+from tests.worker.worker_driver import Driver, Run, greedy
 
 CPU = torch.device("cpu")
 LAYERS = 7
@@ -48,7 +48,7 @@ def on_a_host(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """A CPU's worker keeps so many bytes of weights apart: copies are plain ones, all else is as on a GPU."""
 
     def allow(num_bytes: int) -> None:
-        monkeypatch.setattr("app.engine.worker.placement.offload_bytes", lambda *_, **__: num_bytes)
+        monkeypatch.setattr("app.worker.placement.offload_bytes", lambda *_, **__: num_bytes)
 
     return allow
 

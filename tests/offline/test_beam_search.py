@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from app import LLM, BeamSearchParams, SamplingParams
-from app.engine.model_info import ASSETS
+from app.checkpoints.model_info import ASSETS
 from app.errors import InvalidRequestError, PromptTooLongError
 from tests.tiny_models import hf_model, tiny_model
 

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file
 
 from app import LLM, SamplingParams
-from app.engine.distributed.weight_transfer import WeightSender
-from app.engine.model_info import ModelInfo
+from app.checkpoints.model_info import ModelInfo
+from app.distributed.weight_transfer import WeightSender
 from app.errors import CheckpointError, EngineAsleepError, InvalidRequestError, UnsupportedError
 from tests import limits
 from tests.tiny_models import hf_model, tiny_model

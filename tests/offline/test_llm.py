@@ -88,6 +88,23 @@ def test_a_misspelt_name_is_told_the_one_that_was_meant() -> None:
         LLM("tiny-chat", max_modle_len=5)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"max_tokens": -1}, "max_tokens: Input should be greater than or equal to 1, not -1"),
+        ({"temperature": "hot"}, "temperature: Input should be a valid number, "),
+        ({"max_tokens": 2, "min_tokens": 5}, "min_tokens: 5 is more than max_tokens=2"),
+    ],
+)
+def test_a_wrong_parameter_is_a_line(wrong: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError) as error:
+        SamplingParams(**wrong)
+    assert isinstance(error.value, InvalidRequestError)
+    assert error.value.message.startswith(says)
+    assert "\n" not in error.value.message
+    assert error.value.param == list(wrong)[-1]
+
+
 def test_generate_keeps_the_order_of_prompts(llm: LLM) -> None:
     prompts = ["One", "Two and more", "Three"]
     together = llm.generate(prompts, GREEDY, use_tqdm=False)
@@ -146,13 +163,13 @@ def test_a_stop_string_ends_the_request_in_the_engine_too(llm: LLM) -> None:
     (free,) = llm.generate("Hello", params, use_tqdm=False)
     text = free.outputs[0].text
     stop = text[len(text) // 4 :][:3]
-    before = llm.stats().generation_tokens_total
+    before = llm.stats().figures["generation_tokens"]
     (stopped,) = llm.generate("Hello", params.model_copy(update={"stop": (stop,)}), use_tqdm=False)
     choice = stopped.outputs[0]
     assert choice.text == text[: text.index(stop)]
     assert (choice.finish_reason, choice.stop_reason) == ("stop", stop)
     assert len(choice.token_ids) < 200
-    assert llm.stats().generation_tokens_total - before < 150, "the engine ran on"
+    assert llm.stats().figures["generation_tokens"] - before < 150, "the engine ran on"
     assert llm.stats().num_free_blocks == 400
 
 
@@ -304,3 +321,22 @@ def test_wrong_options_are_named() -> None:
         LLM("tiny-chat", block_size=0)
     with pytest.raises(CheckpointError, match="no such path"):
         LLM("/nowhere/at/all")
+
+
+@pytest.mark.parametrize("given", [5, None, {"prompt": 5}, [7.5]])
+def test_what_is_no_prompt_is_said(llm: LLM, given: Any) -> None:
+    with pytest.raises(InvalidRequestError, match=r"prompts: expected a text, .*, not (int|NoneType|float) "):
+        llm.generate(given)
+
+
+@pytest.mark.parametrize("given", ["hello", 5, ["hello"], {"role": "user", "content": "x"}, [[{"role": "user"}], 5]])
+def test_what_is_no_conversation_is_said(llm: LLM, given: Any) -> None:
+    with pytest.raises(InvalidRequestError, match=r"messages: expected a list of messages such as "):
+        llm.chat(given)
+
+
+def test_offline_nobody_waits_beside_a_long_step() -> None:
+    from app.offline.llm import _config
+
+    assert _config({"model": "tiny-chat"}).max_step_s == 0
+    assert _config({"model": "tiny-chat", "max_step_s": 0.2}).max_step_s == 0.2

@@ -9,9 +9,9 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from app.engine.pooling.params import PoolingParams
 from app.errors import InvalidRequestError, PromptTooLongError, UnsupportedError
 from app.offline.llm import LLM
+from app.records.pooling_params import PoolingParams
 from tests.tiny_encoders import hf_encoder, texts, tiny_encoder
 
 TEXTS = texts(7)

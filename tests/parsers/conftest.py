@@ -11,10 +11,20 @@ from typing import Any
 import pytest
 
 from app.api.chat.messages import ChatMessage
-from app.api.parsers.answer import AnswerParser
-from app.api.parsers.base import ParsedAnswer
 from app.parser_tables import REASONING_PARSERS, TOOL_PARSERS
+from app.parsers.answer import AnswerParser
+from app.parsers.base import ParsedAnswer
 from app.text.chat_template import ChatTemplate
+from tests.api.conftest import make_client, model_dir, serve, serve_model, served_model, write_model_dir
+
+__all__ = [
+    "make_client",
+    "model_dir",
+    "serve",
+    "serve_model",
+    "served_model",
+    "write_model_dir",
+]  # fixtures, shared with the API
 
 FOLDER = Path(__file__).parent / "transcripts"
 

@@ -12,12 +12,9 @@ import openai
 import pytest
 
 from app.api.chat.messages import ChatMessage
-from app.api.parsers.answer import ToolOptions, plan_parsers
-from app.api.parsers.base import ParsedAnswer
-from app.api.served_models import load_served_model
-from app.config import ModelConfig
-from app.deployments.serve_args import parse_args
-from app.engine.structured.reasoning import ReasoningSpan
+from app.api.generation.served_models import load_served_model
+from app.config.model import ModelConfig
+from app.deployments.serve.serve_args import parse_args
 from app.errors import ConfigError, UnsupportedError
 from app.parser_tables import (
     REASONING_PARSERS,
@@ -25,7 +22,11 @@ from app.parser_tables import (
     reasoning_parser_name,
     tool_parser_name,
 )
+from app.parsers.answer import ToolOptions, plan_parsers
+from app.parsers.base import ParsedAnswer
+from app.structured.reasoning import ReasoningSpan
 from app.text.chat_template import ChatTemplate
+from app.text.tokenizer import Tokenizer
 
 MARKS = {
     "hermes": "Answer within <tool_call></tool_call>.",
@@ -200,11 +201,11 @@ def test_markers_that_are_special_tokens(harmony: tuple[Any, str]) -> None:
     grammar = client.requests[-1].sampling.structured_outputs.grammar
     ids = {marker: tokenizer.token_to_id(marker) for marker in TOOL_PARSERS.load("harmony").markers}
     assert f'<[{ids["<|channel|>"]}]> "commentary to=functions.now " <[{ids["<|constrain|>"]}]> "json"' in grammar
-    assert client.requests[-1].reasoning is None
+    assert client.requests[-1].asked(ReasoningSpan) is None
     form = {"type": "json_object"}
     httpx.post(f"{url}/v1/chat/completions", json={"messages": WORDS, "response_format": form})
     final = tokenizer.encode("<|channel|>final<|message|>", add_special_tokens=False)
-    assert client.requests[-1].reasoning == ReasoningSpan(tuple(final))
+    assert client.requests[-1].asked(ReasoningSpan) == ReasoningSpan(tuple(final))
 
 
 @pytest.mark.parametrize("arguments", ['{"b": 1, "a": "ü"}', {"b": 1, "a": "ü"}])
@@ -230,3 +231,20 @@ def test_gpt_oss_takes_reasoning_or_a_text_beside_calls() -> None:
     assert ChatMessage.model_validate(turn).for_template()["thinking"] == "t"
     call = {"id": "c", "function": {"name": "f"}}
     assert "thinking" not in ChatMessage.model_validate({**turn, "tool_calls": [call]}).for_template()
+
+
+def test_what_a_model_tells_is_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load_served_model(ModelConfig(name="m"))
+    asked: list[str] = []
+
+    def token_to_id(self: Tokenizer, token: str) -> int | None:
+        asked.append(token)
+        return found(self, token)
+
+    found = Tokenizer.token_to_id
+    monkeypatch.setattr(Tokenizer, "token_to_id", token_to_id)
+    plans = [plan_parsers(model, [1, 2, 3], ToolOptions({"now": {"type": "object"}})) for _ in range(2)]
+    assert plans[0] == plans[1]
+    assert len(asked) == len(set(asked)) > 0
+    other = load_served_model(ModelConfig(name="m", reasoning_parser="none"))
+    assert plan_parsers(other, [1, 2, 3]).reasoning is None

@@ -8,11 +8,11 @@ import re
 
 import pytest
 
-from app.api.parsers.custom_input import CustomInputs, InputGrammar, InputReader, input_schema
-from app.api.parsers.grammar import Lark
-from app.api.parsers.scanner import Part
 from app.parser_tables import TOOL_PARSERS
-from tests.api.parsers.test_grammars import accepts, vocabulary
+from app.parsers.custom_input import CustomInputs, InputGrammar, InputReader, enforced_schema, input_schema
+from app.parsers.grammar import Lark
+from app.parsers.scanner import Part
+from tests.parsers.test_grammars import accepts, vocabulary
 
 __all__ = ["vocabulary"]
 TEXTS = ["", "plain", 'a "quote" \\ and\n\ttabs', "Grüße 🙂 東京", "\x00\x1f", "\\u0041 \\n", "}{", "🙂" * 5]
@@ -90,9 +90,22 @@ def test_regular_expressions_in_every_form(name: str, vocabulary: object) -> Non
     for pattern, good, bad in REGEXES:
         grammar = InputGrammar("regex", pattern)
         lark = Lark({}, {"run": grammar.lark()})
-        text = lark.finish(parser.call_grammar(()).required(lark, {"run": input_schema(grammar)}, parallel=False))
+        text = lark.finish(parser.call_grammar(()).required(lark, {"run": enforced_schema(grammar)}, parallel=False))
         for said, is_right in ((good, True), (bad, False)):
             assert accepts(vocabulary, text, call_of(name, said)) == is_right, (pattern, said)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["hermes", "pythonic"])
+def test_a_lark_grammar_where_calls_hold_json(name: str, vocabulary: object) -> None:
+    """Through the escapes of JSON; the model is shown the grammar, not what was made of it."""
+    grammar = InputGrammar("lark", 'start: line+\nline: "\\"" /[^"\\n]*/ "\\"" "\\n"')
+    lark = Lark({}, {"run": grammar.lark()})
+    text = lark.finish(
+        TOOL_PARSERS.load(name).call_grammar(()).required(lark, {"run": enforced_schema(grammar)}, False)
+    )
+    for said, is_right in (('"a"\n', True), ('"é\\"\n""\n', True), ('"a"', False), ("a\n", False), ("", False)):
+        assert accepts(vocabulary, text, call_of(name, said)) == is_right, said  # type: ignore[arg-type]
+    assert "pattern" not in str(input_schema(grammar))
 
 
 def call_of(name: str, said: str) -> str:

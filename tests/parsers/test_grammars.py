@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from app.api.parsers.grammar import Lark, in_order
 from app.parser_tables import TOOL_PARSERS
-from tests.api.parsers.conftest import KINDS, TOOLS, Kind, parse, transcripts
+from app.parsers.grammar import Lark, in_order
+from tests.parsers.conftest import KINDS, TOOLS, Kind, parse, transcripts
 
 OTHER_FORMS = {"mistral_args", "llama3_json-tagged", "pythonic-marked", "pythonic-lfm", "harmony-in_role"}
 OTHER_FORMS |= {"mistral_args-numbered"}

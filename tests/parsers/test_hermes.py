@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.api.parsers.base import ParsedAnswer, ParsedCall
-from app.api.parsers.scanner import Part
 from app.parser_tables import TOOL_PARSERS, tool_parser_name
+from app.parsers.base import ParsedAnswer, ParsedCall
+from app.parsers.scanner import Part
 
 
 def parse(pieces: list[str]) -> ParsedAnswer:
@@ -26,7 +26,12 @@ def call(name: str, **arguments: object) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments}, ensure_ascii=False)}\n</tool_call>"
 
 
+LONG, OWN = "n" * 129, "größe"  # names that a client could not send back
 CASES = [
+    (call("a" * 128), "", ["a" * 128]),
+    (call(LONG, x=1), call(LONG, x=1), []),
+    (call("get:it"), call("get:it"), []),
+    (call(OWN), call(OWN), []),
     ("just text, a < b and <tool", "just text, a < b and <tool", []),
     ("  spaces \n\n", "  spaces \n\n", []),
     (call("f", x=1), "", ["f"]),

@@ -1,6 +1,6 @@
 """The parsers against chat templates as their models publish them, which are not ours to keep here.
 
-    PUBLISHED_TEMPLATES=folder pytest tests/api/parsers/test_published.py
+    PUBLISHED_TEMPLATES=folder pytest tests/parsers/test_published.py
 
 reads every *.jinja below the folder whose form a parser knows. What a template leaves out of an assistant's turn
 (text beside a call, earlier reasoning, calls beyond the first) is not asked of the parser.
@@ -17,12 +17,12 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template  # type: ignore[import-untyped]
 
 from app.api.chat.messages import ChatMessage
-from app.api.parsers.answer import AnswerParser
-from app.api.parsers.base import ParsedAnswer
 from app.errors import InvalidRequestError
 from app.parser_tables import REASONING_PARSERS, TOOL_PARSERS, reasoning_parser_name, tool_parser_name
+from app.parsers.answer import AnswerParser
+from app.parsers.base import ParsedAnswer
 from app.text.chat_template import ChatTemplate
-from tests.api.parsers.conftest import ANSWERS, TOOLS, Calls, cut
+from tests.parsers.conftest import ANSWERS, TOOLS, Calls, cut
 
 FOLDER = os.environ.get("PUBLISHED_TEMPLATES", "")
 FOUND = sorted(Path(FOLDER).rglob("*.jinja")) if FOLDER else []

@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from app.records.thinking_budget import ThinkingBudget
 from tests import limits
 
 PAST = "<think>x</think>" + "The answer goes on and on, over more tokens than a prompt's end has. " * 3
@@ -36,5 +37,5 @@ def test_a_continued_message_says_whether_reasoning_is_open(
     with httpx.Client(base_url=serve(client).url, timeout=limits.patience_s()) as http:
         answer = http.post("/v1/chat/completions", json={**body, "messages": messages})
     assert answer.status_code == 200, answer.text
-    budget = client.requests[-1].thinking_budget
+    budget = client.requests[-1].asked(ThinkingBudget)
     assert (budget.num_tokens, budget.opening == ()) == (3, is_inside)

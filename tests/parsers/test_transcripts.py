@@ -12,7 +12,7 @@ import pytest
 from app.parser_tables import TOOL_PARSERS
 from app.text.detokenizer import create_detokenizer
 from app.text.tokenizer import Tokenizer
-from tests.api.parsers.conftest import KINDS, TOOLS, Kind, cut, parse, transcripts
+from tests.parsers.conftest import KINDS, TOOLS, Kind, cut, parse, transcripts
 
 SEEDS = range(20)
 LOOSE = ("qwen3_coder", "seed_oss", "minimax_m2")
@@ -20,7 +20,7 @@ LOOSE = ("qwen3_coder", "seed_oss", "minimax_m2")
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    from app.engine.model_info import ModelInfo
+    from app.checkpoints.model_info import ModelInfo
 
     return Tokenizer.from_directory(ModelInfo.from_directory("tiny-chat").directory)
 
@@ -55,7 +55,7 @@ def test_streamed_is_what_the_template_was_told(kind: Kind, tokenizer: Tokenizer
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_arguments_come_before_the_call_ends(kind: Kind) -> None:
     """Half of a long argument is there when half of the text has come, where the form allows it."""
-    from tests.api.parsers.conftest import new_parser
+    from tests.parsers.conftest import new_parser
 
     text = next(
         t.text for t in transcripts(kind) if t.calls == [("get_weather", {"city": "Paris", "days": 3, "metric": True})]

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from app.api.parsers.grammar import MAX_ARGUMENTS, MAX_CHARS, Lark
-from app.api.parsers.xml_parameters import MAX_OPTIONS
 from app.errors import InvalidRequestError
 from app.parser_tables import TOOL_PARSERS
+from app.parsers.grammar import MAX_ARGUMENTS, MAX_CHARS, Lark
+from app.parsers.xml_parameters import MAX_OPTIONS
 
 
 class CountedSchema(dict[str, Any]):

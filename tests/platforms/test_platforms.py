@@ -11,11 +11,10 @@ import torch
 from pydantic import ValidationError
 
 from app.backends import ATTENTION_BACKENDS, ON_HOST, PLATFORMS
-from app.config import EngineConfig
+from app.config.engine import EngineConfig
 from app.errors import ConfigError, UnsupportedError
 from app.kernels.fused import FUSED_OPS
 from app.kernels.gemm import LINEAR_OPS
-from app.kernels.gemm.tiled import TILED_OPS
 from app.kernels.rows import BEGIN_STEP
 from app.kernels.sampling import GUMBEL_ARGMAX, SAMPLE_TOKENS, TOKEN_MASKS
 from app.platforms import _of_type, platform_of, select_platform
@@ -25,7 +24,7 @@ from app.platforms.cuda import Cuda
 from app.platforms.rocm import Rocm
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
-KERNELS = (FUSED_OPS, LINEAR_OPS, TILED_OPS, BEGIN_STEP, GUMBEL_ARGMAX, SAMPLE_TOKENS, TOKEN_MASKS)
+KERNELS = (FUSED_OPS, LINEAR_OPS, BEGIN_STEP, GUMBEL_ARGMAX, SAMPLE_TOKENS, TOKEN_MASKS)
 
 
 @pytest.fixture(params=["cuda", "rocm"])

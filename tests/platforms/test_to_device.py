@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from app.engine.to_device import to_device
+from app.platforms.to_device import to_device
 
 
 def test_values_and_layout() -> None:

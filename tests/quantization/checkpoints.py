@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from app.engine.layers.experts.expert_linear import ExpertLinear
-from app.engine.layers.linear import Linear
-from app.engine.layers.stored_weight import StoredWeight
-from tests.engine.models.load_formats.formats import contexts, fill
-from tests.engine.worker_driver import Driver, all_logits
+from app.layers.experts.expert_linear import ExpertLinear
+from app.layers.linear import Linear
+from app.layers.stored_weight import StoredWeight
+from tests.loading.load_formats.formats import contexts, fill
 from tests.tiny_models import hf_model
+from tests.worker.worker_driver import Driver, all_logits
 
 PROMPT = [5, 9, 200, 31, 7, 77]
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tests.engine.quantization.checkpoints import Pack, write
+from tests.quantization.checkpoints import Pack, write
 from tests.tiny_models import tiny_model
 
 # A rank of two begins within a group of 16 or 32, and within a block.
@@ -48,7 +48,7 @@ def llama(form: str, **sizes: Any) -> Path:
 
 
 def _of(test: str, name: str) -> Any:
-    return getattr(importlib.import_module(f"tests.engine.quantization.{test}"), name)
+    return getattr(importlib.import_module(f"tests.quantization.{test}"), name)
 
 
 def _gptq(**options: Any) -> StoredForm:

@@ -10,17 +10,18 @@ from typing import Any
 import pytest
 import torch
 
-from app.engine.quantization.auto_round import AutoRound
-from app.engine.quantization.base import Share, StoredModule, WeightShares
-from app.engine.quantization.forms import of_groups
+from app.checkpoints.tensors.leaf import Share
 from app.errors import CheckpointError, UnsupportedError
 from app.kernels.gemm.stored import E2M1
-from tests.engine.models.load_formats.formats import fill
-from tests.engine.quantization.checkpoints import HEADS, Pack, change, check_logits, check_weights, write
-from tests.engine.quantization.test_awq import awq
-from tests.engine.quantization.test_compressed_tensors import FORMS as COMPRESSED
-from tests.engine.quantization.test_compressed_tensors import library
-from tests.engine.quantization.test_gptq import gptq
+from app.quantization.auto_round import AutoRound
+from app.quantization.base import StoredModule, WeightShares
+from app.quantization.forms import of_groups
+from tests.loading.load_formats.formats import fill
+from tests.quantization.checkpoints import HEADS, Pack, change, check_logits, check_weights, write
+from tests.quantization.test_awq import awq
+from tests.quantization.test_compressed_tensors import FORMS as COMPRESSED
+from tests.quantization.test_compressed_tensors import library
+from tests.quantization.test_gptq import gptq
 from tests.tiny_models import tiny_model
 
 SIZES: dict[str, Any] = {**HEADS, "intermediate_size": 128}

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from app.engine.quantization import select_quantization
 from app.errors import CheckpointError, UnsupportedError
-from tests.engine.quantization.checkpoints import HEADS, Pack, change, check_logits, check_weights, write
-from tests.engine.worker_driver import Driver
+from app.quantization import select_quantization
+from tests.quantization.checkpoints import HEADS, Pack, change, check_logits, check_weights, write
 from tests.tiny_models import tiny_model
+from tests.worker.worker_driver import Driver
 
 SCHEME: dict[str, Any] = {"quant_method": "awq", "bits": 4, "group_size": 16, "version": "gemm", "zero_point": True}
 COLUMN_OF_NIBBLE = [0, 2, 4, 6, 1, 3, 5, 7]

@@ -12,12 +12,12 @@ import bitsandbytes as bnb
 import pytest
 import torch
 
-from app.engine.quantization.bitsandbytes import BitsAndBytes
 from app.errors import CheckpointError, MantaError, UnsupportedError
-from tests.engine.models.load_formats.formats import fill
-from tests.engine.quantization.checkpoints import HEADS, Pack, change, check_logits, check_weights, write
-from tests.engine.worker_driver import Driver, Run, greedy
+from app.quantization.bitsandbytes import BitsAndBytes
+from tests.loading.load_formats.formats import fill
+from tests.quantization.checkpoints import HEADS, Pack, change, check_logits, check_weights, write
 from tests.tiny_models import tiny_model
+from tests.worker.worker_driver import Driver, Run, greedy
 
 SIZES: dict[str, Any] = {**HEADS, "hidden_size": 128, "intermediate_size": 192, "head_dim": 32}
 STATE = "model.layers.0.mlp.down_proj.weight.quant_state.bitsandbytes__nf4"

@@ -7,8 +7,8 @@ import torch
 from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.quantization import QuantizationConfig, QuantizationScheme
 
-from app.engine.quantization.compressed_form import compressed_form, scheme
-from app.engine.quantization.compressed_tensors import CompressedTensors
+from app.quantization.compressed_form import compressed_form, scheme
+from app.quantization.compressed_tensors import CompressedTensors
 
 NAMES = ("fp8", "fp8_block", "int8", "w4")
 

@@ -16,12 +16,12 @@ from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from compressed_tensors.quantization.lifecycle.forward import dequantize
 from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
 
-from app.engine.quantization import select_quantization
 from app.errors import CheckpointError, UnsupportedError
-from tests.engine.quantization.checkpoints import HEADS, Pack, change, check_logits, check_weights, write
-from tests.engine.quantization.test_fp8 import round_linear_layers
-from tests.engine.worker_driver import Driver, Run, greedy
+from app.quantization import select_quantization
+from tests.quantization.checkpoints import HEADS, Pack, change, check_logits, check_weights, write
+from tests.quantization.test_fp8 import round_linear_layers
 from tests.tiny_models import hf_greedy, hf_model, tiny_model
+from tests.worker.worker_driver import Driver, Run, greedy
 
 CPU = torch.device("cpu")
 PROMPTS = [[5, 9, 200, 31], list(range(40, 60))]

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from app.engine.quantization import select_quantization
-from app.engine.quantization.base import StoredModule
-from app.engine.quantization.config_fields import named_errors
 from app.errors import CheckpointError, UnsupportedError
-from tests.engine.quantization.checkpoints import Shown
+from app.quantization import select_quantization
+from app.quantization.base import StoredModule
+from app.quantization.config_fields import named_errors
+from tests.quantization.checkpoints import Shown
 
 CPU = torch.device("cpu")
 INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128}

@@ -7,15 +7,16 @@ import gguf
 import pytest
 import torch
 
-from app.engine.gguf.blocks import BLOCK_TYPES, PLAIN
-from app.engine.quantization import select_quantization
-from app.engine.quantization.base import QuantMethod, Share, StoredModule, WeightShares
-from app.engine.quantization.forms import WeightForm
-from app.engine.quantization.gguf import GgufBlocks
-from app.engine.quantization.stored_fp4 import StoredFp4
-from tests.engine.quantization.checkpoints import Shown
-from tests.engine.quantization.stored_forms import FORMS
+from app.checkpoints.gguf.blocks import BLOCK_TYPES, PLAIN
+from app.checkpoints.tensors.leaf import Share
+from app.quantization import select_quantization
+from app.quantization.base import QuantMethod, StoredModule, WeightShares
+from app.quantization.forms import WeightForm
+from app.quantization.gguf import GgufBlocks
+from app.quantization.stored_fp4 import StoredFp4
 from tests.gguf_models import random_blocks
+from tests.quantization.checkpoints import Shown
+from tests.quantization.stored_forms import FORMS
 
 N, K = 64, 256
 NAME = "model.layers.0.mlp.down_proj"

@@ -10,10 +10,11 @@ import torch
 from torch import nn
 
 from app import LLM, SamplingParams
-from app.engine.quantization.base import Share, WeightShares
-from app.engine.quantization.forms import Fp8RowForm, PlainForm
-from app.engine.quantization.fp8 import Fp8Method
+from app.checkpoints.tensors.leaf import Share
 from app.errors import ConfigError
+from app.quantization.base import WeightShares
+from app.quantization.forms import Fp8RowForm, PlainForm
+from app.quantization.fp8 import Fp8Method
 from benchmarks.serve_process import ROOT
 from tests.kernels.gemm.test_fp8 import numpy_quantize
 from tests.tiny_models import hf_greedy, hf_model, tiny_model

@@ -10,11 +10,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, FineGrainedFP8Config
 
-from app.engine.quantization import select_quantization
 from app.errors import CheckpointError, UnsupportedError
-from tests.engine.quantization.checkpoints import HEADS, Pack, change, check_weights, write
-from tests.engine.worker_driver import Driver
+from app.quantization import select_quantization
+from tests.quantization.checkpoints import HEADS, Pack, change, check_weights, write
 from tests.tiny_models import tiny_model
+from tests.worker.worker_driver import Driver
 
 BLOCK = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [32, 16], "fmt": "e4m3"}
 FP8 = torch.float8_e4m3fn

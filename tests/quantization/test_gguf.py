@@ -9,14 +9,14 @@ import gguf
 import pytest
 import torch
 
-from app.engine.gguf.description import describe
-from app.engine.quantization.gguf import GgufMethod
+from app.checkpoints.gguf.description import describe
 from app.errors import CheckpointError
-from tests.engine.gguf.test_description import expect_logits
-from tests.engine.models.load_formats.formats import contexts, fill
-from tests.engine.worker_driver import Driver, Run, greedy
+from app.quantization.gguf import GgufMethod
+from tests.checkpoints.gguf.test_description import expect_logits
 from tests.gguf_models import write_gguf
+from tests.loading.load_formats.formats import contexts, fill
 from tests.tiny_models import tiny_model
+from tests.worker.worker_driver import Driver, Run, greedy
 
 # Rows of whole blocks of 256; of a rank's share, half a block.
 SIZES: dict[str, Any] = {

@@ -6,10 +6,11 @@ import gguf
 import pytest
 import torch
 
-from app.engine.gguf.blocks import BLOCK_TYPES, PLAIN
-from app.engine.quantization.base import Share, WeightShares
-from app.engine.quantization.gguf import GgufBlocks
-from app.engine.quantization.gguf_blocks import UNPACK, unpack_blocks
+from app.checkpoints.gguf.blocks import BLOCK_TYPES, PLAIN
+from app.checkpoints.tensors.leaf import Share
+from app.quantization.base import WeightShares
+from app.quantization.gguf import GgufBlocks
+from app.quantization.gguf_blocks import UNPACK, unpack_blocks
 from tests.gguf_models import random_blocks
 
 

@@ -16,16 +16,16 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from app.engine.layers.weight import Weight, WeightSpec, load_replicated
-from app.engine.models.load_formats.base import LoadRequest
-from app.engine.models.load_formats.dummy import Dummy
-from app.engine.quantization import select_quantization
-from app.engine.quantization.bits import unpack_bits
-from app.engine.quantization.gptq import StoredGptq
 from app.errors import CheckpointError, UnsupportedError
-from tests.engine.quantization.checkpoints import HEADS, Pack, change, check_logits, check_weights, write
-from tests.engine.worker_driver import Driver
+from app.layers.weight import Weight, WeightSpec, load_replicated
+from app.loading.load_formats.base import LoadRequest
+from app.loading.load_formats.dummy import Dummy
+from app.quantization import select_quantization
+from app.quantization.bits import unpack_bits
+from app.quantization.gptq import StoredGptq
+from tests.quantization.checkpoints import HEADS, Pack, change, check_logits, check_weights, write
 from tests.tiny_models import tiny_model
+from tests.worker.worker_driver import Driver
 
 SCHEME: dict[str, Any] = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": False}
 GRID = list(itertools.product((2, 3, 4, 8), ("gptq", "gptq_v2"), (32, -1), (False, True), (False, True)))

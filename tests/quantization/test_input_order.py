@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from app.engine.quantization.base import StoredModule
-from app.engine.quantization.compressed_tensors import CompressedTensors
-from app.engine.quantization.input_order import SHORT, is_ordered, sorted_groups
 from app.errors import CheckpointError
 from app.kernels.gemm.group import GroupWeight
-from tests.engine.quantization.checkpoints import Shown
+from app.quantization.base import StoredModule
+from app.quantization.compressed_tensors import CompressedTensors
+from app.quantization.input_order import SHORT, is_ordered, sorted_groups
+from tests.quantization.checkpoints import Shown
 
 
 @pytest.mark.parametrize("has_zeros", [False, True])

@@ -17,13 +17,13 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import PreTrainedModel
 
-from app.engine.layers.latent_attention import LatentAttention
-from app.engine.layers.linear import Linear
-from tests.engine.models.expert_variants import LATENT
-from tests.engine.worker_driver import Driver, Run, greedy
+from app.layers.latent_attention import LatentAttention
+from app.layers.linear import Linear
 from tests.hf_logprobs import prompts
 from tests.kernels.gemm.test_fp8 import nearest_e4m3
+from tests.models.families.expert_variants import LATENT
 from tests.tiny_models import hf_greedy, hf_model, tiny_model
+from tests.worker.worker_driver import Driver, Run, greedy
 
 BLOCK = 16  # 72 rows of kv_a_proj_with_mqa are 5 rows of scales, as 576 are of blocks of 128
 MODELS: dict[str, dict[str, Any]] = {"low-rank": LATENT, "one-product": {**LATENT, "q_lora_rank": None}}

@@ -12,11 +12,11 @@ import pytest
 import torch
 from compressed_tensors.compressors.nvfp4.helpers import pack_fp4_to_uint8, unpack_fp4_from_uint8
 
-from app.engine.model_info import ModelInfo
-from app.engine.quantization.modelopt import ModelOpt
+from app.checkpoints.model_info import ModelInfo
 from app.errors import CheckpointError, UnsupportedError
-from tests.engine.models.load_formats.formats import fill
-from tests.engine.quantization.checkpoints import HEADS, Pack, change, check_logits, check_weights, write
+from app.quantization.modelopt import ModelOpt
+from tests.loading.load_formats.formats import fill
+from tests.quantization.checkpoints import HEADS, Pack, change, check_logits, check_weights, write
 from tests.tiny_models import tiny_model
 
 FP8 = torch.float8_e4m3fn

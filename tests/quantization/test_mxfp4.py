@@ -10,15 +10,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from app.engine.layers.experts.expert_linear import ExpertLinear
-from app.engine.layers.experts.expert_mlp import Experts
-from app.engine.quantization.base import StoredModule
-from app.engine.quantization.mxfp4 import Mxfp4
-from tests.engine.models.expert_variants import EXPERT_VARIANTS
-from tests.engine.models.load_formats.formats import contexts, fill
-from tests.engine.models.test_quantized_modules import HEADS, PROMPT, check_logits
-from tests.engine.worker_driver import Driver, all_logits
+from app.layers.experts.expert_linear import ExpertLinear
+from app.layers.experts.expert_mlp import Experts
+from app.quantization.base import StoredModule
+from app.quantization.mxfp4 import Mxfp4
+from tests.loading.load_formats.formats import contexts, fill
+from tests.loading.test_quantized_modules import HEADS, PROMPT, check_logits
+from tests.models.families.expert_variants import EXPERT_VARIANTS
 from tests.tiny_models import tiny_model
+from tests.worker.worker_driver import Driver, all_logits
 
 
 def test_experts_alone_are_stored_so() -> None:

@@ -12,12 +12,12 @@ import pytest
 import torch
 from compressed_tensors.compressors.nvfp4.helpers import pack_fp4_to_uint8, unpack_fp4_from_uint8
 
-from app.engine.quantization.quark import Quark
 from app.errors import CheckpointError, UnsupportedError
-from tests.engine.models.load_formats.formats import fill
-from tests.engine.quantization.checkpoints import HEADS, Pack, change, check_logits, check_weights, write
-from tests.engine.quantization.test_awq import COLUMN_OF_NIBBLE
-from tests.engine.quantization.test_modelopt import fp8, mxfp8, nvfp4
+from app.quantization.quark import Quark
+from tests.loading.load_formats.formats import fill
+from tests.quantization.checkpoints import HEADS, Pack, change, check_logits, check_weights, write
+from tests.quantization.test_awq import COLUMN_OF_NIBBLE
+from tests.quantization.test_modelopt import fp8, mxfp8, nvfp4
 from tests.tiny_models import tiny_model
 
 DOWN = "model.layers.0.mlp.down_proj"

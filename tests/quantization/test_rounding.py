@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from app.engine.quantization.rounding import to_fp8_blocks, to_int4_groups, to_int8_rows
-from tests.engine.quantization.checkpoints import HEADS, PROMPT
-from tests.engine.worker_driver import Driver, all_logits
+from app.quantization.rounding import to_fp8_blocks, to_int4_groups, to_int8_rows
+from tests.quantization.checkpoints import HEADS, PROMPT
 from tests.tiny_models import hf_model, tiny_model
+from tests.worker.worker_driver import Driver, all_logits
 
 
 @pytest.mark.parametrize("shape", [(5, 300), (130, 128), (1, 1)])

@@ -12,13 +12,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from app.backends import QUANT_METHODS
-from app.engine.model_info import ModelInfo
-from app.engine.quantization import select_quantization
-from app.engine.quantization.fp8 import Fp8Method
-from app.engine.quantization.plain import PLAIN_METHOD
+from app.checkpoints.model_info import ModelInfo
 from app.errors import ConfigError, UnsupportedError
-from tests.engine.worker_driver import Driver, Run, greedy
+from app.quantization import select_quantization
+from app.quantization.fp8 import Fp8Method
+from app.quantization.plain import PLAIN_METHOD
 from tests.tiny_models import hf_greedy, hf_model, tiny_model
+from tests.worker.worker_driver import Driver, Run, greedy
 
 CPU, FP32 = torch.device("cpu"), torch.float32
 PROMPTS = [[5, 9, 200, 31], list(range(40, 60))]
@@ -27,7 +27,7 @@ PROMPTS = [[5, 9, 200, 31], list(range(40, 60))]
 FILE = """
 import torch
 import torch.nn.functional as F
-from app.engine.quantization.base import Dim, Leaf, QuantMethod
+from app.quantization.base import Dim, Leaf, QuantMethod
 from app.kernels.gemm import PackedWeight
 
 class Packed(PackedWeight):

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from app.engine.quantization.squeezellm import SqueezeLLM
 from app.errors import CheckpointError, UnsupportedError
-from tests.engine.models.load_formats.formats import fill
-from tests.engine.quantization.checkpoints import HEADS, change, check_logits, check_weights, write
+from app.quantization.squeezellm import SqueezeLLM
+from tests.loading.load_formats.formats import fill
+from tests.quantization.checkpoints import HEADS, change, check_logits, check_weights, write
 from tests.tiny_models import tiny_model
 
 SCHEME = {"quant_method": "squeezellm", "wbits": 4}

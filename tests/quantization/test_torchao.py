@@ -13,10 +13,10 @@ import torchao.quantization as ao
 from torchao.core.config import config_to_dict
 from torchao.prototype.safetensors.safetensors_support import flatten_tensor_state_dict
 
-from app.engine.quantization.torchao import TorchAo
 from app.errors import CheckpointError, MantaError, UnsupportedError
-from tests.engine.models.load_formats.formats import fill
-from tests.engine.quantization.checkpoints import HEADS, Pack, change, check_logits, check_weights, write
+from app.quantization.torchao import TorchAo
+from tests.loading.load_formats.formats import fill
+from tests.quantization.checkpoints import HEADS, Pack, change, check_logits, check_weights, write
 from tests.tiny_models import tiny_model
 
 DOWN = "model.layers.0.mlp.down_proj."

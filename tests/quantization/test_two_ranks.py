@@ -13,22 +13,22 @@ from typing import Any
 
 import pytest
 
-from app.config import EngineConfig
+from app.checkpoints.model_info import ModelInfo
+from app.config.engine import EngineConfig
 from app.engine.core import EngineCore
 from app.engine.executor.base import Executor
 from app.engine.executor.in_process import InProcessExecutor
-from app.engine.model_info import ModelInfo
-from app.engine.request import EngineRequest
-from app.engine.sampling_params import SamplingParams
-from app.engine.step import TokenLogprobs
+from app.records.request import EngineRequest
+from app.records.sampling_params import SamplingParams
+from app.records.step import TokenLogprobs
 from tests import limits
 from tests.engine.core_driver import KEY, assert_idle, run
 from tests.engine.executor.forked_executor import ForkedExecutor
-from tests.engine.models.expert_variants import EXPERT_VARIANTS
-from tests.engine.models.test_expert_families_in_parallel import EXPERT_LAYOUTS
-from tests.engine.quantization.stored_forms import FORMS, LLAMA, PLAIN_FORMS, llama
-from tests.engine.quantization.test_mxfp4 import mxfp4_model
 from tests.hf_logprobs import errors_of, prompts
+from tests.models.families.expert_variants import EXPERT_VARIANTS
+from tests.models.families.test_expert_families_in_parallel import EXPERT_LAYOUTS
+from tests.quantization.stored_forms import FORMS, LLAMA, PLAIN_FORMS, llama
+from tests.quantization.test_mxfp4 import mxfp4_model
 from tests.tiny_models import hf_model, tiny_model
 
 TWO = EXPERT_LAYOUTS["tp2"]
@@ -89,7 +89,7 @@ def errors(directory: Path, judge: Path, quantization: str | None = None, **layo
         core.start()
         results = run(core, [EngineRequest(str(i), prompt, params) for i, prompt in enumerate(asked)])
         assert_idle(core)
-        assert (core.stats().moved_experts_total > 0) == ("enable_eplb" in layout)
+        assert (core.stats().figures["experts_moved"] > 0) == ("enable_eplb" in layout)
     finally:
         core.shutdown()
     names = map(str, range(len(asked)))
@@ -137,8 +137,8 @@ def test_experts_of_gpt_oss_as_published(layout: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("mix", ["k", "old", "small", "tables"])
 def test_gguf(mix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.engine.quantization.test_gguf import SIZES, types
     from tests.gguf_models import write_gguf
+    from tests.quantization.test_gguf import SIZES, types
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     file = tmp_path / "model.gguf"
@@ -150,7 +150,7 @@ def test_gguf(mix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("layout", EXPERT_LAYOUTS)
 @pytest.mark.parametrize("family", ["qwen3moe-fused", "gpt-oss", "deepseek2-v3"])
 def test_experts_of_gguf(family: str, layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.engine.gguf.test_expert_families import write
+    from tests.checkpoints.gguf.test_expert_families import write
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     file = tmp_path / "model.gguf"

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from app.engine.model_info import ASSETS
+from app.checkpoints.model_info import ASSETS
 from app.quantize.quantize import quantize
 from app.quantize.settings import QuantizeSettings
 from tests.tiny_models import tiny_model

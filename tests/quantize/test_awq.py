@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from app.engine.quantization.compressed_form import compressed_form
 from app.errors import UnsupportedError
+from app.quantization.compressed_form import compressed_form
 from app.quantize.awq import InputScaleSearch
 from app.quantize.layerwise import LayerwiseModel
 from app.quantize.source import Source

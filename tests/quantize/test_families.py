@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.engine.worker_driver import Driver, all_logits
 from tests.quantize.models import PROMPT, distance, judge_logits, quantized, speaking_model
+from tests.worker.worker_driver import Driver, all_logits
 
 LATENT = {"q_lora_rank": None, "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32}
 EXPERTS = {"moe_intermediate_size": 64, "num_experts_per_tok": 2}

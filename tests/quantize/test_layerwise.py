@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from app.engine.layers.linear import Linear
+from app.layers.linear import Linear
 from app.quantize.layerwise import LayerObserver, LayerwiseModel, LoadedLayer
 from app.quantize.token_batch import TokenBatch
 from tests.quantize.models import judge_logits, speaking_model

@@ -18,10 +18,10 @@ from app.quantize.settings import FORMS, QuantizeSettings
 from app.quantize.source import Source
 from app.quantize.texts import Texts
 from app.quantize.writing import CheckpointWriter
-from tests.engine.worker_driver import Driver, all_logits
 from tests.gguf_models import write_gguf
 from tests.quantize.models import PROMPT, distance, judge, judge_logits, quantized, speaking_model
 from tests.tiny_models import tiny_model
+from tests.worker.worker_driver import Driver, all_logits
 
 # Relative distance of our logits from transformers': activations are rounded in both alike, but for int8, whose largest
 # number there is 127.5.

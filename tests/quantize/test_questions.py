@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from app.engine.model_info import ASSETS
+from app.checkpoints.model_info import ASSETS
 from app.errors import ConfigError
 from app.quantize.questions import is_right, longest_answer, read_questions, same_calls
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from app.engine.model_info import ASSETS
+from app.checkpoints.model_info import ASSETS
 from app.errors import ConfigError
 from app.quantize.texts import Texts
 from app.text.tokenizer import Tokenizer

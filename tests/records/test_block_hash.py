@@ -8,7 +8,7 @@ from hashlib import blake2b
 import numpy as np
 import pytest
 
-from app.engine.kv_cache.block_hash import HASH_BYTES, hash_blocks, root_hash
+from app.records.block_hash import HASH_BYTES, hash_blocks, root_hash
 
 KEY = b"k" * 32
 ROOT = root_hash(KEY, model="m")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from app.engine.kv_cache.block_pool import BlockPool
-from app.engine.kv_cache.block_residency import BlockResidency, ResidencySamples
+from app.records.block_residency import BlockResidency
 
 
 class Clock:
@@ -27,8 +27,8 @@ def test_a_block_s_life() -> None:
         pool.free([block])
     clock.now += 5.0
     pool.take(2)  # the other one is blank
-    assert pool.residency.take_samples() == ResidencySamples([12.0], [5.0], [3.0, 4.0])
-    assert pool.residency.take_samples() is None
+    assert pool.residency.take_samples() == {"lifetime_s": [12.0], "idle_s": [5.0], "reuse_gap_s": [3.0, 4.0]}
+    assert pool.residency.take_samples() == {}
 
 
 def test_blocks_that_were_never_cached_are_not_counted() -> None:
@@ -36,7 +36,7 @@ def test_blocks_that_were_never_cached_are_not_counted() -> None:
     pool.residency = BlockResidency(1, clock, every=1)
     for _ in range(3):
         pool.free(pool.take(1))
-    assert pool.residency.take_samples() is None
+    assert pool.residency.take_samples() == {}
 
 
 def test_one_block_in_many_is_watched() -> None:
@@ -44,5 +44,4 @@ def test_one_block_in_many_is_watched() -> None:
     residency.taken(range(1000))
     residency.evicted(range(1000))
     samples = residency.take_samples()
-    assert samples is not None
-    assert len(samples.lifetime_s) == len(range(0, 1000, 64))
+    assert len(samples["lifetime_s"]) == len(range(0, 1000, 64))

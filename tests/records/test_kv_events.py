@@ -7,7 +7,7 @@ import random
 import msgspec
 
 from app.engine.kv_cache.block_pool import BlockPool
-from app.engine.kv_cache.kv_events import KVEventBatch, KVEventLog, KVTier
+from app.records.kv_events import KVEventBatch, KVEventLog, KVTier
 from tests.engine.core_driver import make_core, make_request, run
 
 

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from app.engine.kv_cache.kv_groups import MAX_GROUPS, WHOLE, KVGroups, Window, choose_groups
+from app.records.kv_groups import MAX_GROUPS, WHOLE, KVGroups, Window, choose_groups
 
 GEMMA_3_27B: list[Window] = [None if layer % 6 == 5 else 1024 for layer in range(62)]
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from app.config import EngineConfig
-from app.engine.model_info import ModelInfo
-from app.engine.parallel_plan import check_backend_sizes, check_parallel_sizes, stage_layers
+from app.checkpoints.model_info import ModelInfo
+from app.config.engine import EngineConfig
 from app.errors import ConfigError
+from app.records.parallel_plan import check_backend_sizes, check_parallel_sizes, stage_layers
 
 
 @pytest.mark.parametrize(

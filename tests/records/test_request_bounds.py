@@ -8,18 +8,19 @@ from typing import Any
 
 import pytest
 
-from app.engine.pooling.info import PoolingInfo
-from app.engine.pooling.params import PoolingParams
-from app.engine.request import EngineRequest
-from app.engine.request_bounds import RequestBounds
-from app.engine.sampling_params import SamplingParams
 from app.errors import InvalidRequestError, PromptTooLongError, UnsupportedError
+from app.records.bad_words import BadWords
+from app.records.pooling_info import PoolingInfo
+from app.records.pooling_params import PoolingParams
+from app.records.request import EngineRequest
+from app.records.request_bounds import RequestBounds
+from app.records.sampling_params import SamplingParams
 
 BOUNDS = RequestBounds(100, (2,), 50, 64)
 
 
 def settled(prompt: Any, *, bad_words: Any = (), **params: Any) -> SamplingParams:
-    request = EngineRequest("r", prompt, SamplingParams(**params), bad_words_token_ids=bad_words)
+    request = EngineRequest("r", prompt, SamplingParams(**params), asks=(BadWords(bad_words),))
     return BOUNDS.settled(request).sampling
 
 

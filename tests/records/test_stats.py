@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from app.engine.request import EngineRequest
-from app.engine.sampling_params import SamplingParams
-from app.engine.scheduler.request import Request
-from app.engine.stats import EngineCounters, RequestTimings, StepCosts, StepStats
+from app.records.request import EngineRequest
+from app.records.request_state import Request
+from app.records.sampling_params import SamplingParams
+from app.records.stats import OutputLengths, RequestTimings, StepCosts, StepStats
 from tests.engine.core_driver import make_core, make_request, run
 
 
@@ -39,12 +39,12 @@ def test_totals(num_blocks: int) -> None:
     core.abort_requests(["gone"])
     run(core)
     stats = core.stats()
-    assert stats.prompt_tokens_total == 100
-    assert stats.generation_tokens_total == 150
+    assert stats.figures["prompt_tokens"] == 100
+    assert stats.figures["generation_tokens"] == 150
     assert stats.steps_total == len(recorder.steps)
     assert (stats.num_running, stats.num_waiting, stats.num_paused) == (0, 0, 0)
     assert (stats.outstanding_tokens, stats.kv_cache_usage) == (0, 0.0)
-    assert (stats.preemptions_total > 0) == (num_blocks == 24)
+    assert (stats.figures["preemptions"] > 0) == (num_blocks == 24)
     # Each token is the first of its request, or has a time since the one before; preemption may hide a few.
     intervals = sum(len(step.itl_s) for step in recorder.steps)
     assert sum(len(step.ttft_s) for step in recorder.steps) == 5
@@ -86,7 +86,6 @@ def test_outstanding_work_is_what_is_left() -> None:
     core.step()
     stats = core.stats()
     assert stats.outstanding_prefill_tokens == 300 - 32
-    assert stats.iteration_tokens == 32
     assert 0 < stats.kv_cache_usage < 0.1
     core.pause("r0")
     assert core.stats().num_paused == 1
@@ -108,12 +107,12 @@ def test_what_waits_for_a_known_prefix_is_no_outstanding_prefill() -> None:
 
 
 def test_expected_output_length_follows_what_ends() -> None:
-    counters = EngineCounters()
+    lengths = OutputLengths()
     for _ in range(200):
-        counters.request_finished("stop", 10)
-    assert counters.output_tokens_average == pytest.approx(10, abs=0.1)
-    counters.request_finished("abort", 10_000)
-    assert counters.output_tokens_average == pytest.approx(10, abs=0.1)
+        lengths.observe("stop", 10)
+    assert lengths.average == pytest.approx(10, abs=0.1)
+    lengths.observe("abort", 10_000)
+    assert lengths.average == pytest.approx(10, abs=0.1)
 
 
 def test_prefills_left_to_do_are_told_in_seconds() -> None:

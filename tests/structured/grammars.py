@@ -13,7 +13,7 @@ from typing import Any
 
 import jsonschema
 
-from app.engine.sampling_params import StructuredOutputs
+from app.records.sampling_params import StructuredOutputs
 
 MAX_TOKENS = 400
 Judge = Callable[[str], bool]

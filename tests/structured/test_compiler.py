@@ -12,16 +12,16 @@ import numpy as np
 import psutil
 import pytest
 
-from app.engine.model_info import ModelInfo
-from app.engine.structured import compiler as compiler_module
-from app.engine.structured import sandboxed_compile as sandbox_module
-from app.engine.structured.compiler import GrammarCompiler
-from app.engine.structured.limits import GrammarLimits
-from app.engine.structured.masks import MIN_PARALLEL, fill_masks
-from app.engine.structured.matcher import GrammarFailure, Matcher
-from app.engine.structured.reasoning import ReasoningSpan
-from app.engine.structured.structured_outputs import StructuredOutputs
+from app.checkpoints.model_info import ModelInfo
 from app.errors import InvalidRequestError, OverloadedError
+from app.structured import compiler as compiler_module
+from app.structured import sandboxed_compile as sandbox_module
+from app.structured.compiler import GrammarCompiler
+from app.structured.limits import GrammarLimits
+from app.structured.masks import MIN_PARALLEL, fill_masks
+from app.structured.matcher import GrammarFailure, Matcher
+from app.structured.reasoning import ReasoningSpan
+from app.structured.structured_outputs import StructuredOutputs
 from app.text.grammar_vocabulary import TokenizerVocabulary
 from app.text.tokenizer import Tokenizer
 from tests import limits

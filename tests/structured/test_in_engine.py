@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from llguidance import LLExecutor
 
-from app.engine.model_info import ModelInfo
-from app.engine.sampling_params import SamplingParams, StructuredOutputs
-from app.engine.structured import masks
+from app.checkpoints.model_info import ModelInfo
 from app.errors import InvalidRequestError
 from app.offline.llm import LLM
-from tests.engine.structured.grammars import MAX_TOKENS, all_grammars
+from app.records.sampling_params import SamplingParams, StructuredOutputs
+from app.structured import masks
+from tests.structured.grammars import MAX_TOKENS, all_grammars
 from tests.tiny_models import tiny_model
 
 GRAMMARS = all_grammars()
@@ -74,7 +74,7 @@ def mixed_prompts() -> list[SamplingParams]:
 def run(**options: Any) -> tuple[list[list[int]], int]:
     with random_model(**options) as llm:
         answers = llm.generate(["Answer: "] * len(mixed_prompts()), mixed_prompts(), use_tqdm=False)
-        return [answer.outputs[0].token_ids for answer in answers], llm.stats().preemptions_total
+        return [answer.outputs[0].token_ids for answer in answers], llm.stats().figures["preemptions"]
 
 
 def test_same_tokens_sync_async_alone_and_preempted(llm: LLM) -> None:

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from llguidance import LLTokenizer
 
-from app.engine.model_info import ModelInfo
-from app.engine.structured.grammar import compile_grammar
-from app.engine.structured.markers import literal, special_tokens, split_markers, with_token_ids
-from app.engine.structured.structured_outputs import StructuredOutputs
+from app.checkpoints.model_info import ModelInfo
 from app.errors import InvalidRequestError
+from app.structured.grammar import compile_grammar
+from app.structured.markers import literal, special_tokens, split_markers, with_token_ids
+from app.structured.structured_outputs import StructuredOutputs
 from app.text.grammar_vocabulary import TokenizerVocabulary
 from app.text.tokenizer import Tokenizer
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from app.engine.structured.patterns import ascii_classes, with_ascii_patterns
+from app.structured.patterns import ascii_classes, with_ascii_patterns
 
 SUBJECTS = ["7", "٣", "a", "é", "_", "-", "\\d", "d", "\\", "]", "7-", "[", "ad"]
 

@@ -20,7 +20,19 @@ def test_idempotent() -> None:
 
 def test_the_engine_s_loggers_are_below_manta() -> None:
     """A logger of another name has no handler and no level: in a replica its lines would be lost."""
-    files = (Path(__file__).parents[2] / "app" / "engine").rglob("*.py")
+    app = Path(__file__).parents[2] / "app"
+    rooms = (
+        "engine",
+        "worker",
+        "models",
+        "loading",
+        "layers",
+        "quantization",
+        "distributed",
+        "checkpoints",
+        "structured",
+    )
+    files = [file for room in rooms for file in (app / room).rglob("*.py")]
     names = [name for file in files for name in re.findall(r"getLogger\((.*?)\)", file.read_text(encoding="utf-8"))]
     assert len(names) >= 5
     assert all(name.startswith('"manta.') for name in names)

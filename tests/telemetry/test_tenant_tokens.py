@@ -5,16 +5,22 @@ from __future__ import annotations
 import hashlib
 import random
 
-from app.telemetry.tenant_tokens import OTHER, TenantTokens, tenant_label
+from app.telemetry.tenant_tokens import OTHER, TenantLabels, TenantTokens
+
+LABELS = TenantLabels(b"the cluster's")
 
 
-def test_the_label_is_the_digest_an_operator_can_make() -> None:
-    assert tenant_label("acme") == hashlib.sha256(b"acme").hexdigest()[:12]
-    assert "acme" not in tenant_label("acme")
+def test_a_label_confirms_no_guess_without_the_cluster_s_secret() -> None:
+    label = LABELS.of("acme")
+    assert label == TenantLabels(b"the cluster's").of("acme") != LABELS.of("acme2")
+    assert label != TenantLabels(b"another's").of("acme")
+    assert len(label) == 12
+    plain = {hashlib.new(kind, b"acme").hexdigest()[:12] for kind in ("sha256", "sha512", "blake2b", "md5")}
+    assert label not in plain
 
 
 def test_the_largest_have_series() -> None:
-    tokens = TenantTokens(max_series=3, max_tracked=20)
+    tokens = TenantTokens(LABELS, max_series=3, max_tracked=20)
     draw = random.Random(1)
     total = {"prompt": 0, "output": 0}
     for _ in range(5000):
@@ -23,7 +29,7 @@ def test_the_largest_have_series() -> None:
         total["prompt"] += 10
         total["output"] += 5
     shown = {label for label, _ in tokens.series}
-    assert shown == {OTHER, *map(tenant_label, ("big-1", "big-2", "big-3"))}
+    assert shown == {OTHER, *map(LABELS.of, ("big-1", "big-2", "big-3"))}
     assert len(tokens._totals) <= 20
     for kind, most in total.items():
         counted = sum(value for (_, of), value in tokens.series.items() if of == kind)
@@ -31,7 +37,7 @@ def test_the_largest_have_series() -> None:
 
 
 def test_counters_only_rise_while_a_series_lasts() -> None:
-    tokens = TenantTokens(max_series=2, max_tracked=8)
+    tokens = TenantTokens(LABELS, max_series=2, max_tracked=8)
     draw = random.Random(2)
     before: dict[tuple[str, ...], float] = {}
     for _ in range(2000):

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from app.engine.model_info import ASSETS
+from app.checkpoints.model_info import ASSETS
 from app.errors import CheckpointError, ConfigError, InvalidRequestError
-from app.text.chat_template import ChatTemplate
+from app.text.chat_template import ChatTemplate, RenderLimits, StuckTemplateError
 
 CHATML = """{% for message in messages %}
     {%- if message.role == 'system' and not loop.first %}{{ raise_exception('system must be first') }}{% endif %}
@@ -282,3 +282,24 @@ def test_any_name_may_be_given_to_a_template(name: str, continued: bool) -> None
         continue_final_message=continued,
     )
     assert text == "7x"
+
+
+LOOPS = (
+    "{% for a in range(99999) %}{% for b in range(99999) %}{% set c = a * b %}{% endfor %}"
+    "{% if a == 300 %}{{ done() }}{% endif %}{% endfor %}"
+)
+
+
+def test_a_template_that_loops_without_writing_is_given_up() -> None:
+    """It used to be looked at between what it writes only, so that its thread was lost."""
+    came_through: list[bool] = []
+    options: dict[str, Any] = {"chat_template_kwargs": {"done": lambda: came_through.append(True)}}
+    template = ChatTemplate({"default": LOOPS}, {})
+    with pytest.raises(InvalidRequestError, match=r"takes more than 0\.1 s") as error:
+        template.render([{"role": "user", "content": "hi"}], limits=RenderLimits(max_s=0.1), **options)
+    assert error.value.param == "messages"
+    with pytest.raises(StuckTemplateError):
+        template.render(
+            [{"role": "user", "content": "hi"}], limits=RenderLimits(max_s=600.0, max_cpu_s=0.05), **options
+        )
+    assert not came_through

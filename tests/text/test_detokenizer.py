@@ -7,6 +7,7 @@ import itertools
 from pathlib import Path
 
 import pytest
+import tokenizers
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
@@ -136,3 +137,34 @@ def test_a_broken_byte_breaks_no_other_character(sentence_piece: Tokenizer) -> N
     raw = "東".encode() + b"\xff" + "京".encode() + b"\xe6\x9d"
     ids = [sentence_piece.token_to_id(f"<0x{byte:02X}>") or 0 for byte in raw]
     assert "".join(deltas(sentence_piece, ids)) == "東\ufffd京\ufffd\ufffd"
+
+
+def test_what_says_nothing_is_not_decoded_again_with_each_token(
+    directories: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokens that are U+FFFD themselves, and tokens without text, used to wait for what would complete them."""
+    backend = tokenizers.Tokenizer.from_file(str(directories["sentence_piece"] / "tokenizer.json"))
+    backend.add_tokens([tokenizers.AddedToken("\ufffd", normalized=False)])
+    mark = backend.token_to_id("\ufffd")
+    backend.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(
+        (directories["sentence_piece"] / "tokenizer_config.json").read_text()
+    )
+    tokenizer = Tokenizer.from_directory(tmp_path)
+    word = tokenizer.encode("fox", add_special_tokens=False)
+    many = [[mark] * 300, [*word, *[mark] * 299], ([mark] * 40 + word) * 6]
+    decode, count = Tokenizer.decode, 0
+
+    def counted(self: Tokenizer, token_ids: list[int], *args: bool, **named: bool) -> str:
+        nonlocal count
+        count += len(token_ids)
+        return decode(self, token_ids, *args, **named)
+
+    for ids in many:
+        with monkeypatch.context() as patch:
+            patch.setattr(Tokenizer, "decode", counted)
+            count = 0
+            said = deltas(tokenizer, ids)
+        assert "".join(said) == decoded(tokenizer, ids, True)
+        assert count < 50 * len(ids)
+        assert max(map(len, said)) < 40, "it is held back for good"

@@ -6,7 +6,7 @@ import importlib
 
 import pytest
 
-from app.engine.model_info import ModelInfo
+from app.checkpoints.model_info import ModelInfo
 from app.text.grammar_vocabulary import TokenizerVocabulary
 from app.text.tokenizer import Tokenizer
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.engine.outputs import CompletionOutput, EngineOutput
-from app.engine.sampling_params import SamplingParams
-from app.engine.step import TokenLogprobs
+from app.records.outputs import CompletionOutput, EngineOutput
+from app.records.sampling_params import SamplingParams
+from app.records.step import TokenLogprobs
 from app.text.output_processor import OutputProcessor, TextDelta
 from app.text.tokenizer import Tokenizer
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from app.engine.repetition_detection import RepetitionDetection
+from app.records.repetition_detection import RepetitionDetection
 from app.text.repetition import RepetitionFinder
 
 

@@ -2,7 +2,7 @@
 
 The templates of the models are not ours to keep, so CI meets their forms: each template here is written for one
 construct of theirs, in their manner, and transformers is the judge of what it means. The published files themselves are
-tried by tests/api/parsers/test_published.py, where PUBLISHED_TEMPLATES names a folder of them.
+tried by tests/parsers/test_published.py, where PUBLISHED_TEMPLATES names a folder of them.
 """
 
 from __future__ import annotations

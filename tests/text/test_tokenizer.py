@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.engine.model_info import ASSETS
+from app.checkpoints.model_info import ASSETS
 from app.errors import CheckpointError, InvalidRequestError
 from app.text.tokenizer import LONG, Tokenizer
 
@@ -130,3 +131,36 @@ def test_half_a_surrogate_pair_is_refused(count: int) -> None:
     tokenizer = Tokenizer.from_directory(ASSETS / "tiny-chat")
     with pytest.raises(InvalidRequestError, match="surrogate"):
         tokenizer.encode("\ud800" * count)
+
+
+def test_tokens_that_are_none_are_named(directories: dict[str, Path], tmp_path: Path) -> None:
+    directory = Path(shutil.copytree(directories["byte_level"], tmp_path / "model"))
+    file = directory / "tokenizer_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "eos_token": {}}))
+    with pytest.raises(CheckpointError, match=r"tokenizer_config\.json is not usable: eos_token is {}, not a token"):
+        Tokenizer.from_directory(directory)
+
+
+def written(directory: Path, **changes: Any) -> Path:
+    """A directory whose tokenizer.json is another."""
+    file = directory / "tokenizer.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+    return directory
+
+
+def test_an_id_that_no_table_could_hold_is_named(directories: dict[str, Path], tmp_path: Path) -> None:
+    directory = Path(shutil.copytree(directories["byte_level"], tmp_path / "model"))
+    model = json.loads((directory / "tokenizer.json").read_text())["model"]
+    model["vocab"]["<far>"] = 4_000_000_000
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json .* token id 4000000000, not below 4,194,304"):
+        Tokenizer.from_directory(written(directory, model=model))
+
+
+def test_a_text_that_a_pattern_does_not_split_is_refused(directories: dict[str, Path], tmp_path: Path) -> None:
+    """The library panics, which is no Exception, so that it would end more than the request."""
+    directory = Path(shutil.copytree(directories["byte_level"], tmp_path / "model"))
+    split = {"type": "Split", "pattern": {"Regex": "(a|aa)+$"}, "behavior": "Isolated", "invert": False}
+    tokenizer = Tokenizer.from_directory(written(directory, pre_tokenizer=split))
+    for encode in (tokenizer.encode, lambda text: tokenizer.encode_plain([text])):
+        with pytest.raises(InvalidRequestError, match=r"cannot split this text \(.*retry-limit-in-match over"):
+            encode("a" * 60 + " b")

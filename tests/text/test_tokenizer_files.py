@@ -11,7 +11,7 @@ import sentencepiece
 from app.errors import CheckpointError
 from app.text import tokenizer_files
 from app.text.tokenizer import Tokenizer
-from tests.cli.test_convert_tokenizer import LLAMA, train
+from tests.converters.test_convert_tokenizer import LLAMA, train
 
 
 def test_a_conversion_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,7 +46,7 @@ def main() -> None:
     with make_llm(SHAPE, gpu_memory_utilization=0.3) as llm:
         print(f"BEFORE {len(loaded)}")
         loaded.clear()
-        for length in (3, 17, 100, 8000):
+        for length in (3, 17, 100, 200, 300, 400, 512, 8000):
             ask(llm, [length], [{}])
         for choices in (filters, apart, filters + apart):
             for count in (1, 2, 3, 64):

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from app.config import EngineConfig
-from app.engine.layers.cache_spec import LayerCacheSpec
-from app.engine.worker.cascade_choice import CascadeChoice, refuse_cascade, select_cascade
-from app.engine.worker.graphs.cuda_graphs import cascade_sizes, graph_sizes
-from app.engine.worker.row_state import RowState
+from app.config.engine import EngineConfig
 from app.errors import ConfigError
+from app.layers.cache_spec import LayerCacheSpec
+from app.worker.cascade_choice import CascadeChoice, refuse_cascade, select_cascade
+from app.worker.graphs.cuda_graphs import cascade_sizes, graph_sizes
+from app.worker.rows.row_state import RowState
 
 BLOCK = 16
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from app import LLM, SamplingParams
-from app.engine.step import ModelRunnerOutput, SchedulerOutput
-from app.engine.worker.worker import Worker
+from app.records.step import ModelRunnerOutput, SchedulerOutput
+from app.worker.worker import Worker
 from benchmarks.gpu_check import check_tokens
 from benchmarks.serve_process import ROOT
 from tests.engine.core_driver import assert_idle, make_request, run
@@ -105,7 +105,7 @@ def test_aborted_and_preempted_while_steps_are_in_flight() -> None:
     with _engine(directory, cuda_graphs="on", max_inflight_steps=3, num_blocks=60) as llm:
         core = llm._core
         found = run(core, requests, each_step=lambda step: core.abort_requests([f"r{step // 7}"] if step < 35 else []))
-        assert core.stats().preemptions_total > 0
+        assert core.stats().figures["preemptions"] > 0
         assert_idle(core)
     assert sum(final.finish_reason == "abort" for final in found.final.values()) == 5
     for name, tokens in found.tokens.items():

@@ -7,15 +7,15 @@ from collections.abc import Hashable
 import numpy as np
 import torch
 
-from app.engine.attention.kv_cache import KVCache, KVCacheSpec
-from app.engine.distributed.parallel_groups import ParallelGroups
-from app.engine.distributed.stage_link import StageLink
-from app.engine.layers.attention_layer import AttentionLayer
-from app.engine.layers.cache_spec import LayerCacheSpec
-from app.engine.layers.context import ForwardContext
-from app.engine.models.base import EngineModel
-from app.engine.worker.forward_pass import ForwardPass
+from app.distributed.parallel_groups import ParallelGroups
+from app.distributed.stage_link import StageLink
 from app.kernels.attention import AttentionMetadata
+from app.layers.attention_layer import AttentionLayer
+from app.layers.cache_spec import LayerCacheSpec
+from app.layers.context import ForwardContext
+from app.models.base import EngineModel
+from app.worker.attention.kv_cache import KVCache, KVCacheSpec
+from app.worker.forward_pass import ForwardPass
 
 CPU = torch.device("cpu")
 
@@ -59,7 +59,7 @@ def test_layers_that_plan_alike_share_a_plan_and_each_has_its_own_cache() -> Non
     forward, model = forward_pass(Layer(0, 6, True), Layer(1, 8, True), Layer(2, 6, True))
     tensor = torch.zeros(1, dtype=torch.int32)
     meta = AttentionMetadata(tensor, tensor, tensor, tensor.long(), 1, 1, 1, host_starts=np.array([0, 1]))
-    forward.run(tensor, tensor.long(), meta)
+    forward.run(tensor, forward.context(tensor.long(), meta))
     assert model.seen == [((6, 4), (3, 4, 6)), ((8, 4), (3, 4, 8)), ((6, 4), (3, 4, 6))]
     assert forward.cache.spec.bytes_per_block == 4 * (6 + 8 + 6) * 4
 

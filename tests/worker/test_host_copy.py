@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from app.engine.worker.host_copy import HostCopy, empty, storages
+from app.worker.host_copy import HostCopy, empty, storages
 
 
 def test_tensors_and_their_views_see_their_contents_again() -> None:

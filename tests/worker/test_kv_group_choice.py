@@ -8,18 +8,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from app.config import EngineConfig
-from app.engine.attention.backend import select_attention
-from app.engine.attention.kv_cache import KVCacheSpec
+from app.checkpoints.model_info import ModelInfo
+from app.config.engine import EngineConfig
+from app.distributed.parallel_groups import ParallelGroups
 from app.engine.core import EngineCore
-from app.engine.distributed.parallel_groups import ParallelGroups
-from app.engine.layers.context import BuildContext
-from app.engine.model_info import ModelInfo
-from app.engine.models.gemma3 import Gemma3ForCausalLM
-from app.engine.step import ModelRunnerOutput, SchedulerOutput
-from app.engine.worker.kv_group_choice import select_groups
-from app.engine.worker.kv_sizing import describe, size_kv_cache
-from app.engine.worker_info import WorkerInfo
+from app.layers.context import BuildContext
+from app.models.families.gemma3 import Gemma3ForCausalLM
+from app.records.step import ModelRunnerOutput, SchedulerOutput
+from app.records.worker_info import WorkerInfo
+from app.worker.attention.backend import select_attention
+from app.worker.attention.kv_cache import KVCacheSpec
+from app.worker.kv_group_choice import select_groups
+from app.worker.kv_sizing import describe, size_kv_cache
 from tests.engine.core_driver import KEY, make_request
 from tests.engine.fake_executor import FakeExecutor
 
@@ -76,7 +76,7 @@ def most_at_once(config: EngineConfig, info: WorkerInfo) -> int:
     most, rows = 0, core.scheduler.rows
     while not any(output.finish_reason for output in core.step()):
         most = max(most, int((rows.runnable & (rows.num_confirmed >= LENGTH - 256)).sum()))
-    assert not core.stats().preemptions_total, "one had to give way"
+    assert not core.stats().figures["preemptions"], "one had to give way"
     return most
 
 

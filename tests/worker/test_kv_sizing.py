@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from app.config import EngineConfig
-from app.engine.attention.kv_cache import KVCache, KVCacheSpec
-from app.engine.layers.cache_spec import LayerCacheSpec
-from app.engine.worker.kv_sizing import describe, size_kv_cache
+from app.config.engine import EngineConfig
 from app.errors import ConfigError
+from app.layers.cache_spec import LayerCacheSpec
+from app.worker.attention.kv_cache import KVCache, KVCacheSpec
+from app.worker.kv_sizing import describe, size_kv_cache
 
 SPEC = KVCacheSpec((LayerCacheSpec((2, 2), 80, torch.float32),) * 3, block_size=16)
 CPU = torch.device("cpu")

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from app.engine.worker.memory_snapshot import dump_memory
 from app.errors import UnsupportedError
+from app.worker.memory_snapshot import dump_memory
 
 
 def test_a_cpu_has_none(tmp_path: Path) -> None:

@@ -12,12 +12,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from app.cli import main
-from app.config import EngineConfig
-from app.engine.layers.attention import Attention
-from app.engine.worker.save_sharded import save_sharded
+from app.config.engine import EngineConfig
 from app.errors import ConfigError
-from tests.engine.models.expert_variants import EXPERT_VARIANTS
-from tests.engine.models.load_formats.formats import assert_same, contexts, fill
+from app.layers.attention import Attention
+from app.worker.save_sharded import save_sharded
+from tests.loading.load_formats.formats import assert_same, contexts, fill
+from tests.models.families.expert_variants import EXPERT_VARIANTS
 from tests.tiny_models import tiny_model
 
 SHAPE: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}

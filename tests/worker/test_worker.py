@@ -13,16 +13,16 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from app.config import EngineConfig
-from app.engine.request import EngineRequest
-from app.engine.sampling_params import SamplingParams
-from app.engine.step import ModelRunnerOutput, NewRequest, SchedulerOutput
-from app.engine.worker.worker import Worker
+from app.config.engine import EngineConfig
 from app.errors import CheckpointError, ConfigError
 from app.platforms.cpu import Cpu
 from app.platforms.cuda import Cuda
-from tests.engine.worker_driver import Driver, Run, greedy
+from app.records.request import EngineRequest
+from app.records.sampling_params import SamplingParams
+from app.records.step import ModelRunnerOutput, NewRequest, SchedulerOutput
+from app.worker.worker import Worker
 from tests.tiny_models import hf_greedy, hf_model, tiny_model
+from tests.worker.worker_driver import Driver, Run, greedy
 
 PROMPT = [random.Random(3).randrange(3, 331) for _ in range(37)]
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from app.config import EngineConfig
-from app.engine.request import EngineRequest
-from app.engine.step import NewRequest, SchedulerOutput
-from app.engine.worker.worker import Worker
-from tests.engine.worker_driver import greedy
+from app.config.engine import EngineConfig
+from app.records.request import EngineRequest
+from app.records.step import NewRequest, SchedulerOutput
+from app.worker.worker import Worker
 from tests.tiny_models import hf_greedy, hf_model, tiny_model
+from tests.worker.worker_driver import greedy
 
 pytestmark = pytest.mark.gpu
 PROMPTS = [[random.Random(i).randrange(3, 331) for _ in range(20 + 9 * i)] for i in range(4)]

@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from app.config import EngineConfig
-from app.engine.request import EngineRequest
-from app.engine.sampling_params import SamplingParams
-from app.engine.step import ModelRunnerOutput, NewRequest, SchedulerOutput, TokenLogprobs
-from app.engine.worker.graphs.decode_step import DecodeStep
-from app.engine.worker.worker import Worker
+from app.config.engine import EngineConfig
+from app.layers.context import HiddenStates
+from app.records.bad_words import BadWords
+from app.records.request import EngineRequest
+from app.records.sampling_params import SamplingParams
+from app.records.step import ModelRunnerOutput, NewRequest, SchedulerOutput, TokenLogprobs
+from app.worker.graphs.static_step import StaticStep
+from app.worker.worker import Worker
 
 
 @dataclass
@@ -42,13 +44,19 @@ def greedy(max_tokens: int, **more: Any) -> SamplingParams:
 
 
 def decode_statically(
-    worker: Worker | None, sizes: list[int], cascade_sizes: tuple[int, ...] = (), kind: type[DecodeStep] = DecodeStep
-) -> DecodeStep:
+    worker: Worker | None, sizes: list[int], cascade_sizes: tuple[int, ...] = (), kind: type[StaticStep] = StaticStep
+) -> StaticStep:
     """Make a started worker decode over static tensors, as a GPU's does, without the capture."""
     assert worker is not None
     assert worker._runner is not None
-    step = kind(worker._runner._forward, worker._runner._state, sizes, cascade_sizes)
-    worker._runner._decode = step
+    runner = worker._runner
+    drafting = getattr(runner._head, "_drafting", None)
+    num_drafts = 0 if drafting is None else drafting.num_draft_tokens
+    with torch.inference_mode():
+        step = kind(
+            runner._forward, runner._state, runner._features, sizes, cascade_sizes, num_drafts, drafting=drafting
+        )
+    runner._static = step
     return step
 
 
@@ -59,9 +67,9 @@ def all_logits(driver: Driver, prompt: list[int]) -> torch.Tensor:
     forward = driver.worker._runner._forward
     run = forward.run
 
-    def spy(*args: Any) -> torch.Tensor:
+    def spy(*args: Any) -> HiddenStates:
         hidden = run(*args)
-        found.append(forward.logits(hidden))
+        found.append(forward.logits(hidden.last))
         return hidden
 
     forward.run = spy  # type: ignore[method-assign]
@@ -113,7 +121,7 @@ class Driver:
             num_prompt_tokens=len(run.prompt),
             num_computed_tokens=0,
             block_ids=[],
-            spec=EngineRequest("r", [], run.params, run.choice_index, run.bad_words_token_ids),
+            spec=EngineRequest("r", [], run.params, run.choice_index, asks=(BadWords(run.bad_words_token_ids),)),
             eos_token_ids=run.eos_token_ids,
         )
 

@@ -10,15 +10,18 @@ import httpx
 import pytest
 from starlette.testclient import TestClient
 
-from app.admin_config import AdminConfig
 from app.api.admin.app import MAX_REQUESTS, create_admin_app
-from app.api.admin.fleet import REMOTE
-from app.api.auth import ApiKeys
 from app.api.engine_client import ReplicaAnswer
-from app.config import IngressConfig, ModelConfig, ServeConfig
+from app.api.http.auth import ApiKeys
+from app.api.http.declared_routes import declared_routes
+from app.config.admin import AdminConfig
+from app.config.ingress import IngressConfig
+from app.config.model import ModelConfig
+from app.config.serve import ServeConfig
 from app.deployments.config_check import check_config
-from app.engine.control import CONTROLS
-from app.errors import ConfigError, InvalidRequestError, MantaError
+from app.engine.control import CONTROLS, REMOTE
+from app.errors import CheckpointError, ConfigError, InvalidRequestError, MantaError
+from app.telemetry.tenant_tokens import TenantLabels
 from tests import limits
 
 KEY = "operator-key-0123"
@@ -53,7 +56,7 @@ def serve(key: str | None = KEY) -> tuple[TestClient, Fleet]:
     fleet = Fleet()
     keys = ApiKeys.of_operators(AdminConfig(port=1), {"MANTA_ADMIN_KEYS": KEY})
     headers = {"authorization": f"Bearer {key}"} if key else {}
-    return TestClient(create_admin_app(fleet, CONFIG, keys), headers=headers), fleet
+    return TestClient(create_admin_app(fleet, CONFIG, keys, TenantLabels(b"secret")), headers=headers), fleet
 
 
 @pytest.fixture
@@ -64,7 +67,7 @@ def served() -> tuple[TestClient, Fleet]:
 @pytest.mark.parametrize("key", [None, "a-tenants-key"])
 def test_only_an_operator_may(key: str | None) -> None:
     client, fleet = serve(key)
-    routes: list[Any] = list(client.app.routes)  # type: ignore[attr-defined]
+    routes = declared_routes(client.app.routes)  # type: ignore[attr-defined]
     asked = {(method, route.path) for route in routes for method in route.methods}
     opened = {one for one in asked if client.request(*one).status_code != 401}
     assert {path for _, path in opened} == {"/health"}
@@ -102,7 +105,9 @@ def test_one_request_too_many_is_refused_in_the_form_of_errors() -> None:
         return [ReplicaAnswer("a", STATE)]
 
     fleet.control = control  # type: ignore[method-assign]
-    app = create_admin_app(fleet, CONFIG, ApiKeys.of_operators(AdminConfig(port=1), {"MANTA_ADMIN_KEYS": KEY}))
+    app = create_admin_app(
+        fleet, CONFIG, ApiKeys.of_operators(AdminConfig(port=1), {"MANTA_ADMIN_KEYS": KEY}), TenantLabels()
+    )
 
     async def main() -> None:
         transport, headers = httpx.ASGITransport(app), {"authorization": f"Bearer {KEY}"}
@@ -173,7 +178,12 @@ def test_what_the_replicas_are(served: tuple[TestClient, Fleet]) -> None:
     client.post("/replicas/r1/resume")
     assert fleet.asked == [("r1", True, True), ("r1", False, False)]
     info = client.get("/server_info")
-    assert info.json()["config"]["admin"] == {"port": 9999, "host": "127.0.0.1", "transfer_idle_s": 300.0}
+    assert info.json()["config"]["admin"] == {
+        "port": 9999,
+        "host": "127.0.0.1",
+        "transfer_idle_s": 300.0,
+        "held_wait_s": 60.0,
+    }
     assert "/secret" not in info.text
 
 
@@ -232,3 +242,29 @@ def test_a_replicas_error_is_the_answer(served: tuple[TestClient, Fleet]) -> Non
 def test_an_empty_body_records_a_profile(served: tuple[TestClient, Fleet]) -> None:
     client, _ = served
     assert "profile_directory" in client.post("/start_profile").json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "param"),
+    [
+        ("/finish_weight_update", {"whole": True}, 400, "whole"),
+        ("/finish_weight_update", {}, 400, None),
+        ("/update_weights", {"path": "/new"}, 400, "path"),
+        ("/reload_weights", {}, 500, None),  # the server's own directory
+    ],
+)
+def test_whose_fault_tensors_that_do_not_fit_are(path: str, body: Any, status: int, param: str | None) -> None:
+    client, fleet = serve()
+    fleet.error = CheckpointError("the update lacks model.embed_tokens.weight")
+    answer = client.post(path, json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (status, param)
+    assert "lacks model.embed_tokens.weight" in answer.json()["error"]["message"]
+
+
+def test_whose_label_it_is() -> None:
+    client, _ = serve()
+    assert client.get("/tenant_label?tenant=acme").json() == {
+        "tenant": "acme",
+        "label": TenantLabels(b"secret").of("acme"),
+    }
+    assert client.get("/tenant_label").json()["error"]["param"] == "tenant"

@@ -12,12 +12,13 @@ import httpx
 import openai
 import pytest
 
-from app.api.app import create_app
 from app.api.batches.batch import Batch, BatchBody
 from app.api.batches.file_store import FileStore
+from app.api.server.app import create_app
 from app.api.store.entries import Lease
 from app.api.store.kinds import local_stores
-from app.config import IngressConfig, RequestLimits
+from app.config.ingress import IngressConfig
+from app.config.limits import RequestLimits
 from tests import limits
 
 TEXT = "The quick brown fox."

@@ -10,8 +10,9 @@ from typing import Any
 import httpx
 import pytest
 
-from app.api.app import create_app
-from app.config import IngressConfig, RequestLimits
+from app.api.server.app import create_app
+from app.config.ingress import IngressConfig
+from app.config.limits import RequestLimits
 from tests import limits
 
 HEAD = b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--b\r\n'

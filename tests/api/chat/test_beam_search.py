@@ -13,9 +13,9 @@ import pytest
 from app.api.chat.beam_search import BeamSearchClient
 from app.api.engine_client import RouteInfo
 from app.beams.search import BeamSearchParams
-from app.engine.request import EngineRequest
-from app.engine.sampling_params import SamplingParams
-from tests.api.test_over_engine import EngineInThisProcess
+from app.records.request import EngineRequest
+from app.records.sampling_params import SamplingParams
+from tests.api.engine_in_this_process import EngineInThisProcess
 from tests.limits import until, wait_until
 from tests.tiny_models import hf_model
 

@@ -14,12 +14,13 @@ import pytest
 
 from app.api.chat.messages import ChatOptions
 from app.api.chat.prompt import check_conversation
-from app.config import RequestLimits
+from app.config.limits import RequestLimits
 from app.errors import InvalidRequestError
-from tests.api.test_over_engine import EngineInThisProcess
+from tests.api.engine_in_this_process import EngineInThisProcess
 
 REGEX = r'^(set|get) "[a-z]{1,6}" \d{2}\\$'  # what JSON escapes: quotes, and a backslash
 LARK = 'start: SUM\nSUM: NUMBER ("+" NUMBER)+\nNUMBER: /[1-9][0-9]?/'
+NESTED = 'start: "(" start ")" | "x"'
 EITHER = 'start: word ("," word)* "\\n"\nword: /[a-c]"{1,3}/'
 SAME = {"sum": r"[1-9]\d?(\+[1-9]\d?)+", "list": r'[a-c]"{1,3}(,[a-c]"{1,3})*\n'}  # in other words
 ASK: Any = [{"role": "user", "content": "get the price of the stock JXD66."}]
@@ -69,14 +70,16 @@ def writes_text(engine: EngineInThisProcess) -> Iterator[None]:
 
 
 def calls_of(chunks: Any) -> list[list[str]]:
-    """What the deltas of one choice add up to: type, name and input or arguments of each call."""
+    """What the deltas of one choice add up to: type, name and input or arguments of each call. OpenAI's schema of
+    chunks knows the type `function` only."""
     found: list[list[str]] = []
     for delta in (choice.delta for chunk in chunks for choice in chunk.choices):
         for call in delta.tool_calls or ():
             said = call.custom if hasattr(call, "custom") else call.function.to_dict()
+            assert call.type == (None if hasattr(call, "custom") or not call.id else "function")
             if call.id:
                 assert call.index == len(found)
-                found.append([call.type, said["name"], ""])
+                found.append(["custom" if hasattr(call, "custom") else call.type, said["name"], ""])
             found[call.index][2] += said.get("input") or said.get("arguments") or ""
     return found
 
@@ -108,6 +111,26 @@ def test_a_lark_grammar_where_calls_hold_text(
     (call,) = answer.choices[0].message.tool_calls or ()
     assert call.type == "custom"
     assert re.fullmatch(SAME[call.custom.name], call.custom.input)
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_a_lark_grammar_where_calls_hold_json(sdk: openai.OpenAI, choice: Any) -> None:
+    """One that a regular expression can say, as the grammars of coding agents are."""
+    body = {**CHAT, "tools": [tool("list", "lark", EITHER.replace(")*", ") ~ 0..3"))], "tool_choice": choice}
+    body |= {"temperature": 0.0 if choice == "auto" else 1.2, "parallel_tool_calls": False, "seed": 1}
+    (call,) = sdk.chat.completions.create(**body).choices[0].message.tool_calls or ()
+    assert call.type == "custom"
+    assert re.fullmatch(SAME["list"], call.custom.input)
+
+
+def test_the_tools_that_codex_sends_to_a_model_whose_name_it_knows(http: httpx.Client) -> None:
+    search = {"type": "tool_search", "execution": "client", "description": "Finds tools.", "parameters": {}}
+    web = {"type": "web_search", "external_web_access": False, "search_content_types": ["text", "image"]}
+    patch = flat(tool("patch", "lark", 'start: head line+\nhead: "*" LF\nline: /[+-]/ /.*/ LF\n%import common.LF\n'))
+    body = {"input": "hi", "tools": [patch, search, web], "text": {"verbosity": "low"}, "client_metadata": {"a": "b"}}
+    body |= {"reasoning": {"effort": "medium"}, "include": ["reasoning.encrypted_content"], "store": False}
+    answer = http.post("/v1/responses", json=body | {"max_output_tokens": 8})
+    assert answer.status_code == 200, answer.text
 
 
 def test_regular_expressions_where_calls_hold_text(sdk: openai.OpenAI, writes_text: None) -> None:
@@ -181,7 +204,7 @@ def test_a_choice_of_either_kind(sdk: openai.OpenAI) -> None:
 
 
 BAD: list[tuple[dict[str, Any], str, str]] = [
-    ({"tools": [tool("f", "lark", LARK)]}, "tools", "writes the arguments of calls as JSON"),
+    ({"tools": [tool("f", "lark", NESTED)]}, "tools", "writes the arguments of calls as JSON"),
     ({"tools": [tool("f", "regex", "(")], "tool_choice": "required"}, "tools", ""),
     ({"tools": [tool("f", "abnf", "x")]}, "tools.0.custom.format.grammar.syntax", "lark"),
     ({"tools": [tool("f", "regex", "")]}, "tools.0.custom.format.grammar.definition", "at least 1"),
@@ -215,7 +238,7 @@ def test_a_definition_counts_as_the_tools_do() -> None:
 def test_what_is_wrong_in_responses_is_named(http: httpx.Client) -> None:
     bad = [
         ({"tools": [flat(FREE) | {"format": {"type": "grammar"}}]}, "tools.0.format"),
-        ({"tools": [flat(tool("f", "lark", LARK))]}, "tools"),
+        ({"tools": [flat(tool("f", "lark", NESTED))]}, "tools"),
         ({"tools": [flat(FREE)], "tool_choice": {"type": "function", "name": "free"}}, "tool_choice.name"),
         ({"input": [{"type": "custom_tool_call", "call_id": "c", "name": "f"}]}, "input.0.input"),
     ]

@@ -10,8 +10,8 @@ import openai
 import pytest
 
 from app.api.engine_client import RouteInfo
-from app.engine.request import EngineRequest
-from tests.api.test_over_engine import EngineInThisProcess
+from app.records.request import EngineRequest
+from tests.api.engine_in_this_process import EngineInThisProcess
 
 PROMPT = "The quick brown fox jumps over the lazy dog and then it"
 

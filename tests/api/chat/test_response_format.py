@@ -14,7 +14,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from tests import limits
-from tests.api.test_over_engine import EngineInThisProcess
+from tests.api.engine_in_this_process import EngineInThisProcess
 
 CHAT: Any = {"model": "tiny-chat", "messages": [{"role": "user", "content": "Tell me about a person."}]}
 HEADERS = {"content-type": "application/json"}

@@ -13,8 +13,8 @@ import openai
 import pytest
 from pydantic import BaseModel, Field
 
-from app.engine.model_info import ModelInfo
-from tests.api.test_over_engine import EngineInThisProcess
+from app.checkpoints.model_info import ModelInfo
+from tests.api.engine_in_this_process import EngineInThisProcess
 
 WEATHER: Any = {
     "type": "object",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 import socket
@@ -12,10 +13,10 @@ from typing import Any
 import httpx
 import pytest
 
-from app.api.events import MAX_READY, Choice, EventStream, collect
-from app.api.render import Prompt, engine_requests
-from app.config import RequestLimits
-from app.engine.sampling_params import SamplingParams
+from app.api.generation.events import MAX_READY, Choice, EventStream, collect
+from app.api.generation.render import Prompt, engine_requests
+from app.config.limits import RequestLimits
+from app.records.sampling_params import SamplingParams
 from app.text.output_processor import OutputProcessor
 from tests import limits
 from tests.limits import wait_until
@@ -193,9 +194,11 @@ class CountingClient:
         self._client = client
 
     async def generate(self, *args: Any) -> Any:
-        async for output in self._client.generate(*args):
-            self.peak = max(self.peak, self._client.num_running)
-            yield output
+        # Closed at once: an iterator left to the event loop's own clean-up would count as running beside its successor.
+        async with contextlib.aclosing(self._client.generate(*args)) as outputs:
+            async for output in outputs:
+                self.peak = max(self.peak, self._client.num_running)
+                yield output
 
 
 def test_a_body_of_many_choices_leaves_rows_to_others(served_model: Any, make_client: Any, serve: Any) -> None:

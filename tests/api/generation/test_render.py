@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from app.api.placement import cache_root
-from app.api.render import Prompt, decode, encode, engine_requests, prompt_room, truncate
-from app.api.work_pool import INLINE_S, TOKENISE_S_PER_CHAR, RequestWork, WorkPool
-from app.config import RequestLimits
-from app.engine.request import Placement
-from app.engine.sampling_params import SamplingParams
+from app.api.generation.placement import cache_root
+from app.api.generation.render import Prompt, decode, encode, engine_requests, prompt_room, truncate
+from app.api.http.work_pool import INLINE_S, TOKENISE_S_PER_CHAR, RequestWork, WorkPool
+from app.config.limits import RequestLimits
 from app.errors import InvalidRequestError
+from app.records.request import Placement
+from app.records.sampling_params import SamplingParams
 from app.text.prompt_size import TextRoom
 
 INLINE_CHARS = int(INLINE_S / TOKENISE_S_PER_CHAR)

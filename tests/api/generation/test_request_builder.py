@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from app.api.request_builder import RequestBuilder
-from app.engine.request import Placement
-from app.engine.sampling_params import SamplingParams
+from app.api.generation.request_builder import RequestBuilder
 from app.errors import InvalidRequestError
+from app.records.bad_words import BadWords
+from app.records.request import Placement
+from app.records.sampling_params import SamplingParams
 
 
 def build(model: Any, prompt: list[int], names: dict[str, str] | None = None, **params: Any) -> Any:
@@ -23,7 +24,7 @@ def test_choices_share_all_but_their_number(served_model: Any) -> None:
     assert first.work is second.work, "settled once: one seed"
     assert first.prompt_token_ids is second.prompt_token_ids
     assert first.placement == Placement(3, tenant="t")
-    assert first.bad_words_token_ids
+    assert first.asked(BadWords)
 
 
 @pytest.mark.parametrize(

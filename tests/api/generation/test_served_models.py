@@ -8,11 +8,13 @@ from typing import Any
 
 from starlette.testclient import TestClient
 
-from app.api.app import create_app
-from app.api.auth import ApiKeys
-from app.api.engine_client import ServedModel
-from app.api.served_models import load_served_model
-from app.config import IngressConfig, ModelConfig, RequestLimits
+from app.api.generation.served_models import load_served_model
+from app.api.http.auth import ApiKeys
+from app.api.server.app import create_app
+from app.config.ingress import IngressConfig
+from app.config.limits import RequestLimits
+from app.config.model import ModelConfig
+from app.text.served_model import ServedModel
 from tests.api.conftest import ScriptedClient, write_model
 
 

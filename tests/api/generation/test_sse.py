@@ -8,8 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
-from app.api.app import create_app
-from app.config import IngressConfig, RequestLimits
+from app.api.server.app import create_app
+from app.config.ingress import IngressConfig
+from app.config.limits import RequestLimits
 
 HI = [{"role": "user", "content": "hi"}]
 

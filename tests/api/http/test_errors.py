@@ -33,7 +33,7 @@ def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
         ({"foo": 1}, "foo", "unknown field 'foo'"),
         ({"messages": None}, "messages", "required"),
         ({"messages": []}, "messages", "at least 1"),
-        ({"messages": [{"role": "king", "content": "x"}]}, "messages.0.role", "system"),
+        ({"messages": [{"role": "the king", "content": "x"}]}, "messages.0.role", "pattern"),
         ({"messages": [{"role": "user"}]}, "messages.0", "content is required"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content", "valid"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages.0.content.0.text", "required"),
@@ -109,7 +109,7 @@ def test_bad_chat_fields(http: httpx.Client, fields: dict[str, Any], param: str 
     ("fields", "param"),
     [
         ({"audio": {"voice": "x"}}, "audio"),
-        ({"functions": []}, "functions"),
+        ({"functions": [{"name": "f"}]}, "functions"),
         ({"function_call": "auto"}, "function_call"),
         ({"web_search_options": {}}, "web_search_options"),
         ({"use_beam_search": True, "stream": True}, "use_beam_search"),
@@ -168,7 +168,7 @@ def test_bad_json_routes_and_methods(http: httpx.Client) -> None:
         assert "JSON" in error_of(http.post(CHAT, content=raw), 400)["message"]
     assert error_of(http.post(CHAT, content=b"[1]"), 400)["param"] is None
     assert "/v1/nothing" in error_of(http.get("/v1/nothing"), 404)["message"]
-    assert "GET" in error_of(http.get(CHAT), 405)["message"]
+    assert "GET" in error_of(http.get("/v1/completions"), 405)["message"]
 
 
 # Every type but JSON's may be posted by any page without asking; curl -d says that it posts a form.

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from app.api.app import create_app
-from app.api.http_metrics import HttpMetrics
-from app.config import RequestLimits
+from app.api.http.http_metrics import HttpMetrics
+from app.api.server.app import create_app
+from app.config.limits import RequestLimits
 from app.telemetry.metrics import MetricsRecorder
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from app.api.app import create_app
-from app.config import RequestLimits
+from app.api.server.app import create_app
+from app.config.limits import RequestLimits
 from tests import limits
 from tests.api.conftest import Server
 
@@ -95,3 +95,55 @@ def test_a_stalled_body_is_refused(client: Any) -> None:
     assert b"%g s" % limit_s in answer
     assert whole.status_code == 200
     assert whole.elapsed.total_seconds() > limit_s
+
+
+def test_a_body_that_keeps_coming_may_take_longer_than_a_silence(client: Any) -> None:
+    gap_s = round(limits.scaled_s(0.5), 1)
+    body = b'{"prompt": "hello", "max_tokens": 2}'
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    with (
+        Server(create_app(client, RequestLimits(max_body_gap_s=gap_s))) as server,
+        socket.create_connection(("127.0.0.1", server.port), timeout=limits.patience_s()) as connection,
+    ):
+        connection.sendall(head % len(body))
+        for start in range(0, len(body), 6):
+            limits.pause(0.1)
+            connection.sendall(body[start : start + 6])
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
+        connection.sendall(head % 400 + b"{")
+        answer = connection.recv(65536)
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert b"nothing more of the body came for %g s" % gap_s in answer
+
+
+@pytest.mark.parametrize(
+    ("path", "headers"),
+    [
+        ("/v1/completions", {"content-type": "application/json"}),
+        ("/v1/completions", {"content-type": "application/json", "idempotency-key": "k"}),
+        ("/v1/files", {"content-type": "multipart/form-data; boundary=x"}),
+    ],
+)
+@pytest.mark.parametrize("is_raised", [True, False])
+def test_a_client_that_leaves_while_its_body_is_read_is_no_error(
+    client: Any, caplog: pytest.LogCaptureFixture, path: str, headers: dict[str, str], is_raised: bool
+) -> None:
+    """Behind Ray's own proxy the call for the next part is cancelled, which is an error of Ray's."""
+    raw = [(name.encode(), value.encode()) for name, value in {"host": "x", **headers}.items()]
+    scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": raw, "root_path": ""}
+    parts: list[Any] = [{"type": "http.request", "body": b"--x\r\n", "more_body": True}]
+    sent = []
+
+    async def receive() -> Any:
+        if parts:
+            return parts.pop()
+        if is_raised:
+            raise ConnectionResetError("the task was cancelled")
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    limits.run(create_app(client, RequestLimits())(scope, receive, send))
+    assert [message["status"] for message in sent if "status" in message] in ([], [499])
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from starlette.requests import Request
 
-from app.api.origin import ForeignOriginError, check_origin
+from app.api.http.origin import ForeignOriginError, check_origin
 
 
 def sent(**headers: str) -> Request:
@@ -34,6 +34,8 @@ def test_who_may(headers: dict[str, str]) -> None:
         {"sec_fetch_site": "same-site", "origin": "http://manta:8000"},
         {"origin": "http://evil.example"},
         {"origin": "null"},
+        {"origin": "http://["},
+        {"origin": "http://[::1"},
     ],
 )
 def test_who_may_not(headers: dict[str, str]) -> None:

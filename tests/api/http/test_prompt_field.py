@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from app.api.prompt_field import PromptField
+from app.api.http.prompt_field import PromptField
 
 FIELD: TypeAdapter[Any] = TypeAdapter(PromptField)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
-from app.api.query import bool_param, choice_param, int_param, text_param
+from app.api.http.query import bool_param, choice_param, int_param, map_param, page_of, text_param
 from app.errors import InvalidRequestError
 
 
@@ -45,3 +45,26 @@ def test_what_is_out_of_bounds(query: str, read: Callable[[Request], Any]) -> No
     with pytest.raises(InvalidRequestError) as error:
         read(asked(query))
     assert error.value.param == "x"
+
+
+def test_the_members_of_an_object() -> None:
+    assert map_param(asked("m[a]=1&m[b]=&n[c]=2"), "m", 2, 8, 8) == {"a": "1", "b": ""}
+    for query in ("m=1", "m[]=1", "m[a=1", "m[a]=123456789", "m[123456789]=1", "m[a]=1&m[b]=2&m[c]=3"):
+        with pytest.raises(InvalidRequestError) as error:
+            map_param(asked(query), "m", 2, 8, 8)
+        assert error.value.param == "m"
+
+
+def test_pages_of_what_is_there() -> None:
+    items = [{"id": str(i)} for i in range(5)]
+
+    def page(query: str, *, newest_first: bool = False) -> tuple[list[str], bool]:
+        found, has_more = page_of(asked(query), items, newest_first=newest_first)
+        return [item["id"] for item in found], has_more
+
+    assert page("limit=2") == (["0", "1"], True)
+    assert page("limit=2&after=2") == (["3", "4"], False)
+    assert page("order=desc&limit=1&after=4") == (["3"], True)
+    assert page("", newest_first=True) == (["4", "3", "2", "1", "0"], False)
+    with pytest.raises(InvalidRequestError):
+        page("after=9")

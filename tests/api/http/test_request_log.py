@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from app.api.app import create_app
-from app.api.auth import ApiKey, ApiKeys
-from app.config import RequestLimits
+from app.api.http.auth import ApiKey, ApiKeys
+from app.api.server.app import create_app
+from app.config.limits import RequestLimits
 from app.errors import EngineDeadError
 from app.telemetry.logging import FORMAT, JsonFormatter
 from app.telemetry.request_record import CURRENT, GenerationRecord, Leg

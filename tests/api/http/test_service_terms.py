@@ -9,13 +9,14 @@ import httpx
 import openai
 import pytest
 
-from app.admission_config import AdmissionConfig, TenantConfig
-from app.api.app import create_app
-from app.api.auth import ApiKey, ApiKeys
-from app.config import IngressConfig, RequestLimits
-from app.engine.outputs import EngineOutput
-from app.engine.request import Placement
+from app.api.http.auth import ApiKey, ApiKeys
+from app.api.server.app import create_app
+from app.config.admission import AdmissionConfig, TenantConfig
+from app.config.ingress import IngressConfig
+from app.config.limits import RequestLimits
 from app.errors import OverloadedError, ServerOverloadedError
+from app.records.outputs import EngineOutput
+from app.records.request import Placement
 from tests import limits
 
 CHAT = "/v1/chat/completions"
@@ -62,6 +63,17 @@ def test_a_header_that_is_none_is_named(
     response = http.post(path, json=body, headers={header: text})
     assert response.status_code == 400
     assert header in response.text
+
+
+@pytest.mark.parametrize(("path", "body"), ROUTES)
+@pytest.mark.parametrize("header", ["x-stainless-timeout", "x-stainless-read-timeout", "x-stainless-retry-count"])
+def test_headers_that_the_client_did_not_mean_are_ignored(
+    http: httpx.Client, client: Any, path: str, body: dict[str, Any], header: str
+) -> None:
+    for text in ("NOT_GIVEN", "None", "", "null", "undefined", "<anthropic.Omit object at 0x7f>"):
+        made = placement(http, client, body, path, **{header: text})
+        assert made.deadline is None
+        assert made.service_class.name == "default"
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,10 @@ from concurrent.futures import Future
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
-from app.api.errors import ClientDisconnected
-from app.api.work_pool import INLINE_S, LONG_S, RequestWork, WorkPool
+from app.api.http.errors import ClientDisconnected
+from app.api.http.work_pool import INLINE_S, LONG_S, NODE_CHARS, RequestWork, WorkPool, size_of
 from app.errors import OverloadedError
 from tests import limits
 
@@ -161,3 +162,28 @@ def test_what_was_worked_on_is_let_go_of_at_once(call: Callable[[Large], Any]) -
         assert watched() is None
     finally:
         gc.enable()
+
+
+class Message(BaseModel):
+    role: str
+    parts: list[str]
+
+
+def test_every_text_counts() -> None:
+    assert size_of("abc") == NODE_CHARS + 3
+    assert size_of({"ab": ["cde", 7]}) == 5 * NODE_CHARS + 5
+    assert size_of(Message(role="user", parts=["ab", "c"])) == 5 * NODE_CHARS + 7
+
+
+def test_counting_stops_where_it_is_enough() -> None:
+    class Counted(list[Any]):
+        read = 0
+
+        def __iter__(self) -> Iterator[Any]:
+            for item in super().__iter__():
+                Counted.read += 1
+                yield item
+
+    nested = Counted(["x" * 100] * 10)
+    assert size_of([nested, Counted(["y"] * 1000), "z" * 1000], enough=500) > 500
+    assert Counted.read < 1000

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import threading
+import zlib
 from typing import Any
 
 import pytest
 
+from app.api.http.held_bytes import SMALL_BYTES, HeldBytes
+from app.api.idempotency import kept_answers
 from app.api.idempotency.answer import RunningAnswer
-from app.api.idempotency.kept_answers import AnswerStore
+from app.api.idempotency.kept_answers import PIECE_BYTES, AnswerStore
 from app.api.idempotency.key import IdempotentRequest
 from app.api.idempotency.middleware import Idempotency
 from app.api.store import tenant_store
 from app.api.store.kinds import local_stores
 from app.api.store.tenant_store import TenantStore
-from app.config import IngressConfig
+from app.config.ingress import IngressConfig
 from app.errors import EngineDeadError
 from tests.api.store.shaky import Fate, shaky_stores
 from tests.limits import run, until
@@ -121,5 +126,54 @@ def test_a_client_that_leaves_while_its_entry_is_made_leaves_a_run() -> None:
         stored = await store.get("tenant", "key")
         assert stored is not None
         assert not stored.owner
+
+    run(scene())
+
+
+def test_long_answers_are_packed_beside_the_event_loop_and_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = set()
+
+    class Noting:
+        def __getattr__(self, name: str) -> Any:
+            threads.add(threading.current_thread())
+            return getattr(zlib, name)
+
+    async def scene() -> None:
+        store = local_stores(IngressConfig())("answers")
+        kept, answer = await answers(store).begin(REQUEST, None), RunningAnswer()
+        assert kept is not None
+        monkeypatch.setattr(kept_answers, "zlib", Noting())
+        body = os.urandom(3 * PIECE_BYTES + 5)
+        await answer.add(START)
+        await answer.add(part(body[:-5]))
+        await kept._write(answer)
+        await answer.add(part(body[-5:], more=False))
+        await kept.finish(answer)
+        chunks = await store.read("tenant", "key", 0, 1 << 30)
+        assert chunks is not None
+        assert [len(zlib.decompress(chunk)) for chunk in chunks] == [PIECE_BYTES] * 3 + [5]
+        messages = [message async for message in answers(store).replay(REQUEST)]
+        assert b"".join(message.get("body", b"") for message in messages) == body
+
+    run(scene())
+    assert len(threads - {threading.main_thread()}) >= 1
+
+
+def test_an_answer_that_finds_no_room_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene() -> None:
+        held = HeldBytes(200_000)
+        holding = held.begin({}, "tenant")
+        answer = RunningAnswer(has_room=holding.grow)
+        await answer.add(START)
+        following = answer.follow()
+        await anext(following)
+        await answer.add(part(b"x" * SMALL_BYTES))
+        assert held.total == 0, "a small one always finds room"
+        await answer.add(part(b"y" * 90_000))
+        assert (held.total, answer.is_whole) == (90_000, True)
+        await answer.add(part(b"z" * 90_000))
+        assert (held.total, answer.is_whole) == (90_000, False)
+        holding.release()
+        assert held.total == 0
 
     run(scene())

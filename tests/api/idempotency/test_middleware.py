@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,13 +15,14 @@ import httpx
 import openai
 import pytest
 
-from app.api.app import create_app
-from app.api.auth import ANONYMOUS, ApiKey, ApiKeys
+from app.api.http.auth import ANONYMOUS, ApiKey, ApiKeys
 from app.api.idempotency import answer
 from app.api.idempotency.kept_answers import AnswerStore
 from app.api.idempotency.key import IdempotentRequest, fingerprint_of
+from app.api.server.app import create_app
 from app.api.store.kinds import Stores, local_stores
-from app.config import IngressConfig, RequestLimits
+from app.config.ingress import IngressConfig
+from app.config.limits import RequestLimits
 from app.errors import EngineDeadError
 from tests import limits
 from tests.api.store.shaky import Fate, Nth, shaky_stores
@@ -243,6 +245,59 @@ def test_a_long_answer_is_not_kept_but_whole(
     assert second.count("data:") == first.count("data:")
     assert len(client.requests) == 2
     assert client.requests[0].sampling.seed == client.requests[1].sampling.seed
+
+
+def status(http: httpx.Client, key: dict[str, str]) -> int:
+    """0 for an answer that does not end."""
+    try:
+        return http.post(CHAT, json={**BODY, "stream": True}, headers=key, timeout=limits.scaled_s(0.5)).status_code
+    except httpx.HTTPError:
+        return 0
+
+
+def test_nothing_runs_beside_an_answer_that_is_too_long_to_be_kept(
+    replica: Callable[..., httpx.Client],
+    client: Any,
+    key: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    wait_for: Wait,
+) -> None:
+    monkeypatch.setattr(answer, "MAX_KEPT_BYTES", 500)
+    client.gate, client.gate_after = asyncio.Event(), 5
+    here, there = replica(), replica()
+    streamed = {**BODY, "stream": True}
+    first: list[httpx.Response] = []
+    thread = threading.Thread(target=lambda: first.append(here.post(CHAT, json=streamed, headers=key)))
+    thread.start()
+    wait_for(lambda: client.requests)  # or one of those below might be the one that runs
+    for http in (here, there):
+        wait_for(lambda http=http: status(http, key) == 409)
+    refused = there.post(CHAT, json=streamed, headers=key).json()["error"]
+    assert (refused["code"], refused["param"]) == ("idempotency_key_in_use", "Idempotency-Key")
+    assert here.post(CHAT, json=BODY, headers=key).status_code == 422
+    assert len(client.requests) == 1
+    client.open()
+    thread.join()
+    assert first[0].text.endswith("data: [DONE]\n\n")
+    wait_for(lambda: there.post(CHAT, json=streamed, headers=key).status_code == 200)
+    assert len(client.requests) == 2
+
+
+def test_a_body_counts_until_its_run_has_ended(
+    client: Any, http_to: Callable[[Any], httpx.Client], key: dict[str, str], wait_for: Wait
+) -> None:
+    """Its client has left long before."""
+    http = http_to(create_app(client, RequestLimits(max_bodies_bytes=400_000)))
+    client.gate = asyncio.Event()
+    json_type = {"content-type": "application/json"}
+    large: dict[str, Any] = {"content": json.dumps(BODY).encode() + b" " * 150_000, "headers": json_type}
+    with pytest.raises(httpx.TimeoutException):
+        http.post(CHAT, content=large["content"], headers=json_type | key, timeout=limits.scaled_s(0.5))
+    wait_for(lambda: client.requests)
+    refused = http.post(CHAT, **large)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "overloaded")
+    client.open()
+    wait_for(lambda: http.post(CHAT, **large).status_code == 200)
 
 
 def test_an_answer_is_forgotten_in_time(

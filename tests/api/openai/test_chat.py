@@ -10,6 +10,8 @@ import httpx
 import openai
 import pytest
 
+from app.records.bad_words import BadWords
+
 HI: Any = [{"role": "user", "content": "hi"}]
 TOOL: Any = {
     "type": "function",
@@ -230,7 +232,7 @@ def test_sampling_parameters_reach_the_engine(sdk: openai.OpenAI, client: Any) -
     assert (params.skip_special_tokens, params.include_stop_str_in_output) == (False, True)
     assert request.placement.priority == -2
     assert request.placement.cache_root
-    assert request.bad_words_token_ids
+    assert request.asked(BadWords)
     sdk.chat.completions.create(model="m", messages=HI)
     plain = client.requests[-1]
     assert plain.placement.cache_root == b""
@@ -378,3 +380,40 @@ def test_extensions_in_the_answer(http: httpx.Client, client: Any) -> None:
     cut = http.post("/v1/chat/completions", json={"messages": HI, "truncate_prompt_tokens": 3})
     assert cut.json()["usage"]["prompt_tokens"] == 3
     assert client.requests[-1].prompt_token_ids == request.prompt_token_ids[-3:]
+
+
+SAID: Any = [{"role": "user", "content": "Count."}, {"role": "assistant", "content": "One, "}]
+
+
+@pytest.mark.parametrize(
+    ("messages", "fields", "before"),
+    [
+        (SAID, {"continue_final_message": True}, "One, "),
+        (SAID, {"add_generation_prompt": False}, "One, "),
+        (SAID, {}, "One, "),
+        ([*SAID[:1], {"role": "assistant", "content": [{"type": "text", "text": "One"}] * 2}], {}, "OneOne"),
+        (SAID[:1], {}, ""),
+        (SAID, {"echo": False}, ""),
+    ],
+)
+def test_echo_puts_the_assistant_s_last_words_before_the_answer(
+    sdk: openai.OpenAI, client: Any, messages: Any, fields: dict[str, Any], before: str
+) -> None:
+    say(client, "two.")
+    body: dict[str, Any] = {"model": "m", "messages": messages, "n": 2, "extra_body": {"echo": True, **fields}}
+    whole = sdk.chat.completions.create(**body)
+    assert [choice.message.content for choice in whole.choices] == [f"{before}two."] * 2
+    for options in ({}, {"logprobs": True}):
+        chunks = list(sdk.chat.completions.create(**body, **options, stream=True))
+        assert [joined(chunks, index) for index in (0, 1)] == [f"{before}two."] * 2
+    kept = sdk.chat.completions.create(**body, store=True)
+    stream = list(sdk.chat.completions.create(**body, store=True, stream=True))
+    for one in (kept.id, stream[0].id):
+        assert sdk.chat.completions.retrieve(one).choices[1].message.content == f"{before}two."
+
+
+def test_echo_stands_before_a_call(sdk: openai.OpenAI, client: Any) -> None:
+    say(client, '<tool_call>{"name": "add", "arguments": {}}</tool_call>')
+    answer = sdk.chat.completions.create(model="m", messages=SAID, tools=[TOOL], extra_body={"echo": True})
+    assert answer.choices[0].message.content == "One, "
+    assert len(answer.choices[0].message.tool_calls or ()) == 1

@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from app.api.app import create_app
-from app.config import RequestLimits
+from app.api.server.app import create_app
+from app.config.limits import RequestLimits
 from tests import limits
 
 URL = "/v1/chat/completions/batch"
@@ -42,7 +42,7 @@ def test_each_conversation_is_a_choice(http: httpx.Client, client: Any, served_m
     ("fields", "param"),
     [
         ({"messages": []}, "messages"),
-        ({"messages": [turn("x"), [{"role": "king", "content": "x"}]]}, "messages.1.0.role"),
+        ({"messages": [turn("x"), [{"role": "a king", "content": "x"}]]}, "messages.1.0.role"),
         ({"messages": [turn("x")] * 17}, "messages"),
         ({"stream": True}, "stream"),
         ({"foo": 1}, "foo"),

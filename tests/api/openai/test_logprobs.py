@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from app.api.openai.logprobs import chat_logprobs, prompt_logprobs, written_chat_logprobs
-from app.engine.model_info import ModelInfo
-from app.engine.step import TokenLogprobs
+from app.checkpoints.model_info import ModelInfo
+from app.records.step import TokenLogprobs
 from app.text.tokenizer import Tokenizer
 
 NUM_POSITIONS = 50

@@ -14,10 +14,12 @@ import pydantic
 import pytest
 from openai.types.responses import ResponseStreamEvent
 
-from app.api.app import create_app
-from app.api.openai import responses
+from app.api.openai import responses_opening
 from app.api.openai.responses_conversion import to_chat
-from app.config import IngressConfig, RequestLimits
+from app.api.server.app import create_app
+from app.config.ingress import IngressConfig
+from app.config.limits import RequestLimits
+from tests.api.store.shaky import shaky_stores
 
 ADD: Any = {
     "type": "function",
@@ -199,7 +201,7 @@ def test_long_conversations_are_converted_off_the_event_loop(
         threads.append(threading.current_thread().name.partition("_")[0])
         return to_chat(*args)
 
-    monkeypatch.setattr(responses, "to_chat", recording)
+    monkeypatch.setattr(responses_opening, "to_chat", recording)
     turns: Any = [{"role": "user", "content": f"turn {i} " + "the fox " * 20} for i in range(250)]
     ask(sdk, input=turns, truncation="auto", max_output_tokens=10)
     assert len(threads) > 3
@@ -211,17 +213,26 @@ def test_long_conversations_are_converted_off_the_event_loop(
 @pytest.mark.parametrize(
     ("fields", "param", "words"),
     [
-        ({"foo": 1}, "foo", "unknown field"),
         ({"input": None}, "input", "required"),
         ({"input": []}, "input", "empty"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0", "'item_reference' is not supported"),
+        ({"input": [{"type": "program", "id": "x"}]}, "input.0", "'program' is not supported"),
+        (
+            {"input": [{"type": "compaction", "encrypted_content": "gAAA"}]},
+            "input.0.encrypted_content",
+            "this server's",
+        ),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
             "input.0.content.0",
             "'input_image' is not supported",
         ),
         ({"input": [{"role": "king", "content": "x"}]}, "input.0.role", "user"),
-        ({"tools": [{"type": "web_search"}]}, "tools", "web_search"),
+        ({"tools": [{"type": "file_search"}]}, "tools.0.type", "file_search"),
+        ({"tools": [{"type": "mcp"}]}, "tools.0.type", "runs at OpenAI"),
+        ({"tools": [{"type": "teleport"}]}, "tools.0.type", "known: function, custom, namespace"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice", "needs tools"),
+        ({"tools": [ADD], "tool_choice": {"type": "web_search"}}, "tool_choice", "web_search"),
+        ({"tools": [ADD, ADD]}, "tools", "two tools are called 'add'"),
         ({"tool_choice": "required"}, "tool_choice", "needs tools"),
         ({"tools": [ADD], "tool_choice": {"type": "function", "name": "sub"}}, "tool_choice.name", "sub"),
         ({"background": True, "store": False}, "background", "store"),
@@ -233,7 +244,7 @@ def test_long_conversations_are_converted_off_the_event_loop(
         ({"conversation": "c"}, "conversation", "previous_response_id"),
         ({"prompt": {"id": "p"}}, "prompt", "prompts"),
         ({"top_logprobs": 21}, "top_logprobs", "20"),
-        ({"include": ["file_search_call.results"]}, "include.0", "encrypted_content"),
+        ({"include": ["everything"]}, "include.0", "encrypted_content"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format", "schema"),
         ({"temperature": -1}, "temperature", "greater than or equal to 0"),
         ({"max_output_tokens": 600}, "max_output_tokens", "600 of output"),
@@ -352,7 +363,7 @@ def test_sampling_extensions_reach_the_engine(sdk: openai.OpenAI, client: Any, s
 def test_every_sampling_parameter_is_given_on_or_refused() -> None:
     from app.api.openai.responses_conversion import to_chat
     from app.api.openai.responses_protocol import ResponsesRequest
-    from app.engine.sampling_params import SamplingParams
+    from app.records.sampling_params import SamplingParams
 
     values: dict[str, Any] = {"allowed_token_ids": [1], "structured_outputs": {"regex": "a"}, "logit_bias": {"1": 1}}
     values["repetition_detection"] = {"max_pattern_size": 2, "min_count": 2}
@@ -400,8 +411,6 @@ def test_input_tokens(sdk: openai.OpenAI, http: httpx.Client, say: Say) -> None:
     second = ask(sdk, input="second", previous_response_id=first.id)
     again = sdk.responses.input_tokens.count(model="m", input="second", previous_response_id=first.id)
     assert again.input_tokens == second.usage.input_tokens
-    refused = http.post("/v1/responses/input_tokens", json={"input": "x", "foo": 1})
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "foo")
 
 
 def test_a_server_that_keeps_none_answers_without_a_warning(
@@ -413,3 +422,14 @@ def test_a_server_that_keeps_none_answers_without_a_warning(
     assert response.status_code == 200
     assert not caplog.records
     assert http.get(f"/v1/responses/{response.json()['id']}").status_code == 404
+
+
+def test_a_response_that_the_store_did_not_take_says_so(client: Any, http_to: Any) -> None:
+    stores = shaky_stores(IngressConfig(), lambda kind, method: "undone" if method == "put" else "")
+    http = http_to(create_app(client, RequestLimits(), IngressConfig(), None, stores))
+    whole = http.post("/v1/responses", json={"input": "hi"})
+    assert (whole.status_code, whole.json()["store"]) == (200, False)
+    text = http.post("/v1/responses", json={"input": "hi", "stream": True}).text
+    last = json.loads(text.strip().rsplit("data: ", 1)[1])
+    assert (last["type"], last["response"]["store"]) == ("response.completed", False)
+    assert http.post("/v1/responses", json={"input": "hi", "background": True}).status_code == 503

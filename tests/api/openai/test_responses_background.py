@@ -13,13 +13,16 @@ import httpx
 import openai
 import pytest
 
-from app.api.app import create_app
+from app.api.openai import responses_background
 from app.api.openai.response_store import ResponseStore
 from app.api.openai.responses_background import BackgroundResponses
+from app.api.server.app import create_app
 from app.api.store.entries import Lease, StoreConflictError
 from app.api.store.kinds import local_stores
 from app.api.store.leased_entry import LeasedEntry
-from app.config import IngressConfig, RequestLimits
+from app.config.ingress import IngressConfig
+from app.config.limits import RequestLimits
+from tests import limits
 from tests.api.store.shaky import Nth, shaky_stores
 
 TEXT = "The quick brown fox jumps over the lazy dog."
@@ -114,8 +117,8 @@ def test_one_that_is_deleted_or_fails_ends(sdk: openai.OpenAI, say: None, client
     client.fail_after = (2, RuntimeError("broken"))
     failed = ended(sdk, create(sdk).id, wait_for)
     assert (failed.status, failed.error.message) == ("failed", "internal server error")
-    with pytest.raises(openai.BadRequestError, match="unknown field"):
-        create(sdk, extra_body={"foo": 1})
+    with pytest.raises(openai.BadRequestError, match="temperature"):
+        create(sdk, extra_body={"temperature": -1})
 
 
 def test_two_ingress_replicas_and_bounds(
@@ -215,13 +218,13 @@ def test_events_that_overtake_a_cancel_have_numbers_of_their_own() -> None:
     async def go() -> None:
         store = shaky_stores(IngressConfig(), lambda kind, method: "")("responses")
         kept = ResponseStore(store, RequestLimits())
-        response = {"id": "r", "status": "in_progress", "previous_response_id": None, "background": True}
+        response = {"id": "resp_r", "status": "in_progress", "previous_response_id": None, "background": True}
         await kept.keep("t", response, b"[]", [b"0", b"1"], lease=Lease("worker", 60.0))
-        stored = await kept.find("t", "r")
-        await store.append("t", "r", [b"2"], "worker")
+        stored = await kept.find("t", "resp_r")
+        await store.append("t", "resp_r", [b"2"], "worker")
         assert not await kept.end("t", stored, response | {"status": "cancelled"})
-        await BackgroundResponses(kept, IngressConfig()).cancel("t", "r")
-        chunks = await store.read("t", "r", 1)
+        await BackgroundResponses(kept, IngressConfig()).cancel("t", "resp_r")
+        chunks = await store.read("t", "resp_r", 1)
         assert chunks is not None
         assert chunks[:-1] == [b"0", b"1", b"2"]
         assert b'"sequence_number": 3' in chunks[-1]
@@ -241,6 +244,28 @@ def test_a_heartbeat_does_not_follow_the_last_write() -> None:
         assert (stored.header, stored.owner) == (b"ended", "")
 
     asyncio.run(go())
+
+
+def test_what_nobody_follows_is_kept_in_few_calls(
+    client: Any, http_to: Any, say: None, wait_for: Wait, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(responses_background, "POLL_S", limits.patience_s())
+    calls: Counter[str] = Counter()
+
+    def count(kind: str, method: str) -> Any:
+        calls[method] += 1
+        return ""
+
+    client.delay_s = 0.001  # between two tokens
+    http = http_to(create_app(client, RequestLimits(), IngressConfig(), None, shaky_stores(IngressConfig(), count)))
+    response_id = http.post("/v1/responses", json={"input": "hi", "background": True}).json()["id"]
+    wait_for(lambda: calls["append"] == 1)
+    wait_for(lambda: client.num_running == 0)
+    assert calls["append"] == 1
+    text = http.get(f"/v1/responses/{response_id}", params={"stream": "true"}).text  # who follows waits for nothing
+    assert text.count("output_text.delta") > 10
+    assert "response.completed" in text
+    assert calls["append"] <= 3
 
 
 def test_following_reads_no_headers(client: Any, http_to: Any, say: None) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from app.api.app import create_app
-from app.api.auth import ApiKey, ApiKeys
-from app.config import RequestLimits
+from app.api.http.auth import ApiKey, ApiKeys
+from app.api.server.app import create_app
+from app.config.limits import RequestLimits
 from tests.api.pages.browser import CHROMIUM, DRIVER, Browser, chromium
 
 

@@ -131,3 +131,14 @@ def test_rates_shares_and_quantiles(browser: Browser, server: Any) -> None:
     assert browser.call("POST", "/execute/async", script) == pytest.approx([2.0, 0.3, 1.5, 1.99])
     restarted = {"script": METRICS, "args": [then, exposition(3, 0, 0, (0, 0, 0))]}
     assert browser.call("POST", "/execute/async", restarted) == [1.5, None, None, None]
+
+
+def test_two_tiles_beside_each_other_on_a_phone(browser: Browser, server: Any, engines: Engines) -> None:
+    browser.resize(390, 800)
+    browser.open(f"{server.url}/status")
+    browser.wait_for_text("#health", "Healthy: 2 replicas.")
+    first, second = browser.run(
+        "return [...document.querySelectorAll('#tiles section')].slice(0, 2).map((e) => e.getBoundingClientRect().top)"
+    )
+    assert first == second
+    assert browser.run("return document.documentElement.scrollWidth <= innerWidth")

@@ -12,15 +12,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app.api.app import create_app
+from app.api.pooling.cohere import CohereEmbedRequest
 from app.api.pooling.protocol import ClassifyRequest, EmbeddingRequest, PoolingRequest, RerankRequest, ScoreRequest
-from app.config import RequestLimits
+from app.api.server.app import create_app
+from app.config.limits import RequestLimits
 from tests.api.pooling_engines import PoolingEngines
 from tests.tiny_encoders import tiny_encoder
 
 BODIES: dict[str, Any] = {
     "/v1/embeddings": EmbeddingRequest,
     "/pooling": PoolingRequest,
+    "/v2/embed": CohereEmbedRequest,
     "/classify": ClassifyRequest,
     "/score": ScoreRequest,
     "/rerank": RerankRequest,
@@ -33,7 +35,15 @@ values = st.recursive(
     lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=4), inner, max_size=2)),
     max_leaves=5,
 )
-GOOD = {"input": "a fox", "text_1": "a", "text_2": ["b", "c"], "query": "a", "documents": ["b", "c"]}
+GOOD = {
+    "input": "a fox",
+    "texts": ["a fox"],
+    "input_type": "search_query",
+    "text_1": "a",
+    "text_2": ["b", "c"],
+    "query": "a",
+    "documents": ["b", "c"],
+}
 
 
 @pytest.fixture(scope="module")

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from app.api.app import create_app
-from app.api.auth import ApiKey, ApiKeys
-from app.api.fleet import fleet_routes
-from app.config import RequestLimits
+from app.api.http.auth import ApiKey, ApiKeys
+from app.api.server.app import create_app
+from app.api.server.fleet import fleet_routes
+from app.config.limits import RequestLimits
 
 
 class FleetOf:

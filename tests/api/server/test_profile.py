@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from app.api import profile
-from app.api.app import create_app
 from app.api.engine_client import ReplicaAnswer
-from app.api.profile import profile_routes
-from app.config import IngressConfig, RequestLimits
+from app.api.server import profile
+from app.api.server.app import create_app
+from app.api.server.profile import profile_routes
+from app.config.ingress import IngressConfig
+from app.config.limits import RequestLimits
 from app.engine.control import profile as controls
 from app.errors import EngineDeadError, MantaError, UnsupportedError
 

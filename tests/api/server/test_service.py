@@ -8,10 +8,12 @@ import httpx
 import pytest
 from starlette.testclient import TestClient
 
-from app.api.app import create_app
-from app.api.auth import ApiKeys
-from app.api.server_info import server_info_routes
-from app.config import IngressConfig, RequestLimits, ServeConfig
+from app.api.http.auth import ApiKeys
+from app.api.server.app import create_app
+from app.api.server.server_info import server_info_routes
+from app.config.ingress import IngressConfig
+from app.config.limits import RequestLimits
+from app.config.serve import ServeConfig
 
 
 def test_health(http: httpx.Client, client: Any) -> None:

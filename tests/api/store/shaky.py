@@ -9,7 +9,7 @@ from typing import Any, Literal
 from app.api.store.kinds import Stores, store_limits
 from app.api.store.local_store import LocalStore
 from app.api.store.tenant_store import TenantStore
-from app.config import IngressConfig
+from app.config.ingress import IngressConfig
 from app.errors import EngineDeadError
 
 Fate = Literal["", "undone", "done"]  # what a call meets: it answers, or fails before or after it was done

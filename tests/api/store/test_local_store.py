@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
 import pytest
 
 from app.api.store.entries import Birth, Lease, Seen, StorageFullError, StoreConflictError, StoreLimits
 from app.api.store.local_store import LocalStore
-from app.errors import OverloadedError
+from app.errors import MantaError, OverloadedError
 
 
 class Clock:
@@ -164,3 +171,113 @@ def test_what_nobody_works_on_any_more_counts_only_where_it_waits_for_another(ke
             store.put("t", "c", b"x", lease=Lease("c", 8.0), born=Birth(max_owned=2))
     else:
         store.put("t", "c", b"x", lease=Lease("c", 8.0), born=Birth(max_owned=2))
+
+
+def work(act: Callable[[], Any]) -> int:
+    """Instructions of Python that a call takes."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal count
+        frame.f_trace_opcodes = True
+        count += event == "opcode"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        act()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def full_store(num_tenants: int, num_own: int) -> LocalStore:
+    """Of so many tenants with an entry each, and one with `num_own`; no room is left."""
+    store = evicting(num_tenants + num_own, 1 << 30)
+    for number in range(num_tenants):
+        store.put(f"t{number}", "a", b"", expires_s=1e6)
+    for number in range(num_own):
+        store.put("own", str(number), b"", expires_s=1e6, born=Birth(label="batch"))
+    return store
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda store: store.put("new", "a", b"x" * 10),  # which evicts
+        lambda store: store.put("new", "a", b"x", lease=Lease("me", 1.0), born=Birth(max_owned=4)),
+        lambda store: store.put("own", "more", b"x", lease=Lease("me", 1.0), born=Birth(max_owned=4)),
+        lambda store: store.check_room("new", 10),
+        lambda store: store.page("own", None, 5, newest_first=True, label="batch", only_finished=True),
+        lambda store: store.page("own", "20", 5, newest_first=False),
+        lambda store: store.claim("me", 1.0),
+        lambda store: store.delete("own", "20"),
+    ],
+)
+def test_a_call_s_work_does_not_grow_with_what_is_kept(act: Callable[[LocalStore], Any]) -> None:
+    few, many = full_store(60, 60), full_store(3000, 3000)
+    assert work(lambda: act(many)) < 3 * work(lambda: act(few))
+
+
+def test_the_orders_are_those_of_the_entries() -> None:
+    """After anything that can happen, each page, count and owner is what a look at all entries says."""
+    clock, draw = Clock(), random.Random(5)
+    store = LocalStore(StoreLimits(40, 900, 30, 700, evicts=True), clock)
+    for _ in range(6000):
+        tenant, key = draw.choice("abcde"), str(draw.randrange(12))
+        size, owner = draw.randrange(60), draw.choice(["", "me"])
+        with contextlib.suppress(MantaError):
+            match draw.randrange(8):
+                case 0 | 1 | 2:
+                    expires_s = draw.choice([None, None, 5.0, 0.0])
+                    born = Birth(label=draw.choice(["", "x", "y"]))
+                    store.put(tenant, key, b"x" * size, lease=Lease(owner, 3.0), expires_s=expires_s, born=born)
+                case 3:
+                    store.append(tenant, key, [b"y" * size], "me")
+                case 4:
+                    store.delete(tenant, key)
+                case 5:
+                    store.claim("other", 3.0)
+                case 6:
+                    store.take(tenant, key, "me", 2.0)
+                case _:
+                    clock.now += 0.5
+        label, newest = draw.choice(["", "x", "y"]), draw.random() < 0.5
+        page = [stored.key for stored in store.page(tenant, None, 99, newest_first=newest, label=label)]
+        held = store._tenants[tenant].entries if tenant in store._tenants else {}
+        there = sorted(held, key=lambda key: held[key].created, reverse=newest)
+        assert page == [key for key in there if label in ("", held[key].label)]
+    tenants = store._tenants.values()
+    assert len(store) == sum(len(tenant.entries) for tenant in tenants) <= 40
+    assert store._num_bytes == sum(entry.num_bytes for tenant in tenants for entry in tenant.entries.values()) <= 900
+    owned = {(name, key) for name, one in store._tenants.items() for key, entry in one.entries.items() if entry.owner}
+    assert set(store._under_way) == owned
+    for order, size in (store._by_entries, store._entries_of), (store._by_bytes, store._bytes_of):
+        named = [name for _, name in order.descending()]
+        assert sorted(named) == sorted(store._tenants)
+        assert [size(name) for name in named] == sorted(map(size, named), reverse=True)  # type: ignore[type-var]
+        assert len(order._heap) < 200, "what is no longer true does not stay"
+    assert len(store._dues._heap) < 200
+
+
+def test_entries_are_joined_once_and_leave_nothing_behind() -> None:
+    store = LocalStore(StoreLimits(8, 100, 8, 100))
+    for key, chunk in (("a", b"x" * 30), ("b", b"y" * 30)):
+        store.put("t", key, b"{}", append=[chunk], lease=Lease("me", 9.0), born=Birth(label="parts"))
+    store.put("t", "other", b"{}", lease=Lease("you", 9.0))
+    for parts, owner in ((["a", "c"], "me"), (["a", "other"], "me"), (["a"], "you")):
+        with pytest.raises(StoreConflictError):
+            store.join("t", "whole", b"h", parts, owner)
+    with pytest.raises(StorageFullError):
+        store.join("t", "whole", b"h" * 40, ["a", "b"], "me")
+    assert [entry.key for entry in store.page("t", None, 9, newest_first=False)] == ["a", "b", "other"]
+    for _ in range(2):
+        assert store.join("t", "whole", b"h", ["b", "a"], "me", born=Birth(label="files")) == 1
+        assert store.read("t", "whole", 0, 1000) == [b"y" * 30, b"x" * 30]
+    assert [entry.key for entry in store.page("t", None, 9, newest_first=False)] == ["other", "whole"]
+    assert store.page("t", None, 9, newest_first=False, label="parts") == []
+    assert store._tenants["t"].ages.keys() == {"", "files"}, "a label that nothing has any more is forgotten"
+    store.put("t", "fits", b"z" * 37)
+    with pytest.raises(StorageFullError):
+        store.put("t", "no more", b"z")

@@ -11,14 +11,14 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from app.engine.gguf.architectures import architecture_of
-from app.engine.gguf.description import describe
-from app.engine.model_info import ModelInfo, resolve_model
+from app.checkpoints.gguf.architectures import architecture_of
+from app.checkpoints.gguf.description import describe
+from app.checkpoints.model_info import ModelInfo, resolve_model
 from app.errors import CheckpointError, MantaError, UnsupportedError
-from tests.engine.models.expert_variants import MULTIPLIERS
-from tests.engine.worker_driver import Driver, all_logits
 from tests.gguf_models import write_gguf
+from tests.models.families.expert_variants import MULTIPLIERS
 from tests.tiny_models import tiny_model
+from tests.worker.worker_driver import Driver, all_logits
 
 PROMPT = [5, 9, 200, 31, *range(40, 60)]
 

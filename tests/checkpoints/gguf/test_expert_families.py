@@ -10,21 +10,21 @@ from typing import Any
 
 import pytest
 
-from app.engine.gguf.description import describe
-from app.engine.gguf.latent import join_keys_and_values
+from app.checkpoints.gguf.description import describe
+from app.checkpoints.gguf.latent import join_keys_and_values
 from app.errors import CheckpointError, MantaError
-from tests.engine.gguf.test_description import expect_logits
-from tests.engine.models.expert_variants import EXPERT_VARIANTS
-from tests.engine.worker_driver import Driver
+from tests.checkpoints.gguf.test_description import expect_logits
 from tests.gguf_models import write_gguf
+from tests.models.families.expert_variants import EXPERT_VARIANTS
 from tests.tiny_models import tiny_model
+from tests.worker.worker_driver import Driver
 
 # Of whole blocks of 32.
 WIDE = {"intermediate_size": 96}
 EXPERTS = {"moe_intermediate_size": 64}
 LATENT = {**WIDE, **EXPERTS, "q_lora_rank": 32, "qk_nope_head_dim": 32, "v_head_dim": 16}
 LLAMA4 = {**WIDE, "attn_scale": 0.1, "floor_scale": 8192}
-# GGUF's architecture, the variant of tests/engine/models/expert_variants.py, changes to it.
+# GGUF's architecture, the variant of tests/models/families/expert_variants.py, changes to it.
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "mixtral": ("llama", "mixtral", {**WIDE, "sliding_window": None, "num_attention_heads": 4}),
     "mixtral-of-2023": ("llama", "mixtral", {**WIDE, "sliding_window": None, "one_by_one": True}),

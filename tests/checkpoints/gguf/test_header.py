@@ -12,7 +12,7 @@ import gguf
 import numpy as np
 import pytest
 
-from app.engine.gguf.header import GgufHeader
+from app.checkpoints.gguf.header import GgufHeader
 from app.errors import CheckpointError
 
 
@@ -120,4 +120,23 @@ def test_a_type_that_is_not_read_is_named(file: Path) -> None:
     at = content.index(b"packed") + len("packed") + 4 + 16
     file.write_bytes(content[:at] + struct.pack("<I", 16) + content[at + 4 :])
     with pytest.raises(CheckpointError, match=r"packed is stored as IQ2_XXS, which is not supported; known: BF16"):
+        GgufHeader.read(file)
+
+
+def test_tensors_that_share_bytes_are_named(file: Path) -> None:
+    """A small file could stand for any amount of memory."""
+    content = bytearray(file.read_bytes())
+    at = content.index(b"packed") + len("packed") + 4 + 16 + 4
+    content[at : at + 8] = struct.pack("<Q", 32)  # `plain` has 48 bytes from 0 on
+    file.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"packed begins at byte \d+, within plain, which ends at \d+"):
+        GgufHeader.read(file)
+
+
+def test_a_name_longer_than_any_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    name = b"blk." + b"9" * 5000 + b".attn_norm.weight"
+    entry = struct.pack("<Q", len(name)) + name + struct.pack("<IQIQ", 1, 4, 0, 0)
+    file.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + entry + bytes(64))
+    with pytest.raises(CheckpointError, match=r"a tensor's name has 5021 characters \(blk\.999"):
         GgufHeader.read(file)

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from app.engine.models.load_progress import INTERVAL_S, SILENT_S, LoadProgress
+from app.checkpoints.tensors.load_progress import INTERVAL_S, SILENT_S, LoadProgress
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from app.engine.models import reader as module
-from app.engine.models.reader import Fill, Piece, Reader
+from app.checkpoints.tensors import reader as module
+from app.checkpoints.tensors.reader import Fill, Piece, Reader
 from app.errors import CheckpointError
-from tests.engine.models.load_formats.formats import contexts, fill
+from tests.loading.load_formats.formats import contexts, fill
 from tests.tiny_models import tiny_model
 
 
@@ -58,7 +58,7 @@ def test_operators_have_their_threads_again() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_a_gpu_holds_what_the_files_hold(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
-    monkeypatch.setattr("app.engine.models.checkpoint.PIECE_BYTES", 1000)  # many turns of the two buffers
+    monkeypatch.setattr("app.checkpoints.tensors.checkpoint.PIECE_BYTES", 1000)  # many turns of the two buffers
     monkeypatch.setattr(module, "PIECE_BYTES", 1000)
     source = tiny_model("qwen2", num_attention_heads=4, num_key_value_heads=2, head_dim=16)
     for ctx in contexts(source, tp=2):

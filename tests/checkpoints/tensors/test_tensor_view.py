@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from app.engine.models.checkpoint import StoredTensor
-from app.engine.models.gpt_neox import part_of_heads
-from app.engine.models.load_formats.safetensors import open_files
-from app.engine.models.names import renamed, text_name
-from app.engine.models.reader import DirectReader
-from app.engine.models.tensor_view import computed, pairs_to_halves, rows, split_rows, transposed
+from app.checkpoints.tensors.checkpoint import StoredTensor
+from app.checkpoints.tensors.names import renamed, text_name
+from app.checkpoints.tensors.reader import DirectReader
+from app.checkpoints.tensors.tensor_view import computed, pairs_to_halves, rows, split_rows, transposed
 from app.errors import CheckpointError
+from app.loading.load_formats.safetensors import open_files
+from app.models.families.gpt_neox import part_of_heads
 from tests.tiny_models import tiny_model
 
 

@@ -144,6 +144,15 @@ def test_without_a_server(manta: Manta, tmp_path: Path) -> None:
     assert out.read_bytes() == before
 
 
+def test_files_by_option_as_in_vllm(manta: Manta, tmp_path: Path) -> None:
+    source = write(tmp_path / "in.jsonl", "not empty")
+    twice = manta("run-batch", source, tmp_path / "out.jsonl", "-i", source)
+    for done in (twice, manta("run-batch", "-i", source), manta("run-batch", source)):
+        assert done.mistake == "give IN.jsonl and OUT.jsonl, once each: as two words, or with -i and -o"
+    for words in (("-i", source, "-o", source), ("-o", source, source), ("-i", source, source)):
+        assert manta("run-batch", *words).mistake == "OUT.jsonl is IN.jsonl"
+
+
 def test_prompts_instead_of_requests(manta: Manta, tmp_path: Path) -> None:
     hello = [{"role": "user", "content": "What is 3 + 4?"}]
     source = write(
@@ -160,14 +169,14 @@ def test_prompts_instead_of_requests(manta: Manta, tmp_path: Path) -> None:
     done = manta("run-batch", source, out, "--chat", "--temperature", 0, *SMALL)
     assert "4 done, 2 failed" in done.err
     bodies = {entry["custom_id"]: entry["response"]["body"] for entry in read(out)}
-    assert ChatCompletion.model_validate(bodies["1"]).choices[0].message.content == "1 + 1 = 2."
+    assert ChatCompletion.model_validate(bodies["line-1"]).choices[0].message.content == "1 + 1 = 2."
     assert ChatCompletion.model_validate(bodies["seven"]).choices[0].message.content == "3 + 4 = 7."
-    ids = Completion.model_validate(bodies["4"])
+    ids = Completion.model_validate(bodies["line-4"])
     assert ids.usage is not None
     assert (ids.usage.prompt_tokens, ids.usage.completion_tokens, ids.choices[0].finish_reason) == (3, 3, "length")
-    assert len(ChatCompletion.model_validate(bodies["5"]).choices) == 2
-    assert bodies["6"]["error"]["param"] == "temprature"
-    assert "300" in bodies["7"]["error"]["message"]
+    assert len(ChatCompletion.model_validate(bodies["line-5"]).choices) == 2
+    assert bodies["line-6"]["error"]["param"] == "temprature"
+    assert "300" in bodies["line-7"]["error"]["message"]
 
 
 def test_pooling_models(manta: Manta, tmp_path: Path) -> None:

@@ -22,9 +22,9 @@ def read(line: str, as_chat: bool = False) -> BatchRequest | BadLine:
 @pytest.mark.parametrize(
     ("line", "as_chat", "custom_id", "url", "body"),
     [
-        ("Hello\n", False, "3", COMPLETIONS, {"prompt": "Hello", **SAMPLING}),
-        ("Hello\r\n", True, "3", CHAT, {"messages": HELLO, **SAMPLING}),
-        ('"a\\nb"', False, "3", COMPLETIONS, {"prompt": "a\nb", **SAMPLING}),
+        ("Hello\n", False, "line-3", COMPLETIONS, {"prompt": "Hello", **SAMPLING}),
+        ("Hello\r\n", True, "line-3", CHAT, {"messages": HELLO, **SAMPLING}),
+        ('"a\\nb"', False, "line-3", COMPLETIONS, {"prompt": "a\nb", **SAMPLING}),
         ('{"prompt": [5, 6], "id": 0, "max_tokens": 1}', True, "0", COMPLETIONS,
          {"prompt": [5, 6], "temperature": 0.5, "max_tokens": 1}),
         ('{"messages": [{"role": "user", "content": "Hello"}], "id": "x"}', False, "x", CHAT,
@@ -36,7 +36,7 @@ def read(line: str, as_chat: bool = False) -> BatchRequest | BadLine:
 def test_what_a_line_asks(line: str, as_chat: bool, custom_id: str, url: str, body: dict[str, Any]) -> None:
     found = read(line, as_chat)
     assert isinstance(found, BatchRequest), found
-    assert (found.number, found.custom_id, found.url, found.body) == (3, custom_id, url, body)
+    assert (found.number, found.custom_id, found.url, json.loads(found.body)) == (3, custom_id, url, body)
 
 
 @pytest.mark.parametrize(
@@ -58,3 +58,11 @@ def test_a_wrong_line_is_told(line: str, says: str) -> None:
 
 def test_a_line_that_is_no_text() -> None:
     assert isinstance(LineReader().read(1, b"\xff\xfe"), BadLine)
+
+
+def test_the_id_of_a_line_without_one_is_no_number() -> None:
+    """A file may number its own lines: `1` is then somebody else's."""
+    first, second = LineReader().read(1, b"Hello"), LineReader().read(2, b'{"prompt": "a", "id": "1"}')
+    assert isinstance(first, BatchRequest)
+    assert isinstance(second, BatchRequest)
+    assert first.custom_id != second.custom_id

@@ -9,8 +9,8 @@ from typing import Any
 from app.api.engine_client import ReplicaAnswer
 from app.deployments.admin.fleet_state import FleetState, MemberReport
 from app.deployments.admin.member import FleetMember
-from app.engine.engine_state import TAGS, EngineState
 from app.errors import EngineDeadError, InvalidRequestError, MantaError
+from app.records.engine_state import TAGS, EngineState
 
 OWN = "own"
 

@@ -10,9 +10,10 @@ import httpx
 import pytest
 from starlette.responses import PlainTextResponse
 
-from app.admin_config import AdminConfig
 from app.api.engine_client import ReplicaAnswer
-from app.config import ModelConfig, ServeConfig
+from app.config.admin import AdminConfig
+from app.config.model import ModelConfig
+from app.config.serve import ServeConfig
 from app.deployments.admin import listener, shared_state
 from app.deployments.admin.admin import Fleets
 from app.deployments.admin.engine_port import EnginePort

@@ -16,9 +16,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from app.engine.model_info import resolve_model
-from app.engine.sampling_params import SamplingParams
+from app.checkpoints.model_info import resolve_model
 from app.offline.llm import LLM
+from app.records.sampling_params import SamplingParams
 from benchmarks.serve_process import ROOT, ServeProcess, free_port
 from tests import limits
 from tests.limits import wait_until
@@ -146,6 +146,9 @@ def test_pause_reset_and_weights_under_load(
         for mode in ("keep", "wait"):
             operator.post(f"/pause?mode={mode}&clear_cache=false")
             assert operator.get("/is_paused") == {"is_paused": True}
+            ready = httpx.get(f"{server.base_url}/ready", timeout=limits.patience_s())
+            assert (ready.status_code, "retry-after" in ready.headers) == (503, True)
+            assert "wait: an operator has paused the engine" in ready.json()["error"]["message"]
             operator.post("/resume")
         load.more(6)
         num_before = len(load.told)

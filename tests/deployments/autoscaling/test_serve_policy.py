@@ -15,12 +15,12 @@ from ray.serve._private.deployment_info import DeploymentInfo
 from ray.serve.autoscaling_policy import _apply_app_level_autoscaling_config, _apply_autoscaling_config
 from ray.serve.config import AutoscalingContext, AutoscalingPolicy
 
-from app.autoscaling_config import AutoscalingConfig
-from app.config import ModelConfig
+from app.config.autoscaling import AutoscalingConfig
+from app.config.model import ModelConfig
 from app.deployments.autoscaling import POLICY_FUNCTION
 from app.deployments.autoscaling.figures import STALE_S, engine_figures, ingress_figures
 from app.deployments.autoscaling.serve_policy import engine_config, front_config
-from app.engine.stats import EngineStats
+from app.records.stats import EngineStats
 
 ENGINE = DeploymentID("Engine-m", "manta")
 INGRESS = DeploymentID("Ingress", "manta")
@@ -221,7 +221,7 @@ def test_an_engine_counts_what_clients_wait_for() -> None:
             **zeros,
             **{"num_running": 2, "num_blocks": 10, "num_free_blocks": 4, "outstanding_decode_tokens": 5},
             **{"outstanding_prefill_tokens": 1000, "prefill_token_s": 1e-3, "prefill_s_total": 7.0},
-            **{"decode_step_s": 0.02, "kv_connector": None},
+            "decode_step_s": 0.02,
         }
     )
     assert engine_figures(stats, 3, 1.5) == {

@@ -13,12 +13,13 @@ import pytest
 from app.deployments.channel import channel_client, frame_queue
 from app.deployments.channel.channel_client import ChannelClient, RequestStream
 from app.deployments.channel.channel_hub import ChannelHub
-from app.deployments.channel.wire import ControlMessage, Frame, LoadReport, decode_control, decode_frame, encode
-from app.engine.outputs import EngineOutput
-from app.engine.request import EngineRequest
-from app.engine.sampling_params import SamplingParams
-from app.engine.step import TokenLogprobs
+from app.deployments.channel.wire import ControlMessage, Frame, decode_control, decode_frame, encode
 from app.errors import EngineDeadError, InvalidRequestError, MantaError
+from app.records.load_report import LoadReport
+from app.records.outputs import EngineOutput
+from app.records.request import EngineRequest
+from app.records.sampling_params import SamplingParams
+from app.records.step import TokenLogprobs
 from tests import limits
 from tests.limits import run, until
 

@@ -9,12 +9,12 @@ from typing import Any
 from app.deployments.channel.feed_hub import FeedHub
 from app.deployments.channel.feed_pool import FeedPool
 from app.deployments.channel.replica_finder import Discovery
-from app.deployments.channel.wire import LoadReport
 from app.deployments.routing.load_book import LoadBook
 from app.deployments.routing.policies import create_policy
 from app.deployments.routing.policies.base import RouteQuery
 from app.deployments.routing.prefix_index import PrefixIndex
-from app.engine.kv_cache.kv_events import KVEventLog
+from app.records.kv_events import KVEventLog
+from app.records.load_report import LoadReport
 from tests.limits import run, until
 
 BLOCK_SIZE = 16

@@ -7,17 +7,18 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from app.config import IngressConfig
+from app.config.ingress import IngressConfig
 from app.deployments.channel import replica_pool
 from app.deployments.channel.channel_client import RequestMovedError, RequestStream
 from app.deployments.channel.channel_hub import ChannelHub
 from app.deployments.channel.replica_finder import Discovery
 from app.deployments.channel.replica_pool import ReplicaPool
-from app.deployments.channel.wire import LoadReport, decode_control
+from app.deployments.channel.wire import decode_control
 from app.deployments.routing.policies.base import RouteQuery
-from app.engine.request import EngineRequest
-from app.engine.sampling_params import SamplingParams
 from app.errors import MantaError
+from app.records.load_report import LoadReport
+from app.records.request import EngineRequest
+from app.records.sampling_params import SamplingParams
 from tests import limits
 from tests.limits import run, until
 

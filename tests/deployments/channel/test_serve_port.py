@@ -9,7 +9,7 @@ from ray.serve.exceptions import DeploymentUnavailableError
 
 from app.deployments.channel.replica_finder import Discovery
 from app.deployments.channel.serve_port import EngineHandles
-from app.deployments.channel.wire import LoadReport
+from app.records.load_report import LoadReport
 from tests import limits
 
 

@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from app.deployments.channel.submitter import Submitter
-from app.engine.request import EngineRequest
-from app.engine.sampling_params import SamplingParams
 from app.errors import EngineDeadError, InvalidRequestError, MantaError
+from app.records.request import EngineRequest
+from app.records.sampling_params import SamplingParams
 from tests.limits import run, until
 
 

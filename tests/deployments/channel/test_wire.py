@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from app.deployments.channel.wire import Frame, decode_frame, encode
-from app.engine.outputs import EngineOutput, PooledResult
-from app.engine.step import TokenLogprobs
+from app.records.outputs import EngineOutput, PooledResult
+from app.records.step import TokenLogprobs
 
 
 def test_every_field_of_an_output_survives_the_channel() -> None:

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from app.deployments import announcement
-from app.deployments.announcement import announce, base_url, opening_line
+from app.deployments.ingress import announcement
+from app.deployments.ingress.announcement import announce, base_url, opening_line
 
 
 def details(prefix: str | None = "/", **http_options: Any) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app.deployments.circuit_breaker import FIRST_REST_S, LONGEST_REST_S, TRIAL_S, CircuitBreaker
+from app.deployments.ingress.circuit_breaker import FIRST_REST_S, LONGEST_REST_S, TRIAL_S, CircuitBreaker
 
 
 class Clock:

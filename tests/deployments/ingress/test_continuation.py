@@ -14,13 +14,13 @@ from typing import Any
 import httpx
 import pytest
 
-from app.api.app import create_app
-from app.config import RequestLimits
-from app.deployments.continuation import MAX_QUARANTINED, QUARANTINE_S, Quarantine
-from app.engine.pooling.params import PoolingParams
-from app.engine.request import EngineRequest
-from app.engine.sampling_params import SamplingParams
+from app.api.server.app import create_app
+from app.config.limits import RequestLimits
+from app.deployments.ingress.continuation import MAX_QUARANTINED, QUARANTINE_S, Quarantine
 from app.errors import PoisonedRequestError
+from app.records.pooling_params import PoolingParams
+from app.records.request import EngineRequest
+from app.records.sampling_params import SamplingParams
 from app.telemetry.metrics import Snapshot, decode_snapshot
 from tests.deployments.two_engines import TwoEngines
 from tests.limits import run

@@ -17,35 +17,44 @@ import openai
 import pytest
 from ray import cloudpickle
 
-from app.admission_config import AdmissionConfig
 from app.api.engine_client import PromptPlace, RouteInfo
-from app.api.errors import error_response
-from app.autoscaling_config import AutoscalingConfig
-from app.config import IngressConfig
-from app.deployments import continuation
+from app.api.http.errors import error_response
+from app.config.admission import AdmissionConfig
+from app.config.autoscaling import AutoscalingConfig
+from app.config.ingress import IngressConfig
 from app.deployments.channel.channel_hub import ChannelHub
 from app.deployments.channel.replica_finder import Discovery
 from app.deployments.channel.replica_pool import ReplicaPool
 from app.deployments.channel.serve_port import EngineHandles, ServePort
-from app.deployments.channel.wire import LoadReport, decode_control
-from app.deployments.claims import claim_of
-from app.deployments.continuation import OUTLIVED_TOKENS, Continuation
-from app.deployments.dispatcher import Dispatcher
-from app.deployments.router_client import RouterClient
-from app.deployments.routing.admission import Admission, Answer
+from app.deployments.channel.wire import decode_control
+from app.deployments.ingress import continuation
+from app.deployments.ingress.answer_limit import AnswerLimit
+from app.deployments.ingress.claims import claim_of
+from app.deployments.ingress.continuation import OUTLIVED_TOKENS, Continuation
+from app.deployments.ingress.dispatcher import Dispatcher
+from app.deployments.ingress.router_client import RouterClient
+from app.deployments.ingress.waiting_room import WaitingRoom
+from app.deployments.router.admission import Admission, Answer
+from app.deployments.router.prompt_hasher import PromptHasher
+from app.deployments.router.retry_budget import RetryBudget
 from app.deployments.routing.claim import Claim, Rejection, Wait
 from app.deployments.routing.load_book import LoadBook
 from app.deployments.routing.policies.base import Decision, RouteQuery
 from app.deployments.routing.policies.power_of_two import PowerOfTwo
-from app.deployments.routing.prompt_hasher import PromptHasher
-from app.deployments.routing.retry_budget import RetryBudget
-from app.deployments.waiting_room import WaitingRoom
-from app.engine.kv_cache.block_hash import hash_blocks, root_hash
-from app.engine.outputs import EngineOutput
-from app.engine.request import Deadline, EngineRequest, Placement, ServiceClass
-from app.engine.sampling_params import SamplingParams
-from app.engine.stats import QueuedWork
-from app.errors import DeadlineError, EngineDeadError, MantaError, OverloadedError, PoisonedRequestError
+from app.errors import (
+    DeadlineError,
+    EngineDeadError,
+    EngineHeldError,
+    MantaError,
+    OverloadedError,
+    PoisonedRequestError,
+)
+from app.records.block_hash import hash_blocks, root_hash
+from app.records.load_report import LoadReport
+from app.records.outputs import EngineOutput
+from app.records.request import Deadline, EngineRequest, Placement, ServiceClass
+from app.records.sampling_params import SamplingParams
+from app.records.stats import QueuedWork
 from app.telemetry.metrics import MetricsRecorder, decode_snapshot
 from tests import limits
 from tests.limits import run, until
@@ -74,6 +83,7 @@ class Replica:
         self.poison = "no such request"  # of which it dies at the third token
         self.num_deaths = 0
         self.revision = "one"  # of its weights
+        self.held = ""
 
     def abort(self, request_ids: list[str]) -> None:
         for name in request_ids:
@@ -85,7 +95,7 @@ class Replica:
 
     async def open_channel(self, channel_id: str, ingress_id: str) -> Any:
         channel = self.hub.open(channel_id, ingress_id)
-        load = LoadReport("m", self.name, "1", True, 0, 0, 0, 64, 16, 0, weights=self.revision)
+        load = LoadReport("m", self.name, "1", True, 0, 0, 0, 64, 16, 0, weights=self.revision, held=self.held)
         channel.send([], load=load)
         async for frame in channel.frames():
             yield frame
@@ -605,6 +615,43 @@ def test_a_request_waits_for_the_first_replica_of_a_model_that_sleeps() -> None:
     perform(scene, Stage(""))
 
 
+def hold(replica: Replica, why: str) -> None:
+    """What a control call makes a replica tell its ingresses."""
+    replica.held = why
+    replica.hub.heartbeat(LoadReport("m", replica.name, "1", True, 0, 0, 0, 64, 16, 0, held=why))
+
+
+def test_a_request_goes_where_no_operator_holds_it() -> None:
+    async def scene(stage: Stage) -> None:
+        hold(stage.replicas["a"], "paused")
+        await until(lambda: any(channel.held for channel in stage.pool.live().values()))
+        assert stage.pool.held == ""
+        assert await stage.ask("x") == {"b"}
+
+    perform(scene, Stage("ab"))
+
+
+def test_a_request_waits_while_an_operator_holds_all_and_not_for_ever() -> None:
+    async def scene(stage: Stage) -> None:
+        room = WaitingRoom("m", held_wait_s=1e6)
+        stage.dispatcher = Dispatcher(stage.pool, stage.client, stage.recorder, waiting_room=room)
+        hold(stage.replicas["a"], "an operator has paused the engine")
+        await until(lambda: stage.pool.held)
+        waits = asyncio.create_task(stage._choice("x", PromptPlace()))
+        await limits.async_pause(0.1)
+        assert not waits.done()
+        assert stage.replicas["a"].served == []
+        room._held_wait_s = 0.0
+        with pytest.raises(EngineHeldError, match="an operator has paused the engine") as told:
+            await stage._choice("y", PromptPlace())
+        assert (told.value.status, told.value.code) == (503, "engine_held")
+        assert room.num_requests == 0, "which would start replicas, and those would be paused as well"
+        hold(stage.replicas["a"], "")
+        assert await waits == "a"
+
+    perform(scene, Stage("a"))
+
+
 def test_an_engine_that_gives_a_request_up_has_not_died() -> None:
     async def scene(stage: Stage) -> None:
         stage.replicas["b"].gives_up = True
@@ -685,7 +732,7 @@ def test_a_silent_router_is_counted_and_left_alone(play: Any) -> None:
         async def never(*arguments: Any) -> None:
             await asyncio.Event().wait()
 
-        stage.client._timeout_s = 0.05
+        stage.client._limit = AnswerLimit(0.05)
         stage.router.remote = never  # type: ignore[method-assign, assignment]
         for name in "xyz":
             assert len(await stage.ask(name)) == 1
@@ -733,7 +780,7 @@ def test_without_a_router_what_would_come_too_late_is_refused_all_the_same(play:
         await asyncio.Event().wait()
 
     async def scene(stage: Stage) -> None:
-        stage.client._timeout_s = 0.05
+        stage.client._limit = AnswerLimit(0.05)
         stage.router.remote = never  # type: ignore[method-assign, assignment]
         book = LoadBook(PowerOfTwo())
         admission = Admission(AdmissionConfig(), book, RetryBudget(0.2, 3))

@@ -7,20 +7,49 @@ from typing import Any, cast
 
 import pytest
 
-from app.deployments.ingress import Ingress
+from app.deployments.ingress.ingress import Ingress
 from app.telemetry.metrics import MetricsRecorder, decode_snapshot
+from tests.limits import run
 
 
 @pytest.mark.parametrize(("num_live", "may_sleep", "down"), [(1, False, 0), (0, False, 1), (0, True, 0)])
-def test_a_model_that_may_sleep_is_not_down_without_a_replica(num_live: int, may_sleep: bool, down: int) -> None:
+@pytest.mark.parametrize("is_out", [False, True])
+def test_a_model_that_may_sleep_is_not_down_without_a_replica(
+    num_live: int, may_sleep: bool, down: int, is_out: bool
+) -> None:
     """Scaled to zero on purpose it raised MantaNoLiveReplica, which calls somebody out of bed."""
     ingress = SimpleNamespace(
         _recorder=MetricsRecorder({"ingress": "i"}, scope="ingress"),
         _num_requests=0,
+        _app=SimpleNamespace(
+            state=SimpleNamespace(
+                sockets={"first", "second"},
+                held=SimpleNamespace(total=5),
+                batch_runner=SimpleNamespace(held_bytes=7),
+            )
+        ),
         _pools={"m": SimpleNamespace(live=lambda: ["channel"] * num_live, num_lost=0)},
         _may_sleep={"m": may_sleep},
         _waiting_rooms={},
+        _stores=SimpleNamespace(is_out=is_out),
     )
     told = decode_snapshot(Ingress._snapshot(cast(Any, ingress))).values
     assert told["manta:ingress_model_down"] == {("m",): down}
+    assert told["manta:ingress_store_down"] == {(): is_out}
     assert told["manta:ingress_channels"] == {(): num_live}
+    assert told["manta:ingress_sockets"] == {(): 2}
+    assert told["manta:ingress_held_bytes"] == {("bodies",): 5, ("lines of batches",): 7}
+
+
+async def _sizes() -> dict[str, tuple[int, int]]:
+    return {"files": (2, 300), "answers": (0, 0)}
+
+
+def test_the_sizes_of_the_store_are_told() -> None:
+    ingress = SimpleNamespace(
+        _recorder=MetricsRecorder({"ingress": "i"}, scope="ingress"), _stores=SimpleNamespace(sizes=_sizes)
+    )
+    run(Ingress._measure_stores(cast(Any, ingress)))
+    told = decode_snapshot(ingress._recorder.snapshot()).values
+    assert told["manta:ingress_stored_entries"] == {("files",): 2, ("answers",): 0}
+    assert told["manta:ingress_stored_bytes"] == {("files",): 300, ("answers",): 0}

@@ -9,11 +9,11 @@ import pytest
 from ray.exceptions import RayActorError
 from ray.serve.exceptions import DeploymentUnavailableError, RequestCancelledError
 
-from app.deployments import peers
-from app.deployments.peers import Peers, SharedQuarantines
-from app.engine.request import EngineRequest
-from app.engine.sampling_params import SamplingParams
+from app.deployments.ingress import peers
+from app.deployments.ingress.peers import Peers, SharedQuarantines
 from app.errors import PoisonedRequestError
+from app.records.request import EngineRequest
+from app.records.sampling_params import SamplingParams
 from tests.limits import run, until
 
 POISON = EngineRequest("r", [1, 2], SamplingParams(max_tokens=3))

@@ -10,14 +10,14 @@ import pytest
 import ray
 from ray.serve._private import replica as serve_replica
 
-from app.deployments import readiness
-from app.deployments.readiness import is_draining, why_not_ready
+from app.deployments.ingress import readiness
+from app.deployments.ingress.readiness import is_draining, why_not_ready
 
 
-def pool(*answers: bool) -> Any:
+def pool(*answers: bool, held: str = "") -> Any:
     """A ReplicaPool with a live channel for each of `answers`."""
     live = {str(i): SimpleNamespace(load=SimpleNamespace(answers=one)) for i, one in enumerate(answers)}
-    return SimpleNamespace(live=lambda: live)
+    return SimpleNamespace(live=lambda: live, held=held)
 
 
 def test_a_replica_of_each_model_that_answers() -> None:
@@ -26,6 +26,11 @@ def test_a_replica_of_each_model_that_answers() -> None:
     silent = why_not_ready({"a": pool(False, False), "b": pool(True)}, is_full=False)
     assert silent is not None
     assert silent.startswith("no replica of a has given an output lately")
+
+
+def test_what_an_operator_holds_is_not_ready() -> None:
+    why = why_not_ready({"a": pool(True), "b": pool(True, held="an operator has paused the engine")}, is_full=False)
+    assert why == "requests to b wait: an operator has paused the engine"
 
 
 def test_room_for_requests() -> None:

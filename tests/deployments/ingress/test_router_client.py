@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
-from app.deployments import router_client
-from app.deployments.channel.wire import LoadReport
-from app.deployments.router_client import RouterClient
+import pytest
+
+from app.deployments.ingress import router_client
+from app.deployments.ingress.router_client import RouterClient
+from app.deployments.router.prompt_hasher import PromptHasher
 from app.deployments.routing.policies.base import Decision
-from app.deployments.routing.prompt_hasher import PromptHasher
-from app.engine.kv_cache.block_hash import hash_blocks, root_hash
-from app.engine.request import EngineRequest, Placement
-from app.engine.sampling_params import SamplingParams
-from tests.limits import patience_s, run
+from app.records.block_hash import hash_blocks, root_hash
+from app.records.load_report import LoadReport
+from app.records.request import EngineRequest, Placement
+from app.records.sampling_params import SamplingParams
+from tests.limits import patience_s, run, until
 
 KEY = b"a secret for tests"
 
@@ -65,5 +68,56 @@ def test_a_router_that_fails_rests() -> None:
         client._asleep_until -= router_client.REST_S
         assert await client.place("m", request(), None) is None
         assert len(router.asked) == 2
+
+    run(main())
+
+
+class LateRouter:
+    """Answers once it is let."""
+
+    def __init__(self) -> None:
+        self.may_answer = asyncio.Event()
+        self.num_asked = self.num_left = 0
+
+    async def remote(self, *arguments: Any) -> Decision:
+        self.num_asked += 1
+        try:
+            await self.may_answer.wait()
+        except asyncio.CancelledError:
+            self.num_left += 1
+            raise
+        return Decision("b")
+
+
+def test_a_late_answer_ends_the_rest_and_gives_the_next_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(router_client, "REST_S", patience_s())
+
+    async def main() -> None:
+        router = LateRouter()
+        client = RouterClient(router, PromptHasher(KEY), 0.01)
+        both = await asyncio.gather(client.place("m", request(), None), client.place("m", request(), None))
+        assert both == [None, None]
+        assert client.is_silent
+        await until(lambda: router.num_left == 1)  # one is enough to be waited for
+        router.may_answer.set()
+        await until(lambda: not client.is_silent)
+        assert client._limit.seconds > 0.01
+        assert await client.place("m", request(), None) == Decision("b")
+
+    run(main())
+
+
+def test_an_answer_that_never_comes_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(router_client, "REST_S", 0.01)
+
+    async def main() -> None:
+        router = LateRouter()
+        client = RouterClient(router, PromptHasher(KEY), 0.01)
+        for number in (1, 2):
+            assert await client.place("m", request(), None) is None
+            await until(lambda number=number: router.num_left == number)
+            await until(lambda: not client.is_silent)
+            assert client._limit.seconds == 0.01  # who does not answer gets no more time
+        assert router.num_asked == 2
 
     run(main())

@@ -6,16 +6,18 @@ import asyncio
 
 import pytest
 
-from app.autoscaling_config import AutoscalingConfig
-from app.deployments.waiting_room import WaitingRoom
-from app.engine.request import EngineRequest
-from app.engine.sampling_params import SamplingParams
-from app.errors import EngineDeadError, OverloadedError
-from tests.limits import run, until
+from app.config.autoscaling import AutoscalingConfig
+from app.deployments.ingress.waiting_room import WaitingRoom
+from app.errors import DeadlineError, EngineDeadError, OverloadedError
+from app.records.request import Deadline, EngineRequest, Placement
+from app.records.sampling_params import SamplingParams
+from tests.limits import AT_ONCE_S, run, until
 
 
-def request(num_tokens: int = 5) -> EngineRequest:
-    return EngineRequest("a", [1] * num_tokens, SamplingParams())
+def request(num_tokens: int = 5, tenant: str = "", timeout_s: float | None = None) -> EngineRequest:
+    deadline = None if timeout_s is None else Deadline(timeout_s)
+    placement = Placement(tenant=tenant, deadline=deadline)
+    return EngineRequest("a", [1] * num_tokens, SamplingParams(), placement=placement)
 
 
 def room(wait_s: float = 1e6, most: int = 2) -> WaitingRoom:
@@ -53,5 +55,42 @@ def test_where_the_number_of_replicas_is_fixed_nobody_waits() -> None:
     async def scene() -> None:
         with pytest.raises(EngineDeadError, match="no engine replica of model 'm'"):
             await WaitingRoom("m").wait(request(), lambda: False)
+
+    run(scene())
+
+
+def test_one_tenant_cannot_fill_the_room() -> None:
+    """Another one's request takes the place of its last one, until both have as many."""
+
+    async def scene() -> None:
+        waiting, is_open = room(most=4), asyncio.Event()
+
+        def begin(tenant: str) -> asyncio.Task[None]:
+            return asyncio.create_task(waiting.wait(request(tenant=tenant), is_open.is_set))
+
+        greedy = [begin("greedy") for _ in range(4)]
+        await until(lambda: waiting.num_requests == 4)
+        others = [begin("other"), begin("other")]
+        for displaced in greedy[:1:-1]:
+            with pytest.raises(OverloadedError):
+                await displaced
+        for tenant in ("other", "greedy"):
+            with pytest.raises(OverloadedError):
+                await begin(tenant)
+        await until(lambda: waiting.num_requests == 4)
+        is_open.set()
+        await asyncio.gather(*greedy[:2], *others)
+        assert (waiting.num_requests, waiting._of_tenant) == (0, {})
+
+    run(scene())
+
+
+def test_who_waits_is_told_when_the_deadline_has_passed() -> None:
+    async def scene() -> None:
+        waiting = room()
+        with pytest.raises(DeadlineError):
+            await waiting.wait(request(timeout_s=AT_ONCE_S), lambda: False)
+        with pytest.raises(DeadlineError):
+            await waiting.wait_held(request(timeout_s=AT_ONCE_S), lambda: False, lambda: "paused")
 
     run(scene())

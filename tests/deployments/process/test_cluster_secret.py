@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from app.deployments import cluster_secret
-from app.deployments.cluster_secret import KEY_FILE_VARIABLE, load_block_hash_key
+from app.deployments.process import cluster_secret
+from app.deployments.process.cluster_secret import KEY_FILE_VARIABLE, load_block_hash_key
 from app.errors import ConfigError
 
 

@@ -16,7 +16,7 @@ from ray.serve._private.common import ServeComponentType
 from ray.serve._private.logging_utils import configure_component_logger
 from ray.serve.schema import LoggingConfig
 
-from app.deployments.serve_logs import SERVE_LOGGER, log_to_serve_files
+from app.deployments.process.serve_logs import SERVE_LOGGER, log_to_serve_files
 
 
 class _Full(io.StringIO):

@@ -9,7 +9,7 @@ import pytest
 import ray
 
 from app.deployments.app import build
-from app.deployments.start_errors import logs_start_error
+from app.deployments.process.start_errors import logs_start_error
 from app.errors import ConfigError
 
 

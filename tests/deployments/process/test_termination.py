@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from app.deployments.termination import Termination
+from app.deployments.process.termination import Termination
 from tests import limits
 from tests.limits import wait_until
 

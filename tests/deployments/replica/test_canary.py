@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from app.deployments.canary import Canary
-from app.engine.request import CANARY_TENANT, MAX_PRIORITY, EngineRequest
+from app.deployments.replica.canary import Canary
 from app.errors import EngineDeadError
+from app.records.request import CANARY_TENANT, MAX_PRIORITY, EngineRequest
 
 
 class Clock:

@@ -9,18 +9,20 @@ import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.deployments import engine_metrics
-from app.deployments.canary import GENERATE_ONE
-from app.deployments.engine_metrics import EngineMetrics
+from app.deployments.replica import engine_metrics
+from app.deployments.replica.canary import GENERATE_ONE
+from app.deployments.replica.engine_metrics import EngineMetrics
 from app.engine.core import EngineCore
-from app.engine.outputs import FinishReason
-from app.engine.request import CANARY_TENANT, EngineRequest, Placement
-from app.engine.sampling_params import SamplingParams
-from app.engine.stats import EngineStats, RequestTimings
+from app.records.outputs import FinishReason
+from app.records.request import CANARY_TENANT, EngineRequest, Placement
+from app.records.sampling_params import SamplingParams
+from app.records.stats import EngineStats, RequestTimings
 from app.telemetry.exposition import render
 from app.telemetry.metrics import MetricsRecorder, decode_snapshot
-from app.telemetry.tenant_tokens import tenant_label
+from app.telemetry.tenant_tokens import TenantLabels
 from tests.engine.core_driver import make_core, make_request
+
+LABELS = TenantLabels(b"secret")
 
 
 def timings(request_id: str, reason: FinishReason) -> RequestTimings:
@@ -45,7 +47,7 @@ def timings(request_id: str, reason: FinishReason) -> RequestTimings:
 def stats(**changed: Any) -> EngineStats:
     """The statistics of an engine that has done nothing yet, but for what is `changed`."""
     zeros: dict[str, Any] = {f.name: 0 for f in fields(EngineStats)}
-    return EngineStats(**{**zeros, "num_blocks": 1, "kv_connector": None, **changed})
+    return EngineStats(**{**zeros, "num_blocks": 1, "figures": {}, **changed})
 
 
 def test_why_requests_wait() -> None:
@@ -69,6 +71,7 @@ def run_all(core: EngineCore, request: EngineRequest) -> int:
 def test_prompt_tokens_by_source_add_up() -> None:
     """The second request finds two of the three blocks of the first, which were full; the last token is computed."""
     metrics = EngineMetrics(MetricsRecorder({"model_name": "m", "engine": "0"}))
+    metrics.label_tenants(LABELS)
     core = make_core(recorder=metrics)
     prompt = list(range(1, 13))
     num_steps = sum(run_all(core, make_request(name, prompt, max_tokens=3)) for name in ("a", "b"))
@@ -79,7 +82,8 @@ def test_prompt_tokens_by_source_add_up() -> None:
     assert sum(by_source.values()) == values["vllm:prompt_tokens_total"][()]
     assert values["vllm:prompt_tokens_cached_total"][()] == 8
     assert series.histograms["vllm:request_prefill_kv_computed_tokens"][()].sum == 16
-    assert values["manta:tenant_tokens_total"] == {(tenant_label(""), "prompt"): 24, (tenant_label(""), "output"): 6}
+    label = LABELS.of("")
+    assert values["manta:tenant_tokens_total"] == {(label, "prompt"): 24, (label, "output"): 6}
     phases = series.histograms["manta:step_seconds"]
     assert [phases[(phase,)].count for phase in ("schedule", "wait", "update")] == [num_steps] * 3
 

@@ -14,18 +14,22 @@ from typing import Any
 
 import pytest
 
-from app.config import EngineConfig, IngressConfig, ModelConfig
-from app.deployments import engine_replica
+from app.checkpoints import model_info
+from app.checkpoints.model_info import ASSETS
+from app.config.engine import EngineConfig
+from app.config.ingress import IngressConfig
+from app.config.model import ModelConfig
+from app.config.router import RouterConfig
 from app.deployments.admin.fleet_state import FleetState
+from app.deployments.channel import serve_port
 from app.deployments.channel.wire import ControlMessage, SecludedError, decode_frame, encode
-from app.deployments.engine_replica import LONG_PROMPT_TOKENS, EngineReplica
-from app.engine import model_info
-from app.engine.model_info import ASSETS
-from app.engine.request import EngineRequest, Placement
-from app.engine.sampling_params import SamplingParams
-from app.engine.structured.structured_outputs import StructuredOutputs
+from app.deployments.replica import ending, engine_replica, grammar_queue
+from app.deployments.replica.engine_replica import EngineReplica
+from app.deployments.replica.intake import LONG_PROMPT_TOKENS
 from app.errors import EngineDeadError, InvalidRequestError, MantaError, OverloadedError
-from app.router_config import RouterConfig
+from app.records.request import EngineRequest, Placement
+from app.records.sampling_params import SamplingParams
+from app.structured.structured_outputs import StructuredOutputs
 from tests import limits
 from tests.deployments.fake_engine import REFUSED_SEED, FakeEngine
 from tests.limits import run, until
@@ -118,7 +122,7 @@ def test_one_that_cannot_join_its_fleet_ends(play_with_admin: Any, monkeypatch: 
 
     monkeypatch.setattr(engine_replica.SharedState, "ask", ask)
     gone: list[str] = []
-    monkeypatch.setattr(EngineReplica, "_go", lambda self, why: gone.append(why))
+    monkeypatch.setattr(ending.Ending, "go", lambda self, why: gone.append(why))
 
     async def scene(replica: Replica, known: asyncio.Event) -> None:
         assert not await replica.accepting()
@@ -314,7 +318,7 @@ def test_known_grammars_go_first_and_tenants_take_turns_with_new_ones(play: Any)
         await until(lambda: len(replica.engine.threads) == 1)  # one is being compiled, the others wait
         assert await submit(4, "known", "hostile") is None
         neighbour = submit(5, "new 5", "neighbour")
-        await until(lambda: replica._grammar_work.num_waiting == 4)
+        await until(lambda: replica._intake.num_waiting_grammars == 4)
         replica.engine.gate.set()
         assert await asyncio.gather(*hostile, neighbour) == [None] * 5
         assert [own.sampling.seed for own in replica.engine.added] == [4, 0, 1, 5, 2, 3]
@@ -324,7 +328,7 @@ def test_known_grammars_go_first_and_tenants_take_turns_with_new_ones(play: Any)
 
 
 def test_grammars_that_wait_are_bounded_for_each_tenant(play: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_replica, "MAX_WAITING_GRAMMARS", 8)
+    monkeypatch.setattr(grammar_queue, "MAX_WAITING_GRAMMARS", 8)
 
     async def scene(replica: Replica) -> None:
         frames = await replica.channel("c1", "i1")
@@ -337,6 +341,31 @@ def test_grammars_that_wait_are_bounded_for_each_tenant(play: Any, monkeypatch: 
         waiting = [task for task in asked if not task.done()]
         replica.engine.gate.set()
         assert await asyncio.gather(*waiting) == [None] * 3
+        await frames.aclose()
+
+    play(scene)
+
+
+def test_a_new_grammar_that_waits_too_long_is_refused_by_name(play: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ingress gave the replica up meanwhile, and told of one that cannot be reached."""
+    assert grammar_queue.MAX_WAIT_S < serve_port.SUBMIT_TIMEOUT_S
+    monkeypatch.setattr(grammar_queue, "MAX_WAIT_S", limits.scaled_s(0.2))
+
+    async def scene(replica: Replica) -> None:
+        frames = await replica.channel("c1", "i1")
+        two = [(str(i), grammar_request(i, "of two choices", "a")) for i in (0, 1)]
+        waiting = [asyncio.create_task(replica.submit("c1", two, "r1"))]
+        await until(lambda: len(replica.engine.threads) == 1)  # it is being compiled
+        waiting += [asyncio.create_task(replica.submit("c1", [("2", grammar_request(2, "another", "b"))], "r1"))]
+        refusals = [one for answer in await asyncio.gather(*waiting) for one in answer]
+        assert len(refusals) == 3
+        for refusal in refusals:
+            assert isinstance(refusal, OverloadedError)
+            assert "compiled one at a time" in refusal.message
+        replica.engine.gate.set()
+        await until(lambda: len(replica.engine.added) == 1)  # it was compiled in the end, and is wanted no more
+        await until(lambda: not replica.engine._requests)
+        assert len(replica.engine.threads) == 1
         await frames.aclose()
 
     play(scene)
@@ -358,7 +387,7 @@ def test_control_calls_are_answered_in_time(play: Callable[..., None]) -> None:
 
 def test_sigterm_gives_every_request_up_and_then_ends_the_process(play: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     exits: list[int] = []
-    monkeypatch.setattr(engine_replica.os, "_exit", exits.append)
+    monkeypatch.setattr(ending.os, "_exit", exits.append)
 
     async def scene(replica: Replica) -> None:
         frames = [await replica.channel(name, f"i-{name}") for name in ("c1", "c2")]

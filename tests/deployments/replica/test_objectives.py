@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from app.deployments import objectives
-from app.deployments.objectives import Objectives
-from app.engine.request import EngineRequest
-from app.engine.sampling_params import SamplingParams
-from app.engine.stats import RequestTimings
-from app.slo_config import SloConfig
+from app.config.slo import SloConfig
+from app.deployments.replica import objectives
+from app.deployments.replica.objectives import Objectives
+from app.records.request import EngineRequest
+from app.records.sampling_params import SamplingParams
+from app.records.stats import RequestTimings
 from app.telemetry.metrics import MetricsRecorder
 
 GOOD = RequestTimings(

@@ -11,11 +11,11 @@ import ray
 from prometheus_client.parser import text_string_to_metric_families
 from ray.dashboard.modules.metrics.dashboards import serve_llm_dashboard_panels as board
 
-from app.deployments.engine_metrics import EngineMetrics
-from app.deployments.ray_metrics import HISTOGRAMS, RayMirror
+from app.deployments.replica.engine_metrics import EngineMetrics
+from app.deployments.replica.ray_metrics import HISTOGRAMS, RayMirror
 from app.telemetry.metrics import MetricsRecorder
 from tests import limits
-from tests.deployments.test_engine_metrics import stats, timings
+from tests.deployments.replica.test_engine_metrics import stats, timings
 
 # Series of features that do not exist here.
 ABSENT = ("nixl_", "kv_offload_", "num_requests_swapped")
@@ -44,7 +44,7 @@ def test_only_what_changed_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
             assert tags.keys() == self._keys
             sent.append((self._name, value))
 
-    monkeypatch.setattr("app.deployments.ray_metrics.Gauge", Gauge)
+    monkeypatch.setattr("app.deployments.replica.ray_metrics.Gauge", Gauge)
     metrics = recorded()
     mirror = RayMirror(metrics.labels)
     mirror.publish(metrics.refresh(stats(num_running=2)))
@@ -84,7 +84,7 @@ def test_ray_s_board_finds_its_series(ray_cluster: str) -> None:
         def publish(self) -> None:
             metrics = recorded()
             self._mirror = RayMirror(metrics.labels)
-            self._mirror.publish(metrics.refresh(stats(num_running=2, prompt_tokens_total=9)))
+            self._mirror.publish(metrics.refresh(stats(num_running=2, figures={"prompt_tokens": 9})))
 
     replica = Replica.remote()
     ray.get(replica.publish.remote())

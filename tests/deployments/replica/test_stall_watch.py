@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app.deployments.stall_watch import StallWatch
+from app.deployments.replica.stall_watch import StallWatch
 from app.engine.step_limit import FLOOR_S
 
 LIMIT_S = 2 * FLOOR_S

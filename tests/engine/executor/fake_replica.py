@@ -6,9 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import ray
 
-from app.config import EngineConfig
+from app.config.engine import EngineConfig
 from app.engine.executor.ray_workers import RayWorkersExecutor
-from app.engine.worker_info import WorkerInfo
+from app.records.worker_info import WorkerInfo
 from tests.engine.executor.fake_worker import FAKE_WORKER, expected_tokens, make_step_message
 
 

@@ -10,9 +10,9 @@ import numpy as np
 import ray
 from ray.util.placement_group import get_current_placement_group
 
-from app.engine.step import ModelRunnerOutput, SchedulerOutput, TokenLogprobs
-from app.engine.worker_info import WorkerInfo
 from app.errors import CheckpointError, ConfigError
+from app.records.step import ModelRunnerOutput, SchedulerOutput, TokenLogprobs
+from app.records.worker_info import WorkerInfo
 
 FAKE_WORKER = f"{__name__}:FakeWorker"
 SLEEP_MS, FAIL, KILL, STOP, LARGE, ONLY_RANK = range(6)

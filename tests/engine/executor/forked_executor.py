@@ -7,18 +7,18 @@ from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from app.config import EngineConfig
+from app.config.engine import EngineConfig
 from app.engine.executor.local_processes import LocalProcessesExecutor
 from app.engine.executor.local_worker import serve
-from app.engine.step import SchedulerOutput
-from app.engine.worker.graphs.decode_step import Decode, DecodeStep
-from app.engine.worker.graphs.graph_setup import GraphSetup
-from app.engine.worker.model_runner import ModelRunner, _is_decode
-from app.engine.worker.pending_step import StepResults
+from app.records.step import SchedulerOutput
+from app.worker.graphs.graph_setup import GraphSetup
+from app.worker.graphs.static_step import Static, StaticStep
+from app.worker.model_runner import ModelRunner
+from app.worker.rows.pending_step import StepResults
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
-    ["app.engine.worker.worker", "app.engine.executor.local_worker", __name__, "tests.engine.executor.fake_worker"]
+    ["app.worker.worker", "app.engine.executor.local_worker", __name__, "tests.engine.executor.fake_worker"]
 )
 
 
@@ -56,22 +56,24 @@ class ForkedExecutor(LocalProcessesExecutor):
 
 def serve_static(*arguments: Any) -> None:
     """A worker that decodes over static tensors, as one on a GPU does, without the capture."""
-    dynamic = ModelRunner._dynamic
-
+    ordinary = ModelRunner._run
     init = GraphSetup.__init__
 
     def keep_parts(setup: GraphSetup, config: EngineConfig, *parts: Any, **options: Any) -> None:
         init(setup, config, *parts, **options)
-        setup.step = DecodeStep(*parts[:2], [1, 2, 4, 8, 16])
+        drafts = {name: options[name] for name in ("num_draft_tokens", "drafting")}
+        setup.step = StaticStep(parts[0], parts[1], parts[3], [1, 2, 4, 8, 16], **drafts)
 
-    def run_uncaptured(setup: GraphSetup) -> Decode | None:
+    def run_uncaptured(setup: GraphSetup) -> Static | None:
         return setup.step
 
     def refuse_decodes(runner: ModelRunner, step_message: SchedulerOutput) -> StepResults:
-        assert runner._decode is None or not _is_decode(step_message), "a step that only decodes is to be static"
-        return dynamic(runner, step_message)
+        counts, drafts = step_message.num_scheduled_tokens, step_message.num_draft_tokens
+        decodes = step_message.samples.all() and ((counts if drafts is None else counts - drafts) == 1).all()
+        assert runner._static is None or not decodes, "a step that only decodes is to be static"
+        return ordinary(runner, step_message)
 
     GraphSetup.__init__ = keep_parts  # type: ignore[method-assign]
     GraphSetup.capture = run_uncaptured  # type: ignore[method-assign]
-    ModelRunner._dynamic = refuse_decodes  # type: ignore[method-assign]
+    ModelRunner._run = refuse_decodes  # type: ignore[method-assign]
     serve(*arguments)

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from app import LLM, SamplingParams
-from app.engine.model_info import ASSETS
-from tests.engine.models.expert_variants import EXPERT_VARIANTS
-from tests.engine.quantization.stored_forms import PLAIN_FORMS, llama
-from tests.engine.quantization.test_mxfp4 import mxfp4_model
+from app.checkpoints.model_info import ASSETS
 from tests.hf_logprobs import errors_of, logprob_errors, prompts
+from tests.models.families.expert_variants import EXPERT_VARIANTS
+from tests.quantization.stored_forms import PLAIN_FORMS, llama
+from tests.quantization.test_mxfp4 import mxfp4_model
 from tests.tiny_models import hf_model, tiny_model
 
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
@@ -88,7 +88,7 @@ def check_moves(sums: str, device: str = "cuda") -> None:
         rounds, moved = [], []
         for _ in range(4):
             rounds.append(llm.generate(asked, params, use_tqdm=False))
-            moved.append(llm._core.stats().moved_experts_total)
+            moved.append(llm._core.stats().figures["experts_moved"])
     assert moved[0] > 0, "nothing was moved"
     tokens = [[list(answer.outputs[0].token_ids) for answer in answers] for answers in rounds]
     assert tokens[1:] == tokens[:-1], moved

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import ray
 
-from app.config import EngineConfig
+from app.config.engine import EngineConfig
 from app.engine.executor.ray_workers import RayWorkersExecutor
 from tests import limits
 from tests.engine.executor.fake_worker import FAKE_WORKER, expected_tokens, make_step_message

@@ -7,14 +7,14 @@ import random
 import numpy as np
 import pytest
 
-from app.config import EngineConfig
+from app.config.engine import EngineConfig
 from app.engine.executor import create_executor
 from app.engine.executor.in_process import InProcessExecutor
-from app.engine.request import EngineRequest
-from app.engine.step import NewRequest, SchedulerOutput
 from app.errors import CheckpointError, EngineDeadError
-from tests.engine.worker_driver import greedy
+from app.records.request import EngineRequest
+from app.records.step import NewRequest, SchedulerOutput
 from tests.tiny_models import hf_greedy, hf_model, tiny_model
+from tests.worker.worker_driver import greedy
 
 PROMPT = [random.Random(5).randrange(3, 331) for _ in range(12)]
 

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from app.config import EngineConfig
+from app.config.engine import EngineConfig
 from app.engine.executor import create_executor
 from app.engine.executor.local_processes import LocalProcessesExecutor
 from app.engine.executor.worker_group import signs_of_life

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from app.config import EngineConfig
+from app.checkpoints.model_info import ModelInfo
+from app.config.engine import EngineConfig
 from app.engine.core import EngineCore
 from app.engine.executor.base import Executor
 from app.engine.executor.in_process import InProcessExecutor
 from app.engine.executor.worker_group_executor import WARM_UP_STEP_ID
-from app.engine.model_info import ModelInfo
-from app.engine.request import EngineRequest
-from app.engine.sampling_params import SamplingParams
-from app.engine.step import ModelRunnerOutput, SchedulerOutput
+from app.records.request import EngineRequest
+from app.records.sampling_params import SamplingParams
+from app.records.step import ModelRunnerOutput, SchedulerOutput
 from tests import limits
 from tests.engine.core_driver import Results, assert_idle, run
 from tests.engine.executor.forked_executor import ForkedExecutor, serve_static
@@ -128,8 +128,8 @@ def generate(config: EngineConfig, executor: Executor) -> tuple[Results, Results
         assert all(single.tokens[name] == greedy.tokens[name][:1] for name in single.tokens)
         assert_idle(core)
         stats = core.stats()
-        assert stats.preemptions_total > 0, "nothing was preempted"
-        assert stats.prefix_cache_hits_total > 0, "no prefix was found"
+        assert stats.figures["preemptions"] > 0, "nothing was preempted"
+        assert stats.figures["prefix_cache_hits"] > 0, "no prefix was found"
         return greedy, drawn
     finally:
         core.shutdown()

@@ -21,12 +21,12 @@ import ray
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from app.config import EngineConfig
+from app.config.engine import EngineConfig
 from app.engine.executor import placement as placement_module
 from app.engine.executor.ray_workers import RayWorkersExecutor
 from app.engine.executor.transports.compiled_graph import CAPACITY_BYTES
-from app.engine.worker_info import WorkerInfo
 from app.errors import CheckpointError, ConfigError, EngineDeadError, MantaError
+from app.records.worker_info import WorkerInfo
 from tests import limits
 from tests.engine.executor.fake_replica import Replica
 from tests.engine.executor.fake_worker import FAIL, KILL, LARGE, SLEEP_MS, STOP, expected_tokens, make_step_message

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from app.config import EngineConfig
+from app.checkpoints.model_info import ModelInfo
+from app.config.engine import EngineConfig
 from app.engine.core import EngineCore
 from app.engine.executor import create_executor
-from app.engine.model_info import ModelInfo
-from app.engine.pooling.params import PoolingParams
-from app.engine.request import EngineRequest
-from app.engine.sampling_params import SamplingParams
+from app.records.pooling_params import PoolingParams
+from app.records.request import EngineRequest
+from app.records.sampling_params import SamplingParams
 from app.text.tokenizer import Tokenizer
 from tests.tiny_encoders import hf_encoder, texts, tiny_encoder
 from tests.tiny_models import hf_greedy, hf_model, tiny_model

@@ -9,11 +9,11 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
-from app.config import EngineConfig
+from app.checkpoints.model_info import ModelInfo
+from app.config.engine import EngineConfig
 from app.engine.core import EngineCore
 from app.engine.executor.ray_workers import RayWorkersExecutor
-from app.engine.model_info import ModelInfo
-from app.engine.sampling_params import SamplingParams
+from app.records.sampling_params import SamplingParams
 from tests.engine.core_driver import KEY, make_request, run
 from tests.tiny_models import hf_greedy, hf_model, tiny_model
 

@@ -11,7 +11,7 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
-from app.config import EngineConfig
+from app.config.engine import EngineConfig
 from app.engine.executor.ray_workers import RayWorkersExecutor
 from app.errors import EngineDeadError
 from tests import limits

@@ -6,16 +6,18 @@ import pytest
 
 from app.engine.kv_cache.create import create_manager
 from app.engine.kv_cache.kv_cache_manager import KVCacheManager
-from app.engine.kv_cache.kv_groups import WHOLE, Windows
 from app.engine.kv_cache.window_manager import WindowManager
-from app.engine.worker_info import WorkerInfo
+from app.engine.kv_connector.host_memory import HostMemory
+from app.records.host_pool import HostPoolReport
+from app.records.kv_groups import WHOLE, Windows
+from app.records.worker_info import WorkerInfo
 
 
 @pytest.mark.parametrize(
     ("windows", "kind"), [(WHOLE, KVCacheManager), ((6,), WindowManager), ((None, 6), WindowManager)]
 )
 def test_by_the_windows(windows: Windows, kind: type[KVCacheManager]) -> None:
-    info = WorkerInfo(30, "fake", "int", num_host_blocks=7, kv_windows=windows)
+    info = WorkerInfo(30, "fake", "int", kv_connector=(HostPoolReport(7, 8),), kv_windows=windows)
     kv = create_manager(
         info,
         4,
@@ -27,5 +29,5 @@ def test_by_the_windows(windows: Windows, kind: type[KVCacheManager]) -> None:
     )
     assert type(kv) is kind
     assert (kv.num_groups, kv.block_size, kv.pool.num_blocks) == (len(windows), 4, 30)
-    assert kv.connector is not None
-    assert kv.connector.stats().num_blocks == 7
+    assert isinstance(kv.connector, HostMemory)
+    assert kv.connector.num_blocks == 7

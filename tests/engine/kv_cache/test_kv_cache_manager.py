@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from app.engine.kv_cache.kv_cache_manager import KVCacheManager
 from app.engine.kv_cache.prefix_hit import NO_HIT
-from app.engine.request import EngineRequest
-from app.engine.sampling_params import SamplingParams
-from app.engine.scheduler.request import Request
+from app.records.request import EngineRequest
+from app.records.request_state import Request
+from app.records.sampling_params import SamplingParams
 
 
 def make(num_blocks: int = 16, **options: bool) -> KVCacheManager:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from app.engine.kv_cache.kv_groups import KVGroups, Windows
 from app.engine.kv_cache.prefix_hit import NO_HIT
 from app.engine.kv_cache.running_rows import RunningRows
 from app.engine.kv_cache.window_manager import FirstGroup, WindowManager
 from app.engine.kv_connector.host_memory import HostMemory
-from app.engine.scheduler.request import Request
+from app.records.kv_groups import KVGroups, Windows
+from app.records.request_state import Request
 from tests.engine.kv_cache.test_kv_cache_manager import make_request
 from tests.engine.scheduler.random_run import RandomRun
 
@@ -173,9 +173,9 @@ def play(seeds: range, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int, int]:
             stats = run.play().stats()
         except Exception as error:
             raise AssertionError(f"the run of seed {seed} failed: {type(error).__name__}: {error}") from error
-        preemptions += stats.preemptions_total
-        hits += stats.found_tokens_total
-        loads += stats.loaded_tokens_total
+        preemptions += stats.figures["preemptions"]
+        hits += stats.figures["found_tokens"]
+        loads += stats.figures["loaded_tokens"]
     return preemptions, hits, loads
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from app.engine.kv_cache.block_pool import BlockPool
-from app.engine.kv_cache.kv_groups import WHOLE, Windows
+from app.records.kv_groups import WHOLE, Windows
 from tests.engine.fake_executor import DeviceRow, chain
 from tests.engine.kv_connector.slow_tier import RUBBISH, SlowTier
 

@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from app.config import EngineConfig
+from app.config.engine import EngineConfig
 from app.engine.core import EngineCore
-from app.engine.step import KVTransfers, ModelRunnerOutput, SchedulerOutput
+from app.records.host_pool import HostPoolReport, KVTransfers
+from app.records.step import ModelRunnerOutput, SchedulerOutput
 from tests.engine.core_driver import KEY, fake_info
 from tests.engine.fake_executor import DeviceRow, FakeExecutor, chain
 
@@ -26,7 +27,7 @@ class SlowTier(FakeExecutor):
         self, num_blocks: int, num_slots: int, block_size: int, *, late: bool, delay: int, seed: int, **drafts: Any
     ) -> None:
         super().__init__(num_blocks, block_size, late=late, **drafts)
-        self.info = replace(self.info, num_host_blocks=num_slots, block_bytes=8)
+        self.info = replace(self.info, kv_connector=(HostPoolReport(num_slots, 8),) if num_slots else ())
         self.host = np.full((num_slots, block_size), RUBBISH, np.int64)
         self.delay = delay
         self.rng = random.Random(seed)

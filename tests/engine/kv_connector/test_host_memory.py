@@ -7,8 +7,8 @@ import random
 import pytest
 
 from app.engine.kv_cache.block_pool import BlockPool
-from app.engine.kv_cache.kv_events import KVEventLog, KVTier
 from app.engine.kv_connector.host_memory import HostMemory
+from app.records.kv_events import KVEventLog, KVTier
 
 
 def name(number: int) -> bytes:
@@ -97,8 +97,8 @@ def test_more_evictions_at_once_than_slots_keep_the_last() -> None:
     assert [tier.match([name(n)]) for n in (1, 2, 3, 4, 5)] == [0, 0, 0, 1, 1]
     (event,) = log.flush().events  # type: ignore[union-attr]
     assert (event.kind, event.tier, set(event.split())) == ("stored", "host", {name(4), name(5)})
-    stats = tier.stats()
-    assert (stats.stored_blocks_total, stats.num_cached_blocks, stats.usage, stats.block_bytes) == (2, 2, 1.0, 64)
+    figures = tier.figures()
+    assert (figures["kv_host_stored_bytes"], tier.num_cached, figures["kv_host_usage"]) == (2 * 64, 2, 1.0)
 
 
 def test_a_block_that_came_back_is_evicted_without_a_copy() -> None:
@@ -168,7 +168,7 @@ def test_random_operations_never_serve_stale_content(seed: int) -> None:
             pool.free(held.pop(rng.randrange(len(held)))[0])
         tier.check()
         pool.check()
-        assert tier.stats().num_cached_blocks <= num_slots
+        assert tier.num_cached <= num_slots
         for h in (h for chain in chains for h in chain):
             assert (pool.find(h) is not None) == (h in mirror.cached["device"])
             assert bool(tier.match([h])) == (h in mirror.cached["host"])

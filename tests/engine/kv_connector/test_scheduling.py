@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from app.deployments.engine_metrics import EngineMetrics
+from app.deployments.replica.engine_metrics import EngineMetrics
 from app.engine.core import EngineCore
 from app.engine.kv_connector.host_memory import HostMemory
-from app.engine.request import EngineRequest
+from app.records.request import EngineRequest
 from app.telemetry.metrics import MetricsRecorder, decode_snapshot
 from tests.engine.core_driver import Results, assert_idle, make_request, run
 from tests.engine.fake_executor import VOCAB, expected_tokens
@@ -183,7 +183,7 @@ def test_random_traffic_over_small_pools(seed: int) -> None:
     pool = core.scheduler.kv.pool
     assert all(pool.find(h) is not None for h in mirror.cached["device"])
     assert len(mirror.cached["device"]) == pool.num_cached
-    assert len(mirror.cached["host"]) == tier_of(core).stats().num_cached_blocks
+    assert len(mirror.cached["host"]) == tier_of(core).num_cached
     assert all(tier_of(core).match([h]) for h in mirror.cached["host"])
     nothing_left(core)
 

@@ -17,14 +17,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from app.config import EngineConfig
+from app.config.engine import EngineConfig
 from app.engine.core import EngineCore
-from app.engine.kv_cache.kv_groups import WHOLE, KVGroups, Windows
-from app.engine.request import EngineRequest
 from app.engine.scheduler import scheduler as scheduler_module
 from app.engine.scheduler import token_masks as token_masks_module
-from app.engine.step import ModelRunnerOutput, SchedulerOutput
-from app.engine.structured.matcher import Matcher
+from app.records.kv_groups import WHOLE, KVGroups, Windows
+from app.records.request import EngineRequest
+from app.records.step import ModelRunnerOutput, SchedulerOutput
+from app.structured.masks import DraftMasks
+from app.structured.matcher import Matcher
 from tests.engine.core_driver import KEY, Results, assert_idle, fake_info, make_request
 from tests.engine.fake_executor import VOCAB, DeviceRow, expected_tokens, sampling_key
 from tests.engine.kv_cache.window_device import WindowDevice
@@ -62,8 +63,18 @@ def fill_masks(matchers: list[CountingMatcher]) -> NDArray[np.int32]:
     return words
 
 
+def mask_drafts(proposed: list[tuple[CountingMatcher, list[int]]]) -> list[DraftMasks | None]:
+    """As many drafts as tokens are left; none, and no masks, at every fifth token."""
+    found: list[DraftMasks | None] = []
+    for matcher, drafts in proposed:
+        count = min(len(drafts), matcher.length - matcher.seen)
+        words = np.arange(matcher.seen, matcher.seen + count + 1, dtype=np.int32)[:, None]
+        found.append(None if matcher.seen % 5 == 4 else DraftMasks(count, words))
+    return found
+
+
 class Device(WindowDevice):
-    """Every row with a grammar must sample under a mask made after its latest token."""
+    """Every row with a grammar must sample under a mask made after its latest token, and after each of its drafts."""
 
     def execute(self, step_message: SchedulerOutput) -> ModelRunnerOutput:
         masks = step_message.masks
@@ -72,9 +83,10 @@ class Device(WindowDevice):
         return super().execute(step_message)
 
     def verify(self, device: DeviceRow, k: int, step_id: int) -> list[int]:
-        wanted = len(device.token_ids) - device.num_prompt_tokens if device.has_grammar else None
-        assert self.masks.get(self.num_sampled) == wanted, "the mask belongs to another token"
-        self.num_sampled += 1 + k
+        for place in range(k + 1):
+            wanted = len(device.token_ids) - device.num_prompt_tokens + place if device.has_grammar else None
+            assert self.masks.get(self.num_sampled) == wanted, "the mask belongs to another token"
+            self.num_sampled += 1
         return super().verify(device, k, step_id)
 
 
@@ -103,6 +115,7 @@ class RandomRun:
     def __post_init__(self) -> None:
         rng = self.rng = random.Random(self.seed)
         self.monkeypatch.setattr(token_masks_module, "fill_masks", fill_masks)
+        self.monkeypatch.setattr(token_masks_module, "mask_drafts", mask_drafts)
         self.monkeypatch.setattr(scheduler_module, "MIN_SHARED_TOKENS", rng.choice([1, 4, 128]))
         block_size, num_blocks = rng.choice([1, 2, 4, 16]), rng.choice([6, 10, 24, 64])
         self.pool_tokens = block_size * num_blocks

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from app.engine.kv_cache.kv_cache_manager import KVCacheManager
-from app.engine.request import EngineRequest, Placement
-from app.engine.request_bounds import RequestBounds
-from app.engine.sampling_params import SamplingParams
 from app.engine.scheduler.admission import Admission
-from app.engine.scheduler.request import Request
 from app.errors import PromptTooLongError
+from app.records.request import EngineRequest, Placement
+from app.records.request_bounds import RequestBounds
+from app.records.request_state import Request
+from app.records.sampling_params import SamplingParams
 
 
 def admit(

@@ -6,8 +6,8 @@ import time
 from dataclasses import replace
 
 from app.engine.core import EngineCore
-from app.engine.request import Deadline, EngineRequest, Placement
 from app.engine.scheduler.deadlines import SPARE
+from app.records.request import Deadline, EngineRequest, Placement
 from tests.engine.core_driver import Results, assert_idle, make_core, make_request, run
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from app.engine.scheduler.in_flight import InFlightStep
 from app.engine.scheduler.sampled_tokens import SampledTokens
-from app.engine.stats import RequestTimings, StepStats
-from app.engine.step import ModelRunnerOutput
+from app.records.stats import RequestTimings, StepStats
+from app.records.step import ModelRunnerOutput
 from tests.engine.core_driver import assert_idle, make_core, make_request, run
 from tests.engine.fake_executor import FakeExecutor, expected_tokens
 
@@ -41,7 +41,7 @@ def test_right_drafts_save_steps_and_wrong_ones_change_nothing(quality: float, m
     results = run(core, [make_request("r", PROMPT, max_tokens=24, logprobs=0)])
     assert results.tokens["r"] == ANSWER
     assert core.stats().steps_total - 1 - late <= most_steps
-    assert core.stats().generation_tokens_total == 24
+    assert core.stats().figures["generation_tokens"] == 24
     assert_idle(core)
 
 
@@ -64,7 +64,7 @@ def test_an_end_in_the_midst_of_a_step(cut: int) -> None:
             assert (results.tokens["r"], final.finish_reason) == (ANSWER[:cut], reason)
             assert final.stop_reason == stop_reason
             assert len(final.logprobs or []) == (0 if logprobs is None else len(final.new_token_ids))
-            assert core.stats().generation_tokens_total == cut
+            assert core.stats().figures["generation_tokens"] == cut
             assert_idle(core)
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from app.engine.request import EngineRequest
-from app.engine.sampling_params import SamplingParams
 from app.engine.scheduler.pending_diffs import PendingDiffs
-from app.engine.scheduler.request import Request
+from app.records.request import EngineRequest
+from app.records.request_state import Request
+from app.records.sampling_params import SamplingParams
 
 
 def request(row: int, blocks: list[int]) -> Request:

@@ -17,7 +17,7 @@ def play(seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
             core = run.play()
         except Exception as error:
             raise AssertionError(f"the run of seed {seed} failed: {type(error).__name__}: {error}") from error
-        num_preemptions += core.stats().preemptions_total
+        num_preemptions += core.stats().figures["preemptions"]
         num_drafts, num_accepted = num_drafts + run.device.num_drafts, num_accepted + run.device.num_accepted
     assert num_preemptions > len(seeds)
     assert len(seeds) < num_accepted < num_drafts - len(seeds)
@@ -25,7 +25,7 @@ def play(seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def walked(core: EngineCore) -> tuple[int, int, int, int, int]:
     """What `stats` reports, by asking every request."""
-    scheduler, usual = core.scheduler, round(core.scheduler._statistics.counters.output_tokens_average)
+    scheduler, usual = core.scheduler, round(core.scheduler._statistics.output_lengths.average)
     requests, rows = scheduler.requests.values(), scheduler.rows
     running = [request for request in requests if request.row >= 0]
     behind = [min(rows.num_tokens[r.row], rows.limit[r.row]) - rows.num_computed[r.row] for r in running]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app.engine.outputs import EngineOutput
+from app.records.outputs import EngineOutput
 from tests.engine.core_driver import make_core, make_request
 
 

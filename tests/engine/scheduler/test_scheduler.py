@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from app.engine.core import EngineCore
-from app.engine.step import ModelRunnerOutput, SchedulerOutput
+from app.records.step import ModelRunnerOutput, SchedulerOutput
 from tests.engine.core_driver import Results, assert_idle, make_core, make_request, run
 from tests.engine.fake_executor import FakeExecutor, expected_tokens
 
@@ -32,6 +32,14 @@ def test_no_step_exceeds_the_budget_and_decodes_come_first() -> None:
         counts = step_message.num_scheduled_tokens.tolist()
         prefills = [i for i, count in enumerate(counts) if count > 1]
         assert all(count > 1 for count in counts[prefills[0] : prefills[-1]]) if prefills else True
+    assert_idle(core)
+
+
+def test_a_step_beside_others_is_short_where_prompts_take_long() -> None:
+    core = make_core(num_blocks=2000, max_num_batched_tokens=2048, max_step_s=0.05)
+    core.scheduler._statistics.costs.observe(1000, 0, 0.1)
+    run(core, [make_request(f"long{i}", prompt(1500, i), max_tokens=2) for i in range(4)])
+    assert [step.num_tokens for step in step_messages(core)[:5]] == [256] * 5  # 500 would take as long; a power of two
     assert_idle(core)
 
 
@@ -134,7 +142,7 @@ def test_a_request_that_needs_the_whole_pool_gets_it(late: bool) -> None:
     results = run(core, requests)
     for i, request in enumerate(requests):
         assert results.tokens[f"r{i}"] == expected_tokens(request.prompt_token_ids, i, 44)
-    assert core.stats().preemptions_total > 0
+    assert core.stats().figures["preemptions"] > 0
     assert_idle(core)
 
 
@@ -254,7 +262,7 @@ def test_a_prompt_is_not_let_in_on_blocks_that_a_running_prompt_still_needs() ->
         core, [make_request("a", prompt(60, 1), max_tokens=4), make_request("b", prompt(40, 2), max_tokens=4)]
     )
     assert results.order == ["a", "b"]
-    assert core.stats().preemptions_total == 0
+    assert core.stats().figures["preemptions"] == 0
 
 
 @pytest.mark.parametrize("inflight", [1, 2])
@@ -279,7 +287,7 @@ def test_tokens_of_a_request_preempted_in_flight_are_kept(late: bool) -> None:
     core = make_core(num_blocks=24, late=late, max_num_seqs=8, max_inflight_steps=3)
     requests = [make_request(f"r{i}", prompt(10, i), max_tokens=50, seed=i) for i in range(8)]
     results = run(core, requests)
-    assert core.stats().preemptions_total > 0
+    assert core.stats().figures["preemptions"] > 0
     assert (
         sum(int(step_message.samples.sum()) for step_message in step_messages(core))
         == sum(map(len, results.tokens.values()))
@@ -330,13 +338,19 @@ def test_a_pipeline_goes_on_when_the_pool_is_full(stages: int) -> None:
         results = run(core, requests)
         for request in requests:
             assert results.tokens[request.request_id] == expected_tokens(request.prompt_token_ids, 7, 60)
-    assert core.stats().preemptions_total > 0
+    assert core.stats().figures["preemptions"] > 0
     assert_idle(core)
 
 
-def test_moved_experts_are_counted_whichever_output_says_so() -> None:
-    """On a GPU a flush brings two outputs, of which the last, that of no step, tells of moves."""
+def test_figures_of_workers_are_taken_in_whichever_output_says_so() -> None:
+    """On a GPU a flush brings two outputs, of which the last, that of no step, has them: totals grow, gauges change."""
     core, none = make_core(), np.empty(0, np.int32)
-    for moved, imbalance in ((3, 1.2), (0, 0.0), (2, 1.1), (0, 0.0)):
-        core.scheduler.update_from_output(ModelRunnerOutput(0, none, moved_experts=moved, expert_imbalance=imbalance))
-    assert (core.stats().moved_experts_total, core.stats().expert_imbalance) == (5, 1.1)
+    for figures in (
+        {"experts_moved": 3, "expert_imbalance": 1.2},
+        {},
+        {"experts_moved": 2, "expert_imbalance": 1.1},
+        {},
+    ):
+        core.scheduler.update_from_output(ModelRunnerOutput(0, none, figures=figures))
+    told = core.stats().figures
+    assert (told["experts_moved"], told["expert_imbalance"]) == (5, 1.1)

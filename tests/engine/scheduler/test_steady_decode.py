@@ -11,7 +11,7 @@ import pytest
 from app.engine.core import EngineCore
 from app.engine.scheduler.scheduler import Scheduler
 from app.engine.scheduler.step_writer import StepWriter
-from app.engine.step import ModelRunnerOutput, SchedulerOutput
+from app.records.step import ModelRunnerOutput, SchedulerOutput
 from tests.engine.core_driver import make_core, make_request
 from tests.engine.scheduler.random_run import RandomRun
 

@@ -8,7 +8,7 @@ from collections import deque
 import numpy as np
 import pytest
 
-from app.engine.step import ModelRunnerOutput, SchedulerOutput
+from app.records.step import ModelRunnerOutput, SchedulerOutput
 from tests.engine.core_driver import make_core, make_request
 
 R = 256

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from app.engine.request import EngineRequest
-from app.engine.sampling_params import SamplingParams
-from app.engine.scheduler.request import Request
 from app.engine.scheduler.stopping import check_stop
+from app.records.request import EngineRequest
+from app.records.request_state import Request
+from app.records.sampling_params import SamplingParams
 
 EOS, STOP = 2, 9
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 
-from app.engine.request import EngineRequest
-from app.engine.sampling_params import SamplingParams
-from app.engine.scheduler.request import Request
 from app.engine.scheduler.waiting_queue import WaitingQueue
+from app.records.request import EngineRequest
+from app.records.request_state import Request
+from app.records.sampling_params import SamplingParams
 
 
 def request(key: int) -> Request:

@@ -77,6 +77,26 @@ def test_gluon_with_windows_and_sinks(
 
 @pytest.mark.gpu
 @on_hopper
+@pytest.mark.parametrize(("head_dim", "num_heads", "num_kv_heads"), [(64, 64, 8), (128, 8, 8)])
+def test_both_groups_hide_what_lies_on_both_sides_of_one_tile(head_dim: int, num_heads: int, num_kv_heads: int) -> None:
+    """One tile is the first and the last of a window: thousands of programs, again and again, as a race needs luck, and
+    queries from memory, whose delay parts the groups."""
+    shape = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim, "block_size": 16}
+    lens = [(16 + i % 3, 60 + i % 60) for i in range(250)]
+    batch = make_batch(lens, dtype=torch.bfloat16, device=DEVICE, **shape)
+    for (num_query, seq_len), table in zip(lens, batch.meta.block_table, strict=True):
+        batch.kv_cache[table[: (seq_len - num_query - 3 + 1) // 16].long()] = float("nan")
+    wrong, flush = torch.zeros((), dtype=torch.int64, device=DEVICE), torch.empty(1 << 27, device=DEVICE)
+    for _ in range(200):
+        flush.zero_()
+        out = torch.zeros_like(batch.query)
+        gluon_prefill.prefill(batch.query, batch.kv_cache, batch.meta, out, scale=head_dim**-0.5, sliding_window=3)
+        wrong += out.isnan().sum()
+    assert int(wrong) == 0
+
+
+@pytest.mark.gpu
+@on_hopper
 @pytest.mark.parametrize("num_cached", [0, 1024])
 @pytest.mark.parametrize("block_size", [16, 64])
 def test_model_sized_chunk_on_the_gpu(num_cached: int, block_size: int) -> None:

@@ -13,7 +13,6 @@ from app.kernels.fused import (
     GatedActivation,
     HeadNorm,
     LatentRotation,
-    fused_ops,
     reference,
     triton_ops,
 )
@@ -277,7 +276,7 @@ def test_rotate_and_write_latent_to_a_quantized_cache(ops: FusedOps) -> None:
 def test_table_names_both_devices() -> None:
     assert FUSED_OPS.load("torch") is reference.OPS
     assert FUSED_OPS.load("triton") is triton_ops.OPS
-    assert fused_ops(torch.device("meta")) is reference.OPS
+    assert FUSED_OPS.on(torch.device("meta")) is reference.OPS
 
 
 @pytest.mark.gpu

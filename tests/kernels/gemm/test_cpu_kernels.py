@@ -12,9 +12,10 @@ from app.kernels.gemm.int8 import Int8Weight, quantize_rows
 from app.kernels.gemm.onednn_int8 import OneDNNInt8Weight
 from app.kernels.gemm.tiled import fastest
 from tests.kernels.gemm.tiled_weights import KINDS, Made, grouped, rows_of_int8
+from tests.kernels.instruction_sets import why_it_lacks
 
 needs_int4 = pytest.mark.skipif(not aten_int4._width(), reason="this build of PyTorch has no products of 4 bits")
-needs_int8 = pytest.mark.skipif(not onednn_int8._works(), reason="this build of PyTorch has no products of int8")
+needs_int8 = pytest.mark.skipif(not onednn_int8._works(), reason=why_it_lacks("products of int8"))
 DTYPES = [torch.float32, torch.bfloat16]
 # Outputs, inputs, group, bits
 GROUPED = {

@@ -10,6 +10,7 @@ import torch
 
 from app.kernels.gemm import GEMM_KERNELS, LEAST_PACKED_ELEMENTS, onednn, pack_weight
 from app.kernels.gemm.reference import linear
+from tests.kernels.instruction_sets import why_it_lacks
 
 CPU = torch.device("cpu")
 needs_onednn = pytest.mark.skipif(
@@ -29,7 +30,7 @@ def fresh_probe() -> Iterator[None]:
 @pytest.mark.parametrize(("rows", "inner", "outer"), [(0, 512, 512), (1, 640, 513), (8, 512, 512), (65, 333, 801)])
 def test_equals_the_product_in_double_precision(dtype: torch.dtype, rows: int, inner: int, outer: int) -> None:
     if not onednn.KERNEL.serves(dtype, CPU):
-        pytest.skip(f"no oneDNN for {dtype}")
+        pytest.skip(why_it_lacks(f"oneDNN for {dtype}"))
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(outer, inner, generator=generator).to(dtype)
     bias = torch.randn(outer, generator=generator).to(dtype)

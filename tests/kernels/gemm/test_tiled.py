@@ -34,13 +34,7 @@ def test_products_with_activations_as_they_are(name: str, monkeypatch: pytest.Mo
         x = torch.randn(rows, weight.truth.shape[1])
         truth = F.linear(x.double(), weight.truth, bias.double())
         torch.testing.assert_close(weight.weight.linear(x, bias).double(), truth, rtol=1e-4, atol=1e-4)
-    residual, norm = torch.randn_like(truth).float(), torch.randn(len(bias))
-    normed, total = weight.weight.ops.linear_add_norm(x, weight.weight, bias, residual, norm, 1e-5, True)
-    torch.testing.assert_close(total.double(), truth + residual, rtol=1e-4, atol=1e-4)
-    assert isinstance(normed, torch.Tensor)
-    torch.testing.assert_close(
-        normed.double(), F.rms_norm(truth + residual, (len(bias),), norm.double(), 1e-5), rtol=1e-3, atol=1e-3
-    )
+    assert weight.weight.ops_on(torch.device("cpu")) is None  # what follows is a launch of its own
 
 
 def test_4_bits_are_half_a_byte() -> None:

@@ -7,13 +7,13 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from app.engine.quantization.rounding import to_fp8_blocks, to_fp8_rows, to_int8_rows
 from app.kernels.gemm import PackedWeight
 from app.kernels.gemm import triton_quantized as ours
 from app.kernels.gemm.fp8 import Fp8Weight
 from app.kernels.gemm.fp8_block import Fp8BlockWeight
 from app.kernels.gemm.int8 import Int8Weight
 from app.kernels.gemm.tiled import TiledWeight
+from app.quantization.rounding import to_fp8_blocks, to_fp8_rows, to_int8_rows
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -6,13 +6,13 @@ from collections.abc import Iterable
 
 import pytest
 
-from app.config import EngineConfig
-from app.engine.layers.latent_step import least_expanded
-from app.engine.worker.warmup.plan import compiled_steps
+from app.config.engine import EngineConfig
 from app.kernels.mla.gluon_attend import TILE as MANY_ROWS
 from app.kernels.mla.gluon_few_rows import TILE as FEW_ROWS
 from app.kernels.mla.triton_attend import merge_tile
 from app.kernels.mla.triton_schedule import most_jobs
+from app.layers.latent_step import least_expanded
+from app.worker.warmup.plan import compiled_steps
 
 SHORT = least_expanded(512, 128, 128) - 1  # DeepSeek's sizes
 MULTIPROCESSORS = 132

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
 
+from app.backends import ATTENTION_BACKENDS
 from app.errors import ConfigError
 from app.kernels.attention import KV_FP8, AttentionMetadata
+from app.kernels.attention import reference as attention
 from app.kernels.mla import chunk_tokens, mla_ops
 from app.kernels.mla.reference import OPS, naive_latent_attention, prepare
 
@@ -79,9 +83,13 @@ def test_both_ways_equal_attention_over_heads(
 
 
 def test_a_backend_without_it_is_refused_by_name() -> None:
-    assert mla_ops("torch") is OPS
+    assert mla_ops(attention.OPS) is OPS
     with pytest.raises(ConfigError, match="attention_backend=flex: it does not serve latent attention"):
-        mla_ops("flex")
+        mla_ops(ATTENTION_BACKENDS.load("flex"))
+    named = replace(attention.OPS, name="mine", latent="app.kernels.mla.reference:prepare")
+    with pytest.raises(ConfigError, match=r"attention_backend=mine: its latent='app.*prepare' is no MLAOps") as raised:
+        mla_ops(named)
+    assert raised.value.param == "attention_backend"
 
 
 def test_the_workspace_has_a_fixed_size() -> None:

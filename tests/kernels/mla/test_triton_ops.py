@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from app.backends import ATTENTION_BACKENDS
 from app.errors import ConfigError
 from app.kernels.mla import (
     gluon_attend,
@@ -162,7 +163,7 @@ def test_blocks_must_be_powers_of_two() -> None:
     step = make_step([(1, 5)], SMALL)
     with pytest.raises(ConfigError, match="block_size=24"):
         OPS.prepare(step.meta, num_heads=3, block_size=24)
-    assert mla_ops("triton") is OPS
+    assert mla_ops(ATTENTION_BACKENDS.load("triton")) is OPS
 
 
 GPU_LENS = [(1, 1), (1, 700), (1, 1024), (1, 3001), (5, 129), (64, 64), (170, 900)]

@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from app.config import EngineConfig
-from app.engine.worker.graphs.cuda_graphs import graph_sizes, telling_sizes
-from app.engine.worker.warmup.plan import compiled_steps
+from app.config.engine import EngineConfig
 from app.kernels.gemm import triton_quantize
 from app.kernels.gemm.fp8_block import Fp8BlockWeight
 from app.kernels.gemm.lookup import TableWeight
@@ -20,6 +18,7 @@ from app.kernels.moe import (
     ExpertWeights,
     RoutingRule,
     gluon_fp8,
+    gluon_wide,
     tiles,
     triton_few,
     triton_fp8,
@@ -31,6 +30,8 @@ from app.kernels.moe import (
     triton_sum,
 )
 from app.kernels.moe.stacked import StackedExperts
+from app.worker.graphs.cuda_graphs import graph_sizes, telling_sizes
+from app.worker.warmup.plan import compiled_steps
 from tests.kernels.noted_launches import as_compiled, noted_launches
 
 SIZE, WIDTH = 512, 128
@@ -56,7 +57,7 @@ ROUNDED = ("qwen3-moe", "deepseek-v3")
 def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """The modules' kernels, as Triton compiles them."""
     modules = triton_few, triton_fp8, triton_gate, triton_grouped, triton_sort, triton_stored, triton_sum
-    for module in (*modules, gluon_fp8, triton_quantize):
+    for module in (*modules, gluon_fp8, gluon_wide, triton_quantize):
         for name, kernel in inspect.getmembers(module, lambda value: hasattr(value, "__getitem__")):
             if name.endswith("_kernel"):
                 monkeypatch.setattr(module, name, as_compiled(kernel))

@@ -6,13 +6,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from app.kernels.moe import RoutingRule, moe_ops
+from app.kernels.moe import MOE_OPS, RoutingRule
 from app.kernels.moe.reference import experts, gate, route
 from tests.kernels.moe.cases import CORRECTED, EPS, GLUS, RULES, make_case, true_routing, true_sum
 
 
 def test_a_cpu_has_the_plain_functions() -> None:
-    assert moe_ops(torch.device("cpu")).experts is experts
+    assert MOE_OPS.on(torch.device("cpu")).experts is experts
 
 
 @pytest.mark.parametrize(("name", "corrected"), CORRECTED)

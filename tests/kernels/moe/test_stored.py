@@ -14,7 +14,7 @@ from app.kernels.gemm.stored import Form, StoredTiles, bits_of, block_for, expon
 from app.kernels.moe import GLU, ExpertWeights, reference, triton_ops
 from app.kernels.moe.stacked import StackedExperts, stack_experts
 from app.kernels.moe.stored import serves
-from app.kernels.moe.tiles import LayerTiles
+from app.kernels.moe.tiles import NARROW, LayerTiles
 from app.kernels.moe.triton_grouped import GroupedTile
 from app.kernels.moe.triton_stored import plain_experts
 from tests.kernels.moe.cases import Case, make_case, true_sum
@@ -84,6 +84,7 @@ def test_experts_of_few_bits(kind: tuple[Form, int, bool, int]) -> None:
     numbers = [torch.stack([w.dequantize(e) for e in range(3)]) for w in (gate_up, down)]
     weights = ExpertWeights(on_device(gate_up), on_device(down), GLU())
     tiles = [LayerTiles(TILE, TILE, is_sorted=True)]
+    tiles += [LayerTiles(*NARROW, is_sorted=True)] if DEVICE == "cuda" else []
     tiles += [LayerTiles(one, one, is_sorted=False) for one in (SPLIT, *(ON_A_GPU if DEVICE == "cuda" else []))]
     for dtype, most in MOST_ERRORS.items():
         given = plain.to(dtype, DEVICE)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from scipy import stats
 
-from app.kernels.sampling import SAMPLE_TOKENS, reference, sample_tokens, triton_sample, uniform
+from app.kernels.sampling import SAMPLE_TOKENS, reference, triton_sample, uniform
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 INF = float("inf")
@@ -197,7 +197,7 @@ def test_large_vocabulary_on_the_gpu(dtype: torch.dtype, scale: float) -> None:
     rows = ROWS * 4
     logits = (torch.randn(len(rows), 151_936, generator=torch.Generator().manual_seed(1)) * scale).to(dtype)
     args = arguments(logits, rows)
-    sampled, _ = sample_tokens(*args)
+    sampled, _ = triton_sample.sample_tokens(*args)
     expected, sure = expected_tokens(args)
     assert sure.mean() > 0.8
     np.testing.assert_array_equal(sampled.cpu().numpy()[sure], expected[sure])
@@ -207,15 +207,15 @@ def test_large_vocabulary_on_the_gpu(dtype: torch.dtype, scale: float) -> None:
 def test_one_graph_serves_every_mix_of_rows() -> None:
     generator = torch.Generator().manual_seed(4)
     static = arguments(torch.randn(len(ROWS), 32_000, generator=generator) * 3, ROWS)
-    sample_tokens(*static)
+    triton_sample.sample_tokens(*static)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        captured = sample_tokens(*static)
+        captured = triton_sample.sample_tokens(*static)
     for shift in range(3):
         other = arguments(torch.randn(len(ROWS), 32_000, generator=generator) * 3, ROWS[shift:] + ROWS[:shift])
         for target, source in zip(static, other, strict=True):
             target.copy_(source)
         graph.replay()
-        eager = sample_tokens(*other)
+        eager = triton_sample.sample_tokens(*other)
         assert torch.equal(captured[0], eager[0])
         assert torch.equal(captured[1], eager[1])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from app.kernels.sampling import TOKEN_MASKS, apply_token_masks, token_masks, triton_token_masks
+from app.kernels.sampling import TOKEN_MASKS, token_masks, triton_token_masks
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PATHS = [
@@ -52,6 +52,6 @@ def test_equal_to_numpy(
 def test_the_device_chooses_the_path() -> None:
     logits = torch.zeros(1, 40)
     with mock.patch.object(TOKEN_MASKS, "load", wraps=TOKEN_MASKS.load) as load:
-        apply_token_masks(logits, torch.zeros(1, dtype=torch.int32), torch.zeros(1, 2, dtype=torch.int32))
+        TOKEN_MASKS.on(logits.device)(logits, torch.zeros(1, dtype=torch.int32), torch.zeros(1, 2, dtype=torch.int32))
     load.assert_called_once_with("torch")
     assert torch.isinf(logits).all()

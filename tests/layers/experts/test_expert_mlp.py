@@ -10,21 +10,21 @@ import torch
 from transformers import Qwen2MoeConfig
 from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeSparseMoeBlock
 
-from app.engine.attention.backend import select_attention
-from app.engine.distributed.parallel_groups import ParallelGroups, RankGroup
-from app.engine.layers.context import BuildContext, ForwardContext
-from app.engine.layers.epilogue import PLAIN, AddNorm
-from app.engine.layers.experts.expert_mlp import ExpertMLP
-from app.engine.layers.experts.settings import ExpertSettings
-from app.engine.layers.experts.shared_experts import SharedAmongExperts
-from app.engine.layers.norm import RMSNorm
-from app.engine.layers.quantized_layer import QuantizedLayer
-from app.engine.layers.weight import ShapeMismatch
-from app.engine.models.load_formats.base import targets
+from app.distributed.parallel_groups import ParallelGroups, RankGroup
 from app.errors import ConfigError, UnsupportedError
 from app.kernels.attention import AttentionMetadata
 from app.kernels.moe import RoutingRule
-from tests.engine.layers.test_tensor_parallel_shares import Recorded
+from app.layers.context import BuildContext, ForwardContext
+from app.layers.epilogue import PLAIN, AddNorm
+from app.layers.experts.expert_mlp import ExpertMLP
+from app.layers.experts.settings import ExpertSettings
+from app.layers.experts.shared_experts import SharedAmongExperts
+from app.layers.norm import RMSNorm
+from app.layers.quantized_layer import QuantizedLayer
+from app.layers.weight import ShapeMismatch
+from app.loading.load_formats.base import targets
+from app.worker.attention.backend import select_attention
+from tests.layers.test_tensor_parallel_shares import Recorded
 
 CPU = torch.device("cpu")
 C, W, E, K = 20, 12, 7, 3  # hidden size, width of an expert, experts, of a token

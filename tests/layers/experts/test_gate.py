@@ -11,10 +11,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from app.engine.layers.context import ForwardContext
-from app.engine.layers.experts.gate import Gate
-from tests.engine.models.expert_variants import EXPERT_VARIANTS
-from tests.engine.models.load_formats.formats import contexts, fill
+from app.layers.context import ForwardContext
+from app.layers.experts.gate import Gate
+from tests.loading.load_formats.formats import contexts, fill
+from tests.models.families.expert_variants import EXPERT_VARIANTS
 from tests.tiny_models import tiny_model
 
 TOKENS = 200

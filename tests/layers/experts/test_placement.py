@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from app.engine.layers.experts.placement import Loads, Slots, copies_of, first_slots, imbalance, place
+from app.layers.experts.placement import Loads, Slots, copies_of, first_slots, imbalance, place
 
 RANKS = (2, 3, 4, 8, 16, 32, 64)
 EXPERTS = (128, 256)

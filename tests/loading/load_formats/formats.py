@@ -9,12 +9,12 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from app.config import EngineConfig
-from app.engine.layers.context import BuildContext
-from app.engine.model_info import ModelInfo
-from app.engine.models.decoder import CausalLM
-from app.engine.models.loader import fill_model
-from app.engine.worker.save_sharded import rank_contexts
+from app.checkpoints.model_info import ModelInfo
+from app.config.engine import EngineConfig
+from app.layers.context import BuildContext
+from app.loading.loader import fill_model
+from app.models.decoder import CausalLM
+from app.worker.save_sharded import rank_contexts
 
 
 def as_pt(source: Path, directory: Path, files: int = 1, **options: bool) -> Path:

@@ -11,9 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from app.engine.models.checkpoint import DataFile
+from app.checkpoints.tensors.checkpoint import DataFile
 from app.errors import CheckpointError
-from tests.engine.models.load_formats.formats import as_pt, fill
+from tests.loading.load_formats.formats import as_pt, fill
 from tests.tiny_models import tiny_model
 
 INDEX = "model.safetensors.index.json"
@@ -59,7 +59,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda f: f.write_bytes(f.read_bytes()[:8] + b"!" + f.read_bytes()[9:]), "its header is no JSON",
     ),
     "a list as header": (lambda f: f.write_bytes((2).to_bytes(8, "little") + b"[]"), "not as the format has it"),
-    "an unknown type": (with_header(lambda h: first(h).update(dtype="F4")), "has the unknown type F4"),
+    "an unknown type": (with_header(lambda h: first(h).update(dtype="F4")), "has the unknown type 'F4'"),
     "a shape of other bytes": (with_header(lambda h: first(h)["shape"].append(2)), r"but has \d+ bytes"),
     "a size beyond all numbers": (
         with_header(lambda h: first(h).update(shape=[float("inf")])),  # type: ignore[list-item]

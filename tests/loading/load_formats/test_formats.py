@@ -11,16 +11,16 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from app.config import EngineConfig
-from app.engine.models import reader
-from app.engine.models.load_formats import open_checkpoint
-from app.engine.models.load_formats.pt import Pt
-from app.engine.models.load_formats.safetensors import Safetensors
-from app.engine.worker.save_sharded import save_sharded
+from app.checkpoints.tensors import reader
+from app.config.engine import EngineConfig
 from app.errors import CheckpointError, ConfigError
-from tests.engine.models.load_formats.formats import as_pt, assert_same, contexts, fill, state
-from tests.engine.worker_driver import Driver, Run, greedy
+from app.loading.load_formats import open_checkpoint
+from app.loading.load_formats.pt import Pt
+from app.loading.load_formats.safetensors import Safetensors
+from app.worker.save_sharded import save_sharded
+from tests.loading.load_formats.formats import as_pt, assert_same, contexts, fill, state
 from tests.tiny_models import hf_greedy, hf_model, tiny_model
+from tests.worker.worker_driver import Driver, Run, greedy
 
 PROMPT = [5, 300, 17, 42, 8]
 SHAPE: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
@@ -64,7 +64,7 @@ def test_pieces_of_any_size_make_the_same_model(monkeypatch: pytest.MonkeyPatch,
     source = tiny_model("llama", dtype="bfloat16", **SHAPE)
     ctx = contexts(source, tp=2)[1]
     whole = fill(source, ctx=ctx)
-    monkeypatch.setattr("app.engine.models.checkpoint.PIECE_BYTES", piece_bytes)
+    monkeypatch.setattr("app.checkpoints.tensors.checkpoint.PIECE_BYTES", piece_bytes)
     assert_same(whole, fill(source, ctx=ctx))
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from app.engine.kv_cache.kv_events import KVEventLog
-from app.engine.request import EngineRequest
-from app.engine.sampling_params import SamplingParams
+from app.records.kv_events import KVEventLog
+from app.records.request import EngineRequest
+from app.records.sampling_params import SamplingParams
 from loadtest.faults.harmful_app import Garbler, is_poisonous
 from loadtest.faults.mix import POISON_SEED
 

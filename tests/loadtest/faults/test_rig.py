@@ -1,6 +1,7 @@
 """The short form of the rig: two classes of faults, once each, against a real deployment of two replicas.
 
-Over the fake engine in `make test`: what a real one goes on with is shown by tests/deployments/test_continuation.py.
+Over the fake engine in `make test`: tests/deployments/ingress/test_continuation.py shows
+what a real one goes on with.
 """
 
 from __future__ import annotations

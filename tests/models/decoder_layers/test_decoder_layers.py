@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import nn
 
-from app.engine.layers.norm import Norm
-from app.engine.models.blocks import Blocks, LayerPlace
-from app.engine.models.decoder_layers.parallel import ParallelLayer, TwoNormParallelLayer
-from app.engine.models.decoder_layers.post_norm import NormedSumLayer, PostNormLayer
-from app.engine.models.decoder_layers.pre_norm import PreNormLayer
-from app.engine.models.decoder_layers.sandwich import SandwichLayer
-from app.engine.models.decoder_layers.shortcut import ShortcutLayer
+from app.layers.norm import Norm
+from app.models.blocks import Blocks, LayerPlace
+from app.models.decoder_layers.parallel import ParallelLayer, TwoNormParallelLayer
+from app.models.decoder_layers.post_norm import NormedSumLayer, PostNormLayer
+from app.models.decoder_layers.pre_norm import PreNormLayer
+from app.models.decoder_layers.sandwich import SandwichLayer
+from app.models.decoder_layers.shortcut import ShortcutLayer
 
 WIDTH = 6
 

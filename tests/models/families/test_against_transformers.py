@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from tests.engine.worker_driver import Driver, Run, all_logits, greedy
 from tests.tiny_models import hf_greedy, hf_model, tiny_model
+from tests.worker.worker_driver import Driver, Run, all_logits, greedy
 
 MAX_TOKENS = 10
 # GQA groups of 1, 2 and 7; head sizes 80, 32 and 128.

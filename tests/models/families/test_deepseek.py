@@ -14,17 +14,17 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Attention
 
+from app.checkpoints.model_info import ModelInfo
 from app.cli.model_memory import kv_bytes_per_token
-from app.engine.model_info import ModelInfo
-from app.engine.models.deepseek import DeepseekV2ForCausalLM, DeepseekV3ForCausalLM
-from app.engine.models.latent import LatentCausalLM
-from app.engine.models.load_formats import open_checkpoint
-from app.engine.models.weight_update import WeightUpdate
 from app.errors import CheckpointError, UnsupportedError
-from tests.engine.models.expert_variants import EXPERT_VARIANTS
-from tests.engine.worker_driver import Driver, Run, all_logits, greedy
+from app.loading.load_formats import open_checkpoint
+from app.loading.weight_update import WeightUpdate
+from app.models.families.deepseek import DeepseekV2ForCausalLM, DeepseekV3ForCausalLM
+from app.models.latent import LatentCausalLM
 from tests.hf_logprobs import prompts
+from tests.models.families.expert_variants import EXPERT_VARIANTS
 from tests.tiny_models import hf_greedy, hf_model, tiny_model
+from tests.worker.worker_driver import Driver, Run, all_logits, greedy
 
 YARN = {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096, "beta_fast": 32, "beta_slow": 1}
 COMMON = {

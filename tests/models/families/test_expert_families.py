@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.engine.models.expert_variants import EXPERT_VARIANTS
-from tests.engine.models.test_families import check
 from tests.hf_logprobs import check_logprobs
+from tests.models.families.expert_variants import EXPERT_VARIANTS
+from tests.models.families.test_families import check
 from tests.tiny_models import tiny_model
 
 

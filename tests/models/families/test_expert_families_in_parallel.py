@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.engine.models.expert_variants import EXPERT_VARIANTS
-from tests.engine.models.test_families_in_parallel import HEADS, LAYOUTS, check_layout
+from tests.models.families.expert_variants import EXPERT_VARIANTS
+from tests.models.families.test_families_in_parallel import HEADS, LAYOUTS, check_layout
 
 EXPERT_LAYOUTS: dict[str, dict[str, Any]] = {
     **LAYOUTS,

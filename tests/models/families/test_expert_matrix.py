@@ -16,16 +16,16 @@ import pytest
 import torch
 
 from app import LLM, SamplingParams
-from app.config import EngineConfig
+from app.checkpoints.model_info import ASSETS, ModelInfo
+from app.config.engine import EngineConfig
 from app.engine.core import EngineCore
 from app.engine.executor.in_process import InProcessExecutor
-from app.engine.model_info import ASSETS, ModelInfo
-from tests.engine.attention.test_fp8_kv import RoundedCache
 from tests.engine.core_driver import KEY, assert_idle, make_request, run
-from tests.engine.models.expert_variants import EXPERT_VARIANTS
-from tests.engine.worker_driver import decode_statically
 from tests.hf_logprobs import prompts
+from tests.models.families.expert_variants import EXPERT_VARIANTS
 from tests.tiny_models import hf_greedy, hf_model, tiny_model
+from tests.worker.attention.test_fp8_kv import RoundedCache
+from tests.worker.worker_driver import decode_statically
 
 MAX_TOKENS = 8
 NEAR_TIE = 0.02  # between logits that spread by 1 to 2
@@ -76,8 +76,8 @@ def cached_chunked_and_preempted(name: str) -> None:
     try:
         assert [generate(core), generate(core)] == [judged(model_of(name))] * 2
         stats = core.stats()
-        assert stats.prefix_cache_hits_total > 0
-        assert stats.preemptions_total > 0
+        assert stats.figures["prefix_cache_hits"] > 0
+        assert stats.figures["preemptions"] > 0
     finally:
         core.shutdown()
 

@@ -10,14 +10,14 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from app.engine.model_info import ModelInfo
-from app.engine.models.decoder import CausalLM
-from app.engine.models.gemma3 import Gemma3ForCausalLM
-from app.engine.models.ministral import Ministral3ForCausalLM
-from tests.engine.models.expert_variants import LATENT, LATENT_YARN
-from tests.engine.worker_driver import Driver, Run, all_logits, greedy
+from app.checkpoints.model_info import ModelInfo
+from app.models.decoder import CausalLM
+from app.models.families.gemma3 import Gemma3ForCausalLM
+from app.models.families.ministral import Ministral3ForCausalLM
 from tests.hf_logprobs import check_logprobs, prompts
+from tests.models.families.expert_variants import LATENT, LATENT_YARN
 from tests.tiny_models import hf_greedy, hf_model, tiny_model
+from tests.worker.worker_driver import Driver, Run, all_logits, greedy
 
 OLD = {"without": ["num_key_value_heads", "head_dim", "intermediate_size"]}
 GPT2 = {**OLD, "n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 128, "n_inner": 100}

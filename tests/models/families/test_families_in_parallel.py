@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from app.config import EngineConfig
+from app.checkpoints.model_info import ModelInfo
+from app.config.engine import EngineConfig
 from app.engine.core import EngineCore
-from app.engine.model_info import ModelInfo
-from app.engine.request import EngineRequest
-from app.engine.sampling_params import SamplingParams
+from app.records.request import EngineRequest
+from app.records.sampling_params import SamplingParams
 from tests import limits
 from tests.engine.core_driver import assert_idle, run
 from tests.engine.executor.forked_executor import ForkedExecutor
-from tests.engine.models.test_families import VARIANTS
 from tests.hf_logprobs import prompts
+from tests.models.families.test_families import VARIANTS
 from tests.tiny_models import hf_greedy, hf_model, tiny_model
 
 LAYOUTS = {"tp2": {"tensor_parallel_size": 2}, "pp2": {"pipeline_parallel_size": 2, "max_inflight_steps": 3}}
@@ -62,7 +62,7 @@ def check_layout(family: str, changes: dict[str, Any], layout: dict[str, Any]) -
         params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, seed=0)
         results = run(core, [EngineRequest(str(i), prompt, params) for i, prompt in enumerate(asked)])
         assert_idle(core)
-        assert core.stats().prefix_cache_hits_total > 0, "no prefix was found"
+        assert core.stats().figures["prefix_cache_hits"] > 0, "no prefix was found"
     finally:
         core.shutdown()
     assert [results.tokens[str(i)] for i in range(len(asked))] == [hf_greedy(judge, prompt, 8) for prompt in asked]

@@ -11,18 +11,18 @@ from transformers import PreTrainedModel, StableLmConfig, Starcoder2Config
 from transformers.models.stablelm.modeling_stablelm import StableLmForCausalLM
 from transformers.models.starcoder2.modeling_starcoder2 import Starcoder2ForCausalLM
 
-from app.engine.models import MODELS
-from tests.engine.worker_driver import Driver, Run, greedy
+from app.models import MODELS
 from tests.tiny_models import DEFAULTS, hf_greedy
+from tests.worker.worker_driver import Driver, Run, greedy
 
 STABLE = '''
 from dataclasses import replace
 from torch import nn
-from app.engine.layers.epilogue import PLAIN, AddNorm
-from app.engine.layers.layer_norm import LayerNorm
-from app.engine.models.blocks import Blocks
-from app.engine.models.decoder import CausalLM
-from app.engine.models.decoder_settings import DecoderSettings
+from app.layers.epilogue import PLAIN, AddNorm
+from app.layers.layer_norm import LayerNorm
+from app.models.blocks import Blocks
+from app.models.decoder import CausalLM
+from app.models.decoder_settings import DecoderSettings
 
 class ParallelLayer(nn.Module):
     """x + attention(norm(x)) + mlp(norm(x)), with one norm."""
@@ -46,12 +46,12 @@ class StableLm(CausalLM):
 STAR = """
 from dataclasses import replace
 from torch import nn
-from app.engine.layers.activation import activation
-from app.engine.layers.layer_norm import LayerNorm
-from app.engine.layers.linear import ColumnLinear, RowLinear
-from app.engine.models.blocks import Blocks
-from app.engine.models.decoder import CausalLM
-from app.engine.models.decoder_settings import DecoderSettings
+from app.layers.activation import activation
+from app.layers.layer_norm import LayerNorm
+from app.layers.linear import ColumnLinear, RowLinear
+from app.models.blocks import Blocks
+from app.models.decoder import CausalLM
+from app.models.decoder_settings import DecoderSettings
 
 class PlainMLP(nn.Module):
     def __init__(self, ctx, settings, place):

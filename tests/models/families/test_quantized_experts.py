@@ -10,25 +10,25 @@ import torch
 from safetensors.torch import load_file
 
 from app.backends import QUANT_METHODS
-from app.engine.layers.experts.expert_mlp import Experts
-from app.engine.layers.replicated import ReplicatedLinear
 from app.kernels.moe.stacked import StackedExperts
-from tests.engine.models.expert_variants import EXPERT_VARIANTS
-from tests.engine.models.load_formats.formats import contexts, fill
-from tests.engine.models.test_quantized_modules import HEADS, PROMPT, check_logits, quantized
-from tests.engine.quantization.checkpoints import check_stored
-from tests.engine.quantization.stored_forms import FORMS, PLAIN_FORMS
-from tests.engine.quantization.test_fp8 import round_linear_layers, rounded
-from tests.engine.quantization.test_mxfp4 import numbers
-from tests.engine.worker_driver import Driver, all_logits
+from app.layers.experts.expert_mlp import Experts
+from app.layers.replicated import ReplicatedLinear
+from tests.loading.load_formats.formats import contexts, fill
+from tests.loading.test_quantized_modules import HEADS, PROMPT, check_logits, quantized
+from tests.models.families.expert_variants import EXPERT_VARIANTS
+from tests.quantization.checkpoints import check_stored
+from tests.quantization.stored_forms import FORMS, PLAIN_FORMS
+from tests.quantization.test_fp8 import round_linear_layers, rounded
+from tests.quantization.test_mxfp4 import numbers
 from tests.tiny_models import hf_model, tiny_model
+from tests.worker.worker_driver import Driver, all_logits
 
 WIDTHS = {"moe_intermediate_size": 40}
 
 
 @pytest.fixture(autouse=True)
 def _table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(QUANT_METHODS._table, "nibbles", "tests.engine.models.test_quantized_modules:Nibbles")
+    monkeypatch.setitem(QUANT_METHODS._table, "nibbles", "tests.loading.test_quantized_modules:Nibbles")
 
 
 def experts(driver: Any) -> list[Experts]:

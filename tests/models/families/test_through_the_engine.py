@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from app import LLM, SamplingParams
-from app.engine.model_info import ASSETS
+from app.checkpoints.model_info import ASSETS
 from tests.tiny_models import hf_greedy, hf_model, tiny_model
 
 TINY_CHAT = ASSETS / "tiny-chat"

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 import torch
 
-from app.engine.attention.kv_cache import KVCacheSpec
-from app.engine.distributed.parallel_groups import ParallelGroups
-from app.engine.layers.context import BuildContext, ForwardContext
-from app.engine.model_info import ModelInfo
-from app.engine.models.decoder import CausalLM
-from app.engine.models.loader import load_model
+from app.checkpoints.model_info import ModelInfo
+from app.distributed.parallel_groups import ParallelGroups
 from app.kernels.attention import AttentionMetadata, triton_ops
 from app.kernels.fused import FUSED_OPS
 from app.kernels.gemm import LINEAR_OPS, DeferredNorm, triton_small
-from tests.engine.models.expert_variants import LATENT, LATENT_YARN
+from app.layers.context import BuildContext, ForwardContext
+from app.loading.loader import load_model
+from app.models.decoder import CausalLM
+from app.worker.attention.kv_cache import KVCacheSpec
+from tests.models.families.expert_variants import LATENT, LATENT_YARN
 from tests.tiny_models import hf_model, tiny_model
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from app.engine.transformers_catalog import causal_architectures
+from app.checkpoints.transformers_catalog import causal_architectures
 
 PAD = {"pad_token_id": 0}
 PLAIN_HEADS = {"without": ["num_key_value_heads", "head_dim"]}

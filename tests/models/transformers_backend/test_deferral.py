@@ -9,17 +9,17 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from app.engine.distributed.parallel_groups import ParallelGroups
-from app.engine.layers.context import BuildContext
-from app.engine.model_info import ModelInfo
-from app.engine.models.loader import load_model
-from app.engine.models.transformers_backend.attention import PagedAttention
-from app.engine.models.transformers_backend.deferral import Deferred, Site, Sum, tensor_of
+from app.checkpoints.model_info import ModelInfo
+from app.distributed.parallel_groups import ParallelGroups
 from app.kernels.attention import triton_ops
 from app.kernels.fused import FUSED_OPS
 from app.kernels.gemm import LINEAR_OPS, DeferredNorm, triton_small
-from tests.engine.models.test_triton_kernels import DEVICE, decode_launches, empty_caches, step
-from tests.engine.models.transformers_backend.architectures import ARCHITECTURES
+from app.layers.context import BuildContext
+from app.loading.loader import load_model
+from app.models.transformers_backend.attention import PagedAttention
+from app.models.transformers_backend.deferral import Deferred, Site, Sum, tensor_of
+from tests.models.families.test_triton_kernels import DEVICE, decode_launches, empty_caches, step
+from tests.models.transformers_backend.architectures import ARCHITECTURES
 from tests.tiny_models import hf_model, tiny_model
 
 SIZES = {"hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 4, "num_key_value_heads": 2}

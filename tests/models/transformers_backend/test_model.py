@@ -11,26 +11,26 @@ from typing import Any
 import pytest
 import torch
 
-from app.config import EngineConfig
+from app.checkpoints.model_info import ModelInfo
+from app.config.engine import EngineConfig
 from app.engine.core import EngineCore
 from app.engine.executor import create_executor
 from app.engine.executor.base import Executor
-from app.engine.model_info import ModelInfo
-from app.engine.models.transformers_backend.linears import Siblings
-from app.engine.models.transformers_backend.mlp import HfMLP
-from app.engine.models.transformers_backend.norms import HfRMSNorm
-from app.engine.request import EngineRequest
-from app.engine.sampling_params import SamplingParams
 from app.errors import UnsupportedError
+from app.models.transformers_backend.linears import Siblings
+from app.models.transformers_backend.mlp import HfMLP
+from app.models.transformers_backend.norms import HfRMSNorm
+from app.records.request import EngineRequest
+from app.records.sampling_params import SamplingParams
 from tests import limits
 from tests.engine.core_driver import assert_idle, run
 from tests.engine.executor.forked_executor import ForkedExecutor
-from tests.engine.models.test_families import all_logits
-from tests.engine.models.transformers_backend.architectures import ARCHITECTURES, FURTHER, REFUSED, page_table
-from tests.engine.worker_driver import Driver, Run, greedy
 from tests.hf_logprobs import check_logprobs, prompts
+from tests.models.families.test_families import all_logits
+from tests.models.transformers_backend.architectures import ARCHITECTURES, FURTHER, REFUSED, page_table
 from tests.rooms import ROOT
 from tests.tiny_models import hf_greedy, hf_model, tiny_model
+from tests.worker.worker_driver import Driver, Run, greedy
 
 SAMPLE = random.Random(17).sample(sorted(ARCHITECTURES), 3)
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
@@ -78,7 +78,7 @@ def engine_tokens(name: str, changes: dict[str, Any], executor: str, **options: 
         params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, seed=0)
         results = run(core, [EngineRequest(str(i), prompt, params) for i, prompt in enumerate(asked)])
         assert_idle(core)
-        assert core.stats().prefix_cache_hits_total > 0, "no prefix was found"
+        assert core.stats().figures["prefix_cache_hits"] > 0, "no prefix was found"
     finally:
         core.shutdown()
     assert [results.tokens[str(i)] for i in range(len(asked))] == [hf_greedy(judge, prompt, 8) for prompt in asked]

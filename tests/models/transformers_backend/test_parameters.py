@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from app.engine.models.transformers_backend.parameters import _split_of
 from app.errors import UnsupportedError
+from app.models.transformers_backend.parameters import _split_of
 
 
 def test_sums_over_ranks_that_nobody_would_add_up_are_refused() -> None:

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from app.backends import ATTENTION_BACKENDS
-from app.engine.attention.backend import select_attention
 from app.errors import ConfigError, UnsupportedError
 from app.kernels.attention import AttentionOps, reference
+from app.worker.attention.backend import select_attention
 
 CPU = torch.device("cpu")
 

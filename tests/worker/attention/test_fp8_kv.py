@@ -18,12 +18,12 @@ from safetensors.torch import load_file, save_file
 from transformers import DynamicCache
 
 from app import LLM, SamplingParams
-from app.config import EngineConfig
-from app.engine.attention.kv_cache import KVCacheSpec, select_kv_dtype
-from app.engine.layers.cache_spec import LayerCacheSpec
-from app.engine.model_info import ASSETS
+from app.checkpoints.model_info import ASSETS
+from app.config.engine import EngineConfig
 from app.errors import ConfigError
 from app.kernels.attention import KV_FP8
+from app.layers.cache_spec import LayerCacheSpec
+from app.worker.attention.kv_cache import KVCacheSpec, select_kv_dtype
 from tests.kernels.gemm.test_fp8 import nearest_e4m3
 from tests.tiny_encoders import tiny_encoder
 from tests.tiny_models import hf_greedy, hf_model, tiny_model

@@ -10,14 +10,14 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from app.config import EngineConfig
-from app.engine.attention.kv_cache import KVCacheSpec, select_kv_dtype
-from app.engine.layers.cache_spec import LayerCacheSpec
+from app.config.engine import EngineConfig
 from app.errors import ConfigError
 from app.kernels.attention import KV_INT8
-from tests.engine.attention.test_fp8_kv import MAX_TOKENS, engine, prompts, tokens
+from app.layers.cache_spec import LayerCacheSpec
+from app.worker.attention.kv_cache import KVCacheSpec, select_kv_dtype
 from tests.kernels.attention.test_int8_cache import left_of
 from tests.tiny_models import hf_model, tiny_model
+from tests.worker.attention.test_fp8_kv import MAX_TOKENS, engine, prompts, tokens
 
 INT8 = "int8_per_token_head"
 

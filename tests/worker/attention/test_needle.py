@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from app import LLM, SamplingParams
-from app.engine.model_info import ASSETS
+from app.checkpoints.model_info import ASSETS
 from tests.tiny_models import _root
 
 KEYS, VALUES, PARTS = 60, 16, 32  # PARTS: dimensions of a key and of a value

@@ -10,27 +10,27 @@ import numpy as np
 import pytest
 import torch
 
-from app.config import EngineConfig
+from app.checkpoints.model_info import ModelInfo
+from app.config.engine import EngineConfig
+from app.distributed.parallel_groups import RankGroup
 from app.engine import control
 from app.engine.core import EngineCore
-from app.engine.distributed.parallel_groups import RankGroup
-from app.engine.layers.experts.expert_map import ExpertMap
-from app.engine.layers.experts.expert_share import ExpertShare
-from app.engine.layers.experts.placement import first_slots
-from app.engine.model_info import ModelInfo
-from app.engine.request import EngineRequest
-from app.engine.sampling_params import SamplingParams
-from app.engine.worker.eplb.balancer import check_alike
-from app.engine.worker.eplb.exchange import moves_between, turns_of
 from app.errors import ConfigError
 from app.kernels.moe import Routing
+from app.layers.experts.expert_map import ExpertMap
+from app.layers.experts.expert_share import ExpertShare
+from app.layers.experts.placement import first_slots
+from app.records.request import EngineRequest
+from app.records.sampling_params import SamplingParams
+from app.worker.eplb.balancer import check_alike
+from app.worker.eplb.exchange import moves_between, turns_of
 from tests import limits
 from tests.engine.core_driver import KEY, assert_idle, run
 from tests.engine.executor.forked_executor import ForkedExecutor
-from tests.engine.models.expert_variants import EXPERT_VARIANTS
-from tests.engine.quantization.stored_forms import PLAIN_FORMS
-from tests.engine.quantization.test_two_ranks import EXACT, ROUNDED, Answer
 from tests.hf_logprobs import errors_of, prompts
+from tests.models.families.expert_variants import EXPERT_VARIANTS
+from tests.quantization.stored_forms import PLAIN_FORMS
+from tests.quantization.test_two_ranks import EXACT, ROUNDED, Answer
 from tests.tiny_models import hf_model, tiny_model
 
 MAX_TOKENS = 20
@@ -163,12 +163,12 @@ def test_experts_that_move_between_steps_change_no_token(case: str, tmp_path: Pa
             for call, arguments in calls.items():
                 control.run(core, call, arguments)
             answers.append(answered(core, asked, turn))
-            moved.append(core.stats().moved_experts_total)
+            moved.append(core.stats().figures["experts_moved"])
         stats = core.stats()
     finally:
         core.shutdown()
     assert moved == sorted(set(moved)), f"nothing was moved in a turn: {moved}"
-    assert stats.expert_imbalance >= 1.0
+    assert stats.figures["expert_imbalance"] >= 1.0
     tokens = [[answer.token_ids for answer in one] for one in answers]
     assert tokens[0] == tokens[1] == tokens[2]
     largest, mean = errors_of(hf_model(judge), asked, answers[-1])

@@ -1,6 +1,6 @@
 """The book-keeping of captured steps, with a CUDA that remembers calls and repeats them at a replay.
 
-What a capture really does to kernels only a GPU shows: tests/engine/test_engine_on_gpu.py.
+What a capture really does to kernels only a GPU shows: tests/worker/test_engine_on_gpu.py.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ from typing import Any
 import pytest
 import torch
 
-from app.config import EngineConfig
-from app.engine.distributed.parallel_groups import RankGroup
-from app.engine.worker.graphs import cuda_graphs
-from app.engine.worker.graphs.cuda_graphs import CudaGraphs
-from app.engine.worker.graphs.decode_step import DecodeStep
-from app.engine.worker.graphs.graph_setup import GraphSetup
-from tests.engine.worker_driver import Driver, Run, greedy
+from app.config.engine import EngineConfig
+from app.distributed.parallel_groups import RankGroup
+from app.worker.graphs import cuda_graphs
+from app.worker.graphs.cuda_graphs import CudaGraphs
+from app.worker.graphs.graph_setup import GraphSetup, at_start
+from app.worker.graphs.static_step import CASCADE, StaticStep, StepKey
+from app.worker.rows.worker_feature import NO_PARTS
 from tests.tiny_models import hf_greedy, hf_model, tiny_model
+from tests.worker.worker_driver import Driver, Run, greedy
 
 CPU = torch.device("cpu")
 Call = tuple[str, int]
@@ -33,7 +34,9 @@ class FakeCuda:
         self.captured: list[Call] = []
         self.replayed: list[Call] = []
         self.free = 1 << 33
-        self.steps: list[DecodeStep] = []
+        self.taken_by_others = 0  # whenever somebody asks what is free
+        self.pool = object()
+        self.steps: list[StaticStep] = []
         fake = self
 
         class Graph:
@@ -47,8 +50,8 @@ class FakeCuda:
 
             def replay(self) -> None:
                 for name, size in self.recorded:
-                    repeated, _, how = name.partition(" ")
-                    getattr(DecodeStep, repeated)(fake.steps[-1], size, **({how: True} if how else {}))
+                    repeated, *parts = name.split()
+                    getattr(StaticStep, repeated)(fake.steps[-1], StepKey(size, frozenset(parts)))
                     fake.replayed.append((name, size))
 
             def reset(self) -> None:
@@ -61,22 +64,30 @@ class FakeCuda:
                 assert isinstance(other, Stream)
 
         for name, value in {
-            "CUDAGraph": Graph, "Stream": Stream, "graph_pool_handle": object, "current_stream": Stream,
+            "CUDAGraph": Graph, "Stream": Stream, "graph_pool_handle": lambda: self.pool, "current_stream": Stream,
             "stream": lambda _: nullcontext(), "synchronize": lambda *_: None, "empty_cache": lambda: None,
-            "mem_get_info": lambda _: (self.free, 1 << 34),
+            "mem_get_info": self.mem_get_info, "memory_snapshot": self.memory_snapshot,
         }.items():  # fmt: skip
             monkeypatch.setattr(torch.cuda, name, value)
 
-    def watch(self, step: DecodeStep) -> None:
+    def mem_get_info(self, _: object) -> tuple[int, int]:
+        self.free -= self.taken_by_others
+        return self.free, 1 << 34
+
+    def memory_snapshot(self) -> list[dict[str, Any]]:
+        sizes = (("pool", 20 << 20), ("pool", 2 << 20), ("of others", 64 << 20))
+        return [{"segment_pool_id": self.pool if whose == "pool" else (0, 0), "total_size": n} for whose, n in sizes]
+
+    def watch(self, step: StaticStep) -> None:
         """Note the calls of this step."""
         self.steps.append(step)
         for name in ("forward", "sample"):
             setattr(step, name, self._noted(step, name))
 
-    def _noted(self, step: DecodeStep, name: str) -> Any:
-        def call(size: int, **how: bool) -> None:
-            self.calls.append((" ".join([name, *how]), size))
-            getattr(DecodeStep, name)(step, size, **how)
+    def _noted(self, step: StaticStep, name: str) -> Any:
+        def call(key: StepKey) -> None:
+            self.calls.append((" ".join([name, *sorted(key.parts)]), key.size))
+            getattr(StaticStep, name)(step, key)
 
         return call
 
@@ -96,12 +107,12 @@ def test_captured_largest_first_and_replayed(directory: Path, driver: Driver, mo
     assert runner is not None
     fake = FakeCuda(monkeypatch)
     with torch.inference_mode():
-        step = DecodeStep(runner._forward, runner._state, [1, 2, 4])
+        step = StaticStep(runner._forward, runner._state, runner._features, [1, 2, 4])
         fake.watch(step)
         graphs = CudaGraphs(step, CPU)
-        assert graphs.capture(step.sizes) >= 0.0
+        assert graphs.capture(step.keys) >= 0.0
     assert fake.captured == [(name, size) for size in (4, 2, 1) for name in ("forward", "sample")]
-    runner._decode = graphs
+    runner._static = graphs
     judge = hf_model(directory)
     prompts = [[5 + i, 9, 200 + i] * (i + 1) for i in range(3)]
     done = driver.run([Run(prompt, greedy(4 + 2 * i)) for i, prompt in enumerate(prompts)])
@@ -117,20 +128,22 @@ def test_steps_that_share_prefixes_have_graphs_of_their_own(driver: Driver, monk
     assert runner is not None
     fake = FakeCuda(monkeypatch)
     with torch.inference_mode():
-        step = DecodeStep(runner._forward, runner._state, [1, 2, 4], [2, 4])
+        step = StaticStep(runner._forward, runner._state, runner._features, [1, 2, 4], [2, 4])
         fake.watch(step)
-        assert cuda_graphs.measure(step, CPU) == (9 << 20) + (6 << 20) * 3
+        assert cuda_graphs.measure(step, CPU) == (6 << 20) * 5
         graphs = CudaGraphs(step, CPU)
         fake.captured.clear()
-        graphs.capture(step.sizes)
+        graphs.capture(step.keys)
         assert fake.captured == [
-            ("forward", 4), ("forward cascade", 4), ("sample", 4), ("forward", 2), ("forward cascade", 2),
-            ("sample", 2), ("forward", 1), ("sample", 1),
+            ("forward", 4), ("sample", 4), ("forward", 2), ("sample", 2), ("forward", 1), ("sample", 1),
+            ("forward cascade", 4), ("forward cascade", 2),
         ]  # fmt: skip
-        assert [graphs.size_for(n, cascade=True) for n in (1, 2, 3, 5)] == [2, 2, 4, None]
+        shared = frozenset({CASCADE})
+        found = [graphs.key_for(n, shared) for n in (1, 2, 3, 5)]
+        assert found == [StepKey(2, shared), StepKey(2, shared), StepKey(4, shared), None]
         step.inputs.pad_all()
-        graphs.forward(4, cascade=True)
-        graphs.forward(4)
+        graphs.forward(StepKey(4, shared))
+        graphs.forward(StepKey(4))
     assert fake.replayed == [("forward cascade", 4), ("forward", 4)]
     graphs.release()
     assert fake.free == 1 << 33
@@ -141,20 +154,94 @@ def test_measured_by_a_trial_that_leaves_nothing(driver: Driver, monkeypatch: py
     assert runner is not None
     fake = FakeCuda(monkeypatch)
     with torch.inference_mode():
-        step = DecodeStep(runner._forward, runner._state, [1, 2, 4, 8])
+        step = StaticStep(runner._forward, runner._state, runner._features, [1, 2, 4, 8])
         fake.watch(step)
         assert cuda_graphs.measure(step, CPU) == (6 << 20) * 4
     assert fake.free == 1 << 33
+
+
+def test_a_neighbour_takes_memory_meanwhile(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is taken from what is left, but not once for each size, nor is it told to be the graphs'."""
+    runner = driver.worker._runner
+    assert runner is not None
+    fake = FakeCuda(monkeypatch)
+    fake.taken_by_others = 1 << 30
+    monkeypatch.setattr("app.worker.graphs.graph_setup.refusal", lambda *_, **__: None)
+    with torch.inference_mode():
+        step = StaticStep(runner._forward, runner._state, runner._features, [1, 2, 4, 8])
+        assert cuda_graphs.measure(step, CPU) <= (1 << 30) + 4 * cuda_graphs.MOST_OF_DRIVER
+        parts = (runner._forward, runner._state, RankGroup(), runner._features)
+        setup = GraphSetup(EngineConfig(max_num_seqs=16), *parts, shares_prefixes=False)
+        assert isinstance(setup.capture(), CudaGraphs)
+    assert " 22 MiB of temporary memory" in setup.note
 
 
 def test_set_up_and_described(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = driver.worker._runner
     assert runner is not None
     FakeCuda(monkeypatch)
-    monkeypatch.setattr("app.engine.worker.graphs.graph_setup.refusal", lambda *_, **__: None)
+    monkeypatch.setattr("app.worker.graphs.graph_setup.refusal", lambda *_, **__: None)
     with torch.inference_mode():
         parts = (runner._forward, runner._state, RankGroup(), runner._features)
         setup = GraphSetup(EngineConfig(max_num_seqs=16), *parts, shares_prefixes=False)
         assert setup.reserve() > 0
         assert isinstance(setup.capture(), CudaGraphs)
-    assert setup.note.startswith("CUDA graphs: 5 batch sizes up to 16, 30 MiB, captured in ")
+    assert setup.note.startswith("CUDA graphs: 5 for 5 batch sizes up to 16, 22 MiB of temporary memory, captured in ")
+
+
+def test_what_a_start_leaves_out_is_captured_in_idle_time(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until then a larger graph serves, and beyond the largest none; never more memory than was kept."""
+    runner = driver.worker._runner
+    assert runner is not None
+    FakeCuda(monkeypatch)
+    monkeypatch.setattr("app.worker.graphs.graph_setup.refusal", lambda *_, **__: None)
+    monkeypatch.setattr("app.worker.graphs.graph_setup.MOST_AT_START", 2)
+    with torch.inference_mode():
+        parts = (runner._forward, runner._state, RankGroup(), runner._features)
+        setup = GraphSetup(EngineConfig(max_num_seqs=16), *parts, shares_prefixes=False)
+        setup.reserve()
+        graphs = setup.capture()
+        assert isinstance(graphs, CudaGraphs)
+        assert setup.note.endswith("; 3 more while the engine idles")
+        assert [graphs.key_for(n, NO_PARTS) for n in (1, 9, 17)] == [StepKey(8), StepKey(16), None]
+        assert graphs.key_for(1, frozenset({CASCADE})) is None
+        assert [setup.capture_next() for _ in range(4)] == [2, 1, 0, 0]
+        assert [graphs.key_for(n, NO_PARTS) for n in (1, 3)] == [StepKey(1), StepKey(4)]
+        graphs.release()
+        setup.capture()
+        monkeypatch.setattr(CudaGraphs, "pool_bytes", lambda _: 1 << 30)
+        assert setup.num_missing == 3
+        assert setup.capture_next() == 0, "the memory that was kept is used up"
+
+
+def test_a_capture_that_fails_leaves_nothing_to_idle_time(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = driver.worker._runner
+    assert runner is not None
+    FakeCuda(monkeypatch)
+    captured = CudaGraphs._capture
+
+    def without_memory(graphs: CudaGraphs, key: StepKey) -> None:
+        if key.size == 4:
+            raise RuntimeError("out of memory")
+        captured(graphs, key)
+
+    monkeypatch.setattr("app.worker.graphs.graph_setup.refusal", lambda *_, **__: None)
+    with torch.inference_mode():
+        parts = (runner._forward, runner._state, RankGroup(), runner._features)
+        setup = GraphSetup(EngineConfig(max_num_seqs=16), *parts, shares_prefixes=False)
+        monkeypatch.setattr(CudaGraphs, "_capture", without_memory)
+        assert setup.capture() is None
+    assert setup.note.startswith("CUDA graphs: off (capture failed: RuntimeError: out of memory")
+    assert (setup.num_missing, setup.capture_next()) == (0, 0)
+
+
+def test_of_many_sizes_a_start_captures_those_that_pad_least(driver: Driver) -> None:
+    runner = driver.worker._runner
+    assert runner is not None
+    with torch.inference_mode():
+        step = StaticStep(runner._forward, runner._state, runner._features, list(range(1, 65)))
+    sizes = [key.size for key in at_start(step, 12)]
+    assert sizes == sorted(sizes, reverse=True)
+    assert {1, 2, 4, 8, 16, 32, 64} < set(sizes)
+    assert len(sizes) == 12
+    assert at_start(step, 100) == step.keys

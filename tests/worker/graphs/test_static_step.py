@@ -1,4 +1,4 @@
-"""The decode step over static tensors, run uncaptured on the CPU: the tokens of transformers and of ordinary steps."""
+"""Steps over static tensors, run uncaptured on the CPU: the tokens of transformers and of ordinary steps."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from app.config import EngineConfig
-from app.engine.distributed.parallel_groups import RankGroup
-from app.engine.sampling.sampling_batch import HostParameters
-from app.engine.sampling_params import SamplingParams
-from app.engine.worker.graphs.cuda_graphs import graph_sizes
-from app.engine.worker.graphs.decode_inputs import DecodeInputs
-from app.engine.worker.graphs.decode_step import DecodeStep
-from app.engine.worker.graphs.graph_setup import GraphSetup, refusal
+from app.config.engine import EngineConfig
+from app.distributed.parallel_groups import RankGroup
 from app.errors import ConfigError
-from tests.engine.worker_driver import Driver, Run, decode_statically, greedy
+from app.records.sampling_params import SamplingParams
+from app.records.step import SchedulerOutput
+from app.worker.graphs.cuda_graphs import graph_sizes
+from app.worker.graphs.graph_setup import GraphSetup, refusal
+from app.worker.graphs.static_step import StaticStep, StepKey
+from app.worker.rows import pending_step
 from tests.tiny_models import hf_greedy, hf_model, tiny_model
+from tests.worker.worker_driver import Driver, Run, decode_statically, greedy
 
 
-class Counted(DecodeStep):
+class Counted(StaticStep):
     """Counts what ran."""
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
         self.forwards: list[int] = []
         self.samples: list[int] = []
 
-    def forward(self, size: int, *, cascade: bool = False) -> None:
-        super().forward(size, cascade=cascade)
-        self.forwards.append(size)
+    def forward(self, key: StepKey) -> None:
+        super().forward(key)
+        self.forwards.append(key.size)
 
-    def sample(self, size: int) -> None:
-        super().sample(size)
-        self.samples.append(size)
+    def sample(self, key: StepKey) -> None:
+        super().sample(key)
+        self.samples.append(key.size)
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +129,27 @@ def test_rows_that_want_more_share_the_forward_pass(directory: Path, monkeypatch
     assert 0 < len(step.samples) < len(step.forwards)
 
 
+def test_a_plain_step_counts_and_copies_what_it_needs(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tokens of the whole step are counted for pipelines, and what drafts add is copied for drafts: of a step
+    without either, one tensor goes to the host."""
+    driver = Driver(str(directory), num_blocks=64)
+    step = static(driver, [4], monkeypatch)
+    copied: list[torch.Tensor] = []
+
+    def copy(tensor: torch.Tensor, pins: bool) -> torch.Tensor:
+        copied.append(tensor)
+        return tensor.clone()
+
+    def no_count(message: SchedulerOutput) -> int:
+        raise AssertionError("a plain step's tokens are counted")
+
+    monkeypatch.setattr(pending_step, "_copy", copy)
+    monkeypatch.setattr(SchedulerOutput, "num_tokens", property(no_count))
+    done = driver.run(runs([greedy(5), greedy(5)]))
+    assert all(len(run.tokens) == 5 for run in done)
+    assert len(copied) == len(step.forwards) == 4
+
+
 def test_more_rows_than_the_largest_size(
     directory: Path, reference: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,75 +160,6 @@ def test_more_rows_than_the_largest_size(
         hf_greedy(reference, prompt, n) for prompt, n in zip(prompts(3), (4, 8, 6), strict=True)
     ]
     assert set(step.forwards) == {2}
-
-
-def parameters(size: int) -> HostParameters:
-    rows, ones = np.arange(size), np.ones(size, dtype=np.float32)
-    return HostParameters(ones * 2, ones * 3, ones * 4, rows + 5, np.stack((rows + 100, rows + 200), axis=1))
-
-
-def test_inputs_field_by_field() -> None:
-    inputs = DecodeInputs(8, torch.device("cpu"))
-    given = HostParameters(
-        np.array([0.5, 0.0, 2.0], dtype=np.float32), np.array([0.9, 1.0, 0.1], dtype=np.float32),
-        np.array([0.0, 0.2, 0.3], dtype=np.float32), np.array([4, 0, 1]), np.array([[2**62, 1], [7, 0], [-5, 3]]),
-    )  # fmt: skip
-    inputs.load(np.arange(8), parameters(8))
-    inputs.load(np.array([5, 0, 2]), given)
-    f = inputs.view(4)
-    assert f.rows.tolist() == [5, 0, 2, -1]
-    assert f.keys.tolist() == [[2**62, 1], [7, 0], [-5, 3], [0, 0]]
-    assert f.temperature.tolist() == [0.5, 0.0, 2.0, 0.0]
-    assert f.top_p.tolist() == pytest.approx([0.9, 1.0, 0.1, 1.0])
-    assert f.min_p.tolist() == pytest.approx([0.0, 0.2, 0.3, 0.0])
-    assert f.top_k.tolist() == [4, 0, 1, 0]
-    inputs.load(np.array([5, 0, 2]), None)
-    assert f.rows.tolist() == [5, 0, 2, -1]
-    assert f.temperature.tolist() == [0.0] * 4
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 6])
-def test_fields_do_not_overlap_and_are_aligned(size: int) -> None:
-    inputs = DecodeInputs(6, torch.device("cpu"))
-    given = parameters(size)
-    inputs.load(np.arange(size), given)
-    f = inputs.view(size)
-    assert f.rows.tolist() == list(range(size))
-    for name in ("keys", "temperature", "top_p", "min_p", "top_k"):
-        assert getattr(f, name).tolist() == getattr(given, name).tolist()
-    base = f.keys.data_ptr()
-    assert all((getattr(f, name).data_ptr() - base) % 16 == 0 for name in f.__slots__)
-    assert all(getattr(f, name).is_contiguous() for name in f.__slots__)
-
-
-def test_every_size_reads_the_same_memory() -> None:
-    """A captured graph reads the addresses of its capture: a later load must arrive there."""
-    inputs = DecodeInputs(8, torch.device("cpu"))
-    inputs.load(np.array([1]), None)
-    kept = inputs.view(2)
-    addresses = [getattr(kept, name).data_ptr() for name in kept.__slots__]
-    inputs.load(np.array([0, 1, 2, 3, 4]), None)
-    inputs.load(np.array([3, 4]), None)
-    assert kept.rows.tolist() == [3, 4]
-    assert [getattr(inputs.view(2), name).data_ptr() for name in kept.__slots__] == addresses
-
-
-def test_a_step_like_the_one_before_sends_nothing() -> None:
-    """Of the host's work on a decode step that is all; a request that comes or goes changes rows or parameters."""
-    inputs, first, other = DecodeInputs(8, torch.device("cpu")), parameters(3), parameters(3)
-    rows, sent = np.array([4, 1, 2]), []
-    inputs._ring[0].sent = lambda: sent.append(1)  # type: ignore[method-assign]
-    steps = [
-        (rows, first),
-        (rows.copy(), first),
-        (rows, other),
-        (rows[::-1], other),
-        (rows[::-1], None),
-        (rows[:0], None),
-    ]
-    for numbers, given in steps:
-        inputs.load(numbers, given)
-    assert len(sent) == len(steps) - 1
 
 
 def test_sizes() -> None:
@@ -241,8 +193,8 @@ def test_a_failed_capture_goes_on_without(directory: Path, monkeypatch: pytest.M
     def broken(*_: object) -> None:
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    monkeypatch.setattr("app.engine.worker.graphs.graph_setup.refusal", lambda *_, **__: None)
-    monkeypatch.setattr("app.engine.worker.graphs.cuda_graphs.measure", broken)
+    monkeypatch.setattr("app.worker.graphs.graph_setup.refusal", lambda *_, **__: None)
+    monkeypatch.setattr("app.worker.graphs.cuda_graphs.measure", broken)
     setup = set_up(driver)
     assert setup.reserve() == 0
     assert setup.capture() is None
@@ -261,8 +213,8 @@ def test_a_rank_that_cannot_capture_says_so_instead_of_going_on(
     def broken(*_: object) -> None:
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr("app.engine.worker.graphs.graph_setup.refusal", lambda *_, **__: None)
-    monkeypatch.setattr("app.engine.worker.graphs.cuda_graphs.measure", broken)
+    monkeypatch.setattr("app.worker.graphs.graph_setup.refusal", lambda *_, **__: None)
+    monkeypatch.setattr("app.worker.graphs.cuda_graphs.measure", broken)
     group = RankGroup(0, 2, object())  # type: ignore[arg-type]
     setup = set_up(driver, group)
     with pytest.raises(ConfigError, match="capture failed: RuntimeError: out of memory; set cuda_graphs=off"):

@@ -10,19 +10,20 @@ import numpy as np
 import pytest
 import torch
 
-from app.config import EngineConfig
-from app.engine.attention.kv_cache import KVCacheSpec
-from app.engine.layers.cache_spec import LayerCacheSpec
-from app.engine.request import EngineRequest
-from app.engine.sampling_params import SamplingParams
-from app.engine.step import KVTransfers, NewRequest, SchedulerOutput
-from app.engine.worker.host_tier.host_pool import HostPool
-from app.engine.worker.host_tier.host_tier import HostTier, refuse_host_tier
-from app.engine.worker.host_tier.kv_transfer import BackgroundTransfer, KVTransfer, Staging
-from app.engine.worker.host_tier.streams import Event
+from app.config.engine import EngineConfig
 from app.errors import ConfigError
-from tests.engine.worker_driver import Driver
+from app.layers.cache_spec import LayerCacheSpec
+from app.records.host_pool import KVTransfers
+from app.records.request import EngineRequest
+from app.records.sampling_params import SamplingParams
+from app.records.step import NewRequest, SchedulerOutput
+from app.worker.attention.kv_cache import KVCacheSpec
+from app.worker.host_tier.host_pool import HostPool
+from app.worker.host_tier.host_tier import HostTier, refuse_host_tier
+from app.worker.host_tier.kv_transfer import BackgroundTransfer, KVTransfer, Staging
+from app.worker.host_tier.streams import Event
 from tests.tiny_models import tiny_model
+from tests.worker.worker_driver import Driver
 
 CPU = torch.device("cpu")
 # Layers of unequal shapes: four KV heads, one latent vector, a small head behind a window.
@@ -247,7 +248,7 @@ def test_a_pool_that_cannot_be(memory_bytes: int, message: str) -> None:
 
 def test_where_there_is_no_tier() -> None:
     driver = Driver(str(tiny_model("llama")), num_blocks=8)
-    assert (driver.info.num_host_blocks, driver.info.block_bytes) == (0, 0)
+    assert driver.info.kv_connector == ()
     with pytest.raises(ConfigError, match="pooling"):
         refuse_host_tier(EngineConfig(kv_host_memory_bytes=1 << 20))
     with pytest.raises(ValueError, match="enable_prefix_caching"):

@@ -14,11 +14,12 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from app.engine.logits_processors import LOGITS_PROCESSORS, create_logits_processors
-from app.engine.logits_processors.base import SamplingStep
-from app.engine.request import EngineRequest
-from app.engine.sampling_params import SamplingParams
-from app.engine.step import NewRequest
+from app.records.bad_words import BadWords
+from app.records.request import EngineRequest
+from app.records.sampling_params import SamplingParams
+from app.records.step import NewRequest
+from app.worker.logits_processors import LOGITS_PROCESSORS, create_logits_processors
+from app.worker.logits_processors.base import SamplingStep
 
 VOCAB, WIDTH, CPU = 13, 24, torch.device("cpu")
 
@@ -44,7 +45,7 @@ class Row:
             num_prompt_tokens=self.num_prompt,
             num_computed_tokens=0,
             block_ids=[],
-            spec=EngineRequest("r", [], SamplingParams(seed=0, **self.params), bad_words_token_ids=self.bad_words),
+            spec=EngineRequest("r", [], SamplingParams(seed=0, **self.params), asks=(BadWords(self.bad_words),)),
             eos_token_ids=self.eos,
         )
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from app.engine.logits_processors.base import SamplingStep
-from app.engine.logits_processors.thinking_budget import ThinkingBudget as Processor
-from app.engine.request import EngineRequest
-from app.engine.sampling_params import SamplingParams
-from app.engine.step import NewRequest
-from app.engine.thinking_budget import ThinkingBudget
+from app.records.request import EngineRequest
+from app.records.sampling_params import SamplingParams
+from app.records.step import NewRequest
+from app.records.thinking_budget import ThinkingBudget
+from app.worker.logits_processors.base import SamplingStep
+from app.worker.logits_processors.thinking_budget import ThinkingBudget as Processor
 
 VOCAB, CPU, OPEN, CLOSE = 13, torch.device("cpu"), 11, 12
 
@@ -23,7 +23,7 @@ def continued(prompts: list[list[int]], budgets: list[ThinkingBudget | None], sa
     table = torch.randint(0, 10, (6, 64), dtype=torch.int32)  # what lies beyond a row's tokens is left over
     for place, prompt, budget in zip(places, prompts, budgets, strict=True):
         ids = np.array(prompt, np.int32)
-        spec = EngineRequest("r", [], SamplingParams(seed=0), thinking_budget=budget)
+        spec = EngineRequest("r", [], SamplingParams(seed=0), asks=() if budget is None else (budget,))
         request = NewRequest(place, ids, len(prompt), 0, [], spec, ())
         processor.enter(place, request)
         table[place, : len(prompt)] = torch.tensor(prompt)

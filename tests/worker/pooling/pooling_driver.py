@@ -6,16 +6,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from app.config import EngineConfig
+from app.checkpoints.model_info import ModelInfo
+from app.config.engine import EngineConfig
 from app.engine.core import EngineCore
 from app.engine.executor import create_executor
-from app.engine.model_info import ModelInfo
-from app.engine.pooling.info import PoolingInfo
-from app.engine.pooling.params import PoolingParams
-from app.engine.request import EngineRequest
-from app.engine.step import Float32Array
+from app.records.pooling_info import PoolingInfo
+from app.records.pooling_params import PoolingParams
+from app.records.request import EngineRequest
+from app.records.step import Float32Array
 from app.text.pooling_prompt import pooling_prompts
 from app.text.tokenizer import Tokenizer
+from tests.engine.executor.forked_executor import ForkedExecutor
 
 
 class PoolingDriver:
@@ -25,7 +26,8 @@ class PoolingDriver:
         defaults: dict[str, Any] = {"executor": "in_process", "num_threads": 1, "device": "cpu"}
         self.config = EngineConfig(model=str(directory), **{**defaults, **options})
         info = ModelInfo.from_directory(str(directory))
-        self.core = EngineCore(self.config, info, create_executor(self.config), b"a secret for tests")
+        executor = ForkedExecutor if self.config.executor == "local_processes" else create_executor
+        self.core = EngineCore(self.config, info, executor(self.config), b"a secret for tests")
         self.worker_info = self.core.start()
         self.tokenizer = Tokenizer.from_directory(self.config.tokenizer or directory)
         self.pooling = PoolingInfo.of(info)

@@ -11,14 +11,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense
+from transformers import Gemma3TextConfig, Gemma3TextModel
 
-from app.engine.model_info import ModelInfo
-from app.engine.pooling.info import PoolingInfo
+from app.checkpoints.model_info import ModelInfo
 from app.errors import UnsupportedError
-from tests.engine.pooling.pooling_driver import PoolingDriver
+from app.records.pooling_info import PoolingInfo
 from tests.tiny_encoders import add_modules, texts, tiny_encoder
+from tests.worker.pooling.pooling_driver import PoolingDriver
 
 TEXT = (
     "Paris is the capital of France. How do I reset my password? The engine of a ship turns its propeller. "
@@ -58,7 +60,7 @@ def test_minilm(count: int) -> None:
     assert others.mean() < 0.7, "the texts are all alike, so that any answer would do"
 
 
-@pytest.mark.parametrize("mode", ["cls", "max", "mean", "mean_sqrt_len_tokens", "lasttoken"])
+@pytest.mark.parametrize("mode", ["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"])
 def test_pooling_modes_as_the_library_writes_them(mode: str, tmp_path: Path) -> None:
     directory = tmp_path / "model"
     shutil.copytree(tiny_encoder("bert"), directory)
@@ -76,6 +78,35 @@ def test_dense_modules(tmp_path: Path) -> None:
     (directory / "2_Dense").mkdir()
     Dense(48, 20).save(str(directory / "2_Dense"))
     assert _agree(directory, texts(12)).shape == (12, 20)
+
+
+def test_embeddinggemma_as_it_is_published(tmp_path: Path) -> None:
+    """Attention both ways, a mean, two dense modules without activation or bias, and a usual prompt."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 330, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "head_dim": 8}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": 12, "max_position_embeddings": 256}
+    types = ["sliding_attention", "sliding_attention", "full_attention"]
+    config = Gemma3TextConfig(
+        **sizes, **heads, layer_types=types, use_bidirectional_attention=True, initializer_range=0.3, pad_token_id=1
+    )
+    directory = tmp_path / "model"
+    shutil.copytree(tiny_encoder("qwen3"), directory)
+    Gemma3TextModel(config).save_pretrained(directory)
+    add_modules(directory, {"word_embedding_dimension": 32, "pooling_mode_mean_tokens": True})
+    entries = json.loads((directory / "modules.json").read_text())
+    kind = "sentence_transformers.models.Dense"
+    denses = [{"idx": i, "name": str(i), "path": f"{i}_Dense", "type": kind} for i in (2, 3)]
+    (directory / "modules.json").write_text(json.dumps([*entries[:2], *denses, {**entries[2], "idx": 4, "name": "4"}]))
+    for entry, (inputs, outputs) in zip(denses, [(32, 64), (64, 32)], strict=True):
+        (directory / str(entry["path"])).mkdir()
+        Dense(inputs, outputs, bias=False, activation_function=torch.nn.Identity()).save(
+            str(directory / str(entry["path"]))
+        )
+    prompts = {"prompts": {"query": "task: search result | query: ", "document": "title: none | text: "}}
+    (directory / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+    assert ModelInfo.from_directory(str(directory)).runner("auto") == "pooling"
+    assert PoolingInfo.of(ModelInfo.from_directory(str(directory))).prompts.of("query") == prompts["prompts"]["query"]
+    assert _agree(directory, texts(12)).shape == (12, 32)
 
 
 def _agree(directory: Path, asked: list[str]) -> Any:

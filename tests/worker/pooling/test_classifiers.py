@@ -14,14 +14,14 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers import AutoConfig, AutoModelForSequenceClassification, Qwen2Config, Qwen2Model
 
-from app.engine.model_info import ASSETS
-from app.engine.models import POOLING_MODELS
-from app.engine.pooling.params import PoolingParams
+from app.checkpoints.model_info import ASSETS
 from app.errors import UnsupportedError
-from tests.engine.models.test_families import VARIANTS
-from tests.engine.pooling.pooling_driver import PoolingDriver
+from app.models import POOLING_MODELS
+from app.records.pooling_params import PoolingParams
 from tests.hf_logprobs import prompts
+from tests.models.families.test_families import VARIANTS
 from tests.tiny_models import DEFAULTS
+from tests.worker.pooling.pooling_driver import PoolingDriver
 
 # One variant of each family that transformers has a classifier of.
 NAMES = ("gemma", "gemma2", "gemma3", "phi", "phi4-mini", "gpt2", "gpt_neox", "opt-350m", "falcon-new", "stablelm")

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from tests.engine.core_driver import assert_idle
-from tests.engine.pooling.pooling_driver import PoolingDriver
 from tests.tiny_encoders import add_modules, hf_encoder, tiny_encoder
 from tests.tiny_models import hf_model, tiny_model
+from tests.worker.pooling.pooling_driver import PoolingDriver
 
 MODES = ("cls_token", "lasttoken", "max_tokens", "mean_tokens", "mean_sqrt_len_tokens")
 RNG = np.random.default_rng(3)
@@ -58,11 +58,11 @@ def test_prompts_in_chunks(mode: str, hidden: list[torch.Tensor], tmp_path: Path
 def test_the_last_token_needs_only_what_is_not_cached(hidden: list[torch.Tensor]) -> None:
     with PoolingDriver(tiny_encoder("qwen3"), block_size=8, num_blocks=128, max_model_len=100) as driver:
         driver.pool(PROMPTS)
-        before = driver.core.stats().prefix_cache_hits_total
+        before = driver.core.stats().figures["prefix_cache_hits"]
         again = driver.pool(PROMPTS, use_activation=False)
-        assert driver.core.stats().prefix_cache_hits_total > before
+        assert driver.core.stats().figures["prefix_cache_hits"] > before
         tokens = driver.pool(PROMPTS, task="token_embed", use_activation=False)
-        assert driver.core.stats().prefix_cache_hits_total - before < 2 * sum(map(len, PROMPTS))
+        assert driver.core.stats().figures["prefix_cache_hits"] - before < 2 * sum(map(len, PROMPTS))
     for last, each, states in zip(again, tokens, hidden, strict=True):
         np.testing.assert_allclose(last, states[-1].numpy(), atol=2e-4)
         np.testing.assert_allclose(each, states.numpy(), atol=2e-4)

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.engine.pooling.pooling_driver import PoolingDriver
-from tests.engine.pooling.test_against_sentence_transformers import minilm, mixed_lengths
 from tests.tiny_encoders import add_modules, texts, tiny_encoder
+from tests.worker.pooling.pooling_driver import PoolingDriver
+from tests.worker.pooling.test_against_sentence_transformers import minilm, mixed_lengths
 
 pytestmark = pytest.mark.gpu
 

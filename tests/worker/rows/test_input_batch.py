@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from app.engine.request import EngineRequest
-from app.engine.sampling_params import SamplingParams
-from app.engine.step import NewRequest, SchedulerOutput
-from app.engine.worker.input_batch import build_input_batch
-from app.engine.worker.row_state import RowState
+from app.records.request import EngineRequest
+from app.records.sampling_params import SamplingParams
+from app.records.step import NewRequest, SchedulerOutput
+from app.worker.rows.input_batch import build_input_batch
+from app.worker.rows.row_state import RowState
 
 ROWS, LENGTH, SIZE = 12, 100, 8
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from app.engine.row_feature import RowFeature, RowFeatures
-from app.engine.step import SchedulerOutput
+import numpy as np
+
+from app.records.step import SchedulerOutput
+from app.worker.rows.worker_feature import NO_PARTS, WorkerFeature, WorkerFeatures
 
 CALLS: list[tuple[str, str]] = []
 
 
-class Noted(RowFeature):
+class Noted(WorkerFeature):
     def __init__(self, name: str) -> None:
         self.name = name
 
@@ -19,17 +21,33 @@ class Noted(RowFeature):
 
 
 class WithInputs(Noted):
-    def inputs(self, batch: Any) -> None:
+    def inputs(self, view: Any) -> None:
         CALLS.append((self.name, "inputs"))
+
+
+class Optional(WithInputs):
+    part = "extra"
+
+    def takes_part(self, rows: Any) -> bool:
+        return bool(rows.any())
 
 
 def test_only_what_is_overridden_is_called_in_order() -> None:
     CALLS.clear()
-    features = RowFeatures([Noted("a"), WithInputs("b"), RowFeature()])
+    features = WorkerFeatures([Noted("a"), WithInputs("b"), WorkerFeature()])
     step: Any = None
     features.before(step)
-    features.inputs(step)
+    features.inputs(step, NO_PARTS)
     features.report(step)
     assert CALLS == [("a", "before"), ("b", "before"), ("b", "inputs")]
-    assert features.gives_inputs
-    assert not RowFeatures([Noted("a")]).gives_inputs
+
+
+def test_optional_parts_follow_the_rows() -> None:
+    """A step without such a row does not have the part, so it does not pay for it."""
+    CALLS.clear()
+    features = WorkerFeatures([WithInputs("a"), Optional("b")])
+    view: Any = None
+    assert features.parts == ["extra"]
+    for rows in (np.array([0, 0]), np.array([0, 3])):
+        features.inputs(view, features.parts_of(rows))
+    assert CALLS == [("a", "inputs"), ("a", "inputs"), ("b", "inputs")]

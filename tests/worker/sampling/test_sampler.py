@@ -12,18 +12,19 @@ from numpy.typing import NDArray
 from scipy.special import log_softmax
 from scipy.stats import chisquare
 
-from app.engine.logits_processors.base import SamplingStep
-from app.engine.request import EngineRequest
-from app.engine.sampling.sampler import Sampler, SamplerOutput
-from app.engine.sampling.sampling_batch import GREEDY_BELOW
-from app.engine.sampling_params import (
+from app.records.request import EngineRequest
+from app.records.sampling_params import (
     MAX_LOGIT_BIAS,
     MAX_REPETITION_PENALTY,
     MAX_TEMPERATURE,
     MIN_REPETITION_PENALTY,
     SamplingParams,
 )
-from app.engine.step import NewRequest
+from app.records.step import NewRequest
+from app.worker.logits_processors.base import LogitsProcessor, SamplingStep
+from app.worker.rows.step_inputs import StepInputs
+from app.worker.sampling.sampler import Sampler, SamplerOutput
+from app.worker.sampling.sampling_batch import GREEDY_BELOW
 
 VOCAB, CPU = 11, torch.device("cpu")
 LOGITS = torch.tensor([1.0, 0.5, 2.0, -1.0, 0.0, 1.5, -3.0, 0.7, 2.2, -0.5, 0.1])
@@ -49,6 +50,26 @@ def sample(sampler: Sampler, rows: list[int], logits: torch.Tensor, positions: l
     history = torch.zeros(1 + max(rows), 1 + max(positions), dtype=torch.int32)
     step = SamplingStep(batch.device_rows, lengths, torch.from_numpy(lengths), history)
     return sampler.sample(logits.clone(), batch, step)
+
+
+def test_processors_are_built_once_for_rows_with_drafts() -> None:
+    """Whether rows are plain is asked of the rows, what they want is made for their logits: of several a row, here."""
+    sampler = Sampler(StepInputs(3), 3, VOCAB, CPU)
+    for row, penalty in enumerate((0.5, 0.0, 0.0)):
+        enter(sampler, row, presence_penalty=penalty)
+    built: list[list[int]] = []
+    for processor in sampler.features[:-1]:
+        assert isinstance(processor, LogitsProcessor)
+        processor.build = lambda indices, _: built.append(indices)  # type: ignore[method-assign]
+    rows, logits_rows = np.arange(3), np.repeat(np.arange(3), 2)
+    for _ in range(3):
+        assert not sampler.is_plain(rows)
+        sampler.select(logits_rows)
+    assert built == [[0, 1]]
+    assert sampler.is_plain(rows[1:])
+    assert built == [[0, 1]]
+    enter(sampler, 1, presence_penalty=0.5)
+    assert not sampler.is_plain(rows[1:])
 
 
 def expected_probabilities(
@@ -81,7 +102,7 @@ def expected_probabilities(
 )
 def test_distribution(params: dict[str, float]) -> None:
     draws, counts = 20_000, np.zeros(VOCAB)
-    sampler = Sampler(draws, VOCAB, CPU)  # few seeds, many positions: all draw independent numbers
+    sampler = Sampler(StepInputs(draws), draws, VOCAB, CPU)  # few seeds, many positions: all draw independent numbers
     for row in range(draws):
         enter(sampler, row, **{"seed": row % 7, **params})
     found = sample(sampler, list(range(draws)), LOGITS.expand(draws, VOCAB), list(range(draws))).token_ids
@@ -93,7 +114,7 @@ def test_distribution(params: dict[str, float]) -> None:
 
 
 def test_choices_and_seeds_draw_independent_numbers() -> None:
-    sampler, draws = Sampler(2, VOCAB, CPU), 3000
+    sampler, draws = Sampler(StepInputs(2), 2, VOCAB, CPU), 3000
     for left, right in (({"seed": 1}, {"seed": 2}), ({"choice_index": 0}, {"choice_index": 1})):
         enter(sampler, 0, **left)
         enter(sampler, 1, **right)
@@ -122,11 +143,11 @@ def test_the_batch_does_not_matter() -> None:
     ]
     torch.manual_seed(0)
     logits = torch.randn(len(kinds), VOCAB) * 2
-    together = Sampler(16, VOCAB, CPU)
+    together = Sampler(StepInputs(16), 16, VOCAB, CPU)
     alone = []
     for i, kind in enumerate(kinds):
         enter(together, i, **kind)
-        single = Sampler(16, VOCAB, CPU)
+        single = Sampler(StepInputs(16), 16, VOCAB, CPU)
         enter(single, 5, **kind)
         alone.append([int(sample(single, [5], logits[i : i + 1], [p]).token_ids[0]) for p in range(3, 40)])
     for order in (list(range(len(kinds))), list(reversed(range(len(kinds))))):
@@ -136,14 +157,14 @@ def test_the_batch_does_not_matter() -> None:
 
 
 def test_greedy_is_argmax_and_tiny_temperatures_do_not_overflow() -> None:
-    sampler = Sampler(3, VOCAB, CPU)
+    sampler = Sampler(StepInputs(3), 3, VOCAB, CPU)
     for row, temperature in enumerate((0.0, 1e-30, 1e-4)):
         enter(sampler, row, temperature=temperature)
     assert sample(sampler, [0, 1, 2], LOGITS.expand(3, VOCAB), [1, 1, 1]).token_ids.tolist() == [8, 8, 8]
 
 
 def test_a_row_is_what_its_last_request_said() -> None:
-    sampler = Sampler(2, VOCAB, CPU)
+    sampler = Sampler(StepInputs(2), 2, VOCAB, CPU)
     enter(sampler, 0, temperature=0.0, allowed_token_ids=(3,))
     assert sample(sampler, [0], LOGITS[None], [1]).token_ids.tolist() == [3]
     for feature in sampler.features:
@@ -154,7 +175,7 @@ def test_a_row_is_what_its_last_request_said() -> None:
 
 def test_logprobs_are_raw_and_ranked() -> None:
     """Logprobs are those of the model's own logits: before bias, penalties and temperature."""
-    sampler = Sampler(4, VOCAB, CPU)
+    sampler = Sampler(StepInputs(4), 4, VOCAB, CPU)
     enter(sampler, 0, temperature=0.0, logit_bias={4: 100.0}, logprobs=3)
     enter(sampler, 1, temperature=0.0)
     enter(sampler, 2, temperature=0.3, logprobs=0)
@@ -178,7 +199,7 @@ def test_logprobs_are_raw_and_ranked() -> None:
 def test_named_tokens_are_reported_with_their_ranks() -> None:
     """Instead of the most likely, in their order; a neighbour gets its own most likely, and a row's next request
     too."""
-    sampler = Sampler(3, VOCAB, CPU)
+    sampler = Sampler(StepInputs(3), 3, VOCAB, CPU)
     enter(sampler, 0, temperature=0.0, logit_bias={4: 100.0}, logprobs=0, logprob_token_ids=(7, 2, 7, 0))
     enter(sampler, 1, temperature=0.0, logprobs=5)
     enter(sampler, 2, temperature=0.0, logprobs=5, logprob_token_ids=(4,))
@@ -201,7 +222,7 @@ def test_named_tokens_are_reported_with_their_ranks() -> None:
 
 
 def test_no_logprobs_no_work() -> None:
-    sampler = Sampler(1, VOCAB, CPU)
+    sampler = Sampler(StepInputs(1), 1, VOCAB, CPU)
     enter(sampler, 0, temperature=0.0)
     assert sample(sampler, [0], LOGITS[None], [1]).logprobs is None
 
@@ -220,7 +241,7 @@ EXTREMES = {
 def test_no_extreme_overflows(corner: tuple[Any, ...]) -> None:
     """At every corner of the ranges a forbidden token stays forbidden: nothing becomes infinite or no number."""
     params = dict(zip(EXTREMES, corner, strict=True))
-    sampler = Sampler(2, VOCAB, CPU)
+    sampler = Sampler(StepInputs(2), 2, VOCAB, CPU)
     enter(sampler, 0, allowed_token_ids=(3, 4), logprobs=1, **params)
     enter(sampler, 1, **params)
     for scale in (1e-3, 1.0, 1e3):

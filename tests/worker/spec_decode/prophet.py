@@ -9,9 +9,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from app.config import EngineConfig
-from app.engine.spec_decode import PROPOSERS
-from app.engine.worker.worker import Worker
+from app.backends import PROPOSERS
+from app.config.engine import EngineConfig
+from app.records.worker_info import WorkerInfo
+from app.worker.worker import Worker
+from tests.worker.worker_driver import decode_statically
 
 NAME, ENTRY = "prophet", "prophet_proposer:create"
 FILE = '''
@@ -22,14 +24,13 @@ from pathlib import Path
 
 import torch
 
-from app.engine.spec_decode.base import Proposer
+from app.worker.spec_decode.base import Proposer
 
 
 class Prophet(Proposer):
     num_draft_tokens = 3
 
-    def __init__(self, columns):
-        self.columns = columns
+    def __init__(self):
         self.answers = json.loads(Path(__file__).with_name("answers.json").read_text())
         self.by_row = {}
 
@@ -37,8 +38,9 @@ class Prophet(Proposer):
         prompt = request.token_ids[: request.num_prompt_tokens].tolist()
         self.by_row[row] = prompt + self.answers.get(f"{request.spec.choice_index} {prompt}", [])
 
-    def propose(self, rows):
-        return torch.tensor([self.drafts_of(row, int(self.columns.num_tokens[row])) for row in rows.tolist()])
+    def propose(self, proposal):
+        known = proposal.columns.num_tokens
+        return torch.tensor([self.drafts_of(row, int(known[row])) for row in proposal.rows.tolist()])
 
     def drafts_of(self, row, known):
         positions, said = range(known, known + self.num_draft_tokens), self.by_row[row]
@@ -46,7 +48,7 @@ class Prophet(Proposer):
 
 
 def create(context):
-    return Prophet(context.state.columns)
+    return Prophet()
 '''
 
 
@@ -71,3 +73,13 @@ class ProphetWorker(Worker):
         sys.path.insert(0, config.model)
         PROPOSERS._table[NAME] = ENTRY
         super().__init__(config, *place)
+
+
+class UnevenWorker(ProphetWorker):
+    """A worker of a pipeline of which every second stage decodes over static tensors."""
+
+    def start(self) -> WorkerInfo:
+        info = super().start()
+        if self._rank % 2:
+            decode_statically(self, [1, 2, 4, 8])
+        return info

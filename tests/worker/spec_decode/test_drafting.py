@@ -14,21 +14,27 @@ import numpy as np
 import pytest
 import torch
 
-from app.config import EngineConfig
+from app.backends import PROPOSERS
+from app.checkpoints.model_info import ModelInfo
+from app.config.engine import EngineConfig
 from app.engine.core import EngineCore
 from app.engine.executor.base import Executor
 from app.engine.executor.in_process import InProcessExecutor
 from app.engine.executor.ray_workers import RayWorkersExecutor
-from app.engine.model_info import ModelInfo
-from app.engine.request import EngineRequest
-from app.engine.sampling_params import SamplingParams
-from app.engine.spec_decode import PROPOSERS
+from app.records.bad_words import BadWords
+from app.records.request import EngineRequest
+from app.records.sampling_params import SamplingParams
+from app.worker.graphs.static_step import DRAFTS
+from app.worker.model_runner import ModelRunner
+from app.worker.worker import Worker
 from tests.engine.core_driver import KEY, Results, assert_idle, run
 from tests.engine.executor.forked_executor import ForkedExecutor
-from tests.engine.spec_decode.prophet import ENTRY, NAME, ProphetWorker, key_of, model_with_prophet
 from tests.tiny_models import hf_greedy, hf_model, tiny_model
+from tests.worker.spec_decode.prophet import ENTRY, NAME, ProphetWorker, UnevenWorker, key_of, model_with_prophet
+from tests.worker.worker_driver import decode_statically
 
 WORKER = f"{ProphetWorker.__module__}:{ProphetWorker.__name__}"
+UNEVEN = f"{UnevenWorker.__module__}:{UnevenWorker.__name__}"
 SHAPE: dict[str, Any] = {"num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
 NUM_PROMPTS, MAX_TOKENS = 16, 20
 WISHES: list[dict[str, Any]] = [
@@ -70,7 +76,7 @@ def requests(wishes: list[dict[str, Any]]) -> list[EngineRequest]:
             prompt,
             SamplingParams(**{**common, **wishes[number % len(wishes)]}),
             choice_index=number,
-            bad_words_token_ids=((9,), (17, 30)) if number % 3 == 0 else (),
+            asks=(BadWords(((9,), (17, 30))),) if number % 3 == 0 else (),
         )
         for number, prompt in enumerate(prompts())
     ]
@@ -101,8 +107,8 @@ def generate(config: EngineConfig, executor: Executor, wishes: list[dict[str, An
         run(core, requests(wishes), results=results)
         assert_idle(core)
         stats = core.stats()
-        assert stats.preemptions_total > 0, "nothing was preempted"
-        assert stats.prefix_cache_hits_total > 0, "no prefix was found"
+        assert stats.figures["preemptions"] > 0, "nothing was preempted"
+        assert stats.figures["prefix_cache_hits"] > 0, "no prefix was found"
         return results, stats.steps_total
     finally:
         core.shutdown()
@@ -177,6 +183,17 @@ def test_stages_of_a_pipeline_agree_on_what_was_accepted(
     assert_same(results, plain[0])
 
 
+@pytest.mark.parametrize("pp", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_each_stage_decides_how_it_runs_a_step(
+    directory: Path, tmp_path: Path, plain: tuple[WholeLogprobs, int], pp: int
+) -> None:
+    """One may have captured a step that another has not: what they send each other is the same."""
+    model = model_with_prophet(directory, tmp_path, answers_of(plain[0]))
+    config = make_config(model, executor="local_processes", pipeline_parallel_size=pp)
+    results, _ = generate(config, ForkedExecutor(config, UNEVEN), WISHES)
+    assert_same(results, plain[0])
+
+
 @pytest.mark.usefixtures("ray_cluster")
 @pytest.mark.parametrize("transport", ["socket", pytest.param("compiled_graph", marks=pytest.mark.slow)])
 def test_over_both_transports(
@@ -190,11 +207,72 @@ def test_over_both_transports(
     assert fewer < 0.75 * plain[1]
 
 
-def test_static_decodes_are_ruled_out_and_why(
-    directory: Path, tmp_path: Path, in_this_process: None, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.usefixtures("in_this_process")
+@pytest.mark.parametrize("kind", ["ngram", "prophet"])
+def test_static_steps_verify_drafts_too(
+    directory: Path,
+    tmp_path: Path,
+    plain: tuple[WholeLogprobs, int],
+    kind: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("app.engine.worker.graphs.graph_setup.refusal", lambda *_, **__: None)
-    worker = ProphetWorker(make_config(model_with_prophet(directory, tmp_path, {})), 0, 1, 0, None)
-    worker.start()
-    assert worker._runner is not None
-    assert worker._runner._decode is None
+    """As a GPU's graphs run them: steps of 1 + 3 places a row, of which rows fill some; drafts within the step, and
+    after it where the proposer works on the host."""
+    if kind == "ngram":
+        monkeypatch.delitem(PROPOSERS._table, NAME)
+        wanted = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}
+        config = make_config(directory, max_inflight_steps=2, speculative_config=wanted)
+    else:
+        model = model_with_prophet(directory, tmp_path, answers_of(plain[0]))
+        config = make_config(model, max_inflight_steps=2)
+    executor, ran = InProcessExecutor(config), []
+    start = Worker.start
+
+    def start_static(worker: Worker) -> Any:
+        info = start(worker)
+        step = decode_statically(worker, [1, 2, 4, 8])
+        forward = step.forward
+        monkeypatch.setattr(step, "forward", lambda key: (ran.append(key.parts), forward(key)))
+        return info
+
+    monkeypatch.setattr(Worker, "start", start_static)
+    results, fewer = generate(config, executor, WISHES)
+    assert_same(results, plain[0])
+    assert kind == "ngram" or fewer < 0.75 * plain[1]
+    assert {frozenset(), frozenset({DRAFTS})} == set(ran)
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_a_step_with_few_drafts_is_not_made_of_empty_places(
+    directory: Path, tmp_path: Path, plain: tuple[WholeLogprobs, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All rows of a static step have places for drafts: with many of them empty, an ordinary step does less."""
+    monkeypatch.setattr("app.worker.model_runner.MOST_EMPTY", 4)
+    config = make_config(model_with_prophet(directory, tmp_path, answers_of(plain[0])))
+    executor, empty, ordinary = InProcessExecutor(config), [], []
+    start, run_all = Worker.start, ModelRunner._run
+
+    def start_static(worker: Worker) -> Any:
+        info = start(worker)
+        step = decode_statically(worker, [1, 2, 4, 8])
+        load = step.inputs.load
+
+        def noted(rows: Any, counts: Any = None) -> None:
+            empty.append(0 if counts is None else int((4 - counts).sum()))
+            load(rows, counts)
+
+        monkeypatch.setattr(step.inputs, "load", noted)
+        return info
+
+    def run(runner: ModelRunner, step: Any) -> Any:
+        if step.samples.all() and step.num_draft_tokens is not None:
+            ordinary.append(step.num_tokens)
+        return run_all(runner, step)
+
+    monkeypatch.setattr(Worker, "start", start_static)
+    monkeypatch.setattr(ModelRunner, "_run", run)
+    results, _ = generate(config, executor, WISHES)
+    assert_same(results, plain[0])
+    assert empty
+    assert max(empty) <= 4
+    assert ordinary

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from app.engine.spec_decode.feedback import pack, unpack, width_of
-from app.engine.spec_decode.verify import keep_accepted, write_drafts
 from app.kernels.rows import RowColumns
+from app.worker.spec_decode.feedback import pack, unpack, width_of
+from app.worker.spec_decode.verify import LogitsPlaces, keep_accepted, write_drafts
 
 ROWS, WIDTH, VOCAB = 8, 40, 3  # few tokens, so that drafts are right by chance
 CPU = torch.device("cpu")
@@ -37,7 +37,9 @@ def test_up_to_the_first_that_differs() -> None:
         firsts = [int(before.num_tokens[row]) - 1 - d for row, d in zip(rows.tolist(), drafts.tolist(), strict=True)]
         targets = [row * WIDTH + f + j for row, f, d in zip(rows, firsts, drafts, strict=True) for j in range(d + 1)]
         drawn = rng.integers(0, VOCAB, len(targets))
-        found = keep_accepted(c, torch.from_numpy(rows), drafts, torch.tensor(targets), torch.from_numpy(drawn))
+        found = keep_accepted(
+            c, torch.from_numpy(rows), LogitsPlaces.of(drafts, CPU), torch.tensor(targets), torch.from_numpy(drawn)
+        )
         at = 0
         for i, (row, d) in enumerate(zip(rows.tolist(), drafts.tolist(), strict=True)):
             told = before.flat_token_ids[row * WIDTH + firsts[i] :][:d].tolist()

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import shutil
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
-from app.config import EngineConfig
-from app.engine.worker.forward_pass import ForwardPass
-from app.engine.worker.graphs.cuda_graphs import cascade_sizes, graph_sizes, telling_sizes
-from app.engine.worker.graphs.decode_step import DecodeStep
-from app.engine.worker.warmup.plan import compiled_steps, generation_plan, pooling_plan
-from app.engine.worker.warmup.warm_up import WarmUp, fitting
-from tests.engine.worker_driver import Driver
+from app.config.engine import EngineConfig
+from app.errors import CheckpointError
+from app.worker.forward_pass import ForwardPass
+from app.worker.graphs.cuda_graphs import cascade_sizes, graph_sizes, telling_sizes
+from app.worker.graphs.static_step import StaticStep
+from app.worker.warmup.plan import compiled_steps, generation_plan, pooling_plan
+from app.worker.warmup.warm_up import WarmUp, fitting
 from tests.tiny_models import tiny_model
+from tests.worker.worker_driver import Driver
 
 CPU = torch.device("cpu")
 
@@ -87,7 +91,7 @@ def test_what_is_launched_can_be_run() -> None:
     forward, state = runner._forward, runner._state
     caches, tokens = [cache.clone() for cache in forward.cache.tensors], state.flat_token_ids.clone()
     WarmUp(config, generation_plan(config, 64, on_gpu=True, compiles=True), forward, CPU).launch(
-        DecodeStep(forward, state, graph_sizes(config))
+        StaticStep(forward, state, runner._features, graph_sizes(config))
     )
     assert all(torch.equal(cache, before) for cache, before in zip(forward.cache.tensors, caches, strict=True))
     assert torch.equal(state.flat_token_ids[:-1], tokens[:-1])  # nobody reads where draws go
@@ -112,3 +116,24 @@ def test_one_rank_alone_goes_on_after_a_failure(ranks: int, monkeypatch: pytest.
     warm_up = WarmUp(config, plan, cast("ForwardPass", None), torch.device("cuda"))
     with pytest.raises(RuntimeError, match="no memory") if ranks > 1 else nullcontext():
         warm_up.compile(None)
+
+
+@pytest.mark.parametrize(
+    ("runner", "name"),
+    [
+        ("generate", "lm_head.weight"),
+        ("generate", "model.layers.1.self_attn.k_proj.weight"),
+        ("generate", "model.layers.1.self_attn.v_proj.weight"),
+        ("pooling", "model.layers.1.mlp.up_proj.weight"),
+    ],
+)
+@pytest.mark.parametrize("damage", [float("nan"), float("inf")])
+def test_a_model_that_computes_no_numbers_does_not_start(runner: str, name: str, damage: float, tmp_path: Path) -> None:
+    """Each of its answers would be token 0 without end, with status 200."""
+    directory = Path(shutil.copytree(tiny_model("llama"), tmp_path / "model"))
+    tensors = load_file(directory / "model.safetensors")
+    tensors[name][3] = damage
+    save_file(tensors, directory / "model.safetensors")
+    with pytest.raises(CheckpointError, match="the model computes NaN or infinity in float32: its weights or the"):
+        Driver(str(directory), num_blocks=64, runner=runner)
+    Driver(str(directory), num_blocks=64, runner=runner, load_format="dummy")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from app.deployments.routing.policies.base import EXPECTED_TOKENS, RouteQuery
-from app.engine.request import EngineRequest
-from app.engine.sampling_params import SamplingParams
+from app.records.request import EngineRequest
+from app.records.sampling_params import SamplingParams
 
 
 @pytest.mark.parametrize(("max_tokens", "counted"), [(5, 5), (100_000, EXPECTED_TOKENS), (None, EXPECTED_TOKENS)])

@@ -6,13 +6,13 @@ import random
 
 import numpy as np
 
-from app.deployments.channel.wire import LoadReport
 from app.deployments.routing.load_book import REPORT_EXPIRES_S, LoadBook
 from app.deployments.routing.policies import create_policy
 from app.deployments.routing.policies.base import ReplicaLoad, RouteQuery
 from app.deployments.routing.policies.load_table import LoadTable
 from app.deployments.routing.prefix_index import PrefixIndex
-from app.engine.kv_cache.kv_events import KVEvent, KVEventBatch
+from app.records.kv_events import KVEvent, KVEventBatch
+from app.records.load_report import LoadReport
 
 
 def report(name: str, rng: random.Random) -> LoadReport:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from app.deployments.channel.wire import LoadReport
 from app.deployments.routing.policies import create_policy
 from app.deployments.routing.policies.base import Matches, ReplicaLoad, RouteQuery
 from app.deployments.routing.policies.prefix_aware import (
@@ -20,6 +19,7 @@ from app.deployments.routing.policies.prefix_aware import (
     PrefixAware,
 )
 from app.deployments.routing.prefix_index import PrefixMatch
+from app.records.load_report import LoadReport
 
 QUERY = RouteQuery(num_prompt_tokens=1600, max_tokens=100)
 

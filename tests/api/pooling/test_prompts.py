@@ -1,0 +1,97 @@
+"""Prompts by task over HTTP; sentence-transformers, which reads the same directory, is the judge."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from sentence_transformers import SentenceTransformer
+
+from tests.api.pooling_engines import PoolingEngines
+from tests.tiny_encoders import add_modules, texts, tiny_encoder
+
+PROMPTS = {"query": "fish boat : ", "document": "river bank money : ", "Clustering": "rain sun : "}
+ASKED = texts(4)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("prompts") / "model"
+    shutil.copytree(tiny_encoder("bert"), path)
+    add_modules(path)
+    given = {"prompts": PROMPTS, "default_prompt_name": "Clustering", "similarity_fn_name": "cosine"}
+    (path / "config_sentence_transformers.json").write_text(json.dumps(given))
+    return path
+
+
+@pytest.fixture(scope="module")
+def reference(directory: Path) -> SentenceTransformer:
+    return SentenceTransformer(str(directory), device="cpu")
+
+
+@pytest.fixture(scope="module")
+def client(directory: Path) -> Iterator[PoolingEngines]:
+    engines = PoolingEngines({"prompts": directory, "plain": tiny_encoder("bert", seed=3)})
+    yield engines
+    engines.shutdown()
+
+
+def vectors(http: httpx.Client, **body: Any) -> np.ndarray:
+    answer = http.post("/v1/embeddings", json={"model": "prompts", "input": ASKED, **body})
+    assert answer.status_code == 200, answer.text
+    return np.array([one["embedding"] for one in answer.json()["data"]])
+
+
+@pytest.mark.parametrize(
+    ("asked", "prompt_name"),
+    [
+        ({}, None),
+        ({"prompt_name": "document"}, "document"),
+        ({"input_type": "query"}, "query"),
+        ({"input_type": "search_query"}, "query"),
+        ({"input_type": "passage"}, "document"),
+        ({"input_type": "clustering"}, "Clustering"),
+        ({"input_type": "classification"}, None),  # which it has no prompt for: the usual one
+    ],
+)
+def test_prompts_go_before_texts(
+    http: httpx.Client, reference: SentenceTransformer, asked: dict[str, str], prompt_name: str | None
+) -> None:
+    expected = reference.encode(ASKED, prompt_name=prompt_name)
+    np.testing.assert_allclose(vectors(http, **asked), expected, atol=1e-5)
+    assert np.abs(expected - reference.encode(ASKED, prompt="")).max() > 0.01, "the prompt changes nothing"
+
+
+def test_queries_and_documents_are_told_apart(http: httpx.Client, reference: SentenceTransformer) -> None:
+    answer = http.post("/v1/score", json={"model": "prompts", "text_1": ASKED[0], "text_2": ASKED[1:]})
+    expected = reference.encode_query(ASKED[0]) @ reference.encode_document(ASKED[1:]).T
+    np.testing.assert_allclose([one["score"] for one in answer.json()["data"]], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"prompt_name": "no"}, "prompt_name"),
+        ({"prompt_name": "clustering"}, "prompt_name"),
+        ({"input_type": "no"}, "input_type"),
+        ({"input_type": "query", "prompt_name": "query"}, "input_type"),
+        ({"input_type": "query", "input": [5, 6]}, "input_type"),
+        ({"prompt_name": "query", "input": None, "messages": [{"role": "user", "content": "a"}]}, "prompt_name"),
+        ({"model": "plain", "prompt_name": "query"}, "prompt_name"),
+    ],
+)
+def test_refusals_name_the_field(http: httpx.Client, body: dict[str, Any], param: str) -> None:
+    answer = http.post("/v1/embeddings", json={"model": "prompts", "input": "a", **body})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param
+
+
+def test_a_model_without_prompts_takes_kinds_of_inputs_as_they_are(http: httpx.Client) -> None:
+    plain, kind = vectors(http, model="plain"), vectors(http, model="plain", input_type="search_document")
+    np.testing.assert_allclose(plain, kind, atol=1e-6)
