@@ -3,7 +3,7 @@
     python -m benchmarks.all_reduce --ranks 4 [--out FILE]
 
 Each kind is checked against the exact sum first. At the end it prints the line for `MEASURED` in
-app/engine/distributed/symmetric_all_reduce.py. `--device cpu` times gloo alone, to try the command.
+app/distributed/symmetric_all_reduce.py. `--device cpu` times gloo alone, to try the command.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 
-from app.engine.distributed.parallel_groups import RankGroup
-from app.engine.distributed.process_groups import RankStore, connect_store, join_groups
-from app.engine.distributed.symmetric_all_reduce import SymmetricAllReduce
+from app.distributed.parallel_groups import RankGroup
+from app.distributed.process_groups import RankStore, connect_store, join_groups
+from app.distributed.symmetric_all_reduce import SymmetricAllReduce
 from app.engine.executor.worker_group_executor import LOCAL_HOST
 
 SIZES = [1 << power for power in range(10, 25)]  # bytes, 1 KiB to 16 MiB

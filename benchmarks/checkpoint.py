@@ -13,14 +13,14 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from app.engine.attention.backend import select_attention
-from app.engine.distributed.parallel_groups import ParallelGroups
-from app.engine.layers.context import BuildContext
-from app.engine.layers.weight import ShapeMismatch, Weight
-from app.engine.model_info import ModelInfo
-from app.engine.models import MODELS
-from app.engine.models.load_formats.base import targets
-from app.engine.weight_files import NAMED_FILES
+from app.checkpoints.model_info import ModelInfo
+from app.checkpoints.weight_files import NAMED_FILES
+from app.distributed.parallel_groups import ParallelGroups
+from app.layers.context import BuildContext
+from app.layers.weight import ShapeMismatch, Weight
+from app.loading.load_formats.base import targets
+from app.models import MODELS
+from app.worker.attention.backend import select_attention
 from benchmarks.shapes import SHAPES, write_shape
 
 FILE_BYTES = 5 << 30

@@ -21,11 +21,11 @@ from statistics import quantiles
 from typing import Any
 
 from app import LLM, SamplingParams
-from app.api.request_builder import RequestBuilder
-from app.engine.outputs import EngineOutput
-from app.engine.request import EngineRequest
-from app.engine.step import TokenLogprobs
+from app.api.generation.request_builder import RequestBuilder
 from app.offline.engine_loop import EngineLoop
+from app.records.outputs import EngineOutput
+from app.records.request import EngineRequest
+from app.records.step import TokenLogprobs
 from benchmarks.offline import arguments, make_llm, random_prompt, write
 from benchmarks.serve_process import ROOT
 

@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-from app.config import EngineConfig
-from app.engine.worker.worker import Worker
+from app.config.engine import EngineConfig
+from app.worker.worker import Worker
 from benchmarks.cpu_step import CHUNK, Batch
 from benchmarks.serve_process import ROOT
 from benchmarks.shapes import write_shape

@@ -28,12 +28,12 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from app import LLM, SamplingParams
-from app.config import EngineConfig
+from app.checkpoints.model_info import resolve_model
+from app.config.engine import EngineConfig
 from app.engine.kv_cache.block_pool import BlockPool
-from app.engine.model_info import resolve_model
-from app.engine.request import EngineRequest
-from app.engine.step import NewRequest, SchedulerOutput
-from app.engine.worker.worker import Worker
+from app.records.request import EngineRequest
+from app.records.step import NewRequest, SchedulerOutput
+from app.worker.worker import Worker
 from benchmarks.serve_process import ROOT
 from benchmarks.shapes import write_shape
 

@@ -34,7 +34,7 @@ def gaps_of(llm: LLM, shape: str, batch: int, steps: int) -> tuple[list[float], 
         core.step()
         now = time.perf_counter()
         gaps.append(1e3 * (now - last))
-        moved.append(core.stats().moved_experts_total)
+        moved.append(core.stats().figures["experts_moved"])
         last = time.perf_counter()
     return gaps, moved
 
@@ -82,7 +82,7 @@ def main() -> None:
         before = [out.outputs[0].token_ids for out in llm.generate(prompts, greedy, use_tqdm=False)]
         figures = measure(llm, args.shape, args.batch, args.steps)
         after = [out.outputs[0].token_ids for out in llm.generate(prompts, greedy, use_tqdm=False)]
-        figures["imbalance"] = llm._core.stats().expert_imbalance
+        figures["imbalance"] = llm._core.stats().figures["expert_imbalance"]
     figures["answers_that_differ"] = sum(list(a) != list(b) for a, b in zip(before, after, strict=True))
     print(figures, flush=True)
     write(args.out, {"shape": args.shape, "ranks": args.ranks, "batch": args.batch, **figures})

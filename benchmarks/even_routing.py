@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from app.config import EngineConfig
+from app.config.engine import EngineConfig
 from app.engine.executor.worker_group_executor import WorkerGroupExecutor
-from app.engine.worker.worker import Worker
-from app.engine.worker_info import RendezvousInfo
 from app.kernels.moe import MOE_OPS, MoEOps, Routing, RoutingRule
+from app.records.worker_info import RendezvousInfo
+from app.worker.worker import Worker
 
 MOST_TOKENS = 1 << 14  # of one step
 _STRIDE = 336  # from a layer's place in the table to the next one's; kernels like addresses that 16 divides

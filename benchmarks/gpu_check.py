@@ -111,7 +111,7 @@ def sections(args: argparse.Namespace) -> dict[str, tuple[list[str], int]]:
         "prefill": (["-m", "benchmarks.prefill", *common, engine, *out("prefill")], 60),
         "eager": (["-m", "benchmarks.latency", *common, eager, *few, *size, *out("eager")], 60),
         "startup": (["-m", "benchmarks.startup", "--cold", *common, engine, *out("startup")], 90),
-        "pytest": (["-m", "pytest", "-m", "gpu", "-q", "tests/engine/test_engine_on_gpu.py", "-x", "--no-header"], 240),
+        "pytest": (["-m", "pytest", "-m", "gpu", "-q", "tests/worker/test_engine_on_gpu.py", "-x", "--no-header"], 240),
     }
 
 

@@ -28,16 +28,16 @@ from typing import Any
 
 import numpy as np
 
-from app.config import EngineConfig
+from app.checkpoints.model_info import ModelInfo
+from app.config.engine import EngineConfig
 from app.engine.async_engine import AsyncEngine
 from app.engine.core import EngineCore
 from app.engine.executor import create_executor
-from app.engine.model_info import ModelInfo
-from app.engine.outputs import EngineOutput
-from app.engine.request import EngineRequest
-from app.engine.sampling_params import SamplingParams
-from app.engine.structured.structured_outputs import StructuredOutputs
 from app.errors import MantaError
+from app.records.outputs import EngineOutput
+from app.records.request import EngineRequest
+from app.records.sampling_params import SamplingParams
+from app.structured.structured_outputs import StructuredOutputs
 
 STREAM_TOKENS = 400  # a stream that ends is followed by a new one, so that contexts stay as long as they are
 SMALL_PER_S = 20  # small grammars a second; each is also a request of its own, which is not what is measured

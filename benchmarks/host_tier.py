@@ -17,7 +17,8 @@ from statistics import median
 from typing import Any
 
 from app import LLM, SamplingParams
-from app.engine.request import EngineRequest
+from app.engine.kv_connector.host_memory import HostMemory
+from app.records.request import EngineRequest
 from benchmarks.offline import arguments, make_llm, random_prompt, write
 
 BLOCK_SIZE = 16
@@ -110,9 +111,9 @@ def main() -> None:
     with make_llm(args.shape, **options) as llm:
         print(f"started in {time.perf_counter() - begin:.1f} s:", *llm.worker_info.notes, sep="\n  ", flush=True)
         row = measure(llm, args.shape, args.length, args.repeats)
-        stats = llm._core.stats().kv_connector
-        assert stats is not None
-        gigabytes = args.length / BLOCK_SIZE * stats.block_bytes / 1e9
+        tier = llm._core.scheduler.kv.connector
+        assert isinstance(tier, HostMemory)
+        gigabytes = args.length / BLOCK_SIZE * tier.block_bytes / 1e9
         row["load_gb_per_s"] = gigabytes / ((row["hit_clean_ms"] - row["device_ms"]) / 1e3)
         row["beside"] = beside_decodes(llm, args.shape, args.length)
         write(args.out, {"shape": args.shape, "length": args.length, **row})

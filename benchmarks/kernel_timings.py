@@ -26,7 +26,7 @@ from app.kernels.fused import reference as plain_fused
 from app.kernels.fused import triton_ops as fused
 from app.kernels.gemm.fp8 import Fp8Weight
 from app.kernels.gemm.triton_quantize import quantize
-from app.kernels.sampling import gumbel_argmax, reference, sample_tokens
+from app.kernels.sampling import reference, triton_ops, triton_sample
 from tests.kernels.attention.cases import Batch
 
 COPY_BYTES_PER_S = 4.3e12
@@ -264,8 +264,8 @@ def _sampling_arguments(
 def sampling_row(num_rows: int, vocab_size: int, spread: float, parameters: tuple[float, int, float, float]) -> Row:
     """In a graph; the fraction is of one read of the fp32 logits. Draws are compared with the sorting reference."""
     arguments = _sampling_arguments(num_rows, vocab_size, spread, parameters)
-    same = float((sample_tokens(*arguments)[0] == reference.sample_tokens(*arguments)[0]).float().mean())
-    ms = graph_ms(partial(sample_tokens, *arguments))
+    same = float((triton_sample.sample_tokens(*arguments)[0] == reference.sample_tokens(*arguments)[0]).float().mean())
+    ms = graph_ms(partial(triton_sample.sample_tokens, *arguments))
     rate = arguments[0].numel() * 4 / ms * 1e3
     row = {"us": ms * 1e3, "fraction": rate / COPY_BYTES_PER_S, "as the reference": same}
     return row if same > 0.98 else {**row, "error": "the draws differ from the reference's"}
@@ -274,7 +274,7 @@ def sampling_row(num_rows: int, vocab_size: int, spread: float, parameters: tupl
 def gumbel_row(num_rows: int, vocab_size: int) -> Row:
     """The draw alone, without filters."""
     logits, *_, keys, positions = _sampling_arguments(num_rows, vocab_size, 4.0, (1.0, 0, 1.0, 0.0))
-    return {"us": 1e3 * graph_ms(partial(gumbel_argmax, logits, keys, positions))}
+    return {"us": 1e3 * graph_ms(partial(triton_ops.gumbel_argmax, logits, keys, positions))}
 
 
 def sorted_row(num_rows: int, vocab_size: int) -> Row:

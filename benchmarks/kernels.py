@@ -31,7 +31,7 @@ from app.kernels.attention.reference import write_kv
 from app.kernels.attention.triton_decode import DecodeTile
 from app.kernels.attention.triton_ops import OPS, TritonPlan
 from app.kernels.attention.triton_prefill import PrefillTile
-from app.kernels.sampling import gumbel_argmax, reference, uniform
+from app.kernels.sampling import GUMBEL_ARGMAX, reference, uniform
 from benchmarks.kernel_timings import HEAD_DIM, Row, decode_row, graph_ms, large_batch, prepare, scales_for, timings
 from tests.kernels.attention.cases import Batch, contiguous_attention, make_batch
 
@@ -122,7 +122,8 @@ def check_invariance(device: str, quick: bool) -> dict[str, Any]:
     bits = torch.equal(uniform(keys, positions, 1000, 0), uniform(keys.to(device), positions.to(device), 1000, 0).cpu())
     logits = torch.randn(8, 5000 if quick else 150_000, device=device) * 2
     arguments = (logits, keys.to(device), positions.to(device))
-    draws = torch.equal(gumbel_argmax(*arguments), reference.gumbel_argmax(*arguments))
+    draw = GUMBEL_ARGMAX.on(torch.device(device))
+    draws = torch.equal(draw(*arguments), reference.gumbel_argmax(*arguments))
     return {
         "decode_batch_invariant": same,
         "uniform_same_bits": bits,

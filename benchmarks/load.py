@@ -18,12 +18,12 @@ from typing import Any
 
 import torch
 
-from app.engine.attention.backend import select_attention
-from app.engine.distributed.parallel_groups import ParallelGroups
-from app.engine.layers.context import BuildContext
-from app.engine.model_info import ModelInfo
-from app.engine.models.loader import fill_model
-from app.engine.worker.device import DTYPES
+from app.checkpoints.model_info import ModelInfo
+from app.distributed.parallel_groups import ParallelGroups
+from app.layers.context import BuildContext
+from app.loading.loader import fill_model
+from app.worker.attention.backend import select_attention
+from app.worker.device import DTYPES
 from benchmarks.offline import write
 
 READ_BYTES = 8 << 20

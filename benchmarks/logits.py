@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from app.engine.distributed.parallel_groups import RankGroup
+from app.distributed.parallel_groups import RankGroup
 from benchmarks.all_reduce import join, run_ranks, time_us
 from benchmarks.offline import write
 

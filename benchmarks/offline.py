@@ -17,8 +17,8 @@ import torch
 
 from app import LLM, SamplingParams
 from app.engine.scheduler.scheduler import Scheduler
-from app.engine.worker.graphs.decode_inputs import DecodeInputs
-from app.engine.worker.worker import Worker
+from app.worker.graphs.static_inputs import StaticInputs
+from app.worker.worker import Worker
 from benchmarks.even_routing import route_evenly
 from benchmarks.serve_process import ROOT
 from benchmarks.shapes import SHAPES, write_shape
@@ -99,7 +99,7 @@ def watched_steps() -> Iterator[StepWatch]:
     places: list[tuple[str, type, str]] = [
         ("schedule", Scheduler, "schedule"),
         ("update", Scheduler, "update_from_output"),
-        ("inputs", DecodeInputs, "load"),
+        ("inputs", StaticInputs, "load"),
         ("execute", Worker, "execute"),
     ]
     originals = [getattr(owner, method) for _, owner, method in places]

@@ -10,10 +10,10 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from app.config import EngineConfig
+from app.config.engine import EngineConfig
 from app.engine.executor.worker_group_executor import WorkerGroupExecutor
-from app.engine.worker.worker import Worker
-from app.engine.worker_info import RendezvousInfo
+from app.records.worker_info import RendezvousInfo
+from app.worker.worker import Worker
 
 
 def one_gpu_worker(

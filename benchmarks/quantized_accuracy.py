@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from app import LLM
-from app.engine.model_info import ASSETS
+from app.checkpoints.model_info import ASSETS
 from app.quantize.answers import right_answers
 from app.quantize.layerwise import FinalStates, LayerwiseModel
 from app.quantize.quantize import quantize

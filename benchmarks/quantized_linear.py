@@ -21,13 +21,13 @@ from typing import Any
 
 import torch
 
-from app.engine.quantization.rounding import to_fp8_blocks, to_int8_rows
-from app.kernels.gemm import Activations, DeferredNorm, Inputs, LinearOps, linear_ops, materialize
+from app.kernels.gemm import LINEAR_OPS, Activations, DeferredNorm, Inputs, LinearOps, materialize
 from app.kernels.gemm.fp8 import Fp8Weight
 from app.kernels.gemm.group import GroupWeight
 from app.kernels.gemm.lookup import TableWeight
 from app.kernels.gemm.stored import E2M1
 from app.kernels.gemm.tiled import TiledWeight
+from app.quantization.rounding import to_fp8_blocks, to_int8_rows
 from benchmarks.packed_tiles import LAYERS
 from benchmarks.small_linear import graph_us
 
@@ -89,7 +89,8 @@ class Case:
 
     def product(self, weight: Any) -> Inputs:
         """The product with what follows it; rows of a deferred norm as long as they are few."""
-        ops: LinearOps[Any] = linear_ops(self.x.device) if isinstance(weight, torch.Tensor) else weight.ops
+        device = self.x.device
+        ops: LinearOps[Any] = LINEAR_OPS.on(device) if isinstance(weight, torch.Tensor) else weight.ops_on(device)
         if self.kind == "add":
             return ops.linear_add_norm(self.x, weight, None, self.residual, self.residual[0], EPS, True)[1]
         x: Activations = DeferredNorm(self.x, self.squares, EPS) if len(self.x) <= 64 else self.x

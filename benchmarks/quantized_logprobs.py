@@ -17,7 +17,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from app.engine.model_info import ASSETS
+from app.checkpoints.model_info import ASSETS
 from app.quantize.questions import read_questions
 from app.text.chat_template import ChatTemplate
 from app.text.tokenizer import Tokenizer

@@ -15,17 +15,17 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from app.admission_config import AdmissionConfig
-from app.deployments.channel.wire import LoadReport
-from app.deployments.routing.admission import Admission
+from app.config.admission import AdmissionConfig
+from app.deployments.router.admission import Admission
+from app.deployments.router.retry_budget import RetryBudget
 from app.deployments.routing.claim import Claim
 from app.deployments.routing.load_book import LoadBook
 from app.deployments.routing.policies import create_policy
 from app.deployments.routing.policies.base import RouteQuery
 from app.deployments.routing.prefix_index import PrefixIndex
-from app.deployments.routing.retry_budget import RetryBudget
-from app.engine.kv_cache.block_hash import HASH_BYTES
-from app.engine.kv_cache.kv_events import KVEvent, KVEventBatch
+from app.records.block_hash import HASH_BYTES
+from app.records.kv_events import KVEvent, KVEventBatch
+from app.records.load_report import LoadReport
 
 BLOCK_SIZE = 16
 CHAIN_BLOCKS = 250  # blocks of a chain that one replica holds: 4,000 tokens

@@ -48,9 +48,14 @@ def free_port() -> int:
             return port
 
 
-def hear_interrupts() -> None:
-    """Let SIGINT end this child: a shell's background jobs ignore the signal, and so do their children."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+def interruptible(*arguments: str) -> list[str]:
+    """Returns a command line of this Python with `arguments` that SIGINT ends.
+
+    A shell's background jobs ignore the signal, and so do their children. Setting it between fork and exec would need
+    a real fork, which the system may refuse to a parent with much memory.
+    """
+    code = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
+    return [sys.executable, "-c", code, sys.executable, *arguments]
 
 
 class ServeProcess:
@@ -118,9 +123,8 @@ class ServeProcess:
         }
         with self.log_path.open("wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", *self._module, str(self._config)],
+                interruptible("-m", *self._module, str(self._config)),
                 cwd=ROOT, env=env, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
-                preexec_fn=hear_interrupts,
             )  # fmt: skip
         begin = time.monotonic()
         try:

@@ -106,7 +106,36 @@ SHAPES: dict[str, dict[str, Any]] = {
         "vocab_size": 512, "tie_word_embeddings": True, "rope_theta": 1e4, "eos_token_id": 2,
     },
 }  # fmt: skip
-SHAPES["dsv2lite-3"] = {**SHAPES["dsv2lite"], "num_hidden_layers": 3}  # its kernels, soon started
+_GPTQ = {
+    "quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True, "lm_head": False,
+    "checkpoint_format": "gptq",
+}  # fmt: skip
+_FP8_BLOCKS = {
+    "quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [128, 128],
+}  # fmt: skip
+_INT8 = {
+    "quant_method": "compressed-tensors", "format": "int-quantized", "quantization_status": "compressed",
+    "ignore": ["lm_head"],
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel", "dynamic": False},
+            "input_activations": {
+                "num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True,
+            },
+        }
+    },
+}  # fmt: skip
+SHAPES |= {
+    "llama-8b-gptq": {**SHAPES["llama-8b"], "quantization_config": _GPTQ},
+    "llama-8b-int8": {**SHAPES["llama-8b"], "quantization_config": _INT8},
+    "llama-8b-fp8-blocks": {**SHAPES["llama-8b"], "quantization_config": _FP8_BLOCKS},
+    "qwen30a3b-fp8": {**SHAPES["qwen30a3b"], "quantization_config": _FP8_BLOCKS},
+}
+# The kernels of the others, soon started.
+SHAPES["llama-8b-gptq-2"] = {**SHAPES["llama-8b-gptq"], "num_hidden_layers": 2}
+SHAPES["llama-8b-int8-2"] = {**SHAPES["llama-8b-int8"], "num_hidden_layers": 2}
+SHAPES["dsv2lite-3"] = {**SHAPES["dsv2lite"], "num_hidden_layers": 3}
 
 
 def write_shape(name: str, folder: Path) -> Path:

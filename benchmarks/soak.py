@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from app import LLM, SamplingParams
-from app.engine.scheduler.request import Request
+from app.records.request_state import Request
 from benchmarks.offline import arguments, make_llm, random_prompt, write
 
 MIB = 1 << 20
@@ -111,7 +111,7 @@ def run(llm: LLM, shape: str, seconds: float, alive: int, longest: int) -> dict[
     return {
         "seconds": time.monotonic() - begin, "started": tally.started, "finished": tally.finished,
         "aborted": tally.aborted, "tokens": tally.tokens, "steps": tally.steps, "held_blocks": held,
-        "device_growth_mib": grown / MIB, "preemptions": stats.preemptions_total, "faults": tally.faults[:20],
+        "device_growth_mib": grown / MIB, "preemptions": stats.figures["preemptions"], "faults": tally.faults[:20],
     }  # fmt: skip
 
 

@@ -10,13 +10,13 @@ from typing import Any
 
 # Phase -> what does it: module, class or none, name. None of them runs within another.
 PHASES = {
-    "place": ("app.engine.worker.worker", "", "place"),
-    "weights": ("app.engine.models.loader", "", "_filled"),
-    "pack": ("app.engine.models.loader", "", "pack"),
-    "compile": ("app.engine.worker.warmup.warm_up", "WarmUp", "compile"),
-    "size": ("app.engine.worker.kv_sizing", "", "size_kv_cache"),
-    "graphs": ("app.engine.worker.graphs.graph_setup", "GraphSetup", "capture"),
-    "warm-up": ("app.engine.worker.warmup.warm_up", "WarmUp", "run"),
+    "place": ("app.worker.worker", "", "place"),
+    "weights": ("app.loading.loader", "", "_filled"),
+    "pack": ("app.loading.loader", "", "pack"),
+    "compile": ("app.worker.warmup.warm_up", "WarmUp", "compile"),
+    "size": ("app.worker.kv_sizing", "", "size_kv_cache"),
+    "graphs": ("app.worker.graphs.graph_setup", "GraphSetup", "capture"),
+    "warm-up": ("app.worker.warmup.warm_up", "WarmUp", "run"),
 }
 
 

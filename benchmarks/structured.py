@@ -21,20 +21,20 @@ import numpy as np
 from llguidance import LLTokenizer
 
 from app import LLM, SamplingParams
-from app.api.parsers.base import Schema
-from app.api.parsers.grammar import Lark
-from app.api.parsers.hermes import HermesParser
-from app.engine.model_info import ModelInfo
-from app.engine.structured.compiler import GrammarCompiler
-from app.engine.structured.grammar import compile_grammar
-from app.engine.structured.limits import GrammarLimits
-from app.engine.structured.matcher import Matcher
-from app.engine.structured.structured_outputs import StructuredOutputs
-from app.engine.structured.vocabulary import VocabularySource
+from app.checkpoints.model_info import ModelInfo
+from app.parsers.base import Schema
+from app.parsers.grammar import Lark
+from app.parsers.hermes import HermesParser
 from app.quantize.questions import parse_tool_calls, same_calls
+from app.structured.compiler import GrammarCompiler
+from app.structured.grammar import compile_grammar
+from app.structured.limits import GrammarLimits
+from app.structured.matcher import Matcher
+from app.structured.structured_outputs import StructuredOutputs
+from app.structured.vocabulary import VocabularySource
 from app.text.tokenizer import Tokenizer
 from benchmarks.grammar_neighbours import neighbours, table
-from tests.engine.structured.grammars import all_grammars
+from tests.structured.grammars import all_grammars
 
 MODEL = ModelInfo.from_directory("tiny-chat")
 LETTERS = "etaoinshrdlucmfwypvbgkjqxz"

@@ -21,7 +21,7 @@ def main(count: int) -> None:
         stats = llm.stats()
     right = sum(f"= {a + b}" in answer.outputs[0].text for (a, b), answer in zip(sums, answers, strict=True))
     print(answers[0].outputs[0].text)
-    print(f"{right} of {count} right; {stats.generation_tokens_total} tokens in {stats.steps_total} steps")
+    print(f"{right} of {count} right; {stats.figures['generation_tokens']} tokens in {stats.steps_total} steps")
 
 
 if __name__ == "__main__":

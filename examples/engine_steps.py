@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import secrets
 
-from app.config import EngineConfig
+from app.checkpoints.model_info import ModelInfo
+from app.config.engine import EngineConfig
 from app.engine.core import EngineCore
 from app.engine.executor import create_executor
-from app.engine.model_info import ModelInfo
-from app.engine.request import EngineRequest
-from app.engine.sampling_params import SamplingParams
+from app.records.request import EngineRequest
+from app.records.sampling_params import SamplingParams
 from app.text.chat_template import ChatTemplate
 from app.text.tokenizer import Tokenizer
 
@@ -47,9 +47,8 @@ def main() -> None:
                 print(f"step {step}: {output.request_id} ends ({output.finish_reason}): {text!r}")
         step += 1
     stats = core.stats()
-    print(
-        f"{stats.steps_total} steps, {stats.generation_tokens_total} tokens, all blocks free: {stats.num_running == 0}"
-    )
+    num_tokens, is_free = stats.figures["generation_tokens"], stats.num_running == 0
+    print(f"{stats.steps_total} steps, {num_tokens} tokens, all blocks free: {is_free}")
     core.shutdown()
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from app.autoscaling_config import AutoscalingConfig
+from app.config.autoscaling import AutoscalingConfig
 from app.deployments.autoscaling.policy import Settings
 from loadtest.simulation.arrivals import RATES, create_load
 from loadtest.simulation.scaled_fleet import ScaledFleet

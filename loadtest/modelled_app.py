@@ -15,17 +15,17 @@ from typing import Any
 import numpy as np
 from ray import serve
 
-from app.config import EngineConfig
+from app.checkpoints.model_info import ModelInfo
+from app.config.engine import EngineConfig
 from app.deployments.app import build_graph
-from app.deployments.engine_factory import ReplicaEngine
-from app.deployments.serve_args import parse_args
+from app.deployments.replica.engine_factory import ReplicaEngine
+from app.deployments.serve.serve_args import parse_args
 from app.engine.async_engine import AsyncEngine
 from app.engine.core import EngineCore
 from app.engine.executor.base import Executor
-from app.engine.model_info import ModelInfo
-from app.engine.sampling_params import SamplingParams
-from app.engine.step import ModelRunnerOutput, SchedulerOutput
-from app.engine.worker_info import WorkerInfo
+from app.records.sampling_params import SamplingParams
+from app.records.step import ModelRunnerOutput, SchedulerOutput
+from app.records.worker_info import WorkerInfo
 from loadtest.simulation.speeds import Speeds
 
 NUM_BLOCKS = 8192

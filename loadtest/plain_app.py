@@ -19,15 +19,15 @@ from fastapi.responses import StreamingResponse
 from ray import serve
 from ray.serve.config import RequestRouterConfig
 
-from app.config import EngineConfig
-from app.deployments.cluster_secret import load_block_hash_key
-from app.deployments.engine_factory import create_engine
-from app.engine.kv_cache.kv_events import KVEventLog
-from app.engine.model_info import ModelInfo
-from app.engine.outputs import EngineOutput
-from app.engine.request import EngineRequest
-from app.engine.sampling_params import SamplingParams
-from app.engine.stats import RequestTimings, StepStats
+from app.checkpoints.model_info import ModelInfo
+from app.config.engine import EngineConfig
+from app.deployments.process.cluster_secret import load_block_hash_key
+from app.deployments.replica.engine_factory import create_engine
+from app.records.kv_events import KVEventLog
+from app.records.outputs import EngineOutput
+from app.records.request import EngineRequest
+from app.records.sampling_params import SamplingParams
+from app.records.stats import RequestTimings, StepStats
 from app.text.tokenizer import Tokenizer
 
 MAX_ONGOING_REQUESTS = 1000

@@ -25,8 +25,8 @@ from typing import Any
 import httpx
 import numpy as np
 
-from app.config import EngineConfig
-from app.engine.model_info import ModelInfo
+from app.checkpoints.model_info import ModelInfo
+from app.config.engine import EngineConfig
 from app.text.tokenizer import Tokenizer
 from benchmarks.serve_process import ROOT, ServeProcess
 from loadtest.prompts import sentences

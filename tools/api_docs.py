@@ -12,14 +12,22 @@ import argparse
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
+
+from pydantic import BaseModel
 
 from app.api.admin.app import create_admin_app
-from app.api.app import create_app
-from app.api.auth import ApiKeys
 from app.api.endpoints import bodies
-from app.api.fleet import fleet_routes
-from app.config import ModelConfig, RequestLimits, ServeConfig
+from app.api.http.auth import ApiKeys
+from app.api.http.http_metrics import IGNORED_HEADERS
+from app.api.openai.responses_protocol import ResponsesRequest
+from app.api.openai.responses_socket import ResponseCreate
+from app.api.server.app import create_app
+from app.api.server.fleet import fleet_routes
+from app.config.limits import RequestLimits
+from app.config.model import ModelConfig
+from app.config.serve import ServeConfig
+from app.telemetry.tenant_tokens import TenantLabels
 from tools.markdown import cell, table
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "api.md"
@@ -28,9 +36,13 @@ INTRODUCTION = """# HTTP API
 
 This page is written by `python -m tools.api_docs`; a test fails when it is stale.
 
-Every request body is closed: a field that is not listed here is a 400 that names it. Only what messages, content parts
-and items of an earlier conversation carry besides is ignored, as clients send them back with fields of their own.
-*Refused* means that the server knows the field and says why it does not take it. Errors have the shape of the dialect
+*Refused* means that the server knows the field and says why it does not take it: it would change the answer. *Ignored*
+means that it is known and changes nothing. A field that is not listed here is unknown. On the routes that agents use
+(`/v1/responses`, `/v1/messages` and what belongs to them) unknown fields are ignored, so that a client's next version
+does not break; on all others they are a 400 that names them. `limits.unknown_fields` chooses one or the other for all.
+`manta:ingress_ignored_fields_total` counts what was ignored by its name here, what is unknown as `other`; the log has
+the names of those, each once. What messages, content parts and items of an earlier conversation carry besides is not
+looked at, as clients send them back with fields of their own. Errors have the shape of the dialect
 that the route speaks: OpenAI's `{"error": {"message", "type", "param", "code"}}`, and on `/v1/messages` Anthropic's
 `{"type": "error", "error": {"type", "message"}, "request_id"}`. Every answer carries the server's name for the request
 in `x-request-id` and `request-id`.
@@ -43,6 +55,12 @@ replicas (`MANTA_API_KEYS`, `MANTA_API_KEYS_FILE`). Tenants share neither cached
 The routes that generate (chat, completions, responses, messages, `/v1/chat/completions/batch`,
 `/inference/v1/generate` and `/generate`) heed the header `Idempotency-Key`: a request that is sent again with its key
 gets the first one's answer, and runs once. A key that was sent with another path or body is a 422 (`docs/batches.md`).
+
+Their answers, streams too, tell gateways how busy the engines are where a request has the header
+`endpoint-load-metrics-format: TEXT` or `JSON` (ORCA, as with vLLM): `endpoint-load-metrics` is then
+`TEXT named_metrics.kv_cache_usage_perc=0.25, ...` or `JSON {"named_metrics": {"kv_cache_usage_perc": 0.25, ...}}`. It
+has `num_requests_waiting` and `num_requests_running` of all engine replicas that the ingress reaches, and of their KV
+caches the fullest model's. Other formats are answered without the header.
 """
 
 
@@ -52,6 +70,39 @@ class _NoEngine:
     models: Mapping[str, Any] = {}
 
 
+SOCKETS = """
+## Websockets
+
+`/v1/responses` takes websockets too (`client.responses.connect()` of the openai SDK, `OpenAIResponsesWSModel` of its
+agents library): with the key in the handshake's headers, one message `response.create` for each response, and the
+events of the stream back, each as a message. A message has the fields of a POST, without `stream` and `background`, and
+
+"""
+SOCKETS_END = """
+Messages are answered one after another, whatever their streams; 16 may wait. Each takes the way of a POST: limits,
+tenants, metrics and a line in the access log, with the request id of the handshake and a number behind it; headers of
+the handshake count for all, but `idempotency-key`, which is left out. A refusal is an event `error` with `status` and
+`error`, and the socket stays open. The last response of each of 8 streams (`stream_id`) can be continued on its socket,
+with `store: false` too, as long as the conversation is no longer than one body may be; what is stored can be continued
+everywhere. Closing the socket aborts the answer under way.
+
+A socket is closed with 1001 when it is idle for `ingress.socket_idle_s`, or older than `ingress.max_socket_s` (after an
+event with the code `websocket_connection_limit_reached`, once the answer under way has ended), with 1008 when too many
+messages wait, with 1009 by a message of more than 16 MiB (the HTTP server's limit; the `max_body_bytes` of a POST hold
+besides) or 4,096 frames, with 1013 when messages that have come in part take more than 256 MiB together, and with 1012
+when its server ends, once the answer under way has ended: after SIGTERM, and when Serve takes the ingress replica out
+of service, after the time that balancers have to notice. SDKs open another then. At most
+`ingress.max_sockets` are open in a replica, `max_tenant_sockets` of a tenant. Pages of other origins than
+`ingress.cors_origins` can open none.
+"""
+HEADERS = """
+## Headers
+
+Authorization: `authorization`, `x-api-key`. The request's id: `x-request-id`. Its deadline: `x-request-timeout-ms`, or
+what SDKs send (`x-stainless-read-timeout`, `x-stainless-timeout`; not `NOT_GIVEN`, `None` or nothing). Its session:
+`x-session-id`. A request that comes again: `idempotency-key`, `x-stainless-retry-count`. Traces: `traceparent`,
+`tracestate`. Those that say something of other servers:
+"""
 OPERATORS = """
 ## The operator's listener
 
@@ -65,29 +116,57 @@ def page() -> str:
     app = create_app(_NoEngine(), RequestLimits(), keys=ApiKeys())  # type: ignore[arg-type]
     app.include_router(fleet_routes(_NoEngine()))  # type: ignore[arg-type]
     document = app.openapi()
-    out = [INTRODUCTION, "## Routes\n", *table(("route", "what it does"), _routes(document)), *_objects(document, "##")]
+    headers = table(("ignored", "why"), [(f"`{name}`", cell(why)) for name, why in IGNORED_HEADERS.items()])
+    out = [
+        INTRODUCTION + HEADERS,
+        *headers,
+        "\n## Routes\n",
+        *table(("route", "what it does"), _routes(document)),
+        *_objects(document, "##"),
+        SOCKETS.rstrip("\n"),
+        "",
+        *table(("field", "type", "default", "meaning"), _own_fields()),
+        SOCKETS_END,
+    ]
     config = ServeConfig(models=(ModelConfig(name="m"),))
-    operators = create_admin_app(_NoEngine(), config, ApiKeys()).openapi()  # type: ignore[arg-type]
+    operators = create_admin_app(_NoEngine(), config, ApiKeys(), TenantLabels()).openapi()  # type: ignore[arg-type]
     out += [OPERATORS, *table(("route", "what it does"), _routes(operators)), *_objects(operators, "###")]
     return "\n".join(out) + "\n"
+
+
+def _own_fields() -> list[tuple[str, ...]]:
+    """The fields that a message of a websocket has and the body of a POST has not."""
+    schema = ResponseCreate.model_json_schema(ref_template=REF + "{model}")
+    own = {name: field for name, field in schema["properties"].items() if name not in ResponsesRequest.model_fields}
+    return list(_fields(schema | {"properties": own}))
 
 
 def _objects(document: Mapping[str, Any], level: str) -> Iterator[str]:
     """A table for each body of a document, and for what is in them."""
     schemas: dict[str, Any] = document["components"]["schemas"]
-    bodies = dict(_bodies(document))
-    for name, routes in bodies.items():
+    found: dict[str, type[BaseModel]] = {}
+    for model in bodies():
+        _models(model, found)
+    asked = dict(_bodies(document))
+    for name, routes in asked.items():
         yield f"\n{level} {' and '.join(f'`{route}`' for route in routes)}\n"
         yield from table(("field", "type", "default", "meaning"), _fields(schemas[name]))
-        if refused := _refused(name):
-            yield from ["", *table(("refused", "why"), refused)]
-    nested = sorted(set(schemas) - set(bodies) - {"HTTPValidationError", "ValidationError"})
+        yield from _unread(found.get(name))
+    nested = sorted(set(schemas) - set(asked) - {"HTTPValidationError", "ValidationError"})
     yield f"\n{level} Objects in {'requests' if level == '##' else 'these'}\n"
     for name in nested:
         if schemas[name].get("properties"):
             about = schemas[name].get("description", "").splitlines()
             yield from [f"\n{level}# {name}\n", *about[:1], ""]
             yield from table(("field", "type", "default", "meaning"), _fields(schemas[name]))
+            yield from _unread(found.get(name))
+
+
+def _unread(model: type[BaseModel] | None) -> Iterator[str]:
+    """Tables of the fields that a model knows and does not read."""
+    for word in ("refused", "ignored"):
+        if reasons := _reasons(model, word):
+            yield from ["", *table((word, "why"), reasons)]
 
 
 def _routes(document: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
@@ -107,10 +186,26 @@ def _bodies(document: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
     yield from found.items()
 
 
-def _refused(name: str) -> list[tuple[str, ...]]:
-    body = next((body for body in bodies() if body.__name__ == name), None)
-    refused: Mapping[str, str] = getattr(body, "refused", {})
-    return [(f"`{field}`", cell(why)) for field, why in sorted(refused.items())]
+def _reasons(model: Any, word: str) -> list[tuple[str, ...]]:
+    """One of the two tables of fields that a model does not read."""
+    reasons: Mapping[str, str] = getattr(model, word, {})
+    return [(f"`{field}`", cell(why)) for field, why in sorted(reasons.items())]
+
+
+def _models(model: type[BaseModel], found: dict[str, type[BaseModel]]) -> None:
+    """Add a model to `found`, and those of its fields."""
+    if model.__name__ not in found:
+        found[model.__name__] = model
+        for field in model.model_fields.values():
+            for part in _parts(field.annotation):
+                _models(part, found)
+
+
+def _parts(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _parts(argument)
 
 
 def _fields(schema: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:

@@ -2,19 +2,24 @@
 
 The chart is the only source; each file of cluster/kuberay/values is one rendering of it, for whoever uses `kubectl
 apply`, or wants to read what he gets. The alert rules are written a second time too, as the Prometheus operator reads
-them. A test holds that the files are current.
+them, and the schema of the chart's values has the fields of ServeConfig (app/config/serve.py): Helm refuses what
+the server would. A test holds that the files are current.
 """
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import yaml
 from helm_python import Chart
 
+from app.config.serve import ServeConfig
+
 ROOT = Path(__file__).resolve().parent.parent
 CHART = ROOT / "cluster/helm/manta"
+SCHEMA = CHART / "values.schema.json"
 KUBERAY = ROOT / "cluster/kuberay"
 RULES = ROOT / "cluster/prometheus/manta.rules.yml"
 RELEASE = "manta"  # name and namespace of the plain manifests
@@ -46,12 +51,33 @@ def prometheus_rule() -> str:
     return yaml.safe_dump(rule, sort_keys=False, width=120)
 
 
+def values_schema() -> str:
+    """The schema of the chart's values, with what `serve` may hold as the configuration has it now."""
+    schema = json.loads(SCHEMA.read_text())
+    config = _bare(ServeConfig.model_json_schema())
+    own = {name: each for name, each in schema["$defs"].items() if name[0].islower()}
+    schema["$defs"] = {**own, **dict(sorted(config["$defs"].items()))}
+    schema["properties"]["serve"]["properties"] |= config["properties"]
+    return json.dumps(schema, indent=2) + "\n"
+
+
+def _bare(schema: Any) -> Any:
+    """What a schema checks, without its words."""
+    if isinstance(schema, list):
+        return [_bare(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    words = ("title", "description", "default", "examples")
+    return {key: _bare(each) for key, each in schema.items() if key not in words or isinstance(each, dict)}
+
+
 def made() -> dict[Path, str]:
     """Every file that this module writes, with its text."""
     files = {
         KUBERAY / f"{name}.yaml": _header(path) + render(yaml.safe_load(path.read_text()) or {})
         for name, path in variants().items()
     }
+    files[SCHEMA] = values_schema()
     files[RULES.with_name("prometheusrule.yaml")] = _header(RULES) + prometheus_rule()
     return files
 
@@ -61,7 +87,8 @@ def _header(source: Path) -> str:
 
 
 def main() -> None:
-    """Write the files, and say which changed."""
+    """Write the files, and say which changed; the schema first, which Helm holds the values against."""
+    SCHEMA.write_text(values_schema())
     for path, text in made().items():
         if not path.is_file() or path.read_text() != text:
             path.write_text(text)

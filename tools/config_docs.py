@@ -1,4 +1,4 @@
-"""The page of all options of a configuration, made from the classes of app/config.py: `python -m tools.config_docs`."""
+"""The page of all options of a configuration, made from the classes of app/config/: `python -m tools.config_docs`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from app.cli.configuration import SERVE_OPTIONS
-from app.config import ServeConfig
+from app.config.serve import ServeConfig
 from app.registry import OneOf
 from tools.markdown import cell, table
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from app.backends import QUANT_METHODS
-from app.engine.quantization.base import QuantMethod
 from app.errors import ConfigError
+from app.quantization.base import QuantMethod
 from app.quantize.settings import FORMS
 from tools.markdown import table
 

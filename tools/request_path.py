@@ -3,7 +3,8 @@
     python -m tools.request_path [--json FILE]
 
 Static counts come from the syntax trees of `app/`. The calls are those of one streamed chat over an engine in this
-process, seen by `sys.setprofile` on every thread, from the HTTP application to the first call of a kernel.
+process, seen by `sys.setprofile` on every thread, from the HTTP application to the first call of a kernel. The CPU time
+is that of the same chat, all of it, over an engine that costs nothing: compare two revisions in turns, on one machine.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import asyncio
 import json
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import asdict, dataclass
@@ -26,10 +28,11 @@ RECORDS = {"dataclass", "Struct", "BaseModel", "NamedTuple"}
 # Fields that say "this is a request or its output"; a record with three of them carries one.
 CARRIED = {
     *("request_id", "prompt_token_ids", "token_ids", "output_token_ids", "sampling_params", "pooling_params", "work"),
-    *("choice_index", "priority", "cache_root", "cache_salt", "root_hash", "bad_words_token_ids", "spec"),
+    *("choice_index", "priority", "cache_root", "cache_salt", "root_hash", "asks", "spec"),
     *("new_token_ids", "sampled_token_ids", "finish_reason", "stop_reason", "logprobs", "prompt_logprobs"),
 }
 THREE = 3
+ROUNDS, CHATS = 7, 150  # of measuring: the least of so many rounds
 FIELDS = ("priority", "cache_salt", "cache_root", "stop_reason", "num_cached_tokens")
 
 
@@ -122,9 +125,9 @@ async def traced_chat() -> CallPath:
     """One streamed chat, traced; one like it before, so that nothing is imported or built meanwhile."""
     import httpx
 
-    from app.api.app import create_app
-    from app.config import RequestLimits
-    from tests.api.test_over_engine import EngineInThisProcess
+    from app.api.server.app import create_app
+    from app.config.limits import RequestLimits
+    from tests.api.engine_in_this_process import EngineInThisProcess
 
     client = EngineInThisProcess()
     transport = httpx.ASGITransport(create_app(client, RequestLimits()))
@@ -140,6 +143,56 @@ async def traced_chat() -> CallPath:
             return recorder.until_kernel()
     finally:
         client.engine.shutdown()
+
+
+class FreeEngine:
+    """Answers with two tokens at no cost."""
+
+    def __init__(self) -> None:
+        from app.api.generation.served_models import load_served_model
+        from app.config.model import ModelConfig
+
+        self.models = {"tiny-chat": load_served_model(ModelConfig(name="tiny-chat"))}
+
+    async def generate(self, model: str, request: Any, route: Any = None) -> AsyncIterator[Any]:
+        """See EngineClient.generate."""
+        from app.records.outputs import EngineOutput
+
+        yield EngineOutput(request.request_id, [5])
+        yield EngineOutput(request.request_id, [6], "length")
+
+
+async def cost_us() -> float:
+    """Microseconds of CPU for one streamed chat without its engine, client and server."""
+    from app.api.server.app import create_app
+    from app.config.limits import RequestLimits
+
+    engine: Any = FreeEngine()
+    app = create_app(engine, RequestLimits())
+    asked = {"model": "tiny-chat", "stream": True, "max_tokens": 2, "temperature": 0, "seed": 1}
+    raw = json.dumps({**asked, "messages": [{"role": "user", "content": "Who are you?"}]}).encode()
+    headers = [(b"host", b"manta"), (b"content-type", b"application/json"), (b"content-length", b"%d" % len(raw))]
+
+    async def chat() -> None:
+        body = [{"type": "http.request", "body": raw, "more_body": False}]
+        path = {"path": "/v1/chat/completions", "raw_path": b"/v1/chat/completions", "root_path": ""}
+        scope = {"type": "http", "method": "POST", "http_version": "1.1", "scheme": "http", "headers": headers, **path}
+
+        async def receive() -> Any:
+            return body.pop() if body else await asyncio.Event().wait()
+
+        async def send(message: Any) -> None:
+            assert message.get("status", 200) == 200
+
+        await app({**scope, "query_string": b"", "state": {}}, receive, send)
+
+    rounds = []
+    for _ in range(ROUNDS):
+        begin = time.process_time()
+        for _ in range(CHATS):
+            await chat()
+        rounds.append((time.process_time() - begin) / CHATS)
+    return min(rounds) * 1e6
 
 
 def _profile_engine(client: Any, recorder: Recorder) -> None:
@@ -167,12 +220,13 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the counts here too")
     options = parser.parse_args()
     known = {name: files_that_know(name) for name in FIELDS}
-    path = asyncio.run(traced_chat())
-    counts = {"carriers": carriers(), "files": known, "chat": asdict(path)}
+    path, chat_us = asyncio.run(traced_chat()), asyncio.run(cost_us())
+    counts = {"carriers": carriers(), "files": known, "chat": asdict(path), "chat_us": chat_us}
     print(f"classes that carry a request   {len(counts['carriers']):4}  {', '.join(counts['carriers'])}")
     for name, files in known.items():
         print(f"files that know {name:18} {len(files):2}  {', '.join(files)}")
     print(f"calls to the first kernel      {path.calls:4}  {path.crossing_files} into another file, {path.files} files")
+    print(f"CPU of a chat, no engine     {chat_us:6.0f}  us")
     for name, count in path.repeated.items():
         print(f"{'':30} {count:4}  {name}")
     if options.json:

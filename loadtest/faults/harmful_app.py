@@ -15,11 +15,11 @@ from typing import Any
 from ray import serve
 
 from app.deployments.app import build_graph
-from app.deployments.engine_factory import ReplicaEngine, create_engine
-from app.deployments.serve_args import parse_args
-from app.engine.kv_cache.kv_events import KVEventSink, KVTier
-from app.engine.request import EngineRequest
-from app.engine.sampling_params import SamplingParams
+from app.deployments.replica.engine_factory import ReplicaEngine, create_engine
+from app.deployments.serve.serve_args import parse_args
+from app.records.kv_events import KVEventSink, KVTier
+from app.records.request import EngineRequest
+from app.records.sampling_params import SamplingParams
 from loadtest.faults.mix import POISON_SEED
 
 

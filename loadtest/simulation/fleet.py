@@ -9,13 +9,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from app.deployments.channel.wire import FeedFrame, LoadReport
+from app.config.router import RouterConfig
+from app.deployments.channel.wire import FeedFrame
 from app.deployments.routing.load_book import LoadBook
 from app.deployments.routing.policies import create_policy as create_routing_policy
 from app.deployments.routing.policies.base import EXPECTED_TOKENS, RouteQuery, RoutingPolicy
 from app.deployments.routing.policies.power_of_two import PowerOfTwo
 from app.deployments.routing.prefix_index import PrefixIndex
-from app.router_config import RouterConfig
+from app.records.load_report import LoadReport
 from loadtest.simulation.approximate_tree import ApproximateTree
 from loadtest.simulation.replica import SimReplica
 from loadtest.simulation.speeds import Speeds

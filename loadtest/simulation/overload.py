@@ -15,21 +15,21 @@ from typing import Any
 
 import numpy as np
 
-from app.admission_config import AdmissionConfig
-from app.deployments.channel.wire import LoadReport
-from app.deployments.routing.admission import Admission as RouterAdmission
+from app.config.admission import AdmissionConfig
+from app.deployments.router.admission import Admission as RouterAdmission
+from app.deployments.router.retry_budget import RetryBudget
 from app.deployments.routing.claim import Claim, Rejection
 from app.deployments.routing.load_book import LoadBook
 from app.deployments.routing.policies import create_policy
 from app.deployments.routing.policies.base import RouteQuery
-from app.deployments.routing.retry_budget import RetryBudget
 from app.engine.kv_cache.kv_cache_manager import KVCacheManager
-from app.engine.request import Deadline, EngineRequest, Placement, ServiceClass
-from app.engine.request_bounds import RequestBounds
-from app.engine.sampling_params import SamplingParams
 from app.engine.scheduler.admission import Admission as EngineAdmission
 from app.engine.scheduler.scheduler import Scheduler, StepRules
-from app.engine.step import ModelRunnerOutput, SchedulerOutput
+from app.records.load_report import LoadReport
+from app.records.request import Deadline, EngineRequest, Placement, ServiceClass
+from app.records.request_bounds import RequestBounds
+from app.records.sampling_params import SamplingParams
+from app.records.step import ModelRunnerOutput, SchedulerOutput
 from loadtest.simulation.speeds import Speeds
 
 HOP_S = 0.001

@@ -12,10 +12,10 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
-from app.deployments.channel.wire import LoadReport
 from app.engine.kv_cache.block_pool import BlockPool
-from app.engine.kv_cache.kv_events import KVEventLog
-from app.engine.stats import EWMA_WEIGHT, TYPICAL_OUTPUT_TOKENS, EngineStats, StepCosts
+from app.records.kv_events import KVEventLog
+from app.records.load_report import LoadReport
+from app.records.stats import EWMA_WEIGHT, TYPICAL_OUTPUT_TOKENS, EngineStats, StepCosts
 from loadtest.simulation.speeds import Speeds
 from loadtest.simulation.traffic import BLOCK_SIZE, SimRequest
 
@@ -236,13 +236,7 @@ class SimReplica:
             num_cached_blocks=self._pool.num_cached,
             outstanding_prefill_tokens=load.queued_prefill_tokens,
             outstanding_decode_tokens=load.outstanding_tokens - load.queued_prefill_tokens,
-            prompt_tokens_total=0,
-            generation_tokens_total=0,
-            preemptions_total=0,
-            prefix_cache_queries_total=0,
-            prefix_cache_hits_total=0,
             steps_total=self._step,
-            iteration_tokens=0,
             prefill_token_s=load.prefill_token_s,
             decode_step_s=load.decode_step_s,
             prefill_s_total=self._costs.prefill_s_total,

@@ -18,7 +18,7 @@ from ray.serve.config import AutoscalingConfig as ServeAutoscalingConfig
 
 from app.deployments.autoscaling.figures import LOOK_BACK_S, engine_figures, replica_load
 from app.deployments.autoscaling.policy import Fleet, Settings, State, decide
-from app.engine.stats import EngineStats
+from app.records.stats import EngineStats
 
 EPOCH_S = 86400.0 * 365  # the simulation's 0
 

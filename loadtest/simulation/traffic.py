@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from app.engine.kv_cache.block_hash import HASH_BYTES
+from app.records.block_hash import HASH_BYTES
 
 BLOCK_SIZE = 128  # tokens; the engines' default is 16, and a simulation of it eight times as slow
 

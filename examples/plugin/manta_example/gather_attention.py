@@ -50,5 +50,10 @@ def _sees(length: int, count: int, window: int | None, device: torch.device) -> 
 
 
 OPS = AttentionOps(
-    prepare, write_kv, paged_attention, device_types=("cpu", "cuda"), features=frozenset({"sliding_window"})
+    prepare,
+    write_kv,
+    paged_attention,
+    device_types=("cpu", "cuda"),
+    features=frozenset({"sliding_window"}),
+    latent="manta_example.gather_latent:OPS",
 )

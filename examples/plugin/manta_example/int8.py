@@ -9,8 +9,8 @@ from typing import Self
 import torch
 import torch.nn.functional as F
 
-from app.engine.quantization.base import QuantMethod
 from app.kernels.gemm import PackedWeight
+from app.quantization.base import QuantMethod
 
 
 @dataclass(slots=True, frozen=True)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from app.engine.model_info import ModelInfo
-from app.engine.models.blocks import Blocks, plain_mlp
-from app.engine.models.decoder import CausalLM
-from app.engine.models.decoder_pooling import DecoderForPooling
-from app.engine.models.decoder_settings import DecoderSettings
+from app.checkpoints.model_info import ModelInfo
+from app.models.blocks import Blocks, plain_mlp
+from app.models.decoder import CausalLM
+from app.models.decoder_pooling import DecoderForPooling
+from app.models.decoder_settings import DecoderSettings
 
 
 class ArceeForCausalLM(CausalLM):

@@ -6,8 +6,8 @@ import math
 
 import torch
 
-from app.engine.logits_processors.base import LogitsProcessor, SamplingStep
-from app.engine.step import NewRequest
+from app.records.step import NewRequest
+from app.worker.logits_processors.base import LogitsProcessor, SamplingStep
 
 
 class NoEcho(LogitsProcessor):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from app.api.parsers.base import ToolParser
-from app.api.parsers.grammar import CallGrammar
-from app.api.parsers.scanner import Steps
-from app.api.parsers.think import ThinkParser
+from app.parsers.base import ToolParser
+from app.parsers.grammar import CallGrammar
+from app.parsers.scanner import MAX_NAME, Steps
+from app.parsers.think import ThinkParser
 
 OPEN, CLOSE = "@", "}@"
+MAX_ARGUMENTS = 1 << 16  # characters of a call: what is longer is content
 
 
 class AtParser(ToolParser):
@@ -20,8 +21,8 @@ class AtParser(ToolParser):
     def parse(self) -> Steps[None]:
         """See FormatParser."""
         while (yield from self.scan.content(OPEN)):
-            name, _ = yield from self.scan.until(" ")
-            arguments, _ = yield from self.scan.until(CLOSE)
+            name, _ = yield from self.scan.until(" ", limit=MAX_NAME)
+            arguments, _ = yield from self.scan.until(CLOSE, limit=MAX_ARGUMENTS)
             self.scan.begin_call(name)
             self.scan.say_arguments(arguments + "}")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from app.engine.executor.in_process import InProcessExecutor
-from app.engine.step import SchedulerOutput
+from app.records.step import SchedulerOutput
 
 
 class TimedExecutor(InProcessExecutor):

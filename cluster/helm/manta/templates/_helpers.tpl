@@ -1,6 +1,6 @@
 {{- define "manta.labels" -}}
 app.kubernetes.io/part-of: manta
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 
 {{- define "manta.image" -}}
@@ -17,6 +17,23 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 
 {{/* Rules that the schema of the values cannot say. */}}
 {{- define "manta.check" -}}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]{0,45}[a-z0-9])?$" .Release.Name) }}
+{{- fail (printf "the release's name, %q: a letter, then letters, digits and dashes, at most 47 in all, as KubeRay wants it of a RayService" .Release.Name) }}
+{{- end }}
+{{- $groups := list }}
+{{- range .Values.workers }}
+{{- if has .name $groups }}
+{{- fail (printf "workers: two groups have the name %s" .name) }}
+{{- end }}
+{{- $groups = append $groups .name }}
+{{- end }}
+{{- $names := concat (keys .Values.env) (list "MANTA_BLOCK_HASH_KEY_FILE" "MANTA_API_KEYS_FILE" "RAY_REDIS_CA_CERT" "RAY_REDIS_CLIENT_CERT" "RAY_REDIS_CLIENT_KEY") }}
+{{- range .Values.extraEnv }}
+{{- if has .name $names }}
+{{- fail (printf "extraEnv: %s stands in env already, or is the chart's own" .name) }}
+{{- end }}
+{{- $names = append $names .name }}
+{{- end }}
 {{- if and .Values.redis.enabled (not .Values.blockHashKey.existingSecret) }}
 {{- fail "blockHashKey.existingSecret: required with redis.enabled, or the key would lie in Redis in clear" }}
 {{- end }}
@@ -48,15 +65,15 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{/* Labels by which a batch scheduler takes the pods of a cluster together. */}}
 {{- define "manta.batchLabels" -}}
 {{- if eq .Values.batchScheduler.type "kueue" }}
-kueue.x-k8s.io/queue-name: {{ .Values.batchScheduler.queue }}
+kueue.x-k8s.io/queue-name: {{ .Values.batchScheduler.queue | quote }}
 {{- else if eq .Values.batchScheduler.type "volcano" }}
-volcano.sh/queue-name: {{ .Values.batchScheduler.queue }}
+volcano.sh/queue-name: {{ .Values.batchScheduler.queue | quote }}
 {{- end }}
 {{- end }}
 
 {{- define "manta.env" -}}
 {{- range $name, $value := .Values.env }}
-- name: {{ $name }}
+- name: {{ $name | quote }}
   value: {{ $value | quote }}
 {{- end }}
 {{- if .Values.blockHashKey.existingSecret }}
@@ -110,33 +127,33 @@ volcano.sh/queue-name: {{ .Values.batchScheduler.queue }}
 - name: shm
   emptyDir:
     medium: Memory
-    sizeLimit: {{ .shmSize }}
+    sizeLimit: {{ .shmSize | quote }}
 {{- with .root.Values }}
 {{- if eq .models.source "persistentVolumeClaim" }}
 - name: models
   persistentVolumeClaim:
-    claimName: {{ required "models.claimName: the claim that holds the models" .models.claimName }}
+    claimName: {{ required "models.claimName: the claim that holds the models" .models.claimName | quote }}
     readOnly: true
 {{- else if eq .models.source "hostPath" }}
 - name: models
   hostPath:
-    path: {{ required "models.hostPath: the directory that holds the models" .models.hostPath }}
+    path: {{ required "models.hostPath: the directory that holds the models" .models.hostPath | quote }}
     type: Directory
 {{- end }}
 {{- if .blockHashKey.existingSecret }}
 - name: block-hash-key
   secret:
-    secretName: {{ .blockHashKey.existingSecret }}
+    secretName: {{ .blockHashKey.existingSecret | quote }}
 {{- end }}
 {{- if .apiKeys.existingSecret }}
 - name: api-keys
   secret:
-    secretName: {{ .apiKeys.existingSecret }}
+    secretName: {{ .apiKeys.existingSecret | quote }}
 {{- end }}
 {{- if and .redis.enabled .redis.tls.enabled }}
 - name: redis-tls
   secret:
-    secretName: {{ .redis.tls.existingSecret }}
+    secretName: {{ .redis.tls.existingSecret | quote }}
 {{- end }}
 {{- end }}
 {{- end }}
