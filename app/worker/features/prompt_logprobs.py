@@ -29,8 +29,8 @@ class PromptLogprobs(WorkerFeature):
     def enter(self, row: int, request: NewRequest) -> None:
         """A request entered its row."""
         self._counts.pop(row, None)
-        count = num_logprobs(request.spec.sampling.prompt_logprobs, self._forward.vocab_size)
-        if count is not None:
+        wanted = request.spec.sampling.prompt_logprobs
+        if wanted is not None and (count := num_logprobs(wanted, self._forward.vocab_size)) is not None:
             self._counts[row] = count
 
     def leave(self, row: int) -> None:

@@ -14,6 +14,8 @@ from app.worker.logits_processors.base import LogitsProcessor, SamplingStep
 class AllowedTokenIds(LogitsProcessor):
     """Keeps one bit a token for each row, so that a long list costs its length once, when its request comes."""
 
+    reads = frozenset({"allowed_token_ids"})
+
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         super().__init__(vocab_size, device)
         self._apply_masks = TOKEN_MASKS.on(device)

@@ -32,6 +32,8 @@ class _State:
 class BadWords(LogitsProcessor):
     """Compares the tail of the output with all words of all rows at once."""
 
+    reads = frozenset({BadWordsAsked})
+
     def read(self, request: NewRequest) -> _State | None:
         """The words, as token ids."""
         asked = request.spec.asked(BadWordsAsked)

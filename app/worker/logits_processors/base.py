@@ -8,17 +8,20 @@ next step message can be written before the last token has come back (I2).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from app.platforms.to_device import to_device
+from app.records.sampling_params import SamplingParams
 from app.records.step import NewRequest
 from app.worker.rows.worker_feature import WorkerFeature
+
+PARAMS = SamplingParams.model_fields
 
 
 @dataclass(slots=True, frozen=True)
@@ -35,21 +38,26 @@ class SamplingStep:
 class LogitsProcessor(WorkerFeature, ABC):
     """Base of the processors, each a feature of the rows that ask for it. `apply` runs only while `active`."""
 
+    # What a request brings that the processor reads (see `brought_by`); None: it looks at every request.
+    reads: ClassVar[frozenset[object] | None] = None
+
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self.vocab_size = vocab_size
         self.device = device
         self.active = False  # whether one of the selected rows uses it
         self._by_row: dict[int, Any] = {}
 
-    def enter(self, row: int, request: NewRequest) -> None:
-        """A request entered its row."""
+    def take(self, row: int, request: NewRequest) -> bool:
+        """Note a request that entered its row; False: it does not use the processor."""
         self._by_row.pop(row, None)
         state = self.read(request)
-        if state is not None:
-            self._by_row[row] = state
+        if state is None:
+            return False
+        self._by_row[row] = state
+        return True
 
-    def leave(self, row: int) -> None:
-        """The row was freed."""
+    def drop(self, row: int) -> None:
+        """The row is another's, or nobody's."""
         self._by_row.pop(row, None)
 
     def serves(self, rows: NDArray[np.int64]) -> bool:
@@ -98,3 +106,16 @@ class LogitsProcessor(WorkerFeature, ABC):
     @abstractmethod
     def apply(self, logits: torch.Tensor, step: SamplingStep) -> None:
         """Edit fp32 logits [N, V] in place."""
+
+
+def brought_by(request: NewRequest, names: Collection[str]) -> set[object]:
+    """Those of the sampling parameters `names` that a request sets otherwise than the default, the types of the records
+    in its `asks`, and `has_grammar` where it has one."""
+    brought: set[object] = {"has_grammar"} if request.has_grammar else set()
+    for ask in request.spec.asks:
+        brought.add(type(ask))
+    params = request.spec.sampling.__dict__
+    for name in names:
+        if params[name] != PARAMS[name].default:
+            brought.add(name)
+    return brought

@@ -15,6 +15,8 @@ from app.worker.logits_processors.base import LogitsProcessor, SamplingStep
 class Grammar(LogitsProcessor):
     """Applies the masks that came with the step message; without any, the rows are still thinking."""
 
+    reads = frozenset({"has_grammar"})
+
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         super().__init__(vocab_size, device)
         self._apply_masks = TOKEN_MASKS.on(device)

@@ -14,6 +14,8 @@ from app.worker.logits_processors.base import LogitsProcessor, SamplingStep
 class LogitBias(LogitsProcessor):
     """Scatters all rows' biases at once."""
 
+    reads = frozenset({"logit_bias"})
+
     def read(self, request: NewRequest) -> tuple[NDArray[np.int64], Float32Array] | None:
         """Token ids and their biases, [n] each."""
         bias = request.spec.sampling.logit_bias or {}

@@ -22,6 +22,8 @@ class _State:
 class MinTokens(LogitsProcessor):
     """Scatters -inf over end-of-sequence and stop token ids while the output is too short."""
 
+    reads = frozenset({"min_tokens"})
+
     def read(self, request: NewRequest) -> _State | None:
         """Returns where ending becomes possible, and what it would end with."""
         params = request.spec.sampling

@@ -25,6 +25,8 @@ class _State:
 class Penalties(LogitsProcessor):
     """Works on the rows that use a penalty only."""
 
+    reads = frozenset({"presence_penalty", "frequency_penalty", "repetition_penalty"})
+
     def read(self, request: NewRequest) -> _State | None:
         """The three penalties; None when all are neutral."""
         p = request.spec.sampling

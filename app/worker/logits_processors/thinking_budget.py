@@ -32,6 +32,8 @@ class _State:
 class ThinkingBudget(LogitsProcessor):
     """Writes the closing marker, token by token, into rows that think too long."""
 
+    reads = frozenset({Budget})
+
     def read(self, request: NewRequest) -> _State | None:
         """Returns where the budget ends, and the markers."""
         budget = request.spec.asked(Budget)

@@ -71,9 +71,11 @@ def build_input_batch(step: SchedulerOutput, state: RowState) -> InputBatch:
     np.cumsum(counts, out=starts[1:])
     check_rows(state, step, seq_lens)
     sampled = SampledRows.of(step, starts[1:], seq_lens)
-    more = state.inputs.for_layers
-    arrays: list[NDArray[Any]] = [step.rows, starts, sampled.indices, *(entry.values[rows] for entry in more)]
-    sent = send([*BASE, *(entry.line for entry in more)], arrays, state.device)
+    lines, arrays = [*BASE], [step.rows, starts, sampled.indices]
+    for entry in state.inputs.for_layers:
+        lines.append(entry.line)
+        arrays.append(entry.values[rows])
+    sent = send(lines, arrays, state.device)
     tensors = StepTensors.empty(int(starts[-1]), len(rows), state.device, state.num_groups)
     state.begin_step(sent["rows"], sent["starts"], state.columns, tensors)
     host = HostRows(rows, starts, computed)

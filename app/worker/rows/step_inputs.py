@@ -48,7 +48,6 @@ class StepInput:
     """A line of the table and the value of every row."""
 
     line: Line
-    for_layers: bool  # steps that are not captured send it, too
     values: NDArray[Any]  # [max_num_seqs, *shape]
     _table: StepInputs
 
@@ -64,6 +63,7 @@ class StepInputs:
     def __init__(self, max_num_seqs: int) -> None:
         self.num_changes = 0  # of values: a step of the same rows as the one before need not look at each of them
         self.lines: dict[str, StepInput] = {}
+        self.for_layers: list[StepInput] = []  # those that every step carries
         self._max_num_seqs = max_num_seqs
 
     def declare(
@@ -73,13 +73,10 @@ class StepInputs:
         assert name not in self.lines, f"two step inputs are called {name}"
         line = Line(name, dtype, shape, idle)
         values = torch.full((self._max_num_seqs, *shape), idle, dtype=dtype, device="cpu").numpy()
-        self.lines[name] = StepInput(line, for_layers, values, self)
-        return self.lines[name]
-
-    @property
-    def for_layers(self) -> list[StepInput]:
-        """The lines that every step carries."""
-        return [entry for entry in self.lines.values() if entry.for_layers]
+        self.lines[name] = entry = StepInput(line, values, self)
+        if for_layers:
+            self.for_layers.append(entry)
+        return entry
 
 
 @dataclass(slots=True, frozen=True)
@@ -143,8 +140,10 @@ class BufferLayout:
 def send(lines: Sequence[Line], arrays: Sequence[NDArray[Any]], device: torch.device) -> dict[str, torch.Tensor]:
     """The arrays as tensors of their lines' types, by name; on a GPU in one transfer from pinned memory."""
     if device.type in ON_HOST:
-        cast = (np.ascontiguousarray(array, line.numpy) for line, array in zip(lines, arrays, strict=True))
-        return {line.name: torch.from_numpy(array) for line, array in zip(lines, cast, strict=True)}
+        sent = {}
+        for line, array in zip(lines, arrays, strict=True):
+            sent[line.name] = torch.from_numpy(np.ascontiguousarray(array, line.numpy))
+        return sent
     layout = BufferLayout(lines, [len(array) for array in arrays])
     joined = torch.empty(layout.num_bytes, dtype=torch.uint8, pin_memory=True)
     for view, array in zip(layout.split(joined).values(), arrays, strict=True):

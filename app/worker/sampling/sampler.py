@@ -18,7 +18,7 @@ from app.kernels.sampling import GUMBEL_ARGMAX, SAMPLE_TOKENS, apply_min_p, appl
 from app.platforms import platform_of
 from app.records.step import NewRequest
 from app.worker.logits_processors import create_logits_processors
-from app.worker.logits_processors.base import SamplingStep
+from app.worker.logits_processors.base import PARAMS, LogitsProcessor, SamplingStep, brought_by
 from app.worker.rows.logprobs import LogprobTensors, RawLogprobs
 from app.worker.rows.step_inputs import StepInputs
 from app.worker.rows.worker_feature import WorkerFeature
@@ -49,6 +49,8 @@ class Sampler(WorkerFeature):
         self._processors = create_logits_processors(vocab_size, device, plugins)
         self._gumbel_argmax, self._sample_tokens = GUMBEL_ARGMAX.on(device), SAMPLE_TOKENS.on(device)
         self._sorts = not platform_of(device).is_async  # filters sort; those of a GPU need not
+        self._params = [name for name in PARAMS if any(name in (one.reads or ()) for one in self._processors)]
+        self._users: dict[int, list[LogitsProcessor]] = {}  # row -> the processors that its request uses
         self._selected: NDArray[np.int64] | None = None  # None: a request came or went since
         self._batch: SamplingBatch | None = None  # the selected rows
         self._asked: NDArray[np.int64] | None = None  # rows of which it is known if they are plain
@@ -56,17 +58,29 @@ class Sampler(WorkerFeature):
 
     @property
     def features(self) -> list[WorkerFeature]:
-        """The features that follow the rows: the logits processors in their order, then the sampler."""
+        """The features of the head: the logits processors in their order, then the sampler, which tells them of rows."""
         return [*self._processors, self]
 
     def enter(self, row: int, request: NewRequest) -> None:
         """A request entered its row."""
         self._selected = self._asked = None
         self._rows.add(request)
+        self._drop(row)
+        brought, users = brought_by(request, self._params), []
+        for processor in self._processors:
+            if (processor.reads is None or not processor.reads.isdisjoint(brought)) and processor.take(row, request):
+                users.append(processor)
+        if users:
+            self._users[row] = users
 
     def leave(self, row: int) -> None:
         """The row was freed."""
         self._selected = self._asked = None
+        self._drop(row)
+
+    def _drop(self, row: int) -> None:
+        for processor in self._users.pop(row, ()):
+            processor.drop(row)
 
     def select(self, rows: NDArray[np.int64]) -> SamplingBatch:
         """The rows that sample in this step, in the order of their logits."""

@@ -68,13 +68,13 @@ class SamplingRows:
         params, row = request.spec.sampling, request.row
         assert params.seed is not None, "the API layer draws the seed"
         greedy = params.temperature < GREEDY_BELOW
-        self._temperature.set(row, 0.0 if greedy else params.temperature)
-        self._top_p.set(row, max(params.top_p, MIN_TOP_P))
-        self._min_p.set(row, params.min_p)
-        self._top_k.set(row, params.top_k if 0 < params.top_k < self._vocab_size else 0)
-        self._keys.set(row, (params.seed, request.spec.choice_index))
+        self._temperature.values[row] = 0.0 if greedy else params.temperature
+        self._top_p.values[row] = max(params.top_p, MIN_TOP_P)
+        self._min_p.values[row] = params.min_p
+        self._top_k.values[row] = params.top_k if 0 < params.top_k < self._vocab_size else 0
+        self._keys.set(row, (params.seed, request.spec.choice_index))  # tells the table of all five
         self._logprob_token_ids.pop(row, None)
-        count = num_logprobs(params.logprobs, self._vocab_size)
+        count = None if params.logprobs is None else num_logprobs(params.logprobs, self._vocab_size)
         if params.logprob_token_ids is not None:
             self._logprob_token_ids[row] = params.logprob_token_ids
             count = len(params.logprob_token_ids)

@@ -148,7 +148,7 @@ def test_against_numpy(name: str, order: int) -> None:
     places = [6, 0, 3, 1, 7][: len(rows)]
     processor = LOGITS_PROCESSORS.load(name)(VOCAB, CPU)
     for place, row in zip(places, rows, strict=True):
-        processor.enter(place, row.request(place))
+        processor.take(place, row.request(place))
     logits = torch.randn(len(rows), VOCAB) * 3
     expected = logits.numpy().copy()
     for line, row in zip(expected, rows, strict=True):
@@ -165,17 +165,17 @@ def test_idle_unless_a_selected_row_uses_it(name: str) -> None:
     _, rows = CASES[name]
     user = next(row for row in rows if row.params or row.bad_words)
     processor = LOGITS_PROCESSORS.load(name)(VOCAB, CPU)
-    processor.enter(2, user.request(2))
-    processor.enter(4, Row([1], 1, {}).request(4))
+    processor.take(2, user.request(2))
+    processor.take(4, Row([1], 1, {}).request(4))
     processor.select(np.array([4]))
     assert not processor.active
     processor.select(np.array([4, 2]))
     assert processor.active
-    processor.leave(2)
+    processor.drop(2)
     processor.select(np.array([4, 2]))
     assert not processor.active
-    processor.enter(2, user.request(2))
-    processor.enter(2, Row([1], 1, {}).request(2))  # the row went to someone else without being freed first
+    processor.take(2, user.request(2))
+    processor.take(2, Row([1], 1, {}).request(2))  # the row went to someone else without being freed first
     processor.select(np.array([2]))
     assert not processor.active
 
@@ -190,7 +190,7 @@ def test_ids_outside_the_vocabulary_are_harmless() -> None:
     )
     logits = torch.zeros(1, VOCAB)
     for processor in create_logits_processors(VOCAB, CPU):
-        processor.enter(0, row.request(0))
+        processor.take(0, row.request(0))
         processor.select(np.array([0]))
         if processor.active:
             processor.apply(logits, step([row], [0]))
@@ -203,7 +203,7 @@ def test_bad_words_cost_their_length_and_no_padding() -> None:
     row = Row([1], 1, {}, bad_words=(long, *((token % VOCAB, 3) for token in range(100))))
     processor = LOGITS_PROCESSORS.load("bad_words")(VOCAB, CPU)
     for place in range(8):
-        processor.enter(place, row.request(place))
+        processor.take(place, row.request(place))
     processor.select(np.arange(8))
     held = sum(value.numel() for value in vars(processor).values() if isinstance(value, torch.Tensor))
     assert held < 10 * 8 * sum(map(len, row.bad_words))
@@ -238,7 +238,7 @@ def test_a_change_of_the_batch_costs_no_python_for_each_entry(name: str) -> None
         row = Row([1], 1, {"min_tokens": 1, **lists}, bad_words=tuple((token, token) for token in ids))
         processor = LOGITS_PROCESSORS.load(name)(2000, CPU)
         for place in range(4):
-            processor.enter(place, row.request(place))
+            processor.take(place, row.request(place))
         costs.append(opcodes(functools.partial(processor.select, np.arange(4))))
     assert costs[1] < costs[0] + 100
 

@@ -25,7 +25,7 @@ def continued(prompts: list[list[int]], budgets: list[ThinkingBudget | None], sa
         ids = np.array(prompt, np.int32)
         spec = EngineRequest("r", [], SamplingParams(seed=0), asks=() if budget is None else (budget,))
         request = NewRequest(place, ids, len(prompt), 0, [], spec, ())
-        processor.enter(place, request)
+        processor.take(place, request)
         table[place, : len(prompt)] = torch.tensor(prompt)
     processor.select(np.array(places))
     outputs: list[list[int]] = [[] for _ in prompts]

@@ -256,3 +256,28 @@ def test_no_extreme_overflows(corner: tuple[Any, ...]) -> None:
 def test_what_would_overflow_is_refused_by_name(field: str, value: float) -> None:
     with pytest.raises(ValueError, match=field):
         SamplingParams(**{field: {5: value} if field == "logit_bias" else value})
+
+
+USERS: dict[str, list[dict[str, Any]]] = {
+    "AllowedTokenIds": [{"allowed_token_ids": (3,)}],
+    "MinTokens": [{"min_tokens": 2, "stop_token_ids": (3,)}],
+    "LogitBias": [{"logit_bias": {4: 1.0}}],
+    "Penalties": [{"presence_penalty": 0.5}, {"frequency_penalty": 0.5}, {"repetition_penalty": 1.5}],
+}
+
+
+@pytest.mark.parametrize(("kind", "params"), [(kind, params) for kind, some in USERS.items() for params in some])
+def test_a_request_concerns_the_processors_that_read_what_it_brings(kind: str, params: dict[str, Any]) -> None:
+    """Of the others none is asked, whatever is said as the default has it."""
+    sampler = Sampler(StepInputs(1), 1, VOCAB, CPU)
+    asked: list[str] = []
+    for processor in sampler._processors:
+        name, read = type(processor).__name__, processor.read
+        processor.read = lambda request, name=name, read=read: (asked.append(name), read(request))[1]  # type: ignore
+    enter(sampler, 0, logit_bias=None, min_tokens=0, presence_penalty=0.0)
+    assert (asked, sampler.is_plain(np.array([0]))) == ([], True)
+    enter(sampler, 0, **params)
+    assert (asked, sampler.is_plain(np.array([0]))) == ([kind], False)
+    sampler.leave(0)
+    enter(sampler, 0)
+    assert sampler.is_plain(np.array([0]))
