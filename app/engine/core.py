@@ -166,7 +166,8 @@ class EngineCore:
 
         Compiles the grammar of one with structured outputs: milliseconds, in which the caller waits.
         """
-        if (why := self.state.refusal) is not None:
+        state = self.state
+        if (state.asleep or state.weights_missing) and (why := state.refusal) is not None:
             raise EngineAsleepError(why)
         return self._started_admission.admit(request)
 

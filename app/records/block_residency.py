@@ -13,10 +13,10 @@ EVERY = 64
 
 
 class BlockResidency:
-    """Watches the blocks of one pool; called on the engine's thread."""
+    """Watches the blocks of one pool; called on the engine's thread, for blocks of which it has some `watched`."""
 
     def __init__(self, num_blocks: int, clock: Callable[[], float] = time.monotonic, every: int = EVERY) -> None:
-        self._watched = frozenset(range(0, num_blocks, every))
+        self.watched = frozenset(range(0, num_blocks, every))
         self._clock = clock
         self._born: dict[int, float] = {}
         self._used: dict[int, float] = {}
@@ -24,27 +24,21 @@ class BlockResidency:
 
     def taken(self, blocks: Collection[int]) -> None:
         """These blocks were handed out."""
-        if self._watched.isdisjoint(blocks):
-            return
         now = self._clock()
-        for block in self._watched.intersection(blocks):
+        for block in self.watched.intersection(blocks):
             self._born[block] = self._used[block] = now
 
     def reused(self, blocks: Collection[int]) -> None:
         """A prefix hit takes these cached blocks."""
-        if self._watched.isdisjoint(blocks):
-            return
         now = self._clock()
-        for block in self._watched.intersection(blocks):
+        for block in self.watched.intersection(blocks):
             self._note("reuse_gap_s", now - self._used[block])
             self._used[block] = now
 
     def evicted(self, blocks: Collection[int]) -> None:
         """The content of these cached blocks is given up."""
-        if self._watched.isdisjoint(blocks):
-            return
         now = self._clock()
-        for block in self._watched.intersection(blocks):
+        for block in self.watched.intersection(blocks):
             self._note("lifetime_s", now - self._born[block])
             self._note("idle_s", now - self._used[block])
 

@@ -184,15 +184,10 @@ class StepCosts:
     """
 
     decode_step_s: float = 0.0
+    prefill_token_s: float = 0.0
     prefill_s_total: float = 0.0  # a sum, unlike the rest
     _prefill_s: float = 0.0
     _prefill_tokens: float = 0.0
-
-    @property
-    def prefill_token_s(self) -> float:
-        """Seconds per prefill token."""
-        tokens = self._prefill_tokens
-        return self._prefill_s / tokens if tokens else 0.0
 
     def observe(self, num_prefill_tokens: int, num_decodes: int, step_time_s: float) -> None:
         """Account one step: a mixed one costs a decode step plus its prefill tokens."""
@@ -207,6 +202,7 @@ class StepCosts:
             self.prefill_s_total += prefill_s
             self._prefill_s = _ewma(self._prefill_s, prefill_s)
             self._prefill_tokens = _ewma(self._prefill_tokens, num_prefill_tokens)
+            self.prefill_token_s = self._prefill_s / self._prefill_tokens
 
 
 @dataclass(slots=True)

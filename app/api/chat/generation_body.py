@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from app.api.chat.beam_fields import check_beam_fields
+from app.api.chat.beam_fields import ONLY_WITH_BEAMS, check_beam_fields
 from app.api.chat.response_format import ResponseFormat
 from app.api.generation.placement import PlacementFields
 from app.api.http.strict_models import StrictModel, sort_fields
@@ -121,7 +121,8 @@ class GenerationBody(PlacementFields, SamplingParams):
             raise UnsupportedError("prompt_logprobs is not available with stream=true", param="prompt_logprobs")
         if self.response_format is not None and self.structured_outputs is not None:
             raise InvalidRequestError("excludes structured_outputs", param="response_format")
-        check_beam_fields(self)
+        if self.use_beam_search or not self.model_fields_set.isdisjoint(ONLY_WITH_BEAMS):
+            check_beam_fields(self)
         return self
 
     @property

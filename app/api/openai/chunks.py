@@ -16,7 +16,7 @@ from app.api.chat.envelope import ResponseEnvelope, usage
 from app.api.generation.events import Choice, Event
 from app.api.generation.sse import DONE, EventFormat, json_string
 from app.api.openai.echo import Echo
-from app.api.openai.logprobs import chat_token_fields, completion_logprobs, token_names
+from app.api.openai.logprobs import TokenIdNames, TokenNames, chat_token_fields, completion_logprobs
 from app.parsers.scanner import Part
 from app.text.output_processor import TextDelta
 from app.text.tokenizer import Tokenizer
@@ -52,7 +52,7 @@ class ChunkFormat(EventFormat):
     ) -> None:
         self._choices = choices
         self._counts_output = counts_output
-        self._names = token_names(tokenizer, options.names_are_ids)
+        self._names: TokenNames = TokenIdNames() if options.names_are_ids else tokenizer
         self._options = options
         fields = json.dumps(envelope.fields(self.object_name), ensure_ascii=False)
         self._frame = f'data: {fields[:-1]}, "choices": ['

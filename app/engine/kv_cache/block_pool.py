@@ -64,7 +64,8 @@ class BlockPool:
             taken += self._evict(count - from_blank)
         for block in taken:
             self._ref_counts[block] = 1
-        self.residency.taken(taken)
+        if not self.residency.watched.isdisjoint(taken):
+            self.residency.taken(taken)
         return taken
 
     def _evict(self, count: int) -> list[int]:
@@ -76,7 +77,8 @@ class BlockPool:
             del self._by_hash[block_hash]
             self._hashes[block] = None
             removed.append(block_hash)
-        self.residency.evicted(evicted)
+        if not self.residency.watched.isdisjoint(evicted):
+            self.residency.evicted(evicted)
         if self.sink is not None:
             self.sink.removed(removed)
         if self._on_evict is not None:
@@ -104,7 +106,8 @@ class BlockPool:
 
     def touch(self, blocks: Collection[int]) -> None:
         """One more holder for each of these cached blocks."""
-        self.residency.reused(blocks)
+        if not self.residency.watched.isdisjoint(blocks):
+            self.residency.reused(blocks)
         for block in blocks:
             if self._ref_counts[block] == 0:
                 del self._evictable[block]

@@ -17,13 +17,12 @@ Whose = tuple[str, str]  # tenant and class
 class PriorityRanks:
     """The ranks of all requests that count by priority. Those that were cut off do not: they go first anyway."""
 
-    def __init__(self, by_priority: bool) -> None:
-        self._by_priority = by_priority
+    def __init__(self) -> None:
         self._ranks: dict[Whose, _TenantRanks] = {}
 
     def join(self, request: Request) -> None:
         """From now on it has its rank by its priority."""
-        if self._by_priority and request.ranks is None and not request.is_returning:
+        if request.ranks is None and not request.is_returning:
             request.ranks = self._ranks.setdefault(_whose(request), _TenantRanks())
             request.ranks.add(request)
 

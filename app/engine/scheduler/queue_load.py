@@ -60,13 +60,11 @@ class QueueLoad:
         self._expected_output_tokens = expected_output_tokens
         self._tenants: dict[tuple[str, str], _TenantLoad] = {}
         self._requests: list[Request] = []
+        self.num_requests = 0
         self._places: dict[Request, int] = {}
         self._columns = np.zeros((NUM_COLUMNS, 64), np.int64)
         self._next = 0
         self.num_paused = 0  # waiting ones that are held for a slow client
-
-    def __len__(self) -> int:
-        return len(self._requests)
 
     def add(self, request: Request, now: float = 0.0) -> None:
         """A request begins to wait."""
@@ -78,6 +76,7 @@ class QueueLoad:
         self.begun.start(now)
         place = self._places[request] = len(self._requests)
         self._requests.append(request)
+        self.num_requests += 1
         if place == self._columns.shape[1]:
             self._columns = np.concatenate((self._columns, np.zeros_like(self._columns)), axis=1)
         self._look_at(place)
@@ -88,6 +87,7 @@ class QueueLoad:
         place, last = self._places[request], self._requests[-1]
         self._leave(request, place)
         del self._places[request], self._requests[-1]
+        self.num_requests -= 1
         self._columns[:, place] = self._columns[:, len(self._requests)]
         self._columns[:, len(self._requests)] = 0
         if last is not request:

@@ -81,7 +81,7 @@ class Scheduler:
         self._statistics = Statistics(recorder)
         output_lengths = self._statistics.output_lengths
         self.waiting = WaitingQueue(kv.num_known_tokens, lambda: output_lengths.average)
-        self._ranks = PriorityRanks(rules.by_priority)
+        self._ranks = PriorityRanks() if rules.by_priority else None
         self._rules = rules
         self._clock = clock
         # Each step takes other rows, or other drafts.
@@ -107,7 +107,8 @@ class Scheduler:
         request.key = self._num_added - (RESUMED_BEFORE if request.num_resumed_tokens else 0)
         request.queued = self._clock()
         self.requests[request.request_id] = request
-        self._ranks.join(request)
+        if self._ranks is not None:
+            self._ranks.join(request)
         self.waiting.push(request, request.queued)
         self.deadlines.add(request, len(self.requests))
 
@@ -146,7 +147,8 @@ class Scheduler:
         else:
             self.waiting.remove(request)
             self.kv.free(request, None)
-        self._ranks.leave(request)
+        if self._ranks is not None:
+            self._ranks.leave(request)
         request.status = RequestStatus.FINISHED
         self.waiting.settle(request)
         self._statistics.num_paused -= request.paused
@@ -355,7 +357,8 @@ class Scheduler:
                 request.num_loaded_tokens = hit.num_loads * self.kv.block_size
             self._statistics.request_started(request, computed)
         request.status = RequestStatus.RUNNING
-        self._ranks.join(request)
+        if self._ranks is not None:
+            self._ranks.join(request)
         if waits:
             self._loading.add(request, self._writer.next_step_id)
             return
@@ -371,7 +374,8 @@ class Scheduler:
         if last_step > self._last_returned:
             request.resume_after_step = last_step
             self._output_updater.preempted_in_flight(generation, request)
-        self._ranks.leave(request)
+        if self._ranks is not None:
+            self._ranks.leave(request)
         request.status = RequestStatus.PREEMPTED
         request.num_preemptions += 1
         if len(request.preempted_at) < MAX_PREEMPTIONS_NOTED:

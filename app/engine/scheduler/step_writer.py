@@ -50,7 +50,8 @@ class StepWriter:
                 self.next_step_id, rows, counts, samples, table.generation[rows], num_tokens, num_decode_tokens, drafts
             )
         )
-        message.masks = token_masks(table, rows[samples], None if drafts is None else drafts[samples])
+        if table.has_grammar.any():
+            message.masks = token_masks(table, rows[samples], None if drafts is None else drafts[samples])
         # No further step can be written before this one's tokens are back, which its masks are to blame for: then they
         # are wanted at once, not with the next step message.
         message.flush = message.masks is not None and is_alone and not table.pending().any()

@@ -14,6 +14,7 @@ import math
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from operator import attrgetter, itemgetter
 
 from app.records.request_state import Request
 
@@ -89,14 +90,21 @@ class TenantTurns(Flow):
         name = request.spec.placement.tenant
         tenant = self._tenants[name]
         self._drop_turn(tenant)
-        index = bisect_left(tenant.requests, request.rank, key=_rank)
-        assert tenant.requests[index] is request
-        del tenant.requests[index]
+        self._take_out(tenant, request)
         self._set_turn(tenant)
         self._forget_idle(name, tenant)
 
+    def serve(self, request: Request) -> None:
+        """A waiting request is served now: `charge` and `remove` in one."""
+        tenant = self._tenants[request.spec.placement.tenant]
+        self._round = max(self._round, tenant.turn_of(request)[0])
+        self._drop_turn(tenant)
+        self._take_out(tenant, request)
+        self._count(tenant, request.cost, 1)
+        self._set_turn(tenant)
+
     def charge(self, request: Request) -> None:
-        """It is served now, whether it waits here or not."""
+        """It is served now, and does not wait here."""
         tenant = self._tenants.setdefault(request.spec.placement.tenant, _Tenant())
         if not tenant.requests:
             tenant.begin(self._round)
@@ -112,14 +120,25 @@ class TenantTurns(Flow):
 
     def in_order(self) -> Iterator[Request]:
         """The waiting requests as they would be served one after the other. None may come or leave meanwhile."""
+        if len(self._turns) == 1:
+            return iter(self._turns[0][1].requests)
         return in_turn((turn, tenant, iter(tenant.requests)) for turn, tenant in self._turns)
 
     def _serve(self, tenant: _Tenant, tokens: float, num_running: int) -> None:
         self._drop_turn(tenant)
+        self._count(tenant, tokens, num_running)
+        self._set_turn(tenant)
+
+    def _count(self, tenant: _Tenant, tokens: float, num_running: int) -> None:
         for flow in (self, tenant):
             flow.served += tokens
             flow.num_running += num_running
-        self._set_turn(tenant)
+
+    def _take_out(self, tenant: _Tenant, request: Request) -> None:
+        requests = tenant.requests
+        index = 0 if requests[0] is request else bisect_left(requests, request.rank, key=_rank)
+        assert requests[index] is request
+        del requests[index]
 
     def _set_turn(self, tenant: _Tenant) -> None:
         if tenant.requests:
@@ -172,9 +191,5 @@ class _Walk:
         return taken
 
 
-def _rank(request: Request) -> int:
-    return request.rank
-
-
-def _turn(entry: tuple[Turn, _Tenant]) -> Turn:
-    return entry[0]
+_rank = attrgetter("rank")
+_turn = itemgetter(0)

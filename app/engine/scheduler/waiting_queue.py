@@ -11,15 +11,14 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
 from itertools import islice
+from operator import attrgetter
 
 from app.engine.scheduler.queue_load import QueueLoad, WorkCosts
 from app.engine.scheduler.tenant_turns import Flow, TenantTurns, Turn, in_turn
 from app.records.request_state import Request
 from app.records.stats import QueuedWork
 
-
-def _rank(request: Request) -> int:
-    return request.rank
+_rank = attrgetter("rank")
 
 
 class WaitingQueue:
@@ -39,10 +38,11 @@ class WaitingQueue:
         self.load = QueueLoad(num_known_tokens, expected_output_tokens)
 
     def __len__(self) -> int:
-        return len(self.load)
+        return self.load.num_requests
 
     def __iter__(self) -> Iterator[Request]:
-        yield from self._returning
+        if self._returning:
+            yield from self._returning
         waiting = [(turns, first) for turns in self._classes.values() if (first := turns.first) is not None]
         if len(waiting) == 1:
             yield from waiting[0][0].in_order()
@@ -98,14 +98,21 @@ class WaitingQueue:
 
     def take(self, request: Request) -> None:
         """Take out a request that is served now."""
-        if not request.is_charged:
-            if request.is_returning:
-                request.cost = self._cost(request)
-            request.is_charged = True
-            turns = self._turns(request)
-            self._round = max(self._round, turns.turn_of(request)[0])
+        if request.is_charged:
+            self.remove(request)
+            return
+        is_returning = request.is_returning
+        if is_returning:
+            request.cost = self._cost(request)
+        request.is_charged = True
+        turns = self._turns(request)
+        self._round = max(self._round, turns.turn_of(request)[0])
+        if is_returning:
             turns.charge(request)
-        self.remove(request)
+            self.remove(request)
+        else:
+            turns.serve(request)
+            self.load.remove(request)
 
     def settle(self, request: Request) -> None:
         """A request has ended: what it took is no estimate any more."""
@@ -126,7 +133,11 @@ class WaitingQueue:
         )
 
     def _turns(self, request: Request) -> TenantTurns:
-        return self._classes.setdefault(request.spec.placement.service_class.name, TenantTurns())
+        name = request.spec.placement.service_class.name
+        turns = self._classes.get(name)
+        if turns is None:
+            turns = self._classes[name] = TenantTurns()
+        return turns
 
     def _cost(self, request: Request) -> float:
         """Tokens to compute and to generate, at least one."""

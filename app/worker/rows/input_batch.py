@@ -71,7 +71,8 @@ def build_input_batch(step: SchedulerOutput, state: RowState) -> InputBatch:
     np.cumsum(counts, out=starts[1:])
     check_rows(state, step, seq_lens)
     sampled = SampledRows.of(step, starts[1:], seq_lens)
-    lines, arrays = [*BASE], [step.rows, starts, sampled.indices]
+    lines: list[Line] = [*BASE]
+    arrays: list[NDArray[Any]] = [step.rows, starts, sampled.indices]
     for entry in state.inputs.for_layers:
         lines.append(entry.line)
         arrays.append(entry.values[rows])

@@ -58,7 +58,7 @@ class Sampler(WorkerFeature):
 
     @property
     def features(self) -> list[WorkerFeature]:
-        """The features of the head: the logits processors in their order, then the sampler, which tells them of rows."""
+        """The logits processors in their order, then the sampler, which tells them of rows."""
         return [*self._processors, self]
 
     def enter(self, row: int, request: NewRequest) -> None:
