@@ -19,6 +19,7 @@ from app.config.engine import EngineConfig
 from app.engine.executor.base import Executor
 from app.engine.kv_cache.create import create_manager
 from app.engine.scheduler.admission import Admission
+from app.engine.scheduler.prompt_time import PromptTime
 from app.engine.scheduler.scheduler import Scheduler, StepRules
 from app.errors import ConfigError, EngineAsleepError, EngineDeadError, InvalidRequestError
 from app.records.engine_state import EngineState, HoldReason
@@ -37,7 +38,7 @@ from app.structured.limits import GrammarLimits
 from app.structured.structured_outputs import StructuredOutputs
 from app.text.grammar_vocabulary import TokenizerVocabulary
 
-CPU_STEP_S = 0.05  # `max_step_s` on a CPU
+CPU_STEP_S, GPU_STEP_S = 0.05, 0.025  # `max_step_s`, when not given
 
 
 class EngineCore:
@@ -98,7 +99,7 @@ class EngineCore:
             whole_prompts=not self.info.is_causal,
             num_draft_tokens=worker_info.num_draft_tokens,
             num_stages=self.config.pipeline_parallel_size,
-            max_step_s=self._max_step_s(worker_info),
+            prompt_time=self._prompt_time(worker_info),
         )
         self._scheduler = Scheduler(kv, rules, self.info.eos_token_ids, self._recorder)
         self._grammars = _grammar_compiler(self.config, self.info)
@@ -120,11 +121,11 @@ class EngineCore:
             )
         return wanted or most
 
-    def _max_step_s(self, worker_info: WorkerInfo) -> float:
-        given = self.config.max_step_s
-        if given is not None:
-            return given
-        return CPU_STEP_S if worker_info.device == "cpu" else 0.0
+    def _prompt_time(self, worker_info: WorkerInfo) -> PromptTime:
+        on_cpu = worker_info.device == "cpu"
+        usual_s = CPU_STEP_S if on_cpu else GPU_STEP_S
+        given_s = self.config.max_step_s
+        return PromptTime(usual_s if given_s is None else given_s, grows=not on_cpu)
 
     def shutdown(self) -> None:
         """Stop the workers; idempotent."""

@@ -134,6 +134,11 @@ class QueueLoad:
         to_compute, room, done, _ = self._columns[:, : len(self._requests)]
         return int(to_compute.sum()), expected_rest(room, done, expected_output_tokens)
 
+    @property
+    def to_compute(self) -> int:
+        """Returns how many tokens of what is known are to compute."""
+        return sum(tenant.to_compute for tenant in self._tenants.values())
+
     def _look_at(self, place: int) -> None:
         request = self._requests[place]
         placement = request.spec.placement

@@ -7,9 +7,9 @@ enter and leave between steps (continuous batching: Orca, Yu et al., 2022), and 
 share a step with (Sarathi-Serve: Agrawal et al., 2024).
 
 Order within a step: requests one token short (decodes), then running requests that are further behind, then waiting
-ones, under `max_num_batched_tokens`, `max_step_s` and the number of rows. Blocks are taken from requests of lower rank
-when they run out (preemption by recomputation), so the request of the highest rank always makes progress. Counters run
-ahead of the tokens (I2): a step is scheduled before the previous one's tokens are back.
+ones, under `max_num_batched_tokens`, `max_step_s` (`prompt_time`) and the number of rows. Blocks are taken from
+requests of lower rank when they run out (preemption by recomputation), so the request of the highest rank always makes
+progress. Counters run ahead of the tokens (I2): a step is scheduled before the previous one's tokens are back.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from app.engine.scheduler.micro_batches import micro_batch
 from app.engine.scheduler.output_updater import OutputUpdater
 from app.engine.scheduler.pending_diffs import PendingDiffs
 from app.engine.scheduler.priority_ranks import PriorityRanks
+from app.engine.scheduler.prompt_time import PromptTime
 from app.engine.scheduler.row_table import IntArray, RowTable
 from app.engine.scheduler.slots import Slots
 from app.engine.scheduler.statistics import Statistics
@@ -47,6 +48,7 @@ logger = logging.getLogger("manta.engine")
 RESUMED_BEFORE = 1 << 62  # in the order of service, whom a request overtakes that comes from another replica
 MAX_PREEMPTIONS_NOTED = 16  # of one request, with their times
 MAX_PASSED_OVER = 16  # waiting requests that a step looks behind for one that can start
+UNLIMITED = PromptTime(0.0)
 MIN_SHARED_TOKENS = 128  # computing fewer tokens twice is better than waiting a step or two for another's blocks
 
 
@@ -60,7 +62,7 @@ class StepRules:
     whole_prompts: bool = False  # the model computes a prompt in one step
     num_draft_tokens: int = 0  # that the workers propose for a row
     num_stages: int = 1  # the pipeline's
-    max_step_s: float = 0.0  # that a step with prompts shall take; 0: as long as its tokens take
+    prompt_time: PromptTime = UNLIMITED
 
 
 class Scheduler:
@@ -226,8 +228,7 @@ class Scheduler:
         behind = np.flatnonzero((pending > 1) & self.rows.runnable)  # some may just have been preempted
         if behind.size or len(self.waiting):
             is_crowded = behind.size + len(self.waiting) > 1
-            token_s = self._statistics.costs.prefill_token_s
-            plan.budget.limit_time(self._rules.max_step_s, token_s, is_alone=not is_crowded and not plan.has_decodes)
+            plan.budget.limit(self._most_prompt_tokens(int(pending[behind].sum()), is_crowded, plan.has_decodes))
             plan.budget.open_prefills(is_crowded)
             self._grant_running(behind, plan)
             if plan.preempted:
@@ -244,6 +245,16 @@ class Scheduler:
         if not decodes.size and not plan.chunks:
             return None
         return self._writer.write(decodes, plan, is_alone=not len(self.waiting))
+
+    def _most_prompt_tokens(self, num_behind: int, is_crowded: bool, has_decodes: bool) -> int | None:
+        """Tokens of prompts that the step has time for, where running requests are `num_behind` short; None: any."""
+        costs = self._statistics.costs
+        return self._rules.prompt_time.most_tokens(
+            costs.prefill_token_s,
+            costs.decode_step_s if has_decodes else 0.0,
+            backlog=num_behind + self.waiting.load.to_compute,
+            is_alone=not is_crowded and not has_decodes,
+        )
 
     @property
     def has_failed(self) -> bool:

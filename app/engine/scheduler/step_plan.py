@@ -7,9 +7,6 @@ from dataclasses import dataclass, field
 from app.records.request_state import Request
 from app.records.step import Int32Array
 
-MIN_TIMED_TOKENS = 128  # of prompts in a step, however long they take: fewer are no quicker where weights are read anew
-ALONE = 4  # times as long may a step take that only one request waits for
-
 
 @dataclass(slots=True)
 class TokenBudget:
@@ -27,14 +24,10 @@ class TokenBudget:
     long_threshold: int = 0
     whole_prompts: bool = False
 
-    def limit_time(self, step_s: float, token_s: float, is_alone: bool) -> None:
-        """Leave as many tokens to prompts as take `step_s`, so that whoever comes or decodes beside them waits no
-        longer: a power of two, so that steps have few sizes. An encoder's prompts cannot be cut."""
-        if self.whole_prompts or not step_s or not token_s:
-            return
-        factor = ALONE if is_alone else 1
-        tokens = max(factor * MIN_TIMED_TOKENS, int(factor * step_s / token_s))
-        self.left = min(self.left, 1 << (tokens.bit_length() - 1))
+    def limit(self, most_tokens: int | None) -> None:
+        """Leave at most so many tokens to prompts; None: any number. An encoder's prompts cannot be cut."""
+        if most_tokens is not None and not self.whole_prompts:
+            self.left = min(self.left, most_tokens)
 
     def open_prefills(self, crowded: bool) -> None:
         """Fix the shares, once the decodes have taken theirs."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from app.engine.scheduler.step_plan import MIN_TIMED_TOKENS, TokenBudget
+from app.engine.scheduler.step_plan import TokenBudget
 
 
 def opened(left: int, crowded: bool) -> TokenBudget:
@@ -40,24 +40,14 @@ def test_one_token_is_still_something() -> None:
     assert budget.chunk(1) == 0
 
 
-@pytest.mark.parametrize(
-    ("token_s", "is_alone", "left"),
-    [
-        (1e-4, False, 256),  # 500 would take as long as a step shall
-        (1e-4, True, 1024),  # nobody else waits, but somebody may come
-        (1e-2, False, MIN_TIMED_TOKENS),  # too slow for any step to be short
-        (1e-6, False, 2048),
-        (0.0, False, 2048),  # not measured yet
-    ],
-)
-def test_a_step_has_as_many_tokens_of_prompts_as_it_has_time_for(token_s: float, is_alone: bool, left: int) -> None:
+@pytest.mark.parametrize(("most", "left"), [(256, 256), (4096, 2048), (None, 2048)])
+def test_prompts_get_no_more_than_there_is_time_for(most: int | None, left: int) -> None:
     budget = TokenBudget(2048)
-    budget.limit_time(0.05, token_s, is_alone)
+    budget.limit(most)
     assert budget.left == left
 
 
-def test_what_cannot_be_cut_or_is_not_limited_keeps_its_tokens() -> None:
-    encoder, unlimited = TokenBudget(2048, whole_prompts=True), TokenBudget(2048)
-    encoder.limit_time(0.05, 1e-3, is_alone=False)
-    unlimited.limit_time(0.0, 1e-3, is_alone=False)
-    assert (encoder.left, unlimited.left) == (2048, 2048)
+def test_what_cannot_be_cut_keeps_its_tokens() -> None:
+    encoder = TokenBudget(2048, whole_prompts=True)
+    encoder.limit(256)
+    assert encoder.left == 2048

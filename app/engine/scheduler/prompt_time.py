@@ -1,0 +1,44 @@
+"""Says how long the prompts of a step may take, so that who decodes or comes beside them waits little.
+
+Of `max_step_s` the decodes of the step take their part, and prompts get the rest. Short steps cost throughput where
+weights are read anew for each: so on a GPU, once more prompts wait than BACKLOG_STEPS steps of that length compute,
+steps grow with what waits, and at saturation are as long as the budget of tokens allows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+ALONE_S = 0.2  # for a request beside which nobody decodes or waits: somebody may come
+BACKLOG_STEPS = 10
+MIN_TIMED_TOKENS = 128  # of prompts in a step, however long they take: fewer are no quicker where weights are read anew
+MIN_ALONE_TOKENS = 512
+SIGNIFICANT_BITS = 3  # of a number of tokens, so that steps have few sizes
+
+
+@dataclass(slots=True, frozen=True)
+class PromptTime:
+    """`max_step_s`: seconds that a step with prompts shall take; 0: as long as its tokens take."""
+
+    max_step_s: float
+    grows: bool = False  # with what waits
+
+    def most_tokens(self, token_s: float, decode_s: float, backlog: int, is_alone: bool) -> int | None:
+        """Returns how many tokens of prompts the step has time for; None: any number.
+
+        `token_s`: seconds that a token of a prompt takes, 0 until measured; `decode_s`: that the step's decodes take;
+        `backlog`: tokens of prompts that run or wait; `is_alone`: they are one request's, and nobody decodes.
+        """
+        if not self.max_step_s or not token_s:
+            return None
+        if is_alone:
+            return _rounded(max(MIN_ALONE_TOKENS, int(max(self.max_step_s, ALONE_S) / token_s)))
+        tokens = (self.max_step_s - decode_s) / token_s
+        if self.grows:
+            tokens = max(tokens, backlog / BACKLOG_STEPS)
+        return _rounded(max(MIN_TIMED_TOKENS, int(tokens)))
+
+
+def _rounded(tokens: int) -> int:
+    shift = max(0, tokens.bit_length() - SIGNIFICANT_BITS)
+    return tokens >> shift << shift
