@@ -45,13 +45,14 @@ class SafetensorsHeader:
     metadata: Mapping[str, str]
 
     @classmethod
-    def read(cls, file: Path) -> SafetensorsHeader:
-        """CheckpointError names a file that is none, is damaged or is shorter than its header says."""
+    def read(cls, file: Path, most_bytes: int = MAX_HEADER_BYTES) -> SafetensorsHeader:
+        """CheckpointError names a file that is none, is damaged or is shorter than its header says, which has
+        `most_bytes` at most."""
         try:
             size = file.stat().st_size
             with file.open("rb") as opened:
                 length = int.from_bytes(opened.read(8), "little")
-                if size < 8 or length > min(size - 8, MAX_HEADER_BYTES):
+                if size < 8 or length > min(size - 8, most_bytes):
                     raise ValueError(f"it is no safetensors file, or damaged: a header of {length} bytes in {size}")
                 entries = json.loads(opened.read(length), object_pairs_hook=_once)
             metadata = _metadata(entries)

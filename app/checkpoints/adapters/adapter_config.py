@@ -1,0 +1,145 @@
+"""adapter_config.json: what PEFT says of an adapter, as far as it changes an answer. No torch (I8).
+
+A setting that we do not honour is refused by name, one that nobody here has heard of as well: an adapter that is run as
+something else than it was trained as would answer, and wrongly.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import regex
+
+from app.checkpoints.fields.kinds import FLAG, OBJECT, TEXT, Kind, check, either, number, several, whole
+from app.checkpoints.json_file import read_object
+from app.errors import CheckpointError, UnsupportedError
+
+CONFIG_FILE = "adapter_config.json"
+PARAM = "lora_path"
+MOST_RANK = 1 << 12  # of any adapter; an engine's own limit is far below
+MOST_PATTERNS = 1 << 12
+MOST_PATTERN_CHARS = 256
+PATTERN_TIMEOUT_S = 0.5  # for all of an adapter's
+# What a pattern is made of that names modules. Repetitions by number could make one of a few characters that takes
+# gigabytes.
+_PATTERN = regex.compile(r"[\w.\\*+?|()\[\]^$-]*")
+
+_ALPHA = number(above=0, most=1e6)
+_PATTERNS = Kind(f"an object of at most {MOST_PATTERNS:,}", lambda v: OBJECT.holds(v) and len(v) <= MOST_PATTERNS)
+_FIELDS: Mapping[str, Kind] = {
+    "r": whole(1, MOST_RANK),
+    "lora_alpha": _ALPHA,
+    "lora_dropout": number(0, 1),
+    "rank_pattern": _PATTERNS,
+    "alpha_pattern": _PATTERNS,
+    **dict.fromkeys(("use_rslora", "fan_in_fan_out", "inference_mode"), FLAG),
+    "base_model_name_or_path": TEXT,
+    "init_lora_weights": either(FLAG, TEXT),
+    "target_modules": either(TEXT, several(TEXT, 1 << 16)),
+}
+# What no answer depends on: where it came from, what training did. Tensors' names say which modules it is for.
+_OF_NO_MATTER = frozenset(
+    {
+        "peft_type", "peft_version", "task_type", "auto_mapping", "base_model_name_or_path", "revision",
+        "inference_mode", "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern",
+        "lora_dropout", "megatron_core", "loftq_config", "eva_config", "corda_config", "lora_ga_config",
+        "runtime_config", "qalora_group_size", "ensure_weight_tying", "bias", "r", "lora_alpha", "fan_in_fan_out",
+        "use_rslora", "rank_pattern", "alpha_pattern", "init_lora_weights",
+    }
+)  # fmt: skip
+_KEEP_THE_BASE = (True, False, "gaussian", "eva", "orthogonal")  # ways to begin that leave the base model's weights
+# Why a setting is refused, where there is more to say than that it is unknown.
+_REFUSED: Mapping[str, str] = {
+    "use_dora": "DoRA (weights split into direction and magnitude) is not supported",
+    "lora_bias": "a bias behind the second matrix is not supported",
+    "modules_to_save": "whole modules beside the low-rank ones are not supported",
+    "trainable_token_indices": "embeddings of single tokens are not supported",
+    "alora_invocation_tokens": "activated LoRA is not supported",
+    "layer_replication": "layers that run several times are not supported",
+    "target_parameters": "LoRA on parameters (experts in one tensor) is not supported",
+    "use_qalora": "QALoRA is not supported",
+    "use_bdlora": "block-diagonal LoRA is not supported",
+    "megatron_config": "Megatron's layers are not supported",
+}
+
+
+@dataclass(slots=True, frozen=True)
+class AdapterConfig:
+    """The settings that an answer depends on."""
+
+    rank: int
+    alpha: float
+    is_rank_stabilized: bool
+    is_transposed: bool  # its base layers hold their weights as [in, out] (GPT-2)
+    rank_pattern: Mapping[str, int]
+    alpha_pattern: Mapping[str, float]
+    content: bytes  # the whole file in one spelling, for the adapter's digest
+
+    @classmethod
+    def read(cls, file: Path) -> AdapterConfig:
+        """CheckpointError, UnsupportedError name the field at fault."""
+        fields = read_object(file, param=PARAM)
+        _refuse_unknown(fields, file)
+        try:
+            check(fields, _FIELDS, str(file))
+            for name, kind in (("rank_pattern", _FIELDS["r"]), ("alpha_pattern", _ALPHA)):
+                _check_patterns(fields.get(name) or {}, kind, f"{file} is not usable: {name}")
+        except CheckpointError as error:
+            raise CheckpointError(error.message, param=PARAM) from None
+        return cls(
+            rank=int(fields.get("r") or 8),
+            alpha=float(fields.get("lora_alpha") or 8),
+            is_rank_stabilized=bool(fields.get("use_rslora")),
+            is_transposed=bool(fields.get("fan_in_fan_out")),
+            rank_pattern=fields.get("rank_pattern") or {},
+            alpha_pattern=fields.get("alpha_pattern") or {},
+            content=json.dumps(fields, sort_keys=True, separators=(",", ":")).encode(),
+        )
+
+    def of_module(self, module: str) -> tuple[int, float]:
+        """(rank, factor of the product) of a module of the base model, by the first pattern that its name ends in."""
+        rank = int(_first(self.rank_pattern, module, self.rank))
+        alpha = float(_first(self.alpha_pattern, module, self.alpha))
+        return rank, alpha / (math.sqrt(rank) if self.is_rank_stabilized else rank)
+
+
+def _first(patterns: Mapping[str, float], module: str, usual: float) -> float:
+    for pattern, value in patterns.items():
+        try:
+            if regex.match(rf"(?:.*\.)?(?:{pattern})$", module, timeout=PATTERN_TIMEOUT_S / len(patterns)):
+                return value
+        except TimeoutError:
+            raise CheckpointError(f"{CONFIG_FILE}: the pattern {pattern!r} takes too long", param=PARAM) from None
+    return usual
+
+
+def _check_patterns(patterns: Mapping[str, Any], kind: Kind, what: str) -> None:
+    for pattern, value in patterns.items():
+        if len(pattern) > MOST_PATTERN_CHARS or not _PATTERN.fullmatch(pattern):
+            raise CheckpointError(f"{what} has the pattern {pattern!r:.80}, which is no name of modules", param=PARAM)
+        try:
+            regex.compile(pattern)
+        except (regex.error, RecursionError) as error:
+            raise CheckpointError(f"{what} has the pattern {pattern!r:.80}: {error}", param=PARAM) from None
+        if not kind.holds(value):
+            raise CheckpointError(f"{what}: {pattern!r:.80} is {value!r:.80}, not {kind.expected}", param=PARAM)
+
+
+def _refuse_unknown(fields: Mapping[str, Any], file: Path) -> None:
+    if (kind := fields.get("peft_type")) != "LORA":
+        raise UnsupportedError(f"{file}: peft_type is {kind!r:.80}; known: LORA", param=PARAM)
+    begun = fields.get("init_lora_weights", True)
+    if begun is not None and begun not in _KEEP_THE_BASE:
+        what = f"init_lora_weights is {begun!r:.80}, which changes the base model's weights; convert it to plain LoRA"
+        raise UnsupportedError(f"{file}: {what}", param=PARAM)
+    if fields.get("bias", "none") not in (None, "none"):
+        raise UnsupportedError(f"{file}: bias is {fields['bias']!r:.80}; known: none", param=PARAM)
+    for name in fields.keys() - _OF_NO_MATTER:
+        if fields[name]:
+            reason = _REFUSED.get(name, "no setting that is known here")
+            raise UnsupportedError(f"{file}: {name[:80]} is {fields[name]!r:.80}: {reason}", param=PARAM)
