@@ -27,7 +27,7 @@ ROWS: tuple[tuple[tuple[str, ...], ...], ...] = (
         ("app.kernels.attention", "app.kernels.rows", "app.kernels.sampling"),
         ("app.kernels.fused", "app.kernels.mla"),
         ("app.kernels.gemm",),
-        ("app.kernels.moe",),
+        ("app.kernels.moe", "app.kernels.lora"),
     ),
     (
         # The host half: no torch (I8).

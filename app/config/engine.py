@@ -146,6 +146,12 @@ class EngineConfig(Frozen):
         "tokens of an answer are the same with and without.",
     )
 
+    enable_lora: bool = Field(False, description="Serve low-rank adapters (LoRA) of the model beside it.")
+    max_loras: int = Field(4, ge=1, le=1024, description="Adapters that one step may compute with (enable_lora).")
+    max_lora_rank: int = Field(
+        16, ge=1, le=512, description="Largest rank of an adapter (enable_lora); each of max_loras takes its memory."
+    )
+
     tensor_parallel_size: int = Field(1, ge=1, description="GPUs that share each layer.")
     pipeline_parallel_size: int = Field(1, ge=1, description="Stages the layers are split into.")
     pipeline_partition: tuple[int, ...] | None = Field(

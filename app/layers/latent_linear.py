@@ -54,6 +54,8 @@ class LatentUpLinear(ColumnLinear):
     """`kv_b_proj`: keys and values of heads as functions of the latent. The functions of the keys are also applied the
     other way round, so they are kept as they are: what is stored in a quantized form is dequantized at load."""
 
+    takes_delta = False
+
     def __init__(self, ctx: BuildContext, latent_size: int, num_heads: int, nope_dim: int, value_dim: int) -> None:
         super().__init__(ctx, latent_size, num_heads * (nope_dim + value_dim), bias=False)
         self.dims = (nope_dim, value_dim)

@@ -13,7 +13,7 @@ from abc import ABC
 from collections.abc import Mapping
 from itertools import groupby
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -21,6 +21,7 @@ from app.checkpoints.tensors.leaf import Share
 from app.distributed.parallel_groups import RankGroup
 from app.kernels.gemm import LINEAR_OPS, Inputs, LinearOps, PackedWeight, WeightT, materialize
 from app.layers.context import BuildContext
+from app.layers.delta import Delta
 from app.layers.epilogue import PLAIN, Epilogue
 from app.layers.quantized_layer import LayerPart, QuantizedLayer
 from app.layers.stored_weight import StoredWeight, pack_stored
@@ -33,6 +34,8 @@ class Linear(QuantizedLayer, ABC):
     """y = x W^T + b on this rank's share: weight [output_size, input_size], bias [output_size]."""
 
     weight: Weight  # where a quantization method stores a leaf of this name
+    takes_delta: ClassVar[bool] = True  # whether its product is made here, and nowhere else
+    delta: Delta | None = None  # what some rows of a step add to the product
 
     def __init__(self, ctx: BuildContext, outputs: Mapping[str, Share], inputs: Share, bias: bool) -> None:
         """`outputs`: this rank's shares of the parts, by their names in the checkpoint ("": its own)."""
@@ -91,6 +94,29 @@ class Linear(QuantizedLayer, ABC):
 
     def forward(self, x: Inputs, epilogue: Epilogue[Any] = PLAIN) -> Any:
         """[T, input_size] -> [T, output_size], or what the epilogue makes of it."""
+        if self.delta is not None and self.delta.is_wanted:
+            return self._with_delta(self.delta, x, epilogue)
+        return self._without_delta(x, epilogue)
+
+    def _with_delta(self, delta: Delta, x: Inputs, epilogue: Epilogue[Any]) -> Any:
+        """The delta is added to what the product is added to, where there is such a thing: then the two are still one
+        launch. Each rank adds its share's, before they are summed up."""
+        if not self.sums_up:
+            shifted = epilogue.shifted(lambda y: delta.add(x, y, in_place=False))
+            if shifted is not None:
+                return self._without_delta(x, shifted)
+        y = delta.add(x, self._own_product(x), in_place=True)
+        return epilogue.after_all_reduce(self.tp, y) if self.sums_up else epilogue.after(y)
+
+    def _own_product(self, x: Inputs) -> torch.Tensor:
+        """[T, output_size], this rank's alone."""
+        if self.packed is None:
+            return self.ops.linear(x, self.weight, self.bias)
+        if self.packed_ops is not None:
+            return self.packed_ops.linear(x, self.packed, self.bias)
+        return self.packed.linear(materialize(x), self.bias)
+
+    def _without_delta(self, x: Inputs, epilogue: Epilogue[Any]) -> Any:
         if self.packed is None:
             return self._product(self.ops, x, self.weight, epilogue)
         if self.packed_ops is not None:

@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -132,6 +133,12 @@ class Worker:
         """One more graph of those that the start left out, while nothing runs; how many are left after it."""
         with self._weights_only():
             return 0 if self._parts is None else self._parts.capture_next()
+
+    def call_feature(self, method: str, *arguments: Any) -> Any:
+        """The result of a feature's own method (WorkerFeature.calls)."""
+        with self._weights_only():
+            assert self._parts is not None, "a call before start"
+            return self._parts.features.call(method, arguments)
 
     def check_weights(self, directory: str) -> None:
         """CheckpointError unless a checkpoint could replace the weights."""

@@ -30,6 +30,7 @@ class Run:
     choice_index: int = 0
     eos_token_ids: tuple[int, ...] = ()
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    asks: tuple[object, ...] = ()
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -60,7 +61,7 @@ def decode_statically(
     return step
 
 
-def all_logits(driver: Driver, prompt: list[int]) -> torch.Tensor:
+def all_logits(driver: Driver, prompt: list[int], *asks: object) -> torch.Tensor:
     """Logits [T, V] of every token of a prompt, through the worker's own steps."""
     found: list[torch.Tensor] = []
     assert driver.worker._runner is not None
@@ -73,7 +74,7 @@ def all_logits(driver: Driver, prompt: list[int]) -> torch.Tensor:
         return hidden
 
     forward.run = spy  # type: ignore[method-assign]
-    driver.run([Run(prompt, greedy(1))])
+    driver.run([Run(prompt, greedy(1), asks=asks)])
     return torch.cat(found)
 
 
@@ -115,13 +116,14 @@ class Driver:
         run.row = self.free_rows.pop(0)
         run.known, run.computed = len(run.prompt), 0
         owned[run.row] = []
+        asks = (BadWords(run.bad_words_token_ids), *run.asks)
         return NewRequest(
             row=run.row,
             token_ids=np.array(run.prompt, dtype=np.int32),
             num_prompt_tokens=len(run.prompt),
             num_computed_tokens=0,
             block_ids=[],
-            spec=EngineRequest("r", [], run.params, run.choice_index, asks=(BadWords(run.bad_words_token_ids),)),
+            spec=EngineRequest("r", [], run.params, run.choice_index, asks=asks),
             eos_token_ids=run.eos_token_ids,
         )
 

@@ -42,6 +42,8 @@ class SharedAmongExperts(Layer):
 
 
 class _GateUp(MergedColumnLinear):
+    takes_delta = False
+
     def __init__(self, ctx: BuildContext, hidden_size: int, size: int, experts: ExpertLinear) -> None:
         super().__init__(ctx, hidden_size, {"gate_proj": size, "up_proj": size}, bias=False)
         self._experts = (experts,)  # no module of this one
@@ -60,6 +62,8 @@ class _GateUp(MergedColumnLinear):
 
 
 class _Down(RowLinear):
+    takes_delta = False
+
     def __init__(self, ctx: BuildContext, hidden_size: int, size: int, experts: ExpertLinear) -> None:
         super().__init__(ctx, size, hidden_size, bias=False)
         self._experts = (experts,)  # no module of this one

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from app.config.engine import EngineConfig
 from app.distributed.stage_link import StageLink
 from app.layers.experts.expert_mlp import Experts
-from app.loading.loader import load_model
+from app.loading.loader import format_named, load_model, names_of_other_ranks
 from app.platforms import platform_of
 from app.worker.attention.kv_cache import KVCache, KVCacheSpec, describe_scales
 from app.worker.build.parts import Parts
@@ -48,7 +50,7 @@ def build(config: EngineConfig, place: Placement) -> Parts:
     head = _head(config, forward, state, num_drafts, drafting)
     features = WorkerFeatures(
         [
-            *create_features(FeatureContext(config, forward, state)),
+            *create_features(FeatureContext(config, forward, state, elsewhere=partial(_elsewhere, config, place))),
             *([] if proposer is None else [proposer]),
             *head.features,
             *([DraftReport(state.columns, num_drafts)] if num_drafts and link.is_last else []),
@@ -90,6 +92,12 @@ def build(config: EngineConfig, place: Placement) -> Parts:
         graphs=graphs,
         notes=notes,
     )
+
+
+def _elsewhere(config: EngineConfig, place: Placement) -> frozenset[str]:
+    """Names of tensors that the layers of all stages are filled from."""
+    form = format_named(place.info, config.load_format)
+    return names_of_other_ranks(place.info, place.build, form).filled
 
 
 def _head(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from app.config.engine import EngineConfig
@@ -18,3 +19,5 @@ class FeatureContext:
     forward: ForwardPass
     state: RowState
     pooling: PoolingInfo | None = None  # None: the model generates
+    # Names of tensors that layers of other pipeline stages are filled from.
+    elsewhere: Callable[[], frozenset[str]] = frozenset

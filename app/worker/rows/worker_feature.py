@@ -9,7 +9,7 @@ calls each hook in one order, and only those that a feature overrides: a hook th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from numpy.typing import NDArray
@@ -31,6 +31,8 @@ class WorkerFeature:
     # A part of the step that only some steps have: such a feature's `inputs` and `hidden` run in the steps for whose
     # rows `takes_part` says so, and captured steps exist with it and without. "": the feature is in every step.
     part: str = ""
+    # Its own methods that the engine may call between steps, by `Worker.call_feature`.
+    calls: tuple[str, ...] = ()
     # Layers of the model whose input, and at their number the output of the last, `hidden` is given.
     reads_layers: tuple[int, ...] = ()
 
@@ -114,6 +116,11 @@ class WorkerFeatures:
     def reads_layers(self) -> tuple[int, ...]:
         """The layers whose inputs features want."""
         return tuple(sorted({layer for feature in self._all for layer in feature.reads_layers}))
+
+    def call(self, method: str, arguments: Sequence[Any]) -> Any:
+        """The result of a method of the one feature that has it among its `calls`."""
+        (feature,) = (feature for feature in self._all if method in feature.calls)
+        return getattr(feature, method)(*arguments)
 
     def connect(self, kv_caches: list[torch.Tensor]) -> None:
         """The KV cache is allocated and has its final size, or its memory again."""

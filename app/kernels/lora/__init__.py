@@ -1,0 +1,73 @@
+"""Low-rank products that a step's rows add to a linear layer's (LoRA: Hu et al., 2021), each row with the adapter in
+its slot: the contract that every device keeps.
+
+A layer's matrices of all slots lie in one pool, in tiles of TILE_RANK ranks: an adapter of few ranks is few tiles,
+wherever its slot lies, and no kernel reads further. `rows_by_slot` sorts a step's tokens once for all layers, so that
+tokens of one adapter share the reading of its matrices. Nothing is added atomically: a token's sum has one order, which
+its neighbours do not change (I6), and tokens without an adapter are not touched.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from app.kernels.gemm import Inputs
+from app.kernels.kernel_table import KernelTable
+
+TILE_RANK = 16
+NO_SLOT = -1  # of a token without an adapter
+
+
+@dataclass(slots=True, frozen=True)
+class SlotMatrices:
+    """The matrices of one linear layer in all S slots."""
+
+    first: torch.Tensor  # [S, tiles, P, TILE_RANK, K], of each of P parts
+    second: torch.Tensor  # [S, tiles, N, TILE_RANK], the parts' outputs one behind the other
+    num_tiles: torch.Tensor  # int32 [S] that the slot's adapter has
+    part_sizes: tuple[int, ...]  # outputs of each part, N together
+    part_tiles: torch.Tensor | None = None  # int32 [n, 3] (begin, end, part): the outputs, in pieces for the kernel
+
+
+class SlotRows(Protocol):
+    """A step's tokens, sorted by their slots."""
+
+
+class RowsBySlot(Protocol):
+    """Sorts the tokens of a step."""
+
+    def __call__(self, slots: torch.Tensor, num_slots: int) -> SlotRows:
+        """slots int32 [T]: of each token, or NO_SLOT."""
+
+
+class AddProducts(Protocol):
+    """Adds the low-rank products."""
+
+    def __call__(
+        self, x: Inputs, matrices: SlotMatrices, rows: SlotRows, y: torch.Tensor, *, in_place: bool
+    ) -> torch.Tensor:
+        """y [T, N] + (x first^T) second^T of each token's slot; `in_place`: y may be overwritten. x [T, K]."""
+
+
+class PartTiles(Protocol):
+    """Cuts a layer's outputs into what one program computes."""
+
+    def __call__(self, part_sizes: tuple[int, ...], device: torch.device) -> torch.Tensor | None:
+        """See SlotMatrices.part_tiles."""
+
+
+@dataclass(slots=True, frozen=True)
+class LoraOps:
+    """A device's implementation."""
+
+    rows_by_slot: RowsBySlot
+    add_products: AddProducts
+    part_tiles: PartTiles
+
+
+LORA_OPS: KernelTable[LoraOps] = KernelTable(
+    "low-rank adapters", {"torch": "app.kernels.lora.reference:OPS", "triton": "app.kernels.lora.triton_ops:OPS"}
+)

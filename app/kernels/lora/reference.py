@@ -1,0 +1,45 @@
+"""The plain products of PyTorch, slot by slot: the truth, and what runs on a CPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from app.kernels.gemm import Inputs, materialize
+from app.kernels.lora import LoraOps, SlotMatrices, SlotRows
+
+
+@dataclass(slots=True, frozen=True)
+class TokensOfSlots(SlotRows):
+    """The tokens of each slot that has any."""
+
+    tokens: tuple[tuple[int, torch.Tensor], ...]  # (slot, int64 [n])
+
+
+def rows_by_slot(slots: torch.Tensor, num_slots: int) -> TokensOfSlots:
+    """Reads the slots: on a CPU they are there."""
+    present = sorted(set(slots.tolist()) - {-1})
+    assert all(0 <= slot < num_slots for slot in present), present
+    return TokensOfSlots(tuple((slot, (slots == slot).nonzero()[:, 0]) for slot in present))
+
+
+def add_products(x: Inputs, matrices: SlotMatrices, rows: SlotRows, y: torch.Tensor, *, in_place: bool) -> torch.Tensor:
+    """See AddProducts."""
+    assert isinstance(rows, TokensOfSlots)
+    out, x = y if in_place else y.clone(), materialize(x)
+    for slot, tokens in rows.tokens:
+        tiles, own, start = int(matrices.num_tiles[slot]), x[tokens], 0
+        for part, size in enumerate(matrices.part_sizes):
+            first = matrices.first[slot, :tiles, part].flatten(0, 1)  # [ranks, K]
+            second = matrices.second[slot, :tiles, start : start + size].transpose(0, 1).flatten(1)  # [size, ranks]
+            out[tokens, start : start + size] += (own @ first.T) @ second.T
+            start += size
+    return out
+
+
+def part_tiles(part_sizes: tuple[int, ...], device: torch.device) -> None:
+    """None are needed."""
+
+
+OPS = LoraOps(rows_by_slot, add_products, part_tiles)

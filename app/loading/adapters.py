@@ -1,0 +1,117 @@
+"""An adapter's matrices, as far as this rank's layers take them, from what PEFT wrote.
+
+The mapping is total: each tensor has a place in a layer of this rank, or of another stage, or the load fails and names
+it. Where a family renames or splits what its checkpoints hold, the second matrix goes the same way as a weight of the
+base model, whose outputs it has; the first one is the same for all parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from app.checkpoints.adapters.adapter_config import PARAM
+from app.checkpoints.adapters.adapter_files import AdapterFiles, LowRankEntry
+from app.checkpoints.safetensors_header import TensorEntry
+from app.checkpoints.tensors.checkpoint import StoredTensor
+from app.errors import CheckpointError, UnsupportedError
+from app.layers.linear import Linear
+from app.layers.quantized_layer import QuantizedLayer
+from app.loading.quantized_modules import quantized_parts
+from app.loading.weight_update import GivenTensor
+from app.models.base import EngineModel
+
+_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+@dataclass(slots=True, frozen=True)
+class LayerPair:
+    """The two matrices of one part of a layer, this rank's shares of them; the factor is in the second."""
+
+    layer: Linear
+    part: str  # its name in the layer, "" of one that has but one
+    first: torch.Tensor  # [r, K]
+    second: torch.Tensor  # [N, r]
+
+
+class AdapterReader:
+    """Reads adapters for one model. `elsewhere`: names of tensors that other stages' layers are filled from."""
+
+    def __init__(self, model: EngineModel, dtype: torch.dtype, elsewhere: frozenset[str] = frozenset()) -> None:
+        self._model = model
+        self._dtype = dtype
+        self._elsewhere = elsewhere
+        self._parts = {name: (layer, part) for name, layer, part in quantized_parts(model)}
+
+    def pairs(self, files: AdapterFiles, content: bytearray) -> list[LayerPair]:
+        """Of all modules of an adapter whose file of weights holds `content`. CheckpointError, UnsupportedError name a
+        tensor without a place, of another size, or whose numbers are none."""
+        found: dict[tuple[Linear, str], LayerPair] = {}
+        for module, entry in files.modules.items():
+            for pair in self._of_module(files, entry, content):
+                if (pair.layer, pair.part) in found:
+                    raise CheckpointError(f"{module}: another tensor is for the same layer", param=PARAM)
+                found[pair.layer, pair.part] = pair
+        return list(found.values())
+
+    def _of_module(self, files: AdapterFiles, entry: LowRankEntry, content: bytearray) -> Iterator[LayerPair]:
+        first, second = (self._read(entry.module, one, content) for one in (entry.first, entry.second))
+        second = second * entry.scale
+        places = self._places(entry.module, second.t() if files.config.is_transposed else second)
+        for name, rows in places.items():
+            layer, part = self._layer(entry.module, name)
+            if layer is not None:
+                yield self._pair(entry.module, layer, part, first, rows.whole())
+
+    def _places(self, module: str, second: torch.Tensor) -> Mapping[str, StoredTensor]:
+        """Our names of the parts that a module of the checkpoint becomes, with their rows."""
+        given = GivenTensor.of(f"{module}.weight", second, "the adapter")
+        try:
+            named = dict(self._model.own_tensors(given.name, given))
+        except (RuntimeError, CheckpointError) as error:
+            what = f"{module}.lora_B.weight is {list(second.shape)}, which is no layer's: {error}"
+            raise CheckpointError(what, param=PARAM) from None
+        if not named:
+            raise CheckpointError(f"{module}: the model that is served has no use for this layer", param=PARAM)
+        return {name.removesuffix(".weight"): rows for name, rows in named.items()}
+
+    def _layer(self, module: str, name: str) -> tuple[Linear | None, str]:
+        """Our layer of this name, and which part of it; None: another stage has it."""
+        if name not in self._parts:
+            if f"{name}.weight" in self._elsewhere:
+                return None, ""
+            raise CheckpointError(f"{module}: the model has no such layer", param=PARAM)
+        layer, part = self._parts[name]
+        if not isinstance(layer, Linear) or not layer.takes_delta:
+            raise UnsupportedError(f"{module}: LoRA on {_kind(layer)} is not supported", param=PARAM)
+        return layer, part
+
+    def _pair(self, module: str, layer: Linear, part: str, first: torch.Tensor, second: torch.Tensor) -> LayerPair:
+        outputs, inputs = layer.output_shares[part], layer.input_share
+        if (len(second), first.shape[1]) != (outputs.whole, inputs.whole):
+            what = f"for {first.shape[1]} inputs and {len(second)} outputs; the layer has {inputs.whole} and"
+            raise CheckpointError(f"{module}: its matrices are {what} {outputs.whole}", param=PARAM)
+        first = first[:, inputs.start : inputs.start + inputs.size].to(self._dtype)
+        second = second[outputs.start : outputs.start + outputs.size].to(self._dtype)
+        for name, tensor in (("lora_A", first), ("lora_B", second)):
+            if not tensor.isfinite().all():
+                what = f"holds numbers that are none, or too large for {str(self._dtype).removeprefix('torch.')}"
+                raise CheckpointError(f"{module}.{name}.weight {what}", param=PARAM)
+        return LayerPair(layer, part, first, second)
+
+    @staticmethod
+    def _read(module: str, entry: TensorEntry, content: bytearray) -> torch.Tensor:
+        """fp32."""
+        dtype = _TYPES[entry.dtype]
+        count = (entry.end - entry.begin) // dtype.itemsize
+        data = torch.frombuffer(memoryview(content)[entry.begin : entry.end], dtype=torch.uint8)
+        if data.data_ptr() % dtype.itemsize:  # a header of odd length
+            data = data.clone()
+        return data.view(dtype)[:count].float().view(entry.shape)
+
+
+def _kind(layer: QuantizedLayer) -> str:
+    kinds = {"head": "the output head", "embedding": "embeddings", "experts": "experts"}
+    return kinds.get(layer.kind, f"{type(layer).__name__}s")

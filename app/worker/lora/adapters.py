@@ -1,0 +1,157 @@
+"""The worker's feature of low-rank adapters: each row may have one of those that the engine has loaded.
+
+An adapter that is loaded lies in host memory, as its slot will have it, and in a slot from when a row needs it until
+the slot is needed for another one. A row's slot is an input of the step; steps without such rows have not this part,
+and run the graphs, kernels and numbers that they would run without the feature.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from app.checkpoints.adapters.adapter_files import AdapterFiles
+from app.errors import CheckpointError
+from app.kernels.lora import LORA_OPS, NO_SLOT, SlotMatrices
+from app.layers.context import HiddenStates
+from app.layers.linear import Linear
+from app.loading.adapters import AdapterReader
+from app.platforms import platform_of
+from app.records.adapter import AdapterAsk
+from app.records.step import NewRequest, SchedulerOutput
+from app.worker.features.context import FeatureContext
+from app.worker.lora.layer_delta import AdapterStep, LayerDelta
+from app.worker.lora.slot_pool import SlotPool
+from app.worker.lora.slot_table import SlotTable
+from app.worker.rows.step_inputs import StepInputs, StepView
+from app.worker.rows.worker_feature import WorkerFeature
+
+MANY_TOKENS = 512  # enough for the kernels of prefills
+
+
+class Adapters(WorkerFeature):
+    """All adapters of one rank."""
+
+    part = "lora"
+    calls = ("load_adapter", "drop_adapter")
+
+    def __init__(self, reader: AdapterReader, pool: SlotPool, inputs: StepInputs, max_rank: int) -> None:
+        self._reader = reader
+        self._pool = pool
+        self._max_rank = max_rank
+        self._slots = SlotTable(pool.num_slots)
+        self._slot_of_row = inputs.declare("adapter_slot", torch.int32, idle=NO_SLOT)
+        self._of_row: dict[int, bytes] = {}
+        self._loaded: dict[bytes, torch.Tensor] = {}  # on the host
+        self._step = AdapterStep()
+        device = self._device = pool.matrices(pool.layers[0]).num_tiles.device
+        self._ops = LORA_OPS.on(device)
+        for layer in pool.layers:
+            layer.delta = LayerDelta(pool.matrices(layer), self._ops, self._step)
+
+    # ---- calls between steps
+
+    def load_adapter(self, directory: str, digest: bytes) -> None:
+        """Take an adapter into host memory. CheckpointError, UnsupportedError, InvalidRequestError name what is wrong
+        with it; nothing is changed then."""
+        if digest in self._loaded:
+            return
+        files = AdapterFiles.read(directory, self._max_rank)
+        content = files.content()
+        if files.digest_of([memoryview(content)]) != digest:
+            raise CheckpointError(f"{directory} holds another adapter than a moment ago", param="lora_path")
+        self._loaded[digest] = self._pool.on_host(self._reader.pairs(files, content))
+
+    def drop_adapter(self, digest: bytes) -> None:
+        """Forget an adapter, which no row has."""
+        self._slots.drop(digest)
+        self._loaded.pop(digest, None)
+
+    # ---- rows
+
+    def before(self, step: SchedulerOutput) -> None:
+        """Rows leave their adapters before others take theirs: a slot may be given away within one message."""
+        self._step.rows = None  # should a step have failed midway
+        for row in [*step.freed_rows, *(request.row for request in step.new_requests)]:
+            self._leave(row)
+        for request in step.new_requests:
+            self._take(request)
+
+    def _leave(self, row: int) -> None:
+        digest = self._of_row.pop(row, None)
+        if digest is not None:
+            self._slots.leave(digest)
+
+    def _take(self, request: NewRequest) -> None:
+        ask = request.spec.asked(AdapterAsk)
+        slot = NO_SLOT
+        if ask is not None:
+            assert ask.digest in self._loaded, f"the adapter {ask.name!r} is not loaded"
+            slot, is_new = self._slots.enter(ask.digest)
+            self._of_row[request.row] = ask.digest
+            if is_new:
+                self._pool.fill(slot, self._loaded[ask.digest])
+        self._slot_of_row.set(request.row, slot)
+
+    # ---- the step
+
+    def takes_part(self, rows: NDArray[np.int64]) -> bool:
+        """True if one of the rows has an adapter."""
+        return bool((self._slot_of_row.values[rows] != NO_SLOT).any())
+
+    def inputs(self, view: StepView) -> None:
+        """Sort the step's tokens by their adapters."""
+        self._step.rows = self._ops.rows_by_slot(view.of_tokens("adapter_slot"), self._pool.num_slots)
+
+    def hidden(self, view: StepView, hidden: HiddenStates) -> None:
+        """The layers are done; a proposer's own have no adapters."""
+        self._step.rows = None
+
+    # ---- memory
+
+    def weights_leave(self) -> None:
+        """The slots sleep with the weights."""
+        self._pool.free()
+
+    def weights_return(self) -> None:
+        """Rows that stand still find their adapters again."""
+        if self._pool.restore():
+            for digest, slot in self._slots.resident.items():
+                self._pool.fill(slot, self._loaded[digest])
+
+    def warm(self) -> None:
+        """Compile the kernels of all layers, of few tokens and of many."""
+        slots = torch.zeros(MANY_TOKENS, dtype=torch.int32, device=self._device)
+        shapes: dict[object, SlotMatrices] = {}
+        for layer in self._pool.layers:
+            matrices = self._pool.matrices(layer)
+            shapes.setdefault((matrices.first.shape, matrices.part_sizes), matrices)
+        for count in (1, MANY_TOKENS):
+            rows = self._ops.rows_by_slot(slots[:count], self._pool.num_slots)
+            for matrices in shapes.values():
+                x, y = (
+                    matrices.first.new_zeros(count, width)
+                    for width in (matrices.first.shape[-1], sum(matrices.part_sizes))
+                )
+                for in_place in (True, False):
+                    self._ops.add_products(x, matrices, rows, y, in_place=in_place)
+
+
+def create(context: FeatureContext) -> Adapters | None:
+    """The feature, where adapters are enabled."""
+    config, model = context.config, context.forward.model
+    if not config.enable_lora:
+        return None
+    layers = [module for module in model.modules() if isinstance(module, Linear) and module.takes_delta]
+    device, dtype = context.state.device, context.forward.dtype
+    reader = AdapterReader(model, dtype, context.elsewhere())
+    made = Adapters(
+        reader,
+        SlotPool(layers, config.max_loras, config.max_lora_rank, dtype, device),
+        context.state.inputs,
+        config.max_lora_rank,
+    )
+    if platform_of(device).is_async:
+        made.warm()
+    return made

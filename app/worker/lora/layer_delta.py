@@ -1,0 +1,35 @@
+"""What a linear layer adds in rows with an adapter."""
+
+from __future__ import annotations
+
+import torch
+
+from app.kernels.gemm import Inputs
+from app.kernels.lora import LoraOps, SlotMatrices, SlotRows
+from app.layers.delta import Delta
+
+
+class AdapterStep:
+    """The step that is being computed, as far as adapters go; all layers share it."""
+
+    def __init__(self) -> None:
+        self.rows: SlotRows | None = None  # None: no row has one
+
+
+class LayerDelta(Delta):
+    """The low-rank products of one layer."""
+
+    def __init__(self, matrices: SlotMatrices, ops: LoraOps, step: AdapterStep) -> None:
+        self._matrices = matrices
+        self._add = ops.add_products
+        self._step = step
+
+    @property
+    def is_wanted(self) -> bool:
+        """See Delta."""
+        return self._step.rows is not None
+
+    def add(self, x: Inputs, y: torch.Tensor, *, in_place: bool) -> torch.Tensor:
+        """See Delta."""
+        assert self._step.rows is not None
+        return self._add(x, self._matrices, self._step.rows, y, in_place=in_place)

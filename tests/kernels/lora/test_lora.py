@@ -1,0 +1,127 @@
+"""Low-rank products against float64, token by token."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+import torch
+
+from app.kernels.gemm import DeferredNorm, Inputs
+from app.kernels.lora import NO_SLOT, TILE_RANK, LoraOps, SlotMatrices, reference, triton_ops
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DTYPES = [torch.float32, torch.float16, torch.bfloat16] if DEVICE == "cuda" else [torch.float32, torch.float16]
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+OPS = {"torch": reference.OPS, "triton": triton_ops.OPS}
+
+
+def matrices(
+    ops: LoraOps, size: int, parts: tuple[int, ...], ranks: list[int], tiles: int, dtype: torch.dtype
+) -> SlotMatrices:
+    """Slots whose adapters have `ranks`; what lies behind them is NaN, which nobody may read."""
+    slots, outputs = len(ranks), sum(parts)
+    a_size = len(parts) * TILE_RANK * size
+    pool = torch.full((slots, tiles, a_size + outputs * TILE_RANK), torch.nan, dtype=dtype, device=DEVICE)
+    first = pool[:, :, :a_size].unflatten(2, (len(parts), TILE_RANK, size))
+    second = pool[:, :, a_size:].unflatten(2, (outputs, TILE_RANK))
+    used = [-(-rank // TILE_RANK) for rank in ranks]
+    for slot, (rank, count) in enumerate(zip(ranks, used, strict=True)):
+        whole = torch.zeros(count * TILE_RANK, len(parts), size)
+        whole[:rank] = torch.randn(rank, len(parts), size) / size**0.5
+        first[slot, :count] = whole.view(count, TILE_RANK, len(parts), size).transpose(1, 2).to(dtype).to(DEVICE)
+        back = torch.zeros(outputs, count * TILE_RANK)
+        back[:, :rank] = torch.randn(outputs, rank) / max(1, rank) ** 0.5
+        second[slot, :count] = back.view(outputs, count, TILE_RANK).transpose(0, 1).to(dtype).to(DEVICE)
+    num_tiles = torch.tensor(used, dtype=torch.int32, device=DEVICE)
+    return SlotMatrices(first, second, num_tiles, parts, ops.part_tiles(parts, torch.device(DEVICE)))
+
+
+def truth(x: torch.Tensor, made: SlotMatrices, slots: list[int], y: torch.Tensor) -> torch.Tensor:
+    out = y.double().clone()
+    for token, slot in enumerate(slots):
+        start = 0
+        for part, size in enumerate(made.part_sizes):
+            for tile in range(int(made.num_tiles[slot]) if slot != NO_SLOT else 0):
+                hidden = made.first[slot, tile, part].double() @ x[token].double()
+                out[token, start : start + size] += made.second[slot, tile, start : start + size].double() @ hidden
+            start += size
+    return out
+
+
+def slots_of(num_tokens: int, num_slots: int, seed: int) -> list[int]:
+    chosen = random.Random(seed)
+    return [chosen.randrange(-1, num_slots) for _ in range(num_tokens)]
+
+
+CASES = [
+    # tokens, inputs, outputs of the parts, ranks of the slots' adapters, tiles
+    (1, 64, (64,), [4], 1),
+    (5, 64, (64, 32, 32), [4, 16, 0], 1),
+    (33, 112, (64,), [8, 3], 2),
+    (20, 40, (48, 200), [32, 17, 1], 2),
+    (70, 1024, (130,), [16], 1),
+    (300, 64, (40, 24), [5, 40], 3),
+]
+
+
+@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize(("case", "dtype"), list(itertools.product(range(len(CASES)), DTYPES)))
+def test_products_are_those_of_each_tokens_slot(name: str, case: int, dtype: torch.dtype) -> None:
+    tokens, size, parts, ranks, tiles = CASES[case]
+    torch.manual_seed(case)
+    ops, slots = OPS[name], slots_of(tokens, len(ranks), case)
+    made = matrices(ops, size, parts, ranks, tiles, dtype)
+    x, y = (torch.randn(tokens, width).to(DEVICE, dtype) for width in (size, sum(parts)))
+    rows = ops.rows_by_slot(torch.tensor(slots, dtype=torch.int32, device=DEVICE), len(ranks))
+    before, expected = y.clone(), truth(x, made, slots, y)
+    out = ops.add_products(x, made, rows, y, in_place=False)
+    assert torch.equal(y, before), "y was to stay"
+    assert (out.double() - expected).abs().max() < TOLERANCE[dtype] * max(1.0, float(expected.abs().max()))
+    base = [token for token, slot in enumerate(slots) if slot == NO_SLOT]
+    assert torch.equal(out[base], y[base]), "tokens without an adapter have the same bits"
+    assert ops.add_products(x, made, rows, y, in_place=True) is y
+    assert torch.equal(y, out)
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_a_deferred_norm_is_divided(name: str) -> None:
+    ops, size = OPS[name], 64
+    made = matrices(ops, size, (48,), [16, 16], 1, torch.float32)
+    slots = [0, -1, 1, 1]
+    rows = ops.rows_by_slot(torch.tensor(slots, dtype=torch.int32, device=DEVICE), 2)
+    y = torch.zeros(4, 48, device=DEVICE)
+    raw = torch.randn(4, size, device=DEVICE) * 3
+    deferred: Inputs = DeferredNorm(raw, raw.square().unflatten(1, (4, -1)).sum(2), 1e-5)
+    out = ops.add_products(deferred, made, rows, y, in_place=False)
+    expected = truth(deferred.materialize(), made, slots, y)
+    assert torch.allclose(out.double(), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_a_token_has_the_same_bits_beside_others(name: str) -> None:
+    """In the order of any neighbours (I6); as many tokens, for which the base product, too, is the same."""
+    ops, size, tokens = OPS[name], 512, 24
+    made = matrices(ops, size, (96,), [16, 8, 16], 1, torch.float32)
+    torch.manual_seed(3)
+    x, y = torch.randn(tokens, size, device=DEVICE), torch.randn(tokens, 96, device=DEVICE)
+    found = []
+    for others in (0, 2):
+        slots = torch.full((tokens,), others, dtype=torch.int32, device=DEVICE)
+        slots[7] = 1
+        found.append(ops.add_products(x, made, ops.rows_by_slot(slots, 3), y, in_place=False)[7])
+    assert torch.equal(*found)
+
+
+def test_tokens_are_sorted_into_chunks() -> None:
+    slots = slots_of(150, 5, 1)
+    made = triton_ops.rows_by_slot(torch.tensor(slots, dtype=torch.int32, device=DEVICE), 5)
+    order = made.order.tolist()
+    assert order == sorted(range(150), key=lambda token: slots[token])
+    covered = []
+    for slot, first, count in made.chunks.T.tolist():
+        assert 0 <= count <= made.chunk_size
+        assert {slots[token] for token in order[first : first + count]} <= {slot}
+        covered += order[first : first + count]
+    assert covered == order
